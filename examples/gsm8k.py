@@ -1,0 +1,133 @@
+"""TOPR on GSM8K: sample, score, curate, train, evaluate (arXiv 2503.14286, Sec. 4).
+
+Without arguments: an embedded small model on embedded word problems, a few minutes on a laptop's CPU.
+
+    accelerate launch examples/gsm8k.py
+
+The paper's set-up (8-shot chain of thought, 16 candidates a problem, Adafactor at 5e-7, one epoch an iteration):
+
+    accelerate launch --config_file deepspeed_zero2.yaml examples/gsm8k.py \\
+        --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct --dtype bfloat16 --dataset_name openai/gsm8k \\
+        --iterations 5 --curation anna_karenina --num_candidates 64 --per_device_train_batch_size 1
+
+`--dataset_name` and `--test_dataset_name` may be files of GSM8K's shape (`.jsonl`). `--use_peft` trains an adapter.
+"""
+
+import json
+import logging
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from accelerate import PartialState
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import ModelConfig, TrlParser, get_peft_config
+
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, load_candidates, sample_candidates, save_candidates
+from topr_trl.evaluation import Evaluation, evaluate_samples
+from topr_trl.report import comparison_table, plot_comparison
+from topr_trl.rewards import CORRECT, verdict
+from topr_trl.sampling import SamplingArguments
+from topr_trl.tasks import arithmetic, gsm8k
+
+# What the embedded model wants; it is small and careless, so it learns with large steps.
+EMBEDDED = {
+    "max_new_tokens": 96, "num_shots": 0, "num_train_problems": 400, "num_test_problems": 400,
+    "learning_rate": 3e-4, "optim": "adamw_torch", "per_device_train_batch_size": 32,
+    "per_device_eval_batch_size": 128, "bf16": False, "gradient_checkpointing": False, "report_to": "none",
+    "save_strategy": "no", "dtype": "float32",
+}  # fmt: skip
+
+
+@dataclass
+class ScriptArguments:
+    dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: embedded problems."})
+    test_dataset_name: str | None = field(default=None, metadata={"help": "The same for the test problems."})
+    num_train_problems: int | None = field(default=None, metadata={"help": "Use the first so many. Default: all."})
+    num_test_problems: int | None = field(default=None, metadata={"help": "Use the first so many. Default: all."})
+    num_shots: int = field(default=8, metadata={"help": "Worked examples in the prompt."})
+    iterations: int = field(default=1, metadata={"help": "Rounds of sample, score, curate, train."})
+    eval_samples: int = field(default=16, metadata={"help": "Samples of each test problem (the paper: 64)."})
+
+
+def load_problems(args: ScriptArguments, train: bool) -> Dataset:
+    count = args.num_train_problems if train else args.num_test_problems
+    if args.dataset_name is None:
+        rows = arithmetic.arithmetic_dataset(count or 400, seed=1 if train else 2)
+    else:
+        name = args.dataset_name if train else args.test_dataset_name or args.dataset_name
+        rows = gsm8k.load(name, "train" if train else "test")
+    return gsm8k.prepare(rows.select(range(min(count or len(rows), len(rows)))), args.num_shots)
+
+
+def sample_and_score(model, tokenizer, problems, sampling, directory: Path, seed: int, description: str) -> Dataset:
+    """Every process samples its share; all of them read back the whole."""
+    state = PartialState()
+    rows = sample_candidates(model, tokenizer, problems, sampling, gsm8k.STOP_STRINGS, seed, description)
+    answers = [gsm8k.extract_answer(text) for text in rows["completion"]]
+    verdicts = [verdict(answer, truth) for answer, truth in zip(answers, rows["answer"], strict=True)]
+    rows = rows.add_column("extracted", answers).add_column("verdict", verdicts)
+    rows = rows.add_column("reward", [1.0 if v == CORRECT else -1.0 for v in verdicts])
+    save_candidates(rows, directory, state.process_index, state.num_processes)
+    state.wait_for_everyone()
+    return load_candidates(directory)
+
+
+def evaluate(rows: Dataset, samples: int) -> Evaluation:
+    answers = rows["extracted"][:]
+    problems = [answers[i : i + samples] for i in range(0, len(answers), samples)]
+    ks = [k for k in (4, 8, 16) if k <= samples]
+    return evaluate_samples(problems, rows["answer"][::samples], pass_ks=[1], maj_ks=ks[-1:])
+
+
+def main(script_args, sampling, training_args, model_args) -> None:
+    out = Path(training_args.output_dir)
+    embedded = model_args.model_name_or_path is None
+    name = str(arithmetic.CARELESS_MODEL) if embedded else model_args.model_name_or_path
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=model_args.dtype, revision=model_args.model_revision)
+    model.to(training_args.device)
+    tokenizer = AutoTokenizer.from_pretrained(name, revision=model_args.model_revision)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    train, test = load_problems(script_args, train=True), load_problems(script_args, train=False)
+    eval_sampling = SamplingArguments(**{**vars(sampling), "num_candidates": script_args.eval_samples})
+    seed, peft_config, results = training_args.seed, get_peft_config(model_args), {}
+
+    def test_model(label: str) -> None:
+        rows = sample_and_score(model, tokenizer, test, eval_sampling, out / label / "test", seed, f"Testing, {label}")
+        results[label] = evaluate(rows, script_args.eval_samples)
+
+    test_model("before")
+    for i in range(1, script_args.iterations + 1):
+        label = "after" if script_args.iterations == 1 else f"iteration {i}"
+        candidates = sample_and_score(
+            model, tokenizer, train, sampling, out / label / "candidates", seed + i, f"Sampling candidates, {label}"
+        )
+        training_args.output_dir = str(out / label)
+        trainer = OfflineTOPRTrainer(
+            model, training_args, candidates, processing_class=tokenizer, peft_config=peft_config if i == 1 else None
+        )
+        print_once(f"Training on {trainer.curated}.")
+        trainer.train()
+        trainer.save_model(out / label / "model")
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        test_model(label)
+
+    if PartialState().is_main_process:
+        (out / "results.json").write_text(json.dumps({k: v.to_dict() for k, v in results.items()}, indent=1))
+        plot_comparison(results, out / "results.png")
+    print_once(f"\n{comparison_table(results)}\n\nPlot, checkpoints, candidates and log μ are in {out}/")
+
+
+def print_once(text: str) -> None:
+    if PartialState().is_main_process:
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    parser = TrlParser((ScriptArguments, SamplingArguments, OfflineTOPRConfig, ModelConfig))
+    parser.set_defaults(output_dir="topr-gsm8k")
+    if not any(arg.startswith(("--model_name_or_path", "--config")) for arg in sys.argv):
+        parser.set_defaults_with_config(**EMBEDDED)
+    main(*parser.parse_args_and_config())

@@ -1,0 +1,87 @@
+"""Make the embedded model: a small Qwen2 that solves the embedded task carelessly (about 5 minutes on 2 cores).
+
+    python scripts/make_careless_model.py --output_dir topr_trl/tasks/careless_model
+
+It is trained from scratch on solutions by the careless author of `topr_trl.tasks.arithmetic`. The result is shipped
+with the package (bfloat16, about 2 MB), so nobody needs to run this; it is here so that anybody can.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tqdm import tqdm
+from transformers import HfArgumentParser, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
+
+from topr_trl.tasks.arithmetic import make_problem, solve
+
+
+@dataclass
+class ScriptArguments:
+    output_dir: str = field(metadata={"help": "Where the model and tokenizer go."})
+    steps: int = field(default=1500, metadata={"help": "Optimiser steps."})
+    batch_size: int = field(default=64, metadata={"help": "Rows a step."})
+    num_steps: int = field(default=2, metadata={"help": "Steps of a problem."})
+    slip: float = field(default=0.15, metadata={"help": "Probability that a result is wrong."})
+    forget: float = field(default=0.15, metadata={"help": "Probability that the answer is not stated."})
+    learning_rate: float = field(default=2e-3, metadata={"help": "Peak of a one-cycle schedule."})
+    seed: int = field(default=0, metadata={"help": "Seed of everything."})
+
+
+def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=512, special_tokens=["<|end|>", "<|pad|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>")
+
+
+def main(args: ScriptArguments) -> None:
+    set_seed(args.seed)
+    rng = random.Random(f"careless-{args.seed}")  # not an integer: no overlap with `arithmetic_dataset`'s seeds
+
+    def row() -> tuple[str, str]:
+        problem = make_problem(rng, args.num_steps)
+        solution = solve(problem, rng, slip=args.slip, forget=args.forget)
+        return f"Question: {problem.question}\nAnswer:", f" {solution}"
+
+    tokenizer = train_tokenizer(["".join(row()) for _ in range(5_000)])
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=2048, tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.learning_rate, total_steps=args.steps)
+    print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")
+
+    progress = tqdm(range(args.steps), desc="Training the careless model")
+    for _ in progress:
+        rows = [row() for _ in range(args.batch_size)]
+        encoded = tokenizer([prompt + solution + tokenizer.eos_token for prompt, solution in rows], padding=True)
+        input_ids = torch.tensor(encoded["input_ids"])
+        attention_mask = torch.tensor(encoded["attention_mask"])
+        labels = input_ids.masked_fill(attention_mask == 0, -100)
+        for i, (prompt, _) in enumerate(rows):
+            labels[i, : len(tokenizer(prompt)["input_ids"])] = -100
+        loss = model(input_ids=input_ids, attention_mask=attention_mask, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        progress.set_postfix(loss=f"{loss.item():.3f}")
+
+    model.to(torch.bfloat16).save_pretrained(args.output_dir)
+    tokenizer.save_pretrained(args.output_dir)
+
+
+if __name__ == "__main__":
+    main(HfArgumentParser(ScriptArguments).parse_args_into_dataclasses()[0])

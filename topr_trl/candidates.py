@@ -1,0 +1,131 @@
+"""Candidate rows: what a response to learn from looks like, on disk and in the trainer.
+
+| column | type | |
+|---|---|---|
+| `prompt` | text, messages or token ids | required |
+| `completion` | text, messages or token ids | required, unless `completion_ids` is there |
+| `reward` | float | required by the trainer; finite |
+| `prompt_ids`, `completion_ids` | token ids | what the sampler really read and wrote, stop token included |
+| `problem_id`, `sample_id` | int | the problem, and the position in its sampling order |
+| `finish_reason` | `"stop"` or `"length"` | whether the response ended by itself |
+| `sampler_logps` | floats, one a token | log-probabilities as the sampler reported them |
+| `mu_logps` | floats, one a token, or their sum | log μ |
+| `mu_fingerprint` | text | fingerprint of the model that scored `mu_logps` |
+
+Token ids win over text: text that is tokenised anew loses the stop token and need not give the same tokens.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, load_dataset
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+from trl import apply_chat_template, is_conversational
+
+FINISH_REASONS = ("stop", "length")
+
+
+def reward_column(dataset: Dataset) -> NDArray[np.float64]:
+    """The rewards of candidate rows, checked.
+
+    Returns:
+        (N,) float64.
+
+    Raises:
+        ValueError: there is no row, a required column is missing, or a reward is None, NaN, infinite or no number.
+    """
+    columns = dataset.column_names
+    if "prompt" not in columns or not {"completion", "completion_ids"} & set(columns) or "reward" not in columns:
+        raise ValueError(
+            f"Candidate rows need the columns prompt, completion (or completion_ids) and reward; found {columns}. "
+            "Rename them with `dataset.rename_column`, or score the rows first."
+        )
+    if len(dataset) == 0:
+        raise ValueError("The dataset of candidates has no row.")
+    rewards = dataset.with_format(None)["reward"]
+    array = np.empty(len(dataset))
+    for i, reward in enumerate(rewards):
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+            raise ValueError(
+                f"Column `reward` must hold finite numbers; row {i} holds {reward!r}. Score or drop that row."
+            )
+        array[i] = reward
+    return array
+
+
+def problem_column(dataset: Dataset) -> NDArray[Any]:
+    """(N,) the problem of each row: `problem_id` if there, else rows with equal prompts share a problem."""
+    if "problem_id" in dataset.column_names:
+        return np.asarray(dataset["problem_id"])
+    return np.unique([repr(prompt) for prompt in dataset["prompt"]], return_inverse=True)[1]
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], int)
+
+
+def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Token ids of a row's prompt and completion.
+
+    Ids in the row are taken as they are. Text is tokenised apart, prompt and completion, and gets the stop token
+    unless `finish_reason` is `"length"`. Messages go through the chat template, which writes its own stop.
+
+    Raises:
+        ValueError: prompt or completion is missing, empty, or neither text, messages nor ids.
+    """
+    prompt = row.get("prompt_ids") or row["prompt"]
+    completion = row.get("completion_ids") or row.get("completion")
+    if not completion:
+        raise ValueError("the completion is empty")
+    if not prompt:
+        raise ValueError("the prompt is empty")
+    if is_conversational({"prompt": prompt}) and is_conversational({"completion": completion}):
+        text = apply_chat_template({"prompt": prompt, "completion": completion}, tokenizer)
+        return tuple(tokenizer(text[key], add_special_tokens=False)["input_ids"] for key in ("prompt", "completion"))  # type: ignore[return-value]
+    if is_conversational({"prompt": prompt}):
+        prompt = apply_chat_template({"prompt": prompt}, tokenizer)["prompt"]
+        prompt = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    if isinstance(prompt, str):
+        prompt = tokenizer(prompt)["input_ids"]
+    if isinstance(completion, str):
+        completion = tokenizer(completion, add_special_tokens=False)["input_ids"]
+        if row.get("finish_reason") != "length":
+            completion = [*completion, tokenizer.eos_token_id]
+    if not _is_ids(prompt) or not _is_ids(completion):
+        raise ValueError("prompt and completion must be text, messages (both of them) or token ids")
+    return prompt, completion
+
+
+def save_candidates(dataset: Dataset, directory: str | Path, shard: int = 0, num_shards: int = 1) -> Path:
+    """Write rows as one parquet shard of `directory`; the file appears whole or not at all."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"candidates-{shard:05d}-of-{num_shards:05d}.parquet"
+    partial = path.with_suffix(".partial")
+    dataset.to_parquet(partial)
+    partial.replace(path)
+    return path
+
+
+def load_candidates(path: str | Path) -> Dataset:
+    """Rows from a directory of parquet shards, or from a `.parquet`, `.json` or `.jsonl` file.
+
+    Raises:
+        FileNotFoundError: there is nothing to load, or shards are missing.
+        ValueError: the file is of another kind.
+    """
+    path = Path(path)
+    if path.is_dir():
+        shards = sorted(path.glob("candidates-*-of-*.parquet"))
+        expected = int(shards[0].stem.rsplit("-", 1)[1]) if shards else 1
+        if len(shards) != expected:
+            raise FileNotFoundError(f"{path} holds {len(shards)} of {expected} shards candidates-*.parquet.")
+        return load_dataset("parquet", data_files=[str(s) for s in shards], split="train")
+    if not path.is_file():
+        raise FileNotFoundError(f"There are no candidates at {path}.")
+    if path.suffix not in (".parquet", ".json", ".jsonl"):
+        raise ValueError(f"Candidates are read from .parquet, .json or .jsonl, not {path.name}.")
+    return load_dataset("parquet" if path.suffix == ".parquet" else "json", data_files=str(path), split="train")

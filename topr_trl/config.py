@@ -1,0 +1,213 @@
+"""Settings of the two trainers: TRL's own, with TOPR's beside them and the paper's values as defaults."""
+
+from dataclasses import MISSING, dataclass, field, fields
+
+from trl import GRPOConfig, SFTConfig
+
+from topr_trl.baseline import BASELINES
+from topr_trl.curation import CURATIONS
+from topr_trl.limits import PRESETS, TruncationLimits
+from topr_trl.loss import RATIO_LEVELS
+
+LOG_MU_SOURCES = ("trainer", "sampler")
+
+
+@dataclass
+class TOPRArguments:
+    """What both trainers can be told about TOPR (arXiv 2503.14286).
+
+    Parameters:
+        preset (`str`, defaults to `"topr"`):
+            Truncation limits by name: `"topr"`, `"positives_only"`, `"reinforce"`, `"opr"` or `"tis"` (Table 1).
+        a_pos, b_pos, a_neg, b_neg (`float`, *optional*):
+            Single limits that replace the preset's: the ratio π/μ of a response is clipped to `[a_pos, b_pos]` if
+            R >= 0 and to `[a_neg, b_neg]` if R < 0 (Eq. 7).
+        baseline (`str` or `float`, defaults to `0`):
+            c in R = R0 - c: a number, `"mean"` (of the rows of a round) or `"group_mean"` (of the rows of the problem).
+        effective_positive_share (`float`, *optional*):
+            Target p~ in (0, 1]: the baseline is then solved from the data (Sec. 3.2). The paper finds 0.1 to 0.2 best.
+        curation (`str`, defaults to `"none"`):
+            Which rows of a round are trained on: `"none"` (all), `"uniform"`, `"positives"`, `"positive_share"` or
+            `"anna_karenina"` (Sec. 4.3). A round is the dataset offline, and a generation batch online.
+        iteration_size (`int`, *optional*):
+            Rows of a round to keep. See `topr_trl.curation.curate` for what leaving it out means.
+        curation_positive_share (`float`, defaults to `0.5`):
+            Share of positives that `curation="positive_share"` keeps.
+        ratio_level (`str`, defaults to `"sequence"`):
+            `"sequence"` is the paper. `"token"` and `"geometric"` are not TOPR and exist for comparison only.
+        length_normalization (`bool`, defaults to `True`):
+            Divide the loss of a response by its number of tokens (Sec. 4.2).
+        log_mu (`str`, defaults to `"trainer"`):
+            Where log μ comes from: the trainer's own forward with the weights μ had, or the log-probabilities that
+            the `"sampler"` reported. Over long responses the numerical noise of a sampler alone moves the ratio.
+
+    Raises:
+        ValueError: a setting is outside its range, or two contradict each other.
+    """
+
+    preset: str = field(default="topr", metadata={"help": f"Truncation limits by name: {', '.join(PRESETS)}."})
+    a_pos: float | None = field(default=None, metadata={"help": "Lower limit of the ratio where R >= 0."})
+    b_pos: float | None = field(default=None, metadata={"help": "Upper limit of the ratio where R >= 0."})
+    a_neg: float | None = field(default=None, metadata={"help": "Lower limit of the ratio where R < 0."})
+    b_neg: float | None = field(default=None, metadata={"help": "Upper limit of the ratio where R < 0."})
+    baseline: str = field(
+        default="0", metadata={"help": "c in R = R0 - c: a number, 'mean' or 'group_mean'."}
+    )
+    effective_positive_share: float | None = field(
+        default=None, metadata={"help": "Target effective share of positives in (0, 1]; the baseline is solved for it."}
+    )
+    curation: str = field(default="none", metadata={"help": f"Rows to train on: {', '.join(CURATIONS)}."})
+    iteration_size: int | None = field(default=None, metadata={"help": "Rows of a round to keep."})
+    curation_positive_share: float = field(
+        default=0.5, metadata={"help": "Share of positives kept by curation='positive_share'."}
+    )
+    ratio_level: str = field(
+        default="sequence",
+        metadata={"help": "'sequence' (the paper); 'token' and 'geometric' are not TOPR, for comparison only."},
+    )
+    length_normalization: bool = field(default=True, metadata={"help": "Divide the loss by the response's length."})
+    log_mu: str = field(default="trainer", metadata={"help": "Whose log μ: 'trainer' (own forward) or 'sampler'."})
+
+    @property
+    def limits(self) -> TruncationLimits:
+        """The truncation limits: the preset's, single ones replaced."""
+        preset = PRESETS[self.preset]
+        given = {name: getattr(self, name) for name in ("a_pos", "b_pos", "a_neg", "b_neg")}
+        return TruncationLimits(**{n: getattr(preset, n) if v is None else float(v) for n, v in given.items()})
+
+    @property
+    def baseline_value(self) -> float | str:
+        """The baseline as a number if it is one, else its name."""
+        return self.baseline if self.baseline in BASELINES else float(self.baseline)
+
+    def _validate_topr(self) -> None:
+        for name, choices in (
+            ("preset", tuple(PRESETS)),
+            ("curation", CURATIONS),
+            ("ratio_level", RATIO_LEVELS),
+            ("log_mu", LOG_MU_SOURCES),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}.")
+        _ = self.limits  # raises with the limit's name
+        self.baseline = str(self.baseline)
+        if self.baseline not in BASELINES:
+            try:
+                value = float(self.baseline)
+            except ValueError:
+                raise ValueError(f"baseline must be a number or one of {BASELINES}, not {self.baseline!r}.") from None
+            if value != value or abs(value) == float("inf"):
+                raise ValueError(f"baseline must be finite, not {self.baseline}.")
+        if self.effective_positive_share is not None:
+            if not 0 < self.effective_positive_share <= 1:
+                raise ValueError(f"effective_positive_share must be in (0, 1], not {self.effective_positive_share}.")
+            if self.baseline_value != 0.0:
+                raise ValueError(
+                    f"baseline={self.baseline} and effective_positive_share={self.effective_positive_share} both set "
+                    "the baseline. Keep one of them."
+                )
+        if self.iteration_size is not None and self.iteration_size < 1:
+            raise ValueError(f"iteration_size must be at least 1, not {self.iteration_size}.")
+        if self.iteration_size is not None and self.curation == "none":
+            raise ValueError("iteration_size needs a curation rule; set curation='uniform' to draw rows at random.")
+        if not 0 <= self.curation_positive_share <= 1:
+            raise ValueError(f"curation_positive_share must be in [0, 1], not {self.curation_positive_share}.")
+
+
+def _refuse_foreign_settings(args: object, parent: type, trainer: str, advice: dict[str, str]) -> None:
+    defaults = {f.name: f.default if f.default is not MISSING else None for f in fields(parent)}
+    for name, instead in advice.items():
+        if name in defaults and getattr(args, name) != defaults[name]:
+            raise ValueError(
+                f"{name}={getattr(args, name)!r} belongs to another loss and has no meaning for {trainer}. "
+                f"Remove it. {instead}"
+            )
+
+
+_LIMITS_ADVICE = "How far a ratio counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`."
+_GRPO_ONLY = {
+    "epsilon": _LIMITS_ADVICE,
+    "epsilon_high": _LIMITS_ADVICE,
+    "delta": _LIMITS_ADVICE,
+    "importance_sampling_level": "The ratio is that of the whole response; see `ratio_level`.",
+    "scale_rewards": "TOPR uses the raw reward minus `baseline`; nothing is divided by a standard deviation.",
+    "multi_objective_aggregation": "Rewards are summed with `reward_weights`, then `baseline` is subtracted.",
+    "sapo_temperature_neg": _LIMITS_ADVICE,
+    "sapo_temperature_pos": _LIMITS_ADVICE,
+    "vespo_k_pos": _LIMITS_ADVICE,
+    "vespo_lambda_pos": _LIMITS_ADVICE,
+    "vespo_k_neg": _LIMITS_ADVICE,
+    "vespo_lambda_neg": _LIMITS_ADVICE,
+    "off_policy_mask_threshold": "TOPR tapers stale negatives by their ratio instead of masking them.",
+    "vllm_importance_sampling_mode": "The taper is the only correction; `log_mu` says against whose log-probabilities.",
+    "vllm_importance_sampling_clip_max": "The taper is the only correction; see `log_mu`.",
+    "vllm_importance_sampling_clip_min": "The taper is the only correction; see `log_mu`.",
+    "vllm_importance_sampling_cap": "The taper is the only correction; see `log_mu`.",
+}  # fmt: skip
+
+
+@dataclass
+class TOPRConfig(TOPRArguments, GRPOConfig):
+    __doc__ = f"""Settings of [`TOPRTrainer`]: those of [`~trl.GRPOConfig`], and of TOPR.
+
+    Defaults that differ from TRL's are the paper's (Sec. 4.1): `optim="adafactor"`, `learning_rate=5e-7`,
+    `lr_scheduler_type="constant"`, `top_k=500`, `loss_type="topr"`. Settings that belong to GRPO's losses alone
+    (`epsilon`, `delta`, `scale_rewards`, ...) raise if they are given a value of their own.
+
+    `vllm_importance_sampling_correction` never multiplies the loss here. While it is on, TRL measures how far the
+    sampler's log-probabilities are from the trainer's and logs it as `sampling/sampling_logp_difference`.
+
+    {TOPRArguments.__doc__}"""
+
+    optim: str = field(default="adafactor", metadata={"help": "Optimiser. The paper's: Adafactor."})
+    learning_rate: float = field(default=5e-7, metadata={"help": "Learning rate. The paper's: 5e-7."})
+    lr_scheduler_type: str = field(default="constant", metadata={"help": "Schedule. The paper's: constant."})
+    top_k: int = field(default=500, metadata={"help": "Tokens sampled from. The paper's: 500."})
+    loss_type: str = field(default="topr", metadata={"help": "Always 'topr'."})
+
+    def __post_init__(self) -> None:
+        self._validate_topr()
+        if self.loss_type != "topr":
+            raise ValueError(
+                f"loss_type={self.loss_type!r} is one of GRPO's losses; TOPRTrainer has its own. Remove it, or use "
+                f"trl.GRPOTrainer. Related methods are presets here: {', '.join(PRESETS)}."
+            )
+        _refuse_foreign_settings(self, GRPOConfig, "TOPRTrainer", _GRPO_ONLY)
+        if self.log_mu == "sampler" and not self.use_vllm:
+            raise ValueError("log_mu='sampler' needs use_vllm=True: transformers' generate reports no log-probabilities.")
+        super().__post_init__()
+
+
+_SFT_ONLY = {
+    "loss_type": "The loss is TOPR's; see `preset`.",
+    "packing": "A response is weighted as a whole, so rows are not packed.",
+    "eval_packing": "A response is weighted as a whole, so rows are not packed.",
+    "padding_free": "It is not supported yet.",
+    "completion_only_loss": "TOPR learns from the completion alone.",
+    "assistant_only_loss": "TOPR learns from the completion alone.",
+    "label_smoothing_factor": "It would change log π.",
+    "dataset_text_field": "The columns are `prompt`, `completion` and `reward`.",
+}
+
+
+@dataclass
+class OfflineTOPRConfig(TOPRArguments, SFTConfig):
+    __doc__ = f"""Settings of [`OfflineTOPRTrainer`]: those of [`~trl.SFTConfig`], and of TOPR.
+
+    Defaults that differ from TRL's are the paper's (Sec. 4.1): `optim="adafactor"`, `learning_rate=5e-7`,
+    `lr_scheduler_type="constant"`, `num_train_epochs=1`. `max_length` is `None`: a row is never cut, since half a
+    response has neither the reward nor the probability of the whole; longer rows than `max_length` (or the model's
+    context) are an error. Settings that belong to supervised fine-tuning alone raise if given a value of their own.
+
+    {TOPRArguments.__doc__}"""
+
+    optim: str = field(default="adafactor", metadata={"help": "Optimiser. The paper's: Adafactor."})
+    learning_rate: float = field(default=5e-7, metadata={"help": "Learning rate. The paper's: 5e-7."})
+    lr_scheduler_type: str = field(default="constant", metadata={"help": "Schedule. The paper's: constant."})
+    num_train_epochs: float = field(default=1.0, metadata={"help": "Epochs over the rows. The paper's: 1."})
+    max_length: int | None = field(default=None, metadata={"help": "Longest row allowed, in tokens."})
+
+    def __post_init__(self) -> None:
+        self._validate_topr()
+        _refuse_foreign_settings(self, SFTConfig, "OfflineTOPRTrainer", _SFT_ONLY)
+        super().__post_init__()

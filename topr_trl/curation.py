@@ -1,0 +1,188 @@
+"""Which candidates an iteration trains on (arXiv 2503.14286, Sec. 4.3)."""
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from topr_trl.baseline import subtract_baseline
+
+CURATIONS = ("none", "uniform", "positives", "positive_share", "anna_karenina")
+
+# The paper trains on 50,000 rows an iteration for the 7,473 problems of GSM8K, whence 15 % first positives.
+ROWS_PER_PROBLEM = 50_000 / 7_473
+
+
+@dataclass(frozen=True)
+class Curated:
+    """The chosen rows, and what there was to choose from.
+
+    Attributes:
+        indices: (M,) int64 positions of the chosen rows, ascending. Shuffle before training.
+        size: rows that were asked for.
+        available_positives, available_negatives: rows with R >= 0 and R < 0 among the candidates.
+        chosen_positives: rows with R >= 0 among the chosen.
+        problems, problems_without_positive: problems among the candidates, and those never answered right.
+    """
+
+    indices: NDArray[np.int64]
+    size: int
+    available_positives: int
+    available_negatives: int
+    chosen_positives: int
+    problems: int
+    problems_without_positive: int
+
+    @property
+    def shortfall(self) -> int:
+        """Rows that were asked for and could not be had under the rule."""
+        return self.size - len(self.indices)
+
+    def __str__(self) -> str:
+        chosen = len(self.indices)
+        share = self.chosen_positives / chosen if chosen else 0.0
+        text = (
+            f"{chosen:,} rows, {share:.1%} positive, chosen from {self.available_positives:,} positives and "
+            f"{self.available_negatives:,} negatives of {self.problems:,} problems "
+            f"({self.problems_without_positive:,} without a positive)"
+        )
+        return text + (f"; {self.shortfall:,} fewer than asked for" if self.shortfall else "")
+
+
+def curate(
+    rewards: ArrayLike,
+    problem_ids: ArrayLike,
+    rule: str = "uniform",
+    size: int | None = None,
+    positive_share: float = 0.5,
+    sample_ids: ArrayLike | None = None,
+    seed: int = 0,
+) -> Curated:
+    """Choose rows to train on.
+
+    | rule | what is chosen | `size=None` means |
+    |---|---|---|
+    | `"none"` | every row | |
+    | `"uniform"` | `size` rows at random | all |
+    | `"positives"` | `size` positives at random | all positives |
+    | `"positive_share"` | positives and negatives at random, the former a share `positive_share` | as many as there are |
+    | `"anna_karenina"` | the first positive of each problem, then negatives at random up to `size` | 6.69 a problem |
+
+    Too few rows: fewer are returned, never others in their place. `"positive_share"` keeps the share and gives up
+    size; `"anna_karenina"` returns all negatives there are, and if even the first positives are more than `size`,
+    `size` of them at random and no negative. A shortfall against an explicit `size`, and a choice without positives
+    or without negatives where the rule wants both, warns; `Curated` holds the counts.
+
+    Args:
+        rewards: (N,) R; a row is positive if R >= 0. NaN marks a row without a reward: it is never chosen.
+        problem_ids: (N,) the problem of each row, any comparable dtype.
+        rule: one of `CURATIONS`.
+        size: rows to choose.
+        positive_share: share of positives for `"positive_share"`, in [0, 1].
+        sample_ids: (N,) position of the row in its problem's sampling order. With it the choice does not depend on
+            the order of the table; without it the order of the table is the sampling order.
+        seed: equal seeds give equal choices.
+
+    Raises:
+        ValueError: an unknown rule, lengths that differ, a size below 1, a share outside [0, 1].
+    """
+    rewards = np.asarray(rewards, dtype=np.float64)
+    problem_ids = np.asarray(problem_ids)
+    if rule not in CURATIONS:
+        raise ValueError(f"curation must be one of {CURATIONS}, not {rule!r}.")
+    if len(rewards) != len(problem_ids):
+        raise ValueError(f"{len(rewards)} rewards but {len(problem_ids)} problem ids: one of each is needed a row.")
+    if size is not None and size < 1:
+        raise ValueError(f"The number of rows to choose must be at least 1, not {size}.")
+    if not 0 <= positive_share <= 1:
+        raise ValueError(f"positive_share must be in [0, 1], not {positive_share}.")
+
+    # In the order (problem, sampling order), every rule is blind to the order of the table.
+    _, problem = np.unique(problem_ids, return_inverse=True)
+    order = np.lexsort((np.arange(len(rewards)) if sample_ids is None else np.asarray(sample_ids), problem))
+    order = order[~np.isnan(rewards[order])]
+    is_positive = rewards[order] >= 0
+    positives, negatives = order[is_positive], order[~is_positive]
+    rng = np.random.default_rng(seed)
+
+    def draw(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        return rows if count >= len(rows) else rng.choice(rows, count, replace=False)
+
+    if rule == "none":
+        asked, chosen = len(order), [order]
+    elif rule == "uniform":
+        asked = len(order) if size is None else size
+        chosen = [draw(order, asked)]
+    elif rule == "positives":
+        asked = len(positives) if size is None else size
+        chosen = [draw(positives, asked)]
+    elif rule == "positive_share":
+        most = min(
+            len(positives) / positive_share if positive_share > 0 else np.inf,
+            len(negatives) / (1 - positive_share) if positive_share < 1 else np.inf,
+        )
+        asked = int(most) if size is None else size
+        count = min(asked, int(most))
+        count_positive = min(round(count * positive_share), len(positives))
+        chosen = [draw(positives, count_positive), draw(negatives, count - count_positive)]
+    else:
+        _, first = np.unique(problem[positives], return_index=True)
+        asked = round(ROWS_PER_PROBLEM * len(np.unique(problem))) if size is None else size
+        kept = draw(positives[first], asked)
+        chosen = [kept, draw(negatives, asked - len(kept))]
+
+    indices = np.sort(np.concatenate(chosen)).astype(np.int64)
+    answered = len(np.unique(problem[positives]))
+    curated = Curated(
+        indices=indices,
+        size=asked,
+        available_positives=len(positives),
+        available_negatives=len(negatives),
+        chosen_positives=int((rewards[indices] >= 0).sum()),
+        problems=len(np.unique(problem)),
+        problems_without_positive=len(np.unique(problem)) - answered,
+    )
+    _warn_if_short(curated, rule, explicit_size=size is not None)
+    return curated
+
+
+def _warn_if_short(curated: Curated, rule: str, explicit_size: bool) -> None:
+    wants_both = rule in ("positive_share", "anna_karenina")
+    missing = [
+        name
+        for name, count in (("positive", curated.available_positives), ("negative", curated.available_negatives))
+        if count == 0 and (wants_both or (rule == "positives" and name == "positive"))
+    ]
+    if missing:
+        warnings.warn(f"curation={rule!r}: there is no {' and no '.join(missing)} row. Chosen: {curated}.", stacklevel=3)
+    elif explicit_size and curated.shortfall:
+        warnings.warn(f"curation={rule!r}: too few rows. Chosen: {curated}.", stacklevel=3)
+
+
+def compose(
+    rewards: ArrayLike,
+    problem_ids: ArrayLike,
+    *,
+    baseline: float | str = 0.0,
+    effective_positive_share: float | None = None,
+    rule: str = "none",
+    size: int | None = None,
+    positive_share: float = 0.5,
+    sample_ids: ArrayLike | None = None,
+    seed: int = 0,
+) -> tuple[NDArray[np.float64], Curated]:
+    """Subtract the baseline and choose rows: from raw rewards to what a round of training sees.
+
+    The baseline is taken over all candidates, and its sign decides which rows are positive for the curation. A target
+    share p~ describes the rows trained on, so it is solved once more over the chosen ones.
+
+    Returns:
+        (M,) float64 rewards R of the chosen rows, and the choice. See `subtract_baseline` and `curate`.
+    """
+    rewards = np.asarray(rewards, dtype=np.float64)
+    after_baseline = subtract_baseline(rewards, baseline, problem_ids, effective_positive_share)
+    curated = curate(after_baseline, problem_ids, rule, size, positive_share, sample_ids, seed)
+    if effective_positive_share is None or rule == "none":
+        return after_baseline[curated.indices], curated
+    return subtract_baseline(rewards[curated.indices], baseline, share=effective_positive_share), curated

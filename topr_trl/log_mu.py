@@ -1,0 +1,105 @@
+"""log μ: the log-probability of each response under the model that starts the round, scored once and kept."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from datasets import Dataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
+
+# Elements of each parameter that enter the fingerprint. Training moves nearly all of them, so a sample tells.
+_SAMPLED = 512
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A short hash of a model's weights: names, shapes and evenly spaced values of all parameters.
+
+    Equal weights give equal fingerprints whatever the dtype they were widened to; adapters count.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        flat = parameter.detach().reshape(-1)
+        sample = flat[torch.linspace(0, len(flat) - 1, min(len(flat), _SAMPLED), device=flat.device).long()]
+        digest.update(f"{name}{tuple(parameter.shape)}".encode())
+        digest.update(sample.float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+@torch.no_grad()
+def score_log_mu(
+    forward: Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]],
+    dataset: Dataset,
+    collate: Callable[[list[dict[str, Any]]], dict[str, Tensor]],
+    accelerator: Accelerator,
+    batch_size: int,
+) -> list[list[float]]:
+    """Per-token log-probabilities of the responses, in the order of the dataset, on every process.
+
+    Each process scores its share; rows of similar length go together so that little padding is scored.
+
+    Args:
+        forward: a collated batch to (B, T) log-probabilities and the (B, T) mask of response tokens.
+        dataset: rows with `input_ids`.
+        collate: rows to a batch of tensors.
+        accelerator: shards the rows over the processes and gathers the results.
+        batch_size: rows a process scores at once.
+    """
+    lengths = [len(ids) for ids in dataset["input_ids"]]
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    loader = accelerator.prepare(DataLoader(dataset.select(order), batch_size=batch_size, collate_fn=collate))  # type: ignore[arg-type]
+    scored: list[list[float]] = []
+    for batch in tqdm(loader, desc="Scoring log μ", disable=not accelerator.is_main_process, leave=False):
+        logps, mask = forward(batch)
+        # Response tokens to the front, so that rows of different processes can be laid on each other.
+        counts = mask.sum(-1, keepdim=True)
+        packed = logps.new_full(logps.shape, torch.nan, dtype=torch.float32)
+        packed[torch.arange(mask.size(1), device=mask.device) < counts] = logps[mask.bool()].float()
+        packed = accelerator.pad_across_processes(packed, dim=1, pad_index=torch.nan)
+        packed, counts = accelerator.gather_for_metrics((packed, counts))
+        scored += [row[:n] for row, n in zip(packed.tolist(), counts.squeeze(1).tolist(), strict=True)]
+    result: list[list[float]] = [[]] * len(order)
+    for position, logps_row in zip(order, scored, strict=True):
+        result[position] = logps_row
+    return result
+
+
+def rows_fingerprint(dataset: Dataset) -> str:
+    """A short hash of the token ids of all rows."""
+    digest = hashlib.sha256()
+    for ids in dataset["input_ids"]:
+        digest.update(torch.tensor(ids, dtype=torch.int32).numpy().tobytes() + b"|")
+    return digest.hexdigest()[:16]
+
+
+def save_log_mu(path: Path, mu_logps: list[list[float] | None], model: str, rows: str) -> None:
+    """Write log μ with the fingerprints of the model that scored it and of the rows; whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    Dataset.from_dict({"mu_logps": mu_logps}).to_parquet(partial)
+    path.with_suffix(".json").write_text(json.dumps({"model": model, "rows": rows}))
+    partial.replace(path)
+
+
+def load_log_mu(path: Path, model: str, rows: str) -> list[list[float] | None] | None:
+    """What `save_log_mu` wrote, or None if there is nothing.
+
+    Raises:
+        ValueError: it was scored by another model, or for other rows.
+    """
+    if not path.is_file():
+        return None
+    found = json.loads(path.with_suffix(".json").read_text())
+    for what, expected in (("model", model), ("rows", rows)):
+        if found[what] != expected:
+            raise ValueError(
+                f"{path} holds log μ of another {'model' if what == 'model' else 'set of rows'}: fingerprint "
+                f"{found[what]}, expected {expected}. Resume with the model and rows that the run started with, or "
+                "remove the file to score anew."
+            )
+    return Dataset.from_parquet(str(path))["mu_logps"][:]  # type: ignore[union-attr,return-value]

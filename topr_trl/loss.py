@@ -1,0 +1,165 @@
+"""The loss of TOPR (arXiv 2503.14286, Algorithm 1) and the objective whose gradient it follows (Eq. 11).
+
+Pure functions. Letters in names: B rows (responses), T response tokens. π is the policy in training, μ the policy
+that wrote the responses, R the reward after the baseline is subtracted.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from topr_trl.limits import TruncationLimits
+
+RatioLevel = Literal["sequence", "token", "geometric"]
+RATIO_LEVELS: tuple[RatioLevel, ...] = ("sequence", "token", "geometric")
+
+# Only an infinite upper limit lets a ratio come this far. e^40 keeps the squared gradient norm finite in float32, so
+# that gradient clipping still works; a row with such a weight outweighs every other row all the same.
+MAX_LOG_WEIGHT = 40.0
+
+
+def sequence_logps(logps_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Log-probability of each response, `log π(y|x) = Σ_t log π(y_t|x,y_<t)`, summed in float32 (or wider).
+
+    Args:
+        logps_BT: (B, T) log-probabilities of the response tokens, any float dtype. Padding may hold anything.
+        mask_BT: (B, T), non-zero where a token belongs to the response.
+
+    Returns:
+        (B,) float32, or float64 if the input is float64.
+    """
+    wide = logps_BT.to(torch.promote_types(logps_BT.dtype, torch.float32))
+    return wide.masked_fill(mask_BT == 0, 0.0).sum(-1)
+
+
+def log_ratios(
+    policy_logps_BT: Tensor, mu_logps: Tensor, mask_BT: Tensor, ratio_level: RatioLevel = "sequence"
+) -> Tensor:
+    """`log π/μ` of each response (or token), detached.
+
+    Args:
+        policy_logps_BT: (B, T) log π of the response tokens, any float dtype.
+        mu_logps: log μ, either (B, T) per token or (B,) summed over the response.
+        mask_BT: (B, T), non-zero where a token belongs to the response.
+        ratio_level: `"sequence"` is the paper: the ratio of the whole response, a product over its tokens. The other
+            two are *not* TOPR. They are here so that what other systems ship under its name can be compared with it:
+            `"token"` tapers each token by its own ratio, `"geometric"` by the length-normalised (geometric mean)
+            ratio, from which the taper all but vanishes on long responses.
+
+    Returns:
+        (B,), or (B, T) with `"token"` and zero at padding; float32 or wider.
+
+    Raises:
+        ValueError: `ratio_level` is unknown, or is `"token"` while log μ comes as sums.
+    """
+    if ratio_level not in RATIO_LEVELS:
+        raise ValueError(f"ratio_level must be one of {RATIO_LEVELS}, not {ratio_level!r}.")
+    policy_logps_BT = policy_logps_BT.detach()
+    if ratio_level == "token":
+        if mu_logps.dim() != 2:
+            raise ValueError("ratio_level='token' needs log μ per token, shape (B, T); it was given as sums, (B,).")
+        wide = torch.promote_types(policy_logps_BT.dtype, torch.float32)
+        return (policy_logps_BT.to(wide) - mu_logps.to(wide)).masked_fill(mask_BT == 0, 0.0)
+    mu_B = sequence_logps(mu_logps, mask_BT) if mu_logps.dim() == 2 else mu_logps
+    log_ratio_B = sequence_logps(policy_logps_BT, mask_BT) - mu_B
+    if ratio_level == "geometric":
+        log_ratio_B = log_ratio_B / mask_BT.sum(-1).clamp(min=1)
+    return log_ratio_B
+
+
+def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLimits) -> Tensor:
+    """`w = clip(π/μ, a, b)`, with (a+, b+) where R >= 0 and (a-, b-) where R < 0 (Eq. 7).
+
+    Computed in log space, so ratios of e^±1000 are safe. A row whose two limits are equal has that weight whatever
+    its ratio, even if the ratio is unknown (NaN): positives need no log μ under the TOPR limits.
+
+    Args:
+        log_ratio: (B,) or (B, T) `log π/μ`, as `log_ratios` gives it.
+        rewards_B: (B,) R, after the baseline.
+        limits: the four limits.
+
+    Returns:
+        Weights of the shape and dtype of `log_ratio`, never attached to the graph.
+    """
+    positive = (rewards_B >= 0).view(-1, *[1] * (log_ratio.dim() - 1))
+
+    def clipped(a: float, b: float) -> Tensor:
+        if a == b:
+            return torch.full_like(log_ratio, a)
+        a_, b_ = (torch.tensor(x, dtype=log_ratio.dtype, device=log_ratio.device).log() for x in (a, b))
+        return log_ratio.clamp(a_, b_.clamp(max=MAX_LOG_WEIGHT)).exp()
+
+    # Stop-gradient: the weight scales the gradient of log π, it is not differentiated (Algorithm 1).
+    log_ratio = log_ratio.detach()
+    return torch.where(positive, clipped(limits.a_pos, limits.b_pos), clipped(limits.a_neg, limits.b_neg))
+
+
+def topr_loss(
+    policy_logps_BT: Tensor,
+    mu_logps: Tensor,
+    rewards_B: Tensor,
+    mask_BT: Tensor,
+    limits: TruncationLimits,
+    ratio_level: RatioLevel = "sequence",
+    length_normalization: bool = True,
+) -> Tensor:
+    """Loss of each response, `ℓ = -stop_grad(w) · R · log π(y|x) / |y|` (Algorithm 1; the division: Sec. 4.2).
+
+    Args:
+        policy_logps_BT: (B, T) log π of the response tokens, attached to the graph, any float dtype.
+        mu_logps: (B, T) or (B,) log μ, see `log_ratios`. NaN where the row's weight does not need it.
+        rewards_B: (B,) R, after the baseline; its sign decides which limits apply.
+        mask_BT: (B, T), non-zero where a token belongs to the response. A row without tokens has loss 0.
+        limits: the truncation limits.
+        ratio_level: `"sequence"` for TOPR; see `log_ratios` for the others.
+        length_normalization: divide by the number of response tokens, as the paper does.
+
+    Returns:
+        (B,) losses, float32 or wider. Average them for the loss of a batch.
+    """
+    weights = truncated_weights(log_ratios(policy_logps_BT, mu_logps, mask_BT, ratio_level), rewards_B, limits)
+    if weights.dim() == 2:
+        weighted_B = sequence_logps(weights * policy_logps_BT, mask_BT)
+    else:
+        weighted_B = weights * sequence_logps(policy_logps_BT, mask_BT)
+    loss_B = -rewards_B.to(weighted_B.dtype) * weighted_B
+    return loss_B / mask_BT.sum(-1).clamp(min=1) if length_normalization else loss_B
+
+
+def taper(ratio: Tensor, a: float, b: float) -> Tensor:
+    """The taper function ρ(x, a, b) of Eq. 11, differentiable.
+
+    `ρ = a (1 + log(x/a))` if x < a, `b (1 + log(x/b))` if x > b, and x between; so `ρ <= x` and `ρ'(x) = clip(x,a,b)/x`.
+    With a = 0 the lower branch is absent, with b = ∞ the upper one. With a = b = 0, ρ is 0.
+
+    Args:
+        ratio: x > 0, any shape and float dtype.
+        a: lower limit, 0 <= a <= b.
+        b: upper limit, may be infinite.
+    """
+    if b == 0:
+        return ratio * 0.0
+    lower = ratio if a == 0 else torch.where(ratio < a, a * (1 + (ratio / a).log()), ratio)
+    return lower if b == float("inf") else torch.where(ratio > b, b * (1 + (ratio / b).log()), lower)
+
+
+def objective(policy_logps_B: Tensor, mu_logps_B: Tensor, rewards_B: Tensor, limits: TruncationLimits) -> Tensor:
+    """The objective `J = Σ_τ μ(τ) ρ(π(τ)/μ(τ), a, b) R(τ)` over an enumerated set of responses (Eq. 11).
+
+    Its gradient is Eq. 7: that of `-Σ μ(τ) topr_loss(τ)` without length division.
+
+    Args:
+        policy_logps_B: (B,) log π(τ), attached to the graph.
+        mu_logps_B: (B,) log μ(τ).
+        rewards_B: (B,) R(τ), after the baseline.
+        limits: the truncation limits.
+
+    Returns:
+        Scalar J.
+    """
+    ratio_B = (policy_logps_B - mu_logps_B).exp()
+    tapered_B = torch.where(
+        rewards_B >= 0, taper(ratio_B, limits.a_pos, limits.b_pos), taper(ratio_B, limits.a_neg, limits.b_neg)
+    )
+    return (mu_logps_B.exp() * tapered_B * rewards_B).sum()

@@ -1,0 +1,87 @@
+"""What a run tells about its weights, ratios and rewards, computed once a log from rows collected on the device."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from topr_trl.baseline import effective_positive_share
+
+# A negative whose weight is below this has practically left the loss.
+DEAD_WEIGHT = 0.01
+QUANTILES = (0.05, 0.5, 0.95)
+
+
+class RowMetrics:
+    """Collects one small tensor a batch and never synchronises until `flush`.
+
+    Rows with NaN in the log-ratio (their weight does not depend on it, so nobody computed it) are left out of the
+    metrics about ratios.
+    """
+
+    def __init__(self) -> None:
+        self._batches: list[Tensor] = []
+
+    def add(self, weights: Tensor, log_ratio: Tensor, rewards_B: Tensor) -> None:
+        """Keep a batch: weights and log-ratio of shape (B,) or (B, T) (then their mean is kept), R of shape (B,)."""
+        columns = [x.detach().float() for x in (weights, log_ratio, rewards_B)]
+        self._batches.append(torch.stack([x.mean(-1) if x.dim() == 2 else x for x in columns], dim=1))
+
+    def flush(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """The metrics of all batches since the last flush, over all processes; `{}` if there were none.
+
+        Args:
+            gather: concatenates a tensor of shape (rows, 3) over the processes; rows may differ between them.
+        """
+        if not self._batches:
+            return {}
+        rows = gather(torch.cat(self._batches)).double().cpu()
+        self._batches.clear()
+        return describe(weights_N=rows[:, 0], log_ratio_N=rows[:, 1], rewards_N=rows[:, 2])
+
+
+def describe(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> dict[str, float]:
+    """Metrics of N rows, under stable names. Those that have no rows to be computed from are left out.
+
+    | name | what |
+    |---|---|
+    | `topr/weight_mean`, `topr/weight_mean_negatives` | mean w |
+    | `topr/weight_not_one` | share of rows with w != 1 |
+    | `topr/negatives_tapered` | share of the negatives with w < 1 |
+    | `topr/negatives_dead` | share of the negatives with w < 0.01 |
+    | `topr/positive_share`, `topr/effective_positive_share` | p and p~ (Sec. 3.2); rows with R = 0 count as positive in p |
+    | `topr/reward` | mean R |
+    | `topr/log_ratio/{positives,negatives}/{mean,q05,q50,q95}` | log π/μ of the response |
+
+    Rows with NaN reward (padding, unscorable) are left out.
+
+    Args:
+        weights_N, log_ratio_N, rewards_N: (N,) on the CPU.
+    """
+    real = ~rewards_N.isnan()
+    weights_N, log_ratio_N, rewards_N = weights_N[real], log_ratio_N[real], rewards_N[real]
+    if len(rewards_N) == 0:
+        return {}
+    positive = rewards_N >= 0
+    metrics = {
+        "topr/weight_mean": weights_N.mean(),
+        "topr/weight_not_one": (weights_N != 1).double().mean(),
+        "topr/positive_share": positive.double().mean(),
+        "topr/reward": rewards_N.mean(),
+    }
+    share = effective_positive_share(rewards_N.numpy())
+    if share == share:
+        metrics["topr/effective_positive_share"] = torch.tensor(share)
+    if not positive.all():
+        negative_weights = weights_N[~positive]
+        metrics["topr/weight_mean_negatives"] = negative_weights.mean()
+        metrics["topr/negatives_tapered"] = (negative_weights < 1).double().mean()
+        metrics["topr/negatives_dead"] = (negative_weights < DEAD_WEIGHT).double().mean()
+    for name, sign in (("positives", positive), ("negatives", ~positive)):
+        known = log_ratio_N[sign & ~log_ratio_N.isnan()]
+        if len(known):
+            metrics[f"topr/log_ratio/{name}/mean"] = known.mean()
+            quantiles = known.quantile(torch.tensor(QUANTILES, dtype=known.dtype))
+            for q, value in zip(QUANTILES, quantiles, strict=True):
+                metrics[f"topr/log_ratio/{name}/q{round(q * 100):02d}"] = value
+    return {name: float(value) for name, value in metrics.items()}

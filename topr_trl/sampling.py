@@ -1,0 +1,134 @@
+"""Draw candidate responses from a model with transformers' `generate`."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from tqdm.auto import tqdm
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+
+
+@dataclass
+class SamplingArguments:
+    """How responses are drawn; the defaults are the paper's (arXiv 2503.14286, Sec. 4.1).
+
+    Parameters:
+        num_candidates (`int`, defaults to `16`): Responses a problem.
+        temperature (`float`, defaults to `1.0`): Sampling temperature.
+        top_p (`float`, defaults to `1.0`): Probability mass sampled from.
+        top_k (`int`, defaults to `500`): Tokens sampled from.
+        max_new_tokens (`int`, defaults to `512`): Longest response.
+        sampling_batch_size (`int`, defaults to `512`): Responses generated at once.
+    """
+
+    num_candidates: int = field(default=16, metadata={"help": "Responses a problem."})
+    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature."})
+    top_p: float = field(default=1.0, metadata={"help": "Probability mass sampled from."})
+    top_k: int = field(default=500, metadata={"help": "Tokens sampled from."})
+    max_new_tokens: int = field(default=512, metadata={"help": "Longest response, in tokens."})
+    sampling_batch_size: int = field(default=512, metadata={"help": "Responses generated at once."})
+
+    def __post_init__(self) -> None:
+        for name in ("num_candidates", "max_new_tokens", "sampling_batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+
+
+@torch.no_grad()
+def sample_candidates(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Dataset,
+    args: SamplingArguments,
+    stop_strings: tuple[str, ...] = (),
+    seed: int = 0,
+    description: str = "Sampling",
+) -> Dataset:
+    """`args.num_candidates` responses for each problem of this process's share.
+
+    Every process of `accelerate launch` takes a share of the problems; each gets its own rows back.
+
+    Args:
+        model: samples; its dropout is switched off meanwhile.
+        problems: columns `problem_id` and `prompt` (text); other columns are carried along.
+        stop_strings: end a response besides the model's stop tokens.
+        seed: with the same seed and batch size the same responses are drawn.
+
+    Returns:
+        Rows of `topr_trl.candidates`, a problem's together and in sampling order, without a reward.
+
+    Raises:
+        ValueError: a prompt and the longest response do not fit in the model's context.
+    """
+    state = PartialState()
+    problems = problems.shard(state.num_processes, state.process_index, contiguous=True)
+    prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in problems["prompt"]]
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = max(map(len, prompt_ids), default=0)
+    if context is not None and longest + args.max_new_tokens > context:
+        raise ValueError(
+            f"A prompt of {longest} tokens and max_new_tokens={args.max_new_tokens} do not fit in the model's context "
+            f"of {context}. Use fewer examples in the prompt, or a lower max_new_tokens."
+        )
+    eos = {tokenizer.eos_token_id, *_as_list(model.generation_config.eos_token_id)} - {None}
+    config = GenerationConfig(
+        do_sample=True,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        max_new_tokens=args.max_new_tokens,
+        num_return_sequences=args.num_candidates,
+        eos_token_id=sorted(eos),
+        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+        stop_strings=list(stop_strings) or None,
+    )
+    was_training = model.training
+    model.eval()
+    # Prompts of like length go together; the rows are put back in the order of the problems.
+    order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
+    step = max(args.sampling_batch_size // args.num_candidates, 1)
+    rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
+    progress = tqdm(total=len(order) * args.num_candidates, desc=description, disable=not state.is_main_process)
+    for start in range(0, len(order), step):
+        set_seed(seed + 1_000_003 * state.process_index + start)
+        batch = order[start : start + step]
+        padded = tokenizer.pad({"input_ids": [prompt_ids[i] for i in batch]}, padding_side="left", return_tensors="pt")
+        padded = {name: padded[name].to(model.device) for name in ("input_ids", "attention_mask")}
+        generated = model.generate(**padded, generation_config=config, tokenizer=tokenizer)
+        responses = generated[:, padded["input_ids"].size(1) :].tolist()
+        batch_problems = problems.select(batch).to_list()
+        for n, response in enumerate(responses):
+            position, sample_id = divmod(n, args.num_candidates)
+            i = batch[position]
+            completion_ids, finish_reason = _cut(response, eos, tokenizer, stop_strings, args.max_new_tokens)
+            rows[i].append({
+                **batch_problems[position],
+                "sample_id": sample_id,
+                "completion": tokenizer.decode(completion_ids, skip_special_tokens=True),
+                "prompt_ids": prompt_ids[i],
+                "completion_ids": completion_ids,
+                "finish_reason": finish_reason,
+            })  # fmt: skip
+        progress.update(len(responses))
+    progress.close()
+    model.train(was_training)
+    return Dataset.from_list([row for problem in rows for row in problem])
+
+
+def _as_list(value: int | list[int] | None) -> list[int]:
+    return [] if value is None else [value] if isinstance(value, int) else list(value)
+
+
+def _cut(
+    response: list[int], eos: set[int], tokenizer: PreTrainedTokenizerBase, stop_strings: tuple[str, ...], longest: int
+) -> tuple[list[int], str]:
+    """The response without the padding of its batch, and how it ended: its stop token or string stays."""
+    ends = [n for n, token in enumerate(response) if token in eos or token == tokenizer.pad_token_id]
+    if not ends:
+        return response, "length" if len(response) >= longest else "stop"
+    before = response[: ends[0]]
+    # Where the pad token is also the stop token, only the text tells whether a stop string ended the response.
+    stopped_by_string = any(stop in tokenizer.decode(before) for stop in stop_strings)
+    return (before if stopped_by_string or response[ends[0]] not in eos else response[: ends[0] + 1]), "stop"

@@ -1,0 +1,105 @@
+"""The embedded task: generated arithmetic word problems in GSM8K's format, and a careless author of solutions.
+
+It exists so that the whole loop of the paper (sample, score, curate, train, evaluate) runs on a laptop without a
+download. The careless author teaches the embedded model how to solve the problems but also to slip, as a base model
+does: it gets a step wrong now and then, and sometimes forgets the line that states the answer.
+"""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from datasets import Dataset
+
+# The embedded model and its tokenizer, made by scripts/make_careless_model.py.
+CARELESS_MODEL = Path(__file__).parent / "careless_model"
+
+_NAMES = ("Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivo", "Joy", "Kai", "Lea")
+_THINGS = ("apples", "pens", "cards", "shells", "stamps", "coins", "beads", "books", "nuts", "pins")
+_BOXES = ("bags", "boxes", "packs", "jars", "trays")
+
+# Each step takes the running total to the next one: (text of the story, symbol). `{x}` and `{y}` are the step's
+# numbers; a step with two numbers adds their product.
+_STEPS = (
+    ("{name} gets {x} {boxes} of {y} {things}.", "+*"),
+    ("{name} finds {x} more.", "+"),
+    ("{name} gives away {x}.", "-"),
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A word problem: its text, the start value and the steps `(symbol, x, y)` that lead to the answer."""
+
+    question: str
+    start: int
+    steps: tuple[tuple[str, int, int], ...]
+
+    @property
+    def answer(self) -> int:
+        total = self.start
+        for symbol, x, y in self.steps:
+            total += -x if symbol == "-" else x * y
+        return total
+
+
+def make_problem(rng: random.Random, num_steps: int = 2) -> Problem:
+    """A random problem of `num_steps` steps; the running total never falls below zero."""
+    name, things, boxes = rng.choice(_NAMES), rng.choice(_THINGS), rng.choice(_BOXES)
+    total = start = rng.randint(2, 30)
+    sentences, steps = [f"{name} has {start} {things}."], []
+    for _ in range(num_steps):
+        text, symbol = rng.choice(_STEPS if total > 2 else _STEPS[:2])
+        x, y = rng.randint(2, 9), 1
+        if symbol == "+*":
+            y = rng.randint(2, 9)
+        elif symbol == "+":
+            x = rng.randint(2, 30)
+        else:
+            x = rng.randint(1, min(30, total - 1))
+        total += -x if symbol == "-" else x * y
+        sentences.append(text.format(name=name, things=things, boxes=boxes, x=x, y=y))
+        steps.append((symbol, x, y))
+    question = " ".join([*sentences, f"How many {things} does {name} have now?"])
+    return Problem(question, start, tuple(steps))
+
+
+def solve(problem: Problem, rng: random.Random | None = None, slip: float = 0.0, forget: float = 0.0) -> str:
+    """A worked solution that ends with `The answer is N.`
+
+    With `rng`, each result is wrong by a little with probability `slip` (and the mistake is carried on), and the
+    sentence that states the answer is missing with probability `forget`.
+    """
+
+    def result(value: int) -> int:
+        if rng is None or rng.random() >= slip:
+            return value
+        return max(0, value + rng.choice((-10, -2, -1, 1, 2, 10)))
+
+    total, lines = problem.start, []
+    for symbol, x, y in problem.steps:
+        if symbol == "+*":
+            product = result(x * y)
+            lines.append(f"{x} * {y} = {product}.")
+            x = product
+        sign = "-" if symbol == "-" else "+"
+        after = result(total - x if sign == "-" else total + x)
+        lines.append(f"{total} {sign} {x} = {after}.")
+        total = after
+    if rng is None or rng.random() >= forget:
+        lines.append(f"The answer is {total}.")
+    return " ".join(lines)
+
+
+def arithmetic_dataset(num_problems: int, seed: int = 0, num_steps: int = 2) -> Dataset:
+    """Problems in GSM8K's shape: columns `question` and `answer` (worked solution, then `#### N`).
+
+    The same seed always gives the same problems; different seeds give different, practically disjoint, ones.
+    """
+    rng = random.Random(seed)
+    problems = [make_problem(rng, num_steps) for _ in range(num_problems)]
+    answers = []
+    for problem in problems:
+        worked, _, _ = solve(problem).rpartition(" The answer is")
+        answers.append(f"{worked}\n#### {problem.answer}")
+    return Dataset.from_dict({"question": [problem.question for problem in problems], "answer": answers})

@@ -1,0 +1,128 @@
+"""GSM8K (arXiv 2110.14168): few-shot chain-of-thought prompt, answer after "The answer is"."""
+
+import re
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+
+from datasets import Dataset, load_dataset
+
+# What ends a response besides the stop token: a base model goes on with the next question of the prompt.
+STOP_STRINGS = ("\nQuestion:",)
+
+# Eight worked examples of our own, in the manner of chain-of-thought prompting (arXiv 2201.11903).
+EXEMPLARS = (
+    (
+        "A florist has 24 tulips and buys 3 bunches of 8 tulips each. How many tulips are there now?",
+        "3 bunches of 8 tulips are 3 * 8 = 24 tulips. Together with the first 24 that is 24 + 24 = 48.",
+        "48",
+    ),
+    (
+        "Nils read 35 pages on Monday and twice as many on Tuesday. The book has 150 pages. How many are left?",
+        "On Tuesday he read 2 * 35 = 70 pages. In both days he read 35 + 70 = 105. So 150 - 105 = 45 are left.",
+        "45",
+    ),
+    (
+        "A bus leaves with 40 people. At the first stop 12 get off and 7 get on. How many people are on the bus?",
+        "After 12 get off there are 40 - 12 = 28. After 7 get on there are 28 + 7 = 35.",
+        "35",
+    ),
+    (
+        "Mira earns $15 an hour and works 6 hours a day. How much does she earn in 5 days?",
+        "In a day she earns 15 * 6 = 90 dollars. In 5 days she earns 90 * 5 = 450 dollars.",
+        "450",
+    ),
+    (
+        "A rope of 84 meters is cut into 7 equal pieces. Two of them are used. How many meters are used?",
+        "Each piece has 84 / 7 = 12 meters. Two pieces have 2 * 12 = 24 meters.",
+        "24",
+    ),
+    (
+        "In a class of 30 pupils, 60% play football. How many pupils do not play football?",
+        "60% of 30 is 0.6 * 30 = 18 pupils who play. So 30 - 18 = 12 do not.",
+        "12",
+    ),
+    (
+        "Otto had $50. He bought 4 notebooks at $6 each and a pen for $3. How many dollars does he have left?",
+        "The notebooks cost 4 * 6 = 24 dollars. With the pen he spent 24 + 3 = 27. He has 50 - 27 = 23 left.",
+        "23",
+    ),
+    (
+        "A tank is filled at 9 liters a minute and leaks 2 liters a minute. How long does it take to hold 63 liters?",
+        "Each minute the tank gains 9 - 2 = 7 liters. It takes 63 / 7 = 9 minutes.",
+        "9",
+    ),
+)
+
+_STATED = re.compile(r"[Tt]he answer is")
+_NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+_LONGEST_ANSWER = 40  # characters; longer runs of digits are no answers, and would cost time to read
+
+
+def normalize_number(text: str) -> str | None:
+    """A number in its normal form: no thousands separators, no trailing zeros, no `-0`; None if it is not one."""
+    text = text.strip().rstrip(".").replace(",", "")
+    if not text or len(text) > _LONGEST_ANSWER:
+        return None
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return None
+    if not number.is_finite():
+        return None
+    return format(number.normalize() + 0, "f")
+
+
+def extract_answer(response: str) -> str | None:
+    """The number after the last "The answer is", in normal form; None if there is none (the paper's *invalid*).
+
+    Currency signs, units and other words between the phrase and the number, up to the end of the line, are skipped.
+    """
+    stated = None
+    for stated in _STATED.finditer(response):
+        pass
+    if stated is None:
+        return None
+    tail = response[stated.end() : stated.end() + 200].split("\n", 1)[0]
+    number = _NUMBER.search(tail.replace("$", "").replace("- ", "-"))
+    return normalize_number(number.group()) if number else None
+
+
+def build_prompt(question: str, num_shots: int = 8) -> str:
+    """The prompt: `num_shots` worked examples, then the question.
+
+    Raises:
+        ValueError: more examples are asked for than there are.
+    """
+    if not 0 <= num_shots <= len(EXEMPLARS):
+        raise ValueError(f"num_shots must be between 0 and {len(EXEMPLARS)}, not {num_shots}.")
+    shots = [f"Question: {q}\nAnswer: {worked} The answer is {a}.\n\n" for q, worked, a in EXEMPLARS[:num_shots]]
+    return "".join(shots) + f"Question: {question.strip()}\nAnswer:"
+
+
+def prepare(dataset: Dataset, num_shots: int = 8) -> Dataset:
+    """Rows of GSM8K's shape to problems: columns `problem_id`, `prompt`, `answer` (normal form).
+
+    Raises:
+        ValueError: a column is missing, or an answer does not end in `#### N` with a number N.
+    """
+    missing = {"question", "answer"} - set(dataset.column_names)
+    if missing:
+        raise ValueError(f"Rows of GSM8K's shape need question and answer; {sorted(missing)} missing.")
+
+    def convert(row: dict[str, str], index: int) -> dict[str, object]:
+        answer = normalize_number(row["answer"].rpartition("####")[2]) if "####" in row["answer"] else None
+        if answer is None:
+            raise ValueError(f"Row {index}: the answer does not end in `#### N`: {row['answer'][-60:]!r}.")
+        return {"problem_id": index, "prompt": build_prompt(row["question"], num_shots), "answer": answer}
+
+    return dataset.map(convert, with_indices=True, remove_columns=dataset.column_names, desc="Building prompts")
+
+
+def load(name_or_path: str, split: str) -> Dataset:
+    """Rows of GSM8K's shape: a `.jsonl`, `.json` or `.parquet` file (`split` is not used), or a dataset of the Hub."""
+    path = Path(name_or_path)
+    if path.suffix in (".jsonl", ".json", ".parquet"):
+        if not path.is_file():
+            raise FileNotFoundError(f"There is no file {path}.")
+        return load_dataset("parquet" if path.suffix == ".parquet" else "json", data_files=str(path), split="train")
+    return load_dataset(name_or_path, "main", split=split)

@@ -1,0 +1,228 @@
+"""`TOPRTrainer`: TRL's GRPOTrainer with TOPR's weights, rewards and curation."""
+
+import textwrap
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl import GRPOTrainer
+from trl.trainer.utils import get_config_model_id, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
+
+from topr_trl.config import TOPRConfig
+from topr_trl.curation import Curated, compose
+from topr_trl.loss import log_ratios, truncated_weights
+from topr_trl.metrics import RowMetrics
+
+PAPER = {
+    "title": "Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",
+    "id": "2503.14286",
+    "citation": textwrap.dedent("""\
+        @article{leroux2025topr,
+            title  = {{Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs}},
+            author = {Nicolas {Le Roux} and Marc G. Bellemare and Jonathan Lebensold and Arnaud Bergeron and
+                      Joshua Greaves and Alex Fr{\\'e}chette and Carolyne Pelletier and Eric Thibodeau-Laufer and
+                      S{\\'a}ndor Toth and Sam Work},
+            year   = 2025,
+            eprint = {arXiv:2503.14286},
+        }"""),
+}
+
+
+class TOPRTrainer(GRPOTrainer):
+    """Tapered Off-Policy REINFORCE (arXiv 2503.14286) in the place of GRPO.
+
+    Takes what [`~trl.GRPOTrainer`] takes. What changes: a response learns from its raw reward minus the baseline
+    instead of a group-centred advantage, weighted by its own ratio π/μ, clipped to limits that depend on the sign of
+    that reward; and `curation` can cut each generation batch to the rows worth a backward pass.
+
+    How: TRL's loss with the ratio switched off is `-A · log π(y|x) / |y|` in its gradient, so with `A = w · R` it is
+    Algorithm 1, and every other term of TRL's loss (KL, entropy, MoE) stays as it is. The weights need the policy's
+    log-probabilities, so they are put in as soon as TRL's own forward has them. The *value* logged as `loss` is
+    `-mean(w · R)`; its gradient is that of the paper's loss.
+
+    Args:
+        args (`TOPRConfig`, *optional*):
+            Settings. The other arguments are GRPOTrainer's.
+
+    Raises:
+        TypeError: `args` is not a `TOPRConfig`.
+    """
+
+    _tag_names = ["trl", "topr"]
+    _name = "TOPR"
+    _paper = PAPER
+
+    def __init__(self, model: Any, reward_funcs: Any = None, args: TOPRConfig | None = None, **kwargs: Any) -> None:
+        if args is None:
+            model_name = model if isinstance(model, str) else get_config_model_id(model.config)
+            args = TOPRConfig(f"{model_name.split('/')[-1]}-TOPR")
+        if not isinstance(args, TOPRConfig):
+            raise TypeError(f"TOPRTrainer needs a TOPRConfig, not a {type(args).__name__}. It takes the same settings.")
+        self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
+        self._rewards_per_func: Tensor | None = None  # raw rewards of the generation batch at hand, all processes
+        self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
+        self._warned_no_negatives = False
+        super().__init__(model, reward_funcs, args, **kwargs)
+        # The loss of TRL that is `-A · ratio` averaged over the tokens of a response and then over responses.
+        self.loss_type = "grpo"
+
+    # Rewards: TRL centres them by group; TOPR wants them raw.
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        self._rewards_per_func = super()._calculate_rewards(*args, **kwargs)
+        return self._rewards_per_func
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = super()._generate_and_score_completions(inputs)
+        rewards_per_func, self._rewards_per_func = self._rewards_per_func, None
+        assert rewards_per_func is not None
+        train = self.model.training
+        group_size = self.num_generations if train else self.num_generations_eval
+
+        # A row that no function scored has no reward: NaN here, R = 0 in the loss.
+        raw_rewards = (rewards_per_func * self.reward_weights.to(rewards_per_func.device)).nansum(dim=1)
+        raw_rewards[rewards_per_func.isnan().all(dim=1)] = torch.nan
+        raw = raw_rewards.double().cpu().numpy()
+        rewards, curated = compose(
+            raw,
+            torch.arange(len(raw)).div(group_size, rounding_mode="floor").numpy(),
+            baseline=self.args.baseline_value,
+            effective_positive_share=self.args.effective_positive_share,
+            rule=self.args.curation if train else "none",
+            size=self.args.iteration_size,
+            positive_share=self.args.curation_positive_share,
+            # Every process must choose alike, and every round anew.
+            seed=self.args.seed + self.state.global_step,
+        )
+        self._warn_without_negatives(raw, rewards)
+        rewards_all = torch.full_like(raw_rewards, torch.nan)
+        rewards_all[torch.from_numpy(curated.indices)] = torch.from_numpy(rewards).to(rewards_all)
+        self._show_rewards_in_completions(rewards_all)
+
+        start = self.accelerator.process_index * len(inputs)
+        batch["topr_rewards"] = rewards_all[start : start + len(inputs)]
+        if train and self.args.curation != "none":
+            batch = self._keep_rows(batch, curated, start, len(inputs))
+        return batch
+
+    def _warn_without_negatives(self, raw: Any, rewards: Any) -> None:
+        if self._warned_no_negatives or not len(rewards) or (rewards < 0).any() or self.args.limits.b_neg == 0:
+            return
+        if not (raw == 0).any():  # all right, rather than a reward that cannot say "wrong"
+            return
+        self._warned_no_negatives = True
+        warnings.warn(
+            "No row of this generation batch has a negative reward after the baseline, though some raw rewards are 0: "
+            "TOPR then is supervised fine-tuning on every row with a reward. With rewards in {0, 1}, set "
+            "baseline=0.5, or effective_positive_share, or reward -1 for a wrong answer.",
+            stacklevel=3,
+        )
+
+    def _show_rewards_in_completions(self, rewards_all: Tensor) -> None:
+        """Put R where TRL's table of completions has its advantages, which are not used here."""
+        column = self._logs["advantages"]
+        for _ in range(min(len(column), len(rewards_all))):
+            column.pop()
+        column.extend(rewards_all.nan_to_num(0.0).tolist())
+
+    def _keep_rows(self, batch: dict[str, Any], curated: Curated, start: int, rows: int) -> dict[str, Any]:
+        """Cut the local generation batch to the chosen rows.
+
+        Every process must end up with the same number of rows, a multiple of `steps_per_generation`: those with fewer
+        keep some unchosen rows, with R = 0, and `topr_scale` makes the loss the mean over the chosen rows alone.
+        """
+        steps, processes = self.args.steps_per_generation, self.accelerator.num_processes
+        chosen = torch.from_numpy(curated.indices)
+        most = max(int(((chosen >= p * rows) & (chosen < (p + 1) * rows)).sum()) for p in range(processes))
+        count = min(max(-(-most // steps), 1) * steps, rows)
+        local = chosen[(chosen >= start) & (chosen < start + rows)] - start
+        is_chosen = torch.zeros(rows, dtype=torch.bool)
+        is_chosen[local] = True
+        keep = torch.cat([local, (~is_chosen).nonzero().squeeze(1)])[:count]
+
+        # The per-image tensors of a vision batch have no row axis until TRL splits them; then they are lists by row.
+        batch = split_pixel_values_by_grid(batch)
+        rows_of = {
+            name: value
+            for name, value in batch.items()
+            if isinstance(value, list) or (isinstance(value, Tensor) and value.dim() > 0)
+        }
+        for name, value in rows_of.items():
+            batch[name] = (
+                value[keep.to(value.device)] if isinstance(value, Tensor) else [value[i] for i in keep.tolist()]
+            )
+        batch = unsplit_pixel_values_by_grid(batch)
+        batch["topr_scale"] = torch.tensor(count * processes / max(len(chosen), 1), device=self.accelerator.device)
+        return self._trim_padding(batch)
+
+    def _trim_padding(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Drop trailing columns that the longest response needed, if it was not chosen."""
+        full = batch["completion_ids"].size(1)
+        excess = full - max(int(batch["completion_mask"].sum(-1).max()), 1)
+        with_columns = ("completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps",
+                        "sampling_per_token_logps", "importance_sampling_ratio",
+                        "token_type_ids", "mm_token_type_ids")  # fmt: skip
+        for name in with_columns:
+            if name in batch and batch[name].size(1) >= full:
+                batch[name] = batch[name][:, : batch[name].size(1) - excess]
+        return batch
+
+    @staticmethod
+    def _response_mask(inputs: dict[str, Any]) -> Tensor:
+        mask = inputs["completion_mask"]
+        return mask * inputs["tool_mask"] if inputs.get("tool_mask") is not None else mask
+
+    # Loss: TRL's, with A = w · R.
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        self._loss_inputs = inputs = dict(inputs)  # a copy: the buffered batch is used again with num_iterations > 1
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self._loss_inputs = None
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        output = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if self._loss_inputs is not None:
+            self._taper(self._loss_inputs, policy_logps_BT=output[0])
+        return output
+
+    def _taper(self, inputs: dict[str, Any], policy_logps_BT: Tensor) -> None:
+        mask = self._response_mask(inputs)
+        mu_logps = inputs.pop("old_per_token_logps", None)
+        if self.args.log_mu == "sampler":
+            mu_logps = inputs["sampling_per_token_logps"]
+        if mu_logps is None:  # TRL scores nothing when the weights are still those that sampled
+            mu_logps = policy_logps_BT.detach()
+        log_ratio = log_ratios(policy_logps_BT, mu_logps, mask, self.args.ratio_level)
+        rewards_B = inputs["topr_rewards"]
+        weights = truncated_weights(log_ratio, rewards_B, self.args.limits)
+        mode = "train" if self.model.training else "eval"
+        self._row_metrics[mode].add(weights, log_ratio, rewards_B)
+
+        signal_B = rewards_B.nan_to_num(0.0) * inputs.get("topr_scale", 1.0)
+        if not self.args.length_normalization:  # TRL divides by the length; undo it
+            signal_B = signal_B * mask.sum(-1)
+        inputs["advantages"] = weights * (signal_B.unsqueeze(-1) if weights.dim() == 2 else signal_B)
+        # TRL's own ratio is exp(log π - log π) = 1 without old log-probabilities, with the gradient of log π; and its
+        # correction for vLLM would be a second one on top of the taper.
+        if "importance_sampling_ratio" in inputs:
+            inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        mode = "train" if self.model.training else "eval"
+        for name, value in self._row_metrics[mode].flush(gather_rows(self.accelerator)).items():
+            self._metrics[mode][name].append(value)
+        for name in [name for name in self._metrics[mode] if name.startswith("clip_ratio/")]:
+            del self._metrics[mode][name]  # of GRPO's clipping, always 0 here
+        super().log(logs, start_time)
+
+
+def gather_rows(accelerator: Any) -> Any:
+    """A function that concatenates (rows, 3) tensors over the processes, with NaN rows where one has fewer."""
+
+    def gather_padded(rows: Tensor) -> Tensor:
+        return accelerator.gather(accelerator.pad_across_processes(rows, dim=0, pad_index=float("nan")))
+
+    return gather_padded
