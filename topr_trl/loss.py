@@ -4,6 +4,7 @@ Pure functions. Letters in names: B rows (responses), T response tokens. π is t
 that wrote the responses, R the reward after the baseline is subtracted.
 """
 
+from math import inf, log
 from typing import Literal
 
 import torch
@@ -140,8 +141,9 @@ def taper(ratio: Tensor, a: float, b: float) -> Tensor:
     """
     if b == 0:
         return ratio * 0.0
-    lower = ratio if a == 0 else torch.where(ratio < a, a * (1 + (ratio / a).log()), ratio)
-    return lower if b == float("inf") else torch.where(ratio > b, b * (1 + (ratio / b).log()), lower)
+    # log(x) - log(a), not log(x/a): the quotient overflows for the smallest limits.
+    lower = ratio if a == 0 else torch.where(ratio < a, a * (1 + ratio.log() - log(a)), ratio)
+    return lower if b == inf else torch.where(ratio > b, b * (1 + ratio.log() - log(b)), lower)
 
 
 def objective(policy_logps_B: Tensor, mu_logps_B: Tensor, rewards_B: Tensor, limits: TruncationLimits) -> Tensor:

@@ -1,0 +1,47 @@
+import os
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from topr_trl.tasks import arithmetic
+
+# No test needs the network; a look-up that is not meant to be there fails at once.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% if m['role'] == 'assistant' %}<|end|>{% endif %}\n"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.fixture
+def tokenizer():
+    tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+@pytest.fixture
+def model():
+    """The embedded model, a fresh copy, in float32."""
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+
+
+@pytest.fixture
+def rows():
+    """Eight scored responses to two problems; the fourth of each is right."""
+    prompts = ["Question: Ana has 4 pens. Ana finds 3 more. How many pens does Ana have now?\nAnswer:"] * 4
+    prompts += ["Question: Ben has 9 coins. Ben gives away 2. How many coins does Ben have now?\nAnswer:"] * 4
+    completions = [" 4 + 3 = 8. The answer is 8.", " 4 + 3 = 7.", " The answer is 6.", " 4 + 3 = 7. The answer is 7."]
+    completions += [" 9 - 2 = 6. The answer is 6.", " 9", " 9 - 2 = 5. The answer is 5.", " 9 - 2 = 7. The answer is 7."]
+    return Dataset.from_dict({
+        "prompt": prompts,
+        "completion": completions,
+        "reward": [-1.0, -1.0, -1.0, 1.0] * 2,
+        "problem_id": [0] * 4 + [1] * 4,
+        "sample_id": [0, 1, 2, 3] * 2,
+    })  # fmt: skip

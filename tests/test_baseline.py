@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from topr_trl.baseline import baseline_for_positive_share, effective_positive_share, subtract_baseline
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.2, 0.5, 0.99, 1.0])
+def test_closed_form_of_eq_12(p, share):
+    rewards = np.where(np.arange(100) < 100 * p, 1.0, -1.0)
+    c = baseline_for_positive_share(rewards, share)
+    assert c == pytest.approx((p - share) / (p + share - 2 * p * share))
+    assert p * (1 - c) / (1 + (1 - 2 * p) * c) == pytest.approx(share)  # Eq. 12
+    assert effective_positive_share(rewards - c) == pytest.approx(share)
+
+
+@settings(max_examples=300, deadline=None)
+@given(rewards=st.lists(st.integers(-20, 20).map(lambda r: r / 4), min_size=2, max_size=30), share=st.floats(0.01, 1))
+def test_any_rewards_reach_any_share(rewards, share):
+    assume(len(set(rewards)) > 1)
+    c = baseline_for_positive_share(rewards, share)
+    assert min(rewards) <= c < max(rewards)
+    assert effective_positive_share(np.array(rewards) - c) == pytest.approx(share, abs=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rewards=st.lists(st.integers(-9, 9), min_size=2, max_size=20),
+    low=st.floats(-10, 10),
+    step=st.floats(0, 5),
+)
+def test_share_falls_with_the_baseline(rewards, low, step):
+    shares = [effective_positive_share(np.array(rewards) - c) for c in (low, low + step)]
+    if not np.isnan(shares).any():
+        assert shares[1] <= shares[0] + 1e-12
+
+
+def test_minus_one_leaves_positives_only():
+    rewards = [1.0, -1.0, -1.0]
+    assert baseline_for_positive_share(rewards, 1.0) == -1.0
+    assert subtract_baseline(rewards, -1.0).tolist() == [2.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.1, float("nan")])
+def test_share_outside_its_range(share):
+    with pytest.raises(ValueError, match=r"must be in \(0, 1\]"):
+        baseline_for_positive_share([1.0, -1.0], share)
+
+
+def test_equal_rewards_say_which_range_is_possible():
+    with pytest.raises(ValueError, match="All 3 rewards are -1.*the possible range is 1 to 1"):
+        baseline_for_positive_share([-1.0] * 3, 0.2)
+    assert baseline_for_positive_share([-1.0] * 3, 1.0) == -1.0
+    with pytest.raises(ValueError, match="no reward"):
+        baseline_for_positive_share([float("nan")], 0.5)
+
+
+def test_means():
+    nan = float("nan")
+    assert subtract_baseline([1.0, 0.0, nan], "mean").tolist()[:2] == [0.5, -0.5]
+    centred = subtract_baseline([1.0, 0.0, 4.0, nan, 2.0], "group_mean", ["a", "a", "b", "b", "b"])
+    assert centred.tolist()[:3] == [0.5, -0.5, 1.0]
+    assert np.isnan(centred[3])
+    assert centred[4] == -1.0
+    assert subtract_baseline([nan, nan], "group_mean", [0, 0]).tolist() != [0.0, 0.0]  # still unscored
+
+
+def test_bad_baselines():
+    with pytest.raises(ValueError, match="number or one of"):
+        subtract_baseline([1.0], "median")
+    with pytest.raises(ValueError, match="group_ids"):
+        subtract_baseline([1.0], "group_mean")
+
+
+def test_share_of_nothing_is_not_a_number():
+    assert np.isnan(effective_positive_share([0.0, 0.0]))
+    assert effective_positive_share([2.0, -1.0, -1.0]) == 0.5

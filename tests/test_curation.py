@@ -1,0 +1,153 @@
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topr_trl.curation import CURATIONS, compose, curate
+
+# Three problems of four samples: the first answered right at samples 1 and 3, the second at 2, the third never.
+REWARDS = np.array([-1, 1, -1, 1, -1, -1, 1, -1, -1, -1, -1, -1.0])
+PROBLEMS = np.repeat([10, 20, 30], 4)
+
+
+def test_anna_karenina_keeps_the_first_positive_of_each_problem():
+    curated = curate(REWARDS, PROBLEMS, "anna_karenina", size=5)
+    assert {1, 6} <= set(curated.indices)
+    assert 3 not in curated.indices
+    assert (curated.chosen_positives, len(curated.indices), curated.shortfall) == (2, 5, 0)
+    assert (REWARDS[curated.indices] < 0).sum() == 3
+    assert (curated.problems, curated.problems_without_positive) == (3, 1)
+
+
+def test_first_is_by_sampling_order_not_by_table_order():
+    backwards = np.arange(12)[::-1]
+    samples = np.tile([0, 1, 2, 3], 3)
+    curated = curate(REWARDS[backwards], PROBLEMS[backwards], "anna_karenina", 2, sample_ids=samples[backwards])
+    assert set(backwards[curated.indices]) == {1, 6}
+    without = curate(REWARDS[backwards], PROBLEMS[backwards], "anna_karenina", 2)
+    assert set(backwards[without.indices]) == {3, 6}
+
+
+@pytest.mark.parametrize("rule", CURATIONS)
+def test_with_sample_ids_the_order_of_the_table_does_not_matter(rule):
+    rng = np.random.default_rng(0)
+    problems, samples = np.repeat(np.arange(50), 8), np.tile(np.arange(8), 50)
+    rewards = np.where(rng.random(400) < 0.3, 1.0, -1.0)
+    shuffled = rng.permutation(400)
+    size = None if rule == "none" else 90
+    a = curate(rewards, problems, rule, size, 0.3, samples, seed=7).indices
+    b = curate(rewards[shuffled], problems[shuffled], rule, size, 0.3, samples[shuffled], seed=7).indices
+    assert set(a) == set(shuffled[b])
+
+
+@pytest.mark.parametrize("rule", CURATIONS)
+def test_seeds(rule):
+    rng = np.random.default_rng(0)
+    rewards, problems = np.where(rng.random(400) < 0.5, 1.0, -1.0), np.repeat(np.arange(50), 8)
+    first = curate(rewards, problems, rule, 100, seed=3).indices
+    np.testing.assert_array_equal(first, curate(rewards, problems, rule, 100, seed=3).indices)
+    if rule != "none":
+        assert set(first) != set(curate(rewards, problems, rule, 100, seed=4).indices)
+
+
+def test_uniform_is_uniform():
+    counts = np.zeros(12)
+    for seed in range(600):
+        counts[curate(REWARDS, PROBLEMS, "uniform", 4, seed=seed).indices] += 1
+    # Each row is drawn with probability 1/3: 200 of 600, standard deviation 11.5.
+    assert (np.abs(counts - 200) < 5 * 11.5).all()
+
+
+def test_positives():
+    assert curate(REWARDS, PROBLEMS, "positives").indices.tolist() == [1, 3, 6]
+    assert len(curate(REWARDS, PROBLEMS, "positives", 2).indices) == 2
+
+
+@pytest.mark.parametrize(("size", "share", "rows", "positives"), [(4, 0.5, 4, 2), (10, 0.1, 10, 1), (None, 0.5, 6, 3)])
+def test_fixed_share(size, share, rows, positives):
+    curated = curate(REWARDS, PROBLEMS, "positive_share", size, share)
+    assert (len(curated.indices), curated.chosen_positives) == (rows, positives)
+
+
+def test_too_few_positives_keep_the_share_and_give_up_size():
+    with pytest.warns(UserWarning, match="4 fewer than asked for"):
+        curated = curate(REWARDS, PROBLEMS, "positive_share", 10, 0.5)
+    assert (len(curated.indices), curated.chosen_positives, curated.shortfall) == (6, 3, 4)
+
+
+def test_too_few_negatives_are_not_replaced_by_positives():
+    with pytest.warns(UserWarning, match="too few rows"):
+        curated = curate([1, 1, -1.0], [0, 0, 1], "anna_karenina", 3)
+    assert curated.indices.tolist() == [0, 2]
+
+
+def test_more_problems_than_rows():
+    curated = curate(np.ones(10), np.arange(10), "uniform", 4)
+    assert len(curated.indices) == 4
+    with pytest.warns(UserWarning, match="no negative row"):
+        assert len(curate(np.ones(10), np.arange(10), "anna_karenina", 4).indices) == 4
+
+
+@pytest.mark.parametrize("rule", ["positives", "positive_share", "anna_karenina"])
+def test_no_positive_at_all_warns(rule):
+    with pytest.warns(UserWarning, match="no positive"):
+        curated = curate([-1.0] * 8, np.repeat([0, 1], 4), rule)
+    assert curated.chosen_positives == 0
+
+
+def test_default_size_of_anna_karenina_is_the_papers_proportion():
+    rewards = np.tile([1.0] + [-1.0] * 63, 100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        curated = curate(rewards, np.repeat(np.arange(100), 64), "anna_karenina")
+    assert len(curated.indices) == round(100 * 50_000 / 7_473) == 669
+    assert curated.chosen_positives / 669 == pytest.approx(0.149, abs=1e-3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    data=st.lists(st.tuples(st.sampled_from([-1.0, 0.0, 1.0, float("nan")]), st.integers(0, 4)), max_size=40),
+    rule=st.sampled_from(CURATIONS),
+    size=st.one_of(st.none(), st.integers(1, 50)),
+    share=st.floats(0, 1),
+)
+def test_laws(data, rule, size, share):
+    rewards, problems = (np.array([d[i] for d in data], dtype=float) for i in (0, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        curated = curate(rewards, problems, rule, size, share)
+    chosen = curated.indices
+    assert len(set(chosen)) == len(chosen)
+    assert not np.isnan(rewards[chosen]).any()
+    assert curated.chosen_positives == (rewards[chosen] >= 0).sum()
+    assert curated.shortfall >= 0
+    if rule == "anna_karenina":
+        assert len(set(problems[chosen][rewards[chosen] >= 0])) == curated.chosen_positives
+    if rule == "positive_share" and len(chosen):
+        assert abs(curated.chosen_positives - share * len(chosen)) <= 1
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="curation must be one of"):
+        curate([1.0], [0], "best")
+    with pytest.raises(ValueError, match="1 rewards but 2 problem ids"):
+        curate([1.0], [0, 1])
+    with pytest.raises(ValueError, match="at least 1"):
+        curate([1.0], [0], size=0)
+    with pytest.raises(ValueError, match=r"in \[0, 1\]"):
+        curate([1.0], [0], positive_share=2)
+
+
+def test_compose_signs_by_the_baseline():
+    zero_one = (REWARDS + 1) / 2
+    rewards, curated = compose(zero_one, PROBLEMS, baseline=0.5, rule="anna_karenina", size=5)
+    assert curated.chosen_positives == 2
+    assert sorted(set(rewards)) == [-0.5, 0.5]
+
+
+def test_compose_reaches_the_share_on_the_chosen_rows():
+    rewards, curated = compose(REWARDS, PROBLEMS, effective_positive_share=0.2, rule="anna_karenina", size=5)
+    assert rewards[rewards > 0].sum() / np.abs(rewards).sum() == pytest.approx(0.2)
+    assert curated.chosen_positives == 2

@@ -1,0 +1,83 @@
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from topr_trl.rewards import answer_reward, verdict
+from topr_trl.tasks import gsm8k
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="GSM8K's files are not beside this checkout")
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("6 * 7 = 42. The answer is 42.", "42"),
+        ("the answer is $1,234.50 in total", "1234.5"),
+        ("The answer is 18.00", "18"),
+        ("The answer is -5.", "-5"),
+        ("The answer is 3. No: The answer is 4.", "4"),
+        ("The answer is: 7 apples", "7"),
+        ("The answer is 50% of it", "50"),
+        ("The answer is\n12", None),
+        ("The answer is twelve.", None),
+        ("It is 42.", None),
+        ("", None),
+        ("The answer is -0", "0"),
+        ("The answer is .5", "0.5"),
+        ("The answer is " + "9" * 10_000_000, None),
+        ("The answer is 1e99999999", "1"),
+    ],
+)
+def test_extract_answer(response, answer):
+    assert gsm8k.extract_answer(response) == answer
+
+
+def test_verdict_and_reward():
+    assert [verdict(a, "4") for a in ("4", "5", None)] == ["correct", "incorrect", "invalid"]
+    reward = answer_reward(gsm8k.extract_answer)
+    chat = [[{"role": "assistant", "content": "The answer is 4."}]]
+    assert reward(["The answer is 4.", "4", "The answer is 5."], answer=["4"] * 3) == [1.0, -1.0, -1.0]
+    assert reward(chat, answer=["4"], trainer_state=None) == [1.0]
+
+
+def test_exemplars_are_right():
+    for question, worked, answer in gsm8k.EXEMPLARS:
+        assert gsm8k.extract_answer(f"{worked} The answer is {answer}.") == answer
+        assert answer in worked, question
+
+
+def test_prompt():
+    prompt = gsm8k.build_prompt("How many?", 8)
+    assert prompt.count("Question:") == 9
+    assert prompt.endswith("Question: How many?\nAnswer:")
+    assert gsm8k.build_prompt("How many?", 0) == "Question: How many?\nAnswer:"
+    with pytest.raises(ValueError, match="between 0 and 8"):
+        gsm8k.build_prompt("How many?", 9)
+
+
+def test_malformed_rows():
+    with pytest.raises(ValueError, match="'answer'.* missing"):
+        gsm8k.prepare(Dataset.from_dict({"question": ["?"]}))
+    with pytest.raises(ValueError, match=r"Row 0: the answer does not end in `#### N`"):
+        gsm8k.prepare(Dataset.from_dict({"question": ["?"], "answer": ["42"]}))
+    with pytest.raises(FileNotFoundError, match="no file"):
+        gsm8k.load("nowhere.jsonl", "train")
+
+
+@needs_data
+@pytest.mark.parametrize(("name", "count"), [("gsm8k_train", 7_473), ("gsm8k_test", 1_319)])
+def test_real_rows(name, count):
+    raw = gsm8k.load(str(SHARED / f"{name}.jsonl"), "train")
+    problems = gsm8k.prepare(raw)
+    assert len(problems) == count
+    gold = [f"{text.rpartition('####')[0]} The answer is {text.rpartition('####')[2].strip()}." for text in raw["answer"]]
+    reward = answer_reward(gsm8k.extract_answer)
+    assert set(reward(gold, answer=problems["answer"][:])) == {1.0}
+    shifted = problems["answer"][1:] + problems["answer"][:1]
+    agreeing = sum(a == b for a, b in zip(problems["answer"][:], shifted, strict=True))
+    assert sum(r > 0 for r in reward(gold, answer=shifted)) == agreeing < 0.03 * count
+    assert set(reward([p[-400:] for p in problems["prompt"]], answer=problems["answer"][:])) <= {1.0, -1.0}
+    train_only = set(problems["prompt"])
+    assert len(train_only) == count

@@ -1,0 +1,218 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topr_trl.limits import PRESETS, TruncationLimits
+from topr_trl.loss import MAX_LOG_WEIGHT, log_ratios, objective, sequence_logps, taper, topr_loss, truncated_weights
+
+LIMITS = [*PRESETS.values(), TruncationLimits(0.5, 2.0, 0.1, 1.5), TruncationLimits(0, 0, 0, 0)]
+
+
+def loop_loss(policy, mu, rewards, mask, limits, normalize):
+    """Algorithm 1, row by row, token by token."""
+    losses = []
+    for pi_row, mu_row, reward, mask_row in zip(policy, mu, rewards, mask, strict=True):
+        log_pi = torch.stack([p for p, m in zip(pi_row, mask_row, strict=True) if m]).sum()
+        log_mu = sum(p for p, m in zip(mu_row, mask_row, strict=True) if m)
+        ratio = math.exp(log_pi.item() - float(log_mu))
+        a, b = (limits.a_pos, limits.b_pos) if reward >= 0 else (limits.a_neg, limits.b_neg)
+        weight = min(max(ratio, a), b)
+        losses.append(-weight * reward * log_pi / (sum(mask_row) if normalize else 1))
+    return torch.stack(losses)
+
+
+def batch(seed=0, rows=6, tokens=5):
+    generator = torch.Generator().manual_seed(seed)
+    policy = -torch.rand(rows, tokens, generator=generator, dtype=torch.float64)
+    mu = -torch.rand(rows, tokens, generator=generator, dtype=torch.float64)
+    rewards = torch.tensor([1.0, -1.0, 0.5, -2.0, 0.0, -0.1], dtype=torch.float64)[:rows]
+    mask = (torch.arange(tokens) < torch.tensor([5, 4, 3, 2, 1, 5])[:rows, None]).long()
+    return policy, mu, rewards, mask
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_agrees_with_a_loop_in_value_and_gradient(limits, normalize):
+    policy, mu, rewards, mask = batch()
+    ours, loops = policy.clone().requires_grad_(), policy.clone().requires_grad_()
+    loss = topr_loss(ours, mu, rewards, mask, limits, length_normalization=normalize)
+    expected = loop_loss(loops, mu, rewards, mask, limits, normalize)
+    torch.testing.assert_close(loss, expected)
+    (gradient,) = torch.autograd.grad(loss.sum(), ours)
+    (expected_gradient,) = torch.autograd.grad(expected.sum(), loops)
+    torch.testing.assert_close(gradient, expected_gradient)
+
+
+def test_hand_arithmetic():
+    # One negative of two tokens: log π = -1 - 2 = -3, log μ = -1, ratio e^-2, so the loss is
+    # -e^-2 · (-1) · (-3) / 2 = -1.5 e^-2, and its gradient in each log π_t is +e^-2 / 2.
+    policy = torch.tensor([[-1.0, -2.0]], dtype=torch.float64, requires_grad=True)
+    mu = torch.tensor([[-0.5, -0.5]], dtype=torch.float64)
+    loss = topr_loss(policy, mu, torch.tensor([-1.0]), torch.ones(1, 2), PRESETS["topr"])
+    assert loss.item() == pytest.approx(-1.5 * math.exp(-2))
+    loss.backward()
+    assert policy.grad.tolist() == [[pytest.approx(math.exp(-2) / 2)] * 2]
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_gradient_is_that_of_the_objective(limits):
+    # Autograd through J = Σ μ ρ(π/μ) R gives -Σ μ ∇ℓ without length division (Eq. 7 and 11).
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(12, generator=generator, dtype=torch.float64)
+    mu = torch.log_softmax(torch.randn(12, generator=generator, dtype=torch.float64), 0)
+    rewards = torch.randn(12, generator=generator, dtype=torch.float64)
+    a, b = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    (through_j,) = torch.autograd.grad(objective(torch.log_softmax(a, 0), mu, rewards, limits), a)
+    policy = torch.log_softmax(b, 0)[:, None]
+    losses = topr_loss(policy, mu, rewards, torch.ones(12, 1), limits, length_normalization=False)
+    (of_loss,) = torch.autograd.grad(-(mu.exp() * losses).sum(), b)
+    torch.testing.assert_close(through_j, of_loss)
+
+
+def test_padding_may_hold_garbage():
+    policy, mu, rewards, mask = batch()
+    clean = topr_loss(policy, mu, rewards, mask, PRESETS["tis"])
+    garbage = mask == 0
+    dirty_policy = policy.masked_fill(garbage, float("nan")).requires_grad_()
+    loss = topr_loss(dirty_policy, mu.masked_fill(garbage, float("-inf")), rewards, mask, PRESETS["tis"])
+    torch.testing.assert_close(loss, clean)
+    loss.sum().backward()
+    assert torch.isfinite(dirty_policy.grad).all()
+    assert (dirty_policy.grad[garbage] == 0).all()
+
+
+@pytest.mark.parametrize("level", ["sequence", "token", "geometric"])
+def test_empty_response_has_zero_loss(level):
+    policy = torch.full((1, 3), -1.0, requires_grad=True)
+    zero = torch.zeros(1, 3)
+    loss = topr_loss(policy, policy.detach(), torch.tensor([-1.0]), zero, PRESETS["topr"], level)
+    loss.sum().backward()
+    assert loss.tolist() == [0.0]
+    assert policy.grad.abs().sum() == 0
+
+
+def test_on_policy_weight_is_one():
+    policy, _, rewards, mask = batch()
+    for limits in (PRESETS["topr"], PRESETS["tis"], PRESETS["opr"], PRESETS["reinforce"]):
+        assert truncated_weights(log_ratios(policy, policy, mask), rewards, limits).tolist() == [1.0] * 6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("log_ratio", [-1000.0, -50.0, 0.0, 50.0, 1000.0])
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_extreme_ratios_are_finite(dtype, log_ratio, name):
+    policy = torch.full((2, 100), -1.0, dtype=dtype, requires_grad=True)
+    mu = torch.full((2, 100), -1.0 - log_ratio / 100, dtype=dtype)
+    loss = topr_loss(policy, mu, torch.tensor([1.0, -1.0]), torch.ones(2, 100), PRESETS[name])
+    loss.sum().backward()
+    assert torch.isfinite(loss).all()
+    assert torch.isfinite(policy.grad.float()).all() or dtype == torch.float16  # e^40 is beyond float16
+    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+def test_plain_importance_weights_stop_at_the_documented_ceiling():
+    weights = truncated_weights(torch.tensor([1000.0, -1000.0, 3.0]), torch.tensor([1.0, 1.0, -1.0]), PRESETS["opr"])
+    assert weights.tolist() == pytest.approx([math.exp(MAX_LOG_WEIGHT), 0.0, math.exp(3.0)], rel=1e-5)
+
+
+def test_sums_are_taken_in_float32():
+    # 4,096 tokens of -1.01 in bfloat16 are -1.0078125 each; summed in bfloat16 they would stick at a power of two.
+    logps = torch.full((1, 4096), -1.01, dtype=torch.bfloat16)
+    assert sequence_logps(logps, torch.ones(1, 4096)).item() == pytest.approx(-1.0078125 * 4096)
+
+
+def test_sign_of_zero_reward_is_positive_and_learns_nothing():
+    weight = truncated_weights(torch.tensor([-3.0, -3.0]), torch.tensor([0.0, -1e-9]), PRESETS["topr"])
+    assert weight.tolist() == [1.0, pytest.approx(math.exp(-3))]
+
+
+def test_unknown_ratio_is_fine_where_it_does_not_matter():
+    nan = torch.tensor([float("nan")] * 2)
+    assert truncated_weights(nan, torch.tensor([1.0, 0.0]), PRESETS["topr"]).tolist() == [1.0, 1.0]
+    assert truncated_weights(nan, torch.tensor([-1.0, -1.0]), PRESETS["topr"]).isnan().all()
+
+
+def test_weights_are_detached():
+    policy = torch.full((1, 2), -1.0, requires_grad=True)
+    assert not log_ratios(policy, torch.zeros(1), torch.ones(1, 2)).requires_grad
+    assert not truncated_weights(policy[0] * 1.0, torch.tensor([-1.0, -1.0]), PRESETS["tis"]).requires_grad
+
+
+def test_mu_as_sums_or_per_token():
+    policy, mu, rewards, mask = batch()
+    sums = sequence_logps(mu, mask)
+    for level in ("sequence", "geometric"):
+        torch.testing.assert_close(
+            topr_loss(policy, mu, rewards, mask, PRESETS["tis"], level),
+            topr_loss(policy, sums, rewards, mask, PRESETS["tis"], level),
+        )
+    with pytest.raises(ValueError, match="per token"):
+        topr_loss(policy, sums, rewards, mask, PRESETS["tis"], "token")
+
+
+def test_ratio_levels_of_other_systems_hardly_taper():
+    # Trap 1 of the field: 500 tokens with a mean difference of -0.1.
+    policy, mu = torch.full((1, 500), -1.1, dtype=torch.float64), torch.full((1, 500), -1.0, dtype=torch.float64)
+    mask, negative = torch.ones(1, 500), torch.tensor([-1.0])
+    weight = {
+        level: truncated_weights(log_ratios(policy, mu, mask, level), negative, PRESETS["topr"]).mean().item()
+        for level in ("sequence", "geometric", "token")
+    }
+    assert weight["sequence"] == pytest.approx(math.exp(-50))
+    assert weight["geometric"] == pytest.approx(math.exp(-0.1))
+    assert weight["token"] == pytest.approx(math.exp(-0.1))
+
+
+def test_unknown_ratio_level():
+    with pytest.raises(ValueError, match="ratio_level must be one of"):
+        log_ratios(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1), "word")
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    log_x=st.floats(-700, 700),
+    a=st.floats(0, 10, allow_subnormal=False),
+    width=st.one_of(st.floats(0, 10), st.just(math.inf)),
+)
+def test_taper_is_below_its_argument_and_has_the_clipped_slope(log_x, a, width):
+    b = a + width
+    x = torch.tensor(math.exp(log_x), dtype=torch.float64, requires_grad=True)
+    value = taper(x, a, b)
+    assert value <= x * (1 + 1e-12)
+    (slope,) = torch.autograd.grad(value, x)
+    clipped = min(max(x.item(), a), b)
+    assert slope.item() == pytest.approx(clipped / x.item(), rel=1e-9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    log_ratio=st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8),
+    a=st.floats(0, 5),
+    width=st.one_of(st.floats(0, 5), st.just(math.inf)),
+    reward=st.floats(-2, 2),
+)
+def test_weights_stay_within_the_limits_of_their_sign(log_ratio, a, width, reward):
+    limits = TruncationLimits(a, a + width, 2 * a, 2 * a + width)
+    low, high = (a, a + width) if reward >= 0 else (2 * a, 2 * a + width)
+    ratio = torch.tensor(log_ratio, dtype=torch.float64)
+    weights = truncated_weights(ratio, torch.full_like(ratio, reward), limits)
+    assert (weights >= low * (1 - 1e-9)).all()
+    assert (weights <= high * (1 + 1e-9)).all()
+    inside = (ratio.exp() >= low) & (ratio.exp() <= high) & (ratio < MAX_LOG_WEIGHT)
+    torch.testing.assert_close(weights[inside], ratio.exp()[inside])
+
+
+def test_objective_is_bounded_only_without_a_lower_limit_for_negatives():
+    # Prop. 3.2: push the one negative response to probability 0 and watch J.
+    mu = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
+    rewards = torch.tensor([1.0, -1.0], dtype=torch.float64)
+
+    def j(epsilon, name):
+        policy = torch.tensor([1 - epsilon, epsilon], dtype=torch.float64).log()
+        return objective(policy, mu, rewards, PRESETS[name]).item()
+
+    assert j(1e-200, "topr") == pytest.approx(j(1e-100, "topr"), abs=1e-6)
+    assert j(1e-200, "reinforce") > j(1e-100, "reinforce") + 50

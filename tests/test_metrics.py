@@ -1,0 +1,44 @@
+import math
+
+import pytest
+import torch
+
+from topr_trl.metrics import RowMetrics, describe
+
+NAN = float("nan")
+
+
+def test_hand_made_rows():
+    metrics = describe(
+        weights_N=torch.tensor([1.0, 1.0, 0.5, 0.001]),
+        log_ratio_N=torch.tensor([NAN, NAN, math.log(0.5), -7.0]),
+        rewards_N=torch.tensor([1.0, 0.0, -1.0, -2.0]),
+    )
+    assert metrics["topr/weight_mean"] == pytest.approx(2.501 / 4)
+    assert metrics["topr/weight_not_one"] == 0.5
+    assert metrics["topr/positive_share"] == 0.5
+    assert metrics["topr/effective_positive_share"] == pytest.approx(1 / 4)
+    assert metrics["topr/reward"] == -0.5
+    assert metrics["topr/weight_mean_negatives"] == pytest.approx(0.2505)
+    assert metrics["topr/negatives_tapered"] == 1.0
+    assert metrics["topr/negatives_dead"] == 0.5
+    assert metrics["topr/log_ratio/negatives/mean"] == pytest.approx((math.log(0.5) - 7) / 2)
+    assert metrics["topr/log_ratio/negatives/q50"] == pytest.approx((math.log(0.5) - 7) / 2)
+    assert not any("log_ratio/positives" in name for name in metrics)
+
+
+def test_padding_rows_do_not_count():
+    metrics = describe(torch.tensor([1.0, 9.0]), torch.tensor([0.0, 9.0]), torch.tensor([1.0, NAN]))
+    assert metrics["topr/weight_mean"] == 1.0
+    assert "topr/weight_mean_negatives" not in metrics
+    assert describe(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([NAN])) == {}
+
+
+def test_batches_are_joined_gathered_and_forgotten():
+    rows = RowMetrics()
+    assert rows.flush(lambda t: t) == {}
+    rows.add(torch.ones(2), torch.zeros(2), torch.tensor([1.0, -1.0]))
+    rows.add(torch.tensor([[0.0, 1.0]]), torch.zeros(1, 2), torch.tensor([-1.0]))  # token level: (B, T)
+    metrics = rows.flush(lambda t: torch.cat([t, t]))
+    assert metrics["topr/weight_mean"] == pytest.approx(2.5 / 3)
+    assert rows.flush(lambda t: t) == {}

@@ -1,0 +1,322 @@
+import json
+import math
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM
+
+from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer
+from topr_trl.log_mu import fingerprint
+from topr_trl.loss import topr_loss
+from topr_trl.tasks import arithmetic
+
+
+def config(tmp_path, **settings):
+    defaults = {
+        "output_dir": str(tmp_path), "per_device_train_batch_size": 4, "report_to": "none", "bf16": False,
+        "use_cpu": True, "learning_rate": 1e-3, "gradient_checkpointing": False, "save_strategy": "no",
+        "logging_steps": 1, "disable_tqdm": True,
+    }  # fmt: skip
+    return OfflineTOPRConfig(**{**defaults, **settings})
+
+
+def fresh_model():
+    return AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+
+
+def flat(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def plain_logps(model, tokenizer, row):
+    """log π of each response token, by a plain forward."""
+    prompt = tokenizer(row["prompt"])["input_ids"]
+    completion = [*tokenizer(row["completion"])["input_ids"], tokenizer.eos_token_id]
+    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    return logits.gather(1, torch.tensor(completion)[:, None]).squeeze(1)
+
+
+def test_every_parameter_moves_and_every_metric_is_there(model, tokenizer, rows, tmp_path):
+    start = flat(model)
+    trainer = OfflineTOPRTrainer(model, config(tmp_path, num_train_epochs=3), rows, processing_class=tokenizer)
+    trainer.train()
+    assert (flat(model) != start).float().mean() > 0.9
+    log = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
+    for name in ("topr/weight_mean", "topr/negatives_tapered", "topr/negatives_dead", "topr/positive_share",
+                 "topr/effective_positive_share", "topr/log_ratio/negatives/q50", "grad_norm"):  # fmt: skip
+        assert math.isfinite(log[name]), name
+    assert log["topr/weight_mean_negatives"] < 1
+
+
+@pytest.mark.parametrize("preset", list(PRESETS))
+@pytest.mark.parametrize("level", ["sequence", "token", "geometric"])
+def test_loss_and_gradient_are_those_of_the_pure_loss(model, tokenizer, rows, tmp_path, preset, level):
+    torch.manual_seed(0)
+    args = config(tmp_path, preset=preset, ratio_level=level)
+    mu = [[-0.5 * torch.rand(()).item() for _ in plain_logps(model, tokenizer, row)] for row in rows]
+    trainer = OfflineTOPRTrainer(model, args, rows.add_column("mu_logps", mu), processing_class=tokenizer)
+    trainer.model.train()
+    batch = next(iter(trainer.get_train_dataloader()))
+    loss = trainer.compute_loss(trainer.model, dict(batch))
+    loss.backward()
+    ours = [p.grad.clone() for p in model.parameters()]
+
+    model.zero_grad()
+    lookup = {tuple(ids): i for i, ids in enumerate(trainer.train_dataset["input_ids"])}
+    expected = []
+    for ids, attention in zip(batch["input_ids"], batch["attention_mask"], strict=True):
+        i = lookup[tuple(ids[attention.bool()].tolist())]
+        logps = plain_logps(model, tokenizer, rows[i])[None]
+        reward = torch.tensor([rows[i]["reward"]])
+        expected.append(
+            topr_loss(logps, torch.tensor([mu[i]]), reward, torch.ones_like(logps), PRESETS[preset], level)
+        )
+    expected = torch.cat(expected).mean()
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-6)
+    for a, p in zip(ours, model.parameters(), strict=True):
+        torch.testing.assert_close(a, p.grad, rtol=2e-4, atol=2e-6)
+
+
+def test_log_mu_is_scored_once_for_the_rows_that_need_it(model, tokenizer, rows, tmp_path):
+    expected = [plain_logps(model, tokenizer, row).tolist() for row in rows]
+    trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), rows, processing_class=tokenizer)
+    trainer.train()
+    scored = trainer.train_dataset["mu_logps"][:]
+    for reward, mu, reference in zip(rows["reward"], scored, expected, strict=True):
+        if reward > 0:
+            assert mu is None
+        else:
+            assert mu == pytest.approx(reference, abs=1e-4)
+    assert json.loads((tmp_path / "log_mu.json").read_text())["model"] == fingerprint(fresh_model())
+    first = [entry for entry in trainer.state.log_history if "loss" in entry][0]
+    assert first["topr/log_ratio/negatives/mean"] == pytest.approx(0, abs=1e-3)  # π = μ at the first step
+    assert "topr/log_ratio/positives/mean" not in first
+
+
+def test_rows_without_reward_after_the_baseline_are_not_scored(model, tokenizer, rows, tmp_path):
+    trainer = OfflineTOPRTrainer(
+        model, config(tmp_path, baseline=-1, max_steps=1, preset="tis"), rows, processing_class=tokenizer
+    )
+    trainer.train()
+    assert [mu is not None for mu in trainer.train_dataset["mu_logps"]] == [False, False, False, True] * 2
+
+
+def test_accumulation_weighs_rows_like_one_big_batch(tokenizer, rows, tmp_path):
+    # Responses of very different lengths; 3 + 3 + 2 rows must give the gradient step of 8.
+    rows = rows.select(range(8))
+    weights = []
+    for settings in ({"per_device_train_batch_size": 8},
+                     {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3}):  # fmt: skip
+        model = fresh_model()
+        args = config(tmp_path, max_steps=1, optim="sgd", learning_rate=1.0, max_grad_norm=0.0, **settings)
+        OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).train()
+        weights.append(flat(model))
+    assert (weights[0] - flat(fresh_model())).abs().max() > 1e-3
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=2e-6)
+
+
+def test_same_seed_same_weights_and_resume_equals_uninterrupted(tokenizer, rows, tmp_path):
+    args = {"num_train_epochs": 3, "optim": "adamw_torch", "save_strategy": "steps", "save_steps": 3}
+    whole = fresh_model()
+    OfflineTOPRTrainer(whole, config(tmp_path / "whole", **args), rows, processing_class=tokenizer).train()
+    again = fresh_model()
+    OfflineTOPRTrainer(again, config(tmp_path / "again", **args), rows, processing_class=tokenizer).train()
+    assert torch.equal(flat(whole), flat(again))
+
+    resumed = fresh_model()
+    trainer = OfflineTOPRTrainer(resumed, config(tmp_path / "whole", **args), rows, processing_class=tokenizer)
+    before = (tmp_path / "whole" / "log_mu.parquet").stat().st_mtime_ns
+    trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    assert (tmp_path / "whole" / "log_mu.parquet").stat().st_mtime_ns == before  # read, not scored again
+    assert torch.equal(flat(whole), flat(resumed))
+
+
+def test_resuming_with_another_model_or_rows_is_an_error(tokenizer, rows, tmp_path):
+    args = config(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
+    OfflineTOPRTrainer(fresh_model(), args, rows, processing_class=tokenizer).train()
+    checkpoint = str(tmp_path / "checkpoint-1")
+    other = fresh_model()
+    with torch.no_grad():
+        other.model.layers[0].mlp.up_proj.weight.add_(0.01)
+    with pytest.raises(ValueError, match="log μ of another model"):
+        OfflineTOPRTrainer(other, args, rows, processing_class=tokenizer).train(resume_from_checkpoint=checkpoint)
+    fewer = rows.select(range(4))
+    with pytest.raises(ValueError, match="another set of rows"):
+        OfflineTOPRTrainer(fresh_model(), args, fewer, processing_class=tokenizer).train(
+            resume_from_checkpoint=checkpoint
+        )
+
+
+def test_token_ids_keep_the_stop_token_and_lack_it_when_cut(model, tokenizer, rows, tmp_path):
+    mixed = rows.select(range(3)).add_column("finish_reason", ["stop", "length", "stop"])
+    ids = [None, None, [7, 8, tokenizer.eos_token_id]]
+    trainer = OfflineTOPRTrainer(
+        model, config(tmp_path), mixed.add_column("completion_ids", ids), processing_class=tokenizer
+    )
+    ends = [row[-1] == tokenizer.eos_token_id for row in trainer.train_dataset["labels"]]
+    assert ends == [True, False, True]
+    assert trainer.train_dataset["labels"][2][-3:] == [7, 8, tokenizer.eos_token_id]
+    assert all(label == -100 for label in trainer.train_dataset["labels"][2][:-3])
+
+
+def test_messages(model, tokenizer, tmp_path):
+    rows = Dataset.from_dict({
+        "prompt": [[{"role": "user", "content": "4 + 3?"}]] * 2,
+        "completion": [[{"role": "assistant", "content": "7"}], [{"role": "assistant", "content": "8"}]],
+        "reward": [1.0, -1.0],
+    })  # fmt: skip
+    trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), rows, processing_class=tokenizer)
+    labels = trainer.train_dataset["labels"][0]
+    assert tokenizer.decode([token for token in labels if token != -100]).startswith("7<|end|>")
+    trainer.train()
+
+
+def test_evaluation_and_curation(model, tokenizer, rows, tmp_path):
+    args = config(tmp_path, curation="anna_karenina", iteration_size=4, eval_strategy="steps", eval_steps=1, max_steps=1)
+    trainer = OfflineTOPRTrainer(model, args, rows, eval_dataset=rows.select(range(4)), processing_class=tokenizer)
+    assert (len(trainer.train_dataset), trainer.curated.chosen_positives) == (4, 2)
+    assert len(trainer.eval_dataset) == 4
+    trainer.train()
+    evaluation = [entry for entry in trainer.state.log_history if "eval_loss" in entry][0]
+    assert evaluation["eval_topr/positive_share"] == 0.25
+
+
+def test_effective_share(model, tokenizer, rows, tmp_path):
+    trainer = OfflineTOPRTrainer(
+        model, config(tmp_path, effective_positive_share=0.1), rows, processing_class=tokenizer
+    )
+    rewards = torch.tensor(trainer.train_dataset["reward"][:])
+    assert rewards.clamp(min=0).sum() / rewards.abs().sum() == pytest.approx(0.1)
+
+
+def test_peft(model, tokenizer, rows, tmp_path):
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    trainer = OfflineTOPRTrainer(
+        model, config(tmp_path, num_train_epochs=2), rows, processing_class=tokenizer, peft_config=lora
+    )
+    trainer.train()
+    assert any(p.abs().sum() > 0 for n, p in trainer.model.named_parameters() if "lora_B" in n)
+    assert not any(p.requires_grad for n, p in trainer.model.named_parameters() if "lora" not in n)
+
+
+def test_mixture_of_experts(tokenizer, rows, tmp_path):
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    moe = Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
+            num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=16, num_experts=4,
+            num_experts_per_tok=2, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        )
+    )  # fmt: skip
+    args = config(tmp_path, router_aux_loss_coef=0.01, max_steps=1)
+    trainer = OfflineTOPRTrainer(moe, args, rows, processing_class=tokenizer)
+    trainer.train()
+    assert trainer.state.log_history[0]["aux_loss"] > 0
+
+
+def test_given_log_mu(model, tokenizer, rows, tmp_path):
+    lengths = [len(plain_logps(model, tokenizer, row)) for row in rows]
+    sums = rows.add_column("mu_logps", [-10.0] * 8)
+    trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), sums, processing_class=tokenizer)
+    trainer.train()
+    assert not (tmp_path / "log_mu.parquet").exists()  # nothing was scored
+    ratio = [entry for entry in trainer.state.log_history if "loss" in entry][0]["topr/log_ratio/negatives/mean"]
+    assert abs(ratio) > 0.5
+
+    own = rows.add_column("mu_logps", [[-0.1] * n for n in lengths])
+    good = own.add_column("mu_fingerprint", [fingerprint(fresh_model())] * 8)
+    OfflineTOPRTrainer(fresh_model(), config(tmp_path, max_steps=1), good, processing_class=tokenizer).train()
+    foreign = own.add_column("mu_fingerprint", ["0123456789abcdef"] * 8)
+    with pytest.raises(ValueError, match="scored by another model: mu_fingerprint 0123456789abcdef"):
+        OfflineTOPRTrainer(fresh_model(), config(tmp_path, max_steps=1), foreign, processing_class=tokenizer).train()
+
+
+def test_sampler_log_mu(model, tokenizer, rows, tmp_path):
+    args = config(tmp_path, log_mu="sampler", max_steps=1)
+    with pytest.raises(ValueError, match="sampler_logps"):
+        OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer)
+    lengths = [len(plain_logps(model, tokenizer, row)) for row in rows]
+    sampled = rows.add_column("sampler_logps", [[-0.2] * n for n in lengths])
+    trainer = OfflineTOPRTrainer(model, args, sampled, processing_class=tokenizer)
+    trainer.train()
+    assert trainer.train_dataset["mu_logps"][0] == pytest.approx([-0.2] * lengths[0])
+
+
+def replaced(rows, **columns):
+    for name, values in columns.items():
+        rows = rows.remove_columns([name] if name in rows.column_names else [])
+        if values is not None:
+            rows = rows.add_column(name, values)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"reward": None}, r"need the columns prompt, completion .* and reward"),
+        ({"prompt": None}, "need the columns"),
+        ({"completion": None}, "need the columns"),
+        ({"reward": [1.0, float("nan"), *[0.0] * 6]}, "row 1 holds nan"),
+        ({"reward": [1.0, None, *[0.0] * 6]}, "row 1 holds None"),
+        ({"reward": [1.0, float("inf"), *[0.0] * 6]}, "row 1 holds inf"),
+        ({"reward": ["good"] * 8}, "row 0 holds 'good'"),
+        ({"reward": [True] * 8}, "row 0 holds True"),
+        ({"completion": [" 7", "", *[" 8"] * 6]}, "Row 1 of the train dataset: the completion is empty"),
+        ({"completion": [" 7", None, *[" 8"] * 6]}, "Row 1 of the train dataset: the completion is empty"),
+        ({"prompt": ["", *["a"] * 7]}, "Row 0 of the train dataset: the prompt is empty"),
+        ({"prompt": ["a" * 4_000] * 8}, "longer than the model's context, 2048"),
+        ({"completion": [[{"role": "assistant", "content": "7"}]] * 8}, "must be text, messages"),
+    ],
+)
+def test_malformed_rows(model, tokenizer, rows, tmp_path, columns, message):
+    with pytest.raises(ValueError, match=message):
+        OfflineTOPRTrainer(model, config(tmp_path), replaced(rows, **columns), processing_class=tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("mu", "settings", "message"),
+    [
+        ([[-0.1]] * 8, {}, "Row 0: 1 values of log μ for a completion of"),
+        ([float("nan")] * 8, {}, "Row 0: log μ must be a finite number"),
+        ([5.0] * 8, {}, "Row 0: log μ must be a finite number"),
+        ([-5.0] * 8, {"ratio_level": "token"}, "for each token"),
+    ],
+)
+def test_malformed_log_mu(model, tokenizer, rows, tmp_path, mu, settings, message):
+    trainer = OfflineTOPRTrainer(
+        model, config(tmp_path, **settings), rows.add_column("mu_logps", mu), processing_class=tokenizer
+    )
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+
+
+def test_other_refusals(model, tokenizer, rows, tmp_path):
+    with pytest.raises(ValueError, match="no row"):
+        OfflineTOPRTrainer(model, config(tmp_path), rows.select([]), processing_class=tokenizer)
+    with pytest.raises(TypeError, match="IterableDataset"):
+        OfflineTOPRTrainer(model, config(tmp_path), rows.to_iterable_dataset(), processing_class=tokenizer)
+    with pytest.raises(ValueError, match="longer than max_length, 10"):
+        OfflineTOPRTrainer(model, config(tmp_path, max_length=10), rows, processing_class=tokenizer)
+    with pytest.raises(ValueError, match="data_collator"):
+        OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer, data_collator=list)
+    with pytest.raises(ValueError, match="images"):
+        OfflineTOPRTrainer(model, config(tmp_path), rows.add_column("image", [None] * 8), processing_class=tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"), [(1.0, "None of the 8 rows has a negative"), (-1.0, "All 8 rows have a negative")]
+)
+def test_one_sided_rewards_warn(model, tokenizer, rows, tmp_path, reward, message):
+    with pytest.warns(UserWarning, match=message):
+        OfflineTOPRTrainer(model, config(tmp_path), replaced(rows, reward=[reward] * 8), processing_class=tokenizer)
+
+
+def test_zero_one_rewards_say_how_to_get_negatives(model, tokenizer, rows, tmp_path):
+    with pytest.warns(UserWarning, match="baseline=0.5"):
+        OfflineTOPRTrainer(
+            model, config(tmp_path), replaced(rows, reward=[0.0, 1.0] * 4), processing_class=tokenizer
+        )

@@ -1,0 +1,342 @@
+import math
+import warnings
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from transformers import AutoModelForSequenceClassification, Qwen2Config, Qwen2ForSequenceClassification
+
+from topr_trl import PRESETS, TOPRConfig, TOPRTrainer
+from topr_trl.loss import topr_loss
+from topr_trl.rewards import answer_reward
+from topr_trl.tasks import arithmetic, gsm8k
+
+REWARD = answer_reward(gsm8k.extract_answer)
+
+
+@pytest.fixture
+def problems():
+    return gsm8k.prepare(arithmetic.arithmetic_dataset(16, seed=1), num_shots=0)
+
+
+def config(tmp_path, **settings):
+    defaults = {
+        "output_dir": str(tmp_path), "per_device_train_batch_size": 8, "num_generations": 4, "max_steps": 2,
+        "max_completion_length": 32, "report_to": "none", "bf16": False, "use_cpu": True, "learning_rate": 1e-3,
+        "gradient_checkpointing": False, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True,
+    }  # fmt: skip
+    return TOPRConfig(**{**defaults, **settings})
+
+
+def train(model, tokenizer, problems, args, reward_funcs=REWARD, **kwargs):
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer = TOPRTrainer(
+        model, reward_funcs, args=args, train_dataset=problems, processing_class=tokenizer, **kwargs
+    )
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert logs
+    assert all(math.isfinite(v) for entry in logs for v in entry.values() if isinstance(v, float))
+    return trainer, logs, before
+
+
+def moved(trainer, before):
+    return [name for name, p in trainer.model.named_parameters() if name in before and not torch.equal(p, before[name])]
+
+
+def coin(completions, **_):
+    """A reward with both signs in every batch, whatever is written."""
+    return [1.0 if i % 2 else -1.0 for i in range(len(completions))]
+
+
+def test_every_parameter_moves_and_every_metric_is_there(model, tokenizer, problems, tmp_path):
+    trainer, logs, before = train(model, tokenizer, problems, config(tmp_path), coin)
+    assert len(moved(trainer, before)) == len(before)
+    for name in ("topr/weight_mean", "topr/weight_mean_negatives", "topr/negatives_tapered", "topr/negatives_dead",
+                 "topr/weight_not_one", "topr/positive_share", "topr/effective_positive_share", "topr/reward",
+                 "topr/log_ratio/negatives/q05", "topr/log_ratio/positives/q95", "grad_norm", "reward"):  # fmt: skip
+        assert name in logs[-1], name
+    assert not any(name.startswith("clip_ratio") for name in logs[-1])
+    assert logs[-1]["topr/positive_share"] == 0.5
+
+
+def test_same_seed_same_weights(tokenizer, problems, tmp_path, request):
+    weights = []
+    for _ in range(2):
+        model = request.getfixturevalue("model").__class__.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+        trainer, _, _ = train(model, tokenizer, problems, config(tmp_path), coin)
+        weights.append(torch.cat([p.flatten() for p in trainer.model.parameters()]))
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("preset", ["topr", "tis", "reinforce", "positives_only", "opr"])
+@pytest.mark.parametrize(("level", "normalize"), [("sequence", True), ("sequence", False), ("token", True)])
+def test_gradient_is_that_of_the_pure_loss(model, tokenizer, problems, tmp_path, preset, level, normalize):
+    # num_iterations=2 makes TRL keep log μ; then μ is set apart from π by hand.
+    args = config(tmp_path, preset=preset, ratio_level=level, length_normalization=normalize, num_iterations=2)
+    trainer = TOPRTrainer(model, coin, args=args, train_dataset=problems, processing_class=tokenizer)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    batch["old_per_token_logps"] = batch["old_per_token_logps"] + 0.3 * torch.randn(batch["completion_ids"].shape)
+    trainer.compute_loss(trainer.model, batch).backward()
+    ours = [p.grad.clone() for p in model.parameters()]
+    assert "old_per_token_logps" in batch  # the buffered batch is not changed
+
+    model.zero_grad()
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1].log_softmax(-1)
+    logps = logits.gather(2, ids[:, 1:, None]).squeeze(2)[:, -batch["completion_ids"].size(1) :]
+    topr_loss(
+        logps, batch["old_per_token_logps"], batch["topr_rewards"], batch["completion_mask"], PRESETS[preset], level,
+        normalize,
+    ).mean().backward()  # fmt: skip
+    for a, p in zip(ours, model.parameters(), strict=True):
+        torch.testing.assert_close(a, p.grad, rtol=2e-4, atol=2e-6)
+
+
+def test_rewards_are_raw_and_the_sign_is_theirs(model, tokenizer, problems, tmp_path):
+    # Trap 2: in a group rewarded 1, 1, 1, 2, GRPO's advantage of the 1s is negative. R is not.
+    def reward(completions, **_):
+        return [2.0 if i % 4 == 3 else 1.0 for i in range(len(completions))]
+
+    trainer = TOPRTrainer(model, reward, args=config(tmp_path), train_dataset=problems, processing_class=tokenizer)
+    trainer.model.train()
+    batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    assert sorted(batch["topr_rewards"].tolist()) == [1.0] * 6 + [2.0] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"baseline": 0.5}, [-0.5, 0.5]),
+        ({"baseline": "mean"}, [-0.5, 0.5]),
+        ({"baseline": "group_mean"}, [-0.5, 0.5]),
+        ({"effective_positive_share": 0.2}, [-0.8, 0.2]),
+    ],
+)
+def test_baselines(model, tokenizer, problems, tmp_path, settings, expected):
+    def zero_one(completions, **_):
+        return [float(i % 2) for i in range(len(completions))]
+
+    args = config(tmp_path, **settings)
+    trainer = TOPRTrainer(model, zero_one, args=args, train_dataset=problems, processing_class=tokenizer)
+    trainer.model.train()
+    batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    assert sorted({round(r, 6) for r in batch["topr_rewards"].tolist()}) == pytest.approx(expected)
+
+
+def test_zero_one_rewards_without_baseline_warn(model, tokenizer, problems, tmp_path):
+    def zero_one(completions, **_):
+        return [float(i % 2) for i in range(len(completions))]
+
+    with pytest.warns(UserWarning, match="baseline=0.5"):
+        train(model, tokenizer, problems, config(tmp_path, max_steps=1), zero_one)
+
+
+def test_several_async_and_none_returning_rewards_with_weights(model, tokenizer, problems, tmp_path):
+    async def right(completions, answer, **_):
+        return REWARD(completions, answer)
+
+    def sometimes(completions, **_):
+        return [None if i % 2 else 0.5 for i in range(len(completions))]
+
+    args = config(tmp_path, reward_weights=[1.0, 2.0])
+    trainer, logs, _ = train(model, tokenizer, problems, args, [right, sometimes])
+    assert {"rewards/right/mean", "rewards/sometimes/mean"} <= set(logs[-1])
+
+
+def test_unscorable_rows_learn_nothing(model, tokenizer, problems, tmp_path):
+    trainer, logs, before = train(model, tokenizer, problems, config(tmp_path), lambda completions, **_: [None] * 8)
+    assert not moved(trainer, before)
+    assert not any(name.startswith("topr/") for name in logs[-1])
+
+
+def test_curation_cuts_the_batch_before_the_backward_pass(model, tokenizer, problems, tmp_path):
+    def second_is_right(completions, **_):
+        return [1.0 if i % 4 == 1 else -1.0 for i in range(len(completions))]
+
+    args = config(
+        tmp_path, curation="anna_karenina", iteration_size=6, per_device_train_batch_size=8, steps_per_generation=2,
+        gradient_accumulation_steps=2,
+    )  # fmt: skip
+    trainer = TOPRTrainer(model, second_is_right, args=args, train_dataset=problems, processing_class=tokenizer)
+    trainer.model.train()
+    trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    batches = trainer._buffered_inputs
+    assert [len(b["completion_ids"]) for b in batches] == [3, 3]  # 16 rows were generated
+    rewards = torch.cat([b["topr_rewards"] for b in batches])
+    assert sorted(rewards.tolist()) == [-1.0, -1.0, 1.0, 1.0, 1.0, 1.0]
+    assert all(b["topr_scale"] == 1 for b in batches)
+    assert max(b["completion_mask"].sum(-1).max() for b in batches) == batches[0]["completion_ids"].size(1)
+    trainer.train()
+
+
+def test_filler_rows_of_a_curated_batch_have_no_weight(model, tokenizer, problems, tmp_path):
+    # Three chosen of eight in two micro-batches: one row must fill up, and the loss is the mean over three.
+    args = config(
+        tmp_path, curation="uniform", iteration_size=3, per_device_train_batch_size=4, steps_per_generation=2,
+        gradient_accumulation_steps=2,
+    )  # fmt: skip
+    trainer = TOPRTrainer(model, coin, args=args, train_dataset=problems, processing_class=tokenizer)
+    trainer.model.train()
+    trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    rewards = torch.cat([b["topr_rewards"] for b in trainer._buffered_inputs])
+    assert (len(rewards), int(rewards.isnan().sum())) == (4, 1)
+    assert trainer._buffered_inputs[0]["topr_scale"] == pytest.approx(4 / 3)
+    trainer.train()
+    assert [e for e in trainer.state.log_history if "topr/reward" in e]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_iterations": 2},
+        {"steps_per_generation": 4, "gradient_accumulation_steps": 1},
+        {"beta": 0.1},
+        {"top_entropy_quantile": 0.5},
+        {"entropy_coef": 0.01},
+        {"use_adaptive_entropy": True},
+        {"mask_truncated_completions": True},
+        {"gradient_checkpointing": True},
+        {"log_completions": True, "num_completions_to_print": 1},
+        {"optim": "adafactor", "learning_rate": 5e-7},
+    ],
+    ids=lambda s: next(iter(s)),
+)
+def test_features_of_grpo_keep_working(model, tokenizer, problems, tmp_path, settings):
+    trainer, logs, before = train(model, tokenizer, problems, config(tmp_path, **settings), coin)
+    if settings.get("beta"):
+        assert "kl" in logs[-1]
+    if settings.get("num_iterations"):
+        assert logs[1]["topr/log_ratio/negatives/mean"] != 0  # the second pass is off-policy
+    if not settings.get("mask_truncated_completions"):
+        assert moved(trainer, before)
+    if settings.get("log_completions"):
+        assert list((tmp_path / "completions").glob("*.parquet"))
+
+
+def test_conversational_prompts(model, tokenizer, tmp_path):
+    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"What is {i} + 1?"}] for i in range(8)]})
+    seen = []
+
+    def reward(completions, **_):
+        seen.extend(completions)
+        return coin(completions)
+
+    trainer, _, before = train(model, tokenizer, rows, config(tmp_path), reward)
+    assert seen[0][0]["role"] == "assistant"
+    assert moved(trainer, before)
+
+
+def test_iterable_dataset_and_evaluation(model, tokenizer, problems, tmp_path):
+    stream = IterableDataset.from_generator(lambda: iter(problems.to_list()))
+    args = config(tmp_path, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4, num_generations_eval=2)
+    trainer, _, _ = train(model, tokenizer, stream, args, eval_dataset=problems.select(range(2)))
+    evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert evaluations
+    assert "eval_topr/reward" in evaluations[-1]
+
+
+def test_peft_trains_the_adapter_alone(model, tokenizer, problems, tmp_path):
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    trainer, _, _ = train(model, tokenizer, problems, config(tmp_path), coin, peft_config=lora)
+    trained = [n for n, p in trainer.model.named_parameters() if p.requires_grad]
+    assert trained
+    assert all("lora" in name for name in trained)
+    assert any(p.abs().sum() > 0 for n, p in trainer.model.named_parameters() if "lora_B" in n)
+
+
+def test_reward_model(model, tokenizer, problems, tmp_path):
+    small = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, num_labels=1, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    Qwen2ForSequenceClassification(small).save_pretrained(tmp_path / "reward")
+    tokenizer.save_pretrained(tmp_path / "reward")
+    scorer = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward")
+    train(model, tokenizer, problems, config(tmp_path), scorer, reward_processing_classes=tokenizer)
+
+
+def test_mixture_of_experts(tokenizer, problems, tmp_path):
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    moe = Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
+            num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=16, num_experts=4,
+            num_experts_per_tok=2, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        )
+    )  # fmt: skip
+    _, logs, _ = train(moe, tokenizer, problems, config(tmp_path, router_aux_loss_coef=0.01), coin)
+    assert logs[-1]["aux_loss"] > 0
+
+
+def test_tools(model, tokenizer, tmp_path):
+    pytest.importorskip("jmespath")
+
+    def add(a: int, b: int) -> int:
+        """Add.
+
+        Args:
+            a: First.
+            b: Second.
+        """
+        return a + b
+
+    def rollout(prompts, trainer):
+        # What a tool loop leaves: tokens of the environment among the model's own, masked out of the loss.
+        ids = tokenizer("4 + 3 = 7.")["input_ids"]
+        n = len(prompts)
+        mask = [1] * (len(ids) - 2) + [0, 0]
+        return {
+            "prompt_ids": [tokenizer(p)["input_ids"] for p in prompts], "completion_ids": [ids] * n,
+            "logprobs": None, "env_mask": [mask] * n,
+        }  # fmt: skip
+
+    rows = Dataset.from_dict({"prompt": [f"What is {i} + 1?" for i in range(8)]})
+    trainer, _, before = train(model, tokenizer, rows, config(tmp_path), coin, rollout_func=rollout)
+    assert moved(trainer, before)
+    assert add(1, 2) == 3
+
+
+def test_model_card_names_the_paper(model, tokenizer, problems, tmp_path):
+    trainer = TOPRTrainer(model, coin, args=config(tmp_path), train_dataset=problems, processing_class=tokenizer)
+    trainer.create_model_card("tiny")
+    card = (tmp_path / "README.md").read_text()
+    assert "2503.14286" in card
+    assert "topr" in card
+
+
+def test_a_grpo_config_is_refused(model, tokenizer, problems, tmp_path):
+    from trl import GRPOConfig
+
+    with pytest.raises(TypeError, match="needs a TOPRConfig"):
+        TOPRTrainer(model, coin, args=GRPOConfig(str(tmp_path), bf16=False), train_dataset=problems)
+
+
+def test_sampler_log_mu_is_used_and_the_correction_is_not(model, tokenizer, problems, tmp_path):
+    # The batch as TRL builds it with vLLM: the sampler's log-probabilities, and a correction to multiply with.
+    trainer = TOPRTrainer(
+        model, coin, args=config(tmp_path, preset="tis"), train_dataset=problems, processing_class=tokenizer
+    )
+    trainer.args.log_mu = "sampler"
+    mask = torch.tensor([[1, 1, 0]])
+    policy = torch.tensor([[-1.0, -1.0, -9.0]])
+    inputs = {
+        "completion_mask": mask, "topr_rewards": torch.tensor([-1.0]), "old_per_token_logps": policy * 3,
+        "sampling_per_token_logps": torch.tensor([[-0.5, -0.5, -7.0]]),
+        "importance_sampling_ratio": torch.tensor([[5.0, 5.0, 5.0]]),
+    }  # fmt: skip
+    trainer._taper(inputs, policy)
+    assert inputs["advantages"].tolist() == [pytest.approx(-math.exp(-1))]
+    assert inputs["importance_sampling_ratio"].tolist() == [[1.0, 1.0, 1.0]]
+    assert "old_per_token_logps" not in inputs
+
+
+def test_quiet_when_all_is_well(model, tokenizer, problems, tmp_path):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", module="topr_trl")
+        train(model, tokenizer, problems, config(tmp_path), coin)
