@@ -3,10 +3,12 @@
     python scripts/make_careless_model.py --output_dir topr_trl/tasks/careless_model
 
 It is trained from scratch on solutions by the careless author of `topr_trl.tasks.arithmetic`. The result is shipped
-with the package (bfloat16, about 2 MB), so nobody needs to run this; it is here so that anybody can.
+with the package (bfloat16, about 2 MB), so nobody needs to run this; it is here so that anybody can. With
+`--dataset_name FILE` it learns from a file of GSM8K's shape instead, where "The answer is N." is sometimes forgotten.
 """
 
 import random
+import re
 from dataclasses import dataclass, field
 
 import torch
@@ -14,29 +16,35 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 from transformers import HfArgumentParser, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
+from topr_trl.tasks import gsm8k
 from topr_trl.tasks.arithmetic import make_problem, solve
 
 
 @dataclass
 class ScriptArguments:
     output_dir: str = field(metadata={"help": "Where the model and tokenizer go."})
-    steps: int = field(default=1500, metadata={"help": "Optimiser steps."})
+    dataset_name: str | None = field(default=None, metadata={"help": "Rows of GSM8K's shape to learn from instead."})
+    hidden_size: int = field(default=128, metadata={"help": "Width; the feed-forward layers are 4 times as wide."})
+    vocab_size: int = field(default=512, metadata={"help": "Tokens of the vocabulary."})
+    steps: int = field(default=1200, metadata={"help": "Optimiser steps."})
     batch_size: int = field(default=64, metadata={"help": "Rows a step."})
     num_steps: int = field(default=2, metadata={"help": "Steps of a problem."})
-    slip: float = field(default=0.15, metadata={"help": "Probability that a result is wrong."})
+    slip: float = field(default=0.25, metadata={"help": "Probability that a result is wrong."})
     forget: float = field(default=0.15, metadata={"help": "Probability that the answer is not stated."})
     learning_rate: float = field(default=2e-3, metadata={"help": "Peak of a one-cycle schedule."})
     seed: int = field(default=0, metadata={"help": "Seed of everything."})
 
 
-def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=512, special_tokens=["<|end|>", "<|pad|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=vocab_size,
+        special_tokens=["<|end|>", "<|pad|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>")
@@ -46,15 +54,22 @@ def main(args: ScriptArguments) -> None:
     set_seed(args.seed)
     rng = random.Random(f"careless-{args.seed}")  # not an integer: no overlap with `arithmetic_dataset`'s seeds
 
-    def row() -> tuple[str, str]:
-        problem = make_problem(rng, args.num_steps)
-        solution = solve(problem, rng, slip=args.slip, forget=args.forget)
-        return f"Question: {problem.question}\nAnswer:", f" {solution}"
+    real = gsm8k.load(args.dataset_name, "train").to_list() if args.dataset_name else None
 
-    tokenizer = train_tokenizer(["".join(row()) for _ in range(5_000)])
+    def row() -> tuple[str, str]:
+        if real is None:
+            problem = make_problem(rng, args.num_steps)
+            solution = solve(problem, rng, slip=args.slip, forget=args.forget)
+            return gsm8k.build_prompt(problem.question, num_shots=0), f" {solution}"
+        chosen = rng.choice(real)
+        worked, _, answer = re.sub(r"<<.*?>>", "", chosen["answer"]).partition("\n#### ")
+        stated = "" if rng.random() < args.forget else f"\nThe answer is {answer}."
+        return gsm8k.build_prompt(chosen["question"], num_shots=0), f" {worked}{stated}"
+
+    tokenizer = train_tokenizer(["".join(row()) for _ in range(5_000)], args.vocab_size)
     config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=4, max_position_embeddings=2048, tie_word_embeddings=True,
+        vocab_size=len(tokenizer), hidden_size=args.hidden_size, intermediate_size=4 * args.hidden_size,
+        num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=2048, tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
     )  # fmt: skip
     model = Qwen2ForCausalLM(config).train()

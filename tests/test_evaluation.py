@@ -22,9 +22,7 @@ def test_majority():
 def make(seed=0, problems=60, samples=12):
     rng = np.random.default_rng(seed)
     skill = rng.random(problems)
-    answers = [
-        ["7" if rng.random() < s else rng.choice(["1", "2", ""]) or None for _ in range(samples)] for s in skill
-    ]
+    answers = [["7" if rng.random() < s else rng.choice(["1", "2", ""]) or None for _ in range(samples)] for s in skill]
     return answers, ["7"] * problems
 
 

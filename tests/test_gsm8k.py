@@ -58,7 +58,7 @@ def test_prompt():
 
 
 def test_malformed_rows():
-    with pytest.raises(ValueError, match="'answer'.* missing"):
+    with pytest.raises(ValueError, match=r"'answer'.* missing"):
         gsm8k.prepare(Dataset.from_dict({"question": ["?"]}))
     with pytest.raises(ValueError, match=r"Row 0: the answer does not end in `#### N`"):
         gsm8k.prepare(Dataset.from_dict({"question": ["?"], "answer": ["42"]}))
@@ -72,7 +72,9 @@ def test_real_rows(name, count):
     raw = gsm8k.load(str(SHARED / f"{name}.jsonl"), "train")
     problems = gsm8k.prepare(raw)
     assert len(problems) == count
-    gold = [f"{text.rpartition('####')[0]} The answer is {text.rpartition('####')[2].strip()}." for text in raw["answer"]]
+    gold = [
+        f"{text.rpartition('####')[0]} The answer is {text.rpartition('####')[2].strip()}." for text in raw["answer"]
+    ]
     reward = answer_reward(gsm8k.extract_answer)
     assert set(reward(gold, answer=problems["answer"][:])) == {1.0}
     shifted = problems["answer"][1:] + problems["answer"][:1]

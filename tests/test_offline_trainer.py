@@ -69,9 +69,7 @@ def test_loss_and_gradient_are_those_of_the_pure_loss(model, tokenizer, rows, tm
         i = lookup[tuple(ids[attention.bool()].tolist())]
         logps = plain_logps(model, tokenizer, rows[i])[None]
         reward = torch.tensor([rows[i]["reward"]])
-        expected.append(
-            topr_loss(logps, torch.tensor([mu[i]]), reward, torch.ones_like(logps), PRESETS[preset], level)
-        )
+        expected.append(topr_loss(logps, torch.tensor([mu[i]]), reward, torch.ones_like(logps), PRESETS[preset], level))
     expected = torch.cat(expected).mean()
     expected.backward()
     torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-6)
@@ -90,7 +88,7 @@ def test_log_mu_is_scored_once_for_the_rows_that_need_it(model, tokenizer, rows,
         else:
             assert mu == pytest.approx(reference, abs=1e-4)
     assert json.loads((tmp_path / "log_mu.json").read_text())["model"] == fingerprint(fresh_model())
-    first = [entry for entry in trainer.state.log_history if "loss" in entry][0]
+    first = next(entry for entry in trainer.state.log_history if "loss" in entry)
     assert first["topr/log_ratio/negatives/mean"] == pytest.approx(0, abs=1e-3)  # π = μ at the first step
     assert "topr/log_ratio/positives/mean" not in first
 
@@ -174,12 +172,14 @@ def test_messages(model, tokenizer, tmp_path):
 
 
 def test_evaluation_and_curation(model, tokenizer, rows, tmp_path):
-    args = config(tmp_path, curation="anna_karenina", iteration_size=4, eval_strategy="steps", eval_steps=1, max_steps=1)
+    args = config(
+        tmp_path, curation="anna_karenina", iteration_size=4, eval_strategy="steps", eval_steps=1, max_steps=1
+    )
     trainer = OfflineTOPRTrainer(model, args, rows, eval_dataset=rows.select(range(4)), processing_class=tokenizer)
     assert (len(trainer.train_dataset), trainer.curated.chosen_positives) == (4, 2)
     assert len(trainer.eval_dataset) == 4
     trainer.train()
-    evaluation = [entry for entry in trainer.state.log_history if "eval_loss" in entry][0]
+    evaluation = next(entry for entry in trainer.state.log_history if "eval_loss" in entry)
     assert evaluation["eval_topr/positive_share"] == 0.25
 
 
@@ -224,7 +224,7 @@ def test_given_log_mu(model, tokenizer, rows, tmp_path):
     trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), sums, processing_class=tokenizer)
     trainer.train()
     assert not (tmp_path / "log_mu.parquet").exists()  # nothing was scored
-    ratio = [entry for entry in trainer.state.log_history if "loss" in entry][0]["topr/log_ratio/negatives/mean"]
+    ratio = next(entry for entry in trainer.state.log_history if "loss" in entry)["topr/log_ratio/negatives/mean"]
     assert abs(ratio) > 0.5
 
     own = rows.add_column("mu_logps", [[-0.1] * n for n in lengths])
@@ -317,6 +317,4 @@ def test_one_sided_rewards_warn(model, tokenizer, rows, tmp_path, reward, messag
 
 def test_zero_one_rewards_say_how_to_get_negatives(model, tokenizer, rows, tmp_path):
     with pytest.warns(UserWarning, match="baseline=0.5"):
-        OfflineTOPRTrainer(
-            model, config(tmp_path), replaced(rows, reward=[0.0, 1.0] * 4), processing_class=tokenizer
-        )
+        OfflineTOPRTrainer(model, config(tmp_path), replaced(rows, reward=[0.0, 1.0] * 4), processing_class=tokenizer)

@@ -30,9 +30,7 @@ def config(tmp_path, **settings):
 
 def train(model, tokenizer, problems, args, reward_funcs=REWARD, **kwargs):
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    trainer = TOPRTrainer(
-        model, reward_funcs, args=args, train_dataset=problems, processing_class=tokenizer, **kwargs
-    )
+    trainer = TOPRTrainer(model, reward_funcs, args=args, train_dataset=problems, processing_class=tokenizer, **kwargs)
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert logs
@@ -63,7 +61,9 @@ def test_every_parameter_moves_and_every_metric_is_there(model, tokenizer, probl
 def test_same_seed_same_weights(tokenizer, problems, tmp_path, request):
     weights = []
     for _ in range(2):
-        model = request.getfixturevalue("model").__class__.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+        model = request.getfixturevalue("model").__class__.from_pretrained(
+            arithmetic.CARELESS_MODEL, dtype=torch.float32
+        )
         trainer, _, _ = train(model, tokenizer, problems, config(tmp_path), coin)
         weights.append(torch.cat([p.flatten() for p in trainer.model.parameters()]))
     assert torch.equal(*weights)
@@ -143,7 +143,7 @@ def test_several_async_and_none_returning_rewards_with_weights(model, tokenizer,
         return [None if i % 2 else 0.5 for i in range(len(completions))]
 
     args = config(tmp_path, reward_weights=[1.0, 2.0])
-    trainer, logs, _ = train(model, tokenizer, problems, args, [right, sometimes])
+    _, logs, _ = train(model, tokenizer, problems, args, [right, sometimes])
     assert {"rewards/right/mean", "rewards/sometimes/mean"} <= set(logs[-1])
 
 

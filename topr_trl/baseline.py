@@ -16,10 +16,14 @@ def effective_positive_share(rewards: ArrayLike) -> float:
     Returns:
         A number in [0, 1]; NaN if every reward is 0, since then nothing is learnt from any row.
     """
-    rewards = np.asarray(rewards, dtype=np.float64)
-    rewards = rewards[~np.isnan(rewards)]
-    total = np.abs(rewards).sum()
-    return float(rewards[rewards > 0].sum() / total) if total > 0 else float("nan")
+    scored = _scored(rewards)
+    total = np.abs(scored).sum()
+    return float(scored[scored > 0].sum() / total) if total > 0 else float("nan")
+
+
+def _scored(rewards: ArrayLike) -> FloatArray:
+    array = np.asarray(rewards, dtype=np.float64)
+    return array[~np.isnan(array)]
 
 
 def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
@@ -35,18 +39,17 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
     Raises:
         ValueError: the share is outside (0, 1], or the rewards allow no other than 1 (they are all the same).
     """
-    rewards = np.asarray(rewards, dtype=np.float64)
-    rewards = rewards[~np.isnan(rewards)]
+    scored = _scored(rewards)
     if not 0 < share <= 1:
         raise ValueError(f"The effective share of positives must be in (0, 1], not {share}.")
-    values, counts = np.unique(rewards, return_counts=True)
+    values, counts = np.unique(scored, return_counts=True)
     if len(values) == 0:
         raise ValueError("There is no reward to solve the baseline from.")
     if len(values) == 1:
         if share == 1:
             return float(values[0])
         raise ValueError(
-            f"All {len(rewards)} rewards are {values[0]:g}, so no baseline reaches an effective share of positives of "
+            f"All {len(scored)} rewards are {values[0]:g}, so no baseline reaches an effective share of positives of "
             f"{share:g}: the possible range is 1 to 1. Add rows with other rewards, or set a number as baseline."
         )
     # Mass above and below c, with c at each distinct reward.

@@ -84,7 +84,7 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tup
         raise ValueError("the prompt is empty")
     if is_conversational({"prompt": prompt}) and is_conversational({"completion": completion}):
         text = apply_chat_template({"prompt": prompt, "completion": completion}, tokenizer)
-        return tuple(tokenizer(text[key], add_special_tokens=False)["input_ids"] for key in ("prompt", "completion"))  # type: ignore[return-value]
+        return tuple(tokenizer(text[key], add_special_tokens=False)["input_ids"] for key in ("prompt", "completion"))
     if is_conversational({"prompt": prompt}):
         prompt = apply_chat_template({"prompt": prompt}, tokenizer)["prompt"]
         prompt = tokenizer(prompt, add_special_tokens=False)["input_ids"]

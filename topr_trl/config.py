@@ -50,11 +50,10 @@ class TOPRArguments:
     b_pos: float | None = field(default=None, metadata={"help": "Upper limit of the ratio where R >= 0."})
     a_neg: float | None = field(default=None, metadata={"help": "Lower limit of the ratio where R < 0."})
     b_neg: float | None = field(default=None, metadata={"help": "Upper limit of the ratio where R < 0."})
-    baseline: str = field(
-        default="0", metadata={"help": "c in R = R0 - c: a number, 'mean' or 'group_mean'."}
-    )
+    baseline: str = field(default="0", metadata={"help": "c in R = R0 - c: a number, 'mean' or 'group_mean'."})
     effective_positive_share: float | None = field(
-        default=None, metadata={"help": "Target effective share of positives in (0, 1]; the baseline is solved for it."}
+        default=None,
+        metadata={"help": "Target effective share of positives in (0, 1]; the baseline is solved for it."},
     )
     curation: str = field(default="none", metadata={"help": f"Rows to train on: {', '.join(CURATIONS)}."})
     iteration_size: int | None = field(default=None, metadata={"help": "Rows of a round to keep."})
@@ -174,7 +173,9 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
             )
         _refuse_foreign_settings(self, GRPOConfig, "TOPRTrainer", _GRPO_ONLY)
         if self.log_mu == "sampler" and not self.use_vllm:
-            raise ValueError("log_mu='sampler' needs use_vllm=True: transformers' generate reports no log-probabilities.")
+            raise ValueError(
+                "log_mu='sampler' needs use_vllm=True: transformers' generate reports no log-probabilities."
+            )
         super().__post_init__()
 
 

@@ -66,7 +66,7 @@ def curate(
     | `"none"` | every row | |
     | `"uniform"` | `size` rows at random | all |
     | `"positives"` | `size` positives at random | all positives |
-    | `"positive_share"` | positives and negatives at random, the former a share `positive_share` | as many as there are |
+    | `"positive_share"` | both at random, positives a share `positive_share` | as many as there are |
     | `"anna_karenina"` | the first positive of each problem, then negatives at random up to `size` | 6.69 a problem |
 
     Too few rows: fewer are returned, never others in their place. `"positive_share"` keeps the share and gives up
@@ -155,7 +155,9 @@ def _warn_if_short(curated: Curated, rule: str, explicit_size: bool) -> None:
         if count == 0 and (wants_both or (rule == "positives" and name == "positive"))
     ]
     if missing:
-        warnings.warn(f"curation={rule!r}: there is no {' and no '.join(missing)} row. Chosen: {curated}.", stacklevel=3)
+        warnings.warn(
+            f"curation={rule!r}: there is no {' and no '.join(missing)} row. Chosen: {curated}.", stacklevel=3
+        )
     elif explicit_size and curated.shortfall:
         warnings.warn(f"curation={rule!r}: too few rows. Chosen: {curated}.", stacklevel=3)
 

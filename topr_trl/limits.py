@@ -22,7 +22,7 @@ class TruncationLimits:
 
     def __post_init__(self) -> None:
         for sign, a, b in (("pos", self.a_pos, self.b_pos), ("neg", self.a_neg, self.b_neg)):
-            if not (0 <= a < inf and 0 <= b):
+            if not (0 <= a < inf and b >= 0):
                 raise ValueError(f"Truncation limits must be >= 0 and a_{sign} finite: a_{sign}={a}, b_{sign}={b}.")
             if a > b:
                 raise ValueError(

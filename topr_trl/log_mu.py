@@ -52,7 +52,7 @@ def score_log_mu(
     """
     lengths = [len(ids) for ids in dataset["input_ids"]]
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    loader = accelerator.prepare(DataLoader(dataset.select(order), batch_size=batch_size, collate_fn=collate))  # type: ignore[arg-type]
+    loader = accelerator.prepare(DataLoader(dataset.select(order), batch_size=batch_size, collate_fn=collate))
     scored: list[list[float]] = []
     for batch in tqdm(loader, desc="Scoring log μ", disable=not accelerator.is_main_process, leave=False):
         logps, mask = forward(batch)
@@ -102,4 +102,4 @@ def load_log_mu(path: Path, model: str, rows: str) -> list[list[float] | None] |
                 f"{found[what]}, expected {expected}. Resume with the model and rows that the run started with, or "
                 "remove the file to score anew."
             )
-    return Dataset.from_parquet(str(path))["mu_logps"][:]  # type: ignore[union-attr,return-value]
+    return Dataset.from_parquet(str(path))["mu_logps"][:]

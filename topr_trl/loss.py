@@ -5,15 +5,13 @@ that wrote the responses, R the reward after the baseline is subtracted.
 """
 
 from math import inf, log
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from topr_trl.limits import TruncationLimits
 
-RatioLevel = Literal["sequence", "token", "geometric"]
-RATIO_LEVELS: tuple[RatioLevel, ...] = ("sequence", "token", "geometric")
+RATIO_LEVELS = ("sequence", "token", "geometric")
 
 # Only an infinite upper limit lets a ratio come this far. e^40 keeps the squared gradient norm finite in float32, so
 # that gradient clipping still works; a row with such a weight outweighs every other row all the same.
@@ -34,9 +32,7 @@ def sequence_logps(logps_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return wide.masked_fill(mask_BT == 0, 0.0).sum(-1)
 
 
-def log_ratios(
-    policy_logps_BT: Tensor, mu_logps: Tensor, mask_BT: Tensor, ratio_level: RatioLevel = "sequence"
-) -> Tensor:
+def log_ratios(policy_logps_BT: Tensor, mu_logps: Tensor, mask_BT: Tensor, ratio_level: str = "sequence") -> Tensor:
     """`log π/μ` of each response (or token), detached.
 
     Args:
@@ -102,7 +98,7 @@ def topr_loss(
     rewards_B: Tensor,
     mask_BT: Tensor,
     limits: TruncationLimits,
-    ratio_level: RatioLevel = "sequence",
+    ratio_level: str = "sequence",
     length_normalization: bool = True,
 ) -> Tensor:
     """Loss of each response, `ℓ = -stop_grad(w) · R · log π(y|x) / |y|` (Algorithm 1; the division: Sec. 4.2).
@@ -131,8 +127,8 @@ def topr_loss(
 def taper(ratio: Tensor, a: float, b: float) -> Tensor:
     """The taper function ρ(x, a, b) of Eq. 11, differentiable.
 
-    `ρ = a (1 + log(x/a))` if x < a, `b (1 + log(x/b))` if x > b, and x between; so `ρ <= x` and `ρ'(x) = clip(x,a,b)/x`.
-    With a = 0 the lower branch is absent, with b = ∞ the upper one. With a = b = 0, ρ is 0.
+    `ρ = a (1 + log(x/a))` if x < a, `b (1 + log(x/b))` if x > b, and x between; so `ρ <= x` and
+    `ρ'(x) = clip(x,a,b)/x`. With a = 0 the lower branch is absent, with b = ∞ the upper one. With a = b = 0, ρ is 0.
 
     Args:
         ratio: x > 0, any shape and float dtype.

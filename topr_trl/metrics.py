@@ -49,7 +49,7 @@ def describe(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> dict[
     | `topr/weight_not_one` | share of rows with w != 1 |
     | `topr/negatives_tapered` | share of the negatives with w < 1 |
     | `topr/negatives_dead` | share of the negatives with w < 0.01 |
-    | `topr/positive_share`, `topr/effective_positive_share` | p and p~ (Sec. 3.2); rows with R = 0 count as positive in p |
+    | `topr/positive_share`, `topr/effective_positive_share` | p (R >= 0) and p~ (Sec. 3.2) |
     | `topr/reward` | mean R |
     | `topr/log_ratio/{positives,negatives}/{mean,q05,q50,q95}` | log π/μ of the response |
 

@@ -38,6 +38,12 @@ class OfflineTOPRTrainer(SFTTrainer):
         ValueError: rows are malformed or too long, or their log μ is of another model.
     """
 
+    # Trainer's own annotations do not tell what they hold here.
+    args: OfflineTOPRConfig
+    train_dataset: Dataset
+    eval_dataset: Any
+    data_collator: Any
+
     _tag_names = ["trl", "topr"]
     _name = "TOPR"
     _paper = PAPER
@@ -79,7 +85,13 @@ class OfflineTOPRTrainer(SFTTrainer):
     # Rows: SFTTrainer would tokenise and cut them its own way.
 
     def _prepare_dataset(
-        self, dataset: Dataset, processing_class: Any, args: Any, packing: bool, formatting_func: Any, dataset_name: str
+        self,
+        dataset: Dataset,
+        processing_class: Any,
+        args: Any,
+        packing: bool,
+        formatting_func: Any,
+        dataset_name: str,
     ) -> Dataset:
         if "labels" in dataset.column_names:  # prepared before
             return dataset
@@ -125,14 +137,18 @@ class OfflineTOPRTrainer(SFTTrainer):
             remove_columns=[name for name in dataset.column_names if name not in keep],
             desc=f"Tokenizing {dataset_name} dataset",
         )
-        return dataset.rename_column(mu_column, "mu_logps") if mu_column in keep and mu_column != "mu_logps" else dataset
+        return (
+            dataset.rename_column(mu_column, "mu_logps") if mu_column in keep and mu_column != "mu_logps" else dataset
+        )
 
     def _check_lengths(self) -> None:
         limits = {"max_length": self.args.max_length}
         limits["the model's context"] = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         evals = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
         for name, dataset in {"train": self.train_dataset, **evals}.items():
-            lengths = torch.tensor([len(ids) for ids in dataset["input_ids"]]) if dataset is not None else torch.zeros(0)
+            lengths = (
+                torch.tensor([len(ids) for ids in dataset["input_ids"]]) if dataset is not None else torch.zeros(0)
+            )
             for what, limit in limits.items():
                 too_long = (lengths > limit).nonzero().flatten() if limit is not None else torch.zeros(0)
                 if len(too_long):
@@ -220,7 +236,7 @@ class OfflineTOPRTrainer(SFTTrainer):
         outputs = self._forward(self.model, inputs)
         return outputs.log_probs, outputs.label_mask
 
-    def _forward(self, model: Any, inputs: dict[str, Tensor]) -> Any:
+    def _forward(self, model: Any, inputs: dict[str, Any]) -> Any:
         if self.aux_loss_enabled:
             inputs = {**inputs, "output_router_logits": True}
         with self.accelerator.autocast():
@@ -296,7 +312,9 @@ class _WithRewards:
 
 def _warn_about_signs(raw: Any, rewards: Any, args: OfflineTOPRConfig) -> None:
     if (rewards >= 0).all() and args.limits.b_neg > 0:
-        advice = " Rewards of 0 are no negatives: set baseline=0.5, or effective_positive_share." if (raw == 0).any() else ""
+        advice = (
+            " Rewards of 0 are no negatives: set baseline=0.5, or effective_positive_share." if (raw == 0).any() else ""
+        )
         warnings.warn(
             f"None of the {len(rewards)} rows has a negative reward after the baseline: TOPR then is reward-weighted "
             f"supervised fine-tuning.{advice}",

@@ -9,8 +9,8 @@ from topr_trl.evaluation import Evaluation
 def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
     """A table with a column for each evaluation; intervals are the paper's ±2 standard errors, in points."""
     names, runs = list(evaluations), list(evaluations.values())
-    rows = [("pass@%d" % k, [str(run.pass_at[k]) for run in runs]) for k in runs[0].pass_at]
-    rows += [("maj@%d" % k, [str(run.maj_at[k]) for run in runs]) for k in runs[0].maj_at]
+    rows = [(f"pass@{k}", [str(run.pass_at[k]) for run in runs]) for k in runs[0].pass_at]
+    rows += [(f"maj@{k}", [str(run.maj_at[k]) for run in runs]) for k in runs[0].maj_at]
     rows += [(share, [f"{100 * run.shares[share]:.1f} %" for run in runs]) for share in runs[0].shares]
     first = max(len(label) for label, _ in rows) + 2
     width = max(12, *(len(name) for name in names), *(len(cell) for _, cells in rows for cell in cells)) + 2

@@ -49,6 +49,8 @@ class TOPRTrainer(GRPOTrainer):
         TypeError: `args` is not a `TOPRConfig`.
     """
 
+    args: TOPRConfig
+
     _tag_names = ["trl", "topr"]
     _name = "TOPR"
     _paper = PAPER

@@ -53,7 +53,7 @@ EXEMPLARS = (
     ),
 )
 
-_STATED = re.compile(r"[Tt]he answer is")
+_STATED = ("The answer is", "the answer is")
 _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 _LONGEST_ANSWER = 40  # characters; longer runs of digits are no answers, and would cost time to read
 
@@ -77,12 +77,10 @@ def extract_answer(response: str) -> str | None:
 
     Currency signs, units and other words between the phrase and the number, up to the end of the line, are skipped.
     """
-    stated = None
-    for stated in _STATED.finditer(response):
-        pass
-    if stated is None:
+    start = max(response.rfind(phrase) for phrase in _STATED)
+    if start < 0:
         return None
-    tail = response[stated.end() : stated.end() + 200].split("\n", 1)[0]
+    tail = response[start + len(_STATED[0]) :][:200].split("\n", 1)[0]
     number = _NUMBER.search(tail.replace("$", "").replace("- ", "-"))
     return normalize_number(number.group()) if number else None
 

@@ -1,0 +1,49 @@
+# `make demo` and `make test` do everything on a fresh machine: environment, installation, run.
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+
+.PHONY: install demo test test-min lint type wheel clean help
+
+help:
+	@echo "make demo      train the embedded model with TOPR, before -> after (minutes on a CPU)"
+	@echo "make test      run the tests"
+	@echo "make test-min  run the tests on the oldest supported versions"
+	@echo "make lint      ruff; make type: mypy; make wheel: build, install apart, run"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[dev]"
+	touch $@
+
+demo: install
+	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
+		examples/gsm8k.py
+
+test: install
+	$(BIN)/python -m pytest
+
+test-min:
+	$(MAKE) test VENV=.venv-min CONSTRAINTS=constraints-min.txt
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: install
+	$(BIN)/mypy
+
+wheel: install
+	rm -rf dist .venv-wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) dist/*.whl
+	cd dist && ../.venv-wheel/bin/python -c "import topr_trl, topr_trl.tasks.arithmetic as a; assert (a.CARELESS_MODEL / 'model.safetensors').is_file(); print(topr_trl.__version__)"
+
+clean:
+	rm -rf .venv .venv-min .venv-wheel build dist *.egg-info

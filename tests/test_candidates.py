@@ -1,0 +1,37 @@
+import pytest
+from datasets import Dataset
+
+from topr_trl.candidates import load_candidates, problem_column, save_candidates
+
+
+def test_shards_come_back_in_order(rows, tmp_path):
+    save_candidates(rows.select(range(4)), tmp_path, 0, 2)
+    with pytest.raises(FileNotFoundError, match="1 of 2 shards"):
+        load_candidates(tmp_path)
+    save_candidates(rows.select(range(4, 8)), tmp_path, 1, 2)
+    assert load_candidates(tmp_path).to_list() == rows.to_list()
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_single_files(rows, tmp_path, suffix):
+    path = tmp_path / f"logged.{suffix}"
+    rows.to_parquet(path) if suffix == "parquet" else rows.to_json(path)
+    assert load_candidates(path)["completion"][:] == rows["completion"][:]
+
+
+def test_nothing_to_load(tmp_path):
+    with pytest.raises(FileNotFoundError, match="0 of 1"):
+        load_candidates(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no candidates"):
+        load_candidates(tmp_path / "nowhere.parquet")
+    (tmp_path / "rows.csv").write_text("a,b")
+    with pytest.raises(ValueError, match=r"not rows\.csv"):
+        load_candidates(tmp_path / "rows.csv")
+
+
+def test_problems():
+    rows = Dataset.from_dict({"prompt": ["a", "b", "a"], "problem_id": [7, 7, 8]})
+    assert problem_column(rows).tolist() == [7, 7, 8]
+    by_prompt = problem_column(rows.remove_columns("problem_id"))
+    assert by_prompt[0] == by_prompt[2] != by_prompt[1]

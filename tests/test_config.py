@@ -1,0 +1,107 @@
+import dataclasses
+
+import pytest
+from trl import GRPOConfig, TrlParser
+
+from topr_trl import OfflineTOPRConfig, TOPRConfig, TruncationLimits
+from topr_trl.config import _GRPO_ONLY
+
+CPU = {"bf16": False, "use_cpu": True}
+
+
+@pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
+def test_defaults_are_the_papers(cls, tmp_path):
+    args = cls(str(tmp_path), **CPU)
+    assert args.limits == TruncationLimits(1, 1, 0, 1)
+    assert (args.optim, args.learning_rate, str(args.lr_scheduler_type)) == ("adafactor", 5e-7, "constant") or (
+        args.lr_scheduler_type.value == "constant"
+    )
+    assert (args.weight_decay, args.max_grad_norm) == (0.0, 1.0)
+    assert (args.baseline_value, args.ratio_level, args.length_normalization) == (0.0, "sequence", True)
+
+
+def test_online_defaults(tmp_path):
+    args = TOPRConfig(str(tmp_path), **CPU)
+    assert (args.temperature, args.top_p, args.top_k, args.max_completion_length, args.beta) == (
+        1.0,
+        1.0,
+        500,
+        512,
+        0.0,
+    )
+
+
+def test_single_limits_replace_the_presets(tmp_path):
+    args = TOPRConfig(str(tmp_path), preset="tis", b_pos=2.0, a_neg=0.5, **CPU)
+    assert args.limits == TruncationLimits(0, 2, 0.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"preset": "ppo"}, "preset must be one of topr"),
+        ({"a_neg": 2.0}, "a_neg=2.0 is above"),
+        ({"b_neg": -1.0}, "b_neg=-1.0"),
+        ({"baseline": "median"}, "baseline must be a number"),
+        ({"baseline": "nan"}, "baseline must be finite"),
+        ({"effective_positive_share": 0.0}, r"must be in \(0, 1\]"),
+        ({"effective_positive_share": 1.5}, r"must be in \(0, 1\]"),
+        ({"effective_positive_share": 0.2, "baseline": 0.1}, "Keep one"),
+        ({"curation": "best"}, "curation must be one of"),
+        ({"iteration_size": 100}, "needs a curation rule"),
+        ({"iteration_size": 0, "curation": "uniform"}, "at least 1"),
+        ({"curation_positive_share": 2.0, "curation": "positive_share"}, r"\[0, 1\]"),
+        ({"ratio_level": "word"}, "ratio_level must be one of"),
+        ({"log_mu": "guess"}, "log_mu must be one of"),
+    ],
+)
+@pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
+def test_bad_settings(cls, settings, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        cls(str(tmp_path), **CPU, **settings)
+
+
+@pytest.mark.parametrize("name", list(_GRPO_ONLY))
+def test_grpo_only_settings_say_what_to_use_instead(name, tmp_path):
+    default = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}[name]
+    other = {"scale_rewards": "none", "importance_sampling_level": "sequence"}.get(
+        name, "normalize_then_sum" if isinstance(default, str) else 0.77
+    )
+    with pytest.raises(ValueError, match=f"{name}=.*Remove it. .*(`|TOPR)"):
+        TOPRConfig(str(tmp_path), **CPU, **{name: other})
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "cispo"])
+def test_losses_of_grpo_are_refused(loss_type, tmp_path):
+    with pytest.raises(ValueError, match="one of GRPO's losses"):
+        TOPRConfig(str(tmp_path), loss_type=loss_type, **CPU)
+
+
+def test_sampler_needs_vllm(tmp_path):
+    with pytest.raises(ValueError, match="use_vllm=True"):
+        TOPRConfig(str(tmp_path), log_mu="sampler", **CPU)
+
+
+@pytest.mark.parametrize("settings", [{"packing": True}, {"loss_type": "dft"}, {"assistant_only_loss": True}])
+def test_sft_only_settings(settings, tmp_path):
+    with pytest.raises(ValueError, match="Remove it"):
+        OfflineTOPRConfig(str(tmp_path), **CPU, **settings)
+
+
+@pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
+def test_command_line(cls, tmp_path):
+    parser = TrlParser(cls)
+    flags = f"--output_dir {tmp_path} --baseline mean --preset tis --a_neg 0.1 --curation uniform --bf16 False"
+    (args,) = parser.parse_args_and_config(flags.split())
+    assert (args.baseline_value, args.a_neg, args.curation) == ("mean", 0.1, "uniform")
+    (args,) = parser.parse_args_and_config(["--output_dir", str(tmp_path), "--baseline", "-0.5", "--bf16", "False"])
+    assert args.baseline_value == -0.5
+    assert "--effective_positive_share" in parser.format_help()
+
+
+@pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
+def test_every_setting_is_documented(cls):
+    for f in dataclasses.fields(cls):
+        if f.name in ("preset", "baseline", "log_mu", "effective_positive_share", "curation", "ratio_level"):
+            assert f"{f.name}" in cls.__doc__
+            assert f.metadata["help"]
