@@ -69,7 +69,8 @@ def main(args: ScriptArguments) -> None:
     tokenizer = train_tokenizer(["".join(row()) for _ in range(5_000)], args.vocab_size)
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=args.hidden_size, intermediate_size=4 * args.hidden_size,
-        num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=2048, tie_word_embeddings=True,
+        num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4,
+        max_position_embeddings=2048, tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
     )  # fmt: skip
     model = Qwen2ForCausalLM(config).train()

@@ -1,5 +1,6 @@
 import math
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -274,32 +275,131 @@ def test_mixture_of_experts(tokenizer, problems, tmp_path):
     assert logs[-1]["aux_loss"] > 0
 
 
-def test_tools(model, tokenizer, tmp_path):
-    pytest.importorskip("jmespath")
-
-    def add(a: int, b: int) -> int:
-        """Add.
-
-        Args:
-            a: First.
-            b: Second.
-        """
-        return a + b
-
+def test_rollout_function_with_tokens_of_an_environment(model, tokenizer, tmp_path):
     def rollout(prompts, trainer):
         # What a tool loop leaves: tokens of the environment among the model's own, masked out of the loss.
         ids = tokenizer("4 + 3 = 7.")["input_ids"]
-        n = len(prompts)
-        mask = [1] * (len(ids) - 2) + [0, 0]
         return {
-            "prompt_ids": [tokenizer(p)["input_ids"] for p in prompts], "completion_ids": [ids] * n,
-            "logprobs": None, "env_mask": [mask] * n,
+            "prompt_ids": [tokenizer(p)["input_ids"] for p in prompts], "completion_ids": [ids] * len(prompts),
+            "logprobs": None, "env_mask": [[1] * (len(ids) - 2) + [0, 0]] * len(prompts),
         }  # fmt: skip
 
     rows = Dataset.from_dict({"prompt": [f"What is {i} + 1?" for i in range(8)]})
     trainer, _, before = train(model, tokenizer, rows, config(tmp_path), coin, rollout_func=rollout)
     assert moved(trainer, before)
-    assert add(1, 2) == 3
+
+
+@pytest.fixture
+def tool_tokenizer(tokenizer):
+    import trl
+
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    tokenizer.eos_token = "<|im_end|>"
+    return tokenizer
+
+
+def test_tools(model, tool_tokenizer, tmp_path):
+    pytest.importorskip("jmespath")
+    calls = []
+
+    def add(a: int, b: int) -> int:
+        """Add two numbers.
+
+        Args:
+            a: First.
+            b: Second.
+        """
+        calls.append((a, b))
+        return a + b
+
+    model.resize_token_embeddings(len(tool_tokenizer))
+    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "2 + 2?"}]] * 8})
+    args = config(tmp_path, max_steps=1, max_completion_length=256)
+    trainer = TOPRTrainer(model, coin, args=args, train_dataset=rows, processing_class=tool_tokenizer, tools=[add])
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call><|im_end|>'
+
+    def scripted(prompt_ids, *_, **__):  # the embedded model knows no tools: first it calls, then it answers
+        text = call if not calls else "4<|im_end|>"
+        return [tool_tokenizer(text)["input_ids"]] * len(prompt_ids), None
+
+    trainer._generate_single_turn = scripted
+    trainer.train()
+    assert calls == [(2, 2)] * 8
+    log = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert log["tools/call_frequency"] == 1.0
+    assert math.isfinite(log["topr/weight_mean"])
+
+
+def test_environment(model, tool_tokenizer, tmp_path):
+    pytest.importorskip("jmespath")
+
+    class Counter:
+        def reset(self, **_):
+            self.count = 0
+            return " Count."
+
+        def increment(self) -> int:
+            """Add one."""
+            self.count += 1
+            return self.count
+
+    seen = []
+
+    def reward(completions, environments, **_):
+        seen.extend(environments)
+        return coin(completions)
+
+    model.resize_token_embeddings(len(tool_tokenizer))
+    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Go."}]] * 8})
+    trainer, _, _ = train(
+        model, tool_tokenizer, rows, config(tmp_path, max_steps=1), reward, environment_factory=Counter
+    )
+    assert len(seen) == 8
+    assert all(isinstance(environment, Counter) for environment in seen)
+
+
+@pytest.mark.parametrize("curation", ["none", "uniform"])
+def test_vision(tokenizer, tmp_path, curation):
+    image_module = pytest.importorskip("PIL.Image")
+    clip = pytest.importorskip(
+        "transformers.models.clip.image_processing_pil_clip",
+        reason="this transformers has image processors for torchvision only",
+    )
+    from transformers import CLIPVisionConfig, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
+
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<image>"]})
+    template = (
+        "{% for m in messages %}{{ m['role'] }}: {% for c in m['content'] %}{% if c['type'] == 'image' %}<image>"
+        "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endfor %}{% if add_generation_prompt %} assistant:{% endif %}"
+    )
+    processor = LlavaProcessor(
+        clip.CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}),
+        tokenizer, patch_size=14, vision_feature_select_strategy="default", chat_template=template,
+        image_token="<image>", num_additional_image_tokens=1,
+    )  # fmt: skip
+    text = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    vision = CLIPVisionConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14,
+        projection_dim=16,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    image_token_id = tokenizer.convert_tokens_to_ids("<image>")
+    model = LlavaForConditionalGeneration(
+        LlavaConfig(vision_config=vision, text_config=text, image_token_index=image_token_id)
+    )
+    rows = Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": "What?"}], "image": image_module.new("RGB", (28, 28), (30 * i, 0, 0))}
+         for i in range(8)]
+    )  # fmt: skip
+    settings = {"curation": curation, "iteration_size": 4} if curation != "none" else {}
+    trainer, _, before = train(model, processor, rows, config(tmp_path, **settings), coin)
+    assert any("language_model" in name for name in moved(trainer, before))
+    assert any("multi_modal_projector" in name for name in moved(trainer, before))
+    assert len(trainer._buffered_inputs[0]["pixel_values"]) == (4 if settings else 8)
 
 
 def test_model_card_names_the_paper(model, tokenizer, problems, tmp_path):
