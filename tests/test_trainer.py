@@ -352,9 +352,7 @@ def test_environment(model, tool_tokenizer, tmp_path):
 
     model.resize_token_embeddings(len(tool_tokenizer))
     rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Go."}]] * 8})
-    trainer, _, _ = train(
-        model, tool_tokenizer, rows, config(tmp_path, max_steps=1), reward, environment_factory=Counter
-    )
+    train(model, tool_tokenizer, rows, config(tmp_path, max_steps=1), reward, environment_factory=Counter)
     assert len(seen) == 8
     assert all(isinstance(environment, Counter) for environment in seen)
 
@@ -371,7 +369,7 @@ def test_vision(tokenizer, tmp_path, curation):
     tokenizer.add_special_tokens({"extra_special_tokens": ["<image>"]})
     template = (
         "{% for m in messages %}{{ m['role'] }}: {% for c in m['content'] %}{% if c['type'] == 'image' %}<image>"
-        "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endfor %}{% if add_generation_prompt %} assistant:{% endif %}"
+        "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endfor %} assistant:"
     )
     processor = LlavaProcessor(
         clip.CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}),

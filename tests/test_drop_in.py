@@ -1,0 +1,60 @@
+"""Scripts of TRL's documentation, with the two names changed and nothing else."""
+
+import pytest
+from datasets import Dataset
+
+from topr_trl.tasks import arithmetic
+
+# The shape of the scripts in TRL's quickstart and GRPO pages: reward function, config, trainer, train.
+MINIMAL = """
+dataset = load_dataset("trl-lib/ultrafeedback-prompt", split="train")
+
+def reward_num_unique_letters(completions, **kwargs):
+    completion_contents = [completion[0]["content"] for completion in completions]
+    return [float(len(set(content))) for content in completion_contents]
+
+trainer = GRPOTrainer(
+    model="Qwen/Qwen2-0.5B-Instruct",
+    reward_funcs=reward_num_unique_letters,
+    train_dataset=dataset,
+)
+trainer.train()
+"""
+
+CONFIGURED = """
+dataset = load_dataset("trl-lib/tldr", split="train")
+
+def reward_len(completions, **kwargs):
+    return [-abs(20 - len(completion)) for completion in completions]
+
+training_args = GRPOConfig(output_dir="Qwen2-0.5B-GRPO", logging_steps=1, num_generations=4, max_steps=2,
+                           per_device_train_batch_size=4, gradient_accumulation_steps=2, max_completion_length=64)
+trainer = GRPOTrainer(
+    model="Qwen/Qwen2-0.5B-Instruct",
+    reward_funcs=[reward_len],
+    args=training_args,
+    train_dataset=dataset,
+)
+trainer.train()
+trainer.save_model()
+"""
+
+
+@pytest.mark.parametrize("script", [MINIMAL, CONFIGURED], ids=["minimal", "configured"])
+def test_two_names_changed(script, model, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # On a machine without an accelerator, TRL's default of bf16 asks for `use_cpu`, which the scripts do not set.
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
+    model.save_pretrained(tmp_path / "local")
+    tokenizer.save_pretrained(tmp_path / "local")
+    texts = arithmetic.arithmetic_dataset(2, seed=1)["question"][:]
+    prompts = texts if "tldr" in script else [[{"role": "user", "content": text}] for text in texts]
+
+    changed = "from topr_trl import TOPRTrainer, TOPRConfig\n" + script
+    changed = changed.replace("GRPOTrainer", "TOPRTrainer").replace("GRPOConfig", "TOPRConfig")
+    changed = changed.replace("Qwen/Qwen2-0.5B-Instruct", str(tmp_path / "local"))  # no Hub in the tests
+    names = {"load_dataset": lambda *_, **__: Dataset.from_dict({"prompt": prompts})}
+    exec(changed, names)
+    losses = [entry for entry in names["trainer"].state.log_history if "train_loss" in entry]
+    assert losses
+    assert names["trainer"].args.learning_rate == 5e-7
