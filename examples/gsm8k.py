@@ -37,7 +37,7 @@ EMBEDDED = {
     "max_new_tokens": 96, "num_shots": 0, "num_train_problems": 400, "num_test_problems": 400,
     "learning_rate": 1e-4, "optim": "adamw_torch", "per_device_train_batch_size": 32,
     "per_device_eval_batch_size": 128, "bf16": False, "gradient_checkpointing": False, "report_to": "none",
-    "save_strategy": "no", "dtype": "float32", "use_cpu": not torch.accelerator.is_available(),
+    "save_strategy": "no", "logging_steps": 50, "dtype": "float32", "use_cpu": not torch.accelerator.is_available(),
 }  # fmt: skip
 
 
