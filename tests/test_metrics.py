@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from topr_trl.metrics import RowMetrics, describe
 
@@ -34,11 +35,11 @@ def test_padding_rows_do_not_count():
     assert describe(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([NAN])) == {}
 
 
-def test_batches_are_joined_gathered_and_forgotten():
-    rows = RowMetrics()
-    assert rows.flush(lambda t: t) == {}
+def test_batches_are_joined_and_forgotten():
+    rows, alone = RowMetrics(), Accelerator(cpu=True)
+    assert rows.flush(alone) == {}
     rows.add(torch.ones(2), torch.zeros(2), torch.tensor([1.0, -1.0]))
     rows.add(torch.tensor([[0.0, 1.0]]), torch.zeros(1, 2), torch.tensor([-1.0]))  # token level: (B, T)
-    metrics = rows.flush(lambda t: torch.cat([t, t]))
+    metrics = rows.flush(alone)
     assert metrics["topr/weight_mean"] == pytest.approx(2.5 / 3)
-    assert rows.flush(lambda t: t) == {}
+    assert rows.flush(alone) == {}

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from datasets import Dataset
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
+
+from topr_trl.limits import TruncationLimits
 
 # Elements of each parameter that enter the fingerprint. Training moves nearly all of them, so a sample tells.
 _SAMPLED = 512
@@ -29,6 +32,48 @@ def fingerprint(model: nn.Module) -> str:
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
         digest.update(sample.float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def rows_that_need_log_mu(dataset: Dataset, limits: TruncationLimits) -> list[bool]:
+    """Which rows have a weight that depends on the ratio: none with R = 0, and no sign whose two limits are equal."""
+    return [
+        reward != 0 and (limits.ratio_matters_pos if reward > 0 else limits.ratio_matters_neg)
+        for reward in dataset["reward"]
+    ]
+
+
+def check_log_mu(dataset: Dataset, needs: list[bool], model: str, ratio_level: str) -> None:
+    """Check log μ that came with the rows, where it is needed.
+
+    Args:
+        dataset: rows with `mu_logps` (floats, one a token, or their sum), `labels`, and perhaps `mu_fingerprint`.
+        needs: which rows need it.
+        model: fingerprint of the model in training.
+        ratio_level: of the loss; `"token"` needs a value a token.
+
+    Raises:
+        ValueError: it was scored by another model, or a row's values are missing, impossible or not one a token.
+    """
+    if "mu_fingerprint" in dataset.column_names:
+        others = {f for f, needed in zip(dataset["mu_fingerprint"], needs, strict=True) if needed} - {model}
+        if others:
+            raise ValueError(
+                f"Column `mu_logps` was scored by another model: mu_fingerprint {sorted(map(str, others))[0]}, and the "
+                f"model in training has {model}. If that model did write these rows and is the μ you mean, remove the "
+                "column `mu_fingerprint`; to score log μ with the model in training, remove both."
+            )
+    for i, (mu, labels, needed) in enumerate(zip(dataset["mu_logps"], dataset["labels"], needs, strict=True)):
+        if not needed:
+            continue
+        tokens = sum(label != -100 for label in labels)
+        values = mu if isinstance(mu, list) else [mu]
+        if isinstance(mu, list) and len(mu) != tokens:
+            raise ValueError(f"Row {i}: {len(mu)} values of log μ for a completion of {tokens} tokens.")
+        # Rounding may leave a certain token a little above 0.
+        if not all(isinstance(value, float) and -math.inf < value <= 1e-3 for value in values):
+            raise ValueError(f"Row {i}: log μ must be a finite number of at most 0 for each token, or their sum.")
+        if ratio_level == "token" and not isinstance(mu, list):
+            raise ValueError(f"Row {i}: ratio_level='token' needs log μ for each token, not their sum.")
 
 
 @torch.no_grad()

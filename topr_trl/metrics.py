@@ -1,8 +1,7 @@
 """What a run tells about its weights, ratios and rewards, computed once a log from rows collected on the device."""
 
-from collections.abc import Callable
-
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 from topr_trl.baseline import effective_positive_share
@@ -27,15 +26,15 @@ class RowMetrics:
         columns = [x.detach().float() for x in (weights, log_ratio, rewards_B)]
         self._batches.append(torch.stack([x.mean(-1) if x.dim() == 2 else x for x in columns], dim=1))
 
-    def flush(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    def flush(self, accelerator: Accelerator) -> dict[str, float]:
         """The metrics of all batches since the last flush, over all processes; `{}` if there were none.
 
-        Args:
-            gather: concatenates a tensor of shape (rows, 3) over the processes; rows may differ between them.
+        All processes must call it together, and have added batches alike; the rows of a batch may differ in number.
         """
         if not self._batches:
             return {}
-        rows = gather(torch.cat(self._batches)).double().cpu()
+        rows = accelerator.pad_across_processes(torch.cat(self._batches), dim=0, pad_index=torch.nan)
+        rows = accelerator.gather(rows).double().cpu()
         self._batches.clear()
         return describe(weights_N=rows[:, 0], log_ratio_N=rows[:, 1], rewards_N=rows[:, 2])
 

@@ -14,10 +14,18 @@ from trl.trainer.utils import get_config_model_id
 from topr_trl.candidates import problem_column, reward_column, tokenize_row
 from topr_trl.config import OfflineTOPRConfig
 from topr_trl.curation import compose
-from topr_trl.log_mu import fingerprint, load_log_mu, rows_fingerprint, save_log_mu, score_log_mu
+from topr_trl.log_mu import (
+    check_log_mu,
+    fingerprint,
+    load_log_mu,
+    rows_fingerprint,
+    rows_that_need_log_mu,
+    save_log_mu,
+    score_log_mu,
+)
 from topr_trl.loss import log_ratios, topr_loss, truncated_weights
 from topr_trl.metrics import RowMetrics
-from topr_trl.trainer import PAPER, gather_rows
+from topr_trl.paper import PAPER
 
 logger = logging.getLogger(__name__)
 
@@ -176,15 +184,12 @@ class OfflineTOPRTrainer(SFTTrainer):
 
     def _with_log_mu(self, dataset: Dataset, name: str, resumed: bool) -> Dataset:
         """The dataset with a complete `mu_logps`: empty where the row's weight does not depend on it."""
-        limits = self.args.limits
-        needs = [
-            (limits.ratio_matters_pos if reward > 0 else limits.ratio_matters_neg) if reward != 0 else False
-            for reward in dataset["reward"]
-        ]
+        needs = rows_that_need_log_mu(dataset, self.args.limits)
+        model = fingerprint(self.accelerator.unwrap_model(self.model))
         if "mu_logps" in dataset.column_names:
-            self._check_given_log_mu(dataset, needs)
+            check_log_mu(dataset, needs, model, self.args.ratio_level)
             return dataset
-        model, rows = fingerprint(self.accelerator.unwrap_model(self.model)), rows_fingerprint(dataset)
+        rows = rows_fingerprint(dataset)
         path = Path(self.args.output_dir) / f"{name}.parquet"
         mu_logps = load_log_mu(path, model, rows) if resumed else None
         if mu_logps is None:
@@ -207,28 +212,6 @@ class OfflineTOPRTrainer(SFTTrainer):
                 save_log_mu(path, mu_logps, model, rows)
             self.accelerator.wait_for_everyone()
         return dataset.add_column("mu_logps", mu_logps)
-
-    def _check_given_log_mu(self, dataset: Dataset, needs: list[bool]) -> None:
-        if "mu_fingerprint" in dataset.column_names:
-            model = fingerprint(self.accelerator.unwrap_model(self.model))
-            others = {f for f, needed in zip(dataset["mu_fingerprint"], needs, strict=True) if needed} - {model}
-            if others:
-                raise ValueError(
-                    f"Column `mu_logps` was scored by another model: mu_fingerprint {sorted(map(str, others))[0]}, and "
-                    f"the model in training has {model}. If that model did write these rows and is the μ you mean, "
-                    "remove the column `mu_fingerprint`; to score log μ with the model in training, remove both."
-                )
-        for i, (mu, labels, needed) in enumerate(zip(dataset["mu_logps"], dataset["labels"], needs, strict=True)):
-            if not needed:
-                continue
-            tokens = sum(label != -100 for label in labels)
-            values = mu if isinstance(mu, list) else [mu]
-            if isinstance(mu, list) and len(mu) != tokens:
-                raise ValueError(f"Row {i}: {len(mu)} values of log μ for a completion of {tokens} tokens.")
-            if not all(isinstance(v, float) and v == v and v <= 1e-3 for v in values):
-                raise ValueError(f"Row {i}: log μ must be a finite number of at most 0 for each token, or their sum.")
-            if self.args.ratio_level == "token" and not isinstance(mu, list):
-                raise ValueError(f"Row {i}: ratio_level='token' needs log μ for each token, not their sum.")
 
     # Loss: Algorithm 1.
 
@@ -285,7 +268,7 @@ class OfflineTOPRTrainer(SFTTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         mode = "train" if self.model.training else "eval"
-        for name, value in self._row_metrics[mode].flush(gather_rows(self.accelerator)).items():
+        for name, value in self._row_metrics[mode].flush(self.accelerator).items():
             self._metrics[mode][name].append(value)
         super().log(logs, start_time)
 

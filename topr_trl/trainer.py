@@ -1,6 +1,5 @@
 """`TOPRTrainer`: TRL's GRPOTrainer with TOPR's weights, rewards and curation."""
 
-import textwrap
 import warnings
 from typing import Any
 
@@ -13,20 +12,7 @@ from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated, compose
 from topr_trl.loss import log_ratios, truncated_weights
 from topr_trl.metrics import RowMetrics
-
-PAPER = {
-    "title": "Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",
-    "id": "2503.14286",
-    "citation": textwrap.dedent("""\
-        @article{leroux2025topr,
-            title  = {{Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs}},
-            author = {Nicolas {Le Roux} and Marc G. Bellemare and Jonathan Lebensold and Arnaud Bergeron and
-                      Joshua Greaves and Alex Fr{\\'e}chette and Carolyne Pelletier and Eric Thibodeau-Laufer and
-                      S{\\'a}ndor Toth and Sam Work},
-            year   = 2025,
-            eprint = {arXiv:2503.14286},
-        }"""),
-}
+from topr_trl.paper import PAPER
 
 
 class TOPRTrainer(GRPOTrainer):
@@ -214,17 +200,8 @@ class TOPRTrainer(GRPOTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         mode = "train" if self.model.training else "eval"
-        for name, value in self._row_metrics[mode].flush(gather_rows(self.accelerator)).items():
+        for name, value in self._row_metrics[mode].flush(self.accelerator).items():
             self._metrics[mode][name].append(value)
         for name in [name for name in self._metrics[mode] if name.startswith("clip_ratio/")]:
             del self._metrics[mode][name]  # of GRPO's clipping, always 0 here
         super().log(logs, start_time)
-
-
-def gather_rows(accelerator: Any) -> Any:
-    """A function that concatenates (rows, 3) tensors over the processes, with NaN rows where one has fewer."""
-
-    def gather_padded(rows: Tensor) -> Tensor:
-        return accelerator.gather(accelerator.pad_across_processes(rows, dim=0, pad_index=float("nan")))
-
-    return gather_padded
