@@ -51,6 +51,9 @@ def test_standard_error_is_the_papers():
     means = [np.mean([row[rng.integers(8)] for row in correct]) for _ in range(4_000)]
     error = evaluate_samples(answers, truths, seed=3).pass_at[1].standard_error
     assert error == pytest.approx(np.sqrt(np.var(means) / 7), rel=0.25)
+    # K = 1 of S = 2 for 400 problems that are right half the time: V is 1/4 of 1/400, and S - K is 1.
+    pairs = evaluate_samples([["7", "1"]] * 400, ["7"] * 400, seed=3).pass_at[1].standard_error
+    assert pairs == pytest.approx(np.sqrt(0.25 / 400), rel=0.2)
 
 
 def test_invalid_never_wins_a_vote():

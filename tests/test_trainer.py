@@ -70,6 +70,14 @@ def test_same_seed_same_weights(tokenizer, problems, tmp_path, request):
     assert torch.equal(*weights)
 
 
+def plain_logps(model, batch):
+    """(B, T) log π of the completions, by a plain forward."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1].log_softmax(-1)
+    return logits.gather(2, ids[:, 1:, None]).squeeze(2)[:, -batch["completion_ids"].size(1) :]
+
+
 @pytest.mark.parametrize("preset", ["topr", "tis", "reinforce", "positives_only", "opr"])
 @pytest.mark.parametrize(("level", "normalize"), [("sequence", True), ("sequence", False), ("token", True)])
 def test_gradient_is_that_of_the_pure_loss(model, tokenizer, problems, tmp_path, preset, level, normalize):
@@ -85,10 +93,7 @@ def test_gradient_is_that_of_the_pure_loss(model, tokenizer, problems, tmp_path,
     assert "old_per_token_logps" in batch  # the buffered batch is not changed
 
     model.zero_grad()
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-    logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1].log_softmax(-1)
-    logps = logits.gather(2, ids[:, 1:, None]).squeeze(2)[:, -batch["completion_ids"].size(1) :]
+    logps = plain_logps(model, batch)
     topr_loss(
         logps, batch["old_per_token_logps"], batch["topr_rewards"], batch["completion_mask"], PRESETS[preset], level,
         normalize,
@@ -185,7 +190,22 @@ def test_filler_rows_of_a_curated_batch_have_no_weight(model, tokenizer, problem
     trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
     rewards = torch.cat([b["topr_rewards"] for b in trainer._buffered_inputs])
     assert (len(rewards), int(rewards.isnan().sum())) == (4, 1)
-    assert trainer._buffered_inputs[0]["topr_scale"] == pytest.approx(4 / 3)
+    # The gradient of both micro-batches together is that of the mean over the three.
+    trainer.current_gradient_accumulation_steps = 2
+    expected = torch.zeros(())
+    for batch in trainer._buffered_inputs:
+        trainer.compute_loss(trainer.model, batch).backward()
+    ours = torch.cat([p.grad.flatten() for p in model.parameters()])
+    model.zero_grad()
+    for batch in trainer._buffered_inputs:
+        logps = plain_logps(model, batch)
+        losses = topr_loss(
+            logps, logps.detach(), batch["topr_rewards"].nan_to_num(0.0), batch["completion_mask"], PRESETS["topr"]
+        )
+        expected = expected + losses.sum() / 3
+    expected.backward()
+    torch.testing.assert_close(ours, torch.cat([p.grad.flatten() for p in model.parameters()]), rtol=1e-3, atol=2e-6)
+    model.zero_grad()
     trainer.train()
     assert [e for e in trainer.state.log_history if "topr/reward" in e]
 

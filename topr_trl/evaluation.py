@@ -137,7 +137,7 @@ def _majority_is_right(drawn: np.ndarray) -> np.ndarray:
     """(P,) whether the most frequent valid answer, the first seen of equals, is the right one (code 0)."""
     valid = drawn >= 0
     # counts[p, j]: how often the answer of sample j occurs among the drawn of problem p.
-    counts = ((drawn[:, :, None] == drawn[:, None, :]) & valid[:, None, :]).sum(axis=2) * valid
+    counts = (drawn[:, :, None] == drawn[:, None, :]).sum(axis=2) * valid
     winner = counts.argmax(axis=1)  # argmax takes the first of equals
     rows = np.arange(len(drawn))
     return (drawn[rows, winner] == 0) & valid[rows, winner]
