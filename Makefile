@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 
 demo: install
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
-		--num_cpu_threads_per_process $(shell nproc) examples/gsm8k.py
+		--num_cpu_threads_per_process $(shell getconf _NPROCESSORS_ONLN) examples/gsm8k.py
 
 test: install
 	$(BIN)/python -m pytest

@@ -6,9 +6,9 @@ Without arguments: an embedded small model on embedded word problems, a few minu
 
 The paper's set-up (8-shot chain of thought, 16 candidates a problem, Adafactor at 5e-7, one epoch an iteration):
 
-    accelerate launch --config_file deepspeed_zero2.yaml examples/gsm8k.py \\
-        --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct --dtype bfloat16 --dataset_name openai/gsm8k \\
-        --iterations 5 --curation anna_karenina --num_candidates 64 --per_device_train_batch_size 1
+    accelerate launch examples/gsm8k.py --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct \\
+        --dataset_name openai/gsm8k --iterations 5 --curation anna_karenina --num_candidates 64 \\
+        --per_device_train_batch_size 1
 
 `--dataset_name` and `--test_dataset_name` may be files of GSM8K's shape (`.jsonl`). `--use_peft` trains an adapter.
 """
@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, load_candidates, sample_candidates, save_candidates
+from topr_trl.candidates import TABLE_SUFFIXES
 from topr_trl.evaluation import Evaluation, evaluate_samples
 from topr_trl.report import comparison_table, plot_comparison
 from topr_trl.rewards import CORRECT, verdict
@@ -37,7 +38,8 @@ EMBEDDED = {
     "max_new_tokens": 96, "num_shots": 0, "num_train_problems": 400, "num_test_problems": 400,
     "learning_rate": 1e-4, "optim": "adamw_torch", "per_device_train_batch_size": 32,
     "per_device_eval_batch_size": 128, "bf16": False, "gradient_checkpointing": False, "report_to": "none",
-    "save_strategy": "no", "logging_steps": 50, "dtype": "float32", "use_cpu": not torch.accelerator.is_available(),
+    "curation": "uniform", "iteration_size": 6_000, "save_strategy": "no", "logging_steps": 50, "dtype": "float32",
+    "use_cpu": not torch.accelerator.is_available(),
 }  # fmt: skip
 
 
@@ -57,6 +59,8 @@ def load_problems(args: ScriptArguments, train: bool) -> Dataset:
     if args.dataset_name is None:
         rows = arithmetic.arithmetic_dataset(count or 400, seed=1 if train else 2)
     else:
+        if args.test_dataset_name is None and args.dataset_name.endswith(TABLE_SUFFIXES):
+            raise ValueError("A file has no test split: name the test problems with --test_dataset_name.")
         name = args.dataset_name if train else args.test_dataset_name or args.dataset_name
         rows = gsm8k.load(name, "train" if train else "test")
     return gsm8k.prepare(rows.select(range(min(count or len(rows), len(rows)))), args.num_shots)
@@ -70,6 +74,10 @@ def sample_and_score(model, tokenizer, problems, sampling, directory: Path, seed
     verdicts = [verdict(answer, truth) for answer, truth in zip(answers, rows["answer"], strict=True)]
     rows = rows.add_column("extracted", answers).add_column("verdict", verdicts)
     rows = rows.add_column("reward", [1.0 if v == CORRECT else -1.0 for v in verdicts])
+    if state.is_main_process:  # of an earlier run, perhaps with another number of processes
+        for old in directory.glob("candidates-*.parquet"):
+            old.unlink()
+    state.wait_for_everyone()
     save_candidates(rows, directory, state.process_index, state.num_processes)
     state.wait_for_everyone()
     return load_candidates(directory)
@@ -78,7 +86,7 @@ def sample_and_score(model, tokenizer, problems, sampling, directory: Path, seed
 def evaluate(rows: Dataset, samples: int) -> Evaluation:
     answers = rows["extracted"][:]
     problems = [answers[i : i + samples] for i in range(0, len(answers), samples)]
-    ks = [k for k in (4, 8, 16) if k <= samples]
+    ks = [k for k in (2, 4, 8, 16) if k < samples]  # maj@k has an interval for k below the number of samples
     return evaluate_samples(problems, rows["answer"][::samples], pass_ks=[1], maj_ks=ks[-1:])
 
 

@@ -23,7 +23,7 @@ def test_single_files(rows, tmp_path, suffix):
 def test_nothing_to_load(tmp_path):
     with pytest.raises(FileNotFoundError, match="0 of 1"):
         load_candidates(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no candidates"):
+    with pytest.raises(FileNotFoundError, match="no file"):
         load_candidates(tmp_path / "nowhere.parquet")
     (tmp_path / "rows.csv").write_text("a,b")
     with pytest.raises(ValueError, match=r"not rows\.csv"):

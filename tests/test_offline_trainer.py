@@ -1,6 +1,6 @@
-import json
 import math
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
@@ -87,7 +87,8 @@ def test_log_mu_is_scored_once_for_the_rows_that_need_it(model, tokenizer, rows,
             assert mu is None
         else:
             assert mu == pytest.approx(reference, abs=1e-4)
-    assert json.loads((tmp_path / "log_mu.json").read_text())["model"] == fingerprint(fresh_model())
+    metadata = pq.read_schema(tmp_path / "log_mu.parquet").metadata
+    assert metadata[b"model"].decode() == fingerprint(fresh_model())
     first = next(entry for entry in trainer.state.log_history if "loss" in entry)
     assert first["topr/log_ratio/negatives/mean"] == pytest.approx(0, abs=1e-3)  # π = μ at the first step
     assert "topr/log_ratio/positives/mean" not in first
@@ -308,7 +309,8 @@ def test_other_refusals(model, tokenizer, rows, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("reward", "message"), [(1.0, "None of the 8 rows has a negative"), (-1.0, "All 8 rows have a negative")]
+    ("reward", "message"),
+    [(1.0, "None of the 8 candidates has a negative"), (-1.0, "All 8 candidates have a negative")],
 )
 def test_one_sided_rewards_warn(model, tokenizer, rows, tmp_path, reward, message):
     with pytest.warns(UserWarning, match=message):

@@ -45,9 +45,9 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
     values, counts = np.unique(scored, return_counts=True)
     if len(values) == 0:
         raise ValueError("There is no reward to solve the baseline from.")
+    if share == 1:
+        return float(values[0])
     if len(values) == 1:
-        if share == 1:
-            return float(values[0])
         raise ValueError(
             f"All {len(scored)} rewards are {values[0]:g}, so no baseline reaches an effective share of positives of "
             f"{share:g}: the possible range is 1 to 1. Add rows with other rewards, or set a number as baseline."

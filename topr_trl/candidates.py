@@ -11,6 +11,7 @@
 | `sampler_logps` | floats, one a token | log-probabilities as the sampler reported them |
 | `mu_logps` | floats, one a token, or their sum | log μ |
 | `mu_fingerprint` | text | fingerprint of the model that scored `mu_logps` |
+| `tools`, `chat_template_kwargs` | | for the chat template, as in TRL |
 
 Token ids win over text: text that is tokenised anew loses the stop token and need not give the same tokens.
 """
@@ -24,8 +25,6 @@ from datasets import Dataset, load_dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 from trl import apply_chat_template, is_conversational
-
-FINISH_REASONS = ("stop", "length")
 
 
 def reward_column(dataset: Dataset) -> NDArray[np.float64]:
@@ -82,11 +81,12 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tup
         raise ValueError("the completion is empty")
     if not prompt:
         raise ValueError("the prompt is empty")
+    kwargs = row.get("chat_template_kwargs") or {}
     if is_conversational({"prompt": prompt}) and is_conversational({"completion": completion}):
-        text = apply_chat_template({"prompt": prompt, "completion": completion}, tokenizer)
+        text = apply_chat_template({"prompt": prompt, "completion": completion}, tokenizer, row.get("tools"), **kwargs)
         return tuple(tokenizer(text[key], add_special_tokens=False)["input_ids"] for key in ("prompt", "completion"))
     if is_conversational({"prompt": prompt}):
-        prompt = apply_chat_template({"prompt": prompt}, tokenizer)["prompt"]
+        prompt = apply_chat_template({"prompt": prompt}, tokenizer, row.get("tools"), **kwargs)["prompt"]
         prompt = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     if isinstance(prompt, str):
         prompt = tokenizer(prompt)["input_ids"]
@@ -118,14 +118,28 @@ def load_candidates(path: str | Path) -> Dataset:
         ValueError: the file is of another kind.
     """
     path = Path(path)
-    if path.is_dir():
-        shards = sorted(path.glob("candidates-*-of-*.parquet"))
-        expected = int(shards[0].stem.rsplit("-", 1)[1]) if shards else 1
-        if len(shards) != expected:
-            raise FileNotFoundError(f"{path} holds {len(shards)} of {expected} shards candidates-*.parquet.")
-        return load_dataset("parquet", data_files=[str(s) for s in shards], split="train")
+    if not path.is_dir():
+        return read_table(path)
+    shards = sorted(path.glob("candidates-*-of-*.parquet"))
+    expected = int(shards[0].stem.rsplit("-", 1)[1]) if shards else 1
+    if len(shards) != expected:
+        raise FileNotFoundError(f"{path} holds {len(shards)} of {expected} shards candidates-*.parquet.")
+    return load_dataset("parquet", data_files=[str(shard) for shard in shards], split="train")
+
+
+TABLE_SUFFIXES = (".parquet", ".json", ".jsonl")
+
+
+def read_table(path: str | Path) -> Dataset:
+    """Rows of a `.parquet`, `.json` or `.jsonl` file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is of another kind.
+    """
+    path = Path(path)
+    if path.suffix not in TABLE_SUFFIXES:
+        raise ValueError(f"Rows are read from {', '.join(TABLE_SUFFIXES)}, not {path.name}.")
     if not path.is_file():
-        raise FileNotFoundError(f"There are no candidates at {path}.")
-    if path.suffix not in (".parquet", ".json", ".jsonl"):
-        raise ValueError(f"Candidates are read from .parquet, .json or .jsonl, not {path.name}.")
+        raise FileNotFoundError(f"There is no file {path}.")
     return load_dataset("parquet" if path.suffix == ".parquet" else "json", data_files=str(path), split="train")

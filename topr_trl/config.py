@@ -1,5 +1,6 @@
 """Settings of the two trainers: TRL's own, with TOPR's beside them and the paper's values as defaults."""
 
+import warnings
 from dataclasses import MISSING, dataclass, field, fields
 
 from trl import GRPOConfig, SFTConfig
@@ -88,7 +89,12 @@ class TOPRArguments:
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}.")
-        _ = self.limits  # raises with the limit's name
+        if not self.limits.bounded:  # `limits` raises with the limit's name
+            warnings.warn(
+                f"a_neg={self.limits.a_neg:g} is above 0: the objective has no upper bound once a reward is negative "
+                "(Prop. 3.2), and off-policy the model collapses. Good for a comparison; TOPR has a_neg=0.",
+                stacklevel=4,
+            )
         self.baseline = str(self.baseline)
         if self.baseline not in BASELINES:
             try:
@@ -105,6 +111,10 @@ class TOPRArguments:
                     f"baseline={self.baseline} and effective_positive_share={self.effective_positive_share} both set "
                     "the baseline. Keep one of them."
                 )
+        if self.effective_positive_share is not None and self.curation == "positives":
+            raise ValueError(
+                "curation='positives' leaves no negatives, so effective_positive_share cannot be reached. Remove one."
+            )
         if self.iteration_size is not None and self.iteration_size < 1:
             raise ValueError(f"iteration_size must be at least 1, not {self.iteration_size}.")
         if self.iteration_size is not None and self.curation == "none":
@@ -177,6 +187,13 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
                 "log_mu='sampler' needs use_vllm=True: transformers' generate reports no log-probabilities."
             )
         super().__post_init__()
+        generate_every = self.steps_per_generation * self.num_iterations
+        if self.beta != 0 and self.use_bias_correction_kl and self.gradient_accumulation_steps % generate_every != 0:
+            raise ValueError(
+                f"beta={self.beta} with use_bias_correction_kl=True needs the ratio of each token to the sampling "
+                "weights once a batch is used for several optimiser steps, and TOPR's loss does not hold it. Set "
+                "use_bias_correction_kl=False, or beta=0 (the paper's)."
+            )
 
 
 _SFT_ONLY = {

@@ -71,8 +71,8 @@ def curate(
 
     Too few rows: fewer are returned, never others in their place. `"positive_share"` keeps the share and gives up
     size; `"anna_karenina"` returns all negatives there are, and if even the first positives are more than `size`,
-    `size` of them at random and no negative. A shortfall against an explicit `size`, and a choice without positives
-    or without negatives where the rule wants both, warns; `Curated` holds the counts.
+    `size` of them at random and no negative. A shortfall, and a choice without positives or without negatives where
+    the rule wants both, warns; `Curated` holds the counts.
 
     Args:
         rewards: (N,) R; a row is positive if R >= 0. NaN marks a row without a reward: it is never chosen.
@@ -122,8 +122,9 @@ def curate(
             len(positives) / positive_share if positive_share > 0 else np.inf,
             len(negatives) / (1 - positive_share) if positive_share < 1 else np.inf,
         )
-        asked = int(most) if size is None else size
-        count = min(asked, int(most))
+        most = int(most + 1e-9)  # 7 / 0.7 is a little below 10
+        asked = most if size is None else size
+        count = min(asked, most)
         count_positive = min(round(count * positive_share), len(positives))
         chosen = [draw(positives, count_positive), draw(negatives, count - count_positive)]
     else:
@@ -143,11 +144,11 @@ def curate(
         problems=len(np.unique(problem)),
         problems_without_positive=len(np.unique(problem)) - answered,
     )
-    _warn_if_short(curated, rule, explicit_size=size is not None)
+    _warn_if_short(curated, rule)
     return curated
 
 
-def _warn_if_short(curated: Curated, rule: str, explicit_size: bool) -> None:
+def _warn_if_short(curated: Curated, rule: str) -> None:
     wants_both = rule in ("positive_share", "anna_karenina")
     missing = [
         name
@@ -158,7 +159,7 @@ def _warn_if_short(curated: Curated, rule: str, explicit_size: bool) -> None:
         warnings.warn(
             f"curation={rule!r}: there is no {' and no '.join(missing)} row. Chosen: {curated}.", stacklevel=3
         )
-    elif explicit_size and curated.shortfall:
+    elif curated.shortfall:
         warnings.warn(f"curation={rule!r}: too few rows. Chosen: {curated}.", stacklevel=3)
 
 
@@ -185,6 +186,7 @@ def compose(
     rewards = np.asarray(rewards, dtype=np.float64)
     after_baseline = subtract_baseline(rewards, baseline, problem_ids, effective_positive_share)
     curated = curate(after_baseline, problem_ids, rule, size, positive_share, sample_ids, seed)
-    if effective_positive_share is None or rule == "none":
+    one_sided = len(np.unique(rewards[curated.indices])) < 2  # no baseline reaches the share on those alone
+    if effective_positive_share is None or rule == "none" or one_sided:
         return after_baseline[curated.indices], curated
     return subtract_baseline(rewards[curated.indices], baseline, share=effective_positive_share), curated

@@ -1,6 +1,5 @@
 """What the candidates of a model say about it: pass@k, maj@k, valid answers, with the paper's intervals."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import comb, sqrt
@@ -35,12 +34,6 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     if not 1 <= k <= num_samples:
         raise ValueError(f"k must be between 1 and the number of samples, {num_samples}; it is {k}.")
     return 1.0 - comb(num_samples - num_correct, k) / comb(num_samples, k)
-
-
-def majority(answers: Sequence[str | None]) -> str | None:
-    """The most frequent answer, the first seen of equals; None if no sample states one."""
-    counts = Counter(answer for answer in answers if answer is not None)
-    return counts.most_common(1)[0][0] if counts else None
 
 
 @dataclass(frozen=True)

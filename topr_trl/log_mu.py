@@ -1,12 +1,13 @@
 """log μ: the log-probability of each response under the model that starts the round, scored once and kept."""
 
 import hashlib
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
@@ -28,7 +29,9 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         flat = parameter.detach().reshape(-1)
-        sample = flat[torch.linspace(0, len(flat) - 1, min(len(flat), _SAMPLED), device=flat.device).long()]
+        count = min(len(flat), _SAMPLED)
+        # In integers: float32 cannot tell the last of over 2^24 elements from the one after it.
+        sample = flat[torch.arange(count, device=flat.device) * (len(flat) - 1) // max(count - 1, 1)]
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
         digest.update(sample.float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
@@ -114,20 +117,21 @@ def score_log_mu(
     return result
 
 
-def rows_fingerprint(dataset: Dataset) -> str:
-    """A short hash of the token ids of all rows."""
+def rows_fingerprint(dataset: Dataset, needs: list[bool]) -> str:
+    """A short hash of the tokens and rewards of all rows, and of which of them need log μ."""
     digest = hashlib.sha256()
-    for ids in dataset["input_ids"]:
-        digest.update(torch.tensor(ids, dtype=torch.int32).numpy().tobytes() + b"|")
+    for row, needed in zip(dataset.select_columns(["input_ids", "labels", "reward"]), needs, strict=True):
+        digest.update(torch.tensor([*row["input_ids"], *row["labels"]], dtype=torch.int32).numpy().tobytes())
+        digest.update(f"|{row['reward']}|{needed}|".encode())
     return digest.hexdigest()[:16]
 
 
 def save_log_mu(path: Path, mu_logps: list[list[float] | None], model: str, rows: str) -> None:
     """Write log μ with the fingerprints of the model that scored it and of the rows; whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table({"mu_logps": pa.array(mu_logps, pa.list_(pa.float32()))})
     partial = path.with_suffix(".partial")
-    Dataset.from_dict({"mu_logps": mu_logps}).to_parquet(partial)
-    path.with_suffix(".json").write_text(json.dumps({"model": model, "rows": rows}))
+    pq.write_table(table.replace_schema_metadata({"model": model, "rows": rows}), partial)
     partial.replace(path)
 
 
@@ -135,16 +139,17 @@ def load_log_mu(path: Path, model: str, rows: str) -> list[list[float] | None] |
     """What `save_log_mu` wrote, or None if there is nothing.
 
     Raises:
-        ValueError: it was scored by another model, or for other rows.
+        ValueError: it was scored by another model, or for other rows, rewards or limits.
     """
     if not path.is_file():
         return None
-    found = json.loads(path.with_suffix(".json").read_text())
+    table = pq.read_table(path)
     for what, expected in (("model", model), ("rows", rows)):
-        if found[what] != expected:
+        found = (table.schema.metadata or {}).get(what.encode(), b"unknown").decode()
+        if found != expected:
             raise ValueError(
-                f"{path} holds log μ of another {'model' if what == 'model' else 'set of rows'}: fingerprint "
-                f"{found[what]}, expected {expected}. Resume with the model and rows that the run started with, or "
-                "remove the file to score anew."
+                f"{path} holds log μ of another {'model' if what == 'model' else 'set of rows, rewards or limits'}: "
+                f"fingerprint {found}, expected {expected}. Resume with the model, rows and settings that the run "
+                "started with, or remove the file to score anew."
             )
-    return Dataset.from_parquet(str(path))["mu_logps"][:]
+    return table["mu_logps"].to_pylist()

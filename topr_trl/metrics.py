@@ -8,6 +8,8 @@ from topr_trl.baseline import effective_positive_share
 
 # A negative whose weight is below this has practically left the loss.
 DEAD_WEIGHT = 0.01
+# Weights that differ from 1 by less than this do so by rounding.
+ROUNDING = 1e-3
 QUANTILES = (0.05, 0.5, 0.95)
 
 
@@ -34,7 +36,7 @@ class RowMetrics:
         if not self._batches:
             return {}
         rows = accelerator.pad_across_processes(torch.cat(self._batches), dim=0, pad_index=torch.nan)
-        rows = accelerator.gather(rows).double().cpu()
+        rows = accelerator.gather(rows).cpu().double()  # in this order: some devices have no float64
         self._batches.clear()
         return describe(weights_N=rows[:, 0], log_ratio_N=rows[:, 1], rewards_N=rows[:, 2])
 
@@ -64,7 +66,7 @@ def describe(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> dict[
     positive = rewards_N >= 0
     metrics = {
         "topr/weight_mean": weights_N.mean(),
-        "topr/weight_not_one": (weights_N != 1).double().mean(),
+        "topr/weight_not_one": ((weights_N - 1).abs() > ROUNDING).double().mean(),
         "topr/positive_share": positive.double().mean(),
         "topr/reward": rewards_N.mean(),
     }
@@ -74,7 +76,7 @@ def describe(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> dict[
     if not positive.all():
         negative_weights = weights_N[~positive]
         metrics["topr/weight_mean_negatives"] = negative_weights.mean()
-        metrics["topr/negatives_tapered"] = (negative_weights < 1).double().mean()
+        metrics["topr/negatives_tapered"] = (negative_weights < 1 - ROUNDING).double().mean()
         metrics["topr/negatives_dead"] = (negative_weights < DEAD_WEIGHT).double().mean()
     for name, sign in (("positives", positive), ("negatives", ~positive)):
         known = log_ratio_N[sign & ~log_ratio_N.isnan()]

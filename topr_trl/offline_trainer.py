@@ -1,10 +1,10 @@
 """`OfflineTOPRTrainer`: learn from a table of prompts, completions and rewards, without generating a token."""
 
 import logging
-import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
 from torch import Tensor
@@ -24,13 +24,12 @@ from topr_trl.log_mu import (
     score_log_mu,
 )
 from topr_trl.loss import log_ratios, topr_loss, truncated_weights
-from topr_trl.metrics import RowMetrics
-from topr_trl.paper import PAPER
+from topr_trl.trainer_base import TOPRMixin
 
 logger = logging.getLogger(__name__)
 
 
-class OfflineTOPRTrainer(SFTTrainer):
+class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     """Tapered Off-Policy REINFORCE (arXiv 2503.14286) on stored responses.
 
     Takes what [`~trl.SFTTrainer`] takes. The dataset holds `prompt`, `completion` and `reward` (all columns:
@@ -51,10 +50,7 @@ class OfflineTOPRTrainer(SFTTrainer):
     train_dataset: Dataset
     eval_dataset: Any
     data_collator: Any
-
-    _tag_names = ["trl", "topr"]
-    _name = "TOPR"
-    _paper = PAPER
+    _baseline: float  # c of the training set
 
     def __init__(
         self,
@@ -82,12 +78,15 @@ class OfflineTOPRTrainer(SFTTrainer):
             if {"image", "images"} & set(dataset.column_names):
                 raise ValueError("Rows with images are not supported offline. Use TOPRTrainer for vision models.")
             reward_column(dataset)  # raises before a model is loaded
-        self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
-        self._context = None
         if isinstance(eval_dataset, DatasetDict):
             eval_dataset = dict(eval_dataset)
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
-        self._check_lengths()
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            raise ValueError(
+                "OfflineTOPRTrainer does not run under DeepSpeed or FSDP yet: log μ is scored before they shard the "
+                "weights. Launch it in one process or with plain data parallelism."
+            )
+        self._check_lengths({"train": self.train_dataset, **self._by_name(self.eval_dataset)})
         self.data_collator = _WithRewards(self.data_collator)
 
     # Rows: SFTTrainer would tokenise and cut them its own way.
@@ -101,15 +100,15 @@ class OfflineTOPRTrainer(SFTTrainer):
         formatting_func: Any,
         dataset_name: str,
     ) -> Dataset:
-        if "labels" in dataset.column_names:  # prepared before
-            return dataset
         raw, problems = reward_column(dataset), problem_column(dataset)
         train = dataset_name == "train"
+        share = args.effective_positive_share
         rewards, curated = compose(
             raw,
             problems,
-            baseline=args.baseline_value,
-            effective_positive_share=args.effective_positive_share,
+            # A target share describes the training set; other sets get the baseline that it led to.
+            baseline=args.baseline_value if train or share is None else self._baseline,
+            effective_positive_share=share if train else None,
             rule=args.curation if train else "none",
             size=args.iteration_size,
             positive_share=args.curation_positive_share,
@@ -119,8 +118,8 @@ class OfflineTOPRTrainer(SFTTrainer):
         if len(rewards) == 0:
             raise ValueError(f"curation={args.curation!r} chose no row: {curated}.")
         if train:
-            self.curated = curated
-            _warn_about_signs(raw[curated.indices], rewards, args)
+            self.curated, self._baseline = curated, float(raw[curated.indices[0]] - rewards[0])
+            self._warn_about_signs(curated, bool((raw == 0).any()), args.limits)
         dataset = dataset.select(curated.indices).remove_columns("reward")
 
         def tokenize(row: dict[str, Any], index: int) -> dict[str, Any]:
@@ -136,7 +135,7 @@ class OfflineTOPRTrainer(SFTTrainer):
 
         mu_column = "sampler_logps" if args.log_mu == "sampler" else "mu_logps"
         keep = [name for name in (mu_column, "mu_fingerprint") if name in dataset.column_names]
-        if args.log_mu == "sampler" and not keep:
+        if args.log_mu == "sampler" and mu_column not in keep:
             raise ValueError("log_mu='sampler' needs the column `sampler_logps`: the sampler's log-probabilities.")
         dataset = dataset.map(
             tokenize,
@@ -149,20 +148,21 @@ class OfflineTOPRTrainer(SFTTrainer):
             dataset.rename_column(mu_column, "mu_logps") if mu_column in keep and mu_column != "mu_logps" else dataset
         )
 
-    def _check_lengths(self) -> None:
-        limits = {"max_length": self.args.max_length}
-        limits["the model's context"] = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        evals = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
-        for name, dataset in {"train": self.train_dataset, **evals}.items():
-            lengths = (
-                torch.tensor([len(ids) for ids in dataset["input_ids"]]) if dataset is not None else torch.zeros(0)
-            )
-            for what, limit in limits.items():
-                too_long = (lengths > limit).nonzero().flatten() if limit is not None else torch.zeros(0)
+    @staticmethod
+    def _by_name(datasets: Any) -> dict[str, Dataset]:
+        """The evaluation datasets by name; one without a name is `eval`."""
+        return datasets if isinstance(datasets, dict) else {} if datasets is None else {"eval": datasets}
+
+    def _check_lengths(self, datasets: dict[str, Dataset]) -> None:
+        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        for name, dataset in datasets.items():
+            lengths = np.array([len(ids) for ids in dataset["input_ids"]])
+            for what, limit in (("max_length", self.args.max_length), ("the model's context", context)):
+                too_long = np.flatnonzero(lengths > (np.inf if limit is None else limit))
                 if len(too_long):
                     raise ValueError(
                         f"{len(too_long)} of {len(lengths)} rows of the {name} dataset are longer than {what}, {limit} "
-                        f"tokens; the first has {int(lengths[too_long[0]])}. Drop or shorten them."
+                        f"tokens; the first has {lengths[too_long[0]]}. Drop or shorten them."
                     )
 
     def _set_signature_columns_if_needed(self) -> None:
@@ -172,15 +172,46 @@ class OfflineTOPRTrainer(SFTTrainer):
     # log μ: scored with the starting weights, once.
 
     def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
-        self.train_dataset = self._with_log_mu(self.train_dataset, "log_mu", resumed=bool(resume_from_checkpoint))
-        if isinstance(self.eval_dataset, dict):
-            self.eval_dataset = {
-                name: self._with_log_mu(dataset, f"log_mu_{name}", resumed=bool(resume_from_checkpoint))
-                for name, dataset in self.eval_dataset.items()
-            }
-        elif self.eval_dataset is not None:
-            self.eval_dataset = self._with_log_mu(self.eval_dataset, "log_mu_eval", bool(resume_from_checkpoint))
+        """Score log μ with the starting weights, then train; see `transformers.Trainer.train`."""
+        resumed = bool(resume_from_checkpoint)
+        self.train_dataset = self._with_log_mu(self.train_dataset, "log_mu", resumed)
+        self._score_eval_datasets(resumed)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _score_eval_datasets(self, resumed: bool) -> None:
+        scored = {
+            name: self._with_log_mu(dataset, f"log_mu_{name}", resumed)
+            for name, dataset in self._by_name(self.eval_dataset).items()
+        }
+        self.eval_dataset = scored if isinstance(self.eval_dataset, dict) else scored.get("eval")
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Loss and metrics of evaluation rows; see `transformers.Trainer.evaluate`.
+
+        Raises:
+            ValueError: rows that were not given at construction need log μ, and the weights it is of are gone.
+        """
+        if self.state.global_step == 0:
+            self._score_eval_datasets(resumed=False)
+        if eval_dataset is not None and not isinstance(eval_dataset, str):
+            new = {
+                name: self._prepare_dataset(dataset, self.processing_class, self.args, False, None, name)
+                for name, dataset in self._by_name(eval_dataset).items()
+                if "labels" not in dataset.column_names  # a dictionary comes back here set by set
+            }
+            self._check_lengths(new)
+            for name, dataset in new.items():
+                needed = any(rows_that_need_log_mu(dataset, self.args.limits))
+                if self.state.global_step and needed and "mu_logps" not in dataset.column_names:
+                    raise ValueError(
+                        f"The rows of {name} need log μ of the starting weights, and training has moved them. Pass the "
+                        "dataset as eval_dataset when you make the trainer, or give it a column mu_logps."
+                    )
+                new[name] = self._with_log_mu(dataset, f"log_mu_{name}", resumed=False)
+            if new:
+                eval_dataset = new if isinstance(eval_dataset, dict) else new["eval"]
+        # SFTTrainer's own would prepare the rows its way.
+        return super(SFTTrainer, self).evaluate(eval_dataset, *args, **kwargs)
 
     def _with_log_mu(self, dataset: Dataset, name: str, resumed: bool) -> Dataset:
         """The dataset with a complete `mu_logps`: empty where the row's weight does not depend on it."""
@@ -189,7 +220,7 @@ class OfflineTOPRTrainer(SFTTrainer):
         if "mu_logps" in dataset.column_names:
             check_log_mu(dataset, needs, model, self.args.ratio_level)
             return dataset
-        rows = rows_fingerprint(dataset)
+        rows = rows_fingerprint(dataset, needs)
         path = Path(self.args.output_dir) / f"{name}.parquet"
         mu_logps = load_log_mu(path, model, rows) if resumed else None
         if mu_logps is None:
@@ -242,8 +273,9 @@ class OfflineTOPRTrainer(SFTTrainer):
             outputs.log_probs, mu_logps, rewards_B, mask, args.limits, args.ratio_level, args.length_normalization
         )
         mode = "train" if self.model.training else "eval"
-        log_ratio = log_ratios(outputs.log_probs, mu_logps, mask, args.ratio_level)
-        self._row_metrics[mode].add(truncated_weights(log_ratio, rewards_B, args.limits), log_ratio, rewards_B)
+        with torch.no_grad():
+            log_ratio = log_ratios(outputs.log_probs, mu_logps, mask, args.ratio_level)
+            self._row_metrics[mode].add(truncated_weights(log_ratio, rewards_B, args.limits), log_ratio, rewards_B)
 
         if num_items_in_batch is None:
             loss, windows = loss_B.mean(), 1
@@ -266,12 +298,6 @@ class OfflineTOPRTrainer(SFTTrainer):
     ) -> Any:
         return super().prediction_step(model, inputs, True, ignore_keys)
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        mode = "train" if self.model.training else "eval"
-        for name, value in self._row_metrics[mode].flush(self.accelerator).items():
-            self._metrics[mode][name].append(value)
-        super().log(logs, start_time)
-
 
 class _WithRewards:
     """TRL's collator for `input_ids` and `labels`, and beside it R and log μ of each row."""
@@ -291,21 +317,3 @@ class _WithRewards:
         batch["mu_sum"] = torch.tensor(sums, dtype=torch.float32)
         batch["mu_flat"] = torch.tensor([value for m in per_token for value in m], dtype=torch.float32)
         return batch
-
-
-def _warn_about_signs(raw: Any, rewards: Any, args: OfflineTOPRConfig) -> None:
-    if (rewards >= 0).all() and args.limits.b_neg > 0:
-        advice = (
-            " Rewards of 0 are no negatives: set baseline=0.5, or effective_positive_share." if (raw == 0).any() else ""
-        )
-        warnings.warn(
-            f"None of the {len(rewards)} rows has a negative reward after the baseline: TOPR then is reward-weighted "
-            f"supervised fine-tuning.{advice}",
-            stacklevel=4,
-        )
-    elif (rewards < 0).all():
-        warnings.warn(
-            f"All {len(rewards)} rows have a negative reward after the baseline: the model only learns what to avoid, "
-            "and nothing says what to write instead. Add positives, or lower the baseline.",
-            stacklevel=4,
-        )

@@ -1,10 +1,13 @@
 """Draw candidate responses from a model with transformers' `generate`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import is_peft_model
 from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
@@ -60,9 +63,12 @@ def sample_candidates(
         Rows of `topr_trl.candidates`, a problem's together and in sampling order, without a reward.
 
     Raises:
-        ValueError: a prompt and the longest response do not fit in the model's context.
+        ValueError: a prompt and the longest response do not fit in the model's context, or there are fewer problems
+            than processes.
     """
     state = PartialState()
+    if len(problems) < state.num_processes:
+        raise ValueError(f"{len(problems)} problems are too few for {state.num_processes} processes; each needs one.")
     problems = problems.shard(state.num_processes, state.process_index, contiguous=True)
     prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in problems["prompt"]]
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -83,9 +89,8 @@ def sample_candidates(
         eos_token_id=sorted(eos),
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
         stop_strings=list(stop_strings) or None,
+        suppress_tokens=[tokenizer.pad_token_id] if tokenizer.pad_token_id not in {None, *eos} else None,
     )
-    was_training = model.training
-    model.eval()
     # Prompts of like length go together; the rows are put back in the order of the problems.
     order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
     step = max(args.sampling_batch_size // args.num_candidates, 1)
@@ -96,7 +101,8 @@ def sample_candidates(
         batch = order[start : start + step]
         padded = tokenizer.pad({"input_ids": [prompt_ids[i] for i in batch]}, padding_side="left", return_tensors="pt")
         padded = {name: padded[name].to(model.device) for name in ("input_ids", "attention_mask")}
-        generated = model.generate(**padded, generation_config=config, tokenizer=tokenizer)
+        with _sampling_by(model, config):
+            generated = model.generate(**padded, tokenizer=tokenizer)
         responses = generated[:, padded["input_ids"].size(1) :].tolist()
         batch_problems = problems.select(batch).to_list()
         for n, response in enumerate(responses):
@@ -113,8 +119,22 @@ def sample_candidates(
             })  # fmt: skip
         progress.update(len(responses))
     progress.close()
-    model.train(was_training)
     return Dataset.from_list([row for problem in rows for row in problem])
+
+
+@contextmanager
+def _sampling_by(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
+    """Let `generate` see no settings but ours: what is left out it takes from the model, a repetition penalty, say."""
+    owners = [model, model.get_base_model()] if is_peft_model(model) else [model]
+    own_configs, was_training = [owner.generation_config for owner in owners], model.training
+    model.generation_config = config
+    model.eval()
+    try:
+        yield
+    finally:
+        for owner, own in zip(owners, own_configs, strict=True):
+            owner.generation_config = own
+        model.train(was_training)
 
 
 def _as_list(value: int | list[int] | None) -> list[int]:

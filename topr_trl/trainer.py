@@ -1,9 +1,11 @@
 """`TOPRTrainer`: TRL's GRPOTrainer with TOPR's weights, rewards and curation."""
 
-import warnings
 from typing import Any
 
+import numpy as np
 import torch
+from datasets import Dataset
+from numpy.typing import NDArray
 from torch import Tensor
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
@@ -11,11 +13,10 @@ from trl.trainer.utils import get_config_model_id, split_pixel_values_by_grid, u
 from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated, compose
 from topr_trl.loss import log_ratios, truncated_weights
-from topr_trl.metrics import RowMetrics
-from topr_trl.paper import PAPER
+from topr_trl.trainer_base import TOPRMixin
 
 
-class TOPRTrainer(GRPOTrainer):
+class TOPRTrainer(TOPRMixin, GRPOTrainer):
     """Tapered Off-Policy REINFORCE (arXiv 2503.14286) in the place of GRPO.
 
     Takes what [`~trl.GRPOTrainer`] takes. What changes: a response learns from its raw reward minus the baseline
@@ -23,9 +24,12 @@ class TOPRTrainer(GRPOTrainer):
     that reward; and `curation` can cut each generation batch to the rows worth a backward pass.
 
     How: TRL's loss with the ratio switched off is `-A · log π(y|x) / |y|` in its gradient, so with `A = w · R` it is
-    Algorithm 1, and every other term of TRL's loss (KL, entropy, MoE) stays as it is. The weights need the policy's
+    Algorithm 1, and the other terms of TRL's loss (KL, entropy, MoE) stay TRL's. The weights need the policy's
     log-probabilities, so they are put in as soon as TRL's own forward has them. The *value* logged as `loss` is
     `-mean(w · R)`; its gradient is that of the paper's loss.
+
+    A generation batch whose rewards are all the same cannot reach an `effective_positive_share`; it is trained on with
+    the last baseline that was solved (0 before there is one).
 
     Args:
         args (`TOPRConfig`, *optional*):
@@ -33,79 +37,100 @@ class TOPRTrainer(GRPOTrainer):
 
     Raises:
         TypeError: `args` is not a `TOPRConfig`.
+        ValueError: the dataset has no `prompt`, a prompt does not fit in the model's context, or a reward is infinite.
     """
 
     args: TOPRConfig
 
-    _tag_names = ["trl", "topr"]
-    _name = "TOPR"
-    _paper = PAPER
-
-    def __init__(self, model: Any, reward_funcs: Any = None, args: TOPRConfig | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, model: Any, reward_funcs: Any = None, args: TOPRConfig | None = None, *rest: Any, **kwargs: Any
+    ) -> None:
         if args is None:
             model_name = model if isinstance(model, str) else get_config_model_id(model.config)
             args = TOPRConfig(f"{model_name.split('/')[-1]}-TOPR")
         if not isinstance(args, TOPRConfig):
             raise TypeError(f"TOPRTrainer needs a TOPRConfig, not a {type(args).__name__}. It takes the same settings.")
-        self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
+        dataset = rest[0] if rest else kwargs.get("train_dataset")
+        if isinstance(dataset, Dataset) and "prompt" not in dataset.column_names and not _owns_prompts(kwargs):
+            raise ValueError(f"The training dataset needs a column prompt; it has {dataset.column_names}. Rename one.")
         self._rewards_per_func: Tensor | None = None  # raw rewards of the generation batch at hand, all processes
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
-        self._warned_no_negatives = False
-        super().__init__(model, reward_funcs, args, **kwargs)
+        self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
+        super().__init__(model, reward_funcs, args, *rest, **kwargs)
         # The loss of TRL that is `-A · ratio` averaged over the tokens of a response and then over responses.
         self.loss_type = "grpo"
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        tokenized = super()._tokenize_prompts(prompts)
+        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        longest = max(map(len, tokenized[0]), default=0)
+        if context is not None and longest >= context:
+            raise ValueError(
+                f"A prompt has {longest} tokens; the model's context holds {context}. Drop or shorten such prompts."
+            )
+        return tokenized
 
     # Rewards: TRL centres them by group; TOPR wants them raw.
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
-        self._rewards_per_func = super()._calculate_rewards(*args, **kwargs)
-        return self._rewards_per_func
+        rewards_per_func = super()._calculate_rewards(*args, **kwargs)
+        infinite = rewards_per_func.isinf().any(dim=0).nonzero().flatten().tolist()
+        if infinite:
+            name = self.reward_func_names[infinite[0]]
+            raise ValueError(f"The reward function {name!r} returned an infinite reward. Return a finite one, or None.")
+        self._rewards_per_func = rewards_per_func
+        return rewards_per_func
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
-        rewards_per_func, self._rewards_per_func = self._rewards_per_func, None
-        assert rewards_per_func is not None
         train = self.model.training
-        group_size = self.num_generations if train else self.num_generations_eval
-
-        # A row that no function scored has no reward: NaN here, R = 0 in the loss.
-        raw_rewards = (rewards_per_func * self.reward_weights.to(rewards_per_func.device)).nansum(dim=1)
-        raw_rewards[rewards_per_func.isnan().all(dim=1)] = torch.nan
-        raw = raw_rewards.double().cpu().numpy()
-        rewards, curated = compose(
-            raw,
-            torch.arange(len(raw)).div(group_size, rounding_mode="floor").numpy(),
-            baseline=self.args.baseline_value,
-            effective_positive_share=self.args.effective_positive_share,
-            rule=self.args.curation if train else "none",
-            size=self.args.iteration_size,
-            positive_share=self.args.curation_positive_share,
-            # Every process must choose alike, and every round anew.
-            seed=self.args.seed + self.state.global_step,
-        )
-        self._warn_without_negatives(raw, rewards)
+        raw_rewards = self._raw_rewards(batch)
+        rewards, curated = self._compose(raw_rewards, train)
         rewards_all = torch.full_like(raw_rewards, torch.nan)
         rewards_all[torch.from_numpy(curated.indices)] = torch.from_numpy(rewards).to(rewards_all)
         self._show_rewards_in_completions(rewards_all)
 
         start = self.accelerator.process_index * len(inputs)
         batch["topr_rewards"] = rewards_all[start : start + len(inputs)]
-        if train and self.args.curation != "none":
-            batch = self._keep_rows(batch, curated, start, len(inputs))
+        if train:
+            self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args.limits)
+            if self.args.curation != "none":
+                self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))
+                batch = self._keep_rows(batch, curated, start, len(inputs))
         return batch
 
-    def _warn_without_negatives(self, raw: Any, rewards: Any) -> None:
-        if self._warned_no_negatives or not len(rewards) or (rewards < 0).any() or self.args.limits.b_neg == 0:
-            return
-        if not (raw == 0).any():  # all right, rather than a reward that cannot say "wrong"
-            return
-        self._warned_no_negatives = True
-        warnings.warn(
-            "No row of this generation batch has a negative reward after the baseline, though some raw rewards are 0: "
-            "TOPR then is supervised fine-tuning on every row with a reward. With rewards in {0, 1}, set "
-            "baseline=0.5, or effective_positive_share, or reward -1 for a wrong answer.",
-            stacklevel=3,
+    def _raw_rewards(self, batch: dict[str, Any]) -> Tensor:
+        """(N,) weighted sums of the rewards of all processes; NaN where there is nothing to learn from.
+
+        That is a row no function scored, and one that `mask_truncated_completions` masks.
+        """
+        rewards_per_func, self._rewards_per_func = self._rewards_per_func, None
+        assert rewards_per_func is not None
+        raw = (rewards_per_func * self.reward_weights.to(rewards_per_func.device)).nansum(dim=1)
+        masked = self.accelerator.gather(batch["completion_mask"].sum(dim=1) == 0)
+        return raw.masked_fill(rewards_per_func.isnan().all(dim=1) | masked, torch.nan)
+
+    def _compose(self, raw_rewards: Tensor, train: bool) -> tuple[NDArray[np.float64], Curated]:
+        """R and the chosen rows of a generation batch; every process must choose alike, and every round anew."""
+        raw = raw_rewards.cpu().double().numpy()
+        args, share = self.args, self.args.effective_positive_share
+        baseline: float | str = args.baseline_value
+        if share is not None and len(np.unique(raw[~np.isnan(raw)])) < 2:
+            # No baseline reaches the share on rewards that are all the same, and such batches are normal.
+            baseline, share = self._last_baseline, None
+        rewards, curated = compose(
+            raw,
+            np.arange(len(raw)) // (self.num_generations if train else self.num_generations_eval),
+            baseline=baseline,
+            effective_positive_share=share,
+            rule=args.curation if train else "none",
+            size=args.iteration_size,
+            positive_share=args.curation_positive_share,
+            seed=args.seed + self.state.global_step,
         )
+        if share is not None and train:
+            self._last_baseline = float(raw[curated.indices[0]] - rewards[0])
+        return rewards, curated
 
     def _show_rewards_in_completions(self, rewards_all: Tensor) -> None:
         """Put R where TRL's table of completions has its advantages, which are not used here."""
@@ -179,10 +204,14 @@ class TOPRTrainer(GRPOTrainer):
     def _taper(self, inputs: dict[str, Any], policy_logps_BT: Tensor) -> None:
         mask = self._response_mask(inputs)
         mu_logps = inputs.pop("old_per_token_logps", None)
-        if self.args.log_mu == "sampler":
-            mu_logps = inputs["sampling_per_token_logps"]
         if mu_logps is None:  # TRL scores nothing when the weights are still those that sampled
             mu_logps = policy_logps_BT.detach()
+        if self.args.log_mu == "sampler":
+            sampler_logps = inputs.get("sampling_per_token_logps")
+            if sampler_logps is None:
+                raise ValueError("log_mu='sampler', but the rollout gave no log-probabilities. Set log_mu='trainer'.")
+            # NaN where the sampler could not tell: the trainer's own value, as without that token's mismatch.
+            mu_logps = torch.where(sampler_logps.isnan(), mu_logps, sampler_logps)
         log_ratio = log_ratios(policy_logps_BT, mu_logps, mask, self.args.ratio_level)
         rewards_B = inputs["topr_rewards"]
         weights = truncated_weights(log_ratio, rewards_B, self.args.limits)
@@ -200,8 +229,11 @@ class TOPRTrainer(GRPOTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         mode = "train" if self.model.training else "eval"
-        for name, value in self._row_metrics[mode].flush(self.accelerator).items():
-            self._metrics[mode][name].append(value)
         for name in [name for name in self._metrics[mode] if name.startswith("clip_ratio/")]:
             del self._metrics[mode][name]  # of GRPO's clipping, always 0 here
         super().log(logs, start_time)
+
+
+def _owns_prompts(kwargs: dict[str, Any]) -> bool:
+    """Whether an environment writes the prompts, so that the dataset need not have any."""
+    return kwargs.get("environment_factory") is not None

@@ -2,9 +2,10 @@
 
 import re
 from decimal import Decimal, InvalidOperation
-from pathlib import Path
 
 from datasets import Dataset, load_dataset
+
+from topr_trl.candidates import TABLE_SUFFIXES, read_table
 
 # What ends a response besides the stop token: a base model goes on with the next question of the prompt.
 STOP_STRINGS = ("\nQuestion:",)
@@ -117,10 +118,11 @@ def prepare(dataset: Dataset, num_shots: int = 8) -> Dataset:
 
 
 def load(name_or_path: str, split: str) -> Dataset:
-    """Rows of GSM8K's shape: a `.jsonl`, `.json` or `.parquet` file (`split` is not used), or a dataset of the Hub."""
-    path = Path(name_or_path)
-    if path.suffix in (".jsonl", ".json", ".parquet"):
-        if not path.is_file():
-            raise FileNotFoundError(f"There is no file {path}.")
-        return load_dataset("parquet" if path.suffix == ".parquet" else "json", data_files=str(path), split="train")
+    """Rows of GSM8K's shape: a `.jsonl`, `.json` or `.parquet` file (`split` is not used), or a dataset of the Hub.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    if name_or_path.endswith(TABLE_SUFFIXES):
+        return read_table(name_or_path)
     return load_dataset(name_or_path, "main", split=split)

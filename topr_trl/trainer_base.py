@@ -1,0 +1,91 @@
+"""What both trainers share: the paper on model cards, metrics of rows, warnings about settings that cannot learn."""
+
+import textwrap
+import warnings
+from typing import Any
+
+import torch
+from accelerate.utils import is_peft_model
+from torch import nn
+
+from topr_trl.curation import Curated
+from topr_trl.limits import TruncationLimits
+from topr_trl.metrics import RowMetrics
+
+PAPER = {
+    "title": "Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",
+    "id": "2503.14286",
+    "citation": textwrap.dedent("""\
+        @article{leroux2025topr,
+            title  = {{Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs}},
+            author = {Nicolas {Le Roux} and Marc G. Bellemare and Jonathan Lebensold and Arnaud Bergeron and
+                      Joshua Greaves and Alex Fr{\\'e}chette and Carolyne Pelletier and Eric Thibodeau-Laufer and
+                      S{\\'a}ndor Toth and Sam Work},
+            year   = 2025,
+            eprint = {arXiv:2503.14286},
+        }"""),
+}
+
+
+class TOPRMixin:
+    """Goes before a trainer of TRL in the bases of a TOPR trainer."""
+
+    _tag_names = ["trl", "topr"]
+    _name = "TOPR"
+    _paper = PAPER
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
+        self._warned_about_signs: set[str] = set()
+        super().__init__(*args, **kwargs)
+        _warn_if_updates_vanish(self.model, self.is_deepspeed_enabled)  # type: ignore[attr-defined]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the metrics of `topr_trl.metrics.describe` to what TRL logs."""
+        mode = "train" if self.model.training else "eval"  # type: ignore[attr-defined]
+        for name, value in self._row_metrics[mode].flush(self.accelerator).items():  # type: ignore[attr-defined]
+            self._metrics[mode][name].append(value)  # type: ignore[attr-defined]
+        super().log(logs, start_time)  # type: ignore[misc]
+
+    def _warn_about_signs(self, curated: Curated, zeros: bool, limits: TruncationLimits) -> None:
+        """Warn, once a sign, of candidates that are all positive or all negative after the baseline."""
+        positives, negatives = curated.available_positives, curated.available_negatives
+        if positives and not negatives and limits.b_neg > 0:
+            sign, message = (
+                "positive",
+                (
+                    f"None of the {positives} candidates has a negative reward after the baseline: TOPR then is "
+                    "reward-weighted supervised fine-tuning."
+                    + (
+                        " Rewards of 0 are no negatives: set baseline=0.5, or effective_positive_share."
+                        if zeros
+                        else ""
+                    )
+                ),
+            )
+        elif negatives and not positives:
+            sign, message = (
+                "negative",
+                (
+                    f"All {negatives} candidates have a negative reward after the baseline: the model only learns what to "
+                    "avoid, and nothing says what to write instead. Add positives, or lower the baseline."
+                ),
+            )
+        else:
+            return
+        if sign not in self._warned_about_signs:
+            self._warned_about_signs.add(sign)
+            warnings.warn(message, stacklevel=2)
+
+
+def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
+    """Warn of weights in half precision: a step of the paper's size is below their resolution and is lost."""
+    trained = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
+    # DeepSpeed keeps float32 weights of its own.
+    if trained and not is_deepspeed and not is_peft_model(model):
+        warnings.warn(
+            f"The weights to train are {trained.pop()}, without a float32 copy: updates smaller than about 1/256 of a "
+            "weight round to nothing, and at a learning rate like 5e-7 nearly all are. Load the model in float32 "
+            "(the computation stays in bfloat16 with bf16=True), or use DeepSpeed.",
+            stacklevel=2,
+        )
