@@ -48,6 +48,7 @@ def test_single_limits_replace_the_presets(tmp_path):
         ({"effective_positive_share": 1.5}, r"must be in \(0, 1\]"),
         ({"effective_positive_share": 0.2, "baseline": 0.1}, "Keep one"),
         ({"curation": "best"}, "curation must be one of"),
+        ({"effective_positive_share": 0.2, "curation": "positives"}, "leaves no negatives"),
         ({"iteration_size": 100}, "needs a curation rule"),
         ({"iteration_size": 0, "curation": "uniform"}, "at least 1"),
         ({"curation_positive_share": 2.0, "curation": "positive_share"}, r"\[0, 1\]"),
@@ -105,3 +106,15 @@ def test_every_setting_is_documented(cls):
         if f.name in ("preset", "baseline", "log_mu", "effective_positive_share", "curation", "ratio_level"):
             assert f"{f.name}" in cls.__doc__
             assert f.metadata["help"]
+
+
+def test_an_unbounded_objective_warns(tmp_path):
+    with pytest.warns(UserWarning, match=r"a_neg=0\.1 is above 0"):
+        OfflineTOPRConfig(str(tmp_path), a_neg=0.1, **CPU)
+
+
+def test_kl_off_policy_must_not_be_corrected_by_a_ratio_that_is_not_there(tmp_path):
+    TOPRConfig(str(tmp_path), beta=0.1, **CPU)
+    TOPRConfig(str(tmp_path), beta=0.1, num_iterations=2, use_bias_correction_kl=False, **CPU)
+    with pytest.raises(ValueError, match="use_bias_correction_kl=False"):
+        TOPRConfig(str(tmp_path), beta=0.1, num_iterations=2, **CPU)

@@ -27,6 +27,7 @@ def source(function):
         (GRPOTrainer, "_generate_and_score_completions", ["inputs"]),
         (GRPOTrainer, "_compute_loss", ["model", "inputs"]),
         (GRPOTrainer, "_get_per_token_logps_and_entropies", ["model", "input_ids", "attention_mask", "logits_to_keep"]),
+        (GRPOTrainer, "_tokenize_prompts", ["prompts"]),
         (GRPOTrainer, "log", ["logs", "start_time"]),
         (SFTTrainer, "_prepare_dataset",
          ["dataset", "processing_class", "args", "packing", "formatting_func", "dataset_name"]),
@@ -114,6 +115,24 @@ def test_no_new_setting_of_grpo_goes_unnoticed():
         "entropy_coef_min",
     }  # fmt: skip
     assert read - passing <= set(config._GRPO_ONLY), f"new settings of GRPO's loss: {read - passing}"
+
+
+def test_no_new_attribute_of_grpo_is_read_by_its_loss():
+    # The same for what TRL keeps on the trainer. New here: ask whether TOPR must refuse, neutralise or let it pass.
+    read = {
+        node.attr
+        for node in ast.walk(ast.parse(source(GRPOTrainer._compute_loss)))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    }
+    known = {
+        "_get_per_token_logps_and_entropies", "aux_loss_enabled", "top_entropy_quantile", "get_high_entropy_mask",
+        "off_policy_mask_threshold", "get_off_policy_mask", "importance_sampling_level", "beta", "args", "loss_type",
+        "epsilon_low", "epsilon_high", "get_gamma_weights", "use_vllm", "vllm_importance_sampling_correction", "model",
+        "current_gradient_accumulation_steps", "max_completion_length", "accelerator", "_entropy_bonus_enabled",
+        "use_adaptive_entropy", "_last_world_entropy", "entropy_coef", "_metrics", "_entropy_window_stats",
+        "router_aux_loss_coef",
+    }  # fmt: skip
+    assert read <= known, f"new in TRL's loss: {read - known}"
 
 
 def test_overrides_are_thin():

@@ -65,7 +65,9 @@ def test_positives():
     assert len(curate(REWARDS, PROBLEMS, "positives", 2).indices) == 2
 
 
-@pytest.mark.parametrize(("size", "share", "rows", "positives"), [(4, 0.5, 4, 2), (10, 0.1, 10, 1), (None, 0.5, 6, 3)])
+@pytest.mark.parametrize(
+    ("size", "share", "rows", "positives"), [(4, 0.5, 4, 2), (10, 0.1, 10, 1), (None, 0.5, 6, 3), (None, 0.25, 12, 3)]
+)
 def test_fixed_share(size, share, rows, positives):
     curated = curate(REWARDS, PROBLEMS, "positive_share", size, share)
     assert (len(curated.indices), curated.chosen_positives) == (rows, positives)
@@ -151,3 +153,14 @@ def test_compose_reaches_the_share_on_the_chosen_rows():
     rewards, curated = compose(REWARDS, PROBLEMS, effective_positive_share=0.2, rule="anna_karenina", size=5)
     assert rewards[rewards > 0].sum() / np.abs(rewards).sum() == pytest.approx(0.2)
     assert curated.chosen_positives == 2
+
+
+def test_a_share_that_uses_every_row_is_not_lost_to_rounding():
+    # 7 / 0.7 is 10 less one bit in floating point.
+    assert len(curate([1.0] * 7 + [-1.0] * 3, range(10), "positive_share", None, 0.7).indices) == 10
+
+
+def test_compose_keeps_the_first_baseline_where_the_chosen_are_alike():
+    # Over all candidates, p~ = 1/2 asks for 1 - c = 2 c: c = 1/3. A single row has no share of its own.
+    rewards, _ = compose([1.0, 0.0, 0.0], [0, 1, 1], effective_positive_share=0.5, rule="uniform", size=1)
+    assert rewards[0] == pytest.approx(2 / 3) or rewards[0] == pytest.approx(-1 / 3)

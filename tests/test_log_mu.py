@@ -1,7 +1,8 @@
 import pytest
 import torch
+from datasets import Dataset
 
-from topr_trl.log_mu import fingerprint, load_log_mu, save_log_mu
+from topr_trl.log_mu import fingerprint, load_log_mu, rows_fingerprint, save_log_mu
 
 
 def test_fingerprint(model):
@@ -30,3 +31,19 @@ def test_round_trip_and_mismatch(tmp_path):
         load_log_mu(path, "x", "r")
     with pytest.raises(ValueError, match="another set of rows"):
         load_log_mu(path, "m", "x")
+
+
+def test_fingerprint_of_a_parameter_too_long_for_float32():
+    # float32 rounds 17,825,791 up to 17,825,792, one past the end.
+    assert fingerprint(torch.nn.Linear(1, 17_825_792, bias=False))
+
+
+def test_rows_differ_by_tokens_rewards_and_need():
+    def rows(**changes):
+        row = {"input_ids": [1, 2], "labels": [-100, 2], "reward": 1.0, **changes}
+        return Dataset.from_list([row])
+
+    first = rows_fingerprint(rows(), [True])
+    assert first == rows_fingerprint(rows(), [True])
+    assert len({first, rows_fingerprint(rows(), [False]), rows_fingerprint(rows(reward=-1.0), [True]),
+                rows_fingerprint(rows(labels=[1, 2]), [True])}) == 4  # fmt: skip

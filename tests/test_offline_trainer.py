@@ -320,3 +320,88 @@ def test_one_sided_rewards_warn(model, tokenizer, rows, tmp_path, reward, messag
 def test_zero_one_rewards_say_how_to_get_negatives(model, tokenizer, rows, tmp_path):
     with pytest.warns(UserWarning, match="baseline=0.5"):
         OfflineTOPRTrainer(model, config(tmp_path), replaced(rows, reward=[0.0, 1.0] * 4), processing_class=tokenizer)
+
+
+def test_resuming_with_other_limits_or_rewards_is_an_error(tokenizer, rows, tmp_path):
+    steps = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    OfflineTOPRTrainer(fresh_model(), config(tmp_path, **steps), rows, processing_class=tokenizer).train()
+    checkpoint = str(tmp_path / "checkpoint-1")
+    for settings, data in (({"preset": "tis"}, rows), ({}, replaced(rows, reward=[1.0, -1.0] * 4))):
+        trainer = OfflineTOPRTrainer(
+            fresh_model(), config(tmp_path, **steps, **settings), data, processing_class=tokenizer
+        )
+        with pytest.raises(ValueError, match="another set of rows, rewards or limits"):
+            trainer.train(resume_from_checkpoint=checkpoint)
+
+
+def test_evaluation_before_and_after_training(model, tokenizer, rows, tmp_path):
+    trainer = OfflineTOPRTrainer(
+        model, config(tmp_path, max_steps=1), rows, {"a": rows.select(range(4))}, processing_class=tokenizer
+    )
+    before = trainer.evaluate()
+    assert math.isfinite(before["eval_a_loss"])
+    # μ is the model itself: every weight is 1, and the loss is that of naive REINFORCE.
+    logged = next(entry for entry in trainer.state.log_history if "eval_topr/weight_mean" in entry)
+    assert logged["eval_topr/weight_mean"] == pytest.approx(1, abs=1e-3)
+    direct = trainer.evaluate(rows.select(range(4)))
+    assert direct["eval_loss"] == pytest.approx(before["eval_a_loss"], rel=1e-5)
+    trainer.train()
+    assert math.isfinite(trainer.evaluate()["eval_a_loss"])
+    with pytest.raises(ValueError, match="need log μ of the starting weights"):
+        trainer.evaluate(rows.select(range(2)))
+
+
+def test_an_evaluation_set_gets_the_baseline_of_the_training_set(model, tokenizer, rows, tmp_path):
+    right = rows.filter(lambda row: row["reward"] > 0)
+    trainer = OfflineTOPRTrainer(
+        model, config(tmp_path, effective_positive_share=0.5), rows, right, processing_class=tokenizer
+    )
+    # p = 1/4 and p~ = 1/2: c = -1/2.
+    assert trainer.eval_dataset["reward"][:] == [pytest.approx(1.5)] * 2
+
+
+def test_log_mu_is_scored_without_dropout(tokenizer, rows, tmp_path):
+    model = fresh_model()
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), rows, processing_class=tokenizer)
+    scored = trainer._with_log_mu(trainer.train_dataset, "log_mu", resumed=False)["mu_logps"][:]
+    assert scored[0] == pytest.approx(plain_logps(fresh_model(), tokenizer, rows[0]).tolist(), abs=1e-4)
+    assert model.training is trainer.model.training
+
+
+def test_settings_reach_the_loss_and_the_curation(tokenizer, rows, tmp_path):
+    def loss(**settings):
+        trainer = OfflineTOPRTrainer(
+            fresh_model(), config(tmp_path, **settings), rows.select([3]), processing_class=tokenizer
+        )
+        return trainer.compute_loss(trainer.model, trainer.data_collator([trainer.train_dataset[0]])).item()
+
+    tokens = len(plain_logps(fresh_model(), tokenizer, rows[3]))
+    assert loss(length_normalization=False) == pytest.approx(tokens * loss(), rel=1e-4)
+
+    def chosen(data, **settings):
+        args = config(tmp_path, curation="anna_karenina", iteration_size=3, **settings)
+        trainer = OfflineTOPRTrainer(fresh_model(), args, data, processing_class=tokenizer)
+        return {tuple(ids) for ids in trainer.train_dataset["input_ids"]}
+
+    assert chosen(rows, seed=1) == chosen(rows.select(range(7, -1, -1)), seed=1)  # by sample_id, not by place
+    assert len({frozenset(chosen(rows, seed=seed)) for seed in range(6)}) > 1
+
+
+def test_chat_template_settings_of_a_row_are_used(model, tokenizer, tmp_path):
+    tokenizer.chat_template = "{% if loud %}LOUD{% endif %}" + tokenizer.chat_template
+    messages = {"prompt": [{"role": "user", "content": "Hi"}], "completion": [{"role": "assistant", "content": "Ho"}]}
+    rows = Dataset.from_list([
+        {**messages, "reward": 1.0, "chat_template_kwargs": {"loud": True}},
+        {**messages, "reward": -1.0, "chat_template_kwargs": {"loud": False}},
+    ])  # fmt: skip
+    trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
+    texts = [tokenizer.decode(ids) for ids in trainer.train_dataset["input_ids"]]
+    assert [text.startswith("LOUD") for text in texts] == [True, False]
+
+
+def test_a_column_named_labels_is_nothing_special(model, tokenizer, rows, tmp_path):
+    labelled = rows.add_column("labels", ["good"] * 8)
+    trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), labelled, processing_class=tokenizer)
+    trainer.train()

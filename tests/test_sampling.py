@@ -62,3 +62,19 @@ def test_context_overflow_is_an_error_before_anything_is_drawn(model, tokenizer,
 def test_bad_arguments():
     with pytest.raises(ValueError, match="num_candidates must be at least 1"):
         SamplingArguments(num_candidates=0)
+
+
+def test_settings_of_the_model_do_not_leak_in(model, tokenizer, problems):
+    args = SamplingArguments(num_candidates=3, max_new_tokens=40)
+    plain = sample_candidates(model, tokenizer, problems, args)["completion"][:]
+    own = model.generation_config
+    own.repetition_penalty, own.no_repeat_ngram_size, own.min_p = 1.3, 2, 0.2
+    assert sample_candidates(model, tokenizer, problems, args)["completion"][:] == plain
+    assert model.generation_config is own
+
+
+def test_a_sampled_pad_token_cannot_pass_for_an_end(model, tokenizer, problems):
+    with torch.no_grad():  # a model that would rather pad than anything
+        model.lm_head.weight[tokenizer.pad_token_id] = 10 * model.lm_head.weight.mean(0)
+    rows = sample_candidates(model, tokenizer, problems, SamplingArguments(num_candidates=2, max_new_tokens=10))
+    assert all(rows["completion_ids"])

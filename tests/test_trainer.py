@@ -455,6 +455,153 @@ def test_sampler_log_mu_is_used_and_the_correction_is_not(model, tokenizer, prob
 
 
 def test_quiet_when_all_is_well(model, tokenizer, problems, tmp_path):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", module="topr_trl")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         train(model, tokenizer, problems, config(tmp_path), coin)
+    assert not [w for w in caught if "topr_trl" in w.filename or "negative" in str(w.message)]
+
+
+# What must not change by a slip: values, not only that something moved.
+
+
+def generation_batch(trainer):
+    """The buffered micro-batches of the first generation batch."""
+    trainer.model.train()
+    trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    return trainer._buffered_inputs
+
+
+def make_trainer(model, tokenizer, problems, args, reward_funcs=coin, **kwargs):
+    return TOPRTrainer(model, reward_funcs, args, problems, processing_class=tokenizer, **kwargs)
+
+
+def test_weighted_sum_of_rewards_leaves_none_out(model, tokenizer, problems, tmp_path):
+    def some(completions, **_):
+        return [None, None, 1.0, 1.0] * 2
+
+    def others(completions, **_):
+        return [None, 2.0, None, 2.0] * 2
+
+    args = config(tmp_path, reward_weights=[1.0, 10.0])
+    batches = generation_batch(make_trainer(model, tokenizer, problems, args, [some, others]))
+    rewards = torch.cat([b["topr_rewards"] for b in batches])
+    assert int(rewards.isnan().sum()) == 2
+    assert sorted(rewards[~rewards.isnan()].tolist()) == [1.0, 1.0, 20.0, 20.0, 21.0, 21.0]
+
+
+def test_masked_tokens_are_in_neither_the_ratio_nor_the_length(model, tokenizer, problems, tmp_path):
+    trainer = make_trainer(model, tokenizer, problems, config(tmp_path, preset="tis", length_normalization=False))
+    policy = torch.tensor([[-1.0, -1.0, -5.0, -9.0]])
+    inputs = {
+        "completion_mask": torch.tensor([[1, 1, 1, 0]]), "tool_mask": torch.tensor([[1, 1, 0, 1]]),
+        "topr_rewards": torch.tensor([-1.0]), "old_per_token_logps": torch.tensor([[-0.5, -0.5, -1.0, -1.0]]),
+    }  # fmt: skip
+    trainer._taper(inputs, policy)
+    # Ratio e^-1 over the model's own two tokens; TRL divides by those two, so the length is put back.
+    assert inputs["advantages"].item() == pytest.approx(-2 * math.exp(-1))
+
+
+def test_truncated_completions_that_are_masked_are_no_rows(model, tokenizer, problems, tmp_path):
+    args = config(
+        tmp_path, mask_truncated_completions=True, max_completion_length=12, curation="uniform", iteration_size=8
+    )
+    trainer = make_trainer(model, tokenizer, problems, args)  # no response ends within twelve tokens
+    with pytest.warns(UserWarning, match="too few rows"):
+        batches = generation_batch(trainer)
+    assert torch.cat([b["topr_rewards"] for b in batches]).isnan().all()
+
+
+def test_padding_of_unchosen_rows_is_cut(model, tokenizer, tmp_path):
+    def rollout(prompts, trainer):
+        ids = [[7] * (3 if i % 2 else 20) for i in range(len(prompts))]
+        return {"prompt_ids": [[5]] * len(prompts), "completion_ids": ids, "logprobs": None}
+
+    def short_is_right(completion_ids, **_):
+        return [1.0 if len(ids) == 3 else -1.0 for ids in completion_ids]
+
+    rows = Dataset.from_dict({"prompt": [f"{i}" for i in range(8)]})
+    args = config(tmp_path, curation="positives", preset="tis", num_iterations=2)
+    batches = generation_batch(make_trainer(model, tokenizer, rows, args, short_is_right, rollout_func=rollout))
+    assert batches[0]["completion_ids"].shape == (4, 3)
+    assert batches[0]["old_per_token_logps"].shape == (4, 3)
+
+
+def test_evaluation_is_not_curated_and_groups_by_its_own_size(model, tokenizer, problems, tmp_path):
+    args = config(
+        tmp_path, curation="positives", baseline="group_mean", num_generations_eval=2, per_device_eval_batch_size=8,
+        eval_strategy="steps",
+    )  # fmt: skip
+
+    def by_position(completions, **_):
+        return [float(i) for i in range(len(completions))]
+
+    trainer = make_trainer(model, tokenizer, problems, args, by_position, eval_dataset=problems.select(range(4)))
+    trainer.model.eval()
+    batch = trainer._prepare_inputs(next(iter(trainer.get_eval_dataloader())))
+    assert batch["topr_rewards"].tolist() == [-0.5, 0.5] * 4
+
+
+def test_every_round_chooses_anew(model, tokenizer, problems, tmp_path):
+    args = config(tmp_path, curation="uniform", iteration_size=4)
+    trainer = make_trainer(model, tokenizer, problems, args)
+    raw = torch.tensor([-1.0, 1.0] * 4)
+    chosen = []
+    for step in range(6):
+        trainer.state.global_step = step
+        chosen.append(tuple(trainer._compose(raw, train=True)[1].indices))
+    assert len(set(chosen)) > 1
+
+
+def test_table_of_completions_shows_our_rewards(model, tokenizer, problems, tmp_path):
+    trainer, _, _ = train(model, tokenizer, problems, config(tmp_path, log_completions=True, baseline=-3), coin)
+    assert sorted(set(trainer._logs["advantages"])) == [2.0, 4.0]
+
+
+def test_a_batch_of_equal_rewards_does_not_end_a_run_with_a_target_share(model, tokenizer, problems, tmp_path):
+    calls = []
+
+    def later_all_wrong(completions, **_):
+        calls.append(1)
+        return coin(completions) if len(calls) == 1 else [-1.0] * len(completions)
+
+    args = config(tmp_path, effective_positive_share=0.2)
+    with pytest.warns(UserWarning, match="All 8 candidates have a negative reward"):
+        trainer, logs, _ = train(model, tokenizer, problems, args, later_all_wrong)
+    # p = 1/2 and p~ = 0.2 give c = 0.6, kept for the second batch: R = -1.6.
+    assert [round(entry["topr/reward"], 6) for entry in logs] == [-0.6, -1.6]
+    assert trainer._last_baseline == pytest.approx(0.6)
+
+
+def test_all_positive_rewards_warn_whatever_their_value(model, tokenizer, problems, tmp_path):
+    with pytest.warns(UserWarning, match="None of the 8 candidates has a negative"):
+        train(model, tokenizer, problems, config(tmp_path, max_steps=1), lambda completions, **_: [5.0] * 8)
+
+
+def test_sampler_log_mu_survives_tokens_it_could_not_score(model, tokenizer, problems, tmp_path):
+    trainer = make_trainer(model, tokenizer, problems, config(tmp_path, preset="tis"))
+    trainer.args.log_mu = "sampler"
+    inputs = {
+        "completion_mask": torch.tensor([[1, 1]]), "topr_rewards": torch.tensor([-1.0]),
+        "sampling_per_token_logps": torch.tensor([[float("nan"), -0.5]]),
+    }  # fmt: skip
+    trainer._taper(dict(inputs), torch.tensor([[-1.0, -1.0]]))
+    with pytest.raises(ValueError, match="gave no log-probabilities"):
+        trainer._taper({**inputs, "sampling_per_token_logps": None}, torch.tensor([[-1.0, -1.0]]))
+
+
+@pytest.mark.parametrize(
+    ("columns", "reward", "message"),
+    [
+        ({"question": ["a"] * 8}, coin, "needs a column prompt; it has"),
+        ({"prompt": ["a" * 4_000] * 8}, coin, "the model's context holds 2048"),
+        ({"prompt": ["a"] * 8}, lambda completions, **_: [float("inf")] * 8, "'<lambda>' returned an infinite reward"),
+    ],
+)
+def test_bad_input(model, tokenizer, tmp_path, columns, reward, message):
+    with pytest.raises(ValueError, match=message):
+        make_trainer(model, tokenizer, Dataset.from_dict(columns), config(tmp_path), reward).train()
+
+
+def test_half_precision_weights_warn(model, tokenizer, problems, tmp_path):
+    with pytest.warns(UserWarning, match="without a float32 copy"):
+        make_trainer(model.to(torch.bfloat16), tokenizer, problems, config(tmp_path))

@@ -51,25 +51,18 @@ class TOPRMixin:
         """Warn, once a sign, of candidates that are all positive or all negative after the baseline."""
         positives, negatives = curated.available_positives, curated.available_negatives
         if positives and not negatives and limits.b_neg > 0:
-            sign, message = (
-                "positive",
-                (
-                    f"None of the {positives} candidates has a negative reward after the baseline: TOPR then is "
-                    "reward-weighted supervised fine-tuning."
-                    + (
-                        " Rewards of 0 are no negatives: set baseline=0.5, or effective_positive_share."
-                        if zeros
-                        else ""
-                    )
-                ),
+            sign = "positive"
+            message = (
+                f"None of the {positives} candidates has a negative reward after the baseline: TOPR then is "
+                "reward-weighted supervised fine-tuning."
             )
+            if zeros:
+                message += " Rewards of 0 are no negatives: set baseline=0.5, or effective_positive_share."
         elif negatives and not positives:
-            sign, message = (
-                "negative",
-                (
-                    f"All {negatives} candidates have a negative reward after the baseline: the model only learns what to "
-                    "avoid, and nothing says what to write instead. Add positives, or lower the baseline."
-                ),
+            sign = "negative"
+            message = (
+                f"All {negatives} candidates have a negative reward after the baseline: the model only learns what "
+                "to avoid, and nothing says what to write instead. Add positives, or lower the baseline."
             )
         else:
             return
