@@ -30,3 +30,10 @@ def test_the_author_is_as_careless_as_told():
     assert 0.12 < sum(a is None for a in answers) / 2_000 < 0.18
     right = sum(a == str(p.answer) for a, p in zip(answers, problems, strict=True)) / 2_000
     assert 0.35 < right < 0.45
+
+
+def test_the_embedded_model_and_its_tokenizer_agree(model, tokenizer):
+    assert len(tokenizer) == model.config.vocab_size
+    text = "Ünïcode, 12,345 and <|endoftext|>\n"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert max(tokenizer(text)["input_ids"]) < model.config.vocab_size

@@ -182,6 +182,7 @@ def test_evaluation_and_curation(model, tokenizer, rows, tmp_path):
     trainer.train()
     evaluation = next(entry for entry in trainer.state.log_history if "eval_loss" in entry)
     assert evaluation["eval_topr/positive_share"] == 0.25
+    assert math.isfinite(evaluation["eval_loss"])
 
 
 def test_effective_share(model, tokenizer, rows, tmp_path):
@@ -217,6 +218,13 @@ def test_mixture_of_experts(tokenizer, rows, tmp_path):
     trainer = OfflineTOPRTrainer(moe, args, rows, processing_class=tokenizer)
     trainer.train()
     assert trainer.state.log_history[0]["aux_loss"] > 0
+    # Over four micro-batches the auxiliary loss counts once, as the rows do.
+    batch, losses = trainer.data_collator([trainer.train_dataset[0]]), {}
+    for steps in (1, 4):
+        trainer.current_gradient_accumulation_steps = steps
+        losses[steps] = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=torch.tensor(1)).item()
+    aux = trainer._metrics["train"]["aux_loss"][-1]
+    assert losses[1] - losses[4] == pytest.approx(0.01 * aux * 3 / 4, rel=1e-2)
 
 
 def test_given_log_mu(model, tokenizer, rows, tmp_path):
@@ -364,10 +372,11 @@ def test_log_mu_is_scored_without_dropout(tokenizer, rows, tmp_path):
     model = fresh_model()
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.5
+    model.train()
     trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), rows, processing_class=tokenizer)
     scored = trainer._with_log_mu(trainer.train_dataset, "log_mu", resumed=False)["mu_logps"][:]
     assert scored[0] == pytest.approx(plain_logps(fresh_model(), tokenizer, rows[0]).tolist(), abs=1e-4)
-    assert model.training is trainer.model.training
+    assert model.training
 
 
 def test_settings_reach_the_loss_and_the_curation(tokenizer, rows, tmp_path):

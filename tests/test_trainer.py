@@ -584,7 +584,9 @@ def test_sampler_log_mu_survives_tokens_it_could_not_score(model, tokenizer, pro
         "completion_mask": torch.tensor([[1, 1]]), "topr_rewards": torch.tensor([-1.0]),
         "sampling_per_token_logps": torch.tensor([[float("nan"), -0.5]]),
     }  # fmt: skip
-    trainer._taper(dict(inputs), torch.tensor([[-1.0, -1.0]]))
+    batch = dict(inputs)
+    trainer._taper(batch, torch.tensor([[-1.0, -1.0]]))
+    assert batch["advantages"].item() == pytest.approx(-math.exp(-0.5))  # the known token's ratio alone
     with pytest.raises(ValueError, match="gave no log-probabilities"):
         trainer._taper({**inputs, "sampling_per_token_logps": None}, torch.tensor([[-1.0, -1.0]]))
 
