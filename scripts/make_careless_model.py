@@ -47,7 +47,7 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(texts, trainer)
-    # Every byte is a token, so nothing is unknown; but Qwen2's tokenizer would add a token for it, past the model's last.
+    # Every byte is a token, so nothing is unknown; but Qwen2's tokenizer would add one for it, past the model's last.
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>", unk_token="<|end|>"
     )
