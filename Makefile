@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
+# Two OpenMP threads that spin on a busy core are slower than one by an order of magnitude; let them sleep.
+export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 

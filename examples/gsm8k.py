@@ -13,6 +13,7 @@ The paper's set-up (8-shot chain of thought, 16 candidates a problem, Adafactor 
 `--dataset_name` and `--test_dataset_name` may be files of GSM8K's shape (`.jsonl`). `--use_peft` trains an adapter.
 """
 
+import importlib.util
 import json
 import logging
 import sys
@@ -105,6 +106,8 @@ def main(script_args, sampling, training_args, model_args) -> None:
     def test_model(label: str) -> None:
         rows = sample_and_score(model, tokenizer, test, eval_sampling, out / label / "test", seed, f"Testing, {label}")
         results[label] = evaluate(rows, script_args.eval_samples)
+        if PartialState().is_main_process:  # at once: a later failure loses nothing
+            (out / "results.json").write_text(json.dumps({k: v.to_dict() for k, v in results.items()}, indent=1))
 
     test_model("before")
     for i in range(1, script_args.iterations + 1):
@@ -122,10 +125,14 @@ def main(script_args, sampling, training_args, model_args) -> None:
         model = trainer.accelerator.unwrap_model(trainer.model)
         test_model(label)
 
+    print_once(f"\n{comparison_table(results)}\n\nResults, checkpoints, candidates and log μ are in {out}/")
     if PartialState().is_main_process:
-        (out / "results.json").write_text(json.dumps({k: v.to_dict() for k, v in results.items()}, indent=1))
-        plot_comparison(results, out / "results.png")
-    print_once(f"\n{comparison_table(results)}\n\nPlot, checkpoints, candidates and log μ are in {out}/")
+        if importlib.util.find_spec("matplotlib"):
+            plot_comparison(results, out / "results.png")
+        else:
+            print("No plot: matplotlib is not installed (the extra `plots`).")
+    PartialState().wait_for_everyone()
+    PartialState().destroy_process_group()
 
 
 def print_once(text: str) -> None:

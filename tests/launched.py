@@ -69,6 +69,9 @@ def main(kind: str, out: Path) -> None:
         }
         (out / f"{kind}-{processes}.json").write_text(json.dumps(result))
         torch.save(unwrapped.state_dict(), out / f"{kind}-{processes}.pt")
+    # A process that leaves while another still talks to it can abort that one.
+    trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ def test_estimates_agree_with_slow_ones():
     assert result.pass_at[1].value == pytest.approx(np.mean([[a == "7" for a in row] for row in answers]))
     assert result.maj_at[12].value == pytest.approx(np.mean([majority(row) == "7" for row in answers]), abs=0.05)
     assert np.isnan(result.maj_at[12].standard_error)
+    assert result.to_dict()["maj_at"][12]["standard_error"] is None
     rng = np.random.default_rng(2)
     slow = np.mean(
         [[majority(rng.permutation(np.array(row, object))[:5]) == "7" for row in answers] for _ in range(300)]

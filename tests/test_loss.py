@@ -135,6 +135,17 @@ def test_unknown_ratio_is_fine_where_it_does_not_matter():
     assert truncated_weights(nan, torch.tensor([-1.0, -1.0]), PRESETS["topr"]).isnan().all()
 
 
+@pytest.mark.parametrize("name", list(PRESETS))
+@pytest.mark.parametrize("level", ["sequence", "token", "geometric"])
+def test_rows_that_learn_nothing_need_no_log_mu(name, level):
+    policy = torch.full((1, 2), -1.0, requires_grad=True)
+    mu = torch.full((1, 2), float("nan"))
+    loss = topr_loss(policy, mu, torch.tensor([0.0]), torch.ones(1, 2), PRESETS[name], level)
+    loss.sum().backward()
+    assert loss.item() == 0
+    assert (policy.grad == 0).all()
+
+
 def test_weights_are_detached():
     policy = torch.full((1, 2), -1.0, requires_grad=True)
     assert not log_ratios(policy, torch.zeros(1), torch.ones(1, 2)).requires_grad

@@ -244,6 +244,21 @@ def test_given_log_mu(model, tokenizer, rows, tmp_path):
         OfflineTOPRTrainer(fresh_model(), config(tmp_path, max_steps=1), foreign, processing_class=tokenizer).train()
 
 
+def test_groups_without_a_difference_are_no_trouble(model, tokenizer, rows, tmp_path):
+    # group_mean leaves R = 0 for a problem whose answers are all alike; under tis every other row needs log μ.
+    alike = replaced(rows, reward=[-1.0] * 4 + [-1.0, -1.0, -1.0, 1.0])
+    args = config(tmp_path, preset="tis", baseline="group_mean", max_steps=2)
+    trainer = OfflineTOPRTrainer(model, args, alike, processing_class=tokenizer)
+    trainer.train()
+    assert torch.isfinite(flat(model)).all()
+    assert trainer.state.log_history[0]["grad_norm"] > 0
+
+
+def test_rewards_that_all_equal_the_baseline_are_an_error(model, tokenizer, rows, tmp_path):
+    with pytest.raises(ValueError, match="nothing to learn"):
+        OfflineTOPRTrainer(model, config(tmp_path), replaced(rows, reward=[0.0] * 8), processing_class=tokenizer)
+
+
 def test_sampler_log_mu(model, tokenizer, rows, tmp_path):
     args = config(tmp_path, log_mu="sampler", max_steps=1)
     with pytest.raises(ValueError, match="sampler_logps"):
@@ -292,6 +307,7 @@ def test_malformed_rows(model, tokenizer, rows, tmp_path, columns, message):
         ([[-0.1]] * 8, {}, "Row 0: 1 values of log μ for a completion of"),
         ([float("nan")] * 8, {}, "Row 0: log μ must be a finite number"),
         ([5.0] * 8, {}, "Row 0: log μ must be a finite number"),
+        ([float("-inf")] * 8, {}, "Row 0: log μ must be a finite number"),
         ([-5.0] * 8, {"ratio_level": "token"}, "for each token"),
     ],
 )

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from datasets import Dataset, IterableDataset
+from packaging.version import Version
 from transformers import AutoModelForSequenceClassification, Qwen2Config, Qwen2ForSequenceClassification
 
 from topr_trl import PRESETS, TOPRConfig, TOPRTrainer
@@ -351,6 +353,7 @@ def test_tools(model, tool_tokenizer, tmp_path):
     assert math.isfinite(log["topr/weight_mean"])
 
 
+@pytest.mark.skipif(Version(transformers.__version__) < Version("5.2"), reason="TRL asks for transformers 5.2 for this")
 def test_environment(model, tool_tokenizer, tmp_path):
     pytest.importorskip("jmespath")
 

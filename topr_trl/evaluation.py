@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import comb, sqrt
+from typing import Any
 
 import numpy as np
 
@@ -55,9 +56,13 @@ class Evaluation:
     num_problems: int
     num_samples: int
 
-    def to_dict(self) -> dict[str, object]:
-        """Plain values, for JSON."""
-        return asdict(self)
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; a standard error that does not exist is None."""
+        plain = asdict(self)
+        for estimate in (*plain["pass_at"].values(), *plain["maj_at"].values()):
+            if estimate["standard_error"] != estimate["standard_error"]:
+                estimate["standard_error"] = None
+        return plain
 
 
 def evaluate_samples(

@@ -73,7 +73,7 @@ def check_log_mu(dataset: Dataset, needs: list[bool], model: str, ratio_level: s
         if isinstance(mu, list) and len(mu) != tokens:
             raise ValueError(f"Row {i}: {len(mu)} values of log μ for a completion of {tokens} tokens.")
         # Rounding may leave a certain token a little above 0.
-        if not all(isinstance(value, float) and -math.inf < value <= 1e-3 for value in values):
+        if not all(isinstance(value, int | float) and -math.inf < value <= 1e-3 for value in values):
             raise ValueError(f"Row {i}: log μ must be a finite number of at most 0 for each token, or their sum.")
         if ratio_level == "token" and not isinstance(mu, list):
             raise ValueError(f"Row {i}: ratio_level='token' needs log μ for each token, not their sum.")

@@ -69,7 +69,8 @@ def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLi
     """`w = clip(π/μ, a, b)`, with (a+, b+) where R >= 0 and (a-, b-) where R < 0 (Eq. 7).
 
     Computed in log space, so ratios of e^±1000 are safe. A row whose two limits are equal has that weight whatever
-    its ratio, even if the ratio is unknown (NaN): positives need no log μ under the TOPR limits.
+    its ratio, even if the ratio is unknown (NaN): positives need no log μ under the TOPR limits. Nor does a row with
+    R = 0, whatever the limits.
 
     Args:
         log_ratio: (B,) or (B, T) `log π/μ`, as `log_ratios` gives it.
@@ -89,6 +90,9 @@ def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLi
 
     # Stop-gradient: the weight scales the gradient of log π, it is not differentiated (Algorithm 1).
     log_ratio = log_ratio.detach()
+    # Nobody computes the ratio of a row that learns nothing, and 0 times an unknown weight must be 0.
+    nothing_to_learn = (rewards_B == 0).view_as(positive)
+    log_ratio = log_ratio.masked_fill(nothing_to_learn & log_ratio.isnan(), 0.0)
     return torch.where(positive, clipped(limits.a_pos, limits.b_pos), clipped(limits.a_neg, limits.b_neg))
 
 

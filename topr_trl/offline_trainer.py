@@ -11,9 +11,10 @@ from torch import Tensor
 from trl import SFTTrainer
 from trl.trainer.utils import get_config_model_id
 
+from topr_trl.baseline import FloatArray
 from topr_trl.candidates import problem_column, reward_column, tokenize_row
 from topr_trl.config import OfflineTOPRConfig
-from topr_trl.curation import compose
+from topr_trl.curation import Curated, compose
 from topr_trl.log_mu import (
     check_log_mu,
     fingerprint,
@@ -118,8 +119,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if len(rewards) == 0:
             raise ValueError(f"curation={args.curation!r} chose no row: {curated}.")
         if train:
-            self.curated, self._baseline = curated, float(raw[curated.indices[0]] - rewards[0])
-            self._warn_about_signs(curated, bool((raw == 0).any()), args.limits)
+            self._note_choice(raw, rewards, curated, args)
         dataset = dataset.select(curated.indices).remove_columns("reward")
 
         def tokenize(row: dict[str, Any], index: int) -> dict[str, Any]:
@@ -147,6 +147,15 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return (
             dataset.rename_column(mu_column, "mu_logps") if mu_column in keep and mu_column != "mu_logps" else dataset
         )
+
+    def _note_choice(self, raw: FloatArray, rewards: FloatArray, curated: Curated, args: OfflineTOPRConfig) -> None:
+        if not rewards.any():
+            raise ValueError(
+                f"All {len(rewards)} rewards of the training dataset are 0 after the baseline: there is nothing to "
+                "learn. Add rows with other rewards, or change baseline."
+            )
+        self.curated, self._baseline = curated, float(raw[curated.indices[0]] - rewards[0])
+        self._warn_about_signs(curated, bool((raw == 0).any()), args.limits)
 
     @staticmethod
     def _by_name(datasets: Any) -> dict[str, Dataset]:
