@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from topr_trl.tasks import arithmetic
 
@@ -29,6 +29,18 @@ def model():
     """The embedded model, a fresh copy, in float32."""
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+
+
+@pytest.fixture
+def moe(tokenizer):
+    """A tiny mixture of experts with random weights."""
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
+            num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=16, num_experts=4,
+            num_experts_per_tok=2, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        )
+    )  # fmt: skip
 
 
 @pytest.fixture

@@ -204,16 +204,7 @@ def test_peft(model, tokenizer, rows, tmp_path):
     assert not any(p.requires_grad for n, p in trainer.model.named_parameters() if "lora" not in n)
 
 
-def test_mixture_of_experts(tokenizer, rows, tmp_path):
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    moe = Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
-            num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=16, num_experts=4,
-            num_experts_per_tok=2, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        )
-    )  # fmt: skip
+def test_mixture_of_experts(moe, tokenizer, rows, tmp_path):
     args = config(tmp_path, router_aux_loss_coef=0.01, max_steps=1)
     trainer = OfflineTOPRTrainer(moe, args, rows, processing_class=tokenizer)
     trainer.train()

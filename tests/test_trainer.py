@@ -283,16 +283,7 @@ def test_reward_model(model, tokenizer, problems, tmp_path):
     train(model, tokenizer, problems, config(tmp_path), scorer, reward_processing_classes=tokenizer)
 
 
-def test_mixture_of_experts(tokenizer, problems, tmp_path):
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    moe = Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
-            num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=16, num_experts=4,
-            num_experts_per_tok=2, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        )
-    )  # fmt: skip
+def test_mixture_of_experts(moe, tokenizer, problems, tmp_path):
     _, logs, _ = train(moe, tokenizer, problems, config(tmp_path, router_aux_loss_coef=0.01), coin)
     assert logs[-1]["aux_loss"] > 0
 
