@@ -25,6 +25,7 @@ class ScriptArguments:
     output_dir: str = field(metadata={"help": "Where the model and tokenizer go."})
     dataset_name: str | None = field(default=None, metadata={"help": "Rows of GSM8K's shape to learn from instead."})
     hidden_size: int = field(default=128, metadata={"help": "Width; the feed-forward layers are 4 times as wide."})
+    num_layers: int = field(default=4, metadata={"help": "Layers."})
     vocab_size: int = field(default=512, metadata={"help": "Tokens of the vocabulary."})
     steps: int = field(default=1200, metadata={"help": "Optimiser steps."})
     batch_size: int = field(default=64, metadata={"help": "Rows a step."})
@@ -72,7 +73,7 @@ def main(args: ScriptArguments) -> None:
     tokenizer = train_tokenizer(["".join(row()) for _ in range(5_000)], args.vocab_size)
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=args.hidden_size, intermediate_size=4 * args.hidden_size,
-        num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4,
+        num_hidden_layers=args.num_layers, num_attention_heads=4, num_key_value_heads=4,
         max_position_embeddings=2048, tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
     )  # fmt: skip

@@ -83,7 +83,8 @@ def sample_candidates(
         do_sample=True,
         temperature=args.temperature,
         top_p=args.top_p,
-        top_k=args.top_k,
+        # Where it keeps every token, the filter would only sort the vocabulary at each step.
+        top_k=args.top_k if args.top_k < model.config.get_text_config().vocab_size else 0,
         max_new_tokens=args.max_new_tokens,
         num_return_sequences=args.num_candidates,
         eos_token_id=sorted(eos),
@@ -95,7 +96,8 @@ def sample_candidates(
     order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
     step = max(args.sampling_batch_size // args.num_candidates, 1)
     rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
-    progress = tqdm(total=len(order) * args.num_candidates, desc=description, disable=not state.is_main_process)
+    others = {} if state.is_main_process else {"disable": True}  # said only there, TQDM_DISABLE keeps its say elsewhere
+    progress = tqdm(total=len(order) * args.num_candidates, desc=description, **others)
     for start in range(0, len(order), step):
         set_seed(seed + 1_000_003 * state.process_index + start)
         batch = order[start : start + step]

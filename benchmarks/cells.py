@@ -1,0 +1,117 @@
+"""Cells: the smallest pieces of work that are kept. A claim is measured by many, each finished once and for all."""
+
+import json
+import multiprocessing
+import os
+import platform
+import time
+import warnings
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+Cell = dict[str, Any]  # settings, all JSON; among them `claim`
+
+
+class Unfinished(Exception):
+    """What these cells depend on has not been run."""
+
+
+class Store:
+    """Finished cells of a profile: one JSON object a line, a file for each claim, so that a killed run loses nothing."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.finished: dict[str, dict[str, Any]] = {}
+        for path in sorted(directory.glob("*.jsonl")):
+            for line in path.read_text().splitlines():
+                try:
+                    entry = json.loads(line)
+                except json.JSONDecodeError:
+                    continue  # the line that was being written when the run was killed
+                self.finished[_key(entry["cell"])] = entry
+
+    def get(self, cell: Cell) -> dict[str, Any] | None:
+        """The result of a cell, None if it has not been run."""
+        entry = self.finished.get(_key(cell))
+        return entry["result"] if entry else None
+
+    def results(self, cells: list[Cell]) -> list[tuple[Cell, dict[str, Any]]]:
+        """The finished ones among these cells, with their results."""
+        return [(cell, result) for cell in cells if (result := self.get(cell)) is not None]
+
+    def seconds(self, cells: list[Cell]) -> float:
+        """Core-seconds that these cells took."""
+        return sum(self.finished[_key(cell)]["seconds"] for cell in cells if _key(cell) in self.finished)
+
+    def add(self, cell: Cell, result: dict[str, Any], seconds: float, command: str) -> None:
+        entry = {
+            "cell": cell, "result": result, "seconds": round(seconds, 1), "command": command,
+            "date": time.strftime("%Y-%m-%d"), "machine": machine(), "versions": versions(),
+        }  # fmt: skip
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / f"{cell['claim']}.jsonl"
+        torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+        with path.open("a") as file:
+            file.write(("\n" if torn else "") + json.dumps(entry) + "\n")
+        self.finished[_key(cell)] = entry
+
+
+def _key(cell: Cell) -> str:
+    return json.dumps(cell, sort_keys=True)
+
+
+def versions() -> dict[str, str]:
+    return {name: version(name) for name in ("topr_trl", "torch", "transformers", "trl")}
+
+
+def machine() -> str:
+    """Processor and number of cores; no name."""
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    return f"{model}, {os.cpu_count()} cores"
+
+
+def run(cells: list[Cell], work: Any, store: Store, workers: int, command: str, description: str) -> None:
+    """Run the cells that are not in the store, each in one thread of a worker process; `work(cell)` gives a result."""
+    todo = [cell for cell in cells if store.get(cell) is None]
+    if not todo:
+        return
+    os.environ["TQDM_DISABLE"] = "1"  # for the workers: one bar shows all cells
+    context = multiprocessing.get_context("spawn")
+    progress = tqdm(total=len(cells), initial=len(cells) - len(todo), desc=description, unit="cell")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as pool:
+        futures = {pool.submit(_timed, work, cell): cell for cell in todo}
+        try:
+            for future in as_completed(futures):
+                result, seconds = future.result()
+                store.add(futures[future], result, seconds, command)
+                progress.update()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    progress.close()
+
+
+def _timed(work: Any, cell: Cell) -> tuple[dict[str, Any], float]:
+    start = time.perf_counter()
+    result = work(cell)
+    return result, time.perf_counter() - start
+
+
+def _one_thread() -> None:
+    import datasets
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)  # as many cells as cores run faster than one cell on all cores
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    warnings.filterwarnings("ignore")

@@ -1,0 +1,151 @@
+"""Figure 8: eight iterations with rows chosen uniformly, positives only, and by the Anna Karenina rule.
+
+Beyond the paper: the share p~ held by an automatic target against a baseline set by hand at the first iteration.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cells import Cell, Store
+from benchmarks.claims.learning_rates import best
+from benchmarks.pictures import COLOURS, curve, figure, save
+from benchmarks.rivals import Direct, tapered
+from benchmarks.rows import Rows
+from benchmarks.setting import BATCH_ROWS, Profile, base_model, evaluate, problems, sample, summary
+from benchmarks.statistics import Interval, interval
+from benchmarks.training import train
+from benchmarks.verdicts import MEASURED, Verdict, judge
+from topr_trl import curate, effective_positive_share, subtract_baseline
+from topr_trl.baseline import baseline_for_positive_share
+from topr_trl.curation import ROWS_PER_PROBLEM
+
+ITERATIONS, PROBLEMS, SEEDS = 8, 200, 2
+# curation: (candidates of each problem, as in the paper), rule
+CURATIONS = {"uniform": 16, "positives": 16, "anna_karenina": 64}
+TARGET = 0.5  # p~ of the comparison of target and fixed baseline
+
+
+def cells(profile: Profile, store: Store) -> list[Cell]:
+    if profile.seeds == 1:
+        return []
+    shared = {"claim": "iterations", "profile": profile.name, "learning_rate": best(store, profile, "topr")}
+    curations = [
+        {**shared, "curation": curation, "share": "none", "seed": seed}
+        for seed in range(SEEDS)
+        for curation in CURATIONS
+    ]
+    shares = [
+        {**shared, "curation": "uniform", "share": share, "seed": seed}
+        for seed in range(SEEDS)
+        for share in ("target", "fixed baseline")
+    ]
+    return curations + shares
+
+
+def work(cell: Cell, profile: Profile) -> dict[str, Any]:
+    model, seed, baseline = base_model("main"), cell["seed"], 0.0
+    count = CURATIONS[cell["curation"]]
+    curve = [_point(model, profile, seed)]
+    for iteration in range(1, ITERATIONS + 1):
+        questions = problems("main", PROBLEMS, 100 + seed)
+        candidates = Rows.of(sample(model, "main", questions, count, 100 * seed + iteration), model)
+        size = round(ROWS_PER_PROBLEM * PROBLEMS)
+        chosen = curate(candidates.rewards, candidates.groups, cell["curation"], size, seed=100 * seed + iteration)
+        rows = candidates[chosen.indices]
+        if cell["share"] == "target" or (cell["share"] == "fixed baseline" and iteration == 1):
+            baseline = baseline_for_positive_share(rows.rewards, TARGET)
+        rewards = subtract_baseline(rows.rewards, baseline)
+        objective = Direct(model, rows, tapered("topr"), lambda _, rewards=rewards: rewards)
+        steps = -(-len(rows) // BATCH_ROWS)  # one epoch
+        train(model, objective, steps, cell["learning_rate"], 100 * seed + iteration)
+        curve.append({
+            **_point(model, profile, seed), "rows": len(rows), "baseline": baseline,
+            "tokens": sum(map(len, candidates.responses)), "positives": float((rows.rewards > 0).mean()),
+            "effective_share": effective_positive_share(rewards),
+        })  # fmt: skip
+    return {"curve": curve}
+
+
+def _point(model: Any, profile: Profile, seed: int) -> dict[str, float]:
+    evaluation = evaluate(model, "main", replace(profile, test_problems=150), 20, seed, maj_ks=(16,))
+    return {**summary(evaluation), "maj@16": evaluation.maj_at[16].value}
+
+
+# Report.
+
+
+def report(store: Store, profile: Profile) -> list[Verdict]:
+    done = store.results(cells(profile, store))
+    runs = {
+        name: [r["curve"] for c, r in done if (c["curation"], c["share"]) == (name, "none")] for name in CURATIONS
+    }
+    if not all(runs.values()):
+        return []
+    picture, axes = figure(4, 3.4, 3.3)
+    labels = {"uniform": "uniform", "positives": "positives only", "anna_karenina": "Anna Karenina"}
+    x = list(range(ITERATIONS + 1))
+
+    def series(curves: list[Any], what: str) -> list[Interval]:
+        return [interval([run[i][what] for run in curves]) for i in x]
+
+    for name, curves in runs.items():
+        for panel, what in zip(axes, ("pass@1", "maj@16"), strict=False):
+            curve(panel, x, series(curves, what), labels[name], color=COLOURS[name], marker="o", ms=3)
+        rows = np.cumsum([np.mean([run[i].get("rows", 0) for run in curves]) for i in x])
+        tokens = np.cumsum([np.mean([run[i].get("tokens", 0) for run in curves]) for i in x])
+        axes[2].plot(x, rows / 1e3, color=COLOURS[name], label=f"{labels[name]}: rows")
+        axes[2].plot(x, tokens / 1e4, color=COLOURS[name], ls="--", label=f"{labels[name]}: tokens")
+    for share, style in (("target", "-"), ("fixed baseline", "--")):
+        curves = [r["curve"] for c, r in done if c["share"] == share]
+        if curves:
+            curve(axes[3], x, series(curves, "pass@1"), share, color="#5a189a", ls=style, marker="o", ms=3)
+    curve(axes[3], x, series(runs["uniform"], "pass@1"), "c = 0", color=COLOURS["uniform"], marker="o", ms=3)
+    axes[0].set(title="pass@1", ylabel="%")
+    axes[1].set(title="maj@16")
+    axes[2].set(title="cost so far", ylabel="rows trained on (thousands), tokens sampled (10,000s)")
+    axes[3].set(title=f"p~ = {TARGET:.0%}, uniform rows: pass@1")
+    for panel in axes:
+        panel.set(xlabel="iteration")
+        panel.legend(fontsize=7)
+    name = save(picture, profile, "fig8")
+    last = {c: interval([run[-1]["pass@1"] for run in curves], [run[-1]["error"] for run in curves]) for c, curves in runs.items()}
+    maj = {c: interval([run[-1]["maj@16"] for run in curves]) for c, curves in runs.items()}
+    rows_ = {c: np.mean([sum(p.get("rows", 0) for p in run) for run in curves]) for c, curves in runs.items()}
+    tokens_ = {c: np.mean([sum(p.get("tokens", 0) for p in run) for run in curves]) for c, curves in runs.items()}
+    ak_share = np.mean([run[1]["positives"] for run in runs["anna_karenina"]])
+    verdicts = [
+        Verdict(
+            "Fig. 8: over eight iterations Anna Karenina sampling ends above uniform, and uniform above positives only",
+            "GSM8K pass@1 79.6 % and 75.4 %",
+            "; ".join(
+                f"{labels[c]}: pass@1 {last[c].percent()}, maj@16 {maj[c].percent()} %, {rows_[c]:,.0f} rows, "
+                f"{tokens_[c] / 1e6:.1f} million tokens sampled"
+                for c in runs
+            ),
+            judge(
+                last["anna_karenina"].low > last["uniform"].high, last["uniform"].low > last["positives"].high
+            ),
+            f"Anna Karenina starts with {ak_share:.0%} positives here. Where p~ is best higher than that (Fig. 5), the rule "
+            "gives negatives more weight than is good, and its many samples buy little.",
+            name,
+        )
+    ]
+    ends = {s: [r["curve"] for c, r in done if c["share"] == s] for s in ("target", "fixed baseline")}
+    if all(ends.values()):
+        value = {s: interval([run[-1]["pass@1"] for run in curves], [run[-1]["error"] for run in curves]) for s, curves in ends.items()}
+        share = {s: np.mean([run[-1]["effective_share"] for run in curves]) for s, curves in ends.items()}
+        verdicts.append(
+            Verdict(
+                "Beyond the paper: an automatic target p~ against a baseline set once by hand",
+                "",
+                f"uniform rows, p~ = {TARGET:.0%} at the first iteration; after {ITERATIONS}: "
+                + "; ".join(f"{s}: pass@1 {value[s].percent()} %, p~ now {share[s]:.0%}" for s in ends)
+                + f"; c = 0: {last['uniform'].percent()} %",
+                MEASURED,
+                "",
+                name,
+            )
+        )
+    return verdicts

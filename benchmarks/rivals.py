@@ -1,0 +1,249 @@
+"""The methods that are compared: what each does with the same candidates.
+
+A rival is made for a model and its rows, and gives the loss of a batch of them. Those under `PUBLISHED_AS_TOPR` are
+what other systems ship under TOPR's name.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from benchmarks.rows import Rows, response_logps
+from benchmarks.setting import tokenizer
+from topr_trl import PRESETS, subtract_baseline, topr_loss
+from topr_trl.loss import sequence_logps
+
+
+class Objective(Protocol):
+    """A loss over `size` items; `rows_per_item` is 2 for pairs, so that every method reads as many rows a step."""
+
+    size: int
+    rows_per_item: int
+
+    def loss(self, indices: np.ndarray) -> Tensor: ...
+
+
+class Direct:
+    """A loss that is a function of log π, log μ and R of the rows: `loss(logps_BT, mu_BT, mask_BT, rewards_B)`."""
+
+    rows_per_item = 1
+
+    def __init__(
+        self, model: PreTrainedModel, rows: Rows, loss: Callable[..., Tensor], rewards: Callable[[Rows], np.ndarray]
+    ) -> None:
+        self.model, self.function, self.reward_function = model, loss, rewards
+        self.renew(rows)
+
+    def renew(self, rows: Rows) -> None:
+        """Go on with other rows."""
+        self.rows, self.size = rows, len(rows)
+        self.rewards = torch.tensor(self.reward_function(rows), dtype=torch.float32)
+
+    def loss(self, indices: np.ndarray) -> Tensor:
+        rows = self.rows[indices]
+        logps_BT, mask_BT = response_logps(self.model, rows.prompts, rows.responses)
+        return self.function(logps_BT, rows.mu_BT(mask_BT), mask_BT, self.rewards[indices])
+
+
+# Rewards: from the raw ±1 to what the loss sees.
+
+
+def raw(rows: Rows) -> np.ndarray:
+    return rows.rewards
+
+
+def asymre_rewards(rows: Rows) -> np.ndarray:
+    """Group-centred less δ = -0.1: the baseline a little below the mean reward (AsymRE, arXiv 2506.20520)."""
+    return subtract_baseline(rows.rewards, "group_mean", rows.groups) + 0.1
+
+
+def whitened(rows: Rows) -> np.ndarray:
+    return rows.group_advantages()
+
+
+# Losses.
+
+
+def tapered(preset: str, ratio_level: str = "sequence") -> Callable[..., Tensor]:
+    def loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tensor) -> Tensor:
+        return topr_loss(logps_BT, mu_BT, rewards_B, mask_BT, PRESETS[preset], ratio_level).mean()
+
+    return loss
+
+
+def ppo_loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tensor, epsilon: float = 0.2) -> Tensor:
+    """PPO with the ratio of the whole response (arXiv 2503.14286, Eq. 6), divided by the length as the others are."""
+    log_ratio_B = sequence_logps(logps_BT, mask_BT) - sequence_logps(mu_BT, mask_BT)
+    ratio_B = log_ratio_B.clamp(max=40.0).exp()
+    clipped_B = ratio_B.clamp(1 - epsilon, 1 + epsilon)
+    return (-torch.minimum(ratio_B * rewards_B, clipped_B * rewards_B) / mask_BT.sum(-1)).mean()
+
+
+def m2po_loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tensor, limit: float = 0.04) -> Tensor:
+    """M2PO (arXiv 2510.01161): drop the tokens with the largest squared log-ratio until their mean is under `limit`.
+
+    Only tokens whose ratio has already moved where the advantage pushes it may be dropped, as with PPO's clip. What is
+    left is the token-level importance-weighted loss over group-normalised advantages, averaged over all tokens.
+    """
+    log_ratio_BT = (logps_BT - mu_BT).masked_fill(~mask_BT, 0.0)
+    keep_BT = mask_BT.clone()
+    with torch.no_grad():
+        pushed_BT = mask_BT & (log_ratio_BT * rewards_B[:, None] > 0)
+        squares = log_ratio_BT[pushed_BT].square()
+        order = squares.argsort(descending=True)
+        rest = squares.sum() - squares[order].cumsum(0)  # of the pushed tokens, after dropping the first, second, ...
+        left = torch.arange(len(squares) - 1, -1, -1)
+        enough = torch.cat([squares.sum()[None] <= limit * len(squares), rest <= limit * left])
+        drop = order[: int(enough.int().argmax())]
+        flags = torch.ones(len(squares), dtype=torch.bool)
+        flags[drop] = False
+        keep_BT[pushed_BT] = flags
+    surrogate_BT = log_ratio_BT.clamp(max=40.0).exp() * rewards_B[:, None]
+    return -(surrogate_BT * keep_BT).sum() / mask_BT.sum()
+
+
+# TRL's own.
+
+
+class TRLPolicy:
+    """A loss of `GRPOTrainer` as TRL ships it: its real `_compute_loss`, on stored candidates."""
+
+    rows_per_item = 1
+
+    def __init__(self, model: PreTrainedModel, rows: Rows, **settings: Any) -> None:
+        from trl import GRPOConfig, GRPOTrainer
+
+        args = GRPOConfig(
+            **_SMALL, **settings, output_dir=tempfile.mkdtemp(), per_device_train_batch_size=2, num_generations=2,
+            steps_per_generation=1,
+        )  # fmt: skip
+        self.trainer = GRPOTrainer(
+            model, lambda completions, **_: [0.0] * len(completions), args=args,
+            train_dataset=Dataset.from_dict({"prompt": ["-"]}), processing_class=_tokenizer(model),
+        )  # fmt: skip
+        self.trainer.current_gradient_accumulation_steps = 1  # train() would set it
+        self.model, self.tokenizer = model, _tokenizer(model)
+        self.renew(rows)
+
+    def renew(self, rows: Rows) -> None:
+        """Go on with other rows."""
+        self.rows, self.size = rows, len(rows)
+        self.advantages = torch.tensor(rows.group_advantages(), dtype=torch.float32)
+
+    def loss(self, indices: np.ndarray) -> Tensor:
+        rows = self.rows[indices]
+        prompt_ids, prompt_mask = _padded(self.tokenizer, rows.prompts, left=True)
+        completion_ids, completion_mask = _padded(self.tokenizer, rows.responses)
+        inputs = {
+            "prompt_ids": prompt_ids, "prompt_mask": prompt_mask,
+            "completion_ids": completion_ids, "completion_mask": completion_mask,
+            "advantages": self.advantages[indices], "old_per_token_logps": rows.mu_BT(completion_mask.bool()),
+            "num_items_in_batch": completion_mask.sum(),
+        }  # fmt: skip
+        self.trainer._metrics["train"].clear()
+        return self.trainer._compute_loss(self.model, inputs)
+
+
+class TRLPreference:
+    """DPO or KTO by TRL's own trainer: its preparation of the data, its collator and its loss."""
+
+    def __init__(self, model: PreTrainedModel, trainer: Any, rows_per_item: int) -> None:
+        self.model, self.trainer, self.rows_per_item = model, trainer, rows_per_item
+        self.items, self.size = trainer.train_dataset, len(trainer.train_dataset)
+
+    def loss(self, indices: np.ndarray) -> Tensor:
+        batch = self.trainer.data_collator([self.items[int(i)] for i in indices])
+        self.trainer._metrics["train"].clear()
+        return self.trainer.compute_loss(self.model, batch)
+
+
+def dpo(model: PreTrainedModel, rows: Rows) -> TRLPreference:
+    """Pairs of a right and a wrong candidate of the same problem, as many as its smaller side has (the paper: up to 16)."""
+    from trl import DPOConfig, DPOTrainer
+
+    pairs = []
+    for group in np.unique(rows.groups):
+        right, wrong = (np.flatnonzero((rows.groups == group) & (rows.rewards * sign > 0)) for sign in (1, -1))
+        pairs += list(zip(right.tolist(), wrong.tolist(), strict=False))
+    decode = _tokenizer(model).decode
+    dataset = Dataset.from_dict({
+        "prompt": [decode(rows.prompts[i]) for i, _ in pairs],
+        "chosen": [decode(rows.responses[i]) for i, _ in pairs],
+        "rejected": [decode(rows.responses[j]) for _, j in pairs],
+    })  # fmt: skip
+    args = DPOConfig(
+        **_SMALL, output_dir=tempfile.mkdtemp(), per_device_train_batch_size=32, precompute_ref_log_probs=True
+    )
+    return TRLPreference(
+        model, DPOTrainer(model, args=args, train_dataset=dataset, processing_class=_tokenizer(model)), 2
+    )
+
+
+def kto(model: PreTrainedModel, rows: Rows) -> TRLPreference:
+    from trl import KTOConfig, KTOTrainer
+
+    decode = _tokenizer(model).decode
+    dataset = Dataset.from_dict({
+        "prompt": [decode(ids) for ids in rows.prompts],
+        "completion": [decode(ids) for ids in rows.responses],
+        "label": [bool(reward > 0) for reward in rows.rewards],
+    })  # fmt: skip
+    args = KTOConfig(
+        **_SMALL, output_dir=tempfile.mkdtemp(), per_device_train_batch_size=32, precompute_ref_log_probs=True
+    )
+    return TRLPreference(
+        model, KTOTrainer(model, args=args, train_dataset=dataset, processing_class=_tokenizer(model)), 1
+    )
+
+
+_SMALL = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True}
+
+
+def _tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
+    return tokenizer(Path(model.name_or_path).name)
+
+
+def _padded(tokenizer: PreTrainedTokenizerBase, ids: list[list[int]], left: bool = False) -> tuple[Tensor, Tensor]:
+    side = "left" if left else "right"
+    batch = tokenizer.pad({"input_ids": ids}, padding_side=side, return_tensors="pt")
+    return batch["input_ids"], batch["attention_mask"]
+
+
+def _direct(loss: Callable[..., Tensor], rewards: Callable[[Rows], np.ndarray] = raw) -> Callable[..., Objective]:
+    return lambda model, rows: Direct(model, rows, loss, rewards)
+
+
+def _trl(**settings: Any) -> Callable[..., Objective]:
+    return lambda model, rows: TRLPolicy(model, rows, **settings)
+
+
+# name: (what it is called on the pictures, how it is made)
+RIVALS: dict[str, tuple[str, Callable[[PreTrainedModel, Rows], Objective]]] = {
+    "topr": ("TOPR", _direct(tapered("topr"))),
+    "positives_only": ("positives only", _direct(tapered("positives_only"))),
+    "reinforce": ("naive REINFORCE", _direct(tapered("reinforce"))),
+    "opr": ("plain IS", _direct(tapered("opr"))),
+    "tis": ("TIS", _direct(tapered("tis"))),
+    "ppo": ("PPO (sequence)", _direct(ppo_loss)),
+    "dpo": ("DPO", dpo),
+    "kto": ("KTO", kto),
+    "trl_dapo": ("TRL's default (DAPO)", _trl()),
+    "trl_grpo": ("TRL's GRPO", _trl(loss_type="grpo")),
+    # The settings under which TRL's documentation reproduces each paper.
+    "trl_gspo": ("TRL's GSPO", _trl(loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4)),
+    "trl_cispo": ("TRL's CISPO", _trl(loss_type="cispo", epsilon_high=5.0)),
+    "trl_vespo": ("TRL's VESPO", _trl(loss_type="vespo")),
+    "asymre": ("AsymRE", _direct(tapered("reinforce"), asymre_rewards)),
+    "m2po": ("M2PO", _direct(m2po_loss, whitened)),
+    "topr_token": ("“TOPR” per token", _direct(tapered("topr", "token"))),
+    "topr_geometric": ("“TOPR”, geometric mean", _direct(tapered("topr", "geometric"))),
+    "topr_group_sign": ("“TOPR”, group-centred sign", _direct(tapered("topr"), whitened)),
+}  # fmt: skip
+PUBLISHED_AS_TOPR = ("topr_token", "topr_geometric", "topr_group_sign")

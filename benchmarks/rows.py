@@ -1,0 +1,103 @@
+"""Candidates as training sees them: token ids, raw reward, problem, log μ. And batches of them as tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Rows:
+    """N responses.
+
+    Attributes:
+        prompts, responses: token ids; a response keeps its stop token.
+        rewards: (N,) raw rewards, ±1.
+        groups: (N,) the problem of each row.
+        mu_logps: (T,) float32 log μ of each response, token by token.
+        verdicts: `correct`, `incorrect` or `invalid`.
+    """
+
+    prompts: list[list[int]]
+    responses: list[list[int]]
+    rewards: np.ndarray
+    groups: np.ndarray
+    mu_logps: list[Tensor]
+    verdicts: np.ndarray
+
+    @classmethod
+    def of(cls, dataset: Dataset, model: PreTrainedModel) -> "Rows":
+        """Candidates with log μ as `model` scores them."""
+        rows = cls(
+            dataset["prompt_ids"][:],
+            dataset["completion_ids"][:],
+            np.array(dataset["reward"][:]),
+            np.array(dataset["problem_id"][:]),
+            [torch.empty(0)] * len(dataset),
+            np.array(dataset["verdict"][:]),
+        )
+        # A response may be empty where the model stops at once; there is nothing to learn from no token.
+        rows = rows[np.array([len(response) > 0 for response in rows.responses]).nonzero()[0]]
+        return rows.scored_by(model)
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __getitem__(self, indices: Sequence[int] | np.ndarray) -> "Rows":
+        return Rows(
+            [self.prompts[i] for i in indices],
+            [self.responses[i] for i in indices],
+            self.rewards[indices],
+            self.groups[indices],
+            [self.mu_logps[i] for i in indices],
+            self.verdicts[indices],
+        )
+
+    @torch.no_grad()
+    def scored_by(self, model: PreTrainedModel) -> "Rows":
+        """The same rows with log μ by this model."""
+        was_training = model.training
+        model.eval()
+        logps: list[Tensor] = []
+        for start in range(0, len(self), 256):
+            chunk = range(start, min(start + 256, len(self)))
+            policy_logps, mask = response_logps(
+                model, [self.prompts[i] for i in chunk], [self.responses[i] for i in chunk]
+            )
+            logps += [row[keep] for row, keep in zip(policy_logps, mask, strict=True)]
+        model.train(was_training)
+        return Rows(self.prompts, self.responses, self.rewards, self.groups, logps, self.verdicts)
+
+    def mu_BT(self, mask_BT: Tensor) -> Tensor:
+        """(B, T) log μ at the places of the mask, 0 elsewhere."""
+        return torch.zeros(mask_BT.shape).masked_scatter(mask_BT, torch.cat(self.mu_logps))
+
+    def group_advantages(self, scale: bool = True) -> np.ndarray:
+        """(N,) rewards less the mean of their problem, divided by its standard deviation: GRPO's advantage."""
+        advantages = np.empty(len(self))
+        for group in np.unique(self.groups):
+            rows = self.groups == group
+            centred = self.rewards[rows] - self.rewards[rows].mean()
+            deviation = self.rewards[rows].std(ddof=1) if rows.sum() > 1 else 0.0
+            advantages[rows] = centred / (deviation + 1e-4) if scale else centred
+        return advantages
+
+
+def response_logps(
+    model: PreTrainedModel, prompts: list[list[int]], responses: list[list[int]]
+) -> tuple[Tensor, Tensor]:
+    """(B, T) log π of every token but the first, and the mask of those that belong to the response."""
+    ids = [torch.tensor(prompt + response) for prompt, response in zip(prompts, responses, strict=True)]
+    input_ids = pad_sequence(ids, batch_first=True)
+    lengths = torch.tensor([len(row) for row in ids])[:, None]
+    starts = torch.tensor([len(prompt) for prompt in prompts])[:, None]
+    position = torch.arange(input_ids.size(1))
+    mask = (position >= starts) & (position < lengths)
+    logits = model(input_ids=input_ids, attention_mask=(position < lengths).long()).logits[:, :-1]
+    logps = logits.gather(-1, input_ids[:, 1:, None]).squeeze(-1) - logits.logsumexp(-1)
+    return logps, mask[:, 1:]

@@ -1,0 +1,117 @@
+"""The setting that every claim is measured in: base models, problems, candidates, evaluation.
+
+Two tasks, both of `topr_trl.tasks.arithmetic`: `main` (two steps, as in the demo) and `hard` (more steps, so that the
+base model is seldom right). Their base models are small careless ones made by `scripts/make_careless_model.py`.
+"""
+
+import os
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from datasets import Dataset, disable_progress_bars
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from benchmarks.rows import Rows
+from topr_trl import Evaluation, SamplingArguments, evaluate_samples, sample_candidates
+from topr_trl.rewards import CORRECT, verdict
+from topr_trl.tasks import arithmetic, gsm8k
+
+HERE = Path(__file__).parent
+CACHE = HERE / ".cache"
+TASK_STEPS = {"main": 2, "hard": 4}
+TEST_SEED, VALIDATION_SEED = 2, 3  # learning rates are chosen on the validation problems
+MAX_NEW_TOKENS = {"main": 80, "hard": 140}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How much is run. A profile changes sizes only, never what is compared."""
+
+    name: str
+    seeds: int
+    problems: int  # training problems
+    candidates: int  # of each
+    steps: int  # of 32 rows: one epoch
+    epochs: int  # of the long runs
+    test_problems: int
+    learning_rates: tuple[float, ...]
+
+
+PROFILES = {
+    "full": Profile("full", 5, 400, 16, 80, 4, 400, (3e-5, 1e-4, 3e-4, 1e-3)),
+    "quick": Profile("quick", 1, 200, 8, 40, 2, 100, (3e-4,)),
+}
+BATCH_ROWS = 32
+
+
+@lru_cache
+def tokenizer(task: str) -> PreTrainedTokenizerBase:
+    PartialState(cpu=True)
+    disable_progress_bars()
+    return AutoTokenizer.from_pretrained(HERE / "models" / task)
+
+
+def base_model(task: str) -> PreTrainedModel:
+    """A fresh copy of the base model, float32."""
+    PartialState(cpu=True)
+    return AutoModelForCausalLM.from_pretrained(HERE / "models" / task, dtype=torch.float32)
+
+
+@lru_cache
+def problems(task: str, count: int, seed: int) -> Dataset:
+    disable_progress_bars()
+    return gsm8k.prepare(arithmetic.arithmetic_dataset(count, seed, TASK_STEPS[task]), num_shots=0)
+
+
+def sample(model: PreTrainedModel, task: str, questions: Dataset, count: int, seed: int) -> Dataset:
+    """`count` scored candidates of each question, with columns `extracted` and `verdict`."""
+    sampling = SamplingArguments(num_candidates=count, max_new_tokens=MAX_NEW_TOKENS[task])
+    rows = sample_candidates(model, tokenizer(task), questions, sampling, seed=seed)
+    answers = [gsm8k.extract_answer(text) for text in rows["completion"]]
+    verdicts = [verdict(answer, truth) for answer, truth in zip(answers, rows["answer"], strict=True)]
+    rows = rows.add_column("extracted", answers).add_column("verdict", verdicts)
+    return rows.add_column("reward", [1.0 if v == CORRECT else -1.0 for v in verdicts])
+
+
+def candidates(task: str, profile: Profile, seed: int, count: int | None = None) -> Rows:
+    """What the base model wrote on the training problems of this seed; sampled once and kept in the cache."""
+    count = count or profile.candidates
+    path = CACHE / f"{task}-{profile.problems}x{count}-seed{seed}.pt"
+    if not path.exists():
+        model = base_model(task)
+        rows = Rows.of(sample(model, task, problems(task, profile.problems, 100 + seed), count, seed), model)
+        CACHE.mkdir(exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=CACHE, delete=False) as file:
+            torch.save(rows, file)
+        os.replace(file.name, path)  # another worker may have made the same: whole either way
+    return torch.load(path, weights_only=False)
+
+
+def evaluate(
+    model: PreTrainedModel,
+    task: str,
+    profile: Profile,
+    samples: int = 4,
+    seed: int = 0,
+    split: str = "test",
+    maj_ks: tuple[int, ...] = (),
+) -> Evaluation:
+    questions = problems(task, profile.test_problems, TEST_SEED if split == "test" else VALIDATION_SEED)
+    rows = sample(model, task, questions, samples, seed)
+    answers = rows["extracted"][:]
+    grouped = [answers[i : i + samples] for i in range(0, len(answers), samples)]
+    return evaluate_samples(grouped, rows["answer"][::samples], maj_ks=maj_ks)
+
+
+def summary(evaluation: Evaluation) -> dict[str, float]:
+    """The numbers of a point on a curve."""
+    return {"pass@1": evaluation.pass_at[1].value, "error": evaluation.pass_at[1].standard_error, **evaluation.shares}
+
+
+def positives(rewards: np.ndarray) -> float:
+    return float((rewards > 0).mean())
