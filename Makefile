@@ -7,10 +7,11 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install demo test test-min lint type wheel clean help
+.PHONY: install demo reproduce reproduce-quick test test-min lint type wheel clean help
 
 help:
 	@echo "make demo      train the embedded model with TOPR, before -> after (minutes on a CPU)"
+	@echo "make reproduce measure every claim of the paper (hours; goes on where it stopped); make reproduce-quick: minutes"
 	@echo "make test      run the tests"
 	@echo "make test-min  run the tests on the oldest supported versions"
 	@echo "make lint      ruff; make type: mypy; make wheel: build, install apart, run"
@@ -26,6 +27,14 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 demo: install
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 		--num_cpu_threads_per_process $(shell getconf _NPROCESSORS_ONLN) examples/gsm8k.py
+
+# One claim: make reproduce CLAIM=positive_share
+reproduce: install
+	$(BIN)/python -m benchmarks $(CLAIM)
+
+reproduce-quick: install
+	$(BIN)/python -m benchmarks --profile quick
+	PYTHONPATH=. $(BIN)/python .ci/check_quick.py
 
 test: install
 	$(BIN)/python -m pytest

@@ -1,6 +1,7 @@
 """Cells: the smallest pieces of work that are kept. A claim is measured by many, each finished once and for all."""
 
 import json
+import logging
 import multiprocessing
 import os
 import platform
@@ -21,7 +22,7 @@ class Unfinished(Exception):
 
 
 class Store:
-    """Finished cells of a profile: one JSON object a line, a file for each claim, so that a killed run loses nothing."""
+    """Finished cells of a profile: a file for each claim, one JSON object a line. A killed run loses none."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -114,4 +115,5 @@ def _one_thread() -> None:
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
+    logging.getLogger("trl").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")

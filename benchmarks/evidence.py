@@ -6,7 +6,7 @@ from types import ModuleType
 
 from benchmarks.cells import Cell, Store, Unfinished
 from benchmarks.pictures import folder
-from benchmarks.setting import HERE, TASK_STEPS, Profile
+from benchmarks.setting import TASK_STEPS, Profile
 from benchmarks.verdicts import Verdict
 
 
@@ -41,8 +41,8 @@ def _page(
         "measures all of it again.",
         "",
         "**How it was measured.** All methods start from the same model, read the same candidates in the same order, "
-        f"{profile.steps} steps of 32 rows an epoch (AdamW, constant learning rate, gradient clip 1), and are tested on "
-        f"{profile.test_problems} other problems. Each has its own best learning rate from one grid, chosen on "
+        f"{profile.steps} steps of 32 rows an epoch (AdamW, constant learning rate, gradient clip 1), and are tested "
+        f"on {profile.test_problems} other problems. Each has its own best learning rate from one grid, chosen on "
         "validation problems with a seed that nothing else uses, after one epoch. ± is two standard errors over seeds "
         "and over the bootstrap of each evaluation. *Above* and *below* compare seed by seed on the same candidates.",
         "",
@@ -60,7 +60,13 @@ def _page(
         lines += [f'<a id="{_anchor(i)}"></a>', "", f"## {verdict.claim}", ""]
         if verdict.paper:
             lines += [f"*Paper:* {verdict.paper}.", ""]
-        lines += [f"*Here:* {verdict.ours}.", "", f"**{verdict.verdict[0].upper()}{verdict.verdict[1:]}.**", ""]
+        lines += [
+            f"*Here:* {verdict.ours}.",
+            "",
+            *([verdict.details, ""] if verdict.details else []),
+            f"**{verdict.verdict[0].upper()}{verdict.verdict[1:]}.**",
+            "",
+        ]
         if verdict.why and verdict.verdict != "holds":
             lines += [f"Likely because: {verdict.why}", ""]
         if verdict.picture and verdict.picture not in shown:
@@ -74,7 +80,10 @@ def _page(
     entries = list(store.finished.values())
     for what in ("machine", "versions", "date"):
         values = sorted({json.dumps(entry[what]) for entry in entries})
-        lines += ["", f"{what.capitalize()}: " + "; ".join(value.strip('{}"').replace('"', "") for value in values) + "."]
+        lines += [
+            "",
+            f"{what.capitalize()}: " + "; ".join(value.strip('{}"').replace('"', "") for value in values) + ".",
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -165,7 +165,7 @@ class TRLPreference:
 
 
 def dpo(model: PreTrainedModel, rows: Rows) -> TRLPreference:
-    """Pairs of a right and a wrong candidate of the same problem, as many as its smaller side has (the paper: up to 16)."""
+    """Pairs of a right and a wrong candidate of a problem, as many as its smaller side has (the paper: up to 16)."""
     from trl import DPOConfig, DPOTrainer
 
     pairs = []
@@ -237,7 +237,10 @@ RIVALS: dict[str, tuple[str, Callable[[PreTrainedModel, Rows], Objective]]] = {
     "trl_dapo": ("TRL's default (DAPO)", _trl()),
     "trl_grpo": ("TRL's GRPO", _trl(loss_type="grpo")),
     # The settings under which TRL's documentation reproduces each paper.
-    "trl_gspo": ("TRL's GSPO", _trl(loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4)),
+    "trl_gspo": (
+        "TRL's GSPO",
+        _trl(loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4),
+    ),
     "trl_cispo": ("TRL's CISPO", _trl(loss_type="cispo", epsilon_high=5.0)),
     "trl_vespo": ("TRL's VESPO", _trl(loss_type="vespo")),
     "asymre": ("AsymRE", _direct(tapered("reinforce"), asymre_rewards)),

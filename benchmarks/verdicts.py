@@ -16,6 +16,7 @@ class Verdict:
         verdict: one of the above; `MEASURED` where the paper claims nothing.
         why: the likely reason, where it does not hold.
         picture: file name of the PNG, or "".
+        details: a table in Markdown, or "".
     """
 
     claim: str
@@ -24,6 +25,7 @@ class Verdict:
     verdict: str
     why: str = ""
     picture: str = ""
+    details: str = ""
 
 
 def judge(*parts: bool) -> str:

@@ -10,7 +10,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 
 
-def launch(processes, *command, timeout=400):
+def launch(processes, *command, timeout=200):
     """Run a script as a user would, in one or two processes on the CPU, and return what it printed."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     launcher = [sys.executable, "-m", "accelerate.commands.launch", f"--num_processes={processes}", "--num_machines=1",

@@ -78,9 +78,7 @@ def _point(model: Any, profile: Profile, seed: int) -> dict[str, float]:
 
 def report(store: Store, profile: Profile) -> list[Verdict]:
     done = store.results(cells(profile, store))
-    runs = {
-        name: [r["curve"] for c, r in done if (c["curation"], c["share"]) == (name, "none")] for name in CURATIONS
-    }
+    runs = {name: [r["curve"] for c, r in done if (c["curation"], c["share"]) == (name, "none")] for name in CURATIONS}
     if not all(runs.values()):
         return []
     picture, axes = figure(4, 3.4, 3.3)
@@ -110,7 +108,10 @@ def report(store: Store, profile: Profile) -> list[Verdict]:
         panel.set(xlabel="iteration")
         panel.legend(fontsize=7)
     name = save(picture, profile, "fig8")
-    last = {c: interval([run[-1]["pass@1"] for run in curves], [run[-1]["error"] for run in curves]) for c, curves in runs.items()}
+    last = {
+        c: interval([run[-1]["pass@1"] for run in curves], [run[-1]["error"] for run in curves])
+        for c, curves in runs.items()
+    }
     maj = {c: interval([run[-1]["maj@16"] for run in curves]) for c, curves in runs.items()}
     rows_ = {c: np.mean([sum(p.get("rows", 0) for p in run) for run in curves]) for c, curves in runs.items()}
     tokens_ = {c: np.mean([sum(p.get("tokens", 0) for p in run) for run in curves]) for c, curves in runs.items()}
@@ -124,17 +125,18 @@ def report(store: Store, profile: Profile) -> list[Verdict]:
                 f"{tokens_[c] / 1e6:.1f} million tokens sampled"
                 for c in runs
             ),
-            judge(
-                last["anna_karenina"].low > last["uniform"].high, last["uniform"].low > last["positives"].high
-            ),
-            f"Anna Karenina starts with {ak_share:.0%} positives here. Where p~ is best higher than that (Fig. 5), the rule "
-            "gives negatives more weight than is good, and its many samples buy little.",
+            judge(last["anna_karenina"].low > last["uniform"].high, last["uniform"].low > last["positives"].high),
+            f"Anna Karenina starts with {ak_share:.0%} positives here. Where the best p~ is higher than that "
+            "(Fig. 5), the rule gives negatives more weight than is good, and its many samples buy little.",
             name,
         )
     ]
     ends = {s: [r["curve"] for c, r in done if c["share"] == s] for s in ("target", "fixed baseline")}
     if all(ends.values()):
-        value = {s: interval([run[-1]["pass@1"] for run in curves], [run[-1]["error"] for run in curves]) for s, curves in ends.items()}
+        value = {
+            s: interval([run[-1]["pass@1"] for run in curves], [run[-1]["error"] for run in curves])
+            for s, curves in ends.items()
+        }
         share = {s: np.mean([run[-1]["effective_share"] for run in curves]) for s, curves in ends.items()}
         verdicts.append(
             Verdict(

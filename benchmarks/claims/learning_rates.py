@@ -16,7 +16,10 @@ def cells(profile: Profile, store: Store, task: str = "main") -> list[Cell]:
     if len(profile.learning_rates) == 1:
         return []
     return [
-        {"claim": "learning_rates", "profile": profile.name, "task": task, "rival": rival, "learning_rate": rate, "seed": seed}
+        {
+            "claim": "learning_rates", "profile": profile.name, "task": task, "rival": rival, "learning_rate": rate,
+            "seed": seed,
+        }
         for rival in RIVALS
         for rate in profile.learning_rates
         for seed in TUNING_SEEDS
@@ -61,7 +64,11 @@ def report(store: Store, profile: Profile) -> list[Verdict]:
     if len(done) < len(RIVALS) * len(profile.learning_rates) * len(TUNING_SEEDS):
         return []
     chosen = ", ".join(f"{RIVALS[rival][0]} {best(store, profile, rival):g}" for rival in RIVALS)
-    edge = [RIVALS[r][0] for r in RIVALS if best(store, profile, r) in (min(profile.learning_rates), max(profile.learning_rates))]
+    edge = [
+        RIVALS[r][0]
+        for r in RIVALS
+        if best(store, profile, r) in (min(profile.learning_rates), max(profile.learning_rates))
+    ]
     return [
         Verdict(
             "Learning rates: each rival's best of "

@@ -106,14 +106,15 @@ def report(store: Store, profile: Profile) -> list[Verdict]:
         Verdict(
             "Beyond the paper: log μ of another engine moves the ratio of long responses",
             "",
-            f"float32 against bfloat16: {measured['sigma']:.4f} a token (mean {measured['bias']:+.1e}). At π = μ, where "
-            "every weight should be 1, that gives negatives a mean weight of "
+            f"float32 against bfloat16: {measured['sigma']:.4f} a token (mean {measured['bias']:+.1e}). At π = μ, "
+            "where every weight should be 1, that gives negatives a mean weight of "
             + ", ".join(f"{weights[str(n)]['mean']:.2f} ({n:,} tokens)" for n in LENGTHS[1:])
             + ". Training with noise on log μ, pass@1: trainer's own "
             + clean.percent()
             + "; "
             + "; ".join(
-                f"{sigma:g} a token " + ", ".join(f"{after(n, sigma).percent()} ({n:,})" for n in LENGTHS[1:]) for sigma in SIGMAS
+                f"{sigma:g} a token " + ", ".join(f"{after(n, sigma).percent()} ({n:,})" for n in LENGTHS[1:])
+                for sigma in SIGMAS
             )
             + " %",
             MEASURED,

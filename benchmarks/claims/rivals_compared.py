@@ -67,6 +67,7 @@ def report(store: Store, profile: Profile) -> list[Verdict]:
     def line(chosen: list[str], step: int) -> str:
         return ", ".join(f"{RIVALS[name][0]} {at(done, name, step).percent()}" for name in chosen)
 
+    said, table = _ranking(done, names, against, one, last)
     topr = at(done, "topr", one)
     present = [name for name in ("ppo", "dpo", "reinforce") if name in names]
     verdicts = [
@@ -84,9 +85,10 @@ def report(store: Store, profile: Profile) -> list[Verdict]:
         Verdict(
             "Fig. 1, all rivals: each at its own best learning rate",
             "",
-            _ranking(done, names, against, one, last, profile.epochs),
+            said,
             MEASURED,
             picture="fig1.png",
+            details=table,
         ),
         Verdict(
             "Fig. 3: TOPR ends invalid answers, naive REINFORCE ends in them",
@@ -117,20 +119,33 @@ def report(store: Store, profile: Profile) -> list[Verdict]:
     ]
 
 
-def _ranking(done: Done, names: list[str], against: Any, one: int, last: int, epochs: int) -> str:
-    """Who is above TOPR, level with it and below, by the paired difference."""
+def _ranking(done: Done, names: list[str], against: Any, one: int, last: int) -> tuple[str, str]:
+    """Who is above TOPR and who below, by the paired difference; and the table of all."""
     said = []
-    for step, when in ((one, "one epoch"), (last, f"{epochs} epochs")):
-        groups: dict[str, list[str]] = {"above": [], "level": [], "below": []}
-        for name in sorted((n for n in names if n != "topr"), key=lambda n: -at(done, n, step).mean):
-            gap = against(name, step)
-            side = "below" if gap.low > 0 else "above" if gap.high < 0 else "level"
-            groups[side].append(f"{RIVALS[name][0]} ({at(done, name, step).percent()})")
+    for step in (one, last):
+        gaps = {name: against(name, step) for name in names if name != "topr"}
+        above = [RIVALS[name][0] for name, gap in gaps.items() if gap.high < 0]
+        below = sum(gap.low > 0 for gap in gaps.values())
         said.append(
-            f"after {when} TOPR has {at(done, 'topr', step).percent()} %; above it: {', '.join(groups['above']) or 'none'}; "
-            f"not to be told apart: {', '.join(groups['level']) or 'none'}; below: {', '.join(groups['below']) or 'none'}"
+            f"after {step} steps TOPR is above {below} of {len(gaps)} rivals, and below "
+            + (", ".join(above) or "none")
+            + f"; {len(gaps) - below - len(above)} cannot be told apart"
         )
-    return ". ".join(said)
+    rates = {cell["rival"]: cell["learning_rate"] for cell, _ in done}
+    table = [
+        f"| | learning rate | pass@1, {one} steps | TOPR less this | pass@1, {last} steps | TOPR less this "
+        "| invalid at the end |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in sorted(names, key=lambda name: -at(done, name, one).mean):
+        cells_ = [f"**{RIVALS[name][0]}**" if name == "topr" else RIVALS[name][0], f"{rates[name]:g}"]
+        for step in (one, last):
+            cells_ += [
+                at(done, name, step).percent(),
+                "" if name == "topr" else against(name, step).percent(signed=True),
+            ]
+        table.append("| " + " | ".join([*cells_, at(done, name, last, "invalid").percent()]) + " |")
+    return "; ".join(said), "\n".join(table)
 
 
 def base_point(done: Done) -> dict[str, float] | None:

@@ -96,7 +96,8 @@ def report(store: Store, profile: Profile) -> list[Verdict]:
             if not runs:
                 continue
             points = [
-                interval([run[i]["pass@1"] for run in runs], [run[i]["error"] for run in runs]) for i in range(len(runs[0]))
+                interval([run[i]["pass@1"] for run in runs], [run[i]["error"] for run in runs])
+                for i in range(len(runs[0]))
             ]
             style = {"lw": 2.6} if method == "topr" else {"ls": "--" if method.startswith("topr_") else "-"}
             curve(panel, [p["update"] for p in runs[0]], points, LABELS[method], color=COLOURS[method], **style)
@@ -111,7 +112,9 @@ def report(store: Store, profile: Profile) -> list[Verdict]:
         return interval([p["pass@1"] for p in last], [p["error"] for p in last]) if last else None
 
     def row(method: str) -> str:
-        return f"{LABELS[method]} " + " / ".join("–" if (e := end(method, age)) is None else e.percent() for age in AGES)
+        return f"{LABELS[method]} " + " / ".join(
+            "–" if (e := end(method, age)) is None else e.percent() for age in AGES
+        )
 
     ages = ", ".join(f"{age:,}" for age in AGES)
     fresh, stale = end("topr", 0), {age: end("topr", age) for age in AGES[1:]}
@@ -123,7 +126,9 @@ def report(store: Store, profile: Profile) -> list[Verdict]:
         Verdict(
             "Beyond the paper: TOPR on rows that are old",
             "published studies see TOPR-like losses degrade at 256 updates; M2PO reports none",
-            f"pass@1 after {UPDATES:,} updates with rows {ages} updates old: " + "; ".join(map(row, ("topr", *rivals))) + " %",
+            f"pass@1 after {UPDATES:,} updates with rows {ages} updates old: "
+            + "; ".join(map(row, ("topr", *rivals)))
+            + " %",
             judge(*(end("topr", 256).low > end(m, 256).high for m in rivals)),
             "The verdict asks whether TOPR is above all of the others at 256.",
             name,
@@ -131,7 +136,8 @@ def report(store: Store, profile: Profile) -> list[Verdict]:
         Verdict(
             "Beyond the paper: which change to TOPR makes it degrade on old rows",
             "",
-            f"pass@1 after {UPDATES:,} updates with rows {ages} updates old: " + "; ".join(map(row, ("topr", *variants)))
+            f"pass@1 after {UPDATES:,} updates with rows {ages} updates old: "
+            + "; ".join(map(row, ("topr", *variants)))
             + " %. Those that end below TOPR at 256: "
             + (", ".join(LABELS[m] for m in variants if end(m, 256).high < end("topr", 256).low) or "none"),
             MEASURED,
