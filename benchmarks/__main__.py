@@ -1,19 +1,24 @@
-"""Measure the claims of the paper, cell by cell.
+"""Measure the claims of the paper, cell by cell; a killed run goes on where it stopped.
 
-python -m benchmarks                         # every claim, full profile: hours, resumable
-python -m benchmarks --profile quick         # minutes
-python -m benchmarks rivals positive_share   # some claims only
-python -m benchmarks --report                # only draw the pictures and write docs/evidence.md
+    python -m benchmarks                         # every claim, full profile: hours
+    python -m benchmarks --profile quick         # minutes
+    python -m benchmarks rivals positive_share   # some claims only
+    python -m benchmarks --report                # only draw the pictures and judge what is finished
+
+Results, pictures and the page of verdicts go to `reproduction/`, which starts empty: everything is measured anew.
+`--published` works on the results in `benchmarks/results` and on `docs/evidence.md` instead.
 """
 
 import argparse
 import os
 import sys
 from functools import partial
+from pathlib import Path
 
 from benchmarks import cells, evidence
 from benchmarks.claims import (
     against_positives,
+    base,
     difficulty,
     gradient_clipping,
     hard_task,
@@ -25,11 +30,12 @@ from benchmarks.claims import (
     staleness,
     theory,
 )
-from benchmarks.setting import HERE, PROFILES
+from benchmarks.setting import HERE, PROFILES, model_hash
 
-# In this order: what comes later may need the learning rates.
+# In this order: what comes later may need the learning rates and the base models.
 CLAIMS = {
     "theory": theory,
+    "base": base,
     "learning_rates": learning_rates,
     "rivals": rivals_compared,
     "positive_share": positive_share,
@@ -42,6 +48,8 @@ CLAIMS = {
     "hard_task": hard_task,
 }
 
+NEEDED_BY_ALL, ALONE = ("base", "learning_rates"), {"theory", "base", "difficulty"}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
@@ -50,22 +58,28 @@ def main() -> None:
     )
     parser.add_argument("--profile", choices=PROFILES, default="full", help="sizes; default: full")
     parser.add_argument(
-        "--workers", type=int, default=os.cpu_count(), help="cells at once, one thread each; default: cores"
+        "--workers", type=int, default=os.cpu_count(), help="cells at once, a thread each; default: cores"
     )
-    parser.add_argument("--report", action="store_true", help="run nothing; draw and write from what is finished")
+    parser.add_argument("--report", action="store_true", help="run nothing; draw and judge what is finished")
+    parser.add_argument("--results", type=Path, default=Path("reproduction"), help="where to; default: reproduction")
+    parser.add_argument("--published", action="store_true", help="go on with the published results and their page")
     args = parser.parse_args()
     profile = PROFILES[args.profile]
-    store = cells.Store(HERE / "results" / profile.name)
+    results, page = args.results / profile.name, args.results / profile.name / "evidence.md"
+    if args.published:
+        results, page = HERE / "results", HERE.parent / "docs" / "evidence.md"
+    store = cells.Store(results, f"{profile.sizes}; model {model_hash('main')}")
     chosen = [name for name in CLAIMS if name in args.claims or not args.claims]
-    if "learning_rates" not in chosen and set(chosen) - {"theory", "difficulty"}:
-        chosen.insert(0, "learning_rates")
     command = " ".join(["python -m benchmarks", *sys.argv[1:]])
-    for number, name in enumerate([] if args.report else chosen, 1):
-        todo = CLAIMS[name].cells(profile, store)
-        work = partial(CLAIMS[name].work, profile=profile)
-        cells.run(todo, work, store, args.workers, command, f"{number}/{len(chosen)} {name}")
-    page = evidence.write(CLAIMS, store, profile)
-    print(f"Pictures and verdicts: {os.path.relpath(page)}")
+    try:
+        for name in [] if args.report else dict.fromkeys([*NEEDED_BY_ALL, *chosen] if set(chosen) - ALONE else chosen):
+            claim = CLAIMS[name]
+            # What a claim needs to run may depend on what it has found: until nothing is left.
+            while store.unfinished(planned := claim.cells(profile, store)):
+                cells.run(planned, partial(claim.work, profile=profile), store, args.workers, command, name)
+    finally:
+        evidence.write(CLAIMS, store, profile, page)
+        print(f"\nPictures and verdicts: {os.path.relpath(page)}")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ class Unfinished(Exception):
 class Store:
     """Finished cells of a profile: a file for each claim, one JSON object a line. A killed run loses none."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, setting: str = "") -> None:
+        self.directory, self.setting = directory, setting  # results of another setting are not seen
         self.finished: dict[str, dict[str, Any]] = {}
         for path in sorted(directory.glob("*.jsonl")):
             for line in path.read_text().splitlines():
@@ -33,7 +33,8 @@ class Store:
                     entry = json.loads(line)
                 except json.JSONDecodeError:
                     continue  # the line that was being written when the run was killed
-                self.finished[_key(entry["cell"])] = entry
+                if entry["setting"] == setting:
+                    self.finished[_key(entry["cell"])] = entry
 
     def get(self, cell: Cell) -> dict[str, Any] | None:
         """The result of a cell, None if it has not been run."""
@@ -44,13 +45,16 @@ class Store:
         """The finished ones among these cells, with their results."""
         return [(cell, result) for cell in cells if (result := self.get(cell)) is not None]
 
+    def unfinished(self, cells: list[Cell]) -> list[Cell]:
+        return [cell for cell in cells if self.get(cell) is None]
+
     def seconds(self, cells: list[Cell]) -> float:
         """Core-seconds that these cells took."""
         return sum(self.finished[_key(cell)]["seconds"] for cell in cells if _key(cell) in self.finished)
 
     def add(self, cell: Cell, result: dict[str, Any], seconds: float, command: str) -> None:
         entry = {
-            "cell": cell, "result": result, "seconds": round(seconds, 1), "command": command,
+            "cell": cell, "setting": self.setting, "result": result, "seconds": round(seconds, 1), "command": command,
             "date": time.strftime("%Y-%m-%d"), "machine": machine(), "versions": versions(),
         }  # fmt: skip
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -81,9 +85,7 @@ def machine() -> str:
 
 def run(cells: list[Cell], work: Any, store: Store, workers: int, command: str, description: str) -> None:
     """Run the cells that are not in the store, each in one thread of a worker process; `work(cell)` gives a result."""
-    todo = [cell for cell in cells if store.get(cell) is None]
-    if not todo:
-        return
+    todo = store.unfinished(cells)
     os.environ["TQDM_DISABLE"] = "1"  # for the workers: one bar shows all cells
     context = multiprocessing.get_context("spawn")
     progress = tqdm(total=len(cells), initial=len(cells) - len(todo), desc=description, unit="cell")

@@ -5,25 +5,30 @@ from pathlib import Path
 from types import ModuleType
 
 from benchmarks.cells import Cell, Store, Unfinished
-from benchmarks.pictures import folder
 from benchmarks.setting import TASK_STEPS, Profile
-from benchmarks.verdicts import Verdict
+from benchmarks.verdicts import DOES_NOT, PARTLY, Verdict
 
 
-def write(claims: dict[str, ModuleType], store: Store, profile: Profile) -> Path:
-    """Draw every picture, judge every claim, write the page; returns where it is."""
+def write(claims: dict[str, ModuleType], store: Store, profile: Profile, page: Path) -> None:
+    """Draw every picture beside the page, judge every claim that is finished, write the page."""
     planned = {name: _cells(claim, store, profile) for name, claim in claims.items()}
-    verdicts = {name: claim.report(store, profile) if planned[name] else [] for name, claim in claims.items()}
-    pictures = folder(profile)
-    page = pictures.parent / "evidence.md"
+    finished = [name for name, cells in planned.items() if cells and not store.unfinished(cells)]
+    pictures = page.parent / page.stem
+    verdicts = {name: _report(claims[name], store, profile, pictures) for name in finished}
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(_page(planned, verdicts, store, profile, pictures.name))
-    return page
 
 
 def _cells(claim: ModuleType, store: Store, profile: Profile) -> list[Cell]:
     try:
         return claim.cells(profile, store)
+    except Unfinished:
+        return []
+
+
+def _report(claim: ModuleType, store: Store, profile: Profile, out: Path) -> list[Verdict]:
+    try:
+        return claim.report(store, profile, out)
     except Unfinished:
         return []
 
@@ -43,12 +48,13 @@ def _page(
         "**How it was measured.** All methods start from the same model, read the same candidates in the same order, "
         f"{profile.steps} steps of 32 rows an epoch (AdamW, constant learning rate, gradient clip 1), and are tested "
         f"on {profile.test_problems} other problems. Each has its own best learning rate from one grid, chosen on "
-        "validation problems with a seed that nothing else uses, after one epoch. ± is two standard errors over seeds "
-        "and over the bootstrap of each evaluation. *Above* and *below* compare seed by seed on the same candidates.",
+        "validation problems with a seed that nothing else uses, after one epoch. (DPO reads pairs of the same "
+        "candidates, as many rows a step.) ± is a 95 % t-interval over the seeds, and never less than two bootstrap "
+        "errors of the evaluations. *Above* and *below* compare seed by seed: same candidates, same test problems.",
         "",
         "**What it cannot say.** These are not GSM8K and 8 billion parameters: an arithmetic slip is the only kind of "
-        "error, a response has about 36 tokens, and the whole model moves in 80 steps. Where a claim does not hold "
-        "here, that is said, and is no statement about large models.",
+        f"error, a response has some forty tokens, and the whole model moves within {profile.steps} steps. Where a "
+        "claim does not hold here, that is said, and is no statement about large models.",
         "",
         "| claim | verdict |",
         "|---|---|",
@@ -67,7 +73,7 @@ def _page(
             f"**{verdict.verdict[0].upper()}{verdict.verdict[1:]}.**",
             "",
         ]
-        if verdict.why and verdict.verdict != "holds":
+        if verdict.why and verdict.verdict in (DOES_NOT, PARTLY):
             lines += [f"Likely because: {verdict.why}", ""]
         if verdict.picture and verdict.picture not in shown:
             shown.add(verdict.picture)

@@ -7,7 +7,6 @@ from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.setting import HERE, Profile
 from benchmarks.statistics import Interval
 
 rcParams["svg.hashsalt"] = "topr_trl"  # the same picture gives the same file
@@ -23,22 +22,17 @@ COLOURS = {
 }  # fmt: skip
 
 
-def folder(profile: Profile) -> Path:
-    return HERE.parent / "docs" / "evidence" if profile.name == "full" else HERE / "results" / profile.name / "pictures"
-
-
 def figure(columns: int, width: float = 3.6, height: float = 3.1) -> tuple[Figure, list[Axes]]:
     picture = Figure(figsize=(width * columns, height), layout="constrained")
     axes = picture.subplots(1, columns, squeeze=False)[0]
     return picture, list(axes)
 
 
-def save(picture: Figure, profile: Profile, name: str) -> str:
+def save(picture: Figure, out: Path, name: str) -> str:
     """As PNG and SVG; returns the name of the PNG."""
-    directory = folder(profile)
-    directory.mkdir(parents=True, exist_ok=True)
-    picture.savefig(directory / f"{name}.png", dpi=130)
-    picture.savefig(directory / f"{name}.svg", metadata={"Date": None})
+    out.mkdir(parents=True, exist_ok=True)
+    picture.savefig(out / f"{name}.png", dpi=130)
+    picture.savefig(out / f"{name}.svg", metadata={"Date": None})
     return f"{name}.png"
 
 

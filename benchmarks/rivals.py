@@ -6,8 +6,9 @@ what other systems ship under TOPR's name.
 
 import tempfile
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.rows import Rows, response_logps
 from benchmarks.setting import tokenizer
-from topr_trl import PRESETS, subtract_baseline, topr_loss
+from topr_trl import PRESETS, topr_loss
 from topr_trl.loss import sequence_logps
 
 
@@ -61,7 +62,7 @@ def raw(rows: Rows) -> np.ndarray:
 
 def asymre_rewards(rows: Rows) -> np.ndarray:
     """Group-centred less δ = -0.1: the baseline a little below the mean reward (AsymRE, arXiv 2506.20520)."""
-    return subtract_baseline(rows.rewards, "group_mean", rows.groups) + 0.1
+    return rows.rewards - (rows.group_means - 0.1)
 
 
 def whitened(rows: Rows) -> np.ndarray:
@@ -81,16 +82,19 @@ def tapered(preset: str, ratio_level: str = "sequence") -> Callable[..., Tensor]
 def ppo_loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tensor, epsilon: float = 0.2) -> Tensor:
     """PPO with the ratio of the whole response (arXiv 2503.14286, Eq. 6), divided by the length as the others are."""
     log_ratio_B = sequence_logps(logps_BT, mask_BT) - sequence_logps(mu_BT, mask_BT)
-    ratio_B = log_ratio_B.clamp(max=40.0).exp()
-    clipped_B = ratio_B.clamp(1 - epsilon, 1 + epsilon)
-    return (-torch.minimum(ratio_B * rewards_B, clipped_B * rewards_B) / mask_BT.sum(-1)).mean()
+    return (-ppo_objective(log_ratio_B.clamp(max=40.0).exp(), rewards_B, epsilon) / mask_BT.sum(-1)).mean()
+
+
+def ppo_objective(ratio_B: Tensor, rewards_B: Tensor, epsilon: float) -> Tensor:
+    return torch.minimum(ratio_B * rewards_B, ratio_B.clamp(1 - epsilon, 1 + epsilon) * rewards_B)
 
 
 def m2po_loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tensor, limit: float = 0.04) -> Tensor:
     """M2PO (arXiv 2510.01161): drop the tokens with the largest squared log-ratio until their mean is under `limit`.
 
-    Only tokens whose ratio has already moved where the advantage pushes it may be dropped, as with PPO's clip. What is
-    left is the token-level importance-weighted loss over group-normalised advantages, averaged over all tokens.
+    Only tokens whose ratio has already moved where the advantage pushes it may be dropped, as with PPO's clip; the
+    mean is over those. What is left is the token-level importance-weighted loss over group-normalised advantages,
+    averaged over all tokens.
     """
     log_ratio_BT = (logps_BT - mu_BT).masked_fill(~mask_BT, 0.0)
     keep_BT = mask_BT.clone()
@@ -121,7 +125,7 @@ class TRLPolicy:
         from trl import GRPOConfig, GRPOTrainer
 
         args = GRPOConfig(
-            **_SMALL, **settings, output_dir=tempfile.mkdtemp(), per_device_train_batch_size=2, num_generations=2,
+            **_SMALL, **settings, output_dir=_scratch(), per_device_train_batch_size=2, num_generations=2,
             steps_per_generation=1,
         )  # fmt: skip
         self.trainer = GRPOTrainer(
@@ -152,55 +156,75 @@ class TRLPolicy:
 
 
 class TRLPreference:
-    """DPO or KTO by TRL's own trainer: its preparation of the data, its collator and its loss."""
+    """DPO or KTO by TRL's own trainer: its preparation of the data, its collator and its loss.
 
-    def __init__(self, model: PreTrainedModel, trainer: Any, rows_per_item: int) -> None:
-        self.model, self.trainer, self.rows_per_item = model, trainer, rows_per_item
-        self.items, self.size = trainer.train_dataset, len(trainer.train_dataset)
+    An item is as many consecutive rows of its data set as belong in one batch.
+    """
+
+    def __init__(self, model: PreTrainedModel, trainer: Any, rows_per_item: int, per_item: int = 1) -> None:
+        self.model, self.trainer, self.rows_per_item, self.per_item = model, trainer, rows_per_item, per_item
+        self.items, self.size = trainer.train_dataset, len(trainer.train_dataset) // per_item
 
     def loss(self, indices: np.ndarray) -> Tensor:
-        batch = self.trainer.data_collator([self.items[int(i)] for i in indices])
+        chosen = [int(i) * self.per_item + n for i in indices for n in range(self.per_item)]
+        batch = self.trainer.data_collator([self.items[i] for i in chosen])
         self.trainer._metrics["train"].clear()
         return self.trainer.compute_loss(self.model, batch)
 
 
-def dpo(model: PreTrainedModel, rows: Rows) -> TRLPreference:
-    """Pairs of a right and a wrong candidate of a problem, as many as its smaller side has (the paper: up to 16)."""
+def dpo(model: PreTrainedModel, rows: Rows, pool: Rows, pairs_a_problem: int = 16) -> TRLPreference:
+    """Pairs of a right and a wrong candidate of a problem, up to 16 (the paper's), from all that were sampled.
+
+    As many pairs are drawn as fill one epoch with as many rows as the other rivals read.
+    """
     from trl import DPOConfig, DPOTrainer
 
-    pairs = []
-    for group in np.unique(rows.groups):
-        right, wrong = (np.flatnonzero((rows.groups == group) & (rows.rewards * sign > 0)) for sign in (1, -1))
-        pairs += list(zip(right.tolist(), wrong.tolist(), strict=False))
-    decode = _tokenizer(model).decode
+    rng = np.random.default_rng(0)
+    pairs: list[tuple[int, int]] = []
+    for group in np.unique(pool.groups):
+        right, wrong = (np.flatnonzero((pool.groups == group) & (pool.rewards * sign > 0)) for sign in (1, -1))
+        every = [(int(i), int(j)) for i in right for j in wrong]
+        pairs += [every[n] for n in rng.permutation(len(every))[:pairs_a_problem]]
+    pairs = [pairs[n] for n in rng.permutation(len(pairs))[: len(rows) // 2]]
+    tokenizer = _tokenizer(model)
     dataset = Dataset.from_dict({
-        "prompt": [decode(rows.prompts[i]) for i, _ in pairs],
-        "chosen": [decode(rows.responses[i]) for i, _ in pairs],
-        "rejected": [decode(rows.responses[j]) for _, j in pairs],
+        "prompt": [tokenizer.decode(pool.prompts[i]) for i, _ in pairs],
+        "chosen": [tokenizer.decode(pool.responses[i]) for i, _ in pairs],
+        "rejected": [tokenizer.decode(pool.responses[j]) for _, j in pairs],
     })  # fmt: skip
-    args = DPOConfig(
-        **_SMALL, output_dir=tempfile.mkdtemp(), per_device_train_batch_size=32, precompute_ref_log_probs=True
-    )
-    return TRLPreference(
-        model, DPOTrainer(model, args=args, train_dataset=dataset, processing_class=_tokenizer(model)), 2
-    )
+    args = DPOConfig(**_SMALL, output_dir=_scratch(), per_device_train_batch_size=32, precompute_ref_log_probs=True)
+    trainer = DPOTrainer(model, args=args, train_dataset=dataset, processing_class=tokenizer)
+    return TRLPreference(model, trainer, rows_per_item=2)
 
 
-def kto(model: PreTrainedModel, rows: Rows) -> TRLPreference:
+def kto(model: PreTrainedModel, rows: Rows, pool: Rows) -> TRLPreference:
+    """KTO, its two classes balanced as TRL's own warning asks.
+
+    TRL takes the mismatched answers of its KL term from the same block of 32 consecutive rows and reads the blocks
+    in order. So rows are shuffled once here, lest a block holds a single problem, and the blocks stay whole.
+    """
     from trl import KTOConfig, KTOTrainer
 
-    decode = _tokenizer(model).decode
+    block = 32
+    rows = rows[np.random.default_rng(0).permutation(len(rows))]
+    tokenizer = _tokenizer(model)
     dataset = Dataset.from_dict({
-        "prompt": [decode(ids) for ids in rows.prompts],
-        "completion": [decode(ids) for ids in rows.responses],
+        "prompt": [tokenizer.decode(ids) for ids in rows.prompts],
+        "completion": [tokenizer.decode(ids) for ids in rows.responses],
         "label": [bool(reward > 0) for reward in rows.rewards],
     })  # fmt: skip
     args = KTOConfig(
-        **_SMALL, output_dir=tempfile.mkdtemp(), per_device_train_batch_size=32, precompute_ref_log_probs=True
-    )
-    return TRLPreference(
-        model, KTOTrainer(model, args=args, train_dataset=dataset, processing_class=_tokenizer(model)), 1
-    )
+        **_SMALL, output_dir=_scratch(), per_device_train_batch_size=block, precompute_ref_log_probs=True,
+        desirable_weight=float((rows.rewards < 0).sum() / max((rows.rewards > 0).sum(), 1)),
+    )  # fmt: skip
+    trainer = KTOTrainer(model, args=args, train_dataset=dataset, processing_class=tokenizer)
+    return TRLPreference(model, trainer, rows_per_item=block, per_item=block)
+
+
+@lru_cache
+def _scratch() -> str:
+    """A folder for the trainers of this process, which write nothing to it."""
+    return tempfile.mkdtemp(prefix="topr-benchmarks-")
 
 
 _SMALL = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True}
@@ -217,36 +241,42 @@ def _padded(tokenizer: PreTrainedTokenizerBase, ids: list[list[int]], left: bool
 
 
 def _direct(loss: Callable[..., Tensor], rewards: Callable[[Rows], np.ndarray] = raw) -> Callable[..., Objective]:
-    return lambda model, rows: Direct(model, rows, loss, rewards)
+    return lambda model, rows, pool: Direct(model, rows, loss, rewards)
 
 
 def _trl(**settings: Any) -> Callable[..., Objective]:
-    return lambda model, rows: TRLPolicy(model, rows, **settings)
+    return lambda model, rows, pool: TRLPolicy(model, rows, **settings)
 
 
-# name: (what it is called on the pictures, how it is made)
-RIVALS: dict[str, tuple[str, Callable[[PreTrainedModel, Rows], Objective]]] = {
-    "topr": ("TOPR", _direct(tapered("topr"))),
-    "positives_only": ("positives only", _direct(tapered("positives_only"))),
-    "reinforce": ("naive REINFORCE", _direct(tapered("reinforce"))),
-    "opr": ("plain IS", _direct(tapered("opr"))),
-    "tis": ("TIS", _direct(tapered("tis"))),
-    "ppo": ("PPO (sequence)", _direct(ppo_loss)),
-    "dpo": ("DPO", dpo),
-    "kto": ("KTO", kto),
-    "trl_dapo": ("TRL's default (DAPO)", _trl()),
-    "trl_grpo": ("TRL's GRPO", _trl(loss_type="grpo")),
+class Rival(NamedTuple):
+    """What a method is called, and how its objective is made for a model, rows, and all candidates they are from."""
+
+    label: str
+    make: Callable[[PreTrainedModel, Rows, Rows], Objective]
+
+
+RIVALS: dict[str, Rival] = {
+    "topr": Rival("TOPR", _direct(tapered("topr"))),
+    "positives_only": Rival("positives only", _direct(tapered("positives_only"))),
+    "reinforce": Rival("naive REINFORCE", _direct(tapered("reinforce"))),
+    "opr": Rival("plain IS", _direct(tapered("opr"))),
+    "tis": Rival("TIS", _direct(tapered("tis"))),
+    "ppo": Rival("PPO (sequence)", _direct(ppo_loss)),
+    "dpo": Rival("DPO", dpo),
+    "kto": Rival("KTO", kto),
+    "trl_dapo": Rival("TRL's default (DAPO)", _trl()),
+    "trl_grpo": Rival("TRL's GRPO", _trl(loss_type="grpo")),
     # The settings under which TRL's documentation reproduces each paper.
-    "trl_gspo": (
+    "trl_gspo": Rival(
         "TRL's GSPO",
         _trl(loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4),
     ),
-    "trl_cispo": ("TRL's CISPO", _trl(loss_type="cispo", epsilon_high=5.0)),
-    "trl_vespo": ("TRL's VESPO", _trl(loss_type="vespo")),
-    "asymre": ("AsymRE", _direct(tapered("reinforce"), asymre_rewards)),
-    "m2po": ("M2PO", _direct(m2po_loss, whitened)),
-    "topr_token": ("“TOPR” per token", _direct(tapered("topr", "token"))),
-    "topr_geometric": ("“TOPR”, geometric mean", _direct(tapered("topr", "geometric"))),
-    "topr_group_sign": ("“TOPR”, group-centred sign", _direct(tapered("topr"), whitened)),
+    "trl_cispo": Rival("TRL's CISPO", _trl(loss_type="cispo", epsilon_high=5.0)),
+    "trl_vespo": Rival("TRL's VESPO", _trl(loss_type="vespo")),
+    "asymre": Rival("AsymRE", _direct(tapered("reinforce"), asymre_rewards)),
+    "m2po": Rival("M2PO", _direct(m2po_loss, whitened)),
+    "topr_token": Rival("“TOPR” per token", _direct(tapered("topr", "token"))),
+    "topr_geometric": Rival("“TOPR”, geometric mean", _direct(tapered("topr", "geometric"))),
+    "topr_group_sign": Rival("“TOPR”, group-centred sign", _direct(tapered("topr"), whitened)),
 }  # fmt: skip
 PUBLISHED_AS_TOPR = ("topr_token", "topr_geometric", "topr_group_sign")

@@ -1,7 +1,7 @@
 """Candidates as training sees them: token ids, raw reward, problem, log μ. And batches of them as tensors."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ class Rows:
         rewards: (N,) raw rewards, ±1.
         groups: (N,) the problem of each row.
         mu_logps: (T,) float32 log μ of each response, token by token.
-        verdicts: `correct`, `incorrect` or `invalid`.
+        group_means, group_deviations: (N,) mean and standard deviation of the rewards of the row's problem, over all
+            candidates that were sampled for it, whichever of them are chosen afterwards.
     """
 
     prompts: list[list[int]]
@@ -28,18 +29,22 @@ class Rows:
     rewards: np.ndarray
     groups: np.ndarray
     mu_logps: list[Tensor]
-    verdicts: np.ndarray
+    group_means: np.ndarray
+    group_deviations: np.ndarray
 
     @classmethod
     def of(cls, dataset: Dataset, model: PreTrainedModel) -> "Rows":
         """Candidates with log μ as `model` scores them."""
+        rewards, groups = np.array(dataset["reward"][:]), np.array(dataset["problem_id"][:])
+        of_group = {group: rewards[groups == group] for group in np.unique(groups)}
         rows = cls(
             dataset["prompt_ids"][:],
             dataset["completion_ids"][:],
-            np.array(dataset["reward"][:]),
-            np.array(dataset["problem_id"][:]),
+            rewards,
+            groups,
             [torch.empty(0)] * len(dataset),
-            np.array(dataset["verdict"][:]),
+            np.array([of_group[group].mean() for group in groups]),
+            np.array([of_group[group].std(ddof=1) for group in groups]),
         )
         # A response may be empty where the model stops at once; there is nothing to learn from no token.
         rows = rows[np.array([len(response) > 0 for response in rows.responses]).nonzero()[0]]
@@ -55,7 +60,8 @@ class Rows:
             self.rewards[indices],
             self.groups[indices],
             [self.mu_logps[i] for i in indices],
-            self.verdicts[indices],
+            self.group_means[indices],
+            self.group_deviations[indices],
         )
 
     @torch.no_grad()
@@ -71,21 +77,15 @@ class Rows:
             )
             logps += [row[keep] for row, keep in zip(policy_logps, mask, strict=True)]
         model.train(was_training)
-        return Rows(self.prompts, self.responses, self.rewards, self.groups, logps, self.verdicts)
+        return replace(self, mu_logps=logps)
 
     def mu_BT(self, mask_BT: Tensor) -> Tensor:
         """(B, T) log μ at the places of the mask, 0 elsewhere."""
         return torch.zeros(mask_BT.shape).masked_scatter(mask_BT, torch.cat(self.mu_logps))
 
-    def group_advantages(self, scale: bool = True) -> np.ndarray:
+    def group_advantages(self) -> np.ndarray:
         """(N,) rewards less the mean of their problem, divided by its standard deviation: GRPO's advantage."""
-        advantages = np.empty(len(self))
-        for group in np.unique(self.groups):
-            rows = self.groups == group
-            centred = self.rewards[rows] - self.rewards[rows].mean()
-            deviation = self.rewards[rows].std(ddof=1) if rows.sum() > 1 else 0.0
-            advantages[rows] = centred / (deviation + 1e-4) if scale else centred
-        return advantages
+        return (self.rewards - self.group_means) / (self.group_deviations + 1e-4)
 
 
 def response_logps(
@@ -98,6 +98,6 @@ def response_logps(
     starts = torch.tensor([len(prompt) for prompt in prompts])[:, None]
     position = torch.arange(input_ids.size(1))
     mask = (position >= starts) & (position < lengths)
-    logits = model(input_ids=input_ids, attention_mask=(position < lengths).long()).logits[:, :-1]
+    logits = model(input_ids=input_ids, attention_mask=(position < lengths).long()).logits[:, :-1].float()
     logps = logits.gather(-1, input_ids[:, 1:, None]).squeeze(-1) - logits.logsumexp(-1)
     return logps, mask[:, 1:]

@@ -4,20 +4,20 @@ Two tasks, both of `topr_trl.tasks.arithmetic`: `main` (two steps, as in the dem
 base model is seldom right). Their base models are small careless ones made by `scripts/make_careless_model.py`.
 """
 
+import hashlib
 import os
 import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset, disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.rows import Rows
-from topr_trl import Evaluation, SamplingArguments, evaluate_samples, sample_candidates
+from topr_trl import Evaluation, SamplingArguments, curate, evaluate_samples, sample_candidates
 from topr_trl.rewards import CORRECT, verdict
 from topr_trl.tasks import arithmetic, gsm8k
 
@@ -41,10 +41,15 @@ class Profile:
     test_problems: int
     learning_rates: tuple[float, ...]
 
+    @property
+    def sizes(self) -> str:
+        """What a result depends on."""
+        return f"{self.problems}x{self.candidates}, {self.steps} steps, {self.test_problems} test problems"
+
 
 PROFILES = {
-    "full": Profile("full", 5, 400, 16, 80, 4, 400, (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)),
-    "quick": Profile("quick", 1, 200, 8, 40, 2, 100, (3e-4,)),
+    "full": Profile("full", 5, 400, 16, 80, 4, 400, (3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3)),
+    "quick": Profile("quick", 1, 200, 8, 40, 6, 200, (1e-4,)),
 }
 BATCH_ROWS = 32
 
@@ -60,6 +65,12 @@ def base_model(task: str) -> PreTrainedModel:
     """A fresh copy of the base model, float32."""
     PartialState(cpu=True)
     return AutoModelForCausalLM.from_pretrained(HERE / "models" / task, dtype=torch.float32)
+
+
+@lru_cache
+def model_hash(task: str) -> str:
+    """Of the base model's weights; what was measured with others is not mixed with these."""
+    return hashlib.sha256((HERE / "models" / task / "model.safetensors").read_bytes()).hexdigest()[:12]
 
 
 @lru_cache
@@ -81,7 +92,7 @@ def sample(model: PreTrainedModel, task: str, questions: Dataset, count: int, se
 def candidates(task: str, profile: Profile, seed: int, count: int | None = None) -> Rows:
     """What the base model wrote on the training problems of this seed; sampled once and kept in the cache."""
     count = count or profile.candidates
-    path = CACHE / f"{task}-{profile.problems}x{count}-seed{seed}.pt"
+    path = CACHE / f"{model_hash(task)}-{profile.problems}x{count}-seed{seed}.pt"
     if not path.exists():
         model = base_model(task)
         rows = Rows.of(sample(model, task, problems(task, profile.problems, 100 + seed), count, seed), model)
@@ -90,6 +101,13 @@ def candidates(task: str, profile: Profile, seed: int, count: int | None = None)
             torch.save(rows, file)
         os.replace(file.name, path)  # another worker may have made the same: whole either way
     return torch.load(path, weights_only=False)
+
+
+def epoch_rows(task: str, profile: Profile, seed: int) -> tuple[Rows, Rows]:
+    """One epoch's rows, uniform from the candidates of this seed and the same for every rival; and all of them."""
+    pool = candidates(task, profile, seed)
+    size = min(profile.steps * BATCH_ROWS, len(pool))
+    return pool[curate(pool.rewards, pool.groups, "uniform", size, seed=seed).indices], pool
 
 
 def evaluate(
@@ -111,7 +129,3 @@ def evaluate(
 def summary(evaluation: Evaluation) -> dict[str, float]:
     """The numbers of a point on a curve."""
     return {"pass@1": evaluation.pass_at[1].value, "error": evaluation.pass_at[1].standard_error, **evaluation.shares}
-
-
-def positives(rewards: np.ndarray) -> float:
-    return float((rewards > 0).mean())

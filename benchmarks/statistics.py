@@ -1,15 +1,18 @@
 """Means with intervals, over seeds and over the bootstrap of each evaluation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import nan, sqrt
 
 import numpy as np
 
+# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
+_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and half the width of its interval, two standard errors; NaN where one seed says nothing about it."""
+    """A mean and half the width of its interval; NaN where nothing is known about it."""
 
     mean: float
     half: float
@@ -29,20 +32,33 @@ class Interval:
 
 
 def interval(values: Sequence[float], errors: Sequence[float] = ()) -> Interval:
-    """Mean over seeds ± two standard errors: the spread over seeds, and the bootstrap error of each value, added.
+    """Mean over seeds and its 95 % t-interval, never narrower than two bootstrap errors of the evaluations.
 
-    The spread over seeds already contains the error of each evaluation, so this errs on the wide side. With one seed
-    the bootstrap error is all there is.
+    Args:
+        values: one for each seed.
+        errors: standard errors of the evaluations, by the bootstrap; with one seed they are all there is.
     """
     array = np.asarray(values, dtype=float)
-    spread = array.var(ddof=1) / len(array) if len(array) > 1 else 0.0
-    bootstrap = float(np.mean(np.square(errors))) / len(array) if len(errors) else 0.0
-    if len(array) == 1 and not len(errors):
-        return Interval(float(array.mean()), nan)
-    return Interval(float(array.mean()), 2 * sqrt(spread + bootstrap))
+    bootstrap = 2 * sqrt(float(np.mean(np.square(errors))) / len(array)) if len(errors) else nan
+    if len(array) < 2:
+        return Interval(float(array.mean()), bootstrap)
+    seeds = _T[min(len(array) - 2, len(_T) - 1)] * float(array.std(ddof=1)) / sqrt(len(array))
+    return Interval(float(array.mean()), float(np.fmax(seeds, bootstrap)))
 
 
-def difference(first: dict[int, float], second: dict[int, float]) -> Interval:
-    """Mean of `first - second` over the seeds that both have, which share candidates and test problems."""
+Measured = dict[int, tuple[float, float]]  # by seed: a value and its bootstrap error, or NaN
+
+
+def over_seeds(measured: Measured) -> Interval:
+    return interval([value for value, _ in measured.values()], _known(error for _, error in measured.values()))
+
+
+def difference(first: Measured, second: Measured) -> Interval:
+    """`first - second` over the seeds that both have: the same candidates and the same test problems."""
     seeds = sorted(first.keys() & second.keys())
-    return interval([first[seed] - second[seed] for seed in seeds])
+    errors = _known(sqrt(first[seed][1] ** 2 + second[seed][1] ** 2) for seed in seeds)
+    return interval([first[seed][0] - second[seed][0] for seed in seeds], errors)
+
+
+def _known(errors: Iterable[float]) -> list[float]:
+    return [error for error in errors if error == error]

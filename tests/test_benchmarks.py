@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from benchmarks import rivals
 from benchmarks.cells import Store, run
 from benchmarks.rivals import RIVALS, m2po_loss, ppo_loss
 from benchmarks.rows import Rows, response_logps
-from benchmarks.setting import base_model, problems, sample
+from benchmarks.setting import base_model, problems, sample, tokenizer
 from benchmarks.statistics import difference, interval
 from benchmarks.training import batches, train
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
@@ -32,15 +33,15 @@ def gradient(model):
 
 
 @pytest.mark.parametrize("name", RIVALS)
-def test_every_rival_has_a_loss_that_moves_the_model(name, rows):
+def test_every_rival_learns_right_from_wrong(name, rows):
+    """A few small steps raise the log-probability of right answers against that of wrong ones."""
     model = base_model("main")
-    objective = RIVALS[name][1](model, rows)
-    model.train()
-    loss = objective.loss(np.arange(8))
-    loss.backward()
-    assert loss.isfinite()
-    assert gradient(model).isfinite().all()
-    assert gradient(model).norm() > 0
+    objective = RIVALS[name].make(model, rows, rows)
+    trained = train(model, objective, 6, 1e-4, seed=0)
+    assert np.isfinite(trained["gradient_norms"]).all()
+    after = rows.scored_by(model).mu_logps
+    change = np.array([(new.mean() - old.mean()).item() for new, old in zip(after, rows.mu_logps, strict=True)])
+    assert change[rows.rewards > 0].mean() > change[rows.rewards < 0].mean() + 1e-4
 
 
 def test_log_mu_is_the_models_own_log_probability(rows):
@@ -65,17 +66,28 @@ def test_grpo_is_reinforce_with_its_advantage_where_pi_is_mu(name, rows):
     """At ratio 1 nothing is clipped: TRL's own loss must give the gradient of REINFORCE."""
     model, other = base_model("main"), base_model("main")
     model.train(), other.train()
-    RIVALS[name][1](model, rows).loss(np.arange(16)).backward()
+    RIVALS[name].make(model, rows, rows).loss(np.arange(16)).backward()
     rivals.Direct(other, rows, rivals.tapered("reinforce"), rivals.whitened).loss(np.arange(16)).backward()
     torch.testing.assert_close(gradient(model), gradient(other), atol=1e-5, rtol=1e-3)
 
 
-def test_group_advantages_are_trls(rows):
-    advantages = rows.group_advantages()
+def test_trls_cispo_weighs_tokens_by_the_stored_log_mu(rows):
+    """Away from μ the weight of a token is its ratio: TRL must get the log μ that is stored."""
+    model, other = base_model("main"), base_model("main")
+    shifted = replace(rows, mu_logps=[logps - 0.5 for logps in rows.mu_logps])
+    model.train(), other.train()
+    RIVALS["trl_cispo"].make(model, shifted, shifted).loss(np.arange(16)).backward()
+    RIVALS["trl_cispo"].make(other, rows, rows).loss(np.arange(16)).backward()
+    torch.testing.assert_close(gradient(model), float(np.exp(0.5)) * gradient(other), atol=1e-5, rtol=1e-3)
+
+
+def test_group_advantages_are_of_all_candidates(rows):
     group = rows.groups == rows.groups[np.flatnonzero(rows.rewards > 0)[0]]
     rewards = torch.tensor(rows.rewards[group])
-    expected = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
-    np.testing.assert_allclose(advantages[group], expected)
+    expected = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).numpy()
+    np.testing.assert_allclose(rows.group_advantages()[group], expected)
+    chosen = np.flatnonzero(group)[:2]
+    np.testing.assert_allclose(rows[chosen].group_advantages(), expected[:2])
 
 
 def test_ppo_has_no_gradient_past_its_clip():
@@ -101,25 +113,32 @@ def test_m2po_drops_the_largest_until_the_second_moment_fits():
     assert (logps.grad != 0).all()
 
 
-def test_dpo_pairs_are_of_one_problem(rows):
-    objective = RIVALS["dpo"][1](base_model("main"), rows)
-    right = np.array([(rows.rewards[rows.groups == g] > 0).sum() for g in np.unique(rows.groups)])
-    wrong = np.array([(rows.rewards[rows.groups == g] < 0).sum() for g in np.unique(rows.groups)])
-    assert objective.size == np.minimum(right, wrong).sum()
+def test_dpo_pairs_a_right_with_a_wrong_answer_of_a_problem(rows):
+    objective = RIVALS["dpo"].make(base_model("main"), rows, rows)
+    keys = ((tuple(p), tuple(r)) for p, r in zip(rows.prompts, rows.responses, strict=True))
+    reward = dict(zip(keys, rows.rewards, strict=True))
+    assert objective.size == len(rows) // 2
+    for pair in objective.items:
+        assert reward[tuple(pair["prompt_ids"]), tuple(pair["chosen_ids"])] > 0
+        assert reward[tuple(pair["prompt_ids"]), tuple(pair["rejected_ids"])] < 0
+
+
+def test_kto_keeps_trls_blocks_whole(rows):
+    objective = RIVALS["kto"].make(base_model("main"), rows, rows)
+    assert (objective.size, objective.rows_per_item) == (len(rows) // 32, 32)
+    answers = [tuple(item["completion_ids"]) for item in objective.items]
+    mismatched = [tuple(item["KL_completion_ids"]) for item in objective.items]
+    for block in range(objective.size):
+        rows_ = slice(32 * block, 32 * (block + 1))
+        assert sorted(answers[rows_]) == sorted(mismatched[rows_])
 
 
 def test_the_loop_is_the_offline_trainer(rows, tmp_path):
     """TOPR as measured here is TOPR as `OfflineTOPRTrainer` trains it."""
     chosen = rows[np.arange(16)]
     ours, theirs = base_model("main"), base_model("main")
-    objective = RIVALS["topr"][1](ours, chosen)
-    optimizer = torch.optim.AdamW(ours.parameters(), lr=1e-3, weight_decay=0.0)
-    ours.train()
-    for _ in range(3):
-        optimizer.zero_grad()
-        objective.loss(np.arange(16)).backward()
-        torch.nn.utils.clip_grad_norm_(ours.parameters(), 1.0)
-        optimizer.step()
+    objective = RIVALS["topr"].make(ours, chosen, chosen)
+    train(ours, objective, 3, 1e-3, seed=0)  # 32 rows a step are each of these twice
     dataset = Dataset.from_dict(
         {
             "prompt": [""] * 16,
@@ -133,8 +152,6 @@ def test_the_loop_is_the_offline_trainer(rows, tmp_path):
         use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none", save_strategy="no", disable_tqdm=True,
         lr_scheduler_type="constant", max_grad_norm=1.0,
     )  # fmt: skip
-    from benchmarks.setting import tokenizer
-
     OfflineTOPRTrainer(theirs, args, dataset, processing_class=tokenizer("main")).train()
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3, msg=name)
@@ -192,17 +209,20 @@ def _echo(cell):
     return {"seed": cell["seed"]}
 
 
-def test_interval_adds_seeds_and_bootstrap():
-    # Values 0.1, 0.3: variance 0.02, over two seeds 0.01; bootstrap errors of 0.06 each: 0.0036 / 2.
-    got = interval([0.1, 0.3], [0.06, 0.06])
-    assert (got.mean, got.half) == pytest.approx((0.2, 2 * (0.01 + 0.0018) ** 0.5))
+def test_interval_is_students_and_never_below_the_bootstraps():
+    # Values 0.1, 0.2, 0.3: deviation 0.1, over the root of three seeds, times 4.30 for two degrees of freedom.
+    got = interval([0.1, 0.2, 0.3], [0.01] * 3)
+    assert (got.mean, got.half) == pytest.approx((0.2, 4.30 * 0.1 / 3**0.5))
+    assert interval([0.2, 0.2, 0.2], [0.03] * 3).half == pytest.approx(2 * 0.03 / 3**0.5)
     assert interval([0.4], [0.05]).half == pytest.approx(0.1)
     assert np.isnan(interval([0.4]).half)
 
 
 def test_difference_is_paired():
-    got = difference({0: 0.5, 1: 0.7, 2: 0.9}, {0: 0.4, 1: 0.6, 5: 0.0})
+    nan = float("nan")
+    got = difference({0: (0.5, nan), 1: (0.7, nan), 2: (0.9, nan)}, {0: (0.4, nan), 1: (0.6, nan), 5: (0.0, nan)})
     assert (got.mean, got.half) == pytest.approx((0.1, 0.0))
+    assert difference({0: (0.5, 0.03)}, {0: (0.4, 0.04)}).half == pytest.approx(2 * 0.05)
 
 
 def test_tasks_are_the_packages_own():

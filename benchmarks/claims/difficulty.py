@@ -1,6 +1,7 @@
 """Figure 9: what part of the effective weight questions of each difficulty have, as the baseline c varies."""
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ BUCKETS = 10
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
-    return [{"claim": "difficulty", "profile": profile.name, "seed": 0}]
+    return [{"claim": "difficulty", "seed": seed} for seed in range(min(profile.seeds, 3))]
 
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
@@ -30,48 +31,45 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     accuracy = {g: (rows.rewards[measuring & (rows.groups == g)] > 0).mean() for g in np.unique(rows.groups)}
     bucket = np.array([min(int(accuracy[g] * BUCKETS), BUCKETS - 1) for g in rows.groups[~measuring]])
     rewards = rows.rewards[~measuring]
+    problems = np.bincount([min(int(a * BUCKETS), BUCKETS - 1) for a in accuracy.values()], minlength=BUCKETS)
     weights = {}
     for share in SHARES:
         mass = np.abs(rewards - baseline_for_positive_share(rewards, share))
-        by_bucket = np.bincount(bucket, weights=mass, minlength=BUCKETS)
-        weights[str(share)] = (by_bucket / by_bucket.sum()).tolist()
-    counts = np.bincount([min(int(a * BUCKETS), BUCKETS - 1) for a in accuracy.values()], minlength=BUCKETS)
-    return {"weights": weights, "problems": counts.tolist()}
+        a_problem = np.bincount(bucket, weights=mass, minlength=BUCKETS) / np.maximum(problems, 1)
+        weights[str(share)] = (a_problem / a_problem.sum()).tolist()
+    return {"weights": weights, "problems": problems.tolist()}
 
 
 # Report.
 
 
-def report(store: Store, profile: Profile) -> list[Verdict]:
-    done = store.results(cells(profile, store))
-    if not done:
-        return []
-    result = done[0][1]
+def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
+    results = [result for _, result in store.results(cells(profile, store))]
+    problems = np.sum([result["problems"] for result in results], axis=0)
+    shown = [bucket for bucket in range(BUCKETS) if problems[bucket] >= 5]
+    weights = {share: np.mean([result["weights"][str(share)] for result in results], axis=0) for share in SHARES}
     picture, (axes,) = figure(1, 5.4, 3.4)
-    places = [f"{10 * b}–{10 * (b + 1)}" for b in range(BUCKETS)]
     colours = colormaps["viridis"].resampled(len(SHARES))
     for i, share in enumerate(SHARES):
-        weights = [100 * w for w in result["weights"][str(share)]]
-        axes.plot(places, weights, marker="o", ms=3, color=colours(i), label=f"p~ = {share:.0%}")
+        places = [f"{10 * b}–{10 * (b + 1)}" for b in shown]
+        axes.plot(places, 100 * weights[share][shown], marker="o", ms=3, color=colours(i), label=f"p~ = {share:.0%}")
     axes.set(
-        xlabel="right answers of the base model (%)",
-        ylabel="effective weight (%)",
-        title="Weight of problems by difficulty",
-    )
+        xlabel="right answers of the base model (%)", ylabel="weight of a problem (%)",
+        title="Average effective weight of a problem, by difficulty",
+    )  # fmt: skip
     axes.tick_params(axis="x", labelrotation=30)
     axes.legend(fontsize=7.5)
-    name = save(picture, profile, "fig9")
-    hard = {share: sum(result["weights"][str(share)][:2]) for share in SHARES}
-    problems = sum(result["problems"][:2]) / sum(result["problems"])
-    falls = all(hard[a] >= hard[b] for a, b in pairwise(SHARES))
+    hardest, easiest = shown[0], shown[-1]
+    ratio = {share: weights[share][hardest] / weights[share][easiest] for share in SHARES}
     return [
         Verdict(
             "Fig. 9: the higher c (the lower p~), the more weight difficult problems have",
             "curves",
-            f"problems that the base model solves in under 20 % of tries ({problems:.0%} of all) have this part of the "
-            "weight: " + ", ".join(f"p~ {share:.0%}: {100 * hard[share]:.0f} %" for share in SHARES),
-            judge(falls),
+            f"weight of a problem that the base model solves in under {10 * (hardest + 1)} % of its tries, divided by "
+            f"that of one solved in {10 * easiest}–{10 * (easiest + 1)} %: "
+            + ", ".join(f"p~ {share:.0%}: {ratio[share]:.2f}" for share in SHARES),
+            judge(all(ratio[a] > ratio[b] for a, b in pairwise(SHARES))),
             "",
-            name,
+            save(picture, out, "fig9"),
         )
     ]

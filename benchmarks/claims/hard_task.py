@@ -1,57 +1,63 @@
-"""All claims so far on a harder task: more steps, so that the base model is seldom right (the paper's MATH)."""
+"""The rivals on a harder task: more steps, so that the base model is seldom right (the paper's MATH)."""
+
+from pathlib import Path
+from typing import Any
 
 from benchmarks.cells import Cell, Store
-from benchmarks.claims.learning_rates import best
-from benchmarks.claims.rivals_compared import at, base_point, values_by_seed, work
+from benchmarks.claims import base, learning_rates, rivals_compared
+from benchmarks.claims.learning_rates import OF_TASK, best
+from benchmarks.claims.rivals_compared import at, ranking, table
 from benchmarks.pictures import COLOURS, figure, save
 from benchmarks.rivals import RIVALS
-from benchmarks.setting import Profile
+from benchmarks.setting import Profile, model_hash
 from benchmarks.verdicts import MEASURED, Verdict
-
-__all__ = ["cells", "report", "work"]
-
-# The paper's rivals, TRL's default, AsymRE, and the strongest claim on stale data.
-CHOSEN = ("topr", "positives_only", "reinforce", "tis", "ppo", "dpo", "trl_dapo", "trl_vespo", "asymre", "m2po")
-SEEDS = 3
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
-    """One epoch at the learning rates found on the main task."""
+    """The learning rates of this task, and once they are known, the runs."""
     if profile.seeds == 1:
         return []
+    tuning = learning_rates.cells(profile, store, "hard")
+    if store.unfinished(tuning):
+        return tuning
+    return tuning + _runs(profile, store)
+
+
+def work(cell: Cell, profile: Profile) -> dict[str, Any]:
+    return (learning_rates if cell["claim"] == "learning_rates" else rivals_compared).work(cell, profile)
+
+
+def _runs(profile: Profile, store: Store) -> list[Cell]:
     return [
         {
-            "claim": "hard_task", "profile": profile.name, "task": "hard", "rival": rival, "seed": seed,
-            "learning_rate": best(store, profile, rival) if rival != "base" else None, "epochs": 1,
+            "claim": "hard_task", "task": "hard", "model": model_hash("hard"), "rival": rival, "seed": seed,
+            "learning_rate": best(store, profile, rival, "hard"), "epochs": 2,
         }
-        for seed in range(SEEDS)
-        for rival in (("base", *CHOSEN) if seed == 0 else CHOSEN)
+        for seed in range(profile.seeds)
+        for rival in OF_TASK["hard"]
     ]  # fmt: skip
 
 
-def report(store: Store, profile: Profile) -> list[Verdict]:
-    done = store.results(cells(profile, store))
-    base = base_point(done)
-    if not base:
-        return []
-    names = [name for name in CHOSEN if values_by_seed(done, name, profile.steps)]
-    picture, (axes,) = figure(1, 5.2, 3.4)
-    order = sorted(names, key=lambda name: at(done, name, profile.steps).mean)
+def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
+    done, start = store.results(_runs(profile, store)), base.point(store, profile, "hard")
+    names, steps = list(OF_TASK["hard"]), (profile.steps, 2 * profile.steps)
+    picture, (axes,) = figure(1, 5.2, 3.6)
+    order = sorted(names, key=lambda name: at(done, name, steps[-1]).mean)
     for row, name in enumerate(order):
-        point = at(done, name, profile.steps)
-        axes.errorbar(100 * point.mean, row, xerr=100 * point.half, fmt="o", color=COLOURS[name], capsize=2)
-    axes.axvline(100 * base["pass@1"], color=COLOURS["base"], ls=":", label="base model")
-    axes.set_yticks(range(len(order)), [RIVALS[name][0] for name in order])
-    axes.set(xlabel="pass@1 (%)", title="The harder task (four steps), after one epoch")
-    axes.legend(loc="lower right")
-    save(picture, profile, "hard")
-    listed = ", ".join(f"{RIVALS[n][0]} {at(done, n, profile.steps).percent()}" for n in reversed(order))
+        for step, marker, shift in zip(steps, "os", (0.15, -0.15), strict=True):
+            point = at(done, name, step)
+            style = {"color": COLOURS[name], "mfc": "white" if marker == "o" else COLOURS[name], "capsize": 2}
+            axes.errorbar(100 * point.mean, row + shift, xerr=100 * point.half, fmt=marker, ms=5, **style)
+    axes.axvline(100 * start["pass@1"], color=COLOURS["base"], ls=":")
+    axes.set_yticks(range(len(order)), [RIVALS[name].label for name in order])
+    axes.set(xlabel="pass@1 (%)", title="The harder task: ○ one epoch, ■ two; dotted: base model")
     return [
         Verdict(
-            "A harder task, on which the base model is seldom right (the paper's MATH)",
+            "Beyond the paper's Fig. 1: a harder task, on which the base model is seldom right",
             "",
-            f"base {100 * base['pass@1']:.1f} %; after one epoch {listed} %",
+            f"base {100 * start['pass@1']:.1f} %; {ranking(done, names, steps)}",
             MEASURED,
-            picture="hard.png",
+            picture=save(picture, out, "hard"),
+            details=table(done, names, steps),
         )
     ]

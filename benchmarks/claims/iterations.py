@@ -4,6 +4,7 @@ Beyond the paper: the share p~ held by an automatic target against a baseline se
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from topr_trl import curate, effective_positive_share, subtract_baseline
 from topr_trl.baseline import baseline_for_positive_share
 from topr_trl.curation import ROWS_PER_PROBLEM
 
-ITERATIONS, PROBLEMS, SEEDS = 8, 200, 2
+ITERATIONS, PROBLEMS, SEEDS = 8, 200, 3
 # curation: (candidates of each problem, as in the paper), rule
 CURATIONS = {"uniform": 16, "positives": 16, "anna_karenina": 64}
 TARGET = 0.5  # p~ of the comparison of target and fixed baseline
@@ -30,7 +31,7 @@ TARGET = 0.5  # p~ of the comparison of target and fixed baseline
 def cells(profile: Profile, store: Store) -> list[Cell]:
     if profile.seeds == 1:
         return []
-    shared = {"claim": "iterations", "profile": profile.name, "learning_rate": best(store, profile, "topr")}
+    shared = {"claim": "iterations", "learning_rate": best(store, profile, "topr")}
     curations = [
         {**shared, "curation": curation, "share": "none", "seed": seed}
         for seed in range(SEEDS)
@@ -76,11 +77,9 @@ def _point(model: Any, profile: Profile, seed: int) -> dict[str, float]:
 # Report.
 
 
-def report(store: Store, profile: Profile) -> list[Verdict]:
+def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     done = store.results(cells(profile, store))
     runs = {name: [r["curve"] for c, r in done if (c["curation"], c["share"]) == (name, "none")] for name in CURATIONS}
-    if not all(runs.values()):
-        return []
     picture, axes = figure(4, 3.4, 3.3)
     labels = {"uniform": "uniform", "positives": "positives only", "anna_karenina": "Anna Karenina"}
     x = list(range(ITERATIONS + 1))
@@ -88,13 +87,17 @@ def report(store: Store, profile: Profile) -> list[Verdict]:
     def series(curves: list[Any], what: str) -> list[Interval]:
         return [interval([run[i][what] for run in curves]) for i in x]
 
+    sampled = axes[2].twinx()
+    sampled.set(ylabel="dashed: tokens sampled (millions)")
+    sampled.grid(False)
+    sampled.spines["right"].set_visible(True)
     for name, curves in runs.items():
         for panel, what in zip(axes, ("pass@1", "maj@16"), strict=False):
             curve(panel, x, series(curves, what), labels[name], color=COLOURS[name], marker="o", ms=3)
         rows = np.cumsum([np.mean([run[i].get("rows", 0) for run in curves]) for i in x])
         tokens = np.cumsum([np.mean([run[i].get("tokens", 0) for run in curves]) for i in x])
         axes[2].plot(x, rows / 1e3, color=COLOURS[name], label=f"{labels[name]}: rows")
-        axes[2].plot(x, tokens / 1e4, color=COLOURS[name], ls="--", label=f"{labels[name]}: tokens")
+        sampled.plot(x, tokens / 1e6, color=COLOURS[name], ls="--")
     for share, style in (("target", "-"), ("fixed baseline", "--")):
         curves = [r["curve"] for c, r in done if c["share"] == share]
         if curves:
@@ -102,12 +105,12 @@ def report(store: Store, profile: Profile) -> list[Verdict]:
     curve(axes[3], x, series(runs["uniform"], "pass@1"), "c = 0", color=COLOURS["uniform"], marker="o", ms=3)
     axes[0].set(title="pass@1", ylabel="%")
     axes[1].set(title="maj@16")
-    axes[2].set(title="cost so far", ylabel="rows trained on (thousands), tokens sampled (10,000s)")
+    axes[2].set(title="cost so far", ylabel="rows trained on (thousands)")
     axes[3].set(title=f"p~ = {TARGET:.0%}, uniform rows: pass@1")
     for panel in axes:
         panel.set(xlabel="iteration")
         panel.legend(fontsize=7)
-    name = save(picture, profile, "fig8")
+    name = save(picture, out, "fig8")
     last = {
         c: interval([run[-1]["pass@1"] for run in curves], [run[-1]["error"] for run in curves])
         for c, curves in runs.items()

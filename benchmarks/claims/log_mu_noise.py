@@ -6,16 +6,18 @@
 """
 
 from dataclasses import replace
+from math import exp
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.cells import Cell, Store
-from benchmarks.claims.learning_rates import best, training_rows
+from benchmarks.claims.learning_rates import best
 from benchmarks.pictures import curve, figure, save
 from benchmarks.rivals import Direct, raw, tapered
-from benchmarks.setting import Profile, base_model, evaluate, summary
+from benchmarks.setting import Profile, base_model, epoch_rows, evaluate, summary
 from benchmarks.statistics import Interval, interval
 from benchmarks.training import train
 from benchmarks.verdicts import MEASURED, Verdict
@@ -23,13 +25,14 @@ from topr_trl import PRESETS, truncated_weights
 
 LENGTHS = (0, 50, 500, 5_000)
 SIGMAS = (0.01, 0.03)  # of a token's log-probability; see `spread`
+LOG_RATIOS = (0, -2, -5)  # true log π/μ of a negative
 SEEDS = 3
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
     if profile.seeds == 1:
         return []
-    shared = {"claim": "log_mu_noise", "profile": profile.name}
+    shared = {"claim": "log_mu_noise"}
     return [{**shared, "part": "spread", "seed": 0}] + [
         {
             **shared, "part": "training", "tokens": tokens, "sigma": sigma, "seed": seed,
@@ -47,7 +50,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
 
 def spread(cell: Cell, profile: Profile) -> dict[str, Any]:
     """Token-level difference of log μ between float32 and bfloat16, and what it does to the weights of negatives."""
-    rows = training_rows("main", profile, cell["seed"])
+    rows, _ = epoch_rows("main", profile, cell["seed"])
     differences = (
         torch.cat(rows.mu_logps) - torch.cat(rows.scored_by(base_model("main").to(torch.bfloat16)).mu_logps).float()
     )
@@ -55,16 +58,16 @@ def spread(cell: Cell, profile: Profile) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     weights = {}
     for tokens in LENGTHS[1:]:
-        # At π = μ every true ratio is 1: what is below is noise alone.
-        noise = sigma * tokens**0.5 * torch.randn(100_000, generator=generator)
-        w = truncated_weights(noise, -torch.ones(len(noise)), PRESETS["topr"])
-        weights[str(tokens)] = {"mean": float(w.mean()), "below_half": float((w < 0.5).float().mean())}
+        noise = sigma * tokens**0.5 * torch.randn(100_000, generator=generator) + bias * tokens
+        for log_ratio in LOG_RATIOS:
+            w = truncated_weights(log_ratio + noise, -torch.ones(len(noise)), PRESETS["topr"])
+            weights[f"{tokens}, {log_ratio}"] = float(w.mean())
     return {"sigma": sigma, "bias": bias, "weights": weights}
 
 
 def training(cell: Cell, profile: Profile) -> dict[str, Any]:
     model = base_model("main")
-    rows = training_rows("main", profile, cell["seed"])
+    rows, _ = epoch_rows("main", profile, cell["seed"])
     rng = np.random.default_rng(cell["seed"])
     noise = cell["sigma"] * cell["tokens"] ** 0.5 * rng.standard_normal(len(rows))
     # On the first token of a response: only the sum counts.
@@ -80,13 +83,11 @@ def training(cell: Cell, profile: Profile) -> dict[str, Any]:
 # Report.
 
 
-def report(store: Store, profile: Profile) -> list[Verdict]:
+def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     done = store.results(cells(profile, store))
     spreads = [result for cell, result in done if cell["part"] == "spread"]
     trained = [(cell, result) for cell, result in done if cell["part"] == "training"]
-    if not spreads or not trained:
-        return []
-    measured = spreads[0]
+    spread_ = spreads[0]
 
     def after(tokens: int, sigma: float) -> Interval:
         runs = [r for c, r in trained if c["tokens"] == tokens and (c["sigma"] == sigma or not tokens)]
@@ -99,29 +100,30 @@ def report(store: Store, profile: Profile) -> list[Verdict]:
     axes.set_xticks(range(len(LENGTHS)), ["trainer's log μ"] + [f"{tokens:,} tokens" for tokens in LENGTHS[1:]])
     axes.set(ylabel="pass@1 (%)", title="TOPR with noise on log μ")
     axes.legend()
-    name = save(picture, profile, "log_mu_noise")
-    clean, worst = after(0, SIGMAS[0]), after(LENGTHS[-1], SIGMAS[-1])
-    weights = measured["weights"]
+    name = save(picture, out, "log_mu_noise")
+    weights = spread_["weights"]
+    table = ["| true π/μ of a negative | no noise | " + " | ".join(f"{n:,} tokens" for n in LENGTHS[1:]) + " |"]
+    table.append("|---" * (len(LENGTHS) + 1) + "|")
+    for log_ratio in LOG_RATIOS:
+        row = [f"{weights[f'{n}, {log_ratio}']:.3f}" for n in LENGTHS[1:]]
+        table.append(f"| e^{log_ratio} | {exp(log_ratio):.3f} | " + " | ".join(row) + " |")
     return [
         Verdict(
             "Beyond the paper: log μ of another engine moves the ratio of long responses",
             "",
-            f"float32 against bfloat16: {measured['sigma']:.4f} a token (mean {measured['bias']:+.1e}). At π = μ, "
-            "where every weight should be 1, that gives negatives a mean weight of "
-            + ", ".join(f"{weights[str(n)]['mean']:.2f} ({n:,} tokens)" for n in LENGTHS[1:])
-            + ". Training with noise on log μ, pass@1: trainer's own "
-            + clean.percent()
+            f"float32 against bfloat16 differs by {spread_['sigma']:.4f} a token (mean {spread_['bias']:+.1e}). The "
+            "table gives the mean weight of negatives under that noise: it takes weight from those at π = μ and gives "
+            "it back to those that were tapered. Training with noise on log μ, pass@1: with the trainer's own "
+            + after(0, SIGMAS[0]).percent()
             + "; "
             + "; ".join(
-                f"{sigma:g} a token " + ", ".join(f"{after(n, sigma).percent()} ({n:,})" for n in LENGTHS[1:])
+                f"{sigma:g} a token: " + ", ".join(f"{after(n, sigma).percent()} ({n:,} tokens)" for n in LENGTHS[1:])
                 for sigma in SIGMAS
             )
             + " %",
             MEASURED,
-            ""
-            if worst.high < clean.low
-            else "Noise without a mean only scales negatives' weights down (a weight is at most 1); it does not change "
-            "their sign, so TOPR stays stable and moves towards positives only.",
+            "",
             name,
+            "\n".join(table),
         )
     ]

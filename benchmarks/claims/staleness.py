@@ -1,10 +1,12 @@
 """Beyond the paper: every batch from a policy 0, 64, 256 or 1,024 updates old.
 
-Each update reads rows of the policy as it was `age` updates ago (of the base model while there is no older one).
-From 64 on they are drawn for 64 updates at once, so that their age is between `age` and `age + 63`.
+Each update reads two problems with eight answers each, by the policy as it was `age` updates ago; the base model where
+there is none so old, so that at age 1,024 all rows are the base model's. From 64 on, the rows of 64 updates are drawn
+at once, and are between `age` and `age + 63` updates old.
 """
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,36 +18,39 @@ from benchmarks.pictures import COLOURS, curve, figure, save
 from benchmarks.rivals import RIVALS
 from benchmarks.rows import Rows
 from benchmarks.setting import Profile, base_model, evaluate, problems, sample, summary
-from benchmarks.statistics import Interval, interval
-from benchmarks.training import batches, update
+from benchmarks.statistics import Measured, difference, over_seeds
+from benchmarks.training import update
 from benchmarks.verdicts import MEASURED, Verdict, judge
 
 AGES = (0, 64, 256, 1024)
-UPDATES, BATCH, GROUP, BLOCK, SEEDS = 1024, 8, 8, 64, 1
+UPDATES, PROBLEMS, GROUP, BLOCK, SEEDS = 1024, 2, 8, 64, 3
 # `topr_rescored` is TOPR with log μ by the policy that is about to train, not by the one that wrote the rows: what
 # "old log-probabilities" recomputed by a trainer are when the rows are stale.
-METHODS = (
-    "topr", "topr_rescored", "topr_token", "topr_geometric", "topr_group_sign", "positives_only", "m2po", "trl_dapo",
-    "trl_vespo",
-)  # fmt: skip
+VARIANTS = ("topr_rescored", "topr_token", "topr_geometric", "topr_group_sign")
+OTHERS = ("positives_only", "m2po", "trl_dapo", "trl_vespo")
+METHODS = ("topr", *VARIANTS, *OTHERS)
 SAME_ON_POLICY = ("topr_rescored", "topr_token", "topr_geometric")  # at age 0 every ratio is 1, and they are TOPR
+MEASURED_AT = (128, 256, 512, UPDATES)
+LABELS = {name: RIVALS[name].label if name in RIVALS else "“TOPR”, log μ rescored" for name in METHODS}
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
+    """Each at its own best rate one step down the grid, as there are many more updates; TOPR's variants at TOPR's."""
     if profile.seeds == 1:
         return []
-    # Ten times the updates of one epoch: each rival's own rate, one step of the grid lower.
-    rates = profile.learning_rates
+    grid = profile.learning_rates
+
+    def rate(method: str) -> float:
+        own = grid.index(best(store, profile, "topr" if method in VARIANTS else method))
+        return grid[max(own - 1, 0)]
+
     return [
-        {
-            "claim": "staleness", "profile": profile.name, "method": method, "age": age, "seed": seed,
-            "learning_rate": rates[max(rates.index(best(store, profile, method.replace("_rescored", ""))) - 1, 0)],
-        }
+        {"claim": "staleness", "method": method, "age": age, "seed": seed, "learning_rate": rate(method)}
         for seed in range(SEEDS)
         for age in AGES
         for method in METHODS
         if age or method not in SAME_ON_POLICY
-    ]  # fmt: skip
+    ]
 
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
@@ -54,28 +59,27 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=cell["learning_rate"], weight_decay=0.0)
     block = min(BLOCK, age) or 1
-    snapshots, objective, curve = {}, None, [{"update": 0, **_point(model, profile, seed)}]
+    snapshots, objective, curve_ = {}, None, [{"update": 0, **_point(model, profile, seed)}]
     for start in range(0, UPDATES, block):
         if age:
             snapshots[start] = copy.deepcopy(model.state_dict())
             sampler.load_state_dict(snapshots[max(start - age, 0)])
         else:
             sampler = model
-        chosen = questions.select(rng.choice(len(questions), block * BATCH // GROUP, replace=False))
+        chosen = questions.select(rng.choice(len(questions), block * PROBLEMS, replace=False))
         rows = Rows.of(sample(sampler, "main", chosen, GROUP, seed * 1_000_000 + start), sampler)
         if cell["method"] == "topr_rescored":
             rows = rows.scored_by(model)
         if objective is None:
-            objective = RIVALS[cell["method"].replace("_rescored", "")][1](model, rows)
+            name = "topr" if cell["method"] == "topr_rescored" else cell["method"]
+            objective = RIVALS[name].make(model, rows, rows)
         objective.renew(rows)
         model.train()
-        order = batches(len(rows), min(BATCH, len(rows)), seed + start)
-        for _ in range(block):
-            update(model, optimizer, objective.loss(next(order)))
-        done = start + block
-        if done in (128, 256, 512, UPDATES):
-            curve.append({"update": done, **_point(model, profile, seed)})
-    return {"curve": curve}
+        for pair in np.array_split(np.unique(rows.groups), block):
+            update(model, optimizer, objective.loss(np.flatnonzero(np.isin(rows.groups, pair))))
+        if start + block in MEASURED_AT:
+            curve_.append({"update": start + block, **_point(model, profile, seed)})
+    return {"curve": curve_}
 
 
 def _point(model: Any, profile: Profile, seed: int) -> dict[str, float]:
@@ -85,61 +89,43 @@ def _point(model: Any, profile: Profile, seed: int) -> dict[str, float]:
 # Report.
 
 
-def report(store: Store, profile: Profile) -> list[Verdict]:
+def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     done = store.results(cells(profile, store))
-    if not done:
-        return []
-    picture, axes = figure(len(AGES), 3.1, 4.0)
-    for panel, age in zip(axes, AGES, strict=True):
-        for method in METHODS:
-            runs = [result["curve"] for cell, result in done if (cell["method"], cell["age"]) == (method, age)]
-            if not runs:
-                continue
-            points = [
-                interval([run[i]["pass@1"] for run in runs], [run[i]["error"] for run in runs])
-                for i in range(len(runs[0]))
-            ]
-            style = {"lw": 2.6} if method == "topr" else {"ls": "--" if method.startswith("topr_") else "-"}
-            curve(panel, [p["update"] for p in runs[0]], points, LABELS[method], color=COLOURS[method], **style)
-        panel.set(title=f"rows {age:,} updates old", xlabel="updates", ylim=(-2, 100))
-    axes[0].set(ylabel="pass@1 (%)")
-    handles, labels = axes[-1].get_legend_handles_labels()
-    picture.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
-    name = save(picture, profile, "staleness")
 
-    def end(method: str, age: int) -> Interval | None:
-        last = [r["curve"][-1] for c, r in done if (c["method"], c["age"]) == (method, age)]
-        return interval([p["pass@1"] for p in last], [p["error"] for p in last]) if last else None
+    def measured(method: str, age: int, place: int = -1) -> Measured:
+        if not age and method in SAME_ON_POLICY:
+            method = "topr"
+        return {
+            c["seed"]: (r["curve"][place]["pass@1"], r["curve"][place]["error"])
+            for c, r in done
+            if (c["method"], c["age"]) == (method, age)
+        }
 
-    def row(method: str) -> str:
-        return f"{LABELS[method]} " + " / ".join(
-            "–" if (e := end(method, age)) is None else e.percent() for age in AGES
-        )
-
-    ages = ", ".join(f"{age:,}" for age in AGES)
-    fresh, stale = end("topr", 0), {age: end("topr", age) for age in AGES[1:]}
-    variants = [m for m in ("topr_rescored", "topr_token", "topr_geometric", "topr_group_sign") if end(m, 256)]
-    rivals = [m for m in ("m2po", "trl_dapo", "trl_vespo", "positives_only") if end(m, 256)]
-    if fresh is None or not all(stale.values()) or not variants:
-        return []
+    name = _picture(out, measured)
+    table = ["| | " + " | ".join(f"{age:,} updates" for age in AGES) + " |", "|---" * (len(AGES) + 1) + "|"]
+    for method in METHODS:
+        label = f"**{LABELS[method]}**" if method == "topr" else LABELS[method]
+        table.append(f"| {label} | " + " | ".join(over_seeds(measured(method, age)).percent() for age in AGES) + " |")
+    loss = {method: difference(measured(method, 256), measured(method, 0)) for method in METHODS}
+    above = [LABELS[m] for m in OTHERS if difference(measured("topr", 256), measured(m, 256)).low > 0]
+    below = [LABELS[m] for m in OTHERS if difference(measured("topr", 256), measured(m, 256)).high < 0]
+    worse = [LABELS[m] for m in VARIANTS if difference(measured("topr", 256), measured(m, 256)).low > 0]
     return [
         Verdict(
-            "Beyond the paper: TOPR on rows that are old",
-            "published studies see TOPR-like losses degrade at 256 updates; M2PO reports none",
-            f"pass@1 after {UPDATES:,} updates with rows {ages} updates old: "
-            + "; ".join(map(row, ("topr", *rivals)))
-            + " %",
-            judge(*(end("topr", 256).low > end(m, 256).high for m in rivals)),
-            "The verdict asks whether TOPR is above all of the others at 256.",
+            "Beyond the paper: TOPR loses nothing on rows that are 256 updates old",
+            "published studies see TOPR-like losses degrade at 256 updates, and M2PO not",
+            f"pass@1 after {UPDATES:,} updates, by the age of the rows. TOPR at 256 less TOPR on fresh rows: "
+            f"{loss['topr'].percent(signed=True)} points (M2PO {loss['m2po'].percent(signed=True)}). At 256 TOPR is "
+            f"above {', '.join(above) or 'none'}, and below {', '.join(below) or 'none'} of the others",
+            judge(loss["topr"].high >= 0),
+            "",
             name,
+            "\n".join(table),
         ),
         Verdict(
             "Beyond the paper: which change to TOPR makes it degrade on old rows",
             "",
-            f"pass@1 after {UPDATES:,} updates with rows {ages} updates old: "
-            + "; ".join(map(row, ("topr", *variants)))
-            + " %. Those that end below TOPR at 256: "
-            + (", ".join(LABELS[m] for m in variants if end(m, 256).high < end("topr", 256).low) or "none"),
+            f"below TOPR at 256 updates: {', '.join(worse) or 'none'} (table above)",
             MEASURED,
             "",
             name,
@@ -147,4 +133,18 @@ def report(store: Store, profile: Profile) -> list[Verdict]:
     ]
 
 
-LABELS = {name: RIVALS[name][0] if name in RIVALS else "“TOPR”, log μ rescored" for name in METHODS}
+def _picture(out: Path, measured: Any) -> str:
+    picture, axes = figure(len(AGES), 3.1, 4.0)
+    for panel, age in zip(axes, AGES, strict=True):
+        for method in METHODS:
+            if not age and method in SAME_ON_POLICY:
+                continue
+            points = [over_seeds(measured(method, age, place)) for place in range(len(MEASURED_AT) + 1)]
+            style = {"lw": 2.6} if method == "topr" else {"ls": "--" if method in VARIANTS else "-"}
+            curve(panel, [0, *MEASURED_AT], points, LABELS[method], color=COLOURS[method], **style)
+        title = "rows of the base model" if age == max(AGES) else f"rows {age:,} updates old" if age else "fresh rows"
+        panel.set(title=title, xlabel="updates", ylim=(-2, 100))
+    axes[0].set(ylabel="pass@1 (%)")
+    handles, labels = axes[-1].get_legend_handles_labels()
+    picture.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
+    return save(picture, out, "staleness")

@@ -1,0 +1,153 @@
+"""The page of verdicts, from made-up results with planted winners and losers."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import evidence
+from benchmarks.__main__ import CLAIMS
+from benchmarks.cells import Store
+from benchmarks.claims import difficulty, iterations, log_mu_noise, staleness
+from benchmarks.setting import PROFILES
+
+PROFILE = replace(PROFILES["full"], seeds=3)
+BASE = 0.3
+# pass@1 at the end, by rival; others stay at the base model's.
+ENDS = {"topr": 0.6, "positives_only": 0.5, "reinforce": 0.01, "ppo": 0.35, "dpo": 0.45, "topr_geometric": 0.02,
+        "topr_group_sign": 0.7}  # fmt: skip
+
+
+def point(accuracy, **more):
+    invalid = 0.8 if accuracy < 0.1 else 0.15 if accuracy == BASE else 0.001
+    incorrect = max(1 - accuracy - invalid, 0.0)
+    return {"pass@1": accuracy, "error": 0.005, "correct": accuracy, "incorrect": incorrect, "invalid": invalid, **more}
+
+
+def result(cell):
+    """What a cell of this claim might have given."""
+    wobble = 0.002 * cell.get("seed", 0)
+    claim = cell["claim"]
+    if claim == "theory":
+        curves = {a: [[n, 0.5 + float(a) * n] for n in (0, 3_000, 10_000)] for a in ("0.0", "0.05")}
+        return {"trials": 3, "largest_difference": 1e-15, "curves": curves, "upper_bound": 1.0}
+    if claim == "learning_rates":
+        return point(0.5 if cell["learning_rate"] == (1e-4 if cell["rival"] == "topr" else 3e-5) else 0.3)
+    if claim in ("rivals", "hard_task"):
+        end = ENDS.get(cell["rival"], BASE) + wobble
+        steps = [round(mark * PROFILE.steps) for mark in (0.5, 1, 2, 4)]
+        return {"curve": [{"step": n, **point(BASE + (end - BASE) * n / steps[-1])} for n in steps]}
+    if claim == "positive_share":
+        return point(0.3 + wobble + (0.2 if cell["share"] == 0.1 else 0.0) + 0.1 * (cell["method"] == "topr"))
+    if claim == "gradient_clipping":
+        end = 0.5 if cell["rival"] == "topr" else 0.05
+        return {"curve": [{"step": n, **point(end)} for n in (40, 80)], "gradient_norms": [1.0, 9.0]}
+    if claim == "against_positives":
+        accuracy = ENDS.get(cell["rival"], BASE) + wobble
+        solved = 60 if cell["rival"] == "topr" else 40
+        cardinality = [400 - solved] + [0] * 63 + [solved]
+        return {**point(accuracy), "maj": {str(k): accuracy for k in (1, 2, 4, 8, 16, 32)}, "cardinality": cardinality}
+    if claim == "log_mu_noise":
+        if cell["part"] == "training":
+            return point(0.5 + wobble)
+        weights = {f"{n}, {r}": 0.5 for n in log_mu_noise.LENGTHS[1:] for r in log_mu_noise.LOG_RATIOS}
+        return {"sigma": 0.01, "bias": 0.0, "weights": weights}
+    if claim == "staleness":
+        end = 0.2 if cell["method"] == "topr_token" else 0.6
+        return {"curve": [{"update": n, **point(end + wobble)} for n in (0, *staleness.MEASURED_AT)]}
+    if claim == "iterations":
+        more = {"maj@16": 0.6, "rows": 10, "tokens": 99, "baseline": 0.0, "positives": 0.3, "effective_share": 0.3}
+        end = 0.7 if cell["curation"] == "uniform" else 0.6
+        return {"curve": [point(end + wobble, **more) for _ in range(iterations.ITERATIONS + 1)]}
+    if claim == "difficulty":
+        tilt = {str(s): [0.1 + 0.01 * s * b for b in range(10)] for s in difficulty.SHARES}
+        return {"weights": tilt, "problems": [40] * 10}
+    return point(BASE)  # base
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    for room in ("base", "learning_rates", "hard_task"):
+        monkeypatch.setattr(f"benchmarks.claims.{room}.model_hash", str)
+    store = Store(tmp_path / "results")
+    for claim in CLAIMS.values():
+        while todo := store.unfinished(claim.cells(PROFILE, store)):
+            for cell in todo:
+                store.add(cell, result(cell), 6.0, "command")
+    return store
+
+
+def verdicts(store, name, tmp_path):
+    return {verdict.claim[:14]: verdict for verdict in CLAIMS[name].report(store, PROFILE, tmp_path)}
+
+
+def test_page_has_every_claim_and_every_picture(store, tmp_path):
+    page = tmp_path / "evidence.md"
+    evidence.write(CLAIMS, store, PROFILE, page)
+    text = page.read_text()
+    assert "nan" not in text
+    figures = [f"Fig. {n}:" for n in range(1, 10)]
+    for claim in (*figures, "Prop. 3.1", "Prop. 3.2", "harder task", "old rows", "automatic target", "another engine"):
+        assert claim in text
+    drawn = {path.stem for path in (tmp_path / "evidence").glob("*.png")}
+    assert drawn == {path.stem for path in (tmp_path / "evidence").glob("*.svg")}
+    assert drawn == {"fig1", "fig2", "fig3", "fig4", "fig5-6", "fig7", "fig8", "fig9", "prop3.2", "hard", "staleness",
+                     "log_mu_noise"}  # fmt: skip
+    assert all(f"evidence/{name}.png" in text for name in drawn)
+
+
+def test_a_claim_that_is_not_finished_is_not_judged(store, tmp_path):
+    path = tmp_path / "results" / "rivals.jsonl"
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
+    page = tmp_path / "evidence.md"
+    claims = {name: CLAIMS[name] for name in ("learning_rates", "rivals", "difficulty")}
+    evidence.write(claims, Store(tmp_path / "results"), PROFILE, page)
+    text = page.read_text()
+    assert "Fig. 1:" not in text
+    assert "Fig. 9:" in text
+    assert f"| rivals | {18 * 3 - 1} of {18 * 3} |" in text
+
+
+def test_nothing_finished_is_a_page_too(tmp_path):
+    page = tmp_path / "e.md"
+    evidence.write({name: CLAIMS[name] for name in ("theory", "rivals")}, Store(tmp_path), PROFILE, page)
+    assert "| theory | 0 of 2 |" in page.read_text()
+
+
+def test_winners_and_losers_are_told_apart(store, tmp_path):
+    rivals = verdicts(store, "rivals", tmp_path)
+    assert rivals["Fig. 1: of TOP"].verdict == "holds"
+    assert "below “TOPR”, group-centred sign" in rivals["Fig. 1 with al"].ours
+    assert rivals["Fig. 3: TOPR e"].verdict == "holds"
+    assert rivals["Beyond the pap"].verdict == "holds in part"
+    assert verdicts(store, "gradient_clipping", tmp_path)["Fig. 7: with a"].verdict == "holds"
+    assert (
+        verdicts(store, "iterations", tmp_path)["Fig. 8: over e"].verdict == "holds in part"
+    )  # uniform is above positives
+    assert verdicts(store, "difficulty", tmp_path)["Fig. 9: the hi"].verdict == "holds"
+    assert "256 updates: “TOPR” per token (" in CLAIMS["staleness"].report(store, PROFILE, tmp_path)[1].ours
+    best, past, low, *_ = CLAIMS["positive_share"].report(store, PROFILE, tmp_path)
+    assert (best.verdict, past.verdict, low.verdict) == ("holds", "does not hold here", "holds")
+
+
+def test_a_reversed_outcome_reverses_the_verdict(store, tmp_path):
+    for entry in store.finished.values():
+        if entry["cell"].get("rival") == "topr" and entry["cell"]["claim"] == "rivals":
+            for point_ in entry["result"]["curve"]:
+                point_["pass@1"], point_["invalid"] = 0.001, 0.9
+    rivals = verdicts(store, "rivals", tmp_path)
+    assert rivals["Fig. 1: of TOP"].verdict == "holds in part"  # naive REINFORCE still collapses
+    assert "Not seen: TOPR improves" in rivals["Fig. 1: of TOP"].ours
+    assert rivals["Beyond the pap"].verdict == "does not hold here"
+
+
+def test_results_of_another_setting_are_not_seen(tmp_path):
+    Store(tmp_path, "small").add({"claim": "a"}, {"x": 1}, 0.0, "")
+    assert Store(tmp_path, "small").get({"claim": "a"}) == {"x": 1}
+    assert Store(tmp_path, "large").get({"claim": "a"}) is None
+
+
+def test_published_results_are_whole_lines(request):
+    for path in (request.config.rootpath / "benchmarks" / "results").glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            assert json.loads(line)["cell"]["claim"] == path.stem
