@@ -23,9 +23,9 @@ from topr_trl.tasks import arithmetic, gsm8k
 
 HERE = Path(__file__).parent
 CACHE = HERE / ".cache"
-TASK_STEPS = {"main": 2, "hard": 4}
+TASK_STEPS = {"main": 2, "hard": 5}
 TEST_SEED, VALIDATION_SEED = 2, 3  # learning rates are chosen on the validation problems
-MAX_NEW_TOKENS = {"main": 80, "hard": 140}
+MAX_NEW_TOKENS = {"main": 80, "hard": 170}
 
 
 @dataclass(frozen=True)

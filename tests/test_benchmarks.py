@@ -227,5 +227,5 @@ def test_difference_is_paired():
 
 def test_tasks_are_the_packages_own():
     asked = problems("hard", 3, 1)["prompt"][:]
-    assert [row.count(".") for row in asked] == [5, 5, 5]  # the start and four steps
-    assert arithmetic.arithmetic_dataset(3, 1, 4)["question"][0] in asked[0]
+    assert [row.count(".") for row in asked] == [6, 6, 6]  # the start and five steps
+    assert arithmetic.arithmetic_dataset(3, 1, 5)["question"][0] in asked[0]

@@ -1,6 +1,6 @@
 """Beyond the paper: every batch from a policy 0, 64, 256 or 1,024 updates old.
 
-Each update reads two problems with eight answers each, by the policy as it was `age` updates ago; the base model where
+Each update reads two problems with four answers each, by the policy as it was `age` updates ago; the base model where
 there is none so old, so that at age 1,024 all rows are the base model's. From 64 on, the rows of 64 updates are drawn
 at once, and are between `age` and `age + 63` updates old.
 """
@@ -23,7 +23,7 @@ from benchmarks.training import update
 from benchmarks.verdicts import MEASURED, Verdict, judge
 
 AGES = (0, 64, 256, 1024)
-UPDATES, PROBLEMS, GROUP, BLOCK, SEEDS = 1024, 2, 8, 64, 3
+UPDATES, PROBLEMS, GROUP, BLOCK, SEEDS = 1024, 2, 4, 64, 3
 # `topr_rescored` is TOPR with log μ by the policy that is about to train, not by the one that wrote the rows: what
 # "old log-probabilities" recomputed by a trainer are when the rows are stale.
 VARIANTS = ("topr_rescored", "topr_token", "topr_geometric", "topr_group_sign")
