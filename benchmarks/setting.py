@@ -17,8 +17,14 @@ from datasets import Dataset, disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.rows import Rows
-from topr_trl import Evaluation, SamplingArguments, curate, evaluate_samples, sample_candidates
-from topr_trl.rewards import CORRECT, verdict
+from topr_trl import (
+    Evaluation,
+    SamplingArguments,
+    curate,
+    evaluate_candidates,
+    sample_candidates,
+    score_candidates,
+)
 from topr_trl.tasks import arithmetic, gsm8k
 
 HERE = Path(__file__).parent
@@ -82,11 +88,9 @@ def problems(task: str, count: int, seed: int) -> Dataset:
 def sample(model: PreTrainedModel, task: str, questions: Dataset, count: int, seed: int) -> Dataset:
     """`count` scored candidates of each question, with columns `extracted` and `verdict`."""
     sampling = SamplingArguments(num_candidates=count, max_new_tokens=MAX_NEW_TOKENS[task])
-    rows = sample_candidates(model, tokenizer(task), questions, sampling, seed=seed)
-    answers = [gsm8k.extract_answer(text) for text in rows["completion"]]
-    verdicts = [verdict(answer, truth) for answer, truth in zip(answers, rows["answer"], strict=True)]
-    rows = rows.add_column("extracted", answers).add_column("verdict", verdicts)
-    return rows.add_column("reward", [1.0 if v == CORRECT else -1.0 for v in verdicts])
+    return score_candidates(
+        sample_candidates(model, tokenizer(task), questions, sampling, seed=seed), gsm8k.extract_answer
+    )
 
 
 def candidates(task: str, profile: Profile, seed: int, count: int | None = None) -> Rows:
@@ -120,10 +124,7 @@ def evaluate(
     maj_ks: tuple[int, ...] = (),
 ) -> Evaluation:
     questions = problems(task, profile.test_problems, TEST_SEED if split == "test" else VALIDATION_SEED)
-    rows = sample(model, task, questions, samples, seed)
-    answers = rows["extracted"][:]
-    grouped = [answers[i : i + samples] for i in range(0, len(answers), samples)]
-    return evaluate_samples(grouped, rows["answer"][::samples], maj_ks=maj_ks)
+    return evaluate_candidates(sample(model, task, questions, samples, seed), maj_ks=maj_ks)
 
 
 def summary(evaluation: Evaluation) -> dict[str, float]:

@@ -26,11 +26,17 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig, TrlParser, get_peft_config
 
-from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, load_candidates, sample_candidates, save_candidates
+from topr_trl import (
+    OfflineTOPRConfig,
+    OfflineTOPRTrainer,
+    evaluate_candidates,
+    load_candidates,
+    sample_candidates,
+    save_candidates,
+    score_candidates,
+)
 from topr_trl.candidates import TABLE_SUFFIXES
-from topr_trl.evaluation import Evaluation, evaluate_samples
 from topr_trl.report import comparison_table, plot_comparison
-from topr_trl.rewards import CORRECT, verdict
 from topr_trl.sampling import SamplingArguments
 from topr_trl.tasks import arithmetic, gsm8k
 
@@ -71,10 +77,7 @@ def sample_and_score(model, tokenizer, problems, sampling, directory: Path, seed
     """Every process samples its share; all of them read back the whole."""
     state = PartialState()
     rows = sample_candidates(model, tokenizer, problems, sampling, gsm8k.STOP_STRINGS, seed, description)
-    answers = [gsm8k.extract_answer(text) for text in rows["completion"]]
-    verdicts = [verdict(answer, truth) for answer, truth in zip(answers, rows["answer"], strict=True)]
-    rows = rows.add_column("extracted", answers).add_column("verdict", verdicts)
-    rows = rows.add_column("reward", [1.0 if v == CORRECT else -1.0 for v in verdicts])
+    rows = score_candidates(rows, gsm8k.extract_answer)
     if state.is_main_process:  # of an earlier run, perhaps with another number of processes
         for old in directory.glob("candidates-*.parquet"):
             old.unlink()
@@ -82,13 +85,6 @@ def sample_and_score(model, tokenizer, problems, sampling, directory: Path, seed
     save_candidates(rows, directory, state.process_index, state.num_processes)
     state.wait_for_everyone()
     return load_candidates(directory)
-
-
-def evaluate(rows: Dataset, samples: int) -> Evaluation:
-    answers = rows["extracted"][:]
-    problems = [answers[i : i + samples] for i in range(0, len(answers), samples)]
-    ks = [k for k in (2, 4, 8, 16) if k < samples]  # maj@k has an interval for k below the number of samples
-    return evaluate_samples(problems, rows["answer"][::samples], pass_ks=[1], maj_ks=ks[-1:])
 
 
 def main(script_args, sampling, training_args, model_args) -> None:
@@ -105,7 +101,8 @@ def main(script_args, sampling, training_args, model_args) -> None:
 
     def test_model(label: str) -> None:
         rows = sample_and_score(model, tokenizer, test, eval_sampling, out / label / "test", seed, f"Testing, {label}")
-        results[label] = evaluate(rows, script_args.eval_samples)
+        ks = [k for k in (2, 4, 8, 16) if k < script_args.eval_samples]  # maj@k has an interval for k below the samples
+        results[label] = evaluate_candidates(rows, maj_ks=ks[-1:])
         if PartialState().is_main_process:  # at once: a later failure loses nothing
             (out / "results.json").write_text(json.dumps({k: v.to_dict() for k, v in results.items()}, indent=1))
 

@@ -3,8 +3,9 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
-from topr_trl.evaluation import evaluate_samples, pass_at_k
+from topr_trl.evaluation import evaluate_candidates, evaluate_samples, pass_at_k
 from topr_trl.report import comparison_table, plot_comparison
 
 
@@ -88,3 +89,16 @@ def test_report(tmp_path):
     assert len({len(line) for line in table.splitlines()[:-1]}) == 1
     plot_comparison(runs, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_candidates_are_grouped_by_their_problem():
+    """Whatever the order of the rows: problem 3 has one right answer of two, problem 8 two."""
+    rows = Dataset.from_dict(
+        {"problem_id": [3, 8, 3, 8], "extracted": ["1", "2", None, "2"], "answer": ["1", "2", "1", "2"]}
+    )
+    evaluation = evaluate_candidates(rows)
+    assert evaluation.pass_at[1].value == 0.75
+    assert evaluation.cardinality == [0, 1, 1]
+    assert (evaluation.num_problems, evaluation.num_samples) == (2, 2)
+    with pytest.raises(ValueError, match="same number of samples"):
+        evaluate_candidates(rows.select([0, 1, 2]))

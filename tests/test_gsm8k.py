@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from topr_trl.rewards import answer_reward, verdict
+from topr_trl.rewards import answer_reward, score_candidates, verdict
 from topr_trl.tasks import gsm8k
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -83,3 +83,19 @@ def test_real_rows(name, count):
     assert set(reward([p[-400:] for p in problems["prompt"]], answer=problems["answer"][:])) <= {1.0, -1.0}
     train_only = set(problems["prompt"])
     assert len(train_only) == count
+
+
+def test_candidates_are_scored():
+    rows = Dataset.from_dict(
+        {"completion": ["The answer is 4.", "The answer is 5.", "I give up."], "answer": ["4", "4", "4"]}
+    )
+    scored = score_candidates(rows, gsm8k.extract_answer)
+    assert scored["extracted"][:] == ["4", "5", None]
+    assert scored["verdict"][:] == ["correct", "incorrect", "invalid"]
+    assert scored["reward"][:] == [1.0, -1.0, -1.0]
+
+
+def test_shards_without_a_valid_answer_have_the_type_of_the_others():
+    valid, invalid = (Dataset.from_dict({"completion": [text], "answer": ["4"]}) for text in ("The answer is 4.", "?"))
+    scored = [score_candidates(rows, gsm8k.extract_answer) for rows in (valid, invalid)]
+    assert scored[0].features == scored[1].features

@@ -4,10 +4,11 @@ from topr_trl.baseline import baseline_for_positive_share, effective_positive_sh
 from topr_trl.candidates import load_candidates, save_candidates
 from topr_trl.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.curation import Curated, curate
-from topr_trl.evaluation import Evaluation, evaluate_samples
+from topr_trl.evaluation import Evaluation, evaluate_candidates, evaluate_samples
 from topr_trl.limits import PRESETS, TruncationLimits
 from topr_trl.loss import objective, taper, topr_loss, truncated_weights
 from topr_trl.offline_trainer import OfflineTOPRTrainer
+from topr_trl.rewards import score_candidates
 from topr_trl.sampling import SamplingArguments, sample_candidates
 from topr_trl.trainer import TOPRTrainer
 
@@ -25,11 +26,13 @@ __all__ = [
     "baseline_for_positive_share",
     "curate",
     "effective_positive_share",
+    "evaluate_candidates",
     "evaluate_samples",
     "load_candidates",
     "objective",
     "sample_candidates",
     "save_candidates",
+    "score_candidates",
     "subtract_baseline",
     "taper",
     "topr_loss",

@@ -6,6 +6,7 @@ from math import comb, sqrt
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 
 from topr_trl.rewards import CORRECT, INCORRECT, INVALID
 
@@ -129,6 +130,28 @@ def evaluate_samples(
         num_problems=num_problems,
         num_samples=num_samples,
     )
+
+
+def evaluate_candidates(
+    rows: Dataset, pass_ks: Sequence[int] = (1,), maj_ks: Sequence[int] = (), seed: int = 0
+) -> Evaluation:
+    """Evaluate scored candidates, see `evaluate_samples`.
+
+    Args:
+        rows: columns `problem_id`, `extracted` and `answer` (`topr_trl.rewards.score_candidates`); as many rows of each
+            problem.
+        pass_ks, maj_ks: the k of pass@k and maj@k, each in [1, samples of a problem].
+        seed: of the draws.
+
+    Raises:
+        ValueError: see `evaluate_samples`.
+    """
+    answers: dict[Any, list[str | None]] = {}
+    truths: dict[Any, str] = {}
+    for problem, extracted, truth in zip(rows["problem_id"], rows["extracted"], rows["answer"], strict=True):
+        answers.setdefault(problem, []).append(extracted)
+        truths[problem] = truth
+    return evaluate_samples(list(answers.values()), list(truths.values()), pass_ks, maj_ks, seed)
 
 
 def _majority_is_right(drawn: np.ndarray) -> np.ndarray:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from datasets import Dataset, Value
+
 CORRECT, INCORRECT, INVALID = "correct", "incorrect", "invalid"
 
 # From the text of a response to its answer in a normal form, or None if it states none.
@@ -14,6 +16,25 @@ def verdict(answer: str | None, truth: str) -> str:
     if answer is None:
         return INVALID
     return CORRECT if answer == truth else INCORRECT
+
+
+def score_candidates(rows: Dataset, extract_answer: ExtractAnswer) -> Dataset:
+    """Candidates with what their responses answer and are worth.
+
+    Args:
+        rows: columns `completion` (text) and `answer` (the right one, in normal form).
+        extract_answer: see above.
+
+    Returns:
+        The rows with the columns `extracted` (the answer in normal form, None where there is none), `verdict`
+        (`"correct"`, `"incorrect"`, `"invalid"`) and `reward` (+1 or -1).
+    """
+    answers = [extract_answer(text) for text in rows["completion"]]
+    verdicts = [verdict(answer, truth) for answer, truth in zip(answers, rows["answer"], strict=True)]
+    rewards = [1.0 if v == CORRECT else -1.0 for v in verdicts]
+    # A shard in which nothing is valid must have the same type as the others.
+    rows = rows.add_column("extracted", answers, feature=Value("string"))
+    return rows.add_column("verdict", verdicts).add_column("reward", rewards)
 
 
 def answer_reward(extract_answer: ExtractAnswer) -> Callable[..., list[float]]:
