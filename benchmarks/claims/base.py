@@ -1,4 +1,4 @@
-"""The base models, as measured by all claims that compare with them."""
+"""The base model, as measured for all claims that compare with it."""
 
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,8 @@ from benchmarks.verdicts import MEASURED, Verdict
 SAMPLES = 16
 
 
-def cells(profile: Profile, store: Store) -> list[Cell]:
-    tasks = ("main", "hard") if profile.seeds > 1 else ("main",)
-    return [{"claim": "base", "task": task, "model": model_hash(task), "seed": 0} for task in tasks]
+def cells(profile: Profile, store: Store, task: str = "main") -> list[Cell]:
+    return [{"claim": "base", "task": task, "model": model_hash(task), "seed": 0}]
 
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
@@ -25,23 +24,19 @@ def point(store: Store, profile: Profile, task: str = "main") -> dict[str, float
     Raises:
         Unfinished: it has not been measured.
     """
-    for cell, result in store.results(cells(profile, store)):
-        if cell["task"] == task:
-            return result
+    for _, result in store.results(cells(profile, store, task)):
+        return result
     raise Unfinished("the base model has not been measured: run the claim base")
 
 
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
-    measured = {cell["task"]: result for cell, result in store.results(cells(profile, store))}
+    start = point(store, profile)
     return [
         Verdict(
-            "The base models",
+            "The base model",
             "",
-            "; ".join(
-                f"{task} task: pass@1 {100 * r['pass@1']:.1f} ± {200 * r['error']:.1f} %, "
-                f"invalid {100 * r['invalid']:.1f} %"
-                for task, r in measured.items()
-            ),
+            f"pass@1 {100 * start['pass@1']:.1f} ± {200 * start['error']:.1f} %, incorrect "
+            f"{100 * start['incorrect']:.1f} %, invalid {100 * start['invalid']:.1f} %",
             MEASURED,
         )
     ]

@@ -14,17 +14,16 @@ from benchmarks.verdicts import MEASURED, Verdict
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
-    """The learning rates of this task, and once they are known, the runs."""
+    """The base model and learning rates of this task, and once they are known, the runs."""
     if profile.seeds == 1:
         return []
-    tuning = learning_rates.cells(profile, store, "hard")
-    if store.unfinished(tuning):
-        return tuning
-    return tuning + _runs(profile, store)
+    before = base.cells(profile, store, "hard") + learning_rates.cells(profile, store, "hard")
+    return before if store.unfinished(before) else before + _runs(profile, store)
 
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
-    return (learning_rates if cell["claim"] == "learning_rates" else rivals_compared).work(cell, profile)
+    claim = {"base": base, "learning_rates": learning_rates}.get(cell["claim"], rivals_compared)
+    return claim.work(cell, profile)
 
 
 def _runs(profile: Profile, store: Store) -> list[Cell]:
