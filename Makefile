@@ -33,6 +33,7 @@ reproduce: install
 	$(BIN)/python -m benchmarks $(CLAIM)
 
 reproduce-quick: install
+	rm -rf reproduction/quick
 	$(BIN)/python -m benchmarks --profile quick
 	PYTHONPATH=. $(BIN)/python .ci/check_quick.py
 

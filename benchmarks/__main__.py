@@ -30,7 +30,7 @@ from benchmarks.claims import (
     staleness,
     theory,
 )
-from benchmarks.setting import HERE, PROFILES, model_hash
+from benchmarks.setting import HERE, PROFILES, Profile, model_hash
 
 # In this order: what comes later may need the learning rates and the base models.
 CLAIMS = {
@@ -51,6 +51,11 @@ CLAIMS = {
 NEEDED_BY_ALL, ALONE = ("base", "learning_rates"), {"theory", "base", "difficulty"}
 
 
+def open_store(results: Path, profile: Profile) -> cells.Store:
+    """The results in this folder that are of the profile's sizes and of today's base model."""
+    return cells.Store(results, f"{profile.sizes}; model {model_hash('main')}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
     parser.add_argument(
@@ -68,7 +73,7 @@ def main() -> None:
     results, page = args.results / profile.name, args.results / profile.name / "evidence.md"
     if args.published:
         results, page = HERE / "results", HERE.parent / "docs" / "evidence.md"
-    store = cells.Store(results, f"{profile.sizes}; model {model_hash('main')}")
+    store = open_store(results, profile)
     chosen = [name for name in CLAIMS if name in args.claims or not args.claims]
     command = " ".join(["python -m benchmarks", *sys.argv[1:]])
     try:

@@ -38,7 +38,9 @@ def result(cell):
         steps = [round(mark * PROFILE.steps) for mark in (0.5, 1, 2, 4)]
         return {"curve": [{"step": n, **point(BASE + (end - BASE) * n / steps[-1])} for n in steps]}
     if claim == "positive_share":
-        return point(0.3 + wobble + (0.2 if cell["share"] == 0.1 else 0.0) + (0.1 if cell["method"] == "topr" else -0.1))
+        return point(
+            0.3 + wobble + (0.2 if cell["share"] == 0.1 else 0.0) + (0.1 if cell["method"] == "topr" else -0.1)
+        )
     if claim == "gradient_clipping":
         end = 0.5 if cell["rival"] == "topr" else 0.05
         return {"curve": [{"step": n, **point(end)} for n in (40, 80)], "gradient_norms": [1.0, 9.0]}
