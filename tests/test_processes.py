@@ -10,16 +10,27 @@ import torch
 ROOT = Path(__file__).parents[1]
 
 
-def launch(processes, *command, timeout=200):
-    """Run a script as a user would, in one or two processes on the CPU, and return what it printed."""
+def launch(processes, *command, timeout=300, again=False):
+    """Run a script as a user would, in one or two processes on the CPU, and return what it printed.
+
+    With `again`, a run that hangs is tried once more: gloo can hang when a process ends (see launched.py).
+    """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     launcher = [sys.executable, "-m", "accelerate.commands.launch", f"--num_processes={processes}", "--num_machines=1",
                 "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]  # fmt: skip
     # Accelerate's launcher starts several processes on one machine for GPUs alone; on the CPU they are asked for so.
     launcher += ["--multi_gpu"] if processes > 1 else []
-    done = subprocess.run(
-        [*launcher, *map(str, command)], env=environment, capture_output=True, text=True, timeout=timeout, check=False
-    )
+    command = [*launcher, *map(str, command)]
+
+    def run():
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+
+    try:
+        done = run()
+    except subprocess.TimeoutExpired:
+        if not again:
+            raise
+        done = run()
     assert done.returncode == 0, (done.stdout + done.stderr)[-4_000:]
     return done.stdout
 
@@ -49,7 +60,7 @@ def test_gsm8k_example_in_two_processes(tmp_path):
         "--num_test_problems", 6,
         "--num_candidates", 4, "--eval_samples", 4, "--iterations", 2, "--per_device_train_batch_size", 4,
         "--curation", "anna_karenina", "--iteration_size", 12,
-        "--use_peft", "--lora_target_modules", "q_proj", "v_proj",
+        "--use_peft", "--lora_target_modules", "q_proj", "v_proj", again=True,
     )  # fmt: skip
     assert "pass@1" in printed
     results = json.loads((tmp_path / "results.json").read_text())
