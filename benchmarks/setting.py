@@ -16,6 +16,7 @@ from accelerate import PartialState
 from datasets import Dataset, disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from benchmarks.cells import Unfinished
 from benchmarks.rows import Rows
 from topr_trl import (
     Evaluation,
@@ -75,8 +76,15 @@ def base_model(task: str) -> PreTrainedModel:
 
 @lru_cache
 def model_hash(task: str) -> str:
-    """Of the base model's weights; what was measured with others is not mixed with these."""
-    return hashlib.sha256((HERE / "models" / task / "model.safetensors").read_bytes()).hexdigest()[:12]
+    """Of the base model's weights; what was measured with others is not mixed with these.
+
+    Raises:
+        Unfinished: there is no base model for this task.
+    """
+    weights = HERE / "models" / task / "model.safetensors"
+    if not weights.exists():
+        raise Unfinished(f"{weights.parent} is missing: make it with scripts/make_careless_model.py")
+    return hashlib.sha256(weights.read_bytes()).hexdigest()[:12]
 
 
 @lru_cache
