@@ -1,5 +1,6 @@
 """What a claim comes to: the paper's number, ours, and whether it holds."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 HOLDS, DOES_NOT, PARTLY, MEASURED = "holds", "does not hold here", "holds in part", "measured"
@@ -26,6 +27,11 @@ class Verdict:
     why: str = ""
     picture: str = ""
     details: str = ""
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [" | ".join(header), "|".join(["---"] * len(header)), *(" | ".join(row) for row in rows)]
+    return "\n".join(f"|{line}|" if line.startswith("---") else f"| {line} |" for line in lines)
 
 
 def judge(*parts: bool) -> str:

@@ -13,7 +13,7 @@ from benchmarks.rivals import RIVALS
 from benchmarks.setting import BATCH_ROWS, Profile, base_model, candidates, evaluate, summary
 from benchmarks.statistics import Interval, interval
 from benchmarks.training import train
-from benchmarks.verdicts import Verdict, judge
+from benchmarks.verdicts import Verdict, judge, markdown_table
 from topr_trl import curate
 
 CLIPS = (1.0, 100.0)
@@ -62,7 +62,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     picture, panels = figure(4, 3.4, 3.3)
     ends: dict[tuple[str, float, float, str], Interval] = {}
     norms: dict[tuple[str, float, float], float] = {}
-    for row, rate in enumerate((own, high)):
+    for place, rate in enumerate((own, high)):
         for rival in METHODS:
             for clip, style in zip(CLIPS, ("-", "--"), strict=True):
                 runs = [r for c, r in done if (c["rival"], c["clip"], c["learning_rate"]) == (rival, clip, rate)]
@@ -73,26 +73,26 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
                     points += [interval([r["curve"][i][what] for r in runs]) for i in range(len(steps) - 1)]
                     ends[rival, clip, rate, what] = points[-1]
                     if what == "invalid":
-                        curve(panels[2 * row], steps, points, label, color=COLOURS[rival], ls=style)
+                        curve(panels[2 * place], steps, points, label, color=COLOURS[rival], ls=style)
                 norms[rival, clip, rate] = float(np.max([r["gradient_norms"] for r in runs]))
                 trace = np.median([r["gradient_norms"] for r in runs], axis=0)
-                panels[2 * row + 1].plot(
+                panels[2 * place + 1].plot(
                     range(1, len(trace) + 1), trace, color=COLOURS[rival], ls=style, label=label, lw=1
                 )
-        panels[2 * row].set(ylabel="invalid answers (%)", title=f"Invalid answers, rate {rate:g}", ylim=(-2, None))
-        panels[2 * row + 1].set(yscale="log", title=f"Gradient norm before clipping, rate {rate:g}")
+        panels[2 * place].set(ylabel="invalid answers (%)", title=f"Invalid answers, rate {rate:g}", ylim=(-2, None))
+        panels[2 * place + 1].set(yscale="log", title=f"Gradient norm before clipping, rate {rate:g}")
     for axes in panels:
         axes.set(xlabel="optimiser steps")
     panels[0].legend(fontsize=7.5)
     name = save(picture, out, "fig7")
 
-    def said(rival: str, clip: float, rate: float) -> str:
-        shown = " | ".join(ends[rival, clip, rate, what].percent() for what in ("pass@1", "invalid"))
-        return f"| {RIVALS[rival].label} | {rate:g} | {clip:g} | {shown} | {norms[rival, clip, rate]:.2g} |"
+    def row(rival: str, clip: float, rate: float) -> list[str]:
+        shown = [ends[rival, clip, rate, what].percent() for what in ("pass@1", "invalid")]
+        return [RIVALS[rival].label, f"{rate:g}", f"{clip:g}", *shown, f"{norms[rival, clip, rate]:.2g}"]
 
-    table = ["| | learning rate | clip | pass@1 | invalid | largest gradient norm |", "|---|---|---|---|---|---|"]
-    table.append(f"| base model | | | {100 * start['pass@1']:.1f} | {100 * start['invalid']:.1f} | |")
-    table += [said(rival, clip, rate) for rate in (own, high) for rival in METHODS for clip in CLIPS]
+    header = ["", "learning rate", "clip", "pass@1", "invalid", "largest gradient norm"]
+    rows = [["base model", "", "", f"{100 * start['pass@1']:.1f}", f"{100 * start['invalid']:.1f}", ""]]
+    rows += [row(rival, clip, rate) for rate in (own, high) for rival in METHODS for clip in CLIPS]
     return [
         Verdict(
             "Fig. 7: with a loose gradient clip plain importance sampling harms the model, TOPR still improves it",
@@ -106,6 +106,6 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             "AdamW divides each step by the size of past gradients, so that a huge gradient cannot make a huge step, "
             "clipped or not; it makes the following steps small instead.",
             name,
-            "\n".join(table),
+            markdown_table(header, rows),
         )
     ]

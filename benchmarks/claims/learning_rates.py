@@ -7,7 +7,7 @@ from benchmarks.cells import Cell, Store, Unfinished
 from benchmarks.rivals import RIVALS
 from benchmarks.setting import Profile, base_model, epoch_rows, evaluate, model_hash, summary
 from benchmarks.training import train
-from benchmarks.verdicts import MEASURED, Verdict
+from benchmarks.verdicts import MEASURED, Verdict, markdown_table
 
 TUNING_SEED = 1000  # candidates, order and problems that no other claim uses
 # On the harder task: the paper's rivals, TRL's default, AsymRE, and the strongest claims on stale data.
@@ -62,12 +62,11 @@ def best(store: Store, profile: Profile, rival: str, task: str = "main") -> floa
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     rates = profile.learning_rates
     results = {(cell["rival"], cell["learning_rate"]): r["pass@1"] for cell, r in store.results(cells(profile, store))}
-    table = ["| | " + " | ".join(f"{rate:g}" for rate in rates) + " |", "|---" * (len(rates) + 1) + "|"]
+    rows = []
     for rival in OF_TASK["main"]:
         chosen = best(store, profile, rival)
         shown = [(f"{100 * results[rival, rate]:.1f}", rate == chosen) for rate in rates]
-        row = " | ".join(f"**{x}**" if bold else x for x, bold in shown)
-        table.append(f"| {RIVALS[rival].label} | {row} |")
+        rows.append([RIVALS[rival].label, *(f"**{x}**" if bold else x for x, bold in shown)])
     return [
         Verdict(
             "Learning rates",
@@ -75,6 +74,6 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             "each rival's best of one grid (bold), by pass@1 (%) on validation problems after one epoch. Each number "
             "has an error of about one point, so near ties say nothing. Runs of several epochs use the same rate",
             MEASURED,
-            details="\n".join(table),
+            details=markdown_table(["", *(f"{rate:g}" for rate in rates)], rows),
         )
     ]

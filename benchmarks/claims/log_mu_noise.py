@@ -20,7 +20,7 @@ from benchmarks.rivals import Direct, raw, tapered
 from benchmarks.setting import Profile, base_model, epoch_rows, evaluate, summary
 from benchmarks.statistics import Interval, interval
 from benchmarks.training import train
-from benchmarks.verdicts import MEASURED, Verdict
+from benchmarks.verdicts import MEASURED, Verdict, markdown_table
 from topr_trl import PRESETS, truncated_weights
 
 LENGTHS = (0, 50, 500, 5_000)
@@ -102,11 +102,8 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     axes.legend()
     name = save(picture, out, "log_mu_noise")
     weights = spread_["weights"]
-    table = ["| true π/μ of a negative | no noise | " + " | ".join(f"{n:,} tokens" for n in LENGTHS[1:]) + " |"]
-    table.append("|---" * (len(LENGTHS) + 1) + "|")
-    for log_ratio in LOG_RATIOS:
-        row = [f"{weights[f'{n}, {log_ratio}']:.3f}" for n in LENGTHS[1:]]
-        table.append(f"| e^{log_ratio} | {exp(log_ratio):.3f} | " + " | ".join(row) + " |")
+    header = ["true π/μ of a negative", "no noise", *(f"{n:,} tokens" for n in LENGTHS[1:])]
+    table = [[f"e^{r}", f"{exp(r):.3f}", *(f"{weights[f'{n}, {r}']:.3f}" for n in LENGTHS[1:])] for r in LOG_RATIOS]
     return [
         Verdict(
             "Beyond the paper: log μ of another engine moves the ratio of long responses",
@@ -124,6 +121,6 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             MEASURED,
             "",
             name,
-            "\n".join(table),
+            markdown_table(header, table),
         )
     ]

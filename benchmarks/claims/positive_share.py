@@ -19,7 +19,7 @@ from benchmarks.rivals import Direct, tapered
 from benchmarks.setting import BATCH_ROWS, Profile, base_model, candidates, evaluate, summary
 from benchmarks.statistics import Measured, difference, over_seeds
 from benchmarks.training import train
-from benchmarks.verdicts import Verdict, judge
+from benchmarks.verdicts import Verdict, judge, markdown_table
 from topr_trl import baseline_for_positive_share, curate
 
 SHARES = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
@@ -165,11 +165,11 @@ def _best_share(topr: dict[float, Curve], name: str) -> list[Verdict]:
 def _topr_and_tis(
     curves: dict[tuple[str, float], Curve], both: list[float], start: dict[str, float], name: str
 ) -> list[Verdict]:
-    table = ["| learning rate | | " + " | ".join(f"{s:.0%}" for s in SHARES) + " |", "|---" * (len(SHARES) + 2) + "|"]
-    for rate in both:
-        for method, label in METHODS.items():
-            row = " | ".join(over_seeds(curves[method, rate][share]).percent() for share in SHARES)
-            table.append(f"| {rate:g} | {label} | {row} |")
+    table = [
+        [f"{rate:g}", label, *(over_seeds(curves[method, rate][share]).percent() for share in SHARES)]
+        for rate in both
+        for method, label in METHODS.items()
+    ]
     few = [share for share in SHARES if share < 0.3]
     best_ = {m: max(over_seeds(point).mean for r in both for point in curves[m, r].values()) for m in METHODS}
     kept = {m: min(over_seeds(curves[m, r][s]).mean for r in both for s in (0.1, 0.2)) for m in METHODS}
@@ -189,7 +189,7 @@ def _topr_and_tis(
             "TOPR keeps far more than TIS at the same rate, but the higher rate is too high for it where nearly all of "
             "the weight is negative: there the taper only slows the fall.",
             name,
-            "\n".join(table),
+            markdown_table(["learning rate", "", *(f"{share:.0%}" for share in SHARES)], table),
         ),
         Verdict(
             "Fig. 6: at its best share TIS is as good as TOPR or slightly better",

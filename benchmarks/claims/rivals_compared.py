@@ -1,4 +1,4 @@
-"""Figures 1 and 3: all rivals on the same candidates, over one epoch and over several; and on the harder task."""
+"""Figures 1 and 3: all rivals on the same candidates, over one epoch and over several."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from benchmarks.rivals import PUBLISHED_AS_TOPR, RIVALS
 from benchmarks.setting import Profile, base_model, epoch_rows, evaluate, summary
 from benchmarks.statistics import Interval, Measured, difference, over_seeds
 from benchmarks.training import train
-from benchmarks.verdicts import MEASURED, Verdict, judge
+from benchmarks.verdicts import MEASURED, Verdict, judge, markdown_table
 
 Done = list[tuple[Cell, dict[str, Any]]]
 
@@ -32,13 +32,18 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
     ]  # fmt: skip
 
 
+def _marks(profile: Profile, epochs: int) -> list[int]:
+    """The steps at which the curves are measured."""
+    return [round(mark * profile.steps) for mark in MARKS if mark <= epochs]
+
+
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     task, seed = cell["task"], cell["seed"]
     model = base_model(task)
     rows, pool = epoch_rows(task, profile, seed)
     objective = RIVALS[cell["rival"]].make(model, rows, pool)
     steps = profile.steps * cell["epochs"]
-    marks = tuple(round(mark * profile.steps) for mark in MARKS if mark <= cell["epochs"])
+    marks = tuple(_marks(profile, cell["epochs"]))
     ends = (profile.steps, steps)  # measured better: these are compared
 
     def measure(step: int) -> dict[str, float]:
@@ -169,8 +174,8 @@ def ranking(done: Done, names: list[str], steps: Sequence[int]) -> str:
 
 def table(done: Done, names: list[str], steps: Sequence[int]) -> str:
     rates = {cell["rival"]: cell["learning_rate"] for cell, _ in done}
-    head = " | ".join(f"pass@1, {step} steps | TOPR less this" for step in steps)
-    lines = [f"| | learning rate | {head} | invalid at the end |", "|---" * (3 + 2 * len(steps)) + "|"]
+    compared = [title for step in steps for title in (f"pass@1, {step} steps", "TOPR less this")]
+    lines = []
     for name in sorted(names, key=lambda name: -at(done, name, steps[-1]).mean):
         row = [f"**{RIVALS[name].label}**" if name == "topr" else RIVALS[name].label, f"{rates[name]:g}"]
         for step in steps:
@@ -178,12 +183,12 @@ def table(done: Done, names: list[str], steps: Sequence[int]) -> str:
                 at(done, name, step).percent(),
                 "" if name == "topr" else against(done, name, step).percent(signed=True),
             ]
-        lines.append("| " + " | ".join([*row, at(done, name, steps[-1], "invalid").percent()]) + " |")
-    return "\n".join(lines)
+        lines.append([*row, at(done, name, steps[-1], "invalid").percent()])
+    return markdown_table(["", "learning rate", *compared, "invalid at the end"], lines)
 
 
 def _fig1(done: Done, profile: Profile, out: Path, names: list[str], start: dict[str, float]) -> None:
-    steps = [0] + [round(mark * profile.steps) for mark in MARKS if mark <= profile.epochs]
+    steps = [0, *_marks(profile, profile.epochs)]
     origin = Interval(start["pass@1"], 2 * start["error"])
     picture, (papers, others, ends) = figure(3, 4.4, 4.6)
     for name in names:
@@ -214,7 +219,7 @@ def _fig1(done: Done, profile: Profile, out: Path, names: list[str], start: dict
 
 
 def _fig3(done: Done, profile: Profile, out: Path, names: list[str], start: dict[str, float]) -> None:
-    steps = [0] + [round(mark * profile.steps) for mark in MARKS if mark <= profile.epochs]
+    steps = [0, *_marks(profile, profile.epochs)]
     picture, all_axes = figure(3)
     for axes, share in zip(all_axes, ("correct", "incorrect", "invalid"), strict=True):
         for name in names:

@@ -20,7 +20,7 @@ from benchmarks.rows import Rows
 from benchmarks.setting import Profile, base_model, evaluate, problems, sample, summary
 from benchmarks.statistics import Measured, difference, over_seeds
 from benchmarks.training import update
-from benchmarks.verdicts import MEASURED, Verdict, judge
+from benchmarks.verdicts import MEASURED, Verdict, judge, markdown_table
 
 AGES = (0, 64, 256, 1024)
 UPDATES, PROBLEMS, GROUP, BLOCK, SEEDS = 1024, 2, 4, 64, 3
@@ -102,10 +102,13 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         }
 
     name = _picture(out, measured)
-    table = ["| | " + " | ".join(f"{age:,} updates" for age in AGES) + " |", "|---" * (len(AGES) + 1) + "|"]
-    for method in METHODS:
-        label = f"**{LABELS[method]}**" if method == "topr" else LABELS[method]
-        table.append(f"| {label} | " + " | ".join(over_seeds(measured(method, age)).percent() for age in AGES) + " |")
+    table = [
+        [
+            f"**{LABELS[method]}**" if method == "topr" else LABELS[method],
+            *(over_seeds(measured(method, age)).percent() for age in AGES),
+        ]
+        for method in METHODS
+    ]
     loss = {method: difference(measured(method, 256), measured(method, 0)) for method in METHODS}
     above = [LABELS[m] for m in OTHERS if difference(measured("topr", 256), measured(m, 256)).low > 0]
     below = [LABELS[m] for m in OTHERS if difference(measured("topr", 256), measured(m, 256)).high < 0]
@@ -120,7 +123,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             judge(loss["topr"].high >= 0),
             "",
             name,
-            "\n".join(table),
+            markdown_table(["", *(f"{age:,} updates" for age in AGES)], table),
         ),
         Verdict(
             "Beyond the paper: which change to TOPR makes it degrade on old rows",
