@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
 from topr_trl.tasks import arithmetic, gsm8k
@@ -24,53 +26,59 @@ def rewards(prompts: list[str], **_) -> list[float]:
     return [1.0 if sum(prompt.encode()) % 3 == 0 else -1.0 for prompt in prompts]
 
 
-def main(kind: str, out: Path) -> None:
+def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRTrainer:
     processes = int(os.environ.get("WORLD_SIZE", 1))
-    model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"  # comes to the CPU only if nothing asks for it
     tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
     problems = gsm8k.prepare(arithmetic.arithmetic_dataset(24, seed=1), num_shots=0)
     shared = {
-        "output_dir": str(out / f"run-{processes}"), "per_device_train_batch_size": GLOBAL_BATCH // processes,
-        "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "logging_steps": 1,
-        "save_strategy": "no", "learning_rate": 1e-3, "max_steps": 3, "disable_tqdm": True,
+        "output_dir": str(out), "per_device_train_batch_size": GLOBAL_BATCH // processes, "max_steps": 3,
+        "use_cpu": not deepspeed, "ddp_backend": "gloo" if deepspeed else None, "bf16": False,
+        "gradient_checkpointing": False, "report_to": "none", "logging_steps": 1, "disable_tqdm": True,
+        "save_strategy": "no", "learning_rate": 1e-3, "optim": "adamw_torch",
+        "model_init_kwargs": {"dtype": "float32"}, **settings,
     }  # fmt: skip
+    model = str(arithmetic.CARELESS_MODEL)
     if kind == "offline":
         prompts = problems["prompt"][:]
         rows = Dataset.from_dict(
             {"prompt": prompts, "completion": responses(prompts), "reward": rewards(prompts), "problem_id": range(24)}
         )
-        trainer = OfflineTOPRTrainer(model, OfflineTOPRConfig(**shared), rows, processing_class=tokenizer)
-    else:
+        return OfflineTOPRTrainer(model, OfflineTOPRConfig(**shared), rows, processing_class=tokenizer)
 
-        def rollout(prompts, trainer):
-            # Positions in the group differ between processes, so only the prompt may matter.
-            ids = [tokenizer(text)["input_ids"] for text in responses(prompts)]
-            return {
-                "prompt_ids": [tokenizer(p)["input_ids"] for p in prompts],
-                "completion_ids": ids,
-                "logprobs": None,
+    def rollout(prompts, trainer):
+        # Positions in the group differ between processes, so only the prompt may matter.
+        ids = [tokenizer(text)["input_ids"] for text in responses(prompts)]
+        return {"prompt_ids": [tokenizer(p)["input_ids"] for p in prompts], "completion_ids": ids, "logprobs": None}
+
+    curated = {"curation": "uniform", "iteration_size": 8} if kind == "curated" else {}
+    args = TOPRConfig(
+        **shared, **curated, num_generations=2, num_iterations=2, steps_per_generation=2, preset="tis",
+        baseline="mean", gradient_accumulation_steps=2,
+    )  # fmt: skip
+    return TOPRTrainer(
+        model, rewards, args=args, train_dataset=problems, processing_class=tokenizer, rollout_func=rollout
+    )
+
+
+def main(kinds: list[str], out: Path) -> None:
+    for kind in kinds:
+        whole = make_trainer(kind, out / kind, save_strategy="steps", save_steps=2, max_steps=4)
+        whole.train()
+        whole.save_model(str(out / kind / "whole"))
+        resumed = make_trainer(kind, out / kind, max_steps=4)
+        resumed.train(resume_from_checkpoint=str(out / kind / "checkpoint-2"))
+        resumed.save_model(str(out / kind / "resumed"))
+        if whole.accelerator.is_main_process:
+            result = {
+                "processes": whole.accelerator.num_processes,
+                "distributed": str(whole.accelerator.distributed_type.value),
+                "logs": [entry for entry in whole.state.log_history if "loss" in entry],
+                "resumed": [entry for entry in resumed.state.log_history if "loss" in entry],
             }
-
-        settings = {"curation": "uniform", "iteration_size": 8} if kind == "curated" else {}
-        args = TOPRConfig(
-            **shared, **settings, num_generations=2, num_iterations=2, steps_per_generation=2, preset="tis",
-            baseline="mean", gradient_accumulation_steps=2,
-        )  # fmt: skip
-        trainer = TOPRTrainer(
-            model, rewards, args=args, train_dataset=problems, processing_class=tokenizer, rollout_func=rollout
-        )
-    trainer.train()
-    if trainer.accelerator.is_main_process:
-        unwrapped = trainer.accelerator.unwrap_model(trainer.model)
-        result = {
-            "processes": trainer.accelerator.num_processes,
-            "logs": [entry for entry in trainer.state.log_history if "loss" in entry],
-            "weights": float(torch.cat([p.detach().flatten() for p in unwrapped.parameters()]).double().abs().sum()),
-        }
-        (out / f"{kind}-{processes}.json").write_text(json.dumps(result))
-        torch.save(unwrapped.state_dict(), out / f"{kind}-{processes}.pt")
-    # A process that leaves while another still talks to it can abort that one.
-    trainer.accelerator.wait_for_everyone()
+            (out / f"{kind}.json").write_text(json.dumps(result))
+        # A process that leaves while another still talks to it can abort that one.
+        whole.accelerator.wait_for_everyone()
     # gloo's destructors join a thread that may be waiting for Python's lock, which this thread holds: seen to hang once
     # in fifty runs on a busy machine, in torch 2.13, when all work was done. So nothing is taken down.
     sys.stdout.flush()
@@ -79,4 +87,9 @@ def main(kind: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        # Accelerate shards on accelerators alone; told that the processes are such, FSDP2 runs on the CPU as it is.
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+        torch.distributed.init_process_group("gloo")
+        PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
+    main(sys.argv[2:], Path(sys.argv[1]))

@@ -24,7 +24,8 @@ def test_one_training_step_changes_the_fingerprint(model):
 
 def test_round_trip_and_mismatch(tmp_path):
     path = tmp_path / "log_mu.parquet"
-    assert load_log_mu(path, "m", "r") is None
+    with pytest.raises(ValueError, match="missing"):
+        load_log_mu(path, "m", "r")
     save_log_mu(path, [[-1.0, -0.5], None], "m", "r")
     assert load_log_mu(path, "m", "r") == [[-1.0, -0.5], None]
     with pytest.raises(ValueError, match="another model: fingerprint m, expected x"):

@@ -81,7 +81,7 @@ def test_log_mu_is_scored_once_for_the_rows_that_need_it(model, tokenizer, rows,
     expected = [plain_logps(model, tokenizer, row).tolist() for row in rows]
     trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), rows, processing_class=tokenizer)
     trainer.train()
-    scored = trainer.train_dataset["mu_logps"][:]
+    scored = pq.read_table(tmp_path / "log_mu.parquet")["mu_logps"].to_pylist()
     for reward, mu, reference in zip(rows["reward"], scored, expected, strict=True):
         if reward > 0:
             assert mu is None
@@ -99,7 +99,8 @@ def test_rows_without_reward_after_the_baseline_are_not_scored(model, tokenizer,
         model, config(tmp_path, baseline=-1, max_steps=1, preset="tis"), rows, processing_class=tokenizer
     )
     trainer.train()
-    assert [mu is not None for mu in trainer.train_dataset["mu_logps"]] == [False, False, False, True] * 2
+    scored = pq.read_table(tmp_path / "log_mu.parquet")["mu_logps"].to_pylist()
+    assert [mu is not None for mu in scored] == [False, False, False, True] * 2
 
 
 def test_accumulation_weighs_rows_like_one_big_batch(tokenizer, rows, tmp_path):
@@ -381,7 +382,8 @@ def test_log_mu_is_scored_without_dropout(tokenizer, rows, tmp_path):
         layer.self_attn.attention_dropout = 0.5
     model.train()
     trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), rows, processing_class=tokenizer)
-    scored = trainer._with_log_mu(trainer.train_dataset, "log_mu", resumed=False)["mu_logps"][:]
+    trainer.train()
+    scored = pq.read_table(tmp_path / "log_mu.parquet")["mu_logps"].to_pylist()
     assert scored[0] == pytest.approx(plain_logps(fresh_model(), tokenizer, rows[0]).tolist(), abs=1e-4)
     assert model.training
 

@@ -2,7 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
@@ -21,20 +24,40 @@ from topr_trl.limits import TruncationLimits
 _SAMPLED = 512
 
 
-def fingerprint(model: nn.Module) -> str:
+def fingerprint(model: nn.Module, accelerator: Accelerator | None = None) -> str:
     """A short hash of a model's weights: names, shapes and evenly spaced values of all parameters.
 
-    Equal weights give equal fingerprints whatever the dtype they were widened to; adapters count.
+    Equal weights give equal fingerprints whatever the dtype they were widened to and however they are sharded.
+    Adapters count.
+
+    Args:
+        model: all processes must call it together if its weights are sharded (DTensor, ZeRO-3).
+        accelerator: if given, every process gets the main process's: elsewhere the weights may not be loaded yet.
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
-        flat = parameter.detach().reshape(-1)
-        count = min(len(flat), _SAMPLED)
-        # In integers: float32 cannot tell the last of over 2^24 elements from the one after it.
-        sample = flat[torch.arange(count, device=flat.device) * (len(flat) - 1) // max(count - 1, 1)]
-        digest.update(f"{name}{tuple(parameter.shape)}".encode())
-        digest.update(sample.float().cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
+        with _whole(parameter) as whole:
+            flat = whole.detach().reshape(-1)
+            count = min(len(flat), _SAMPLED)
+            digest.update(f"{name}{tuple(whole.shape)}".encode())
+            if not flat.is_meta:
+                # In integers: float32 cannot tell the last of over 2^24 elements from the one after it.
+                sample = flat[torch.arange(count, device=flat.device) * (len(flat) - 1) // max(count - 1, 1)]
+                digest.update(sample.float().cpu().numpy().tobytes())
+    result = [digest.hexdigest()[:16]]
+    return (broadcast_object_list(result) if accelerator and accelerator.num_processes > 1 else result)[0]
+
+
+@contextmanager
+def _whole(parameter: nn.Parameter) -> Iterator[Tensor]:
+    """The whole of a parameter that may be sharded."""
+    if hasattr(parameter, "ds_id"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([parameter]):
+            yield parameter
+    else:
+        yield parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
 def rows_that_need_log_mu(dataset: Dataset, limits: TruncationLimits) -> list[bool]:
@@ -100,7 +123,8 @@ def score_log_mu(
     """
     lengths = [len(ids) for ids in dataset["input_ids"]]
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    loader = accelerator.prepare(DataLoader(dataset.select(order), batch_size=batch_size, collate_fn=collate))
+    loader = DataLoader(dataset.select(order), batch_size=batch_size, collate_fn=collate)
+    loader = accelerator.prepare_data_loader(loader)
     scored: list[list[float]] = []
     for batch in tqdm(loader, desc="Scoring log μ", disable=not accelerator.is_main_process, leave=False):
         logps, mask = forward(batch)
@@ -135,14 +159,17 @@ def save_log_mu(path: Path, mu_logps: list[list[float] | None], model: str, rows
     partial.replace(path)
 
 
-def load_log_mu(path: Path, model: str, rows: str) -> list[list[float] | None] | None:
-    """What `save_log_mu` wrote, or None if there is nothing.
+def load_log_mu(path: Path, model: str, rows: str) -> list[list[float] | None]:
+    """What `save_log_mu` wrote.
 
     Raises:
-        ValueError: it was scored by another model, or for other rows, rewards or limits.
+        ValueError: there is nothing; or it was scored by another model, or for other rows, rewards or limits.
     """
     if not path.is_file():
-        return None
+        raise ValueError(
+            f"log μ of the run to resume is missing: {path}. It is of the weights that the run started with, so it "
+            "cannot be scored now. Put the file back, or start anew."
+        )
     table = pq.read_table(path)
     for what, expected in (("model", model), ("rows", rows)):
         found = (table.schema.metadata or {}).get(what.encode(), b"unknown").decode()

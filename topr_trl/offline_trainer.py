@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
 from torch import Tensor
+from transformers import TrainerCallback
 from trl import SFTTrainer
 from trl.trainer.utils import get_config_model_id
 
@@ -52,6 +53,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     eval_dataset: Any
     data_collator: Any
     _baseline: float  # c of the training set
+    _next_row = 0  # rows of all datasets are numbered
 
     def __init__(
         self,
@@ -82,13 +84,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if isinstance(eval_dataset, DatasetDict):
             eval_dataset = dict(eval_dataset)
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            raise ValueError(
-                "OfflineTOPRTrainer does not run under DeepSpeed or FSDP yet: log μ is scored before they shard the "
-                "weights. Launch it in one process or with plain data parallelism."
-            )
         self._check_lengths({"train": self.train_dataset, **self._by_name(self.eval_dataset)})
-        self.data_collator = _WithRewards(self.data_collator)
+        self.data_collator = _WithRewards(self.data_collator, args.ratio_level)
+        self._to_score: dict[Path, tuple[Dataset, list[bool], str, str]] = {}
+        self.add_callback(_ScoreLogMu(self))
 
     # Rows: SFTTrainer would tokenise and cut them its own way.
 
@@ -121,6 +120,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if train:
             self._note_choice(raw, rewards, curated, args)
         dataset = dataset.select(curated.indices).remove_columns("reward")
+        first = self._next_row
+        self._next_row += len(dataset)
 
         def tokenize(row: dict[str, Any], index: int) -> dict[str, Any]:
             try:
@@ -131,6 +132,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 "input_ids": prompt_ids + completion_ids,
                 "labels": [-100] * len(prompt_ids) + completion_ids,
                 "reward": float(rewards[index]),
+                "row": first + index,
             }
 
         mu_column = "sampler_logps" if args.log_mu == "sampler" else "mu_logps"
@@ -176,32 +178,80 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
-        self._signature_columns += [c for c in ("reward", "mu_logps") if c not in self._signature_columns]
+        self._signature_columns += [c for c in ("reward", "mu_logps", "row") if c not in self._signature_columns]
 
-    # log μ: scored with the starting weights, once.
+    # log μ: scored once, by the starting weights, when training begins: FSDP and ZeRO have sharded them by then.
 
     def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
-        """Score log μ with the starting weights, then train; see `transformers.Trainer.train`."""
-        resumed = bool(resume_from_checkpoint)
-        self.train_dataset = self._with_log_mu(self.train_dataset, "log_mu", resumed)
-        self._score_eval_datasets(resumed)
+        """Score log μ with the starting weights, then train; see `transformers.Trainer.train`.
+
+        Raises:
+            ValueError: rows carry log μ that is malformed or another model's; or the run is resumed, and its log μ is
+                missing or of other rows.
+        """
+        weights = fingerprint(self.model, self.accelerator)  # before a checkpoint is loaded
+        for name, dataset in self._log_mu_files().items():
+            self._plan_log_mu(dataset, name, weights, resumed=bool(resume_from_checkpoint))
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
-    def _score_eval_datasets(self, resumed: bool) -> None:
-        scored = {
-            name: self._with_log_mu(dataset, f"log_mu_{name}", resumed)
-            for name, dataset in self._by_name(self.eval_dataset).items()
-        }
-        self.eval_dataset = scored if isinstance(self.eval_dataset, dict) else scored.get("eval")
+    def _log_mu_files(self) -> dict[str, Dataset]:
+        evaluation = {f"log_mu_{name}": dataset for name, dataset in self._by_name(self.eval_dataset).items()}
+        return {"log_mu": self.train_dataset, **evaluation}
+
+    def _plan_log_mu(self, dataset: Dataset, name: str, weights: str, resumed: bool = False) -> None:
+        """Check log μ that came with the rows, read what the resumed run has scored, or note what is to be scored."""
+        needs = rows_that_need_log_mu(dataset, self.args.limits)
+        if "mu_logps" in dataset.column_names:
+            check_log_mu(dataset, needs, weights, self.args.ratio_level)
+            return
+        rows = [row for row, needed in zip(dataset["row"], needs, strict=True) if needed]
+        if self.data_collator.scored.keys() >= set(rows):
+            return
+        path, of_rows = Path(self.args.output_dir) / f"{name}.parquet", rows_fingerprint(dataset, needs)
+        if resumed:
+            self._keep_log_mu(dataset, load_log_mu(path, weights, of_rows))
+        else:
+            self._to_score[path] = (dataset, needs, weights, of_rows)
+
+    def _keep_log_mu(self, dataset: Dataset, mu_logps: list[list[float] | None]) -> None:
+        per_token = self.args.ratio_level == "token"
+        for row, mu in zip(dataset["row"], mu_logps, strict=True):
+            if mu is not None:
+                self.data_collator.scored[row] = mu if per_token else sum(mu)
+
+    def _score_log_mu(self, model: Any) -> None:
+        """Score what `_plan_log_mu` noted, and write it to the output folder."""
+        while self._to_score:
+            path, (dataset, needs, weights, rows) = next(iter(self._to_score.items()))
+            indices = np.flatnonzero(needs)
+            logger.info("Scoring log μ of %d of %d rows.", len(indices), len(dataset))
+            was_training = model.training
+            model.eval()
+            scored = score_log_mu(
+                lambda batch: self._policy_logps(model, batch),
+                dataset.select(indices).select_columns(["input_ids", "labels"]),
+                self.data_collator.collate,
+                self.accelerator,
+                self.args.per_device_eval_batch_size,
+            )
+            model.train(was_training)
+            mu_logps: list[list[float] | None] = [None] * len(dataset)
+            for i, logps in zip(indices, scored, strict=True):
+                mu_logps[i] = logps
+            if self.accelerator.is_main_process:
+                save_log_mu(path, mu_logps, weights, rows)
+            self._keep_log_mu(dataset, mu_logps)
+            self.accelerator.wait_for_everyone()
+            del self._to_score[path]
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Loss and metrics of evaluation rows; see `transformers.Trainer.evaluate`.
 
         Raises:
-            ValueError: rows that were not given at construction need log μ, and the weights it is of are gone.
+            ValueError: rows need log μ of the starting weights, and those are gone (the rows were not given at
+                construction) or not yet there (FSDP or DeepSpeed, before training).
         """
-        if self.state.global_step == 0:
-            self._score_eval_datasets(resumed=False)
+        new: dict[str, Dataset] = {}
         if eval_dataset is not None and not isinstance(eval_dataset, str):
             new = {
                 name: self._prepare_dataset(dataset, self.processing_class, self.args, False, None, name)
@@ -209,54 +259,34 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 if "labels" not in dataset.column_names  # a dictionary comes back here set by set
             }
             self._check_lengths(new)
-            for name, dataset in new.items():
-                needed = any(rows_that_need_log_mu(dataset, self.args.limits))
-                if self.state.global_step and needed and "mu_logps" not in dataset.column_names:
-                    raise ValueError(
-                        f"The rows of {name} need log μ of the starting weights, and training has moved them. Pass the "
-                        "dataset as eval_dataset when you make the trainer, or give it a column mu_logps."
-                    )
-                new[name] = self._with_log_mu(dataset, f"log_mu_{name}", resumed=False)
             if new:
                 eval_dataset = new if isinstance(eval_dataset, dict) else new["eval"]
+        if self.state.global_step == 0 and not self.is_in_train:
+            weights = fingerprint(self.model, self.accelerator)
+            for name, dataset in {**self._by_name(self.eval_dataset), **new}.items():
+                self._plan_log_mu(dataset, f"log_mu_{name}", weights)
+            if self._to_score and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
+                self._to_score.clear()
+                raise ValueError(
+                    "Under DeepSpeed and FSDP, log μ of evaluation rows is scored when training begins. Evaluate then "
+                    "(eval_on_start=True), or give the rows a column mu_logps."
+                )
+            self._score_log_mu(self.model)
+        elif any(
+            "mu_logps" not in dataset.column_names and any(rows_that_need_log_mu(dataset, self.args.limits))
+            for dataset in new.values()
+        ):
+            raise ValueError(
+                f"The rows of {', '.join(new)} need log μ of the starting weights, and training has moved them. Pass "
+                "the dataset as eval_dataset when you make the trainer, or give it a column mu_logps."
+            )
         # SFTTrainer's own would prepare the rows its way.
         return super(SFTTrainer, self).evaluate(eval_dataset, *args, **kwargs)
 
-    def _with_log_mu(self, dataset: Dataset, name: str, resumed: bool) -> Dataset:
-        """The dataset with a complete `mu_logps`: empty where the row's weight does not depend on it."""
-        needs = rows_that_need_log_mu(dataset, self.args.limits)
-        model = fingerprint(self.accelerator.unwrap_model(self.model))
-        if "mu_logps" in dataset.column_names:
-            check_log_mu(dataset, needs, model, self.args.ratio_level)
-            return dataset
-        rows = rows_fingerprint(dataset, needs)
-        path = Path(self.args.output_dir) / f"{name}.parquet"
-        mu_logps = load_log_mu(path, model, rows) if resumed else None
-        if mu_logps is None:
-            indices = [i for i, needed in enumerate(needs) if needed]
-            logger.info("Scoring log μ of %d of %d rows.", len(indices), len(dataset))
-            mu_logps = [None] * len(dataset)
-            was_training = self.model.training
-            self.model.eval()
-            scored = score_log_mu(
-                self._policy_logps,
-                dataset.select(indices).select_columns(["input_ids", "labels"]),
-                self.data_collator.collate,
-                self.accelerator,
-                self.args.per_device_eval_batch_size,
-            )
-            self.model.train(was_training)
-            for i, logps in zip(indices, scored, strict=True):
-                mu_logps[i] = logps
-            if self.accelerator.is_main_process:
-                save_log_mu(path, mu_logps, model, rows)
-            self.accelerator.wait_for_everyone()
-        return dataset.add_column("mu_logps", mu_logps)
-
     # Loss: Algorithm 1.
 
-    def _policy_logps(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        outputs = self._forward(self.model, inputs)
+    def _policy_logps(self, model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        outputs = self._forward(model, inputs)
         return outputs.log_probs, outputs.label_mask
 
     def _forward(self, model: Any, inputs: dict[str, Any]) -> Any:
@@ -271,12 +301,11 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         """Mean over rows of Algorithm 1; `num_items_in_batch` counts the rows of the whole optimiser step."""
         if return_outputs:
             raise ValueError("OfflineTOPRTrainer does not return outputs; `compute_metrics` is not supported.")
-        rewards_B, mu_B, mu_flat = inputs.pop("reward"), inputs.pop("mu_sum"), inputs.pop("mu_flat")
+        rewards_B, mu_logps = inputs.pop("reward"), inputs.pop("mu_logps")
         outputs = self._forward(model, inputs)
         mask = outputs.label_mask
-        mu_logps = mu_B
         if self.args.ratio_level == "token":
-            mu_logps = torch.full_like(outputs.log_probs, torch.nan, dtype=torch.float32).masked_scatter(mask, mu_flat)
+            mu_logps = torch.full_like(outputs.log_probs, torch.nan, dtype=torch.float32).masked_scatter(mask, mu_logps)
         args = self.args
         loss_B = topr_loss(
             outputs.log_probs, mu_logps, rewards_B, mask, args.limits, args.ratio_level, args.length_normalization
@@ -309,20 +338,35 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
 
 class _WithRewards:
-    """TRL's collator for `input_ids` and `labels`, and beside it R and log μ of each row."""
+    """TRL's collator for `input_ids` and `labels`, and beside it R and log μ of each row.
 
-    def __init__(self, collate: Any) -> None:
-        self.collate = collate
+    Attributes:
+        scored: log μ by row number, of rows that brought none: the response's, or at the token level its tokens'.
+    """
+
+    def __init__(self, collate: Any, ratio_level: str) -> None:
+        self.collate, self.per_token = collate, ratio_level == "token"
+        self.scored: dict[int, float | list[float]] = {}
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        mu = [row.get("mu_logps") for row in rows]
-        per_token = [
-            m if isinstance(m, list) and m else [torch.nan] * sum(label != -100 for label in row["labels"])
-            for m, row in zip(mu, rows, strict=True)
-        ]
-        sums = [sum(m) if isinstance(m, list) and m else torch.nan if not isinstance(m, float) else m for m in mu]
         batch = self.collate([{"input_ids": row["input_ids"], "labels": row["labels"]} for row in rows])
         batch["reward"] = torch.tensor([row["reward"] for row in rows], dtype=torch.float32)
-        batch["mu_sum"] = torch.tensor(sums, dtype=torch.float32)
-        batch["mu_flat"] = torch.tensor([value for m in per_token for value in m], dtype=torch.float32)
+        mu_logps = [row.get("mu_logps", self.scored.get(row["row"])) for row in rows]
+        if self.per_token:  # of all tokens of the batch, one after the other
+            counts = [sum(label != -100 for label in row["labels"]) for row in rows]
+            mu_logps = [value for mu, n in zip(mu_logps, counts, strict=True) for value in mu or [torch.nan] * n]
+        else:
+            mu_logps = [(sum(mu) if mu else torch.nan) if isinstance(mu, list) else mu for mu in mu_logps]
+            mu_logps = [torch.nan if mu is None else mu for mu in mu_logps]
+        batch["mu_logps"] = torch.tensor(mu_logps, dtype=torch.float32)
         return batch
+
+
+class _ScoreLogMu(TrainerCallback):
+    """Scores log μ when training begins."""
+
+    def __init__(self, trainer: OfflineTOPRTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.trainer._score_log_mu(self.trainer.model_wrapped)
