@@ -10,7 +10,15 @@ from accelerate import PartialState
 from accelerate.utils import is_peft_model
 from datasets import Dataset
 from tqdm.auto import tqdm
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    SuppressTokensLogitsProcessor,
+    set_seed,
+)
 
 
 @dataclass
@@ -60,7 +68,8 @@ def sample_candidates(
         seed: with the same seed and batch size the same responses are drawn.
 
     Returns:
-        Rows of `topr_trl.candidates`, a problem's together and in sampling order, without a reward.
+        Rows of `topr_trl.candidates`, a problem's together and in sampling order, without a reward. `sampler_logps` are
+        those of the model itself, before temperature, top_p and top_k.
 
     Raises:
         ValueError: a prompt and the longest response do not fit in the model's context, or there are fewer problems
@@ -70,28 +79,22 @@ def sample_candidates(
     if len(problems) < state.num_processes:
         raise ValueError(f"{len(problems)} problems are too few for {state.num_processes} processes; each needs one.")
     problems = problems.shard(state.num_processes, state.process_index, contiguous=True)
-    prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in problems["prompt"]]
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    longest = max(map(len, prompt_ids), default=0)
-    if context is not None and longest + args.max_new_tokens > context:
-        raise ValueError(
-            f"A prompt of {longest} tokens and max_new_tokens={args.max_new_tokens} do not fit in the model's context "
-            f"of {context}. Use fewer examples in the prompt, or a lower max_new_tokens."
-        )
-    eos = {tokenizer.eos_token_id, *_as_list(model.generation_config.eos_token_id)} - {None}
+    text_config = model.config.get_text_config()
+    prompt_ids = encode_prompts(tokenizer, problems, args, getattr(text_config, "max_position_embeddings", None))
+    eos = stop_tokens(tokenizer, model.generation_config)
     config = GenerationConfig(
         do_sample=True,
         temperature=args.temperature,
         top_p=args.top_p,
         # Where it keeps every token, the filter would only sort the vocabulary at each step.
-        top_k=args.top_k if args.top_k < model.config.get_text_config().vocab_size else 0,
+        top_k=args.top_k if args.top_k < text_config.vocab_size else 0,
         max_new_tokens=args.max_new_tokens,
         num_return_sequences=args.num_candidates,
-        eos_token_id=sorted(eos),
+        eos_token_id=eos,
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
         stop_strings=list(stop_strings) or None,
-        suppress_tokens=[tokenizer.pad_token_id] if tokenizer.pad_token_id not in {None, *eos} else None,
     )
+    pad_is_foreign = tokenizer.pad_token_id is not None and tokenizer.pad_token_id not in eos
     # Prompts of like length go together; the rows are put back in the order of the problems.
     order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
     step = max(args.sampling_batch_size // args.num_candidates, 1)
@@ -103,25 +106,100 @@ def sample_candidates(
         batch = order[start : start + step]
         padded = tokenizer.pad({"input_ids": [prompt_ids[i] for i in batch]}, padding_side="left", return_tensors="pt")
         padded = {name: padded[name].to(model.device) for name in ("input_ids", "attention_mask")}
+        recorder = _RecordLogps()
+        processors = [recorder, *([SuppressTokensLogitsProcessor([tokenizer.pad_token_id])] if pad_is_foreign else [])]
         with _sampling_by(model, config):
-            generated = model.generate(**padded, tokenizer=tokenizer)
+            generated = model.generate(**padded, tokenizer=tokenizer, logits_processor=LogitsProcessorList(processors))
         responses = generated[:, padded["input_ids"].size(1) :].tolist()
+        logps = recorder.finish(generated).tolist()
         batch_problems = problems.select(batch).to_list()
         for n, response in enumerate(responses):
             position, sample_id = divmod(n, args.num_candidates)
             i = batch[position]
-            completion_ids, finish_reason = _cut(response, eos, tokenizer, stop_strings, args.max_new_tokens)
-            rows[i].append({
-                **batch_problems[position],
-                "sample_id": sample_id,
-                "completion": tokenizer.decode(completion_ids, skip_special_tokens=True),
-                "prompt_ids": prompt_ids[i],
-                "completion_ids": completion_ids,
-                "finish_reason": finish_reason,
-            })  # fmt: skip
+            completion_ids, finish_reason = _cut(response, set(eos), tokenizer, stop_strings, args.max_new_tokens)
+            rows[i].append(
+                candidate_row(
+                    batch_problems[position], sample_id, tokenizer, prompt_ids[i], completion_ids, finish_reason,
+                    logps[n][: len(completion_ids)],
+                )
+            )  # fmt: skip
         progress.update(len(responses))
     progress.close()
     return Dataset.from_list([row for problem in rows for row in problem])
+
+
+# What both backends share.
+
+
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase, problems: Dataset, args: SamplingArguments, context: int | None
+) -> list[list[int]]:
+    """Token ids of the prompts.
+
+    Raises:
+        ValueError: a prompt and the longest response do not fit in the context.
+    """
+    prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in problems["prompt"]]
+    longest = max(map(len, prompt_ids), default=0)
+    if context is not None and longest + args.max_new_tokens > context:
+        raise ValueError(
+            f"A prompt of {longest} tokens and max_new_tokens={args.max_new_tokens} do not fit in the model's context "
+            f"of {context}. Use fewer examples in the prompt, or a lower max_new_tokens."
+        )
+    return prompt_ids
+
+
+def stop_tokens(tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig) -> list[int]:
+    """The tokens that end a response: the tokenizer's and those of the model."""
+    own = generation_config.eos_token_id
+    return sorted({tokenizer.eos_token_id, *([own] if isinstance(own, int) else own or [])} - {None})
+
+
+def candidate_row(
+    problem: dict[str, Any],
+    sample_id: int,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt_ids: list[int],
+    completion_ids: list[int],
+    finish_reason: str,
+    sampler_logps: list[float],
+) -> dict[str, Any]:
+    """A row of `topr_trl.candidates` without a reward."""
+    return {
+        **problem,
+        "sample_id": sample_id,
+        "completion": tokenizer.decode(completion_ids, skip_special_tokens=True),
+        "prompt_ids": prompt_ids,
+        "completion_ids": completion_ids,
+        "finish_reason": finish_reason,
+        "sampler_logps": sampler_logps,
+    }
+
+
+# transformers.
+
+
+class _RecordLogps(LogitsProcessor):
+    """Keeps the log-probability of each token under the model itself, before temperature and filters."""
+
+    def __init__(self) -> None:
+        self._logps: list[torch.Tensor] = []
+        self._scores: torch.Tensor | None = None  # of the token that is being drawn
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self._note_drawn(input_ids)
+        self._scores = scores
+        return scores
+
+    def _note_drawn(self, input_ids: torch.Tensor) -> None:
+        if self._scores is not None:
+            drawn = self._scores.gather(1, input_ids[:, -1:]).squeeze(1)
+            self._logps.append((drawn - self._scores.logsumexp(1)).float())
+
+    def finish(self, generated: torch.Tensor) -> torch.Tensor:
+        """(B, T) float32 of all tokens that were drawn."""
+        self._note_drawn(generated)
+        return torch.stack(self._logps, dim=1)
 
 
 @contextmanager
@@ -137,10 +215,6 @@ def _sampling_by(model: PreTrainedModel, config: GenerationConfig) -> Iterator[N
         for owner, own in zip(owners, own_configs, strict=True):
             owner.generation_config = own
         model.train(was_training)
-
-
-def _as_list(value: int | list[int] | None) -> list[int]:
-    return [] if value is None else [value] if isinstance(value, int) else list(value)
 
 
 def _cut(
