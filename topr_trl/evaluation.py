@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import comb, sqrt
+from math import comb, nan, sqrt
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,18 @@ class Evaluation:
             if estimate["standard_error"] != estimate["standard_error"]:
                 estimate["standard_error"] = None
         return plain
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> "Evaluation":
+        """What `to_dict` gave, perhaps by way of JSON, whose keys are text."""
+
+        def estimates(values: dict[Any, dict[str, float | None]]) -> dict[int, Estimate]:
+            return {
+                int(k): Estimate(float(e["value"] or 0), nan if (s := e["standard_error"]) is None else s)
+                for k, e in values.items()
+            }
+
+        return cls(**{**plain, "pass_at": estimates(plain["pass_at"]), "maj_at": estimates(plain["maj_at"])})
 
 
 def evaluate_samples(

@@ -2,11 +2,13 @@
 
 import hashlib
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -139,6 +141,42 @@ def score_log_mu(
     for position, logps_row in zip(order, scored, strict=True):
         result[position] = logps_row
     return result
+
+
+# Mean difference, in nats a token, beyond which the sampler had other weights or settings, not merely other kernels.
+_FAR = 0.1
+
+
+def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float] | None]) -> dict[str, float]:
+    """How far the sampler's log-probabilities of responses are from the trainer's; warns if they are far.
+
+    Args:
+        mu_logps: N lists of the trainer's log-probabilities, one a token.
+        sampler_logps: N lists of the sampler's, or None where it reported none.
+
+    Returns:
+        `token`: mean absolute difference of a token's log-probability; `token_max`: the largest; `response`: mean
+        absolute difference of a response's, which is the noise in log π/μ under `log_mu="sampler"`. Empty without rows.
+    """
+    pairs = [(np.asarray(m), np.asarray(s)) for m, s in zip(mu_logps, sampler_logps, strict=True) if s is not None]
+    pairs = [(m, s) for m, s in pairs if len(m) == len(s) > 0]
+    if not pairs:
+        return {}
+    tokens = np.abs(np.concatenate([m - s for m, s in pairs]))
+    distance = {
+        "token": float(tokens.mean()),
+        "token_max": float(tokens.max()),
+        "response": float(np.mean([abs((m - s).sum()) for m, s in pairs])),
+    }
+    if distance["token"] > _FAR:
+        warnings.warn(
+            f"The sampler's log-probabilities differ from the trainer's by {distance['token']:.2f} a token: the "
+            "sampler had other weights, another tokenizer or RoPE settings, or computed at low precision. Sample from "
+            "the checkpoint that training starts from, with vllm_dtype as in training; keep log_mu='trainer' only if the "
+            "starting model is close to the one that wrote the rows.",
+            stacklevel=2,
+        )
+    return distance
 
 
 def rows_fingerprint(dataset: Dataset, needs: list[bool]) -> str:

@@ -22,6 +22,7 @@ from topr_trl.log_mu import (
     load_log_mu,
     rows_fingerprint,
     rows_that_need_log_mu,
+    sampler_distance,
     save_log_mu,
     score_log_mu,
 )
@@ -41,6 +42,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     Attributes:
         curated (`Curated`): which rows of the training set were chosen.
+        sampler_distance (`dict`): how far the rows' `sampler_logps` are from log μ, once that has been scored.
 
     Raises:
         TypeError: `args` is not an `OfflineTOPRConfig`, or a dataset is not a `datasets.Dataset`.
@@ -53,6 +55,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     eval_dataset: Any
     data_collator: Any
     _baseline: float  # c of the training set
+    _score_only = False
     _next_row = 0  # rows of all datasets are numbered
 
     def __init__(
@@ -86,6 +89,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
         self._check_lengths({"train": self.train_dataset, **self._by_name(self.eval_dataset)})
         self.data_collator = _WithRewards(self.data_collator, args.ratio_level)
+        self.sampler_distance: dict[str, float] = {}
         self._to_score: dict[Path, tuple[Dataset, list[bool], str, str]] = {}
         self.add_callback(_ScoreLogMu(self))
 
@@ -136,7 +140,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             }
 
         mu_column = "sampler_logps" if args.log_mu == "sampler" else "mu_logps"
-        keep = [name for name in (mu_column, "mu_fingerprint") if name in dataset.column_names]
+        keep = [name for name in (mu_column, "mu_fingerprint", "sampler_logps") if name in dataset.column_names]
         if args.log_mu == "sampler" and mu_column not in keep:
             raise ValueError("log_mu='sampler' needs the column `sampler_logps`: the sampler's log-probabilities.")
         dataset = dataset.map(
@@ -194,6 +198,22 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._plan_log_mu(dataset, name, weights, resumed=bool(resume_from_checkpoint))
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
+    def score_log_mu(self) -> dict[str, float]:
+        """Score log μ with the present weights and write it, without training; needs no more than `train` does.
+
+        Returns:
+            How far the sampler's log-probabilities are from these, see `topr_trl.log_mu.sampler_distance`; empty if the
+            rows carry none.
+        """
+        self._score_only = True
+        try:
+            self.train()
+        except _Scored:
+            pass
+        finally:
+            self._score_only = False
+        return self.sampler_distance
+
     def _log_mu_files(self) -> dict[str, Dataset]:
         evaluation = {f"log_mu_{name}": dataset for name, dataset in self._by_name(self.eval_dataset).items()}
         return {"log_mu": self.train_dataset, **evaluation}
@@ -240,6 +260,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 mu_logps[i] = logps
             if self.accelerator.is_main_process:
                 save_log_mu(path, mu_logps, weights, rows)
+            if "sampler_logps" in dataset.column_names and dataset is self.train_dataset:
+                self.sampler_distance = sampler_distance(scored, dataset.select(indices)["sampler_logps"])
             self._keep_log_mu(dataset, mu_logps)
             self.accelerator.wait_for_everyone()
             del self._to_score[path]
@@ -370,3 +392,9 @@ class _ScoreLogMu(TrainerCallback):
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         self.trainer._score_log_mu(self.trainer.model_wrapped)
+        if self.trainer._score_only:
+            raise _Scored
+
+
+class _Scored(Exception):
+    """Ends `train` when it was called for log μ alone."""

@@ -1,0 +1,4 @@
+from topr_trl.cli import main
+
+if __name__ == "__main__":
+    main()

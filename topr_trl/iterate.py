@@ -1,0 +1,182 @@
+"""The outer loop: sample, score, curate, log μ, train, evaluate, again and again, each stage a process of its own.
+
+A stage's process takes its memory with it when it ends, on the GPU too. The loop can be killed at any moment and
+started again with the same command: finished stages are skipped, the others go on from their last shard or checkpoint.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from topr_trl import manifest
+from topr_trl.evaluation import Evaluation
+from topr_trl.report import comparison_table
+from topr_trl.stages import Settings, inputs_of
+
+
+@dataclass
+class LoopArguments:
+    """How the loop runs its stages.
+
+    Parameters:
+        iterations (`int`, defaults to `1`): Rounds of sampling and training.
+        candidates (`str`, *optional*): Folder or file of rows to train on in the first iteration instead of sampling.
+        sampling_workers (`int`, defaults to `1`): Sampling processes; each gets `vllm_tensor_parallel_size` GPUs.
+        sampling_python (`str`, *optional*): Python of the environment that vLLM is installed in, if it is another one.
+        accelerate_config (`str`, *optional*): Accelerate's config for log μ and training, see
+            `examples/accelerate_configs`; default: one process.
+    """
+
+    iterations: int = field(default=1, metadata={"help": "Rounds of sampling and training."})
+    candidates: str | None = field(
+        default=None, metadata={"help": "Folder or file of rows to train on first, instead of sampling."}
+    )
+    sampling_workers: int = field(default=1, metadata={"help": "Sampling processes."})
+    sampling_python: str | None = field(default=None, metadata={"help": "Python of the environment with vLLM."})
+    accelerate_config: str | None = field(default=None, metadata={"help": "Accelerate's config for training."})
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "sampling_workers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        for name in ("candidates", "accelerate_config", "sampling_python"):
+            if getattr(self, name) is not None and not Path(getattr(self, name)).exists():
+                raise FileNotFoundError(f"There is no {getattr(self, name)} ({name}).")
+
+
+@dataclass
+class Step:
+    """A stage with its folders."""
+
+    stage: str
+    output: Path
+    input: Path | None = None
+    model: str | None = None
+    iteration: int = 0
+    split: str = "train"
+
+    def options(self) -> list[str]:
+        given = {"output": self.output, "input": self.input, "model_name_or_path": self.model,
+                 "iteration": self.iteration, "split": self.split}  # fmt: skip
+        return [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
+
+
+def plan(loop: LoopArguments, model: str | None, out: Path) -> Iterator[Step]:
+    """All steps of the loop, in order."""
+
+    def testing(folder: Path, model: str | None, iteration: int) -> Iterator[Step]:
+        yield Step("sample", folder / "candidates", None, model, iteration, "test")
+        yield Step("score", folder / "scored", folder / "candidates")
+        yield Step("evaluate", folder / "results", folder / "scored")
+
+    yield from testing(out / "base" / "test", model, 0)
+    for iteration in range(1, loop.iterations + 1):
+        folder = out / f"iteration-{iteration}"
+        rows = Path(loop.candidates) if loop.candidates and iteration == 1 else folder / "candidates"
+        if rows == folder / "candidates":
+            yield Step("sample", rows, None, model, iteration)
+        yield Step("score", folder / "scored", rows, None, iteration)
+        yield Step("curate", folder / "curated", folder / "scored", None, iteration)
+        yield Step("log-mu", folder / "log_mu", folder / "curated", model, iteration)
+        yield Step("train", folder / "model", folder / "log_mu", model, iteration)
+        model = str(folder / "model")
+        yield from testing(folder / "test", model, iteration)
+
+
+def iterate(loop: LoopArguments, settings: Settings, arguments: list[str]) -> None:
+    """Run the loop to its end, or from where it stopped.
+
+    Args:
+        loop, settings: parsed.
+        arguments: the command line that they were parsed from; every stage is started with it.
+
+    Raises:
+        ValueError: a folder holds results for other settings.
+        RuntimeError: a stage failed; what it printed tells why.
+    """
+    out = Path(settings.training.output_dir)
+    with manifest.lock(out):
+        steps = list(plan(loop, settings.model.model_name_or_path, out))
+        for number, step in enumerate(steps, 1):
+            title = f"[{number}/{len(steps)}] {step.stage} -> {os.path.relpath(step.output, out)}"
+            if _is_finished(step, settings):
+                print(f"{title}: done before", flush=True)
+                continue
+            print(title, flush=True)
+            _run(step, loop, settings, arguments)
+        results = {
+            path.parent.parent.parent.name: Evaluation.from_dict(json.loads(path.read_text()))
+            for path in [step.output / "evaluation.json" for step in steps if step.stage == "evaluate"]
+        }
+        print(f"\n{comparison_table(results)}\n\nModels, candidates and results are in {out}/", flush=True)
+
+
+def _is_finished(step: Step, settings: Settings) -> bool:
+    known = manifest.read(step.output)
+    if known is None or known["files"] is None:
+        return False
+    settings = deepcopy(settings)
+    settings.stage.input, settings.stage.output = str(step.input) if step.input else None, str(step.output)
+    settings.stage.iteration, settings.stage.split = step.iteration, step.split
+    if step.model is not None:
+        settings.model.model_name_or_path = step.model
+    return manifest.begin(step.output, inputs_of(step.stage, settings))
+
+
+def _run(step: Step, loop: LoopArguments, settings: Settings, arguments: list[str]) -> None:
+    program = ["-m", "topr_trl", step.stage, *arguments, *step.options()]
+    python = [sys.executable]
+    if step.stage in ("log-mu", "train") and loop.accelerate_config:
+        python += ["-m", "accelerate.commands.launch", "--config_file", loop.accelerate_config]
+    if step.stage == "sample":
+        python = [loop.sampling_python or sys.executable]
+        if loop.sampling_workers > 1:
+            n, gpus = loop.sampling_workers, settings.vllm.vllm_tensor_parallel_size
+            workers = [
+                _start([*python, *program, "--worker", f"{k}/{n}"], _devices(range(k * gpus, (k + 1) * gpus)))
+                for k in range(n)
+            ]
+            _wait(workers, step)
+    _wait([_start([*python, *program])], step)
+
+
+def _devices(indices: range) -> dict[str, str]:
+    """The environment of a worker that sees only these of the GPUs that this process sees."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(i) for i in range(indices.stop)]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[i % len(names)] for i in indices)}
+
+
+def _start(command: list[str], more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, env={**os.environ, **(more or {}), _CHILD: "1"})
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], step: Step) -> None:
+    try:
+        codes = [process.wait() for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()
+    if any(codes):
+        raise RuntimeError(
+            f"The stage {step.stage} failed with exit status {next(c for c in codes if c)}; its messages are above. "
+            "What was finished is kept: the same command goes on from there."
+        )
+
+
+_CHILD = "TOPR_STAGE_OF_A_LOOP"
+
+
+def die_with_the_loop() -> None:
+    """A stage that a loop started ends when the loop is killed (Linux; elsewhere it finishes its work)."""
+    if os.environ.get(_CHILD) and sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -1,0 +1,103 @@
+"""Manifests: what a stage was given and what it made, beside its files, so that finished work is not done again."""
+
+import fcntl
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+NAME = "manifest.json"
+WORK = "work"  # the folder in a stage's folder for what is not its result; removed when it is finished
+
+
+def begin(folder: Path, inputs: Mapping[str, Any]) -> bool:
+    """Open a stage's folder.
+
+    Args:
+        folder: of the stage; made if it is not there.
+        inputs: everything that its results depend on, as JSON.
+
+    Returns:
+        Whether the stage is finished already: its manifest says so, and the files are there in their sizes.
+
+    Raises:
+        ValueError: the folder holds results for other inputs.
+    """
+    known, inputs = read(folder), json.loads(json.dumps(inputs))
+    if known is None:
+        _write(folder, {"inputs": inputs, "files": None})
+        return False
+    changed = [name for name in {**known["inputs"], **inputs} if known["inputs"].get(name) != inputs.get(name)]
+    if changed:
+        details = "; ".join(f"{n}: {known['inputs'].get(n)!r} there, {inputs.get(n)!r} now" for n in sorted(changed))
+        raise ValueError(
+            f"{folder} holds results for other settings ({details}). Remove the folder and those of later stages, or "
+            "use another output_dir."
+        )
+    files = known["files"]
+    return files is not None and all(
+        (folder / name).is_file() and (folder / name).stat().st_size == entry["bytes"] for name, entry in files.items()
+    )
+
+
+def finish(folder: Path, rows: int, **notes: Any) -> None:
+    """Write down that a stage is finished: its files with sizes and checksums, its rows, and what else it tells."""
+    known = read(folder)
+    assert known is not None
+    files = {
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in (NAME, _LOCK) and WORK not in path.relative_to(folder).parts
+    }
+    _write(folder, {**known, **notes, "rows": rows, "files": files, "finished": time.strftime("%Y-%m-%d %H:%M:%S")})
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a folder, None if there is none."""
+    path = folder / NAME
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def fingerprint(path: Path) -> str:
+    """A short hash of what a finished stage made; of names and sizes, for files without a manifest."""
+    known = read(path)
+    if known is not None and known["files"] is not None:
+        content: Any = known["files"]
+    else:
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        content = [[file.name, file.stat().st_size] for file in files if file.is_file()]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+_LOCK = ".lock"
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Let one process work in a folder at a time; it ends with the process, however that ends.
+
+    A process left over by a loop that was killed may still be at work; it is waited for.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"Waiting for another process that is at work in {folder}.", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _write(folder: Path, content: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{NAME}.partial"
+    partial.write_text(json.dumps(content, indent=1))
+    partial.replace(folder / NAME)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
