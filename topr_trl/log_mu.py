@@ -172,8 +172,8 @@ def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float
         warnings.warn(
             f"The sampler's log-probabilities differ from the trainer's by {distance['token']:.2f} a token: the "
             "sampler had other weights, another tokenizer or RoPE settings, or computed at low precision. Sample from "
-            "the checkpoint that training starts from, with vllm_dtype as in training; keep log_mu='trainer' only if the "
-            "starting model is close to the one that wrote the rows.",
+            "the checkpoint that training starts from, with vllm_dtype as in training. If another model did write the "
+            "rows, set log_mu='sampler'.",
             stacklevel=2,
         )
     return distance

@@ -1,0 +1,92 @@
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from topr_trl import load_candidates
+from topr_trl.iterate import LoopArguments, plan
+
+KILLS = 20
+SETTINGS = {
+    "num_train_problems": 24, "num_test_problems": 4, "num_shots": 0, "problems_per_shard": 4, "num_candidates": 4,
+    "eval_samples": 2, "max_new_tokens": 60, "curation": "uniform", "iteration_size": 64, "learning_rate": 1e-3,
+    "optim": "adamw_torch", "per_device_train_batch_size": 4, "save_steps": 2, "bf16": False, "report_to": "none",
+    "gradient_checkpointing": False, "use_cpu": True, "dtype": "float32", "disable_tqdm": True,
+}  # fmt: skip
+
+
+def start(out):
+    command = [sys.executable, "-m", "topr_trl", "iterate", "--output_dir", str(out)]
+    command += [part for name, value in SETTINGS.items() for part in (f"--{name}", str(value))]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    log = (out.parent / f"{out.name}.log").open("a")
+    return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+
+def test_plan(tmp_path):
+    steps = list(plan(LoopArguments(iterations=2), "base", tmp_path))
+    names = [step.stage for step in steps]
+    testing = ["sample", "score", "evaluate"]
+    assert names == testing + 2 * (["sample", "score", "curate", "log-mu", "train"] + testing)
+    models = {step.model for step in steps if step.stage in ("log-mu", "train")}
+    assert models == {"base", str(tmp_path / "iteration-1" / "model")}
+    given = list(plan(LoopArguments(candidates=str(tmp_path)), None, tmp_path))
+    assert [step.stage for step in given] == [*testing, *names[4:8], *testing]
+    assert given[3].input == tmp_path
+
+
+def test_loop_arguments():
+    with pytest.raises(ValueError, match="iterations must be at least 1"):
+        LoopArguments(iterations=0)
+    with pytest.raises(FileNotFoundError, match=r"nowhere \(candidates\)"):
+        LoopArguments(candidates="nowhere")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="stages end with a killed loop on Linux alone")
+def test_a_loop_that_is_killed_ends_as_one_that_is_not(tmp_path):
+    assert start(tmp_path / "whole").wait() == 0, (tmp_path / "whole.log").read_text()[-4_000:]
+    moments = random.Random(0)
+    kills = 0
+    while True:
+        process = start(tmp_path / "killed")
+        try:
+            # Starting a stage takes several seconds; a stage ends in most of the longer ones of these times.
+            code = process.wait(moments.uniform(0.5, 20) if kills < KILLS else None)
+        except subprocess.TimeoutExpired:
+            if kills % 2:
+                os.killpg(process.pid, signal.SIGKILL)
+            else:  # the loop alone; its stage has to follow
+                process.kill()
+            process.wait()
+            kills += 1
+            continue
+        assert code == 0, (tmp_path / "killed.log").read_text()[-4_000:]
+        break
+    assert kills >= KILLS, f"the loop ended after {kills} kills: make it longer"
+    lost = repeated = 0
+    for folder in ("base/test/candidates", "iteration-1/candidates", "iteration-1/log_mu", "iteration-1/test/scored"):
+        whole, killed = (keys(tmp_path / run / folder) for run in ("whole", "killed"))
+        lost += len(set(whole) - set(killed))
+        repeated += len(killed) - len(set(killed))
+        assert whole == killed, folder
+    weights, others = (load_file(tmp_path / run / "iteration-1/model/model.safetensors") for run in ("whole", "killed"))
+    difference = max((weights[name] - others[name]).abs().max().item() for name in weights)
+    print(f"kills survived {kills}, rows lost {lost}, rows repeated {repeated}, weight difference {difference}")
+    assert (lost, repeated, difference) == (0, 0, 0.0)
+    start_again = time.monotonic()
+    assert start(tmp_path / "killed").wait() == 0  # all is done: nothing is run
+    assert time.monotonic() - start_again < 60
+    assert (tmp_path / "killed.log").read_text().count("done before") >= 11
+
+
+def keys(folder: Path):
+    rows = load_candidates(folder)
+    return [(row["problem_id"], row["sample_id"], tuple(row["completion_ids"])) for row in rows]

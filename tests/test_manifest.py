@@ -1,0 +1,58 @@
+import multiprocessing
+import time
+
+import pytest
+
+from topr_trl import manifest
+
+
+def test_a_finished_stage_is_known_by_its_inputs_and_files(tmp_path):
+    folder, inputs = tmp_path / "stage", {"seed": 1, "limits": (0.0, 1.0)}
+    assert manifest.begin(folder, inputs) is False
+    assert manifest.begin(folder, inputs) is False  # begun, not finished
+    (folder / "rows.parquet").write_bytes(b"rows")
+    (folder / manifest.WORK).mkdir()
+    (folder / manifest.WORK / "scratch").write_bytes(b"scratch")
+    manifest.finish(folder, rows=4, note="kept")
+    known = manifest.read(folder)
+    assert (known["rows"], known["note"]) == (4, "kept")
+    assert known["files"] == {"rows.parquet": {"bytes": 4, "sha256": known["files"]["rows.parquet"]["sha256"]}}
+    assert manifest.begin(folder, inputs) is True
+    (folder / "rows.parquet").write_bytes(b"row")  # cut off
+    assert manifest.begin(folder, inputs) is False
+
+
+def test_results_for_other_settings_are_an_error_that_names_them(tmp_path):
+    manifest.begin(tmp_path, {"seed": 1, "top_p": 1.0})
+    with pytest.raises(ValueError, match=r"other settings \(seed: 1 there, 2 now\)"):
+        manifest.begin(tmp_path, {"seed": 2, "top_p": 1.0})
+
+
+def test_fingerprint_follows_the_content(tmp_path):
+    prints = []
+    for content in (b"one", b"two", b"one"):
+        folder = tmp_path / str(len(prints))
+        manifest.begin(folder, {})
+        (folder / "rows").write_bytes(content)
+        prints.append(manifest.fingerprint(folder))  # without a finished manifest: by names and sizes
+        manifest.finish(folder, rows=1)
+        prints.append(manifest.fingerprint(folder))
+    assert prints[0] == prints[2] == prints[4]
+    assert prints[1] == prints[5] != prints[3]
+
+
+def _hold(folder, seconds):
+    with manifest.lock(folder):
+        (folder / "held").touch()
+        time.sleep(seconds)
+
+
+def test_the_lock_ends_with_its_process(tmp_path):
+    process = multiprocessing.get_context("spawn").Process(target=_hold, args=(tmp_path, 600))
+    process.start()
+    while not (tmp_path / "held").exists():
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    with manifest.lock(tmp_path):  # waits for nobody
+        pass

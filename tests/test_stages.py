@@ -1,0 +1,196 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from trl import ModelConfig
+
+from topr_trl import OfflineTOPRConfig, SamplingArguments, load_candidates, manifest, stages
+from topr_trl.log_mu import fingerprint, sampler_distance
+from topr_trl.stages import Settings, StageArguments
+from topr_trl.tasks import arithmetic
+from topr_trl.vllm_sampling import VLLMArguments
+
+
+def settings(out, source=None, model=None, **training):
+    stage = StageArguments(
+        num_train_problems=10, num_test_problems=4, num_shots=0, problems_per_shard=4, eval_samples=3,
+        output=str(out), input=str(source) if source else None,
+    )  # fmt: skip
+    defaults = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "max_steps": 2,
+                "learning_rate": 1e-3, "disable_tqdm": True, "per_device_train_batch_size": 8}  # fmt: skip
+    return Settings(
+        stage, SamplingArguments(num_candidates=4, max_new_tokens=80), VLLMArguments(),
+        OfflineTOPRConfig(str(out), **{**defaults, **training}), ModelConfig(model_name_or_path=model, dtype="float32"),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory):
+    """Ten problems with four candidates each, in three shards."""
+    root = tmp_path_factory.mktemp("run")
+    stages.run("sample", settings(root / "candidates"))
+    stages.run("score", settings(root / "scored", root / "candidates"))
+    return root / "scored"
+
+
+def test_sample_and_score(scored):
+    rows = load_candidates(scored)
+    assert len(list(scored.glob("*.parquet"))) == 3
+    assert rows["problem_id"][:] == [i for i in range(10) for _ in range(4)]
+    assert len({tuple(ids) for ids in rows["completion_ids"]}) > 10
+    assert {"reward", "verdict", "sampler_logps", "finish_reason"} <= set(rows.column_names)
+    assert manifest.read(scored)["rows"] == 40
+
+
+def test_a_killed_stage_makes_only_the_shards_that_are_missing(scored, tmp_path, monkeypatch):
+    whole = load_candidates(scored)["completion_ids"][:]
+    now = settings(tmp_path / "candidates")
+    stages.run("sample", now)
+    shards = sorted((tmp_path / "candidates").glob("*.parquet"))
+    shards[1].unlink()
+    before = [shard.stat().st_mtime_ns for shard in (shards[0], shards[2])]
+    stages.run("sample", now)
+    assert [shard.stat().st_mtime_ns for shard in (shards[0], shards[2])] == before
+    assert load_candidates(tmp_path / "candidates")["completion_ids"][:] == whole
+    monkeypatch.setattr(stages, "_sampler", None)  # finished: no model is loaded
+    stages.run("sample", now)
+
+
+def test_workers_share_the_shards(scored, tmp_path):
+    for k in (1, 0):
+        now = settings(tmp_path)
+        now.stage.worker = f"{k}/2"
+        stages.run("sample", now)
+        assert len(list(tmp_path.glob("*.parquet"))) == (1 if k else 3)
+    assert manifest.read(tmp_path)["files"] is None  # open: who started the workers finishes
+    stages.run("sample", settings(tmp_path))
+    assert load_candidates(tmp_path)["completion_ids"][:] == load_candidates(scored)["completion_ids"][:]
+
+
+def test_other_settings_are_an_error_before_anything_is_drawn(scored, tmp_path, monkeypatch):
+    stages.run("sample", settings(tmp_path))
+    monkeypatch.setattr(stages, "_sampler", None)
+    now = settings(tmp_path)
+    now = replace(now, sampling=replace(now.sampling, temperature=0.5))
+    with pytest.raises(ValueError, match=r"temperature: 1\.0 there, 0\.5 now"):
+        stages.run("sample", now)
+
+
+def test_curate_applies_baseline_and_rule(scored, tmp_path):
+    stages.run("curate", settings(tmp_path, scored, baseline="mean", curation="uniform", iteration_size=25))
+    rows, before = load_candidates(tmp_path), load_candidates(scored)
+    assert len(rows) == 25
+    mean = np.mean(before["reward"])
+    assert rows["reward"][:] == pytest.approx([raw - mean for raw in rows["raw_reward"]])
+    assert 0 < mean + 1 < 2
+    keys = list(zip(rows["problem_id"], rows["sample_id"], strict=True))
+    assert len(set(keys)) == 25
+    assert keys == sorted(keys)
+
+
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_curated_folders_do_not_depend_on_the_shards(scored, tmp_path, share):
+    table = pa.concat_tables([pq.read_table(shard) for shard in stages.shards_of(scored)])
+    one = tmp_path / "one.parquet"
+    pq.write_table(table, one)
+    how = {"curation": "anna_karenina", "iteration_size": 20, "effective_positive_share": share}
+    stages.run("curate", settings(tmp_path / "a", scored, **how))
+    stages.run("curate", settings(tmp_path / "b", one, **how))
+    a, b = load_candidates(tmp_path / "a"), load_candidates(tmp_path / "b")
+    for name in ("completion_ids", "reward", "sample_id"):
+        assert a[name][:] == b[name][:]
+    if share:
+        rewards = np.array(a["reward"])
+        assert rewards[rewards > 0].sum() / np.abs(rewards).sum() == pytest.approx(share)
+
+
+def test_log_mu_train_evaluate(scored, tmp_path, model):
+    stages.run("curate", settings(tmp_path / "curated", scored))
+    stages.run("log-mu", settings(tmp_path / "log_mu", tmp_path / "curated"))
+    rows = load_candidates(tmp_path / "log_mu")
+    assert len(rows) == 40
+    assert set(rows["mu_fingerprint"]) == {fingerprint(model)}
+    for row in rows:
+        if row["reward"] > 0:
+            assert row["mu_logps"] is None
+        else:  # the sampler computed in the same precision, with other shapes
+            assert row["mu_logps"] == pytest.approx(row["sampler_logps"], abs=1e-3)
+    distance = manifest.read(tmp_path / "log_mu")["sampler_distance"]
+    assert 0 < distance["token"] < 1e-4
+    assert not (tmp_path / "log_mu" / manifest.WORK).exists()
+
+    stages.run("train", settings(tmp_path / "model", tmp_path / "log_mu"))
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    assert fingerprint(trained) != fingerprint(model)
+    assert json.loads((tmp_path / "model" / "log_history.json").read_text())
+
+    now = settings(tmp_path / "candidates", model=str(tmp_path / "model"))
+    now.stage.split = "test"
+    stages.run("sample", now)
+    stages.run("score", settings(tmp_path / "scored", tmp_path / "candidates"))
+    stages.run("evaluate", settings(tmp_path / "results", tmp_path / "scored"))
+    result = json.loads((tmp_path / "results" / "evaluation.json").read_text())
+    assert (result["num_problems"], result["num_samples"]) == (4, 3)
+
+
+def test_rows_of_other_people(tmp_path):
+    # Text alone, with rewards; no ids, no sampling order.
+    rows = {"prompt": ["1 + 1 ="] * 3 + ["2 + 2 ="] * 3, "completion": [" 2", " 3", " 4", " 4", " 5", " 6"],
+            "reward": [1.0, -1.0, -1.0] * 2}  # fmt: skip
+    source = tmp_path / "theirs.parquet"
+    pq.write_table(pa.table(rows), source)
+    stages.run("score", settings(tmp_path / "scored", source))
+    stages.run(
+        "curate", settings(tmp_path / "curated", tmp_path / "scored", curation="anna_karenina", iteration_size=4)
+    )
+    curated = load_candidates(tmp_path / "curated")
+    assert sorted(curated["reward"]) == [-1.0, -1.0, 1.0, 1.0]
+    stages.run("log-mu", settings(tmp_path / "log_mu", tmp_path / "curated"))
+    stages.run("train", settings(tmp_path / "model", tmp_path / "log_mu"))
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def test_bad_input(tmp_path, scored):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        stages.run("score", settings(tmp_path / "a", tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="--input"):
+        stages.run("score", settings(tmp_path / "a"))
+    pq.write_table(pa.table({"prompt": ["a"], "completion": ["b"]}), tmp_path / "bare.parquet")
+    with pytest.raises(ValueError, match="need the columns completion and answer"):
+        stages.run("score", settings(tmp_path / "b", tmp_path / "bare.parquet"))
+    with pytest.raises(ValueError, match="no column reward"):
+        stages.run("curate", settings(tmp_path / "c", tmp_path / "bare.parquet"))
+    with pytest.raises(ValueError, match="must be transformers or vllm"):
+        StageArguments(sampling_backend="tgi")
+    with pytest.raises(ValueError, match="test_dataset_name"):
+        StageArguments(dataset_name="train.jsonl")
+
+
+def test_a_torn_checkpoint_is_not_resumed_from(tmp_path):
+    from accelerate import PartialState
+
+    for step, state in ((2, "{}"), (4, '{"global_step": 4}'), (10, '{"global'), (12, None)):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        if state:
+            (folder / "trainer_state.json").write_text(state)
+    assert stages._last_whole_checkpoint(tmp_path, PartialState()).endswith("checkpoint-4")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "checkpoint-4"]
+
+
+def test_a_far_sampler_is_warned_about():
+    mu = [[-1.0, -2.0], [-0.5]]
+    assert sampler_distance(mu, [None, None]) == {}
+    near = sampler_distance(mu, [[-1.01, -1.98], None])
+    assert near == {"token": pytest.approx(0.015), "token_max": pytest.approx(0.02), "response": pytest.approx(0.01)}
+    with pytest.warns(UserWarning, match=r"differ from the trainer's by 0.50 a token"):
+        sampler_distance(mu, [[-1.5, -2.5], [-1.0]])
+
+
+def test_the_embedded_model_is_the_default(tmp_path):
+    assert settings(tmp_path).model_path == str(arithmetic.CARELESS_MODEL)
