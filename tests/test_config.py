@@ -118,3 +118,12 @@ def test_kl_off_policy_must_not_be_corrected_by_a_ratio_that_is_not_there(tmp_pa
     TOPRConfig(str(tmp_path), beta=0.1, num_iterations=2, use_bias_correction_kl=False, **CPU)
     with pytest.raises(ValueError, match="use_bias_correction_kl=False"):
         TOPRConfig(str(tmp_path), beta=0.1, num_iterations=2, **CPU)
+
+
+@pytest.mark.parametrize("config", [TOPRConfig, OfflineTOPRConfig])
+def test_adafactor_is_refused_under_fsdp2(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    config(str(tmp_path), use_cpu=True, bf16=False)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match="adafactor"):
+        config(str(tmp_path), use_cpu=True, bf16=False)

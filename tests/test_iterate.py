@@ -33,7 +33,7 @@ def test_plan(tmp_path):
     steps = list(plan(LoopArguments(iterations=2), "base", tmp_path))
     names = [step.stage for step in steps]
     testing = ["sample", "score", "evaluate"]
-    assert names == testing + 2 * (["sample", "score", "curate", "log-mu", "train"] + testing)
+    assert names == testing + 2 * (["sample", "score", "curate", "log-mu", "train", *testing])
     models = {step.model for step in steps if step.stage in ("log-mu", "train")}
     assert models == {"base", str(tmp_path / "iteration-1" / "model")}
     given = list(plan(LoopArguments(candidates=str(tmp_path)), None, tmp_path))
@@ -59,7 +59,7 @@ def test_a_loop_that_is_killed_ends_as_one_that_is_not(tmp_path):
         process = start(tmp_path / "killed")
         try:
             # Starting a stage takes several seconds; a stage ends in most of the longer ones of these times.
-            code = process.wait(moments.uniform(0.5, 20) if kills < KILLS else None)
+            code = process.wait(moments.uniform(0.5, 14) if kills < KILLS else None)
         except subprocess.TimeoutExpired:
             if kills % 2:
                 os.killpg(process.pid, signal.SIGKILL)

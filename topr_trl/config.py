@@ -1,5 +1,6 @@
 """Settings of the two trainers: TRL's own, with TOPR's beside them and the paper's values as defaults."""
 
+import os
 import warnings
 from dataclasses import MISSING, dataclass, field, fields
 
@@ -81,6 +82,12 @@ class TOPRArguments:
         return self.baseline if self.baseline in BASELINES else float(self.baseline)
 
     def _validate_topr(self) -> None:
+        sharded = os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION") == "2"
+        if sharded and self.optim == "adafactor":  # type: ignore[attr-defined]
+            raise ValueError(
+                "optim='adafactor' (the default) cannot step on weights that FSDP2 shards: it mixes plain tensors with "
+                "DTensors. Set optim='adamw_torch_fused', or use DeepSpeed."
+            )
         for name, choices in (
             ("preset", tuple(PRESETS)),
             ("curation", CURATIONS),
