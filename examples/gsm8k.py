@@ -20,7 +20,6 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from accelerate import PartialState
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -39,15 +38,6 @@ from topr_trl.candidates import TABLE_SUFFIXES
 from topr_trl.report import comparison_table, plot_comparison
 from topr_trl.sampling import SamplingArguments
 from topr_trl.tasks import arithmetic, gsm8k
-
-# What the embedded model wants; it is small and careless, so it learns with large steps.
-EMBEDDED = {
-    "max_new_tokens": 96, "num_shots": 0, "num_train_problems": 400, "num_test_problems": 400,
-    "learning_rate": 1e-4, "optim": "adamw_torch", "per_device_train_batch_size": 32,
-    "per_device_eval_batch_size": 128, "bf16": False, "gradient_checkpointing": False, "report_to": "none",
-    "curation": "uniform", "iteration_size": 6_000, "save_strategy": "no", "logging_steps": 50, "dtype": "float32",
-    "use_cpu": not torch.accelerator.is_available(),
-}  # fmt: skip
 
 
 @dataclass
@@ -142,5 +132,5 @@ if __name__ == "__main__":
     parser = TrlParser((ScriptArguments, SamplingArguments, OfflineTOPRConfig, ModelConfig))
     parser.set_defaults(output_dir="topr-gsm8k")
     if not any(arg.startswith(("--model_name_or_path", "--config")) for arg in sys.argv):
-        parser.set_defaults_with_config(**EMBEDDED)
+        parser.set_defaults_with_config(**arithmetic.CARELESS_SETTINGS, save_strategy="no")
     main(*parser.parse_args_and_config())

@@ -127,3 +127,4 @@ def test_adafactor_is_refused_under_fsdp2(config, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ValueError, match="adafactor"):
         config(str(tmp_path), use_cpu=True, bf16=False)
+    config(str(tmp_path), use_cpu=True, bf16=False, optim="adamw_torch")

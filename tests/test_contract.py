@@ -35,6 +35,7 @@ def source(function):
         (SFTTrainer, "compute_loss", ["model", "inputs", "return_outputs", "num_items_in_batch"]),
         (SFTTrainer, "prediction_step", ["model", "inputs", "prediction_loss_only", "ignore_keys"]),
         (Trainer, "_get_num_items_in_batch", ["batch_samples", "device"]),
+        (Trainer, "_save_rng_state", ["output_dir"]),
     ],
 )  # fmt: skip
 def test_overridden_method(owner, method, parameters):
@@ -133,6 +134,14 @@ def test_no_new_attribute_of_grpo_is_read_by_its_loss():
         "router_aux_loss_coef",
     }  # fmt: skip
     assert read <= known, f"new in TRL's loss: {read - known}"
+
+
+def test_the_state_of_the_trainer_is_saved_last():
+    # A checkpoint with a whole trainer_state.json counts as whole.
+    lines = source(Trainer._save_checkpoint)
+    places = [lines.index(what) for what in ("save_model(", "_save_optimizer_and_scheduler(", "_save_rng_state(",
+                                             "save_to_json(", "rotate_checkpoints(")]  # fmt: skip
+    assert places == sorted(places)
 
 
 def test_overrides_are_thin():

@@ -1,3 +1,4 @@
+import pyarrow as pa
 import pytest
 import torch
 from datasets import Dataset
@@ -26,8 +27,8 @@ def test_round_trip_and_mismatch(tmp_path):
     path = tmp_path / "log_mu.parquet"
     with pytest.raises(ValueError, match="missing"):
         load_log_mu(path, "m", "r")
-    save_log_mu(path, [[-1.0, -0.5], None], "m", "r")
-    assert load_log_mu(path, "m", "r") == [[-1.0, -0.5], None]
+    save_log_mu(path, pa.array([[-1.0, -0.5], None], pa.list_(pa.float32())), "m", "r")
+    assert load_log_mu(path, "m", "r").to_pylist() == [[-1.0, -0.5], None]
     with pytest.raises(ValueError, match="another model: fingerprint m, expected x"):
         load_log_mu(path, "x", "r")
     with pytest.raises(ValueError, match="another set of rows"):

@@ -6,7 +6,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
-from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer
+from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer, log_mu
 from topr_trl.log_mu import fingerprint
 from topr_trl.loss import topr_loss
 from topr_trl.tasks import arithmetic
@@ -92,6 +92,18 @@ def test_log_mu_is_scored_once_for_the_rows_that_need_it(model, tokenizer, rows,
     first = next(entry for entry in trainer.state.log_history if "loss" in entry)
     assert first["topr/log_ratio/negatives/mean"] == pytest.approx(0, abs=1e-3)  # π = μ at the first step
     assert "topr/log_ratio/positives/mean" not in first
+
+
+def test_log_mu_is_the_same_scored_in_several_parts(tokenizer, rows, tmp_path, monkeypatch):
+    scored = []
+    for at_once in (8_192, 2):
+        monkeypatch.setattr(log_mu, "_AT_ONCE", at_once)
+        trainer = OfflineTOPRTrainer(fresh_model(), config(tmp_path, preset="tis"), rows, processing_class=tokenizer)
+        trainer.score_log_mu()
+        scored.append(pq.read_table(tmp_path / "log_mu.parquet")["mu_logps"].to_pylist())
+        assert trainer.state.global_step == 0
+    for whole, parts in zip(*scored, strict=True):
+        assert whole == pytest.approx(parts, abs=1e-4)
 
 
 def test_rows_without_reward_after_the_baseline_are_not_scored(model, tokenizer, rows, tmp_path):

@@ -11,7 +11,7 @@ from trl import ModelConfig
 
 from topr_trl import OfflineTOPRConfig, SamplingArguments, load_candidates, manifest, stages
 from topr_trl.log_mu import fingerprint, sampler_distance
-from topr_trl.stages import Settings, StageArguments
+from topr_trl.settings import Settings, StageArguments, inputs_of
 from topr_trl.tasks import arithmetic
 from topr_trl.vllm_sampling import VLLMArguments
 
@@ -93,16 +93,21 @@ def test_curate_applies_baseline_and_rule(scored, tmp_path):
     assert keys == sorted(keys)
 
 
+@pytest.mark.parametrize("lacking", [[], ["sample_id"], ["problem_id", "sample_id"]])
 @pytest.mark.parametrize("share", [None, 0.5])
-def test_curated_folders_do_not_depend_on_the_shards(scored, tmp_path, share):
+def test_curated_folders_do_not_depend_on_the_shards(scored, tmp_path, share, lacking):
     table = pa.concat_tables([pq.read_table(shard) for shard in stages.shards_of(scored)])
-    one = tmp_path / "one.parquet"
+    table, one = table.drop_columns(lacking), tmp_path / "one.parquet"
     pq.write_table(table, one)
+    scored = tmp_path / "cut"  # in the middle of a problem
+    scored.mkdir()
+    for k, rows in enumerate((table.slice(0, 18), table.slice(18, 0), table.slice(18))):
+        pq.write_table(rows, scored / f"part-{k}.parquet")
     how = {"curation": "anna_karenina", "iteration_size": 20, "effective_positive_share": share}
     stages.run("curate", settings(tmp_path / "a", scored, **how))
     stages.run("curate", settings(tmp_path / "b", one, **how))
     a, b = load_candidates(tmp_path / "a"), load_candidates(tmp_path / "b")
-    for name in ("completion_ids", "reward", "sample_id"):
+    for name in ("completion_ids", "reward"):
         assert a[name][:] == b[name][:]
     if share:
         rewards = np.array(a["reward"])
@@ -138,6 +143,38 @@ def test_log_mu_train_evaluate(scored, tmp_path, model):
     assert (result["num_problems"], result["num_samples"]) == (4, 3)
 
 
+def test_an_adapter_is_merged(scored, tmp_path):
+    pytest.importorskip("peft")
+    now = settings(tmp_path / "model", scored)
+    now.model.use_peft, now.model.lora_target_modules = True, ["q_proj", "v_proj"]
+    stages.run("train", now)
+    base = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32).state_dict()
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).state_dict()
+    moved = {name for name in base if not torch.equal(base[name], merged[name])}
+    assert moved == {name for name in base if name.endswith(("q_proj.weight", "v_proj.weight"))}
+    assert (tmp_path / "model" / "adapter" / "adapter_config.json").is_file()
+
+
+def test_what_the_results_do_not_depend_on_is_no_input(scored, tmp_path):
+    now = settings(tmp_path / "candidates")
+    now.stage.split = "test"
+    before = inputs_of("sample", now)
+    more = replace(now, sampling=replace(now.sampling, num_candidates=64))
+    more.stage.num_train_problems = 99
+    assert inputs_of("sample", more) == before
+    train = {**inputs_of("train", settings(tmp_path / "a", scored))}
+    assert inputs_of("train", settings(tmp_path / "b", scored, logging_steps=7, save_steps=9)) == train
+    assert inputs_of("train", settings(tmp_path / "b", scored, learning_rate=2e-3)) != train
+    assert inputs_of("train", settings(tmp_path / "b", scored, log_mu="sampler")) != train
+
+
+def test_more_workers_than_shards(tmp_path):
+    now = settings(tmp_path)
+    now.stage.worker = "7/8"
+    stages.run("sample", now)
+    assert not list(tmp_path.glob("*.parquet"))
+
+
 def test_rows_of_other_people(tmp_path):
     # Text alone, with rewards; no ids, no sampling order.
     rows = {"prompt": ["1 + 1 ="] * 3 + ["2 + 2 ="] * 3, "completion": [" 2", " 3", " 4", " 4", " 5", " 6"],
@@ -161,10 +198,24 @@ def test_bad_input(tmp_path, scored):
     with pytest.raises(ValueError, match="--input"):
         stages.run("score", settings(tmp_path / "a"))
     pq.write_table(pa.table({"prompt": ["a"], "completion": ["b"]}), tmp_path / "bare.parquet")
-    with pytest.raises(ValueError, match="need the columns completion and answer"):
+    with pytest.raises(ValueError, match="need the columns completion, answer"):
         stages.run("score", settings(tmp_path / "b", tmp_path / "bare.parquet"))
-    with pytest.raises(ValueError, match="no column reward"):
+    with pytest.raises(ValueError, match="need the columns prompt, reward"):
         stages.run("curate", settings(tmp_path / "c", tmp_path / "bare.parquet"))
+    pq.write_table(pa.table({"prompt": ["a", "b"], "reward": [1.0, None]}), tmp_path / "part.parquet")
+    with pytest.raises(ValueError, match="empty in 1 of 2 rows"):
+        stages.run("curate", settings(tmp_path / "d", tmp_path / "part.parquet"))
+    with pytest.raises(ValueError, match="need the columns problem_id, extracted, answer"):
+        stages.run("evaluate", settings(tmp_path / "e", tmp_path / "part.parquet"))
+    manifest.begin(tmp_path / "open", {})
+    with pytest.raises(ValueError, match="not finished"):
+        stages.run("score", settings(tmp_path / "f", tmp_path / "open"))
+    (tmp_path / "torn").mkdir()
+    pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "torn" / "candidates-00000-of-00002.parquet")
+    with pytest.raises(FileNotFoundError, match="1 of 2 shards"):
+        stages.run("score", settings(tmp_path / "g", tmp_path / "torn"))
+    with pytest.raises(ValueError, match="k < n"):
+        StageArguments(worker="2/2")
     with pytest.raises(ValueError, match="must be transformers or vllm"):
         StageArguments(sampling_backend="tgi")
     with pytest.raises(ValueError, match="test_dataset_name"):

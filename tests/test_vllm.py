@@ -5,6 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, SamplingArguments
+from topr_trl.log_mu import fingerprint
 from topr_trl.tasks import arithmetic, gsm8k
 from topr_trl.vllm_sampling import VLLMArguments, sample_candidates_with_vllm, start_engine
 
@@ -37,7 +38,7 @@ def assert_engine_is_the_model(rows, model):
 def test_checkpoints_of_the_trainer_from_iteration_to_iteration(problems, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
     path, args = str(arithmetic.CARELESS_MODEL), SamplingArguments(num_candidates=4, max_new_tokens=80)
-    drawn = []
+    starts = []
     for iteration in (1, 2):
         engine = start_engine(path, FLOAT32)
         rows = sample_candidates_with_vllm(engine, problems, args, seed=iteration)
@@ -51,6 +52,7 @@ def test_checkpoints_of_the_trainer_from_iteration_to_iteration(problems, tmp_pa
                 assert len(row["sampler_logps"]) == len(row["completion_ids"])
         del engine
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        start = fingerprint(model)
         assert_engine_is_the_model(rows, model)
         assert rows["problem_id"][:] == [i for i in range(6) for _ in range(4)]
         assert rows["sample_id"][:] == [0, 1, 2, 3] * 6
@@ -70,8 +72,8 @@ def test_checkpoints_of_the_trainer_from_iteration_to_iteration(problems, tmp_pa
         )
         trainer.train()
         trainer.save_model()
-        drawn.append(rows["completion_ids"][:])
-    assert drawn[0] != drawn[1]
+        starts.append(start)
+    assert starts[0] != starts[1]  # the second engine had the trained weights
 
 
 def test_rope_settings_survive_the_round_trip(problems, tmp_path):

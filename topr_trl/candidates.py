@@ -17,6 +17,7 @@ Token ids win over text: text that is tokenised anew loses the stop token and ne
 """
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def save_candidates(dataset: Dataset, directory: str | Path, shard: int = 0, num
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"candidates-{shard:05d}-of-{num_shards:05d}.parquet"
-    partial = path.with_suffix(".partial")
+    partial = path.with_suffix(f".{os.getpid()}.partial")
     dataset.to_parquet(partial)
     partial.replace(path)
     return path

@@ -9,8 +9,10 @@ from trl import ModelConfig, TrlParser
 
 from topr_trl import stages
 from topr_trl.config import OfflineTOPRConfig
-from topr_trl.iterate import LoopArguments, die_with_the_loop, iterate
+from topr_trl.iterate import LoopArguments, end_with_the_loop, iterate
 from topr_trl.sampling import SamplingArguments
+from topr_trl.settings import Settings, StageArguments
+from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 from topr_trl.vllm_sampling import VLLMArguments
 
 COMMANDS = {
@@ -26,7 +28,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command."""
-    die_with_the_loop()
+    end_with_the_loop()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] not in COMMANDS:
         parser = argparse.ArgumentParser(
@@ -41,13 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command, given = arguments[0], arguments[1:]
     logging.getLogger("httpx").setLevel(logging.WARNING)
     parser = TrlParser(
-        (LoopArguments, stages.StageArguments, SamplingArguments, VLLMArguments, OfflineTOPRConfig, ModelConfig),
+        (LoopArguments, StageArguments, SamplingArguments, VLLMArguments, OfflineTOPRConfig, ModelConfig),
         prog=f"topr {command}",
     )
     # The disk of a long run is bounded by keeping one checkpoint.
     parser.set_defaults(output_dir="topr-run", save_total_limit=1)
+    if not any(argument.startswith(("--model_name_or_path", "--config")) for argument in given):
+        parser.set_defaults_with_config(**CARELESS_SETTINGS)
     loop, *parts = parser.parse_args_and_config(given)
-    settings = stages.Settings(*parts)
+    settings = Settings(*parts)
     if command == "iterate":
         iterate(loop, settings, given)
     else:

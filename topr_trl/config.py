@@ -82,12 +82,11 @@ class TOPRArguments:
         return self.baseline if self.baseline in BASELINES else float(self.baseline)
 
     def _validate_topr(self) -> None:
-        sharded = os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION") == "2"
-        if sharded and self.optim == "adafactor":  # type: ignore[attr-defined]
-            raise ValueError(
-                "optim='adafactor' (the default) cannot step on weights that FSDP2 shards: it mixes plain tensors with "
-                "DTensors. Set optim='adamw_torch_fused', or use DeepSpeed."
-            )
+        refuse_adafactor(
+            self.optim,  # type: ignore[attr-defined]
+            os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION") == "2",
+            os.environ.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none") != "none",
+        )
         for name, choices in (
             ("preset", tuple(PRESETS)),
             ("curation", CURATIONS),
@@ -128,6 +127,26 @@ class TOPRArguments:
             raise ValueError("iteration_size needs a curation rule; set curation='uniform' to draw rows at random.")
         if not 0 <= self.curation_positive_share <= 1:
             raise ValueError(f"curation_positive_share must be in [0, 1], not {self.curation_positive_share}.")
+
+
+def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
+    """Refuse Adafactor where it fails, or is silently replaced.
+
+    Raises:
+        ValueError: naming what to set instead.
+    """
+    if optim != "adafactor":
+        return
+    if fsdp2:
+        raise ValueError(
+            "optim='adafactor' (the default) cannot step on weights that FSDP2 shards: it mixes plain tensors with "
+            "DTensors. Set optim='adamw_torch_fused', or use DeepSpeed."
+        )
+    if offloaded:
+        raise ValueError(
+            "With its optimiser offloaded, DeepSpeed runs its own Adam whatever optim says, here 'adafactor' (the "
+            "default). Set optim='adamw_torch'."
+        )
 
 
 def _refuse_foreign_settings(args: object, parent: type, trainer: str, advice: dict[str, str]) -> None:

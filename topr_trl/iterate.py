@@ -13,12 +13,18 @@ import sys
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
+import torch
+import yaml
+
 from topr_trl import manifest
+from topr_trl.config import refuse_adafactor
 from topr_trl.evaluation import Evaluation
 from topr_trl.report import comparison_table
-from topr_trl.stages import Settings, inputs_of
+from topr_trl.settings import Settings, inputs_of
+from topr_trl.stages import ON_SEVERAL_PROCESSES
 
 
 @dataclass
@@ -98,9 +104,10 @@ def iterate(loop: LoopArguments, settings: Settings, arguments: list[str]) -> No
         arguments: the command line that they were parsed from; every stage is started with it.
 
     Raises:
-        ValueError: a folder holds results for other settings.
+        ValueError: a folder holds results for other settings, or settings cannot work together.
         RuntimeError: a stage failed; what it printed tells why.
     """
+    check(loop, settings)
     out = Path(settings.training.output_dir)
     with manifest.lock(out):
         steps = list(plan(loop, settings.model.model_name_or_path, out))
@@ -118,6 +125,34 @@ def iterate(loop: LoopArguments, settings: Settings, arguments: list[str]) -> No
         print(f"\n{comparison_table(results)}\n\nModels, candidates and results are in {out}/", flush=True)
 
 
+def check(loop: LoopArguments, settings: Settings) -> None:
+    """Refuse what would fail in a later stage, after hours of sampling.
+
+    Raises:
+        ValueError, ImportError: naming the setting and what to do.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ValueError("Start topr iterate in one process; name Accelerate's settings with --accelerate_config.")
+    config = yaml.safe_load(Path(loop.accelerate_config).read_text()) if loop.accelerate_config else {}
+    sharding = config.get("distributed_type")
+    fsdp_version = config.get("fsdp_config", {}).get("fsdp_version", 1)
+    offload = config.get("deepspeed_config", {}).get("offload_optimizer_device", "none")
+    refuse_adafactor(settings.training.optim, sharding == "FSDP" and fsdp_version == 2, offload != "none")
+    if sharding == "DEEPSPEED" and find_spec("deepspeed") is None:
+        raise ImportError("This accelerate_config needs DeepSpeed: pip install topr_trl[deepspeed].")
+    if settings.stage.sampling_backend == "vllm" and not loop.sampling_python and find_spec("vllm") is None:
+        raise ImportError(
+            "sampling_backend='vllm' needs vLLM: pip install topr_trl[vllm], or name the Python of an environment that "
+            "has it (and topr_trl) with --sampling_python."
+        )
+    needed, gpus = loop.sampling_workers * settings.vllm.vllm_tensor_parallel_size, torch.cuda.device_count()
+    if gpus and needed > gpus:
+        raise ValueError(
+            f"{loop.sampling_workers} sampling_workers of vllm_tensor_parallel_size="
+            f"{settings.vllm.vllm_tensor_parallel_size} need {needed} GPUs, and there are {gpus}."
+        )
+
+
 def _is_finished(step: Step, settings: Settings) -> bool:
     known = manifest.read(step.output)
     if known is None or known["files"] is None:
@@ -127,13 +162,16 @@ def _is_finished(step: Step, settings: Settings) -> bool:
     settings.stage.iteration, settings.stage.split = step.iteration, step.split
     if step.model is not None:
         settings.model.model_name_or_path = step.model
-    return manifest.begin(step.output, inputs_of(step.stage, settings))
+    finished = manifest.begin(step.output, inputs_of(step.stage, settings))
+    if finished:
+        manifest.clean(step.output)
+    return finished
 
 
 def _run(step: Step, loop: LoopArguments, settings: Settings, arguments: list[str]) -> None:
     program = ["-m", "topr_trl", step.stage, *arguments, *step.options()]
     python = [sys.executable]
-    if step.stage in ("log-mu", "train") and loop.accelerate_config:
+    if step.stage in ON_SEVERAL_PROCESSES and loop.accelerate_config:
         python += ["-m", "accelerate.commands.launch", "--config_file", loop.accelerate_config]
     if step.stage == "sample":
         python = [loop.sampling_python or sys.executable]
@@ -155,7 +193,9 @@ def _devices(indices: range) -> dict[str, str]:
 
 
 def _start(command: list[str], more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, env={**os.environ, **(more or {}), _CHILD: "1"})
+    environment = {**os.environ, **(more or {}), _LOOP: str(os.getpid())}
+    linux = sys.platform == "linux"
+    return subprocess.Popen(command, env=environment, preexec_fn=_end_with_parent if linux else None)
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], step: Step) -> None:
@@ -172,11 +212,26 @@ def _wait(processes: list[subprocess.Popen[bytes]], step: Step) -> None:
         )
 
 
-_CHILD = "TOPR_STAGE_OF_A_LOOP"
+# A stage ends when its loop is killed (Linux; elsewhere it finishes its work, and a new loop waits for it). The loop
+# asks the kernel for that for its children; those of a launcher in between ask for themselves, maybe too late.
+
+_LOOP = "TOPR_LOOP"
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before a fork, not after
 
 
-def die_with_the_loop() -> None:
-    """A stage that a loop started ends when the loop is killed (Linux; elsewhere it finishes its work)."""
-    if os.environ.get(_CHILD) and sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+def _end_with_parent() -> None:
+    set_parent_death_signal = 1
+    if _LIBC is not None:
+        _LIBC.prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+def end_with_the_loop() -> None:
+    """For a process that a loop may have started: end when the loop does, at once if it has ended already."""
+    loop = os.environ.get(_LOOP)
+    if loop is None:
+        return
+    _end_with_parent()
+    try:
+        os.kill(int(loop), 0)
+    except ProcessLookupError:
+        sys.exit("The loop that started this stage has ended.")

@@ -104,6 +104,9 @@ def check_log_mu(dataset: Dataset, needs: list[bool], model: str, ratio_level: s
             raise ValueError(f"Row {i}: ratio_level='token' needs log μ for each token, not their sum.")
 
 
+_AT_ONCE = 8_192  # rows that are held as Python objects, and sorted by length
+
+
 @torch.no_grad()
 def score_log_mu(
     forward: Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]],
@@ -111,7 +114,7 @@ def score_log_mu(
     collate: Callable[[list[dict[str, Any]]], dict[str, Tensor]],
     accelerator: Accelerator,
     batch_size: int,
-) -> list[list[float]]:
+) -> pa.Array:
     """Per-token log-probabilities of the responses, in the order of the dataset, on every process.
 
     Each process scores its share; rows of similar length go together so that little padding is scored.
@@ -122,13 +125,36 @@ def score_log_mu(
         collate: rows to a batch of tensors.
         accelerator: shards the rows over the processes and gathers the results.
         batch_size: rows a process scores at once.
+
+    Returns:
+        Arrow list of float32, a value for each response token.
     """
+    parts = [
+        dataset.select(range(start, min(start + _AT_ONCE, len(dataset)))) for start in range(0, len(dataset), _AT_ONCE)
+    ]
+    progress = tqdm(total=len(dataset), desc="Scoring log μ", disable=not accelerator.is_main_process, leave=False)
+    scored = [pa.array(_score(forward, p, collate, accelerator, batch_size, progress), _LOGPS) for p in parts]
+    progress.close()
+    return pa.concat_arrays(scored) if scored else pa.array([], _LOGPS)
+
+
+_LOGPS = pa.list_(pa.float32())
+
+
+def _score(
+    forward: Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]],
+    dataset: Dataset,
+    collate: Callable[[list[dict[str, Any]]], dict[str, Tensor]],
+    accelerator: Accelerator,
+    batch_size: int,
+    progress: Any,
+) -> list[list[float]]:
     lengths = [len(ids) for ids in dataset["input_ids"]]
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     loader = DataLoader(dataset.select(order), batch_size=batch_size, collate_fn=collate)
     loader = accelerator.prepare_data_loader(loader)
     scored: list[list[float]] = []
-    for batch in tqdm(loader, desc="Scoring log μ", disable=not accelerator.is_main_process, leave=False):
+    for batch in loader:
         logps, mask = forward(batch)
         # Response tokens to the front, so that rows of different processes can be laid on each other.
         counts = mask.sum(-1, keepdim=True)
@@ -137,6 +163,7 @@ def score_log_mu(
         packed = accelerator.pad_across_processes(packed, dim=1, pad_index=torch.nan)
         packed, counts = accelerator.gather_for_metrics((packed, counts))
         scored += [row[:n] for row, n in zip(packed.tolist(), counts.squeeze(1).tolist(), strict=True)]
+        progress.update(len(counts))
     result: list[list[float]] = [[]] * len(order)
     for position, logps_row in zip(order, scored, strict=True):
         result[position] = logps_row
@@ -159,6 +186,13 @@ def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float
         absolute difference of a response's, which is the noise in log π/μ under `log_mu="sampler"`. Empty without rows.
     """
     pairs = [(np.asarray(m), np.asarray(s)) for m, s in zip(mu_logps, sampler_logps, strict=True) if s is not None]
+    cut = [len(s) for m, s in pairs if len(m) != len(s)]
+    if cut:
+        warnings.warn(
+            f"{len(cut)} of {len(pairs)} rows have sampler_logps of another length than their completion_ids: other "
+            "tokens are trained on than the sampler wrote. Keep the sampler's completion_ids with the rows.",
+            stacklevel=2,
+        )
     pairs = [(m, s) for m, s in pairs if len(m) == len(s) > 0]
     if not pairs:
         return {}
@@ -188,16 +222,16 @@ def rows_fingerprint(dataset: Dataset, needs: list[bool]) -> str:
     return digest.hexdigest()[:16]
 
 
-def save_log_mu(path: Path, mu_logps: list[list[float] | None], model: str, rows: str) -> None:
+def save_log_mu(path: Path, mu_logps: pa.Array, model: str, rows: str) -> None:
     """Write log μ with the fingerprints of the model that scored it and of the rows; whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table({"mu_logps": pa.array(mu_logps, pa.list_(pa.float32()))})
+    table = pa.table({"mu_logps": mu_logps})
     partial = path.with_suffix(".partial")
     pq.write_table(table.replace_schema_metadata({"model": model, "rows": rows}), partial)
     partial.replace(path)
 
 
-def load_log_mu(path: Path, model: str, rows: str) -> list[list[float] | None]:
+def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
     """What `save_log_mu` wrote.
 
     Raises:
@@ -217,4 +251,4 @@ def load_log_mu(path: Path, model: str, rows: str) -> list[list[float] | None]:
                 f"fingerprint {found}, expected {expected}. Resume with the model, rows and settings that the run "
                 "started with, or remove the file to score anew."
             )
-    return table["mu_logps"].to_pylist()
+    return table["mu_logps"]

@@ -3,6 +3,8 @@
 import fcntl
 import hashlib
 import json
+import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -37,10 +39,7 @@ def begin(folder: Path, inputs: Mapping[str, Any]) -> bool:
             f"{folder} holds results for other settings ({details}). Remove the folder and those of later stages, or "
             "use another output_dir."
         )
-    files = known["files"]
-    return files is not None and all(
-        (folder / name).is_file() and (folder / name).stat().st_size == entry["bytes"] for name, entry in files.items()
-    )
+    return known["files"] is not None and not _damaged(folder, known["files"])
 
 
 def finish(folder: Path, rows: int, **notes: Any) -> None:
@@ -50,9 +49,43 @@ def finish(folder: Path, rows: int, **notes: Any) -> None:
     files = {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in (NAME, _LOCK) and WORK not in path.relative_to(folder).parts
+        if path.is_file() and not _is_aside(path.relative_to(folder))
     }
     _write(folder, {**known, **notes, "rows": rows, "files": files, "finished": time.strftime("%Y-%m-%d %H:%M:%S")})
+
+
+def clean(folder: Path) -> None:
+    """Remove what a finished stage has no more use for."""
+    shutil.rmtree(folder / WORK, ignore_errors=True)
+    for partial in folder.glob("*.partial"):
+        partial.unlink(missing_ok=True)
+
+
+def check_whole(path: Path) -> None:
+    """Refuse to read a folder whose stage has not been finished, or that has lost files since.
+
+    Raises:
+        ValueError: naming what is wrong. A file, or a folder without a manifest, is taken as it is.
+    """
+    known = read(path)
+    if known is None:
+        return
+    if known["files"] is None:
+        raise ValueError(f"{path} is not finished: run the stage that writes it to its end first.")
+    if damaged := _damaged(path, known["files"]):
+        raise ValueError(f"{path} has lost or cut files since it was finished: {', '.join(damaged[:3])}. Make it anew.")
+
+
+def _damaged(folder: Path, files: dict[str, dict[str, Any]]) -> list[str]:
+    def whole(path: Path, size: int) -> bool:
+        return path.is_file() and path.stat().st_size == size
+
+    return [name for name, entry in files.items() if not whole(folder / name, entry["bytes"])]
+
+
+def _is_aside(path: Path) -> bool:
+    """What lies in a stage's folder and is not its result."""
+    return path.name == NAME or path.name.startswith(_LOCK) or path.suffix == ".partial" or path.parts[0] == WORK
 
 
 def read(folder: Path) -> dict[str, Any] | None:
@@ -76,13 +109,13 @@ _LOCK = ".lock"
 
 
 @contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Let one process work in a folder at a time; it ends with the process, however that ends.
+def lock(folder: Path, part: str = "") -> Iterator[None]:
+    """Let one process work in a folder (or a part of it) at a time; it ends with the process, however that ends.
 
     A process left over by a loop that was killed may still be at work; it is waited for.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("w") as file:
+    with (folder / f"{_LOCK}{part}").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -93,7 +126,7 @@ def lock(folder: Path) -> Iterator[None]:
 
 def _write(folder: Path, content: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{NAME}.partial"
+    partial = folder / f"{NAME}.{os.getpid()}.partial"
     partial.write_text(json.dumps(content, indent=1))
     partial.replace(folder / NAME)
 

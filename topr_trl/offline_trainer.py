@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from datasets import Dataset, DatasetDict
 from torch import Tensor
@@ -30,6 +31,8 @@ from topr_trl.loss import log_ratios, topr_loss, truncated_weights
 from topr_trl.trainer_base import TOPRMixin
 
 logger = logging.getLogger(__name__)
+
+_COMPARED = 1_000  # rows whose log μ is compared with the sampler's
 
 
 class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
@@ -211,7 +214,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         except _Scored:
             pass
         finally:
-            self._score_only = False
+            self._score_only = self.is_in_train = False
         return self.sampler_distance
 
     def _log_mu_files(self) -> dict[str, Dataset]:
@@ -233,10 +236,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         else:
             self._to_score[path] = (dataset, needs, weights, of_rows)
 
-    def _keep_log_mu(self, dataset: Dataset, mu_logps: list[list[float] | None]) -> None:
+    def _keep_log_mu(self, dataset: Dataset, mu_logps: pa.Array) -> None:
         per_token = self.args.ratio_level == "token"
-        for row, mu in zip(dataset["row"], mu_logps, strict=True):
-            if mu is not None:
+        for row, scalar in zip(dataset["row"], mu_logps, strict=True):
+            if (mu := scalar.as_py()) is not None:
                 self.data_collator.scored[row] = mu if per_token else sum(mu)
 
     def _score_log_mu(self, model: Any) -> None:
@@ -255,13 +258,15 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 self.args.per_device_eval_batch_size,
             )
             model.train(was_training)
-            mu_logps: list[list[float] | None] = [None] * len(dataset)
-            for i, logps in zip(indices, scored, strict=True):
-                mu_logps[i] = logps
+            places = np.full(len(dataset), -1)
+            places[indices] = np.arange(len(indices))
+            mu_logps = scored.take(pa.array(places, mask=places < 0))  # None where the row needs none
             if self.accelerator.is_main_process:
                 save_log_mu(path, mu_logps, weights, rows)
-            if "sampler_logps" in dataset.column_names and dataset is self.train_dataset:
-                self.sampler_distance = sampler_distance(scored, dataset.select(indices)["sampler_logps"])
+            if dataset is self.train_dataset and "sampler_logps" in dataset.column_names:
+                some = np.unique(np.linspace(0, len(indices) - 1, _COMPARED).astype(int))
+                sampled = dataset.select(indices[some])["sampler_logps"][:]
+                self.sampler_distance = sampler_distance(scored.take(pa.array(some)).to_pylist(), sampled)
             self._keep_log_mu(dataset, mu_logps)
             self.accelerator.wait_for_everyone()
             del self._to_score[path]

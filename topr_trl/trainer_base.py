@@ -47,6 +47,11 @@ class TOPRMixin:
             self._metrics[mode][name].append(value)  # type: ignore[attr-defined]
         super().log(logs, start_time)  # type: ignore[misc]
 
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Wait for the other processes: what is written next says that the checkpoint is whole."""
+        super()._save_rng_state(output_dir)  # type: ignore[misc]
+        self.accelerator.wait_for_everyone()  # type: ignore[attr-defined]
+
     def _warn_about_signs(self, curated: Curated, zeros: bool, limits: TruncationLimits) -> None:
         """Warn, once a sign, of candidates that are all positive or all negative after the baseline."""
         positives, negatives = curated.available_positives, curated.available_negatives

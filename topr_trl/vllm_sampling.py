@@ -1,5 +1,6 @@
 """Draw candidate responses with vLLM's offline engine: the rows of `topr_trl.sampling`, faster."""
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,8 @@ class VLLMArguments:
         vllm_tensor_parallel_size (`int`, defaults to `1`): GPUs that share a model.
         vllm_gpu_memory_utilization (`float`, defaults to `0.9`): Share of a GPU's memory that the engine takes.
         vllm_max_model_length (`int`, *optional*): Longest prompt and response; default: the model's context.
-        vllm_dtype (`str`, defaults to `"auto"`): Of weights and computation; `"auto"` is that of the checkpoint.
+        vllm_dtype (`str`, defaults to `"auto"`): Of weights and computation; `"auto"` is half precision for a float32
+            checkpoint.
         vllm_enforce_eager (`bool`, defaults to `False`): No compilation: starts sooner, runs slower.
     """
 
@@ -30,12 +32,14 @@ class VLLMArguments:
     vllm_enforce_eager: bool = field(default=False, metadata={"help": "No compilation: starts sooner, runs slower."})
 
 
-def start_engine(model: str, args: VLLMArguments, seed: int = 0, **engine_args: Any) -> Any:
-    """A `vllm.LLM` with the weights of a checkpoint folder or of the Hub. Its memory is free when its process ends.
+def start_engine(model: str, args: VLLMArguments, seed: int = 0, revision: str | None = None) -> Any:
+    """A `vllm.LLM` with the weights of a checkpoint folder or of the Hub. Its memory is free when this process ends.
 
     Raises:
         ImportError: vLLM is not installed.
     """
+    # In this process and not in one of its own, which would outlive it and keep its memory when this one is killed.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     try:
         from vllm import LLM
     except ImportError as error:
@@ -48,7 +52,7 @@ def start_engine(model: str, args: VLLMArguments, seed: int = 0, **engine_args: 
         gpu_memory_utilization=args.vllm_gpu_memory_utilization,
         max_model_len=args.vllm_max_model_length,
         enforce_eager=args.vllm_enforce_eager,
-        **engine_args,
+        revision=revision,
     )
 
 

@@ -9,10 +9,20 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from datasets import Dataset
 
 # The embedded model and its tokenizer, made by scripts/make_careless_model.py.
 CARELESS_MODEL = Path(__file__).parent / "careless_model"
+
+# What it wants; it is small and careless, so it learns with large steps.
+CARELESS_SETTINGS = {
+    "max_new_tokens": 96, "num_shots": 0, "num_train_problems": 400, "num_test_problems": 400,
+    "learning_rate": 1e-4, "optim": "adamw_torch", "per_device_train_batch_size": 32,
+    "per_device_eval_batch_size": 128, "bf16": False, "gradient_checkpointing": False, "report_to": "none",
+    "curation": "uniform", "iteration_size": 6_000, "logging_steps": 50, "dtype": "float32",
+    "use_cpu": not torch.accelerator.is_available(),
+}  # fmt: skip
 
 _NAMES = ("Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivo", "Joy", "Kai", "Lea")
 _THINGS = ("apples", "pens", "cards", "shells", "stamps", "coins", "beads", "books", "nuts", "pins")

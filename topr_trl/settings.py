@@ -1,0 +1,187 @@
+"""What the stages of an iteration are told, and what of it their results depend on."""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from trl import ModelConfig, get_quantization_config
+
+from topr_trl import manifest
+from topr_trl.candidates import TABLE_SUFFIXES
+from topr_trl.config import OfflineTOPRConfig
+from topr_trl.sampling import SamplingArguments
+from topr_trl.tasks import arithmetic, gsm8k
+from topr_trl.vllm_sampling import VLLMArguments
+
+BACKENDS = ("transformers", "vllm")
+
+
+@dataclass
+class StageArguments:
+    """Problems, and where a stage reads and writes.
+
+    Parameters:
+        dataset_name (`str`, *optional*): Problems of GSM8K's shape: Hub name or file; default: embedded ones.
+        test_dataset_name (`str`, *optional*): The same for the test problems; default: the test split of the first.
+        num_train_problems, num_test_problems (`int`, *optional*): Use the first so many; default: all.
+        num_shots (`int`, defaults to `8`): Worked examples in the prompt.
+        eval_samples (`int`, defaults to `16`): Samples of each test problem (the paper: 64).
+        problems_per_shard (`int`, defaults to `64`): Problems a shard of candidates; what a kill loses at most.
+        sampling_backend (`str`, defaults to `"transformers"`): `"transformers"` or `"vllm"`.
+        split (`str`, defaults to `"train"`): `"train"` or `"test"` problems.
+        input, output (`str`): Folders that a stage reads and writes.
+        iteration (`int`, defaults to `0`): Enters the seed.
+        worker (`str`, *optional*): `k/n`: sample every n-th shard only, from the k-th on, k < n.
+    """
+
+    dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: embedded problems."})
+    test_dataset_name: str | None = field(default=None, metadata={"help": "The same for the test problems."})
+    num_train_problems: int | None = field(default=None, metadata={"help": "Use the first so many. Default: all."})
+    num_test_problems: int | None = field(default=None, metadata={"help": "Use the first so many. Default: all."})
+    num_shots: int = field(default=8, metadata={"help": "Worked examples in the prompt."})
+    eval_samples: int = field(default=16, metadata={"help": "Samples of each test problem (the paper: 64)."})
+    problems_per_shard: int = field(default=64, metadata={"help": "Problems a shard of candidates."})
+    sampling_backend: str = field(default="transformers", metadata={"help": " or ".join(BACKENDS) + "."})
+    split: str = field(default="train", metadata={"help": "Problems to sample: train or test."})
+    input: str | None = field(default=None, metadata={"help": "Folder (or file of rows) that the stage reads."})
+    output: str | None = field(default=None, metadata={"help": "Folder that the stage writes."})
+    iteration: int = field(default=0, metadata={"help": "Enters the seed."})
+    worker: str | None = field(default=None, metadata={"help": "k/n: sample only the shards k, k + n, ..."})
+
+    def __post_init__(self) -> None:
+        for name, choices in (("sampling_backend", BACKENDS), ("split", ("train", "test"))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be {' or '.join(choices)}, not {getattr(self, name)!r}.")
+        for name in ("eval_samples", "problems_per_shard", "num_train_problems", "num_test_problems"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if self.worker is not None:
+            k, _, n = self.worker.partition("/")
+            if not (k.isdigit() and n.isdigit() and int(k) < int(n)):
+                raise ValueError(f"worker must be k/n with k < n, as in 0/8, not {self.worker!r}.")
+        if self.test_dataset_name is None and str(self.dataset_name).endswith(TABLE_SUFFIXES):
+            raise ValueError("A file has no test split: name the test problems with --test_dataset_name.")
+
+
+@dataclass
+class Settings:
+    """All that stages are told."""
+
+    stage: StageArguments
+    sampling: SamplingArguments
+    vllm: VLLMArguments
+    training: OfflineTOPRConfig
+    model: ModelConfig
+
+    @property
+    def source(self) -> Path:
+        if self.stage.input is None:
+            raise ValueError("This stage reads rows: name their folder or file with --input.")
+        source = Path(self.stage.input)
+        if not source.exists():
+            raise FileNotFoundError(f"There is no {source} to read (--input).")
+        manifest.check_whole(source)
+        return source
+
+    @property
+    def folder(self) -> Path:
+        if self.stage.output is None:
+            raise ValueError("Name the folder to write with --output.")
+        return Path(self.stage.output)
+
+    @property
+    def model_path(self) -> str:
+        return self.model.model_name_or_path or str(arithmetic.CARELESS_MODEL)
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """How the model is loaded, for `from_pretrained`."""
+        given = {"dtype": self.model.dtype, "revision": self.model.model_revision,
+                 "attn_implementation": self.model.attn_implementation,
+                 "quantization_config": get_quantization_config(self.model)}  # fmt: skip
+        return {name: value for name, value in given.items() if value is not None}
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        tokenizer = AutoTokenizer.from_pretrained(self.model_path, revision=self.model.model_revision)
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        return tokenizer
+
+    @property
+    def samples_of_split(self) -> SamplingArguments:
+        """How the problems of the split are sampled: test problems `eval_samples` times."""
+        count = self.stage.eval_samples if self.stage.split == "test" else self.sampling.num_candidates
+        return SamplingArguments(**{**asdict(self.sampling), "num_candidates": count})
+
+    def seed(self, *more: int) -> int:
+        """A seed for this iteration and what else is given, far from those of others."""
+        entropy = [self.training.seed, self.stage.iteration, *more]
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+
+def load_problems(args: StageArguments) -> Dataset:
+    """The problems of `args.split`: columns `problem_id`, `prompt`, `answer`."""
+    train = args.split == "train"
+    count = args.num_train_problems if train else args.num_test_problems
+    if args.dataset_name is None:
+        rows = arithmetic.arithmetic_dataset(count or 400, seed=1 if train else 2)
+    else:
+        rows = gsm8k.load((not train and args.test_dataset_name) or args.dataset_name, args.split)
+    return gsm8k.prepare(rows.select(range(min(count or len(rows), len(rows)))), args.num_shots)
+
+
+_CHOICE = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")
+_RATIO = ("preset", "a_pos", "b_pos", "a_neg", "b_neg", "ratio_level", "log_mu")
+# Of the training arguments: what does not change the weights, or is an input under another name.
+_HOW_IT_IS_RUN = (
+    "output_dir", "logging", "log_level", "log_on", "save", "report_to", "run_name", "push", "hub", "disable_tqdm",
+    "dataloader_num", "dataloader_pin", "dataloader_pers", "dataloader_pre", "eval", "per_device_eval",
+    "dataset_num_proc", "project", "trackio", "ddp", "use_cpu", "deepspeed", "fsdp", "seed",
+)  # fmt: skip
+
+
+def inputs_of(stage: str, settings: Settings) -> dict[str, Any]:
+    """What a stage's results depend on, for its manifest; settings that only say how it is run are left out."""
+    args, training, config = settings.stage, settings.training, settings.model
+    read = {"input": manifest.fingerprint(settings.source)} if stage != "sample" else {}
+    seed = {"seed": training.seed, "iteration": args.iteration}
+    if stage == "sample":
+        return {**_problems(args), **_sampling(settings), **_model(settings), **seed}
+    if stage == "score":
+        return read
+    if stage == "curate":
+        return {**read, **seed, **{name: getattr(training, name) for name in _CHOICE}}
+    if stage == "evaluate":
+        return {**read, "seed": training.seed}
+    model = {**_model(settings), "peft": asdict(config) if config.use_peft else None, **seed}
+    if stage == "log-mu":
+        return {**read, **model, **{name: getattr(training, name) for name in _RATIO}}
+    how = {n: v for n, v in training.to_dict().items() if n not in _CHOICE and not n.startswith(_HOW_IT_IS_RUN)}
+    return {**read, **model, **how}
+
+
+def _problems(args: StageArguments) -> dict[str, Any]:
+    own = ["dataset_name", "num_shots", "split", "problems_per_shard", f"num_{args.split}_problems"]
+    return {name: getattr(args, name) for name in own + (["test_dataset_name"] if args.split == "test" else [])}
+
+
+def _sampling(settings: Settings) -> dict[str, Any]:
+    backend = {"sampling_backend": settings.stage.sampling_backend}
+    if settings.stage.sampling_backend == "vllm":
+        backend["vllm_dtype"] = settings.vllm.vllm_dtype
+    own = asdict(settings.samples_of_split)
+    if settings.stage.sampling_backend == "vllm":
+        del own["sampling_batch_size"]
+    return {**own, **backend}
+
+
+def _model(settings: Settings) -> dict[str, Any]:
+    """The weights if a stage made them, wherever they lie now; else the name."""
+    path = Path(settings.model_path)
+    if (path / manifest.NAME).is_file():
+        return {"weights": manifest.fingerprint(path), "dtype": settings.model.dtype}
+    embedded = path == arithmetic.CARELESS_MODEL
+    name = "the embedded model" if embedded else settings.model_path
+    return {"model": name, "revision": settings.model.model_revision, "dtype": settings.model.dtype}
