@@ -42,10 +42,10 @@ CLAIMS = {
     "difficulty": difficulty,
     "gradient_clipping": gradient_clipping,
     "log_mu_noise": log_mu_noise,
-    "staleness": staleness,
     "against_positives": against_positives,
     "iterations": iterations,
     "hard_task": hard_task,
+    "staleness": staleness,
 }
 
 NEEDED_BY_ALL, ALONE = ("base", "learning_rates"), {"theory", "base", "difficulty"}

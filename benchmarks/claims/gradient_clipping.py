@@ -80,7 +80,9 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
                     range(1, len(trace) + 1), trace, color=COLOURS[rival], ls=style, label=label, lw=1
                 )
         panels[2 * place].set(ylabel="invalid answers (%)", title=f"Invalid answers, rate {rate:g}", ylim=(-2, None))
-        panels[2 * place + 1].set(yscale="log", title=f"Gradient norm before clipping, rate {rate:g}")
+        panels[2 * place + 1].set(
+            yscale="log", title=f"Gradient norm, rate {rate:g}", ylabel="before clipping; median of the seeds"
+        )
     for axes in panels:
         axes.set(xlabel="optimiser steps")
     panels[0].legend(fontsize=7.5)

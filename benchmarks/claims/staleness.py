@@ -26,11 +26,11 @@ AGES = (0, 64, 256, 1024)
 UPDATES, PROBLEMS, GROUP, BLOCK, SEEDS = 1024, 2, 4, 64, 3
 # `topr_rescored` is TOPR with log μ by the policy that is about to train, not by the one that wrote the rows: what
 # "old log-probabilities" recomputed by a trainer are when the rows are stale.
-VARIANTS = ("topr_rescored", "topr_token", "topr_geometric", "topr_group_sign")
-OTHERS = ("positives_only", "m2po", "trl_dapo", "trl_vespo")
+VARIANTS = ("topr_rescored", "topr_token", "topr_group_sign")
+OTHERS = ("m2po", "trl_dapo", "trl_vespo")
 METHODS = ("topr", *VARIANTS, *OTHERS)
-SAME_ON_POLICY = ("topr_rescored", "topr_token", "topr_geometric")  # at age 0 every ratio is 1, and they are TOPR
-MEASURED_AT = (128, 256, 512, UPDATES)
+SAME_ON_POLICY = ("topr_rescored", "topr_token")  # at age 0 every ratio is 1, and they are TOPR
+MEASURED_AT = (256, 512, UPDATES)
 LABELS = {name: RIVALS[name].label if name in RIVALS else "“TOPR”, log μ rescored" for name in METHODS}
 
 
