@@ -10,6 +10,7 @@ from trl import ModelConfig, TrlParser
 from topr_trl import stages
 from topr_trl.config import OfflineTOPRConfig
 from topr_trl.iterate import LoopArguments, end_with_the_loop, iterate
+from topr_trl.plan import PlanArguments, describe
 from topr_trl.sampling import SamplingArguments
 from topr_trl.settings import Settings, StageArguments
 from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
@@ -22,6 +23,7 @@ COMMANDS = {
     "curate": "choose the rows to train on",
     "log-mu": "score log μ of the rows with the starting model",
     "train": "train on the rows",
+    "plan": "memory of a GPU and time of a step, before anything is started",
     "evaluate": "pass@1 and maj@k of scored test candidates",
 }
 
@@ -42,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.parse_args(arguments[:1])
     command, given = arguments[0], arguments[1:]
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    if command == "plan":
+        print(describe(*TrlParser(PlanArguments, prog="topr plan").parse_args_and_config(given)))
+        return
     parser = TrlParser(
         (LoopArguments, StageArguments, SamplingArguments, VLLMArguments, OfflineTOPRConfig, ModelConfig),
         prog=f"topr {command}",

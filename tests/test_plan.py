@@ -1,0 +1,87 @@
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from topr_trl import cli
+from topr_trl.plan import DEEPSPEED_BUCKET, KNOWN, PlanArguments, Shape, activation_bytes, memory
+
+
+@pytest.fixture(scope="module")
+def shapes():
+    return {name: Shape.of(config) for name, config in KNOWN.items()}
+
+
+def test_parameters_of_known_models(shapes):
+    assert shapes["8b"].total == 8_030_261_248  # as published for Llama 3
+    assert shapes["70b"].total == 70_553_706_496
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("8b", 1), ("70b", 4)])
+def test_states_are_those_of_deepspeeds_estimator(shapes, name, nodes):
+    zero = pytest.importorskip("deepspeed.runtime.zero")
+    stage_1_and_2 = pytest.importorskip("deepspeed.runtime.zero.stage_1_and_2")
+    stage3 = pytest.importorskip("deepspeed.runtime.zero.stage3")
+    assert zero
+    shape, gpus = shapes[name], 8 * nodes
+    _, expected = stage_1_and_2.estimate_zero2_model_states_mem_needs(shape.total, 8, nodes, cpu_offload=False)
+    assert memory(shape, "zero2", gpus).states == pytest.approx(expected, rel=1e-6)
+    _, expected, _ = stage3.estimate_zero3_model_states_mem_needs(
+        shape.total, shape.largest, 8, nodes, cpu_offload=False, cpu_offload_params=False
+    )
+    found = memory(shape, "zero3", gpus)
+    assert found.states + found.buffers - 2 * DEEPSPEED_BUCKET == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(("hidden", "intermediate", "heads", "kv"), [(128, 512, 4, 2), (256, 512, 8, 8)])
+def test_activations_are_what_backward_keeps(autocast, hidden, intermediate, heads, kv):
+    tokens = 256
+
+    def kept(layers):
+        config = LlamaConfig(
+            vocab_size=64, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
+            num_attention_heads=heads, num_key_value_heads=kv, head_dim=32,
+        )  # fmt: skip
+        model = LlamaForCausalLM(config).to(torch.float32 if autocast else torch.bfloat16)
+        weights, storages, alive = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}, []
+
+        def keep(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                alive.append(tensor)
+                storages[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), torch.autocast("cpu", enabled=autocast):
+            model.model(torch.randint(0, 64, (1, tokens)))
+        casts = sum(2 * p.numel() for p in model.model.layers.parameters() if p.dim() == 2) if autocast else 0
+        return sum(storages.values()) - casts, Shape.of(config)
+
+    (three, shape), (two, _) = kept(3), kept(2)
+    one = activation_bytes(shape, False, autocast) / shape.layers
+    assert (three - two) / tokens == pytest.approx(one, rel=0.02)
+
+
+def test_adafactor_is_factored_where_parameters_keep_their_shape(shapes):
+    shape = shapes["8b"]
+    assert memory(shape, "ddp", 8, "adafactor").optimizer < 0.001 * memory(shape, "ddp", 8).optimizer
+    copies = 4 * shape.total / 8
+    assert memory(shape, "zero2", 8, "adafactor").optimizer - copies == pytest.approx(4 * shape.total / 8)
+
+
+def test_lora_trains_little(shapes):
+    shape = shapes["70b"]
+    whole, adapter = memory(shape, "zero3", 32), memory(shape, "zero3", 32, trained=200_000_000)
+    assert adapter.weights == whole.weights
+    assert adapter.optimizer < 0.01 * whole.optimizer
+
+
+def test_command(capsys):
+    cli.main(["plan", "--model", "70b", "--nodes", "4", "--tensor_parallel", "4"])
+    printed = capsys.readouterr().out
+    assert "70.55 billion parameters; 4 x 8 GPUs" in printed
+    rows = {line.split()[0]: line for line in printed.splitlines() if line.endswith(("fits", "too large"))}
+    assert rows["ddp"].endswith("too large")
+    assert rows["zero3"].endswith("fits")
+    with pytest.raises(ValueError, match="optim must be one of"):
+        PlanArguments(optim="lion")

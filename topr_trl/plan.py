@@ -1,0 +1,253 @@
+"""What a run needs: memory of a GPU and time of a step, from a model's configuration, before anything is started."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+
+GIB = 2**30
+STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "zero3_offload")
+DEEPSPEED_BUCKET = 500_000_000  # elements, its default
+# What an optimiser keeps of a parameter, in bytes; Adafactor's depends on the parameter's shape.
+STATE_BYTES = {"adamw_torch": 8, "adamw_torch_fused": 8, "adamw_bnb_8bit": 2, "sgd": 0}
+# Shapes that need no download: those of Llama 3.
+_LLAMA_3: dict[str, Any] = {"vocab_size": 128_256, "num_key_value_heads": 8, "max_position_embeddings": 8_192}
+KNOWN = {
+    "8b": LlamaConfig(hidden_size=4_096, intermediate_size=14_336, num_hidden_layers=32, num_attention_heads=32,
+                      **_LLAMA_3),
+    "70b": LlamaConfig(hidden_size=8_192, intermediate_size=28_672, num_hidden_layers=80, num_attention_heads=64,
+                       **_LLAMA_3),
+}  # fmt: skip
+
+
+@dataclass
+class PlanArguments:
+    """What is planned.
+
+    Parameters:
+        model (`str`, defaults to `"8b"`): A name on the Hub, a folder, or `"8b"`, `"70b"` (Llama 3's shapes).
+        nodes, gpus (`int`, default to `1` and `8`): Nodes, and GPUs of each.
+        gpu_memory (`float`, defaults to `80`): GiB of a GPU.
+        gpu_tflops (`float`, defaults to `989`): Its bfloat16 peak, in 10^12 a second (H100 SXM).
+        mfu (`float`, defaults to `0.4`): Share of the peak that is reached.
+        optim (`str`, defaults to `"adamw_torch"`): Optimiser.
+        lora_parameters (`int`, *optional*): Trained parameters, if not all.
+        rows (`int`, defaults to `1`): Rows a GPU holds at once.
+        prompt_tokens, response_tokens (`int`, default to `1024` and `512`): Of a row (8-shot GSM8K).
+        gradient_checkpointing (`bool`, defaults to `True`): Keep the borders of layers alone.
+        problems, candidates, iteration_size (`int`): Of an iteration; the paper's on GSM8K.
+        tensor_parallel (`int`, defaults to `1`): GPUs of a vLLM engine.
+    """
+
+    model: str = field(default="8b", metadata={"help": "Hub name, folder, or '8b', '70b' (Llama 3's shapes)."})
+    nodes: int = field(default=1, metadata={"help": "Nodes."})
+    gpus: int = field(default=8, metadata={"help": "GPUs of a node."})
+    gpu_memory: float = field(default=80.0, metadata={"help": "GiB of a GPU."})
+    gpu_tflops: float = field(default=989.0, metadata={"help": "bfloat16 peak of a GPU (H100 SXM: 989)."})
+    mfu: float = field(default=0.4, metadata={"help": "Share of the peak that is reached."})
+    optim: str = field(default="adamw_torch", metadata={"help": f"{', '.join(STATE_BYTES)} or adafactor."})
+    lora_parameters: int | None = field(default=None, metadata={"help": "Trained parameters, if not all."})
+    rows: int = field(default=1, metadata={"help": "Rows a GPU holds at once."})
+    prompt_tokens: int = field(default=1_024, metadata={"help": "Tokens of a prompt."})
+    response_tokens: int = field(default=512, metadata={"help": "Tokens of a response."})
+    gradient_checkpointing: bool = field(default=True, metadata={"help": "Keep the borders of layers alone."})
+    problems: int = field(default=7_473, metadata={"help": "Problems of an iteration."})
+    candidates: int = field(default=16, metadata={"help": "Candidates of a problem."})
+    iteration_size: int = field(default=50_000, metadata={"help": "Rows trained on in an iteration."})
+    tensor_parallel: int = field(default=1, metadata={"help": "GPUs of a vLLM engine."})
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "gpus", "rows", "prompt_tokens", "response_tokens", "tensor_parallel"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if self.optim not in (*STATE_BYTES, "adafactor"):
+            raise ValueError(f"optim must be one of {', '.join(STATE_BYTES)} or adafactor, not {self.optim!r}.")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of a model its memory depends on: numbers of parameters, and sizes.
+
+    Attributes:
+        total: parameters.
+        largest: parameters of the largest module without those in it, as DeepSpeed counts; the embedding, mostly.
+        block: parameters of a decoder layer.
+        factored: elements of Adafactor's state: a row and a column of a matrix, the whole of a vector.
+        hidden, intermediate, layers, vocabulary: sizes.
+        queries, keys: width of all heads of queries, and of keys.
+    """
+
+    total: int
+    largest: int
+    block: int
+    factored: int
+    hidden: int
+    intermediate: int
+    layers: int
+    vocabulary: int
+    queries: int
+    keys: int
+
+    @classmethod
+    def of(cls, config: PretrainedConfig) -> "Shape":
+        """Of the model on the meta device: nothing is allocated."""
+        with init_empty_weights():
+            model = AutoModelForCausalLM.from_config(config)
+        text, parameters = config.get_text_config(), list(model.parameters())
+        lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+        heads = text.num_attention_heads
+        head = getattr(text, "head_dim", None) or text.hidden_size // heads
+        return cls(
+            total=sum(p.numel() for p in parameters),
+            largest=max(sum(p.numel() for p in module.parameters(recurse=False)) for module in model.modules()),
+            block=max((sum(p.numel() for p in layer.parameters()) for layers in lists for layer in layers), default=0),
+            factored=sum(
+                p.numel() // p.shape[-1] + p.numel() // p.shape[-2] if p.dim() > 1 else p.numel() for p in parameters
+            ),
+            hidden=text.hidden_size,
+            intermediate=text.intermediate_size,
+            layers=text.num_hidden_layers,
+            vocabulary=text.vocab_size,
+            queries=heads * head,
+            keys=(getattr(text, "num_key_value_heads", None) or heads) * head,
+        )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one GPU that trains.
+
+    Attributes:
+        weights: as they are stored.
+        gradients: as they are stored, and their float32 copies where there are any.
+        optimizer: its state, and the float32 weights that it steps on where there are any.
+        buffers: sharded weights that are whole while they are used, and buckets that gradients are reduced in.
+        activations: what backward needs.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    buffers: float
+    activations: float
+
+    @property
+    def states(self) -> float:
+        return self.weights + self.gradients + self.optimizer
+
+    @property
+    def total(self) -> float:
+        return self.states + self.buffers + self.activations
+
+
+def memory(
+    shape: Shape,
+    strategy: str,
+    gpus: int,
+    optim: str = "adamw_torch",
+    tokens: int = 1_536,
+    checkpointing: bool = True,
+    trained: int | None = None,
+) -> Memory:
+    """Memory of one of `gpus` GPUs in bfloat16 mixed precision.
+
+    DDP and FSDP2 keep float32 weights and cast them while they compute. DeepSpeed keeps bfloat16 weights, and float32
+    copies of weights and gradients for its step. It flattens parameters, so that Adafactor has no matrices to factor.
+
+    Args:
+        shape: of the model.
+        strategy: one of `STRATEGIES`.
+        gpus: of all nodes.
+        tokens: of the rows that a GPU holds at once, padding included.
+        checkpointing: whether only the borders of layers are kept for backward.
+        trained: parameters that are trained, if not all (LoRA). The others are stored in bfloat16.
+    """
+    t = float(shape.total if trained is None else trained)
+    frozen = shape.total - t
+    deepspeed = strategy.startswith("zero")
+    factored = optim == "adafactor" and not deepspeed and trained is None
+    state = 4.0 * shape.factored if factored else t * (4 if optim == "adafactor" else STATE_BYTES[optim])
+    activations = tokens * activation_bytes(shape, checkpointing, autocast=not deepspeed)
+    if strategy == "ddp":  # autocast keeps its casts for backward; DDP has buckets as large as the gradients
+        parts = 4 * t + 2 * shape.total, 4 * t, state, 4 * t if gpus > 1 else 0.0
+    elif strategy == "fsdp2":  # a layer and the one fetched ahead, its gradients, the embedding
+        whole = 2 * (2 * shape.block + shape.largest) + 4 * shape.block
+        parts = (4 * t + 2 * frozen) / gpus, 4 * t / gpus, state / gpus, float(whole)
+    else:
+        bucket = min(DEEPSPEED_BUCKET, t) * 2
+        gathered = 4 * shape.largest if strategy.startswith("zero3") else 0
+        sharded = 4 * t / gpus, (4 * t + state) / gpus
+        if strategy == "zero3_offload":
+            parts = 0.0, 0.0, 0.0, bucket + gathered
+        elif strategy == "zero3":
+            parts = 2 * shape.total / gpus, *sharded, bucket + gathered
+        else:
+            own = 2 * t if strategy == "zero1" else 2 * t / gpus
+            parts = 2.0 * shape.total, own + sharded[0], sharded[1], bucket + gathered
+    return Memory(*parts, activations=activations)
+
+
+def activation_bytes(shape: Shape, checkpointing: bool, autocast: bool) -> float:
+    """Bytes a token that backward needs in bfloat16, attention being fused; counted on layers of Llama.
+
+    With bfloat16 weights a layer keeps 16 hidden + 8 intermediate + 4 (queries + keys) bytes; with float32 weights
+    under autocast 10 hidden more, since what runs along the layers is float32 then.
+    """
+    layer = (26 if autocast else 16) * shape.hidden + 8 * shape.intermediate + 4 * (shape.queries + shape.keys)
+    border = (4 if autocast else 2) * shape.hidden
+    return border * shape.layers + layer if checkpointing else layer * shape.layers
+
+
+def training_flops(shape: Shape, prompt: int, response: int, checkpointing: bool) -> float:
+    """Floating-point operations of a row's forward and backward pass (arXiv 2204.02311, App. B), and recomputation."""
+    tokens = prompt + response
+    forward = 2 * (shape.total - shape.vocabulary * shape.hidden) * tokens  # looking up an embedding costs nothing
+    forward += 2 * shape.layers * shape.queries * tokens**2  # causal attention: half of 4 · width · length²
+    return forward * (4 if checkpointing else 3)
+
+
+def cache_bytes(shape: Shape) -> int:
+    """Bytes a token of keys and values in vLLM's cache, bfloat16."""
+    return 2 * 2 * shape.layers * shape.keys
+
+
+def describe(args: PlanArguments) -> str:
+    """Tables of memory and time, as text."""
+    config = KNOWN[args.model] if args.model in KNOWN else AutoConfig.from_pretrained(args.model)
+    shape, gpus = Shape.of(config), args.nodes * args.gpus
+    length = args.prompt_tokens + args.response_tokens
+    trained = "" if args.lora_parameters is None else f", {args.lora_parameters / 1e6:,.0f} million trained"
+    lines = [
+        f"{args.model}: {shape.total / 1e9:.2f} billion parameters{trained}; {args.nodes} x {args.gpus} GPUs of "
+        f"{args.gpu_memory:g} GiB; {args.rows} x {length:,} tokens a GPU; {args.optim}; gradient checkpointing "
+        f"{'on' if args.gradient_checkpointing else 'off'}",
+        "",
+        f"{'GiB a GPU':<15}"
+        + "".join(f"{n:>12}" for n in ("weights", "gradients", "optimiser", "buffers", "activations", "total")),
+        "─" * 97,
+    ]
+    for strategy in STRATEGIES:
+        m = memory(
+            shape, strategy, gpus, args.optim, args.rows * length, args.gradient_checkpointing, args.lora_parameters
+        )
+        parts = (m.weights, m.gradients, m.optimizer, m.buffers, m.activations, m.total)
+        fits = "fits" if m.total < 0.92 * GIB * args.gpu_memory else "too large"
+        lines.append(f"{strategy:<15}" + "".join(f"{x / GIB:>12.1f}" for x in parts) + f"   {fits}")
+    engine = args.gpu_memory * GIB * 0.9 - 2 * shape.total / args.tensor_parallel
+    sequences = max(int(engine * args.tensor_parallel / (cache_bytes(shape) * length)), 0)
+    peak = args.gpu_tflops * 1e12 * args.mfu * gpus
+    row = training_flops(shape, args.prompt_tokens, args.response_tokens, args.gradient_checkpointing)
+    forward = training_flops(shape, args.prompt_tokens, args.response_tokens, False) / 3
+    hours = args.iteration_size * row / peak / 3600
+    lines += [
+        "",
+        f"vLLM, {args.tensor_parallel} GPU(s) an engine: weights "
+        f"{2 * shape.total / args.tensor_parallel / GIB:.1f} GiB a GPU, room for {sequences:,} sequences of {length:,} tokens an engine",
+        f"A step of {args.rows * gpus:,} rows: {row * args.rows * gpus / peak:.2f} s at {args.mfu:.0%} of the peak",
+        f"An iteration: {args.problems * args.candidates:,} candidates, "
+        f"{args.problems * args.candidates * args.response_tokens / 1e6:,.0f} million tokens sampled; log μ of at most "
+        f"{args.iteration_size:,} rows {args.iteration_size * forward / peak / 3600:.2f} h; training {hours:.2f} h",
+    ]
+    return "\n".join(lines)
