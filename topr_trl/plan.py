@@ -244,7 +244,8 @@ def describe(args: PlanArguments) -> str:
     lines += [
         "",
         f"vLLM, {args.tensor_parallel} GPU(s) an engine: weights "
-        f"{2 * shape.total / args.tensor_parallel / GIB:.1f} GiB a GPU, room for {sequences:,} sequences of {length:,} tokens an engine",
+        f"{2 * shape.total / args.tensor_parallel / GIB:.1f} GiB a GPU, room for {sequences:,} sequences of "
+        f"{length:,} tokens an engine",
         f"A step of {args.rows * gpus:,} rows: {row * args.rows * gpus / peak:.2f} s at {args.mfu:.0%} of the peak",
         f"An iteration: {args.problems * args.candidates:,} candidates, "
         f"{args.problems * args.candidates * args.response_tokens / 1e6:,.0f} million tokens sampled; log μ of at most "
