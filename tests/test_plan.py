@@ -83,5 +83,7 @@ def test_command(capsys):
     rows = {line.split()[0]: line for line in printed.splitlines() if line.endswith(("fits", "too large"))}
     assert rows["ddp"].endswith("too large")
     assert rows["zero3"].endswith("fits")
+    cli.main(["plan", "--optim", "adafactor"])
+    assert "not with adafactor" in capsys.readouterr().out
     with pytest.raises(ValueError, match="optim must be one of"):
         PlanArguments(optim="lion")

@@ -234,6 +234,8 @@ def describe(args: PlanArguments) -> str:
         )
         parts = (m.weights, m.gradients, m.optimizer, m.buffers, m.activations, m.total)
         fits = "fits" if m.total < 0.92 * GIB * args.gpu_memory else "too large"
+        if args.optim == "adafactor" and strategy in ("fsdp2", "zero3_offload"):
+            fits = "not with adafactor"
         lines.append(f"{strategy:<15}" + "".join(f"{x / GIB:>12.1f}" for x in parts) + f"   {fits}")
     engine = args.gpu_memory * GIB * 0.9 - 2 * shape.total / args.tensor_parallel
     sequences = max(int(engine * args.tensor_parallel / (cache_bytes(shape) * length)), 0)
