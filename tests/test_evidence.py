@@ -36,13 +36,14 @@ def result(cell):
     if claim in ("rivals", "hard_task"):
         end = ENDS.get(cell["rival"], BASE) + wobble
         steps = [round(mark * PROFILE.steps) for mark in (0.5, 1, 2, 4)]
-        return {"curve": [{"step": n, **point(BASE + (end - BASE) * n / steps[-1])} for n in steps]}
+        still = {"invalid": 0.15} if cell["rival"] in ("ppo", "dpo") else {}
+        return {"curve": [{"step": n, **point(BASE + (end - BASE) * n / steps[-1], **still)} for n in steps]}
     if claim == "positive_share":
         return point(
             0.3 + wobble + (0.2 if cell["share"] == 0.1 else 0.0) + (0.1 if cell["method"] == "topr" else -0.1)
         )
     if claim == "gradient_clipping":
-        end = 0.5 if cell["rival"] == "topr" else 0.05
+        end = 0.5 if cell["rival"] == "topr" else 0.2 if cell["clip"] == 1 else 0.05
         return {"curve": [{"step": n, **point(end)} for n in (40, 80)], "gradient_norms": [1.0, 9.0]}
     if claim == "against_positives":
         accuracy = ENDS.get(cell["rival"], BASE) + wobble
@@ -119,7 +120,7 @@ def test_nothing_finished_is_a_page_too(tmp_path):
 def test_winners_and_losers_are_told_apart(store, tmp_path):
     rivals = verdicts(store, "rivals", tmp_path)
     assert rivals["Fig. 1: of TOP"].verdict == "holds"
-    assert "below “TOPR”, group-centred sign" in rivals["Fig. 1 with al"].ours
+    assert "below “TOPR”, group-centred reward" in rivals["Fig. 1 with al"].ours
     assert rivals["Fig. 3: TOPR e"].verdict == "holds"
     assert rivals["Beyond the pap"].verdict == "holds in part"
     assert verdicts(store, "gradient_clipping", tmp_path)["Fig. 7: with a"].verdict == "holds"

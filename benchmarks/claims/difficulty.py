@@ -47,7 +47,9 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     results = [result for _, result in store.results(cells(profile, store))]
     problems = np.sum([result["problems"] for result in results], axis=0)
     shown = [bucket for bucket in range(BUCKETS) if problems[bucket] >= 5]
-    weights = {share: np.mean([result["weights"][str(share)] for result in results], axis=0) for share in SHARES}
+    # Of what the shown buckets have together, in each seed.
+    kept = {share: [np.array(result["weights"][str(share)]) for result in results] for share in SHARES}
+    weights = {share: np.mean([w / w[shown].sum() for w in runs], axis=0) for share, runs in kept.items()}
     picture, (axes,) = figure(1, 5.4, 3.4)
     colours = colormaps["viridis"].resampled(len(SHARES))
     for i, share in enumerate(SHARES):
@@ -64,10 +66,11 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     return [
         Verdict(
             "Fig. 9: the higher c (the lower p~), the more weight difficult problems have",
-            "curves",
-            f"weight of a problem that the base model solves in under {10 * (hardest + 1)} % of its tries, divided by "
-            f"that of one solved in {10 * easiest}–{10 * (easiest + 1)} %: "
-            + ", ".join(f"p~ {share:.0%}: {ratio[share]:.2f}" for share in SHARES),
+            "the lower p~, the more weight difficult problems have",
+            f"arithmetic on the base model's candidates, {len(results)} seeds: weight of a problem that the base "
+            f"model solves in under {10 * (hardest + 1)} % of its tries, divided by "
+            f"that of one solved in {10 * easiest}–{10 * (easiest + 1)} % ({problems[hardest]} and {problems[easiest]} "
+            "problems): " + ", ".join(f"p~ {share:.0%}: {ratio[share]:.2f}" for share in SHARES),
             judge(all(ratio[a] > ratio[b] for a, b in pairwise(SHARES))),
             "",
             save(picture, out, "fig9"),

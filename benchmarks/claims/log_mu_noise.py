@@ -18,7 +18,7 @@ from benchmarks.claims.learning_rates import best
 from benchmarks.pictures import curve, figure, save
 from benchmarks.rivals import Direct, raw, tapered
 from benchmarks.setting import Profile, base_model, epoch_rows, evaluate, summary
-from benchmarks.statistics import Interval, interval
+from benchmarks.statistics import Interval, Measured, difference, interval
 from benchmarks.training import train
 from benchmarks.verdicts import MEASURED, Verdict, markdown_table
 from topr_trl import PRESETS, truncated_weights
@@ -93,6 +93,16 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         runs = [r for c, r in trained if c["tokens"] == tokens and (c["sigma"] == sigma or not tokens)]
         return interval([r["pass@1"] for r in runs], [r["error"] for r in runs])
 
+    def measured(tokens: int, sigma: float) -> Measured:
+        return {
+            c["seed"]: (r["pass@1"], r["error"])
+            for c, r in trained
+            if c["tokens"] == tokens and (c["sigma"] == sigma or not tokens)
+        }
+
+    def lost(tokens: int, sigma: float) -> str:
+        return difference(measured(tokens, sigma), measured(0, sigma)).percent(signed=True)
+
     picture, (axes,) = figure(1, 4.8, 3.3)
     for sigma in SIGMAS:
         points = [after(tokens, sigma) for tokens in LENGTHS]
@@ -106,18 +116,19 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     table = [[f"e^{r}", f"{exp(r):.3f}", *(f"{weights[f'{n}, {r}']:.3f}" for n in LENGTHS[1:])] for r in LOG_RATIOS]
     return [
         Verdict(
-            "Beyond the paper: log μ of another engine moves the ratio of long responses",
+            "Beyond the paper: log μ of another engine moves the ratio of long responses (simulated)",
             "",
-            f"float32 against bfloat16 differs by {spread_['sigma']:.4f} a token (mean {spread_['bias']:+.1e}). The "
-            "table gives the mean weight of negatives under that noise: it takes weight from those at π = μ and gives "
-            "it back to those that were tapered. Training with noise on log μ, pass@1: with the trainer's own "
-            + after(0, SIGMAS[0]).percent()
-            + "; "
+            f"the trainer's model in float32 and in bfloat16 differs by σ = {spread_['sigma']:.4f} a token (mean "
+            f"{spread_['bias']:+.1e}); over n tokens that is taken as normal noise of σ√n on log μ of the response. "
+            f"The "
+            "table gives the mean weight of negatives under it: those at π = μ lose weight, those that were tapered "
+            "get "
+            "some back. Training with such noise on the log μ of responses of forty tokens, as if they had n: pass@1 "
+            f"without {after(0, SIGMAS[0]).percent()} %; less, "
             + "; ".join(
-                f"{sigma:g} a token: " + ", ".join(f"{after(n, sigma).percent()} ({n:,} tokens)" for n in LENGTHS[1:])
+                f"at σ = {sigma:g}: " + ", ".join(f"{lost(n, sigma)} points (n = {n:,})" for n in LENGTHS[1:])
                 for sigma in SIGMAS
-            )
-            + " %",
+            ),
             MEASURED,
             "",
             name,

@@ -2,7 +2,7 @@
 
 Each update reads two problems with four answers each, by the policy as it was `age` updates ago; the base model where
 there is none so old, so that at age 1,024 all rows are the base model's. From 64 on, the rows of 64 updates are drawn
-at once, and are between `age` and `age + 63` updates old.
+at once, and are between `age` and `age + 63` updates old; at age 0 those of 4 updates, which are 0 to 3 old.
 """
 
 import copy
@@ -23,13 +23,13 @@ from benchmarks.training import update
 from benchmarks.verdicts import MEASURED, Verdict, judge, markdown_table
 
 AGES = (0, 64, 256, 1024)
-UPDATES, PROBLEMS, GROUP, BLOCK, SEEDS = 1024, 2, 4, 64, 3
+UPDATES, PROBLEMS, GROUP, BLOCK, FRESH_BLOCK, SEEDS = 1024, 2, 4, 64, 4, 3
 # `topr_rescored` is TOPR with log μ by the policy that is about to train, not by the one that wrote the rows: what
 # "old log-probabilities" recomputed by a trainer are when the rows are stale.
 VARIANTS = ("topr_rescored", "topr_token", "topr_group_sign")
 OTHERS = ("m2po", "trl_dapo", "trl_vespo")
 METHODS = ("topr", *VARIANTS, *OTHERS)
-SAME_ON_POLICY = ("topr_rescored", "topr_token")  # at age 0 every ratio is 1, and they are TOPR
+SAME_ON_POLICY = ("topr_rescored", "topr_token")  # at age 0 ratios are all but 1, and they are TOPR
 MEASURED_AT = (256, 512, UPDATES)
 LABELS = {name: RIVALS[name].label if name in RIVALS else "“TOPR”, log μ rescored" for name in METHODS}
 
@@ -58,7 +58,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     questions = problems("main", profile.problems, 100 + seed)
     rng = np.random.default_rng(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=cell["learning_rate"], weight_decay=0.0)
-    block = min(BLOCK, age) or 1
+    block = BLOCK if age else FRESH_BLOCK
     snapshots, objective, curve_ = {}, None, [{"update": 0, **_point(model, profile, seed)}]
     for start in range(0, UPDATES, block):
         if age:

@@ -177,7 +177,7 @@ def _fig2(out: Path) -> None:
     ratio = torch.linspace(0.05, 2.5, 400, dtype=torch.float64)
     for reward, colour in ((1.0, "#2a9d8f"), (-1.0, "#d1495b")):
         topr, ppo = _objectives(ratio, reward)
-        axes.plot(ratio, topr, color=colour, lw=2, label=f"TOPR, R = {reward:+.0f}")
+        axes.plot(ratio, topr, color=colour, lw=2, label=f"TOPR{', b⁺ = 1.2' if reward > 0 else ''}, R = {reward:+.0f}")
         axes.plot(ratio, ppo, color=colour, ls="--", label=f"PPO, R = {reward:+.0f}")
     axes.set(xlabel="ratio π/μ", ylabel="objective", ylim=(-3, 2.2), title="Objectives of TOPR and PPO")
     axes.legend(fontsize=7.5, ncols=2, loc="lower left")
