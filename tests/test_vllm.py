@@ -46,6 +46,10 @@ def test_checkpoints_of_the_trainer_from_iteration_to_iteration(problems, tmp_pa
             again = sample_candidates_with_vllm(engine, problems, args, seed=iteration)
             other = sample_candidates_with_vllm(engine, problems, args, seed=99)
             assert again["completion_ids"][:] == rows["completion_ids"][:] != other["completion_ids"][:]
+            # More prompts than fit into a batch.
+            many = gsm8k.prepare(arithmetic.arithmetic_dataset(300, seed=2), num_shots=0)
+            few_tokens = SamplingArguments(num_candidates=1, max_new_tokens=2)
+            assert len(sample_candidates_with_vllm(engine, many, few_tokens)) == 300
             stopped = sample_candidates_with_vllm(engine, problems, args, stop_strings=("=",))
             for row in stopped:
                 assert row["completion"].endswith("=") or "=" not in row["completion"]

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from datasets import Dataset
 from transformers import GenerationConfig
 
@@ -32,6 +33,10 @@ class VLLMArguments:
     vllm_enforce_eager: bool = field(default=False, metadata={"help": "No compilation: starts sooner, runs slower."})
 
 
+# A prompt that is read in parts makes the engine rewind the random numbers of its request, which a CPU cannot.
+_ON_THE_CPU = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8_192}
+
+
 def start_engine(model: str, args: VLLMArguments, seed: int = 0, revision: str | None = None) -> Any:
     """A `vllm.LLM` with the weights of a checkpoint folder or of the Hub. Its memory is free when this process ends.
 
@@ -53,6 +58,7 @@ def start_engine(model: str, args: VLLMArguments, seed: int = 0, revision: str |
         max_model_len=args.vllm_max_model_length,
         enforce_eager=args.vllm_enforce_eager,
         revision=revision,
+        **({} if torch.accelerator.is_available() else _ON_THE_CPU),
     )
 
 
