@@ -12,18 +12,22 @@ _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and half the width of its interval; NaN where nothing is known about it."""
+    """A mean and half the width of its interval; NaN where nothing is known about it, and the bounds are the mean."""
 
     mean: float
     half: float
 
     @property
     def low(self) -> float:
-        return self.mean - self.half
+        return self.mean - self._known_half
 
     @property
     def high(self) -> float:
-        return self.mean + self.half
+        return self.mean + self._known_half
+
+    @property
+    def _known_half(self) -> float:
+        return 0.0 if self.half != self.half else self.half
 
     def percent(self, signed: bool = False) -> str:
         sign = "+" if signed else ""
