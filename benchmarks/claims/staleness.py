@@ -18,7 +18,7 @@ from benchmarks.pictures import COLOURS, curve, figure, save
 from benchmarks.rivals import RIVALS
 from benchmarks.rows import Rows
 from benchmarks.setting import Profile, base_model, evaluate, problems, sample, summary
-from benchmarks.statistics import Measured, difference, over_seeds
+from benchmarks.statistics import Interval, Measured, difference, over_seeds
 from benchmarks.training import update
 from benchmarks.verdicts import MEASURED, Verdict, judge, markdown_table
 
@@ -121,7 +121,10 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             f"the "
             "others",
             judge(loss["topr"].high < 0 <= loss["m2po"].high),
-            "",
+            "With log μ of the policy that wrote a row, the taper knows how stale it is. Where log μ is computed anew "
+            "by "
+            "the policy that is about to train (“rescored”; what a trainer's own old log-probabilities are), it "
+            "does not, and naive REINFORCE's collapse is back.",
             name,
             markdown_table(["pass@1, %", *(f"{age:,} updates old" for age in AGES)], table),
         ),
@@ -147,11 +150,15 @@ def _picture(out: Path, measured: Any) -> str:
         for method in METHODS:
             if method in VARIANTS and age != AGE_OF_VARIANTS:
                 continue
-            points = [over_seeds(measured(method, age, place)) for place in range(len(MEASURED_AT) + 1)]
+            runs = [measured(method, age, place) for place in range(len(MEASURED_AT) + 1)]
+            points = [Interval(over_seeds(run).mean, 0.0) for run in runs]
+            for seed in runs[0]:  # so few that a band would say less than they do
+                thin = {"color": COLOURS[method], "lw": 0.6, "alpha": 0.7}
+                panel.plot([0, *MEASURED_AT], [100 * run[seed][0] for run in runs], **thin)
             style = {"lw": 2.6} if method == "topr" else {"ls": "--" if method in VARIANTS else "-"}
             curve(panel, [0, *MEASURED_AT], points, LABELS[method], color=COLOURS[method], **style)
         title = "rows of the base model" if age == max(AGES) else f"rows {age:,} updates old" if age else "fresh rows"
-        panel.set(title=title, xlabel="updates", ylim=(-2, 100))
+        panel.set(title=title, xlabel="updates", ylim=(-2, 60))
     axes[0].set(ylabel="pass@1 (%)")
     handles, labels = axes[AGES.index(AGE_OF_VARIANTS)].get_legend_handles_labels()
     picture.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
