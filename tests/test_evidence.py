@@ -57,6 +57,7 @@ def result(cell):
         return {"sigma": 0.01, "bias": 0.0, "weights": weights}
     if claim == "staleness":
         end = 0.2 if cell["method"] == "topr_token" else 0.6
+        end -= 0.1 if cell["method"] == "topr" and cell["age"] else 0.0
         return {"curve": [{"update": n, **point(end + wobble)} for n in (0, *staleness.MEASURED_AT)]}
     if claim == "iterations":
         more = {"maj@16": 0.6, "rows": 10, "tokens": 99, "baseline": 0.0, "positives": 0.3, "effective_share": 0.3}
@@ -128,7 +129,9 @@ def test_winners_and_losers_are_told_apart(store, tmp_path):
         verdicts(store, "iterations", tmp_path)["Fig. 8: over e"].verdict == "holds in part"
     )  # uniform is above positives
     assert verdicts(store, "difficulty", tmp_path)["Fig. 9: the hi"].verdict == "holds"
-    assert "256 updates: “TOPR” per token (" in CLAIMS["staleness"].report(store, PROFILE, tmp_path)[1].ours
+    stale, variants = CLAIMS["staleness"].report(store, PROFILE, tmp_path)
+    assert stale.verdict == "holds"
+    assert "below TOPR: “TOPR” per token" in variants.ours
     best, past, low, *_ = CLAIMS["positive_share"].report(store, PROFILE, tmp_path)
     assert (best.verdict, past.verdict, low.verdict) == ("holds", "does not hold here", "holds")
 
