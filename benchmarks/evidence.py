@@ -52,21 +52,17 @@ def _page(
         "validation problems with a seed that nothing else uses, after one epoch. (DPO reads pairs of the same "
         "candidates, as many rows a step.) ± is a 95 % t-interval over the seeds, and never less than two bootstrap "
         "errors of the evaluations (of the answers; the test problems are always the same). *Above* and *below* "
-        "compare "
-        "seed by seed: same candidates, same test problems. Seeds: 5 for Fig. 1, 3, 4, 7 and the harder task, 2 for "
-        "stale rows, 1 for the base model and the learning rates, 3 for the others.",
+        "compare seed by seed: same candidates, same test problems. Seeds: 5 for Fig. 1, 3, 4, 7 and the harder task, "
+        "2 for stale rows, 1 for the base model and the learning rates, 3 for the others.",
         "",
         "**Words.** A row is *positive* if its answer is right (R = +1), *negative* if it is wrong or missing (R = "
-        "-1). "
-        "p: share of positives among the rows; where nothing else is said, the base model's. c: baseline, "
-        "subtracted from R; 0 where nothing else is said. p~: share of positives in the sum of |R - c|; at c = 0 it is "
-        "p. Methods that normalise rewards within the answers to a problem (GRPO and its kin, M2PO, group-centred "
+        "-1). p: share of positives among the rows; where nothing else is said, the base model's. c: baseline, "
+        "subtracted from R; 0 where nothing else is said. p~: share of positives in the sum of |R - c|; at c = 0 it "
+        "is p. Methods that normalise rewards within the answers to a problem (GRPO and its kin, M2PO, group-centred "
         "“TOPR”) have p~ = 50 % by that, so what sets them apart from TOPR at c = 0 is their share as much as their "
         "loss. a⁻: lower limit of a negative's weight. Plain IS and TIS: importance sampling, with the ratio as it is "
-        "or "
-        "cut at 1, for both signs. maj@n: majority of n answers. Anna Karenina sampling: the first right answer to "
-        "each "
-        "problem, wrong ones for the rest.",
+        "or cut at 1, for both signs. maj@n: majority of n answers. Anna Karenina sampling: the first right answer to "
+        "each problem, wrong ones for the rest.",
         "",
         "**What it cannot say.** These are not GSM8K and 8 billion parameters: a slip and a missing answer are the "
         "only kinds of "

@@ -1,6 +1,6 @@
 """What a claim comes to: the paper's number, ours, and whether it holds."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 HOLDS, DOES_NOT, PARTLY, MEASURED = "holds", "does not hold here", "holds in part", "measured"
@@ -32,6 +32,12 @@ class Verdict:
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [" | ".join(header), "|".join(["---"] * len(header)), *(" | ".join(row) for row in rows)]
     return "\n".join(f"|{line}|" if line.startswith("---") else f"| {line} |" for line in lines)
+
+
+def not_seen(parts: Mapping[str, bool]) -> str:
+    """The parts of a claim that do not hold, by name, to be added to what was measured."""
+    failed = [part for part, holds in parts.items() if not holds]
+    return f". Not seen: {', '.join(failed)}" if failed else ""
 
 
 def judge(*parts: bool) -> str:

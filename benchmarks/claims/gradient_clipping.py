@@ -13,7 +13,7 @@ from benchmarks.rivals import RIVALS
 from benchmarks.setting import BATCH_ROWS, Profile, base_model, candidates, evaluate, summary
 from benchmarks.statistics import Interval, Measured, difference, interval
 from benchmarks.training import train
-from benchmarks.verdicts import Verdict, judge, markdown_table
+from benchmarks.verdicts import Verdict, judge, markdown_table, not_seen
 from topr_trl import curate
 
 CLIPS = (1.0, 100.0)
@@ -108,7 +108,6 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         ),
         "plain IS does worse at clip 100 than at clip 1": any(gap.high < 0 for gap in loose.values()),
     }
-    failed = [part for part, holds in parts.items() if not holds]
     header = ["method", "learning rate", "clip", "pass@1, %", "invalid, %", "largest gradient norm"]
     rows = [["base model", "", "", f"{100 * start['pass@1']:.1f}", f"{100 * start['invalid']:.1f}", ""]]
     rows += [row(rival, clip, rate) for rate in (own, high) for rival in METHODS for clip in CLIPS]
@@ -117,10 +116,9 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             "Fig. 7: with a loose gradient clip plain importance sampling harms the model, TOPR still improves it",
             "31 % bad answers with plain IS at clip 100, against 12 % of the base model",
             f"at TOPR's learning rate, {own:g}, and the next, {high:g}, 60 % negatives, {profile.steps} steps. pass@1 "
-            f"of "
-            "plain IS at clip 100 less that at clip 1: "
+            "of plain IS at clip 100 less that at clip 1: "
             + ", ".join(f"{gap.percent(signed=True)} points (rate {r:g})" for r, gap in loose.items())
-            + (f". Not seen: {', '.join(failed)}" if failed else ""),
+            + not_seen(parts),
             judge(*parts.values()),
             f"What breaks plain IS here is the learning rate, with either clip: few of its gradients are above 1, and "
             f"none of TOPR's. And 60 % negatives is no stress: of the base model's own answers "

@@ -15,7 +15,7 @@ from benchmarks.pictures import COLOURS, curve, figure, save
 from benchmarks.rivals import Direct, tapered
 from benchmarks.rows import Rows
 from benchmarks.setting import BATCH_ROWS, Profile, base_model, evaluate, problems, sample, summary
-from benchmarks.statistics import Interval, difference, interval
+from benchmarks.statistics import Interval, difference, interval, over_seeds
 from benchmarks.training import train
 from benchmarks.verdicts import MEASURED, Verdict, judge
 from topr_trl import curate, effective_positive_share, subtract_baseline
@@ -103,9 +103,9 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         tokens = np.cumsum([np.mean([run[i].get("tokens", 0) for run in curves]) for i in x])
         axes[2].plot(x, rows / 1e3, color=COLOURS[name], label=f"{labels[name]}: rows")
         sampled.plot(x, tokens / 1e6, color=COLOURS[name], ls="--")
-    for share, style in (("target", "-"), ("fixed baseline", "--")):
-        curves = [r["curve"] for c, r in done if c["share"] == share]
-        curve(axes[3], x, series(curves, "pass@1"), share, color="#5a189a", ls=style, marker="o", ms=3)
+    ends = {s: [r["curve"] for c, r in done if c["share"] == s] for s in ("target", "fixed baseline")}
+    for (held, curves), style in zip(ends.items(), ("-", "--"), strict=True):
+        curve(axes[3], x, series(curves, "pass@1"), held, color="#5a189a", ls=style, marker="o", ms=3)
     curve(axes[3], x, series(runs["uniform"], "pass@1"), "c = 0", color=COLOURS["uniform"], marker="o", ms=3)
     sampled.set_ylim(0, 1.5 * sampled.get_ylim()[1])  # else the dashed line lies on the others
     axes[0].set(title="pass@1", ylabel="%")
@@ -116,10 +116,6 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         panel.set(xlabel="iteration")
         panel.legend(fontsize=7, handlelength=3.5)
     name = save(picture, out, "fig8")
-    last = {
-        c: interval([run[-1]["pass@1"] for run in curves], [run[-1]["error"] for run in curves])
-        for c, curves in runs.items()
-    }
     maj = {c: interval([run[-1]["maj@16"] for run in curves]) for c, curves in runs.items()}
     rows_ = {c: np.mean([sum(p.get("rows", 0) for p in run) for run in curves]) for c, curves in runs.items()}
     tokens_ = {c: np.mean([sum(p.get("tokens", 0) for p in run) for run in curves]) for c, curves in runs.items()}
@@ -128,13 +124,9 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         name: {c["seed"]: (r["curve"][-1]["pass@1"], r["curve"][-1]["error"]) for c, r in done if name in _names(c)}
         for name in (*CURATIONS, "target", "fixed baseline")
     }
+    end = {name: over_seeds(final) for name, final in finals.items()}
     of_target = {s: difference(finals["target"], finals[s]).percent(signed=True) for s in ("fixed baseline", "uniform")}
     ak, un = (difference(finals[a], finals[b]) for a, b in (("anna_karenina", "uniform"), ("uniform", "positives")))
-    ends = {s: [r["curve"] for c, r in done if c["share"] == s] for s in ("target", "fixed baseline")}
-    value = {
-        s: interval([run[-1]["pass@1"] for run in curves], [run[-1]["error"] for run in curves])
-        for s, curves in ends.items()
-    }
     share = {s: np.mean([run[-1]["effective_share"] for run in curves]) for s, curves in ends.items()}
     return [
         Verdict(
@@ -144,7 +136,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             f"base model: pass@1 {series(runs['uniform'], 'pass@1')[0].percent()}, maj@16 "
             f"{series(runs['uniform'], 'maj@16')[0].percent()} %; "
             + "; ".join(
-                f"{labels[c]}: pass@1 {last[c].percent()}, maj@16 {maj[c].percent()} %, {rows_[c]:,.0f} rows, "
+                f"{labels[c]}: pass@1 {end[c].percent()}, maj@16 {maj[c].percent()} %, {rows_[c]:,.0f} rows, "
                 f"{tokens_[c] / 1e6:.1f} million tokens sampled"
                 for c in runs
             )
@@ -160,11 +152,10 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             "Beyond the paper: an automatic target p~ against a baseline set once by hand",
             "",
             f"uniform rows, p~ = {TARGET:.0%} at the first iteration; after {ITERATIONS}: "
-            + "; ".join(f"{s}: pass@1 {value[s].percent()} %, p~ now {share[s]:.0%}" for s in ends)
-            + f"; c = 0: {last['uniform'].percent()} %. Target less fixed baseline {of_target['fixed baseline']}, "
-            f"target "
-            f"less c = 0 {of_target['uniform']} points: as the model gets better, a share that is held gives its few "
-            "mistakes ever more weight",
+            + "; ".join(f"{s}: pass@1 {end[s].percent()} %, p~ now {share[s]:.0%}" for s in ends)
+            + f"; c = 0: {end['uniform'].percent()} %. Target less fixed baseline {of_target['fixed baseline']}, "
+            f"target less c = 0 {of_target['uniform']} points: as the model gets better, a share that is held gives "
+            "its few mistakes ever more weight",
             MEASURED,
             "",
             name,

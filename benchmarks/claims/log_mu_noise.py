@@ -18,7 +18,7 @@ from benchmarks.claims.learning_rates import best
 from benchmarks.pictures import curve, figure, save
 from benchmarks.rivals import Direct, raw, tapered
 from benchmarks.setting import Profile, base_model, epoch_rows, evaluate, summary
-from benchmarks.statistics import Interval, Measured, difference, interval
+from benchmarks.statistics import Measured, difference, over_seeds
 from benchmarks.training import train
 from benchmarks.verdicts import MEASURED, Verdict, markdown_table
 from topr_trl import PRESETS, truncated_weights
@@ -89,10 +89,6 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     trained = [(cell, result) for cell, result in done if cell["part"] == "training"]
     spread_ = spreads[0]
 
-    def after(tokens: int, sigma: float) -> Interval:
-        runs = [r for c, r in trained if c["tokens"] == tokens and (c["sigma"] == sigma or not tokens)]
-        return interval([r["pass@1"] for r in runs], [r["error"] for r in runs])
-
     def measured(tokens: int, sigma: float) -> Measured:
         return {
             c["seed"]: (r["pass@1"], r["error"])
@@ -105,7 +101,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
 
     picture, (axes,) = figure(1, 4.8, 3.3)
     for sigma in SIGMAS:
-        points = [after(tokens, sigma) for tokens in LENGTHS]
+        points = [over_seeds(measured(tokens, sigma)) for tokens in LENGTHS]
         curve(axes, list(range(len(LENGTHS))), points, f"noise of {sigma:g} a token", marker="o", ms=3)
     axes.set_xticks(range(len(LENGTHS)), ["trainer's log μ"] + [f"{tokens:,} tokens" for tokens in LENGTHS[1:]])
     axes.set(ylabel="pass@1 (%)", title="TOPR with noise on log μ")
@@ -120,11 +116,9 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             "",
             f"the trainer's model in float32 and in bfloat16 differs by σ = {spread_['sigma']:.4f} a token (mean "
             f"{spread_['bias']:+.1e}); over n tokens that is taken as normal noise of σ√n on log μ of the response. "
-            f"The "
-            "table gives the mean weight of negatives under it: those at π = μ lose weight, those that were tapered "
-            "get "
-            "some back. Training with such noise on the log μ of responses of forty tokens, as if they had n: pass@1 "
-            f"without {after(0, SIGMAS[0]).percent()} %; less, "
+            "The table gives the mean weight of negatives under it: those at π = μ lose weight, those that were "
+            "tapered get some back. Training with such noise on the log μ of responses of forty tokens, as if they "
+            f"had n: pass@1 without {over_seeds(measured(0, SIGMAS[0])).percent()} %; less, "
             + "; ".join(
                 f"at σ = {sigma:g}: " + ", ".join(f"{lost(n, sigma)} points (n = {n:,})" for n in LENGTHS[1:])
                 for sigma in SIGMAS

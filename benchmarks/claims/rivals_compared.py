@@ -12,7 +12,7 @@ from benchmarks.rivals import PUBLISHED_AS_TOPR, RIVALS
 from benchmarks.setting import Profile, base_model, epoch_rows, evaluate, summary
 from benchmarks.statistics import Interval, Measured, difference, over_seeds
 from benchmarks.training import train
-from benchmarks.verdicts import MEASURED, Verdict, judge, markdown_table
+from benchmarks.verdicts import MEASURED, Verdict, judge, markdown_table, not_seen
 
 Done = list[tuple[Cell, dict[str, Any]]]
 
@@ -97,12 +97,11 @@ def _papers_figure_1(done: Done, names: list[str], start: dict[str, float], one:
     parts |= {f"TOPR is above {RIVALS[n].label} after {one} steps": against(done, n, one).low > 0 for n in rivals}
     if "ppo" in names:
         parts["PPO gains less than TOPR after the first epoch"] = difference(gain("topr"), gain("ppo")).low > 0
-    failed = [part for part, holds in parts.items() if not holds]
     return Verdict(
         "Fig. 1: of TOPR, DPO, PPO and naive REINFORCE, TOPR improves most, PPO stalls, REINFORCE collapses",
         "GSM8K, one epoch: TOPR highest, DPO below it, PPO stalled near the base model, naive REINFORCE at 0",
         f"pass@1 of {100 * start['pass@1']:.1f} % becomes, after {one} steps, {line(one)}; after {last}: {line(last)} %"
-        + (f". Not seen: {', '.join(failed)}" if failed else ""),
+        + not_seen(parts),
         judge(*parts.values()),
         "Within one epoch none of the four has moved far at the learning rate that is best for it then; they part in "
         "the epochs after it, on rows that grow staler.",

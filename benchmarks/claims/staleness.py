@@ -118,12 +118,10 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             f"pass@1 after {UPDATES:,} updates, by the age of the rows, in the table. At 256 less fresh rows: "
             + ", ".join(f"{LABELS[m]} {gap.percent(signed=True)}" for m, gap in loss.items())
             + f" points. At 256 TOPR is above {', '.join(above) or 'none'}, and below {', '.join(below) or 'none'} of "
-            f"the "
-            "others",
+            "the others",
             judge(loss["topr"].high < 0 <= loss["m2po"].high),
             "With log μ of the policy that wrote a row, the taper knows how stale it is. Where log μ is computed anew "
-            "by "
-            "the policy that is about to train (“rescored”; what a trainer's own old log-probabilities are), it "
+            "by the policy that is about to train (“rescored”; what a trainer's own old log-probabilities are), it "
             "does not, and naive REINFORCE's collapse is back.",
             name,
             markdown_table(["pass@1, %", *(f"{age:,} updates old" for age in AGES)], table),
