@@ -21,7 +21,7 @@ def test_single_files(rows, tmp_path, suffix):
 
 
 def test_nothing_to_load(tmp_path):
-    with pytest.raises(FileNotFoundError, match="0 of 1"):
+    with pytest.raises(FileNotFoundError, match="no candidates"):
         load_candidates(tmp_path)
     with pytest.raises(FileNotFoundError, match="no file"):
         load_candidates(tmp_path / "nowhere.parquet")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from datasets import Dataset, load_dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
@@ -111,36 +112,54 @@ def save_candidates(dataset: Dataset, directory: str | Path, shard: int = 0, num
     return path
 
 
-def load_candidates(path: str | Path) -> Dataset:
+def shards_of(path: str | Path) -> list[Path]:
+    """The parquet files of a folder of candidates, or the one file.
+
+    Raises:
+        FileNotFoundError: there is none, or shards are missing.
+    """
+    path = Path(path)
+    shards = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    if not shards:
+        raise FileNotFoundError(f"There are no candidates (*.parquet) in {path}.")
+    expected = shards[0].stem.rpartition("-of-")[2]
+    if path.is_dir() and expected.isdigit() and int(expected) != len(shards):
+        raise FileNotFoundError(f"{path} holds {len(shards)} of {int(expected)} shards candidates-*.parquet.")
+    return shards
+
+
+def load_candidates(path: str | Path, cache_dir: str | Path | None = None) -> Dataset:
     """Rows from a directory of parquet shards, or from a `.parquet`, `.json` or `.jsonl` file.
+
+    Args:
+        path: the directory or file.
+        cache_dir: where `datasets` keeps its copy, if not in its own cache.
 
     Raises:
         FileNotFoundError: there is nothing to load, or shards are missing.
         ValueError: the file is of another kind.
     """
-    path = Path(path)
-    if not path.is_dir():
-        return read_table(path)
-    shards = sorted(path.glob("candidates-*-of-*.parquet"))
-    expected = int(shards[0].stem.rsplit("-", 1)[1]) if shards else 1
-    if len(shards) != expected:
-        raise FileNotFoundError(f"{path} holds {len(shards)} of {expected} shards candidates-*.parquet.")
-    return load_dataset("parquet", data_files=[str(shard) for shard in shards], split="train")
+    return read_table(*shards_of(path), cache_dir=cache_dir)
 
 
 TABLE_SUFFIXES = (".parquet", ".json", ".jsonl")
 
 
-def read_table(path: str | Path) -> Dataset:
-    """Rows of a `.parquet`, `.json` or `.jsonl` file.
+def read_table(*files: str | Path, cache_dir: str | Path | None = None) -> Dataset:
+    """Rows of `.parquet`, `.json` or `.jsonl` files, all of one kind.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is of another kind.
+        ValueError: a file is of another kind.
     """
-    path = Path(path)
-    if path.suffix not in TABLE_SUFFIXES:
-        raise ValueError(f"Rows are read from {', '.join(TABLE_SUFFIXES)}, not {path.name}.")
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}.")
-    return load_dataset("parquet" if path.suffix == ".parquet" else "json", data_files=str(path), split="train")
+    paths = [Path(file) for file in files]
+    for path in paths:
+        if path.suffix not in TABLE_SUFFIXES:
+            raise ValueError(f"Rows are read from {', '.join(TABLE_SUFFIXES)}, not {path.name}.")
+        if not path.is_file():
+            raise FileNotFoundError(f"There is no file {path}.")
+    kind = "parquet" if paths[0].suffix == ".parquet" else "json"
+    if kind == "parquet":  # `datasets` 4.7 fails on files without rows
+        paths = [path for path in paths if pq.read_metadata(path).num_rows] or paths[:1]
+    cache = str(cache_dir) if cache_dir else None
+    return load_dataset(kind, data_files=list(map(str, paths)), split="train", cache_dir=cache)

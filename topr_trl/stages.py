@@ -19,14 +19,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from accelerate import PartialState
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 from trl import get_peft_config
 
 from topr_trl import manifest
-from topr_trl.candidates import read_table, save_candidates
+from topr_trl.candidates import load_candidates, read_table, save_candidates, shards_of
 from topr_trl.curation import compose
 from topr_trl.evaluation import evaluate_candidates
 from topr_trl.offline_trainer import OfflineTOPRTrainer
@@ -35,21 +35,6 @@ from topr_trl.sampling import sample_candidates
 from topr_trl.settings import Settings, inputs_of, load_problems
 from topr_trl.tasks import gsm8k
 from topr_trl.vllm_sampling import sample_candidates_with_vllm, start_engine
-
-
-def shards_of(path: Path) -> list[Path]:
-    """The parquet files of a folder of candidates, or the one file.
-
-    Raises:
-        FileNotFoundError: there is none, or shards are missing.
-    """
-    shards = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    if not shards:
-        raise FileNotFoundError(f"There are no candidates (*.parquet) in {path}.")
-    expected = shards[0].stem.rpartition("-of-")[2]
-    if path.is_dir() and expected.isdigit() and int(expected) != len(shards):
-        raise FileNotFoundError(f"{path} holds {len(shards)} of {int(expected)} shards candidates-*.parquet.")
-    return shards
 
 
 def count_rows(folder: Path) -> int:
@@ -217,7 +202,7 @@ def train(settings: Settings) -> Made:
         if (work / "runs").is_dir():  # TensorBoard's
             shutil.copytree(work / "runs", folder / "runs", dirs_exist_ok=True)
     state.wait_for_everyone()
-    return count_rows(settings.source), {}
+    return len(trainer.train_dataset), {}
 
 
 def _trainer(settings: Settings) -> OfflineTOPRTrainer:
@@ -226,12 +211,8 @@ def _trainer(settings: Settings) -> OfflineTOPRTrainer:
     args.output_dir, args.seed = str(work), settings.seed() % 2**31
     args.baseline, args.effective_positive_share, args.curation, args.iteration_size = "0", None, "none", None
     args.model_init_kwargs = {**settings.loading, **(args.model_init_kwargs or {})}
-    files = [
-        shard for shard in shards_of(settings.source) if shard.suffix != ".parquet" or pq.read_metadata(shard).num_rows
-    ]
-    kind = "parquet" if files and files[0].suffix == ".parquet" else "json"
     with PartialState().main_process_first():
-        rows = load_dataset(kind, data_files=list(map(str, files)), split="train", cache_dir=str(work / "cache"))
+        rows = load_candidates(settings.source, work / "cache")
     return OfflineTOPRTrainer(
         settings.model_path, args, rows, processing_class=settings.tokenizer(),
         peft_config=get_peft_config(settings.model),
