@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 from safetensors.torch import load_file
 from trl import ModelConfig
 
@@ -24,9 +25,9 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def start(out):
+def start(out, **more):
     command = [sys.executable, "-m", "topr_trl", "iterate", "--output_dir", str(out)]
-    command += [part for name, value in SETTINGS.items() for part in (f"--{name}", str(value))]
+    command += [part for name, value in {**SETTINGS, **more}.items() for part in (f"--{name}", str(value))]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     log = (out.parent / f"{out.name}.log").open("a")
     return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -75,11 +76,40 @@ def test_what_would_fail_later_is_refused_first(tmp_path, monkeypatch):
         check(LoopArguments(), now)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A loop that nothing disturbed."""
+    out = tmp_path_factory.mktemp("loop") / "whole"
+    assert start(out).wait() == 0, log_of(out)
+    return out
+
+
+def log_of(out):
+    return (out.parent / f"{out.name}.log").read_text()[-4_000:]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
+    config = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_CPU", "use_cpu": True,
+              "num_processes": 2, "num_machines": 1, "mixed_precision": "no", "main_process_port": 0}  # fmt: skip
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(config))
+    out = tmp_path / "several"
+    several = {"sampling_workers": 2, "accelerate_config": tmp_path / "two.yaml", "per_device_train_batch_size": 2}
+    assert start(out, **several).wait() == 0, log_of(out)
+    for folder in ("base/test/scored", "iteration-1/scored", "iteration-1/log_mu"):
+        assert keys(whole / folder) == keys(out / folder), folder
+    one, two = (load_candidates(run / "iteration-1/log_mu")["mu_logps"][:] for run in (whole, out))
+    for a, b in zip(one, two, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or a == pytest.approx(b, abs=1e-4)
+    assert difference_of_weights(whole, out) < 2e-4  # sums in another order
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="stages end with a killed loop on Linux alone")
-def test_a_loop_that_is_killed_ends_as_one_that_is_not(tmp_path):
-    assert start(tmp_path / "whole").wait() == 0, (tmp_path / "whole.log").read_text()[-4_000:]
+def test_a_loop_that_is_killed_ends_as_one_that_is_not(whole, tmp_path):
     moments = random.Random(0)
     kills = 0
     while True:
@@ -95,17 +125,16 @@ def test_a_loop_that_is_killed_ends_as_one_that_is_not(tmp_path):
             process.wait()
             kills += 1
             continue
-        assert code == 0, (tmp_path / "killed.log").read_text()[-4_000:]
+        assert code == 0, log_of(tmp_path / "killed")
         break
     assert kills >= KILLS, f"the loop ended after {kills} kills: make it longer"
     lost = repeated = 0
-    for folder in ("base/test/candidates", "iteration-1/candidates", "iteration-1/log_mu", "iteration-1/test/scored"):
-        whole, killed = (keys(tmp_path / run / folder) for run in ("whole", "killed"))
-        lost += len(set(whole) - set(killed))
-        repeated += len(killed) - len(set(killed))
-        assert whole == killed, folder
-    weights, others = (load_file(tmp_path / run / "iteration-1/model/model.safetensors") for run in ("whole", "killed"))
-    difference = max((weights[name] - others[name]).abs().max().item() for name in weights)
+    for folder in ("base/test/scored", "iteration-1/scored", "iteration-1/log_mu", "iteration-1/test/scored"):
+        expected, found = keys(whole / folder), keys(tmp_path / "killed" / folder)
+        lost += len(set(expected) - set(found))
+        repeated += len(found) - len(set(found))
+        assert expected == found, folder
+    difference = difference_of_weights(whole, tmp_path / "killed")
     print(f"kills survived {kills}, rows lost {lost}, rows repeated {repeated}, weight difference {difference}")
     assert (lost, repeated, difference) == (0, 0, 0.0)
     before = len((tmp_path / "killed.log").read_text())
@@ -116,3 +145,8 @@ def test_a_loop_that_is_killed_ends_as_one_that_is_not(tmp_path):
 def keys(folder: Path):
     rows = load_candidates(folder)
     return [(row["problem_id"], row["sample_id"], tuple(row["completion_ids"])) for row in rows]
+
+
+def difference_of_weights(*runs: Path):
+    weights, others = (load_file(run / "iteration-1/model/model.safetensors") for run in runs)
+    return max((weights[name] - others[name]).abs().max().item() for name in weights)

@@ -22,6 +22,25 @@ def test_a_finished_stage_is_known_by_its_inputs_and_files(tmp_path):
     assert manifest.begin(folder, inputs) is False
 
 
+def test_rows_that_another_folder_holds_too_can_be_dropped(tmp_path):
+    folder = tmp_path / "candidates"
+    manifest.begin(folder, {"seed": 1})
+    (folder / "rows.parquet").write_bytes(b"rows")
+    manifest.drop(folder, tmp_path / "scored")  # not finished: nothing is removed
+    assert (folder / "rows.parquet").is_file()
+    manifest.finish(folder, rows=4)
+    before = manifest.fingerprint(folder)
+    manifest.check_kept(folder)
+    for _ in range(2):
+        manifest.drop(folder, tmp_path / "scored")
+        assert not (folder / "rows.parquet").exists()
+        assert manifest.begin(folder, {"seed": 1}) is True
+    assert manifest.fingerprint(folder) == before
+    manifest.check_whole(folder)
+    with pytest.raises(ValueError, match="scored holds them too"):
+        manifest.check_kept(folder)
+
+
 def test_results_for_other_settings_are_an_error_that_names_them(tmp_path):
     manifest.begin(tmp_path, {"seed": 1, "top_p": 1.0})
     with pytest.raises(ValueError, match=r"other settings \(seed: 1 there, 2 now\)"):

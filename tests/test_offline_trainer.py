@@ -106,6 +106,40 @@ def test_log_mu_is_the_same_scored_in_several_parts(tokenizer, rows, tmp_path, m
         assert whole == pytest.approx(parts, abs=1e-4)
 
 
+def test_scoring_that_was_killed_goes_on(tokenizer, rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(log_mu, "_AT_ONCE", 2)
+    forward, calls = OfflineTOPRTrainer._policy_logps, []
+
+    def dies_in_the_third_part(self, model, batch):
+        calls.append(len(batch["input_ids"]))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return forward(self, model, batch)
+
+    def score(out, model):
+        args = config(out, preset="tis", per_device_eval_batch_size=2)
+        OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).score_log_mu()
+        return pq.read_table(out / "log_mu.parquet")["mu_logps"].to_pylist()
+
+    expected = score(tmp_path / "whole", fresh_model())
+    monkeypatch.setattr(OfflineTOPRTrainer, "_policy_logps", dies_in_the_third_part)
+    with pytest.raises(KeyboardInterrupt):
+        score(tmp_path / "killed", fresh_model())
+    assert score(tmp_path / "killed", fresh_model()) == expected
+    assert len(calls) == 3 + len(rows) // 2 - 2
+    assert not list((tmp_path / "killed").glob("*parts"))
+
+    calls[:] = [0]
+    with pytest.raises(KeyboardInterrupt):
+        score(tmp_path / "other", fresh_model())
+    calls[:] = [0] * 3
+    moved = fresh_model()
+    with torch.no_grad():
+        moved.lm_head.weight.mul_(1.1)
+    score(tmp_path / "other", moved)  # parts of other weights are of no use
+    assert len(calls) == 3 + len(rows) // 2
+
+
 def test_rows_without_reward_after_the_baseline_are_not_scored(model, tokenizer, rows, tmp_path):
     trainer = OfflineTOPRTrainer(
         model, config(tmp_path, baseline=-1, max_steps=1, preset="tis"), rows, processing_class=tokenizer

@@ -38,6 +38,8 @@ class LoopArguments:
         sampling_python (`str`, *optional*): Python of the environment that vLLM is installed in, if it is another one.
         accelerate_config (`str`, *optional*): Accelerate's config for log μ and training, see
             `examples/accelerate_configs`; default: one process.
+        keep_copies (`bool`, defaults to `False`): Keep `candidates` and `curated` when `scored` and `log_mu`, which
+            hold the same rows and more, have been used.
     """
 
     iterations: int = field(default=1, metadata={"help": "Rounds of sampling and training."})
@@ -47,6 +49,9 @@ class LoopArguments:
     sampling_workers: int = field(default=1, metadata={"help": "Sampling processes."})
     sampling_python: str | None = field(default=None, metadata={"help": "Python of the environment with vLLM."})
     accelerate_config: str | None = field(default=None, metadata={"help": "Accelerate's config for training."})
+    keep_copies: bool = field(
+        default=False, metadata={"help": "Keep `candidates` and `curated` when `scored` and `log_mu` have been used."}
+    )
 
     def __post_init__(self) -> None:
         for name in ("iterations", "sampling_workers"):
@@ -96,6 +101,16 @@ def plan(loop: LoopArguments, model: str | None, out: Path) -> Iterator[Step]:
         yield from testing(folder / "test", model, iteration)
 
 
+def copies_after(step: Step) -> Iterator[tuple[Path, Path]]:
+    """Folders of the loop whose rows nothing needs once this step is done, and the folders that hold them too."""
+    folder = step.output.parent
+    if step.stage == "evaluate":
+        yield folder / "candidates", folder / "scored"
+    elif step.stage == "train":
+        yield folder / "candidates", folder / "scored"
+        yield folder / "curated", folder / "log_mu"
+
+
 def iterate(loop: LoopArguments, settings: Settings, arguments: list[str]) -> None:
     """Run the loop to its end, or from where it stopped.
 
@@ -115,9 +130,12 @@ def iterate(loop: LoopArguments, settings: Settings, arguments: list[str]) -> No
             title = f"[{number}/{len(steps)}] {step.stage} -> {os.path.relpath(step.output, out)}"
             if _is_finished(step, settings):
                 print(f"{title}: done before", flush=True)
-                continue
-            print(title, flush=True)
-            _run(step, loop, settings, arguments)
+            else:
+                print(title, flush=True)
+                _run(step, loop, settings, arguments)
+            if not loop.keep_copies:
+                for folder, copy in copies_after(step):
+                    manifest.drop(folder, copy)
         results = {
             path.parent.parent.parent.name: Evaluation.from_dict(json.loads(path.read_text()))
             for path in [step.output / "evaluation.json" for step in steps if step.stage == "evaluate"]

@@ -114,10 +114,14 @@ def score_log_mu(
     collate: Callable[[list[dict[str, Any]]], dict[str, Tensor]],
     accelerator: Accelerator,
     batch_size: int,
+    folder: Path,
+    model: str,
+    rows: str,
 ) -> pa.Array:
     """Per-token log-probabilities of the responses, in the order of the dataset, on every process.
 
-    Each process scores its share; rows of similar length go together so that little padding is scored.
+    Each process scores its share; rows of similar length go together so that little padding is scored. Every so many
+    rows what has been scored is kept in `folder`; a run that was killed goes on from there.
 
     Args:
         forward: a collated batch to (B, T) log-probabilities and the (B, T) mask of response tokens.
@@ -125,17 +129,38 @@ def score_log_mu(
         collate: rows to a batch of tensors.
         accelerator: shards the rows over the processes and gathers the results.
         batch_size: rows a process scores at once.
+        folder: for the parts; whoever calls removes it when the whole is safe.
+        model, rows: fingerprints that go with the parts. Parts with others are scored anew.
 
     Returns:
         Arrow list of float32, a value for each response token.
     """
-    parts = [
-        dataset.select(range(start, min(start + _AT_ONCE, len(dataset)))) for start in range(0, len(dataset), _AT_ONCE)
-    ]
     progress = tqdm(total=len(dataset), desc="Scoring log μ", disable=not accelerator.is_main_process, leave=False)
-    scored = [pa.array(_score(forward, p, collate, accelerator, batch_size, progress), _LOGPS) for p in parts]
+    scored = []
+    for start in range(0, len(dataset), _AT_ONCE):
+        part = dataset.select(range(start, min(start + _AT_ONCE, len(dataset))))
+        path = folder / f"{start}.parquet"
+        logps = _kept(path, model, rows, accelerator)
+        if logps is None:
+            logps = _score(forward, part, collate, accelerator, batch_size, progress)
+            if accelerator.is_main_process:
+                save_log_mu(path, pa.array(logps, _LOGPS), model, rows)
+        else:
+            progress.update(len(part))
+        scored.append(pa.array(logps, _LOGPS))
     progress.close()
     return pa.concat_arrays(scored) if scored else pa.array([], _LOGPS)
+
+
+def _kept(path: Path, model: str, rows: str, accelerator: Accelerator) -> list[list[float]] | None:
+    """What the main process finds in a part, on every process: the others may have no such disk."""
+    found: list[list[list[float]] | None] = [None]
+    if accelerator.is_main_process and path.is_file():
+        try:
+            found = [load_log_mu(path, model, rows).to_pylist()]
+        except ValueError:
+            path.unlink()
+    return broadcast_object_list(found)[0]
 
 
 _LOGPS = pa.list_(pa.float32())

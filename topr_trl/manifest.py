@@ -39,7 +39,7 @@ def begin(folder: Path, inputs: Mapping[str, Any]) -> bool:
             f"{folder} holds results for other settings ({details}). Remove the folder and those of later stages, or "
             "use another output_dir."
         )
-    return known["files"] is not None and not _damaged(folder, known["files"])
+    return known["files"] is not None and not _damaged(folder, known)
 
 
 def finish(folder: Path, rows: int, **notes: Any) -> None:
@@ -72,15 +72,42 @@ def check_whole(path: Path) -> None:
         return
     if known["files"] is None:
         raise ValueError(f"{path} is not finished: run the stage that writes it to its end first.")
-    if damaged := _damaged(path, known["files"]):
+    if damaged := _damaged(path, known):
         raise ValueError(f"{path} has lost or cut files since it was finished: {', '.join(damaged[:3])}. Make it anew.")
 
 
-def _damaged(folder: Path, files: dict[str, dict[str, Any]]) -> list[str]:
+def drop(folder: Path, copy: Path) -> None:
+    """Remove the files of a finished stage, for which there is no more use since `copy` holds their rows and more.
+
+    The stage stays finished. A second call does nothing.
+    """
+    known = read(folder)
+    if known is None or known["files"] is None:
+        return
+    if not known.get("dropped"):
+        _write(folder, {**known, "dropped": str(copy)})
+    for name in known["files"]:
+        (folder / name).unlink(missing_ok=True)
+
+
+def check_kept(folder: Path) -> None:
+    """Refuse to work on rows that are gone.
+
+    Raises:
+        ValueError: naming the folder that holds them.
+    """
+    copy = (read(folder) or {}).get("dropped")
+    if copy:
+        raise ValueError(f"The rows of {folder} were removed: {copy} holds them too (keep_copies=True keeps both).")
+
+
+def _damaged(folder: Path, known: dict[str, Any]) -> list[str]:
     def whole(path: Path, size: int) -> bool:
         return path.is_file() and path.stat().st_size == size
 
-    return [name for name, entry in files.items() if not whole(folder / name, entry["bytes"])]
+    if known.get("dropped"):
+        return []
+    return [name for name, entry in known["files"].items() if not whole(folder / name, entry["bytes"])]
 
 
 def _is_aside(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """`OfflineTOPRTrainer`: learn from a table of prompts, completions and rewards, without generating a token."""
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 self.data_collator.collate,
                 self.accelerator,
                 self.args.per_device_eval_batch_size,
+                parts := path.with_name(f"{path.stem}_parts"),
+                weights,
+                rows,
             )
             model.train(was_training)
             places = np.full(len(dataset), -1)
@@ -263,6 +267,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             mu_logps = scored.take(pa.array(places, mask=places < 0))  # None where the row needs none
             if self.accelerator.is_main_process:
                 save_log_mu(path, mu_logps, weights, rows)
+                shutil.rmtree(parts, ignore_errors=True)
             if dataset is self.train_dataset and "sampler_logps" in dataset.column_names:
                 some = np.unique(np.linspace(0, len(indices) - 1, _COMPARED).astype(int))
                 sampled = dataset.select(indices[some])["sampler_logps"][:]

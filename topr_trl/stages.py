@@ -45,9 +45,12 @@ def _shard_path(folder: Path, shard: int, count: int) -> Path:
     return folder / f"candidates-{shard:05d}-of-{count:05d}.parquet"
 
 
-def _in_memory(shard: Path) -> Dataset:
-    """One shard, without a copy in the cache."""
-    return Dataset(pq.read_table(shard)) if shard.suffix == ".parquet" else read_table(shard)
+def _in_memory(shard: Path, columns: tuple[str, ...] | None = None) -> Dataset:
+    """One shard, without a copy in the cache; only those of the columns that it has, if they are named."""
+    if shard.suffix != ".parquet":
+        return read_table(shard)
+    names = None if columns is None else [name for name in pq.read_schema(shard).names if name in columns]
+    return Dataset(pq.read_table(shard, columns=names))
 
 
 # Stages. Each is called once its folder is open and locked, and returns its rows and notes for the manifest.
@@ -145,8 +148,10 @@ def curate(settings: Settings) -> Made:
 
 def _columns(shard: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
     """Rewards and problems of a shard's rows, and their places in the sampling order, if known."""
-    rows = _in_memory(shard).data.table
-    _need(rows.column_names, ("prompt", "reward"), f"{shard}: rows to choose from (run the stage score first?)")
+    names = pq.read_schema(shard).names if shard.suffix == ".parquet" else read_table(shard).column_names
+    _need(names, ("prompt", "reward"), f"{shard}: rows to choose from (run the stage score first?)")
+    problem = "problem_id" if "problem_id" in names else "prompt"
+    rows = _in_memory(shard, ("reward", "sample_id", problem)).data.table
     missing = rows["reward"].null_count
     if missing:
         raise ValueError(f"{shard}: column `reward` is empty in {missing} of {len(rows)} rows. Score or drop them.")
@@ -250,8 +255,8 @@ def _is_json(path: Path) -> bool:
 
 def evaluate(settings: Settings) -> Made:
     """pass@1 and maj@k of scored test candidates, as `evaluation.json`."""
-    tables = [_in_memory(shard).data.table for shard in shards_of(settings.source)]
     needed = ("problem_id", "extracted", "answer")
+    tables = [_in_memory(shard, needed).data.table for shard in shards_of(settings.source)]
     for table in tables:
         _need(table.column_names, needed, f"{settings.source}: rows to evaluate (sampled and scored)")
     rows = Dataset(pa.concat_tables([table.select(needed) for table in tables]))
@@ -291,6 +296,8 @@ def run(name: str, settings: Settings) -> None:
         with state.main_process_first():
             finished = manifest.begin(folder, inputs)
         if not finished:
+            if settings.stage.input is not None:
+                manifest.check_kept(settings.source)
             rows, notes = STAGES[name](settings)
             if state.is_main_process:
                 manifest.finish(folder, rows, **notes)
