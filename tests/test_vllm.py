@@ -1,10 +1,16 @@
 """On the real engine; `make test-vllm` runs these in an environment of their own, since vLLM pins what it needs."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, SamplingArguments
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, SamplingArguments, load_candidates
 from topr_trl.log_mu import fingerprint
 from topr_trl.tasks import arithmetic, gsm8k
 from topr_trl.vllm_sampling import VLLMArguments, sample_candidates_with_vllm, start_engine
@@ -105,3 +111,33 @@ def test_rope_settings_survive_the_round_trip(problems, tmp_path):
     plain = LlamaForCausalLM(config)
     plain.load_state_dict(reloaded.state_dict())
     assert (torch.tensor(rows[0]["sampler_logps"]) - trainers_logps(plain, rows[0])).abs().max() > 100 * TOLERANCE
+
+
+def test_loop_with_the_engine_that_is_killed_while_it_samples(tmp_path):
+    command = [
+        sys.executable, "-m", "topr_trl", "iterate", "--sampling_backend", "vllm", "--vllm_dtype", "float32",
+        "--vllm_enforce_eager", "true", "--vllm_max_model_length", "512", "--num_train_problems", "12",
+        "--num_test_problems", "4", "--num_shots", "0", "--problems_per_shard", "4", "--num_candidates", "4",
+        "--eval_samples", "2", "--max_new_tokens", "60", "--bf16", "false", "--use_cpu", "true", "--dtype", "float32",
+        "--report_to", "none", "--output_dir", str(tmp_path / "run"), "--keep_copies", "true",
+    ]  # fmt: skip
+    candidates = tmp_path / "run" / "iteration-1" / "candidates"
+    with (tmp_path / "log").open("a") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        while process.poll() is None and not list(candidates.glob("*.parquet")):
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        finished = {path.name: path.stat().st_mtime_ns for path in candidates.glob("*.parquet")}
+        assert subprocess.run(command, stdout=log, stderr=log, check=False).returncode == 0, tail(tmp_path / "log")
+    assert finished, tail(tmp_path / "log")
+    assert all((candidates / name).stat().st_mtime_ns == written for name, written in finished.items())
+    rows = load_candidates(candidates)
+    assert sorted(zip(rows["problem_id"], rows["sample_id"], strict=True)) == [
+        (p, s) for p in range(12) for s in range(4)
+    ]
+    assert "pass@1" in tail(tmp_path / "log")
+
+
+def tail(path):
+    return path.read_text()[-4_000:]

@@ -9,7 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Pretrain
 
 GIB = 2**30
 STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "zero3_offload")
-DEEPSPEED_BUCKET = 500_000_000  # elements, its default
+DEEPSPEED_BUCKET = 500_000_000  # elements that gradients are reduced in, its default
+DEEPSPEED_LIVE = 1_000_000_000  # parameters that ZeRO-3 keeps whole, its default
 # What an optimiser keeps of a parameter, in bytes; Adafactor's depends on the parameter's shape.
 STATE_BYTES = {"adamw_torch": 8, "adamw_torch_fused": 8, "adamw_bnb_8bit": 2, "sgd": 0}
 # Shapes that need no download: those of Llama 3.
@@ -32,7 +33,7 @@ class PlanArguments:
         gpu_memory (`float`, defaults to `80`): GiB of a GPU.
         gpu_tflops (`float`, defaults to `989`): Its bfloat16 peak, in 10^12 a second (H100 SXM).
         mfu (`float`, defaults to `0.4`): Share of the peak that is reached.
-        optim (`str`, defaults to `"adamw_torch"`): Optimiser.
+        optim (`str`, defaults to `"adamw_torch_fused"`): Optimiser.
         lora_parameters (`int`, *optional*): Trained parameters, if not all.
         rows (`int`, defaults to `1`): Rows a GPU holds at once.
         prompt_tokens, response_tokens (`int`, default to `1024` and `512`): Of a row (8-shot GSM8K).
@@ -47,7 +48,7 @@ class PlanArguments:
     gpu_memory: float = field(default=80.0, metadata={"help": "GiB of a GPU."})
     gpu_tflops: float = field(default=989.0, metadata={"help": "bfloat16 peak of a GPU (H100 SXM: 989)."})
     mfu: float = field(default=0.4, metadata={"help": "Share of the peak that is reached."})
-    optim: str = field(default="adamw_torch", metadata={"help": f"{', '.join(STATE_BYTES)} or adafactor."})
+    optim: str = field(default="adamw_torch_fused", metadata={"help": f"{', '.join(STATE_BYTES)} or adafactor."})
     lora_parameters: int | None = field(default=None, metadata={"help": "Trained parameters, if not all."})
     rows: int = field(default=1, metadata={"help": "Rows a GPU holds at once."})
     prompt_tokens: int = field(default=1_024, metadata={"help": "Tokens of a prompt."})
@@ -117,76 +118,91 @@ class Shape:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one GPU that trains.
+    """Bytes of one GPU that trains. Gradients are accumulated over several batches.
 
     Attributes:
         weights: as they are stored.
-        gradients: as they are stored, and their float32 copies where there are any.
         optimizer: its state, and the float32 weights that it steps on where there are any.
-        buffers: sharded weights that are whole while they are used, and buckets that gradients are reduced in.
+        gradients: as they are accumulated.
+        buffers: sharded weights that are whole while they are used, casts, and buckets that gradients are reduced in.
         activations: what backward needs.
+        step: while the optimiser steps, gradients in all copies, and what its step needs besides.
+        log_mu: the pass over the rows before training, weights included.
     """
 
     weights: float
-    gradients: float
     optimizer: float
+    gradients: float
     buffers: float
     activations: float
-
-    @property
-    def states(self) -> float:
-        return self.weights + self.gradients + self.optimizer
+    step: float
+    log_mu: float
 
     @property
     def total(self) -> float:
-        return self.states + self.buffers + self.activations
+        """The larger of its two peaks, of backward and of the step."""
+        return self.weights + self.optimizer + max(self.gradients + self.buffers + self.activations, self.step)
 
 
 def memory(
     shape: Shape,
     strategy: str,
     gpus: int,
-    optim: str = "adamw_torch",
+    optim: str = "adamw_torch_fused",
     tokens: int = 1_536,
     checkpointing: bool = True,
     trained: int | None = None,
+    bucket: int = DEEPSPEED_BUCKET,
 ) -> Memory:
     """Memory of one of `gpus` GPUs in bfloat16 mixed precision.
 
     DDP and FSDP2 keep float32 weights and cast them while they compute. DeepSpeed keeps bfloat16 weights, and float32
     copies of weights and gradients for its step. It flattens parameters, so that Adafactor has no matrices to factor.
+    FSDP2 is counted with `sync_each_batch`: without it, it accumulates gradients that are whole, 2 bytes a parameter.
 
     Args:
         shape: of the model.
         strategy: one of `STRATEGIES`.
         gpus: of all nodes.
+        optim: one of `STATE_BYTES`, or `"adafactor"`.
         tokens: of the rows that a GPU holds at once, padding included.
         checkpointing: whether only the borders of layers are kept for backward.
         trained: parameters that are trained, if not all (LoRA). The others are stored in bfloat16.
+        bucket: elements of DeepSpeed's `reduce_bucket_size`, which it allocates whatever the model's size.
     """
     t = float(shape.total if trained is None else trained)
     frozen = shape.total - t
     deepspeed = strategy.startswith("zero")
+    shards = 1 if strategy == "ddp" else gpus
+    own = t / shards
     factored = optim == "adafactor" and not deepspeed and trained is None
-    state = 4.0 * shape.factored if factored else t * (4 if optim == "adafactor" else STATE_BYTES[optim])
-    activations = tokens * activation_bytes(shape, checkpointing, autocast=not deepspeed)
+    state = 4 * shape.factored / shards if factored else own * (4 if optim == "adafactor" else STATE_BYTES[optim])
+    # Adafactor has two float32 copies of a parameter while it steps on it; AdamW has one of all parameters.
+    temporary = {"adafactor": 8 * (own if deepspeed else shape.largest / shards), "adamw_torch": 4 * own}.get(optim, 0)
+    activations = tokens * activation_bytes(shape, checkpointing, autocast=strategy == "ddp")
+    head = 4.0 * shape.vocabulary * shape.hidden if trained is None else 0.0  # its gradient is summed in float32
     if strategy == "ddp":  # autocast keeps its casts for backward; DDP has buckets as large as the gradients
-        parts = 4 * t + 2 * shape.total, 4 * t, state, 4 * t if gpus > 1 else 0.0
-    elif strategy == "fsdp2":  # a layer and the one fetched ahead, its gradients, the embedding
-        whole = 2 * (2 * shape.block + shape.largest) + 4 * shape.block
-        parts = (4 * t + 2 * frozen) / gpus, 4 * t / gpus, state / gpus, float(whole)
+        buckets = 4 * t if gpus > 1 else 0.0
+        weights, gradients, buffers = 4 * t + 2 * frozen, 4 * t, 2 * shape.total + buckets
+        step = gradients + buckets + temporary
+    elif strategy == "fsdp2":  # the embedding; two layers and a copy of one on its way, their gradients and a copy
+        weights, gradients = (4 * t + 2 * frozen) / gpus, 4 * own
+        buffers = 2.0 * shape.largest + 12 * shape.block
+        step = gradients + temporary
     else:
-        bucket = min(DEEPSPEED_BUCKET, t) * 2
-        gathered = 4 * shape.largest if strategy.startswith("zero3") else 0
-        sharded = 4 * t / gpus, (4 * t + state) / gpus
+        state += 4 * own
+        weights = 2.0 * shape.total if strategy in ("zero1", "zero2") else 2.0 * shape.total / gpus
+        gradients = 2 * t if strategy == "zero1" else 2 * own
+        buffers = 2.0 * bucket
+        step = max(8 * own, 6 * own + temporary)  # gradients in bfloat16 and float32, for a moment twice in bfloat16
+        if strategy.startswith("zero3"):
+            buffers += 2.0 * min(shape.total, DEEPSPEED_LIVE) + 4 * shape.largest
+            step = 6 * own + buffers + temporary
         if strategy == "zero3_offload":
-            parts = 0.0, 0.0, 0.0, bucket + gathered
-        elif strategy == "zero3":
-            parts = 2 * shape.total / gpus, *sharded, bucket + gathered
-        else:
-            own = 2 * t if strategy == "zero1" else 2 * t / gpus
-            parts = 2.0 * shape.total, own + sharded[0], sharded[1], bucket + gathered
-    return Memory(*parts, activations=activations)
+            weights = state = gradients = step = 0.0
+    layer = tokens * activation_bytes(shape, False, autocast=strategy == "ddp") / shape.layers
+    log_mu = weights + (state if deepspeed else 0.0) + buffers + layer
+    return Memory(weights, state, gradients, buffers + head, activations, step, log_mu)
 
 
 def activation_bytes(shape: Shape, checkpointing: bool, autocast: bool) -> float:
@@ -225,18 +241,22 @@ def describe(args: PlanArguments) -> str:
         f"{'on' if args.gradient_checkpointing else 'off'}",
         "",
         f"{'GiB a GPU':<15}"
-        + "".join(f"{n:>12}" for n in ("weights", "gradients", "optimiser", "buffers", "activations", "total")),
-        "─" * 97,
+        + "".join(
+            f"{n:>12}"
+            for n in ("weights", "optimiser", "gradients", "buffers", "activations", "step", "peak", "log μ pass")
+        ),
+        "─" * 123,
     ]
     for strategy in STRATEGIES:
         m = memory(
             shape, strategy, gpus, args.optim, args.rows * length, args.gradient_checkpointing, args.lora_parameters
         )
-        parts = (m.weights, m.gradients, m.optimizer, m.buffers, m.activations, m.total)
+        parts = (m.weights, m.optimizer, m.gradients, m.buffers, m.activations, m.step, m.total, m.log_mu)
         fits = "fits" if m.total < 0.92 * GIB * args.gpu_memory else "too large"
         if args.optim == "adafactor" and strategy in ("fsdp2", "zero3_offload"):
             fits = "not with adafactor"
         lines.append(f"{strategy:<15}" + "".join(f"{x / GIB:>12.1f}" for x in parts) + f"   {fits}")
+    lines += ["Peak: weights and optimiser, and the larger of gradients + buffers + activations, and of the step."]
     engine = args.gpu_memory * GIB * 0.9 - 2 * shape.total / args.tensor_parallel
     sequences = max(int(engine * args.tensor_parallel / (cache_bytes(shape) * length)), 0)
     peak = args.gpu_tflops * 1e12 * args.mfu * gpus
