@@ -28,13 +28,13 @@ def test_states_are_those_of_deepspeeds_estimator(shapes, name, nodes):
     shape, gpus = shapes[name], 8 * nodes
     _, expected = stage_1_and_2.estimate_zero2_model_states_mem_needs(shape.total, 8, nodes, cpu_offload=False)
     found = memory(shape, "zero2", gpus)
-    copy = 2 * shape.total / gpus  # of the gradients, flat; DeepSpeed makes it (benchmarks/memory.py) and leaves it out
+    copy = 2 * shape.total / gpus  # of the gradients in bfloat16: measured (benchmarks/memory.py), left out there
     assert found.weights + found.optimizer + found.step - copy == pytest.approx(expected, rel=1e-6)
     _, expected, _ = stage3.estimate_zero3_model_states_mem_needs(
         shape.total, shape.largest, 8, nodes, cpu_offload=False, cpu_offload_params=False
     )
     found = memory(shape, "zero3", gpus)
-    left_out = 2 * DEEPSPEED_BUCKET + 2 * DEEPSPEED_LIVE
+    left_out = copy + 2 * DEEPSPEED_BUCKET + 2 * DEEPSPEED_LIVE
     assert found.weights + found.optimizer + found.step - left_out == pytest.approx(expected, rel=1e-6)
 
 

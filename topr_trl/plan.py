@@ -183,11 +183,11 @@ def memory(
     head = 4.0 * shape.vocabulary * shape.hidden if trained is None else 0.0  # its gradient is summed in float32
     if strategy == "ddp":  # autocast keeps its casts for backward; DDP has buckets as large as the gradients
         buckets = 4 * t if gpus > 1 else 0.0
-        weights, gradients, buffers = 4 * t + 2 * frozen, 4 * t, 2 * shape.total + buckets
+        weights, gradients, buffers = 4 * t + 2 * frozen, 4 * t, 2 * t + buckets
         step = gradients + buckets + temporary
-    elif strategy == "fsdp2":  # the embedding; two layers and a copy of one on its way, their gradients and a copy
+    elif strategy == "fsdp2":  # the embedding; two layers and one on its way, and so for their gradients
         weights, gradients = (4 * t + 2 * frozen) / gpus, 4 * own
-        buffers = 2.0 * shape.largest + 12 * shape.block
+        buffers = 2.0 * shape.largest + 6 * (1 + t / shape.total) * shape.block
         step = gradients + temporary
     else:
         state += 4 * own
