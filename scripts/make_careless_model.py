@@ -16,8 +16,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 from transformers import HfArgumentParser, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
+from topr_trl import verifier
 from topr_trl.tasks import gsm8k
-from topr_trl.tasks.arithmetic import make_problem, solve
+from topr_trl.tasks.arithmetic import check, make_problem, solve
 
 
 @dataclass
@@ -29,6 +30,7 @@ class ScriptArguments:
     vocab_size: int = field(default=512, metadata={"help": "Tokens of the vocabulary."})
     steps: int = field(default=1200, metadata={"help": "Optimiser steps."})
     batch_size: int = field(default=64, metadata={"help": "Rows a step."})
+    verifier: bool = field(default=False, metadata={"help": "Learn to check solutions instead of writing them."})
     num_steps: int = field(default=2, metadata={"help": "Steps of a problem."})
     slip: float = field(default=0.25, metadata={"help": "Probability that a result is wrong."})
     forget: float = field(default=0.15, metadata={"help": "Probability that the answer is not stated."})
@@ -63,8 +65,12 @@ def main(args: ScriptArguments) -> None:
     def row() -> tuple[str, str]:
         if real is None:
             problem = make_problem(rng, args.num_steps)
-            solution = solve(problem, rng, slip=args.slip, forget=args.forget)
-            return gsm8k.build_prompt(problem.question, num_shots=0), f" {solution}"
+            solution = f" {solve(problem, rng, slip=args.slip, forget=args.forget)}"
+            if args.verifier:
+                place = {"{question}": problem.question, "{solution}": solution}
+                prompt = re.sub("|".join(place), lambda found: place[found.group()], verifier.TEMPLATE)
+                return prompt, f" {check(solution, rng, slip=args.slip, forget=args.forget)}"
+            return gsm8k.build_prompt(problem.question, num_shots=0), solution
         chosen = rng.choice(real)
         worked, _, answer = re.sub(r"<<.*?>>", "", chosen["answer"]).partition("\n#### ")
         stated = "" if rng.random() < args.forget else f"\nThe answer is {answer}."

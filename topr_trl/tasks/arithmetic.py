@@ -6,6 +6,7 @@ does: it gets a step wrong now and then, and sometimes forgets the line that sta
 """
 
 import random
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from datasets import Dataset
 
 # The embedded model and its tokenizer, made by scripts/make_careless_model.py.
 CARELESS_MODEL = Path(__file__).parent / "careless_model"
+
+# A smaller one that checks solutions, as carelessly; made by the same script with --verifier.
+CARELESS_VERIFIER = Path(__file__).parent / "careless_verifier"
 
 # What it wants; it is small and careless, so it learns with large steps.
 CARELESS_SETTINGS = {
@@ -98,6 +102,31 @@ def solve(problem: Problem, rng: random.Random | None = None, slip: float = 0.0,
         total = after
     if rng is None or rng.random() >= forget:
         lines.append(f"The answer is {total}.")
+    return " ".join(lines)
+
+
+_EQUATION = re.compile(r"(\d+) ([*+-]) (\d+) = (\d+)\.")
+
+
+def check(solution: str, rng: random.Random | None = None, slip: float = 0.0, forget: float = 0.0) -> str:
+    """A verification of a worked solution: every equation anew up to the first wrong one, then `Verdict: yes.` or `no`.
+
+    With `rng`, an equation is misjudged with probability `slip` (a right result called wrong, a wrong one overlooked),
+    and the verdict is missing with probability `forget`.
+    """
+    lines, verdict = [], "yes" if "The answer is" in solution else "no"
+    for left, sign, right, given in _EQUATION.findall(solution):
+        a, b, stated = int(left), int(right), int(given)
+        found = a * b if sign == "*" else a + b if sign == "+" else a - b
+        if rng is not None and rng.random() < slip:
+            found = stated if found != stated else max(0, found + rng.choice((-10, -2, -1, 1, 2, 10)))
+        if found != stated:
+            lines.append(f"{left} {sign} {right} = {found}, not {stated}.")
+            verdict = "no"
+            break
+        lines.append(f"{left} {sign} {right} = {found}, right.")
+    if rng is None or rng.random() >= forget:
+        lines.append(f"Verdict: {verdict}.")
     return " ".join(lines)
 
 

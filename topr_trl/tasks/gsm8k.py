@@ -99,7 +99,7 @@ def build_prompt(question: str, num_shots: int = 8) -> str:
 
 
 def prepare(dataset: Dataset, num_shots: int = 8) -> Dataset:
-    """Rows of GSM8K's shape to problems: columns `problem_id`, `prompt`, `answer` (normal form).
+    """Rows of GSM8K's shape to problems: columns `problem_id`, `question`, `prompt`, `answer` (normal form).
 
     Raises:
         ValueError: a column is missing, or an answer does not end in `#### N` with a number N.
@@ -112,7 +112,13 @@ def prepare(dataset: Dataset, num_shots: int = 8) -> Dataset:
         answer = normalize_number(row["answer"].rpartition("####")[2]) if "####" in row["answer"] else None
         if answer is None:
             raise ValueError(f"Row {index}: the answer does not end in `#### N`: {row['answer'][-60:]!r}.")
-        return {"problem_id": index, "prompt": build_prompt(row["question"], num_shots), "answer": answer}
+        question = row["question"].strip()
+        return {
+            "problem_id": index,
+            "question": question,
+            "prompt": build_prompt(question, num_shots),
+            "answer": answer,
+        }
 
     return dataset.map(convert, with_indices=True, remove_columns=dataset.column_names, desc="Building prompts")
 
