@@ -11,7 +11,7 @@ import yaml
 from safetensors.torch import load_file
 from trl import ModelConfig
 
-from topr_trl import OfflineTOPRConfig, SamplingArguments, load_candidates
+from topr_trl import OfflineTOPRConfig, SamplingArguments, cli, load_candidates
 from topr_trl.iterate import LoopArguments, check, plan
 from topr_trl.settings import Settings, StageArguments
 from topr_trl.vllm_sampling import VLLMArguments
@@ -66,6 +66,20 @@ def test_what_would_fail_later_is_refused_first(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=message):
             check(loop, settings(tmp_path))
     check(LoopArguments(accelerate_config=str(configs / "fsdp2.yaml")), settings(tmp_path, optim="adamw_torch"))
+    for name in ("input", "output", "worker"):
+        now = settings(tmp_path)
+        setattr(now.stage, name, "0/1")
+        with pytest.raises(ValueError, match=f"{name} is for single stages"):
+            check(LoopArguments(), now)
+    with pytest.raises(ValueError, match="save_only_model"):
+        check(LoopArguments(), settings(tmp_path, save_only_model=True))
+    now = settings(tmp_path)
+    now.stage.dataset_name, now.stage.test_dataset_name = "nowhere.jsonl", "nowhere.jsonl"
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        check(LoopArguments(), now)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "3 + 4 =", "completion": "7"}')
+    with pytest.raises(ValueError, match="rows without a reward need the columns completion, answer"):
+        check(LoopArguments(candidates=str(tmp_path / "rows.jsonl")), settings(tmp_path))
     now = settings(tmp_path)
     if find_spec("vllm") is None:
         now.stage.sampling_backend = "vllm"
@@ -74,6 +88,20 @@ def test_what_would_fail_later_is_refused_first(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="--accelerate_config"):
         check(LoopArguments(), now)
+
+
+def test_stages_get_the_settings_of_the_embedded_model(tmp_path, monkeypatch):
+    """Those that the loop chose because no model was named; it names one to every stage."""
+    started = []
+    monkeypatch.setattr("topr_trl.iterate._run", lambda step, loop, settings, arguments: started.append(arguments))
+    monkeypatch.setattr("topr_trl.iterate._is_finished", lambda step, settings: False)
+    with pytest.raises(FileNotFoundError):  # no stage has run
+        cli.main(["iterate", "--output_dir", str(tmp_path), "--num_shots", "2"])
+    parser = cli.make_parser("train")
+    for arguments in started:
+        _, stage, sampling, _, training, model = parser.parse_args_and_config([*arguments, "--model_name_or_path", "x"])
+        assert (stage.num_shots, sampling.max_new_tokens, training.learning_rate) == (2, 96, 1e-4)
+        assert model.model_name_or_path == "x"
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +124,14 @@ def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
     (tmp_path / "two.yaml").write_text(yaml.safe_dump(config))
     out = tmp_path / "several"
     several = {"sampling_workers": 2, "accelerate_config": tmp_path / "two.yaml", "per_device_train_batch_size": 2}
+    for moment in (9, 20, 30, 14):  # the workers, curation, the launcher's processes
+        process = start(out, **several)
+        try:
+            process.wait(moment)
+            break
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
     assert start(out, **several).wait() == 0, log_of(out)
     for folder in ("base/test/scored", "iteration-1/scored", "iteration-1/log_mu"):
         assert keys(whole / folder) == keys(out / folder), folder

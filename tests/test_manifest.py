@@ -75,3 +75,31 @@ def test_the_lock_ends_with_its_process(tmp_path):
     process.join()
     with manifest.lock(tmp_path):  # waits for nobody
         pass
+
+
+def test_files_of_something_else_are_not_taken_for_results(tmp_path):
+    (tmp_path / "candidates-00000-of-00001.parquet").write_bytes(b"rows")
+    with pytest.raises(ValueError, match="files that no stage has written"):
+        manifest.begin(tmp_path, {"seed": 1})
+
+
+def _work(folder, order, name, shared, seconds):
+    with manifest.lock(folder, shared=shared):
+        order.put(f"{name} begins")
+        time.sleep(seconds)
+        order.put(f"{name} ends")
+
+
+def test_workers_share_a_lock_and_who_closes_waits_for_them(tmp_path):
+    context = multiprocessing.get_context("fork")
+    order = context.Queue()
+    workers = [context.Process(target=_work, args=(tmp_path, order, "worker", True, 1.0)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    seen = [order.get(timeout=10) for _ in range(2)]
+    closing = context.Process(target=_work, args=(tmp_path, order, "closing", False, 0.0))
+    closing.start()
+    seen += [order.get(timeout=10) for _ in range(4)]
+    assert seen == ["worker begins"] * 2 + ["worker ends"] * 2 + ["closing begins", "closing ends"]
+    for process in (*workers, closing):
+        process.join()

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -70,6 +71,38 @@ def test_workers_share_the_shards(scored, tmp_path):
     assert manifest.read(tmp_path)["files"] is None  # open: who started the workers finishes
     stages.run("sample", settings(tmp_path))
     assert load_candidates(tmp_path)["completion_ids"][:] == load_candidates(scored)["completion_ids"][:]
+
+
+def test_workers_are_for_sampling_alone(scored, tmp_path):
+    now = settings(tmp_path / "curated", scored)
+    now.stage.worker = "0/1"
+    with pytest.raises(ValueError, match="is for the stage sample, not for curate"):
+        stages.run("curate", now)
+
+
+def test_seeds_of_stages_shards_splits_and_iterations_differ(tmp_path):
+    seeds = []
+    for iteration in range(4):
+        for split in ("train", "test"):
+            now = settings(tmp_path)
+            now.stage.iteration, now.stage.split = iteration, split
+            seeds += [now.seed("sample", shard) for shard in range(50)] + [now.seed("curate"), now.seed("train")]
+    assert len(set(seeds)) == len(seeds)
+    assert max(seeds) < 2**31
+
+
+def test_going_on_with_another_number_of_rows_a_step_is_an_error(scored, tmp_path):
+    stages.run("curate", settings(tmp_path / "curated", scored))
+    now = settings(tmp_path / "model", tmp_path / "curated", gradient_accumulation_steps=2)
+    trainer, rows = stages._trainer(now), 2 * now.training.per_device_train_batch_size
+
+    def on(processes):
+        return SimpleNamespace(num_processes=processes, is_main_process=True, wait_for_everyone=lambda: None)
+
+    for _ in range(2):
+        stages._check_batch(trainer, tmp_path, on(1))
+    with pytest.raises(ValueError, match=f"started with {rows} rows a step, and now there are {8 * rows}"):
+        stages._check_batch(trainer, tmp_path, on(8))
 
 
 def test_other_settings_are_an_error_before_anything_is_drawn(scored, tmp_path, monkeypatch):

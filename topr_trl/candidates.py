@@ -16,8 +16,10 @@
 Token ids win over text: text that is tokenised anew loses the stop token and need not give the same tokens.
 """
 
+import hashlib
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,14 @@ def problem_column(dataset: Dataset) -> NDArray[Any]:
     """(N,) the problem of each row: `problem_id` if there, else rows with equal prompts share a problem."""
     if "problem_id" in dataset.column_names:
         return np.asarray(dataset["problem_id"])
-    return np.unique([repr(prompt) for prompt in dataset["prompt"]], return_inverse=True)[1]
+    return np.unique(hash_prompts(dataset["prompt"]), return_inverse=True)[1]
+
+
+def hash_prompts(prompts: Iterable[Any]) -> NDArray[np.str_]:
+    """A short hash of each prompt (text, messages or token ids): prompts themselves would take much memory."""
+    return np.array(
+        [hashlib.blake2b(repr(prompt).encode(), digest_size=8).hexdigest() for prompt in prompts], dtype=str
+    )
 
 
 def _is_ids(value: Any) -> bool:

@@ -47,17 +47,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if command == "plan":
         print(describe(*TrlParser(PlanArguments, prog="topr plan").parse_args_and_config(given)))
         return
-    parser = TrlParser(
-        (LoopArguments, StageArguments, SamplingArguments, VLLMArguments, OfflineTOPRConfig, ModelConfig),
-        prog=f"topr {command}",
-    )
-    # The disk of a long run is bounded by keeping one checkpoint.
-    parser.set_defaults(output_dir="topr-run", save_total_limit=1)
+    parser = make_parser(command)
     if not any(argument.startswith(("--model_name_or_path", "--config")) for argument in given):
-        parser.set_defaults_with_config(**CARELESS_SETTINGS)
+        # As arguments, which the loop hands to its stages; what was given comes later and wins.
+        given = [f"--{name}={value}" for name, value in CARELESS_SETTINGS.items()] + given
     loop, *parts = parser.parse_args_and_config(given)
     settings = Settings(*parts)
     if command == "iterate":
         iterate(loop, settings, given)
     else:
         stages.run(command, settings)
+
+
+def make_parser(command: str) -> TrlParser:
+    """Of the loop's and all stages' settings."""
+    settings = (LoopArguments, StageArguments, SamplingArguments, VLLMArguments, OfflineTOPRConfig, ModelConfig)
+    parser = TrlParser(settings, prog=f"topr {command}")
+    # The disk of a long run is bounded by keeping one checkpoint.
+    parser.set_defaults(output_dir="topr-run", save_total_limit=1)
+    return parser

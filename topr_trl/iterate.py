@@ -10,9 +10,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,8 +24,8 @@ from topr_trl import manifest
 from topr_trl.config import refuse_adafactor
 from topr_trl.evaluation import Evaluation
 from topr_trl.report import comparison_table
-from topr_trl.settings import Settings, inputs_of
-from topr_trl.stages import ON_SEVERAL_PROCESSES
+from topr_trl.settings import Settings, inputs_of, load_problems
+from topr_trl.stages import ON_SEVERAL_PROCESSES, check_candidates
 
 
 @dataclass
@@ -149,6 +150,11 @@ def check(loop: LoopArguments, settings: Settings) -> None:
     Raises:
         ValueError, ImportError: naming the setting and what to do.
     """
+    for name in ("input", "output", "worker"):
+        if getattr(settings.stage, name) is not None:
+            raise ValueError(f"{name} is for single stages; topr iterate writes to output_dir.")
+    if settings.training.save_only_model:
+        raise ValueError("save_only_model leaves no checkpoint that the loop could go on from.")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError("Start topr iterate in one process; name Accelerate's settings with --accelerate_config.")
     config = yaml.safe_load(Path(loop.accelerate_config).read_text()) if loop.accelerate_config else {}
@@ -163,6 +169,11 @@ def check(loop: LoopArguments, settings: Settings) -> None:
             "sampling_backend='vllm' needs vLLM: pip install topr_trl[vllm], or name the Python of an environment that "
             "has it (and topr_trl) with --sampling_python."
         )
+    for split in ("train", "test"):
+        if split == "test" or not loop.candidates:
+            load_problems(replace(settings.stage, split=split))
+    if loop.candidates:
+        check_candidates(Path(loop.candidates))
     needed, gpus = loop.sampling_workers * settings.vllm.vllm_tensor_parallel_size, torch.cuda.device_count()
     if gpus and needed > gpus:
         raise ValueError(
@@ -217,15 +228,18 @@ def _start(command: list[str], more: dict[str, str] | None = None) -> subprocess
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], step: Step) -> None:
-    try:
-        codes = [process.wait() for process in processes]
+    try:  # the first that fails ends the others
+        while any(process.poll() is None for process in processes) and not any(p.returncode for p in processes):
+            time.sleep(0.1)
     finally:
         for process in processes:
             if process.poll() is None:
                 process.terminate()
-    if any(codes):
+                process.wait()
+    failed = [process.returncode for process in processes if process.returncode]
+    if failed:
         raise RuntimeError(
-            f"The stage {step.stage} failed with exit status {next(c for c in codes if c)}; its messages are above. "
+            f"The stage {step.stage} failed with exit status {failed[0]}; its messages are above. "
             "What was finished is kept: the same command goes on from there."
         )
 

@@ -227,15 +227,24 @@ def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float
         "token_max": float(tokens.max()),
         "response": float(np.mean([abs((m - s).sum()) for m, s in pairs])),
     }
-    if distance["token"] > _FAR:
-        warnings.warn(
-            f"The sampler's log-probabilities differ from the trainer's by {distance['token']:.2f} a token: the "
-            "sampler had other weights, another tokenizer or RoPE settings, or computed at low precision. Sample from "
-            "the checkpoint that training starts from, with vllm_dtype as in training. If another model did write the "
-            "rows, set log_mu='sampler'.",
-            stacklevel=2,
-        )
+    warn_if_far(distance["token"])
     return distance
+
+
+def warn_if_far(distance: float) -> None:
+    """Warn if sampler and trainer differ by more than rounding explains.
+
+    Args:
+        distance: mean absolute difference of a token's log-probability, in nats.
+    """
+    if distance > _FAR:
+        warnings.warn(
+            f"The sampler's log-probabilities differ from the trainer's by {distance:.2f} a token: the sampler had "
+            "other weights, another tokenizer or RoPE settings, or computed at low precision. Sample from the "
+            "checkpoint that training starts from, in the precision of training. If another model did write the rows, "
+            "set log_mu='sampler'.",
+            stacklevel=3,
+        )
 
 
 def rows_fingerprint(dataset: Dataset, needs: list[bool]) -> str:

@@ -26,10 +26,13 @@ def begin(folder: Path, inputs: Mapping[str, Any]) -> bool:
         Whether the stage is finished already: its manifest says so, and the files are there in their sizes.
 
     Raises:
-        ValueError: the folder holds results for other inputs.
+        ValueError: the folder holds results for other inputs, or files of something else.
     """
     known, inputs = read(folder), json.loads(json.dumps(inputs))
     if known is None:
+        foreign = [path.name for path in folder.glob("*") if not _is_aside(path.relative_to(folder))]
+        if foreign:
+            raise ValueError(f"{folder} holds files that no stage has written ({foreign[0]}): name an empty folder.")
         _write(folder, {"inputs": inputs, "files": None})
         return False
     changed = [name for name in {**known["inputs"], **inputs} if known["inputs"].get(name) != inputs.get(name)]
@@ -136,18 +139,21 @@ _LOCK = ".lock"
 
 
 @contextmanager
-def lock(folder: Path, part: str = "") -> Iterator[None]:
+def lock(folder: Path, part: str = "", shared: bool = False) -> Iterator[None]:
     """Let one process work in a folder (or a part of it) at a time; it ends with the process, however that ends.
+
+    Those that share a lock work at the same time; one that does not waits for all of them.
 
     A process left over by a loop that was killed may still be at work; it is waited for.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     with (folder / f"{_LOCK}{part}").open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             print(f"Waiting for another process that is at work in {folder}.", flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, kind)
         yield
 
 

@@ -205,6 +205,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def score_log_mu(self) -> dict[str, float]:
         """Score log μ with the present weights and write it, without training; needs no more than `train` does.
 
+        If it is interrupted, or called again, it goes on with the parts that it keeps in `output_dir/log_mu_parts`.
+
         Returns:
             How far the sampler's log-probabilities are from these, see `topr_trl.log_mu.sampler_distance`; empty if the
             rows carry none.
@@ -267,11 +269,14 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             mu_logps = scored.take(pa.array(places, mask=places < 0))  # None where the row needs none
             if self.accelerator.is_main_process:
                 save_log_mu(path, mu_logps, weights, rows)
-                shutil.rmtree(parts, ignore_errors=True)
+                if not self._score_only:  # or it may end before its caller has used them
+                    shutil.rmtree(parts, ignore_errors=True)
             if dataset is self.train_dataset and "sampler_logps" in dataset.column_names:
                 some = np.unique(np.linspace(0, len(indices) - 1, _COMPARED).astype(int))
                 sampled = dataset.select(indices[some])["sampler_logps"][:]
                 self.sampler_distance = sampler_distance(scored.take(pa.array(some)).to_pylist(), sampled)
+                if not self._score_only:
+                    self.log({f"topr/sampler_distance/{name}": x for name, x in self.sampler_distance.items()})
             self._keep_log_mu(dataset, mu_logps)
             self.accelerator.wait_for_everyone()
             del self._to_score[path]

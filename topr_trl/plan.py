@@ -256,7 +256,11 @@ def describe(args: PlanArguments) -> str:
         if args.optim == "adafactor" and strategy in ("fsdp2", "zero3_offload"):
             fits = "not with adafactor"
         lines.append(f"{strategy:<15}" + "".join(f"{x / GIB:>12.1f}" for x in parts) + f"   {fits}")
-    lines += ["Peak: weights and optimiser, and the larger of gradients + buffers + activations, and of the step."]
+    whole = 2 * (shape.total if args.lora_parameters is None else args.lora_parameters) / GIB
+    lines += [
+        "Peak: weights and optimiser, and the larger of gradients + buffers + activations, and of the step.",
+        f"fsdp2: with sync_each_batch in accelerator_config; else gradients are accumulated whole, {whole:,.1f} GiB.",
+    ]
     engine = args.gpu_memory * GIB * 0.9 - 2 * shape.total / args.tensor_parallel
     sequences = max(int(engine * args.tensor_parallel / (cache_bytes(shape) * length)), 0)
     peak = args.gpu_tflops * 1e12 * args.mfu * gpus

@@ -115,10 +115,11 @@ class Settings:
         count = self.stage.eval_samples if self.stage.split == "test" else self.sampling.num_candidates
         return SamplingArguments(**{**asdict(self.sampling), "num_candidates": count})
 
-    def seed(self, *more: int) -> int:
-        """A seed for this iteration and what else is given, far from those of others."""
-        entropy = [self.training.seed, self.stage.iteration, *more]
-        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+    def seed(self, stage: str, shard: int = 0) -> int:
+        """A seed for a stage of this iteration and split, and a shard of it; below 2^31."""
+        of_stage = 2 * ("sample", "curate", "train").index(stage) + (self.stage.split == "test")
+        entropy = [self.training.seed, self.stage.iteration, of_stage, shard + 1]  # ends in no zero: those are ignored
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
 
 
 def load_problems(args: StageArguments) -> Dataset:
@@ -157,7 +158,8 @@ def inputs_of(stage: str, settings: Settings) -> dict[str, Any]:
         return {**read, "seed": training.seed}
     model = {**_model(settings), "peft": asdict(config) if config.use_peft else None, **seed}
     if stage == "log-mu":
-        return {**read, **model, **{name: getattr(training, name) for name in _RATIO}}
+        precision = ("bf16", "fp16", "model_init_kwargs")
+        return {**read, **model, **{name: getattr(training, name) for name in (*_RATIO, *precision)}}
     how = {n: v for n, v in training.to_dict().items() if n not in _CHOICE and not n.startswith(_HOW_IT_IS_RUN)}
     return {**read, **model, **how}
 
@@ -180,8 +182,9 @@ def _sampling(settings: Settings) -> dict[str, Any]:
 def _model(settings: Settings) -> dict[str, Any]:
     """The weights if a stage made them, wherever they lie now; else the name."""
     path = Path(settings.model_path)
+    how = {"dtype": settings.model.dtype, "attention": settings.model.attn_implementation}
     if (path / manifest.NAME).is_file():
-        return {"weights": manifest.fingerprint(path), "dtype": settings.model.dtype}
+        return {"weights": manifest.fingerprint(path), **how}
     embedded = path == arithmetic.CARELESS_MODEL
     name = "the embedded model" if embedded else settings.model_path
-    return {"model": name, "revision": settings.model.model_revision, "dtype": settings.model.dtype}
+    return {"model": name, "revision": settings.model.model_revision, **how}

@@ -6,7 +6,6 @@ rows as Python objects.
 """
 
 import copy
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -23,10 +22,11 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from trl import get_peft_config
 
 from topr_trl import manifest
-from topr_trl.candidates import load_candidates, read_table, save_candidates, shards_of
+from topr_trl.candidates import hash_prompts, load_candidates, read_table, save_candidates, shards_of
 from topr_trl.curation import compose
 from topr_trl.evaluation import evaluate_candidates
 from topr_trl.offline_trainer import OfflineTOPRTrainer
@@ -78,7 +78,7 @@ def draw_shards(settings: Settings) -> None:
     for k in tqdm(missing, total=len(own), **progress):
         start = k * args.problems_per_shard
         part = problems.select(range(start, min(start + args.problems_per_shard, len(problems))))
-        save_candidates(draw(part, settings.seed(k)), folder, k, count)
+        save_candidates(draw(part, settings.seed("sample", k)), folder, k, count)
 
 
 def _sampler(settings: Settings) -> Callable[[Dataset, int], Dataset]:
@@ -107,6 +107,19 @@ def score(settings: Settings) -> Made:
     return count_rows(settings.folder), {}
 
 
+def check_candidates(path: Path) -> None:
+    """Whether rows can be scored and trained on, by their columns.
+
+    Raises:
+        FileNotFoundError, ValueError: see `shards_of`; or columns are missing.
+    """
+    for shard in shards_of(path):
+        names = pq.read_schema(shard).names if shard.suffix == ".parquet" else read_table(shard).column_names
+        _need(names, ("prompt",), f"{shard}: rows to train on")
+        if "reward" not in names:
+            _need(names, ("completion", "answer"), f"{shard}: rows without a reward")
+
+
 def _need(columns: list[str], needed: tuple[str, ...], what: str) -> None:
     if not set(needed) <= set(columns):
         raise ValueError(f"{what} need the columns {', '.join(needed)}; found {columns}.")
@@ -127,7 +140,7 @@ def curate(settings: Settings) -> Made:
         positive_share=training.curation_positive_share,
         # Without it in every shard, the order of the rows is the sampling order.
         sample_ids=np.concatenate(sampling_order) if len(sampling_order) == len(columns) else None,
-        seed=settings.seed(),
+        seed=settings.seed("curate"),
     )
     if len(chosen_rewards) == 0:
         raise ValueError(f"curation={training.curation!r} chose no row: {curated}.")
@@ -159,10 +172,7 @@ def _columns(shard: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | No
     samples = rows["sample_id"].to_numpy() if "sample_id" in rows.column_names else None
     if "problem_id" in rows.column_names:
         return rewards, rows["problem_id"].to_numpy().astype(str), samples
-    # Rows with equal prompts share a problem; a hash of the prompt takes little memory.
-    prompts = (repr(rows["prompt"][i].as_py()).encode() for i in range(len(rows)))
-    hashes = [hashlib.blake2b(prompt, digest_size=8).hexdigest() for prompt in prompts]
-    return rewards, np.array(hashes, dtype=str), samples
+    return rewards, hash_prompts(rows["prompt"][i].as_py() for i in range(len(rows))), samples
 
 
 def log_mu(settings: Settings) -> Made:
@@ -182,8 +192,11 @@ def log_mu(settings: Settings) -> Made:
                 rows = rows.append_column("mu_fingerprint", pa.array([model] * len(rows), pa.string()))
                 start += len(rows)
             save_candidates(Dataset(rows), folder, k, len(shards))
-    state.wait_for_everyone()
-    return count_rows(folder), {"sampler_distance": distance}
+    if distance:
+        print(
+            f"Sampler and trainer are apart by {distance['token']:.2g} a token, {distance['response']:.2g} a response."
+        )
+    return len(trainer.train_dataset), {"sampler_distance": distance}
 
 
 def train(settings: Settings) -> Made:
@@ -194,10 +207,11 @@ def train(settings: Settings) -> Made:
     folder, state = settings.folder, PartialState()
     work = folder / manifest.WORK
     trainer = _trainer(settings)
+    _check_batch(trainer, work, state)
     trainer.train(resume_from_checkpoint=_last_whole_checkpoint(work, state))
     trainer.save_model(str(work / "final"))
     state.wait_for_everyone()
-    if state.is_main_process:
+    if state.is_main_process:  # alone, see `run`
         if settings.model.use_peft:
             _merge_adapter(work / "final", folder, settings)
         else:
@@ -206,14 +220,29 @@ def train(settings: Settings) -> Made:
         (folder / "log_history.json").write_text(json.dumps(trainer.state.log_history, indent=1))
         if (work / "runs").is_dir():  # TensorBoard's
             shutil.copytree(work / "runs", folder / "runs", dirs_exist_ok=True)
-    state.wait_for_everyone()
     return len(trainer.train_dataset), {}
+
+
+def _check_batch(trainer: OfflineTOPRTrainer, work: Path, state: PartialState) -> None:
+    """Refuse to go on with another number of rows a step: the weights would be neither run's."""
+    args, path = trainer.args, work / "rows_per_step"
+    rows = str(args.per_device_train_batch_size * args.gradient_accumulation_steps * state.num_processes)
+    known = path.read_text() if path.is_file() else rows
+    state.wait_for_everyone()
+    if known != rows:
+        raise ValueError(
+            f"This training was started with {known} rows a step, and now there are {rows}: use as many processes as "
+            f"then, or remove {work.parent} to start it anew."
+        )
+    if state.is_main_process:
+        work.mkdir(parents=True, exist_ok=True)
+        path.write_text(rows)
 
 
 def _trainer(settings: Settings) -> OfflineTOPRTrainer:
     """For rows that are chosen already, and whose rewards are after the baseline."""
     args, work = copy.copy(settings.training), settings.folder / manifest.WORK
-    args.output_dir, args.seed = str(work), settings.seed() % 2**31
+    args.output_dir, args.seed = str(work), settings.seed("train")
     args.baseline, args.effective_positive_share, args.curation, args.iteration_size = "0", None, "none", None
     args.model_init_kwargs = {**settings.loading, **(args.model_init_kwargs or {})}
     with PartialState().main_process_first():
@@ -227,6 +256,7 @@ def _trainer(settings: Settings) -> OfflineTOPRTrainer:
 def _merge_adapter(adapter: Path, folder: Path, settings: Settings) -> None:
     from peft import AutoPeftModelForCausalLM
 
+    unset_hf_deepspeed_config()  # under ZeRO-3 loading would shard the model and wait for the other processes
     loading = {name: value for name, value in settings.loading.items() if name != "quantization_config"}
     AutoPeftModelForCausalLM.from_pretrained(adapter, **loading).merge_and_unload().save_pretrained(folder)
     settings.tokenizer().save_pretrained(folder)
@@ -282,13 +312,15 @@ def run(name: str, settings: Settings) -> None:
             process was launched in several.
     """
     state = PartialState()
+    if settings.stage.worker is not None and name != "sample":
+        raise ValueError(f"worker={settings.stage.worker!r} is for the stage sample, not for {name}.")
     if state.num_processes > 1 and name not in ON_SEVERAL_PROCESSES:
         more = " For several sampling processes start each with --worker k/n." if name == "sample" else ""
         raise ValueError(f"The stage {name} runs in one process; start it without accelerate launch.{more}")
     folder, worker = settings.folder, settings.stage.worker
     inputs = inputs_of(name, settings)
     if worker is not None:  # one of several; whoever started them finishes the stage
-        with manifest.lock(folder, f"-{worker.replace('/', '-of-')}"):
+        with manifest.lock(folder, shared=True), manifest.lock(folder, f"-{worker.replace('/', '-of-')}"):
             if not manifest.begin(folder, inputs):
                 draw_shards(settings)
         return
@@ -299,8 +331,8 @@ def run(name: str, settings: Settings) -> None:
             if settings.stage.input is not None:
                 manifest.check_kept(settings.source)
             rows, notes = STAGES[name](settings)
+            # The other processes end here: merging and checksums of a large model take longer than they would wait.
             if state.is_main_process:
                 manifest.finish(folder, rows, **notes)
         if state.is_main_process:
             manifest.clean(folder)
-        state.wait_for_everyone()

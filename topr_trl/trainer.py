@@ -12,6 +12,7 @@ from trl.trainer.utils import get_config_model_id, split_pixel_values_by_grid, u
 
 from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated, compose
+from topr_trl.log_mu import warn_if_far
 from topr_trl.loss import log_ratios, truncated_weights
 from topr_trl.trainer_base import TOPRMixin
 
@@ -84,6 +85,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
         train = self.model.training
+        if distances := self._metrics["train" if train else "eval"].get("sampling/sampling_logp_difference/mean"):
+            warn_if_far(distances[-1])  # TRL measures it with vLLM
         raw_rewards = self._raw_rewards(batch)
         rewards, curated = self._compose(raw_rewards, train)
         rewards_all = torch.full_like(raw_rewards, torch.nan)

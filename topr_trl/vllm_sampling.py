@@ -90,10 +90,12 @@ def sample_candidates_with_vllm(
     tokenizer, config = engine.get_tokenizer(), engine.llm_engine.model_config
     prompt_ids = encode_prompts(tokenizer, problems, args, config.max_model_len)
     try:
-        generation_config = GenerationConfig.from_pretrained(config.model)
+        generation_config = GenerationConfig.from_pretrained(config.model, revision=config.revision)
     except OSError:  # the model ships none
         generation_config = GenerationConfig()
     eos = stop_tokens(tokenizer, generation_config)
+    pad = tokenizer.pad_token_id
+    never = {pad: -100} if pad is not None and pad not in eos else None  # as with transformers
     params = [
         SamplingParams(
             n=args.num_candidates,
@@ -104,6 +106,7 @@ def sample_candidates_with_vllm(
             stop=list(stop_strings) or None,
             include_stop_str_in_output=True,
             stop_token_ids=eos,
+            logit_bias=never,
             logprobs=0,  # of the drawn token alone
             seed=seed + i * args.num_candidates,  # the engine counts on from it for each of the n
             flat_logprobs=True,
