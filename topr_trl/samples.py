@@ -1,0 +1,147 @@
+"""The answers of S samples for each of P problems, as arrays: what an evaluation is computed from.
+
+Legend of the shape letters: P problems, S samples of each, K drawn of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+
+from topr_trl.rewards import CORRECT, INVALID
+
+INVALID_CODE, RIGHT_CODE = -1, 0
+NEEDED, OPTIONAL = ("problem_id", "extracted", "answer"), ("verdict", "score", "subject", "level")
+GROUPINGS = ("subject", "level")
+_NO_GROUP = "none"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Attributes:
+    codes_PS: int; -1 invalid, 0 the right answer, 1, 2, ... the other answers of the problem, equal ones alike.
+    scores_PS: float64, a verifier's score of each sample, if there are any.
+    problem_ids: P.
+    truths: the P right answers.
+    groups: `{"subject": P names, "level": ...}`, for those of the two that are known.
+    """
+
+    codes_PS: NDArray[np.int64]
+    problem_ids: Sequence[Any]
+    truths: Sequence[str]
+    scores_PS: NDArray[np.float64] | None = None
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def num_problems(self) -> int:
+        return len(self.codes_PS)
+
+    @property
+    def num_samples(self) -> int:
+        return self.codes_PS.shape[1]
+
+    def check_k(self, k: int) -> None:
+        if not 1 <= k <= self.num_samples:
+            raise ValueError(f"k must be between 1 and the number of samples, {self.num_samples}; it is {k}.")
+
+
+def encode(
+    answers: Sequence[Sequence[str | None]],
+    truths: Sequence[str],
+    scores: Sequence[Sequence[float]] | None = None,
+    problem_ids: Sequence[Any] | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
+) -> Samples:
+    """Answers as `Samples`.
+
+    Args:
+        answers: P lists of S answers in normal form, None where a sample is invalid.
+        truths: P right answers in the same form.
+        scores: P lists of S finite numbers.
+        problem_ids, groups: see `Samples`.
+
+    Raises:
+        ValueError: there is no problem, problems differ in their number of samples, or scores do not fit or are not
+            finite.
+    """
+    if len(answers) == 0 or len(answers) != len(truths):
+        raise ValueError(f"There must be as many problems as truths, and at least one: {len(answers)}, {len(truths)}.")
+    ids = list(range(len(answers))) if problem_ids is None else problem_ids
+    num_samples = max(map(len, answers))
+    odd = [(ids[i], len(row)) for i, row in enumerate(answers) if len(row) != num_samples]
+    if odd or num_samples == 0:
+        some = ", ".join(f"problem {problem!r}: {count}" for problem, count in odd[:3])
+        raise ValueError(
+            f"Every problem needs the same number of samples; the most are {num_samples}, and {len(odd)} of "
+            f"{len(answers)} problems have fewer ({some})."
+        )
+    codes = np.empty((len(answers), num_samples), dtype=np.int64)
+    for row, (given, truth) in enumerate(zip(answers, truths, strict=True)):
+        known: dict[str, int] = {truth: RIGHT_CODE}
+        codes[row] = [INVALID_CODE if a is None else known.setdefault(a, len(known)) for a in given]
+    return Samples(codes, ids, truths, _checked_scores(scores, codes.shape), dict(groups or {}))
+
+
+def _checked_scores(scores: Sequence[Sequence[float]] | None, shape: tuple[int, ...]) -> NDArray[np.float64] | None:
+    if scores is None:
+        return None
+    if len(scores) != shape[0] or any(len(row) != shape[1] for row in scores):
+        raise ValueError(f"There must be a score for each of {shape[0]} x {shape[1]} samples.")
+    array = np.array(scores, dtype=np.float64)
+    if bad := int((~np.isfinite(array)).sum()):
+        raise ValueError(f"Scores must be finite numbers; {bad} of {array.size} are not.")
+    return array
+
+
+def samples_of(rows: Dataset) -> Samples:
+    """Scored candidates as `Samples`, problems in the order in which they come first.
+
+    Args:
+        rows: columns `problem_id`, `extracted` and `answer` (`topr_trl.rewards.score_candidates`), as many rows of each
+            problem. `verdict`, if there, decides which answers are right, for tasks in which an answer has several
+            forms. `score`, `subject` and `level` are used if there.
+
+    Raises:
+        ValueError: a column is missing, there is no row, rows of a problem differ in their answer, subject or level,
+            a score is missing or not finite, or see `encode`.
+    """
+    columns = rows.column_names
+    if missing := [name for name in NEEDED if name not in columns]:
+        raise ValueError(f"Rows to evaluate need the columns {', '.join(NEEDED)}; {', '.join(missing)} missing.")
+    if len(rows) == 0:
+        raise ValueError("There is no row to evaluate.")
+    rows_of: dict[Any, list[int]] = {}
+    for i, problem in enumerate(rows["problem_id"]):
+        rows_of.setdefault(problem, []).append(i)
+    places, ids = list(rows_of.values()), list(rows_of)
+    truths = _one_value_each(rows["answer"][:], places, ids, "answer")
+    extracted = rows["extracted"][:]
+    verdicts = rows["verdict"][:] if "verdict" in columns else None
+
+    def answer_of(i: int, truth: str) -> str | None:
+        if verdicts is None or extracted[i] is None:
+            return extracted[i]
+        return {CORRECT: truth, INVALID: None}.get(verdicts[i], extracted[i])
+
+    answers = [[answer_of(i, truth) for i in place] for place, truth in zip(places, truths, strict=True)]
+    scores = None
+    if "score" in columns:
+        column = rows["score"][:]
+        if empty := sum(score is None for score in column):
+            raise ValueError(f"Column `score` is empty in {empty} of {len(column)} rows. Fill or drop the column.")
+        scores = [[column[i] for i in place] for place in places]
+    groups = {name: _one_value_each(rows[name][:], places, ids, name) for name in GROUPINGS if name in columns}
+    named = {name: [_NO_GROUP if v is None else str(v) for v in values] for name, values in groups.items()}
+    return encode(answers, truths, scores, ids, named)
+
+
+def _one_value_each(column: list[Any], places: list[list[int]], ids: list[Any], name: str) -> list[Any]:
+    odd = [problem for problem, place in zip(ids, places, strict=True) if len({column[i] for i in place}) > 1]
+    if odd:
+        raise ValueError(
+            f"All rows of a problem need the same `{name}`; those of {len(odd)} problems differ, as in {odd[0]!r}."
+        )
+    return [column[place[0]] for place in places]
