@@ -29,6 +29,7 @@ from benchmarks.claims import (
     rivals_compared,
     staleness,
     theory,
+    verifier,
 )
 from benchmarks.setting import HERE, PROFILES, Profile, model_hash
 
@@ -46,9 +47,10 @@ CLAIMS = {
     "iterations": iterations,
     "hard_task": hard_task,
     "staleness": staleness,
+    "verifier": verifier,
 }
 
-NEEDED_BY_ALL, ALONE = ("base", "learning_rates"), {"theory", "base", "difficulty"}
+NEEDED_BY_ALL, ALONE = ("base", "learning_rates"), {"theory", "base", "difficulty", "verifier"}
 
 
 def open_store(results: Path, profile: Profile) -> cells.Store:

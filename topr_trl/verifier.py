@@ -12,8 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from topr_trl.rewards import CORRECT
+from topr_trl.rewards import CORRECT, score_candidates
+from topr_trl.sampling import SamplingArguments, sample_candidates
 
 YES, NO = "yes", "no"
 TEMPLATE = (
@@ -99,3 +101,27 @@ def solution_scores(verifications: Dataset, num_solutions: int) -> list[float]:
         raise ValueError(f"{int((count == 0).sum())} of {num_solutions} solutions have not been verified.")
     scores: Sequence[float] = (yes / count).tolist()
     return list(scores)
+
+
+def verify(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    solutions: Dataset,
+    args: SamplingArguments,
+    seed: int = 0,
+    description: str = "Verifying",
+) -> tuple[Dataset, Dataset]:
+    """Let a model verify solutions, `args.num_candidates` times each; every process verifies all that it is given.
+
+    Args:
+        model, tokenizer: the verifier.
+        solutions: see `verification_problems`.
+        args, seed, description: see `topr_trl.sample_candidates`.
+
+    Returns:
+        The verifications, scored (rows to train the verifier on), and the solutions with a column `score`.
+    """
+    problems = verification_problems(solutions)
+    verifications = sample_candidates(model, tokenizer, problems, args, STOP_STRINGS, seed, description)
+    scored = score_candidates(verifications, extract_verdict)
+    return scored, solutions.add_column("score", solution_scores(scored, len(solutions)))

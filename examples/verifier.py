@@ -1,0 +1,146 @@
+"""A generative verifier trained with TOPR (arXiv 2503.14286, Sec. 4.4): solve, verify, train, choose answers.
+
+Without arguments: an embedded solver and a smaller embedded verifier, some minutes on a laptop's CPU.
+
+    accelerate launch examples/verifier.py
+
+The paper's set-up (a 70B model writes 16 solutions a problem, an 8B model verifies each 4 times and learns from that):
+
+    accelerate launch examples/verifier.py --dataset_name openai/gsm8k \\
+        --solver_name_or_path meta-llama/Meta-Llama-3-70B-Instruct \\
+        --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct --per_device_train_batch_size 1
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from accelerate import PartialState
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import ModelConfig, TrlParser, get_peft_config
+
+from topr_trl import (
+    OfflineTOPRConfig,
+    OfflineTOPRTrainer,
+    evaluate_candidates,
+    load_candidates,
+    sample_candidates,
+    save_candidates,
+    score_candidates,
+)
+from topr_trl import verifier as verification
+from topr_trl.sampling import SamplingArguments
+from topr_trl.settings import StageArguments, load_problems
+from topr_trl.tasks import arithmetic, gsm8k
+
+
+@dataclass
+class ScriptArguments(StageArguments):
+    solver_name_or_path: str | None = field(default=None, metadata={"help": "Writes the solutions. Default: embedded."})
+    num_solutions: int = field(default=16, metadata={"help": "Solutions of each training problem."})
+    eval_samples: int = field(default=32, metadata={"help": "Solutions of each test problem."})
+
+
+def load(name: str, model_args: ModelConfig, device):
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=model_args.dtype).to(device)
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    return model, tokenizer
+
+
+def shared(draw: Callable[[], Dataset], directory: Path) -> Dataset:
+    """Every process draws its share; all of them read back the whole."""
+    state, rows = PartialState(), draw()
+    if state.is_main_process:  # of an earlier run, perhaps with another number of processes
+        for old in directory.glob("candidates-*.parquet"):
+            old.unlink()
+    state.wait_for_everyone()
+    save_candidates(rows, directory, state.process_index, state.num_processes)
+    state.wait_for_everyone()
+    return load_candidates(directory)
+
+
+def main(script_args, sampling, training_args, model_args) -> None:
+    out, seed = Path(training_args.output_dir), training_args.seed
+
+    def solve(split: str, solver, solver_tokenizer) -> Dataset:
+        problems = load_problems(replace(script_args, split=split))
+        count = script_args.num_solutions if split == "train" else script_args.eval_samples
+        each, text = replace(sampling, num_candidates=count), f"Solving {split} problems"
+        return shared(
+            lambda: score_candidates(
+                sample_candidates(solver, solver_tokenizer, problems, each, gsm8k.STOP_STRINGS, seed, text),
+                gsm8k.extract_answer,
+            ),
+            out / f"{split} solutions",
+        )
+
+    solver = load(script_args.solver_name_or_path or str(arithmetic.CARELESS_MODEL), model_args, training_args.device)
+    solutions = {split: solve(split, *solver) for split in ("train", "test")}
+    del solver
+    verifier, tokenizer = load(
+        model_args.model_name_or_path or str(arithmetic.CARELESS_VERIFIER), model_args, training_args.device
+    )
+
+    def verify(split: str, label: str) -> Dataset:
+        problems = verification.verification_problems(solutions[split])
+        return shared(
+            lambda: score_candidates(
+                sample_candidates(
+                    verifier, tokenizer, problems, sampling, verification.STOP_STRINGS, seed, f"Verifying, {label}"
+                ),
+                verification.extract_verdict,
+            ),
+            out / label,
+        )
+
+    majority = evaluate_candidates(solutions["test"], maj_ks=[script_args.eval_samples])
+    results = {"none": {"maj": majority.maj_at[script_args.eval_samples].value}}
+
+    def test(label: str) -> None:
+        rows = verify("test", f"test, {label}")
+        own = evaluate_candidates(rows)
+        scored = solutions["test"].add_column("score", verification.solution_scores(rows, len(solutions["test"])))
+        n = script_args.eval_samples
+        chosen = evaluate_candidates(scored, weighted_sc_ks=[n], best_ks=[n])
+        results[label] = {
+            "accuracy": own.pass_at[1].value, "invalid": own.shares["invalid"],
+            "weighted SC": chosen.weighted_sc_at[n].value, "best of n": chosen.best_at[n].value,
+        }  # fmt: skip
+        if PartialState().is_main_process:  # at once: a later failure loses nothing
+            (out / "results.json").write_text(json.dumps(results, indent=1))
+
+    test("base verifier")
+    trainer = OfflineTOPRTrainer(
+        verifier, training_args, verify("train", "train"), processing_class=tokenizer,
+        peft_config=get_peft_config(model_args),
+    )  # fmt: skip
+    trainer.train()
+    trainer.save_model(out / "model")
+    verifier = trainer.accelerator.unwrap_model(trainer.model)
+    test("trained verifier")
+    if PartialState().is_main_process:
+        columns = ("accuracy", "invalid", "maj", "weighted SC", "best of n")
+        print(f"\n{'verifier':<18}" + "".join(f"{name:>13}" for name in columns) + "\n" + "─" * 83)
+        for label, values in results.items():
+            cells = (f"{100 * values[name]:.1f} %" if name in values else "" for name in columns)
+            print(f"{label:<18}" + "".join(f"{cell:>13}" for cell in cells))
+        problems = majority.num_problems
+        print(f"({problems} problems, n = {script_args.eval_samples} solutions each)\n\nEverything is in {out}/")
+    PartialState().wait_for_everyone()
+    PartialState().destroy_process_group()
+
+
+if __name__ == "__main__":
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    parser = TrlParser((ScriptArguments, SamplingArguments, OfflineTOPRConfig, ModelConfig))
+    parser.set_defaults(output_dir="topr-verifier", num_candidates=4)
+    if not any(arg.startswith(("--model_name_or_path", "--solver_name_or_path", "--config")) for arg in sys.argv):
+        small = {"num_train_problems": 100, "num_test_problems": 100, "num_solutions": 8, "iteration_size": None}
+        settings = {**arithmetic.CARELESS_SETTINGS, "curation": "none", **small, "save_strategy": "no"}
+        parser.set_defaults_with_config(**settings)
+    main(*parser.parse_args_and_config())
