@@ -1,10 +1,15 @@
+import json
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from datasets import Dataset
 
-from topr_trl import score_candidates
+from topr_trl import load_candidates, score_candidates
 from topr_trl.tasks.arithmetic import check, make_problem, solve
 from topr_trl.verifier import TEMPLATE, extract_verdict, solution_scores, verification_problems
 
@@ -92,3 +97,23 @@ def test_the_embedded_author_of_checks():
     careless = [extract_verdict(check("3 * 4 = 12. The answer is 12.", rng, 0.3, 0.2)) for _ in range(2_000)]
     shares = [np.mean([verdict == kind for verdict in careless]) for kind in ("yes", "no", None)]
     assert shares == pytest.approx([0.7 * 0.8, 0.3 * 0.8, 0.2], abs=0.04)  # results that slip are never the right one
+
+
+@pytest.mark.slow
+def test_the_example_runs_the_whole_path(tmp_path):
+    example = Path(__file__).parents[1] / "examples" / "verifier.py"
+    command = [
+        sys.executable, str(example), "--output_dir", str(tmp_path), "--num_train_problems", "4",
+        "--num_test_problems", "4", "--num_solutions", "2", "--eval_samples", "4", "--num_candidates", "2",
+    ]  # fmt: skip
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4_000:]
+    assert "weighted SC" in done.stdout
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert list(results) == ["none", "base verifier", "trained verifier"]
+    assert all(0 <= value <= 1 for values in results.values() for value in values.values())
+    rows = load_candidates(tmp_path / "train")
+    assert len(rows) == 4 * 2 * 2
+    assert set(rows["answer"]) <= {"yes", "no"}
+    assert (tmp_path / "model" / "model.safetensors").is_file()
