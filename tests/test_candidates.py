@@ -30,6 +30,12 @@ def test_nothing_to_load(tmp_path):
         load_candidates(tmp_path / "rows.csv")
 
 
+def test_malformed_files_are_named(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": ')
+    with pytest.raises(ValueError, match=r"rows\.jsonl cannot be read"):
+        load_candidates(tmp_path / "rows.jsonl")
+
+
 def test_problems():
     rows = Dataset.from_dict({"prompt": ["a", "b", "a"], "problem_id": [7, 7, 8]})
     assert problem_column(rows).tolist() == [7, 7, 8]

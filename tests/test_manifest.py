@@ -20,6 +20,7 @@ def test_a_finished_stage_is_known_by_its_inputs_and_files(tmp_path):
     assert manifest.begin(folder, inputs) is True
     (folder / "rows.parquet").write_bytes(b"row")  # cut off
     assert manifest.begin(folder, inputs) is False
+    assert not (folder / "rows.parquet").exists()  # or whoever makes what is missing would leave it
 
 
 def test_rows_that_another_folder_holds_too_can_be_dropped(tmp_path):
@@ -37,12 +38,14 @@ def test_rows_that_another_folder_holds_too_can_be_dropped(tmp_path):
         assert manifest.begin(folder, {"seed": 1}) is True
     assert manifest.fingerprint(folder) == before
     manifest.check_whole(folder)
-    with pytest.raises(ValueError, match="scored holds them too"):
+    with pytest.raises(ValueError, match="remove both folders"):
         manifest.check_kept(folder)
 
 
 def test_results_for_other_settings_are_an_error_that_names_them(tmp_path):
-    manifest.begin(tmp_path, {"seed": 1, "top_p": 1.0})
+    manifest.begin(tmp_path, {"seed": 3, "top_p": 1.0})
+    manifest.begin(tmp_path, {"seed": 1, "top_p": 1.0})  # it has made nothing yet
+    (tmp_path / "rows.parquet").write_bytes(b"rows")
     with pytest.raises(ValueError, match=r"other settings \(seed: 1 there, 2 now\)"):
         manifest.begin(tmp_path, {"seed": 2, "top_p": 1.0})
 

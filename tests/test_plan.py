@@ -105,5 +105,12 @@ def test_command(capsys):
     assert rows["zero3"].endswith("fits")
     cli.main(["plan", "--optim", "adafactor"])
     assert "not with adafactor" in capsys.readouterr().out
+    cli.main(["plan", "--model", "70b"])
+    assert "which does not fit: raise tensor_parallel" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="There is no model 'nosuch'"):
+        cli.main(["plan", "--model", "nosuch"])
+    for wrong in ({"mfu": 0}, {"mfu": 40}, {"gpu_memory": 0}, {"tensor_parallel": 3}, {"tensor_parallel": 16}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            PlanArguments(**wrong)
     with pytest.raises(ValueError, match="optim must be one of"):
         PlanArguments(optim="lion")

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
-from topr_trl import OfflineTOPRConfig, SamplingArguments, load_candidates, manifest, stages
+from topr_trl import OfflineTOPRConfig, SamplingArguments, cli, load_candidates, manifest, stages
 from topr_trl.log_mu import fingerprint, sampler_distance
 from topr_trl.settings import Settings, StageArguments, inputs_of
 from topr_trl.tasks import arithmetic
@@ -278,3 +278,42 @@ def test_a_far_sampler_is_warned_about():
 
 def test_the_embedded_model_is_the_default(tmp_path):
     assert settings(tmp_path).model_path == str(arithmetic.CARELESS_MODEL)
+
+
+def test_a_baseline_given_to_train_is_applied_to_rows_that_were_not_curated(scored, tmp_path):
+    now = settings(tmp_path / "model", scored, baseline=0.5)
+    assert sorted(set(stages._trainer(now).train_dataset["reward"])) == [-1.5, 0.5]
+    stages.run("curate", settings(tmp_path / "curated", scored, baseline=0.5))
+    now = settings(tmp_path / "other", tmp_path / "curated", baseline=0.5)
+    assert sorted(set(stages._trainer(now).train_dataset["reward"])) == [-1.5, 0.5]
+
+
+def embedded(command, *given):
+    return cli._settings_of_the_embedded_model(command, list(given))
+
+
+def test_settings_of_the_embedded_model(tmp_path, monkeypatch):
+    (tmp_path / "own.yaml").write_text("num_shots: 3\nlearning_rate: 1.0e-3\n")
+    assert "--num_shots=0" in embedded("iterate")
+    given = embedded("iterate", "--config", str(tmp_path / "own.yaml"))
+    assert given == embedded("iterate", f"--config={tmp_path / 'own.yaml'}")
+    assert not any(setting.startswith(("--num_shots", "--learning_rate")) for setting in given)
+    assert any(setting.startswith("--curation") for setting in given)
+    assert not any(setting.startswith(("--curation", "--iteration_size")) for setting in embedded("train"))
+    seen = []
+    monkeypatch.setattr(stages, "run", lambda command, settings: seen.append(settings))
+    for command, *given in (["curate"], ["sample", "--model-name-or-path", "own"], ["sample"]):
+        cli.main([command, *given])
+    assert [now.training.curation for now in seen] == ["none"] * 3
+    assert [now.stage.num_shots for now in seen] == [8, 8, 0]
+
+
+def test_what_users_can_mend_is_said_in_a_line(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["topr", "score", "--input", "nowhere", "--output", "out"])
+    with pytest.raises(
+        SystemExit, match=r"topr score: There is no nowhere to read \(--input\)\. \(--debug shows where\)"
+    ):
+        cli.console()
+    monkeypatch.setattr("sys.argv", ["topr", "score", "--debug", "--input", "nowhere", "--output", "out"])
+    with pytest.raises(FileNotFoundError):
+        cli.console()

@@ -1,4 +1,4 @@
-from topr_trl.cli import main
+from topr_trl.cli import console
 
 if __name__ == "__main__":
-    main()
+    console()

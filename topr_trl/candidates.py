@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 from datasets import Dataset, load_dataset
+from datasets.exceptions import DatasetGenerationError
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 from trl import apply_chat_template, is_conversational
@@ -159,7 +160,7 @@ def read_table(*files: str | Path, cache_dir: str | Path | None = None) -> Datas
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a file is of another kind.
+        ValueError: a file is of another kind, or malformed.
     """
     paths = [Path(file) for file in files]
     for path in paths:
@@ -171,4 +172,7 @@ def read_table(*files: str | Path, cache_dir: str | Path | None = None) -> Datas
     if kind == "parquet":  # `datasets` 4.7 fails on files without rows
         paths = [path for path in paths if pq.read_metadata(path).num_rows] or paths[:1]
     cache = str(cache_dir) if cache_dir else None
-    return load_dataset(kind, data_files=list(map(str, paths)), split="train", cache_dir=cache)
+    try:
+        return load_dataset(kind, data_files=list(map(str, paths)), split="train", cache_dir=cache)
+    except DatasetGenerationError as error:
+        raise ValueError(f"{paths[0]}{' and others' * (len(paths) > 1)} cannot be read: {error.__cause__}") from error

@@ -3,13 +3,18 @@
 import argparse
 import logging
 import sys
+import warnings
 from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 
+import torch
+import yaml
 from trl import ModelConfig, TrlParser
 
 from topr_trl import stages
 from topr_trl.config import OfflineTOPRConfig
-from topr_trl.iterate import LoopArguments, end_with_the_loop, iterate
+from topr_trl.iterate import LoopArguments, StageFailed, end_with_the_loop, iterate
 from topr_trl.plan import PlanArguments, describe
 from topr_trl.sampling import SamplingArguments
 from topr_trl.settings import Settings, StageArguments
@@ -28,8 +33,24 @@ COMMANDS = {
 }
 
 
+def console() -> None:
+    """The command as users meet it: what they can mend is said in a line, with `--debug` where it arose."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    warnings.filterwarnings("ignore", "`gradient_checkpointing` is deprecated", FutureWarning)  # TRL's default
+    try:
+        main(arguments)
+    except (ValueError, OSError, ImportError, StageFailed) as error:
+        if len(arguments) < len(sys.argv) - 1:
+            raise
+        sys.exit(f"topr {arguments[0]}: {error} (--debug shows where)")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command."""
+    """Run a command.
+
+    Raises:
+        ValueError, OSError, ImportError, StageFailed: something is wrong with settings, files, packages, or a stage.
+    """
     end_with_the_loop()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] not in COMMANDS:
@@ -47,11 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if command == "plan":
         print(describe(*TrlParser(PlanArguments, prog="topr plan").parse_args_and_config(given)))
         return
-    parser = make_parser(command)
-    if not any(argument.startswith(("--model_name_or_path", "--config")) for argument in given):
-        # As arguments, which the loop hands to its stages; what was given comes later and wins.
-        given = [f"--{name}={value}" for name, value in CARELESS_SETTINGS.items()] + given
-    loop, *parts = parser.parse_args_and_config(given)
+    loop, *parts = make_parser(command).parse_args_and_config(given)
+    if Settings(*parts).model.model_name_or_path is None and command in _NEED_A_MODEL:
+        given = _settings_of_the_embedded_model(command, given) + given
+        loop, *parts = make_parser(command).parse_args_and_config(given)
     settings = Settings(*parts)
     if command == "iterate":
         iterate(loop, settings, given)
@@ -59,10 +79,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         stages.run(command, settings)
 
 
+_NEED_A_MODEL = ("iterate", "sample", "log-mu", "train")
+
+
+def _settings_of_the_embedded_model(command: str, given: list[str]) -> list[str]:
+    """As arguments, which the loop hands to its stages; what is given, or in a config file, wins."""
+    files = [a.partition("=")[2] or b for a, b in pairwise([*given, ""]) if a.startswith("--config")]
+    in_files = {name for file in files for name in yaml.safe_load(Path(file).read_text()) or {}}
+    # Rows that are trained on by hand are chosen by who brings them.
+    left_out = in_files if command == "iterate" else in_files | {"curation", "iteration_size"}
+    return [f"--{name}={value}" for name, value in CARELESS_SETTINGS.items() if name not in left_out]
+
+
 def make_parser(command: str) -> TrlParser:
     """Of the loop's and all stages' settings."""
     settings = (LoopArguments, StageArguments, SamplingArguments, VLLMArguments, OfflineTOPRConfig, ModelConfig)
     parser = TrlParser(settings, prog=f"topr {command}")
     # The disk of a long run is bounded by keeping one checkpoint.
-    parser.set_defaults(output_dir="topr-run", save_total_limit=1)
+    parser.set_defaults(output_dir="topr-run", save_total_limit=1, use_cpu=not torch.accelerator.is_available())
     return parser

@@ -63,6 +63,10 @@ class LoopArguments:
                 raise FileNotFoundError(f"There is no {getattr(self, name)} ({name}).")
 
 
+class StageFailed(RuntimeError):
+    """A stage's process ended with an error."""
+
+
 @dataclass
 class Step:
     """A stage with its folders."""
@@ -121,7 +125,7 @@ def iterate(loop: LoopArguments, settings: Settings, arguments: list[str]) -> No
 
     Raises:
         ValueError: a folder holds results for other settings, or settings cannot work together.
-        RuntimeError: a stage failed; what it printed tells why.
+        StageFailed: a stage failed; what it printed tells why.
     """
     check(loop, settings)
     out = Path(settings.training.output_dir)
@@ -238,7 +242,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], step: Step) -> None:
                 process.wait()
     failed = [process.returncode for process in processes if process.returncode]
     if failed:
-        raise RuntimeError(
+        raise StageFailed(
             f"The stage {step.stage} failed with exit status {failed[0]}; its messages are above. "
             "What was finished is kept: the same command goes on from there."
         )

@@ -35,6 +35,10 @@ def begin(folder: Path, inputs: Mapping[str, Any]) -> bool:
             raise ValueError(f"{folder} holds files that no stage has written ({foreign[0]}): name an empty folder.")
         _write(folder, {"inputs": inputs, "files": None})
         return False
+    made = [path for path in folder.glob("*") if path.name == WORK or not _is_aside(path.relative_to(folder))]
+    if known["files"] is None and not made:
+        _write(folder, {"inputs": inputs, "files": None})  # begun, and it has made nothing
+        return False
     changed = [name for name in {**known["inputs"], **inputs} if known["inputs"].get(name) != inputs.get(name)]
     if changed:
         details = "; ".join(f"{n}: {known['inputs'].get(n)!r} there, {inputs.get(n)!r} now" for n in sorted(changed))
@@ -42,7 +46,12 @@ def begin(folder: Path, inputs: Mapping[str, Any]) -> bool:
             f"{folder} holds results for other settings ({details}). Remove the folder and those of later stages, or "
             "use another output_dir."
         )
-    return known["files"] is not None and not _damaged(folder, known)
+    if known["files"] is None:
+        return False
+    damaged = _damaged(folder, known)
+    for name in damaged:  # to be made anew
+        (folder / name).unlink(missing_ok=True)
+    return not damaged
 
 
 def finish(folder: Path, rows: int, **notes: Any) -> None:
@@ -101,7 +110,10 @@ def check_kept(folder: Path) -> None:
     """
     copy = (read(folder) or {}).get("dropped")
     if copy:
-        raise ValueError(f"The rows of {folder} were removed: {copy} holds them too (keep_copies=True keeps both).")
+        raise ValueError(
+            f"The rows of {folder} were removed when {copy} had been made of them (keep_copies=True keeps both). If "
+            "that is damaged now, remove both folders, and they are made anew."
+        )
 
 
 def _damaged(folder: Path, known: dict[str, Any]) -> list[str]:

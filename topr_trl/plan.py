@@ -63,6 +63,13 @@ class PlanArguments:
         for name in ("nodes", "gpus", "rows", "prompt_tokens", "response_tokens", "tensor_parallel"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if self.gpu_memory <= 0 or self.gpu_tflops <= 0 or not 0 < self.mfu <= 1:
+            raise ValueError(
+                "gpu_memory and gpu_tflops must be above 0 and mfu in (0, 1], not "
+                f"{self.gpu_memory}, {self.gpu_tflops} and {self.mfu}."
+            )
+        if self.gpus * self.nodes % self.tensor_parallel:
+            raise ValueError(f"tensor_parallel={self.tensor_parallel} does not divide {self.nodes} x {self.gpus} GPUs.")
         if self.optim not in (*STATE_BYTES, "adafactor"):
             raise ValueError(f"optim must be one of {', '.join(STATE_BYTES)} or adafactor, not {self.optim!r}.")
 
@@ -231,7 +238,13 @@ def cache_bytes(shape: Shape) -> int:
 
 def describe(args: PlanArguments) -> str:
     """Tables of memory and time, as text."""
-    config = KNOWN[args.model] if args.model in KNOWN else AutoConfig.from_pretrained(args.model)
+    try:
+        config = KNOWN[args.model] if args.model in KNOWN else AutoConfig.from_pretrained(args.model)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"There is no model {args.model!r}: name {' or '.join(KNOWN)}, a folder with a config.json, or a model of "
+            "the Hub."
+        ) from error
     shape, gpus = Shape.of(config), args.nodes * args.gpus
     length = args.prompt_tokens + args.response_tokens
     trained = "" if args.lora_parameters is None else f", {args.lora_parameters / 1e6:,.0f} million trained"
@@ -256,9 +269,12 @@ def describe(args: PlanArguments) -> str:
         if args.optim == "adafactor" and strategy in ("fsdp2", "zero3_offload"):
             fits = "not with adafactor"
         lines.append(f"{strategy:<15}" + "".join(f"{x / GIB:>12.1f}" for x in parts) + f"   {fits}")
-    whole = 2 * (shape.total if args.lora_parameters is None else args.lora_parameters) / GIB
+    trained_parameters = shape.total if args.lora_parameters is None else args.lora_parameters
+    host = (16 * trained_parameters + 2 * shape.total) / args.nodes / GIB
+    whole = 2 * trained_parameters / GIB
     lines += [
         "Peak: weights and optimiser, and the larger of gradients + buffers + activations, and of the step.",
+        f"zero3_offload: and {host:,.0f} GiB of a node's own memory.",
         f"fsdp2: with sync_each_batch in accelerator_config; else gradients are accumulated whole, {whole:,.1f} GiB.",
     ]
     engine = args.gpu_memory * GIB * 0.9 - 2 * shape.total / args.tensor_parallel
@@ -270,8 +286,12 @@ def describe(args: PlanArguments) -> str:
     lines += [
         "",
         f"vLLM, {args.tensor_parallel} GPU(s) an engine: weights "
-        f"{2 * shape.total / args.tensor_parallel / GIB:.1f} GiB a GPU, room for {sequences:,} sequences of "
-        f"{length:,} tokens an engine",
+        f"{2 * shape.total / args.tensor_parallel / GIB:.1f} GiB a GPU, "
+        + (
+            f"room for {sequences:,} sequences of {length:,} tokens an engine"
+            if sequences
+            else "which does not fit: raise tensor_parallel"
+        ),
         f"A step of {args.rows * gpus:,} rows: {row * args.rows * gpus / peak:.2f} s at {args.mfu:.0%} of the peak",
         f"An iteration: {args.problems * args.candidates:,} candidates, "
         f"{args.problems * args.candidates * args.response_tokens / 1e6:,.0f} million tokens sampled; log μ of at most "

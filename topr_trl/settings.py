@@ -159,8 +159,8 @@ def inputs_of(stage: str, settings: Settings) -> dict[str, Any]:
     model = {**_model(settings), "peft": asdict(config) if config.use_peft else None, **seed}
     if stage == "log-mu":
         precision = ("bf16", "fp16", "model_init_kwargs")
-        return {**read, **model, **{name: getattr(training, name) for name in (*_RATIO, *precision)}}
-    how = {n: v for n, v in training.to_dict().items() if n not in _CHOICE and not n.startswith(_HOW_IT_IS_RUN)}
+        return {**read, **model, **{name: getattr(training, name) for name in (*_CHOICE, *_RATIO, *precision)}}
+    how = {n: v for n, v in training.to_dict().items() if not n.startswith(_HOW_IT_IS_RUN)}
     return {**read, **model, **how}
 
 

@@ -178,7 +178,7 @@ def _columns(shard: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | No
 def log_mu(settings: Settings) -> Made:
     """log μ of the rows whose weight depends on it, by the model that training starts from."""
     folder, state, shards = settings.folder, PartialState(), shards_of(settings.source)
-    trainer = _trainer(settings)
+    trainer = _trainer(settings, all_rows=True)
     distance = trainer.score_log_mu()
     scored = folder / manifest.WORK / "log_mu.parquet"
     if state.is_main_process:
@@ -239,14 +239,18 @@ def _check_batch(trainer: OfflineTOPRTrainer, work: Path, state: PartialState) -
         path.write_text(rows)
 
 
-def _trainer(settings: Settings) -> OfflineTOPRTrainer:
-    """For rows that are chosen already, and whose rewards are after the baseline."""
+def _trainer(settings: Settings, all_rows: bool = False) -> OfflineTOPRTrainer:
+    """For the rows of `settings.source`; those that the stage `curate` has chosen are after the baseline already."""
     args, work = copy.copy(settings.training), settings.folder / manifest.WORK
     args.output_dir, args.seed = str(work), settings.seed("train")
-    args.baseline, args.effective_positive_share, args.curation, args.iteration_size = "0", None, "none", None
     args.model_init_kwargs = {**settings.loading, **(args.model_init_kwargs or {})}
     with PartialState().main_process_first():
         rows = load_candidates(settings.source, work / "cache")
+    curated = "raw_reward" in rows.column_names
+    if curated:
+        args.baseline, args.effective_positive_share = "0", None
+    if curated or all_rows:
+        args.curation, args.iteration_size = "none", None
     return OfflineTOPRTrainer(
         settings.model_path, args, rows, processing_class=settings.tokenizer(),
         peft_config=get_peft_config(settings.model),
