@@ -9,6 +9,7 @@ from trl import ModelConfig, TrlParser
 
 from topr_trl import stages
 from topr_trl.config import OfflineTOPRConfig
+from topr_trl.evaluate_command import evaluate_command
 from topr_trl.iterate import LoopArguments, end_with_the_loop, iterate
 from topr_trl.plan import PlanArguments, describe
 from topr_trl.sampling import SamplingArguments
@@ -24,7 +25,7 @@ COMMANDS = {
     "log-mu": "score log μ of the rows with the starting model",
     "train": "train on the rows",
     "plan": "memory of a GPU and time of a step, before anything is started",
-    "evaluate": "pass@1 and maj@k of scored test candidates",
+    "evaluate": "pass@k, maj@k and more of a model or of candidates, alone or beside another run",
 }
 
 
@@ -59,5 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = Settings(*parts)
     if command == "iterate":
         iterate(loop, settings, given)
+    elif command == "evaluate":
+        try:
+            evaluate_command(settings)
+        except (ValueError, OSError) as error:  # what a user can mend; a traceback would hide it
+            sys.exit(f"topr evaluate: {' '.join(str(error).split())}")
     else:
         stages.run(command, settings)

@@ -43,13 +43,17 @@ def begin(folder: Path, inputs: Mapping[str, Any]) -> bool:
 
 
 def finish(folder: Path, rows: int, **notes: Any) -> None:
-    """Write down that a stage is finished: its files with sizes and checksums, its rows, and what else it tells."""
+    """Write down that a stage is finished: its files with sizes and checksums, its rows, and what else it tells.
+
+    Folders in it that have manifests of their own answer for themselves.
+    """
     known = read(folder)
     assert known is not None
+    others = {path.parent for path in folder.rglob(NAME)} - {folder}
     files = {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not _is_aside(path.relative_to(folder))
+        if path.is_file() and not _is_aside(path.relative_to(folder)) and not others & set(path.parents)
     }
     _write(folder, {**known, **notes, "rows": rows, "files": files, "finished": time.strftime("%Y-%m-%d %H:%M:%S")})
 
