@@ -53,7 +53,7 @@ def test_intervals_hold_what_they_promise():
         skills = np.random.default_rng(1_000 + seed).uniform(0.1, 0.7, 60)
         found = compare(run(skills, 4, seed), run(skills + 0.1, 4, 500 + seed))["pass@1"]
         held += found.low <= 0.1 <= found.high
-    assert held >= 51  # fewer has a probability of 0.3 % at 95 %
+    assert held >= 51  # fewer have a probability of 0.07 %
 
 
 def test_problems_are_matched_by_their_ids():

@@ -38,7 +38,10 @@ def test_the_verdict_decides_which_answers_are_right():
         ({"level": [1, 2, 3, 2]}, "same `level`"),
         ({"score": [1.0, None, 0.5, 0.5]}, "`score` is empty in 1 of 4"),
         ({"score": [1.0, float("nan"), 0.5, 0.5]}, "1 of 4 are not"),
-        ({"problem_id": [3, 8, 3, 3], "answer": ["1"] * 4}, r"the most are 3, and 1 of 2 problems have fewer \(problem 8: 1\)"),
+        (
+            {"problem_id": [3, 8, 3, 3], "answer": ["1"] * 4},
+            r"the most are 3, and 1 of 2 problems have fewer \(problem 8: 1\)",
+        ),
         ({name: [] for name in ROWS}, "no row"),
     ],
 )
