@@ -122,10 +122,10 @@ def test_weighted_self_consistency_by_hand():
 
 def test_ties_go_to_the_first_drawn_and_rounding_makes_none():
     """0.1 + 0.2 and 0.3 are a tie, whatever their rounding."""
-    samples = encode([["1", "1", "2"], ["2", "1", "1"]], ["1", "1"], [[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]])
-    drawn = np.tile(np.arange(3), (2, 1))
+    answers, scores = [["1", "1", "2", None], ["2", "1", "1", None]], [[0.1, 0.2, 0.3, 1.0], [0.3, 0.2, 0.1, 1.0]]
+    samples, drawn = encode(answers, ["1", "1"], scores), np.tile(np.arange(4), (2, 1))
     assert weighted_sc_solved(samples, drawn).tolist() == [True, False]
-    assert evaluation.maj_solved(samples, drawn[:, ::2]).tolist() == [True, False]
+    assert evaluation.maj_solved(samples, drawn[:, [0, 2]]).tolist() == [True, False]
     equal = encode([["1", "2"], ["2", "1"], [None, "1"], [None, None]], ["1"] * 4, [[1.0, 1.0]] * 4)
     assert evaluation.best_solved(equal, np.tile(np.arange(2), (4, 1))).tolist() == [True, False, True, False]
     # Scores that are all zero, or below it, still choose among the valid answers.

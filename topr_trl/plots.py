@@ -12,6 +12,7 @@ from topr_trl.samples import GROUPINGS
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito's, told apart by the colour-blind
 _MARKS = ("o", "s", "^", "D")
+_MOST_BARS = 32
 _LINES = {"pass@k": "-", "maj@k": "--", "weighted SC@k": ":", "best@k": "-."}
 
 
@@ -87,7 +88,11 @@ def _draw_cardinality(panel: Any, evaluations: Mapping[str, Evaluation]) -> None
         places = np.arange(len(share)) / run.num_samples * 100
         step = 100 / run.num_samples
         offset = (r - (len(evaluations) - 1) / 2) * width * step
-        panel.bar(places + offset, share, width * step, color=COLOURS[r])
+        if len(evaluations) > 1 and run.num_samples > _MOST_BARS:  # bars side by side would be too thin to tell apart
+            edges = np.append(places, 100 + step) - step / 2
+            panel.stairs(share, edges, fill=True, alpha=0.4, color=COLOURS[r])
+        else:
+            panel.bar(places + offset, share, width * step, color=COLOURS[r])
     panel.set(xlabel="correct samples of a problem (%)", ylabel="problems (%)", title="Problems by correct samples")
     panel.grid(axis="y", alpha=0.3)
     panel.set_axisbelow(True)
