@@ -1,19 +1,21 @@
+import json
 from collections import Counter
-from itertools import combinations
 
 import numpy as np
 import pytest
 from datasets import Dataset
 
-from topr_trl.evaluation import evaluate_candidates, evaluate_samples
-from topr_trl.expectations import pass_at_k
-from topr_trl.report import comparison_table, plot_comparison
-
-
-@pytest.mark.parametrize(("samples", "correct", "k"), [(6, 2, 1), (6, 2, 3), (6, 0, 2), (6, 6, 1), (5, 1, 5)])
-def test_pass_at_k_is_the_share_of_draws(samples, correct, k):
-    draws = list(combinations([True] * correct + [False] * (samples - correct), k))
-    assert pass_at_k(samples, correct, k) == pytest.approx(np.mean([any(draw) for draw in draws]))
+from topr_trl import evaluation
+from topr_trl.evaluation import (
+    Evaluation,
+    evaluate_candidates,
+    evaluate_in_full,
+    evaluate_samples,
+    resampled_estimate,
+    weighted_sc_solved,
+)
+from topr_trl.expectations import expected_best, expected_maj, expected_pass
+from topr_trl.samples import encode
 
 
 def majority(answers):
@@ -33,7 +35,6 @@ def test_estimates_agree_with_slow_ones():
     answers, truths = make()
     result = evaluate_samples(answers, truths, pass_ks=[1, 4], maj_ks=[1, 5, 12], seed=1)
     assert result.pass_at[1].value == pytest.approx(np.mean([[a == "7" for a in row] for row in answers]))
-    assert result.maj_at[12].value == pytest.approx(np.mean([majority(row) == "7" for row in answers]), abs=0.05)
     assert np.isnan(result.maj_at[12].standard_error)
     assert result.to_dict()["maj_at"][12]["standard_error"] is None
     rng = np.random.default_rng(2)
@@ -80,16 +81,93 @@ def test_bad_input(answers, truths, ks, message):
         evaluate_samples(answers, truths, pass_ks=ks)
 
 
-def test_report(tmp_path):
+@pytest.mark.parametrize(("name", "k"), [(n, k) for n in ("pass", "maj", "best") for k in (1, 2, 5, 11)])
+def test_exact_values_are_the_limit_of_the_papers_draws(name, k):
     answers, truths = make()
-    runs = {name: evaluate_samples(answers, truths, maj_ks=[12]) for name in ("before", "after")}
-    table = comparison_table(runs)
-    assert "pass@1" in table
-    assert "±" in table
-    assert "nan" not in table
-    assert len({len(line) for line in table.splitlines()[:-1]}) == 1
-    plot_comparison(runs, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").stat().st_size > 10_000
+    scores = np.random.default_rng(5).integers(0, 5, (60, 12)) / 4  # with ties
+    samples = encode(answers, truths, scores.tolist())
+    expected = {"pass": expected_pass, "maj": expected_maj, "best": expected_best}[name](samples, k)
+    solved = {"pass": evaluation.pass_solved, "maj": evaluation.maj_solved, "best": evaluation.best_solved}[name]
+    exact = evaluation.exact_estimate(expected, k, 12)
+    drawn = resampled_estimate(samples, solved, k, seed=6, draws=2_000)
+    # The mean of 2,000 draws is off by a standard deviation of a draw over √2000: SE² = K V / (S - K).
+    deviation = exact.standard_error * np.sqrt((12 - k) / k)
+    assert abs(drawn.value - exact.value) < 4 * deviation / np.sqrt(2_000) + 1e-12
+    assert drawn.standard_error == pytest.approx(exact.standard_error, rel=0.1)
+
+
+def test_the_papers_hundred_draws_agree_with_the_unbiased_estimator():
+    samples = encode(*make(problems=200, samples=16))
+    for k in (1, 4, 8):
+        exact = evaluation.exact_estimate(expected_pass(samples, k), k, 16)
+        drawn = resampled_estimate(samples, evaluation.pass_solved, k)
+        assert abs(drawn.value - exact.value) < 4 * exact.standard_error * np.sqrt((16 - k) / k) / 10
+
+
+def test_weighted_self_consistency_by_hand():
+    # "1" has 0.9, "2" 0.5 + 0.5 = 1.0, the invalid one 5: "2" wins all three votes, "1" the majority of none.
+    samples = [["1", "2", None, "2"]]
+    scores = [[0.9, 0.5, 5.0, 0.5]]
+
+    def value(truth, k):
+        run = evaluate_samples(samples, [truth], scores=scores, weighted_sc_ks=[k], best_ks=[k])
+        return run.weighted_sc_at[k].value, run.best_at[k].value
+
+    assert value("2", 4) == (1.0, 0.0)
+    assert value("1", 4) == (0.0, 1.0)
+    assert value("1", 1) == (0.25, 0.25)
+    # Of the six pairs "1" wins those with it: {1, 2}, {1, None}, {1, 2'}; here by draws.
+    assert value("1", 2) == (pytest.approx(0.5, abs=0.15), pytest.approx(0.5))
+
+
+def test_ties_go_to_the_first_drawn_and_rounding_makes_none():
+    """0.1 + 0.2 and 0.3 are a tie, whatever their rounding."""
+    answers, scores = [["1", "1", "2", None], ["2", "1", "1", None]], [[0.1, 0.2, 0.3, 1.0], [0.3, 0.2, 0.1, 1.0]]
+    samples, drawn = encode(answers, ["1", "1"], scores), np.tile(np.arange(4), (2, 1))
+    assert weighted_sc_solved(samples, drawn).tolist() == [True, False]
+    assert evaluation.maj_solved(samples, drawn[:, [0, 2]]).tolist() == [True, False]
+    equal = encode([["1", "2"], ["2", "1"], [None, "1"], [None, None]], ["1"] * 4, [[1.0, 1.0]] * 4)
+    assert evaluation.best_solved(equal, np.tile(np.arange(2), (4, 1))).tolist() == [True, False, True, False]
+    # Scores that are all zero, or below it, still choose among the valid answers.
+    none = encode([[None, "1"], ["1", "2"]], ["1", "1"], [[0.0, 0.0], [-1.0, -2.0]])
+    assert weighted_sc_solved(none, np.tile(np.arange(2), (2, 1))).all()
+
+
+def test_scores_are_needed():
+    with pytest.raises(ValueError, match="need a score of each sample"):
+        evaluate_samples([["1", "2"]], ["1"], best_ks=[1])
+    with pytest.raises(ValueError, match="need a score of each sample"):
+        evaluate_samples([["1", "2"]], ["1"], weighted_sc_ks=[2])
+
+
+def test_groups():
+    answers = [["1", "1"], ["1", "2"], ["2", None]]
+    run = evaluate_samples(answers, ["1"] * 3, groups={"subject": ["a", "b", "a"]})
+    a, b = run.groups["subject"]["a"], run.groups["subject"]["b"]
+    assert (a.num_problems, a.pass_at_1.value, a.maj_at) == (2, 0.5, {})
+    assert (b.num_problems, b.pass_at_1.value) == (1, 0.5)
+    # One problem, half right: V = 1/4, SE = sqrt(1 * 1/4 / (2 - 1)).
+    assert b.pass_at_1.standard_error == 0.5
+
+
+def test_everything_survives_json():
+    answers, truths = make(samples=8)
+    samples = encode(answers, truths, np.ones((60, 8)).tolist(), groups={"level": ["1", "2"] * 30})
+    run = evaluate_in_full(samples)
+    assert list(run.pass_at) == [1, 2, 4, 8]
+    assert list(run.maj_at) == list(run.weighted_sc_at) == list(run.best_at) == [2, 4]
+    assert list(run.groups["level"]["1"].maj_at) == [4]
+    # With equal scores the vote is that of the majority, and the best is any valid one.
+    assert run.weighted_sc_at[4].value == pytest.approx(run.maj_at[4].value, abs=0.02)
+    plain = json.loads(json.dumps(run.to_dict(), allow_nan=False))
+    assert Evaluation.from_dict(plain).to_dict() == run.to_dict()
+    old = {name: plain[name] for name in ("pass_at", "maj_at", "shares", "cardinality", "num_problems", "num_samples")}
+    assert Evaluation.from_dict(old).groups == {}
+
+
+def test_one_sample():
+    run = evaluate_in_full(encode([["1"], ["2"]], ["1", "1"], [[1.0], [0.5]]))
+    assert (list(run.pass_at), run.maj_at, run.best_at) == ([1], {}, {})
 
 
 def test_candidates_are_grouped_by_their_problem():

@@ -14,6 +14,7 @@ from trl import ModelConfig, TrlParser
 
 from topr_trl import stages
 from topr_trl.config import OfflineTOPRConfig
+from topr_trl.evaluate_command import evaluate_command
 from topr_trl.iterate import LoopArguments, StageFailed, end_with_the_loop, iterate
 from topr_trl.plan import PlanArguments, describe
 from topr_trl.sampling import SamplingArguments
@@ -29,7 +30,7 @@ COMMANDS = {
     "log-mu": "score log μ of the rows with the starting model",
     "train": "train on the rows",
     "plan": "memory of a GPU and time of a step, before anything is started",
-    "evaluate": "pass@1 and maj@k of scored test candidates",
+    "evaluate": "pass@k, maj@k and more of a model or of candidates, alone or beside another run",
 }
 
 
@@ -75,11 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = Settings(*parts)
     if command == "iterate":
         iterate(loop, settings, given)
+    elif command == "evaluate":
+        evaluate_command(settings)
     else:
         stages.run(command, settings)
 
 
-_NEED_A_MODEL = ("iterate", "sample", "log-mu", "train")
+_NEED_A_MODEL = ("iterate", "sample", "log-mu", "train", "evaluate")
 
 
 def _settings_of_the_embedded_model(command: str, given: list[str]) -> list[str]:

@@ -30,13 +30,13 @@ def begin(folder: Path, inputs: Mapping[str, Any]) -> bool:
     """
     known, inputs = read(folder), json.loads(json.dumps(inputs))
     if known is None:
-        foreign = [path.name for path in folder.glob("*") if not _is_aside(path.relative_to(folder))]
-        if foreign:
-            raise ValueError(f"{folder} holds files that no stage has written ({foreign[0]}): name an empty folder.")
+        if foreign := _results(folder):
+            raise ValueError(
+                f"{folder} holds files that no stage has written ({foreign[0].name}): name an empty folder."
+            )
         _write(folder, {"inputs": inputs, "files": None})
         return False
-    made = [path for path in folder.glob("*") if path.name == WORK or not _is_aside(path.relative_to(folder))]
-    if known["files"] is None and not made:
+    if known["files"] is None and not _results(folder) and not (folder / WORK).exists():
         _write(folder, {"inputs": inputs, "files": None})  # begun, and it has made nothing
         return False
     changed = [name for name in {**known["inputs"], **inputs} if known["inputs"].get(name) != inputs.get(name)]
@@ -55,13 +55,15 @@ def begin(folder: Path, inputs: Mapping[str, Any]) -> bool:
 
 
 def finish(folder: Path, rows: int, **notes: Any) -> None:
-    """Write down that a stage is finished: its files with sizes and checksums, its rows, and what else it tells."""
+    """Write down that a stage is finished: its files with sizes and checksums, its rows, and what else it tells.
+
+    Folders in it that have manifests of their own answer for themselves.
+    """
     known = read(folder)
     assert known is not None
     files = {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not _is_aside(path.relative_to(folder))
+        for path in _results(folder)
     }
     _write(folder, {**known, **notes, "rows": rows, "files": files, "finished": time.strftime("%Y-%m-%d %H:%M:%S")})
 
@@ -123,6 +125,16 @@ def _damaged(folder: Path, known: dict[str, Any]) -> list[str]:
     if known.get("dropped"):
         return []
     return [name for name, entry in known["files"].items() if not whole(folder / name, entry["bytes"])]
+
+
+def _results(folder: Path) -> list[Path]:
+    """The files that a stage has made, without those of folders in its own that have a manifest."""
+    others = {path.parent for path in folder.rglob(NAME)} - {folder}
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not _is_aside(path.relative_to(folder)) and not others & set(path.parents)
+    ]
 
 
 def _is_aside(path: Path) -> bool:

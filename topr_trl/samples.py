@@ -5,12 +5,16 @@ Legend of the shape letters: P problems, S samples of each, K drawn of them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets import Dataset
 from numpy.typing import NDArray
 
+from topr_trl.candidates import read_table, shards_of
 from topr_trl.rewards import CORRECT, INVALID
 
 INVALID_CODE, RIGHT_CODE = -1, 0
@@ -145,3 +149,54 @@ def _one_value_each(column: list[Any], places: list[list[int]], ids: list[Any], 
             f"All rows of a problem need the same `{name}`; those of {len(odd)} problems differ, as in {odd[0]!r}."
         )
     return [column[place[0]] for place in places]
+
+
+def read_samples(path: Path) -> Samples:
+    """Scored candidates from a folder of shards or a file, see `samples_of`.
+
+    Raises:
+        ValueError: see `samples_of`; shards differ in whether they have an optional column.
+    """
+    shards = shards_of(path)
+    found = {shard: columns_of(shard) for shard in shards}
+    for shard, columns in found.items():
+        if missing := [name for name in NEEDED if name not in columns]:
+            raise ValueError(
+                f"{shard}: rows to evaluate need the columns {', '.join(NEEDED)}; {', '.join(missing)} missing."
+            )
+    for name in OPTIONAL:
+        count = sum(name in columns for columns in found.values())
+        if 0 < count < len(shards):
+            raise ValueError(f"{path}: only {count} of {len(shards)} files have the column {name!r}.")
+    names = [name for name in NEEDED + OPTIONAL if name in found[shards[0]]]
+    try:
+        return samples_of(Dataset(pa.concat_tables([_table(shard, names) for shard in shards])))
+    except (ValueError, pa.ArrowInvalid) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def columns_of(file: Path) -> list[str]:
+    """The columns of a file of rows."""
+    return pq.read_schema(file).names if file.suffix == ".parquet" else read_table(file).column_names
+
+
+def _table(file: Path, names: list[str]) -> pa.Table:
+    if file.suffix == ".parquet":
+        return pq.read_table(file, columns=names)
+    return read_table(file).select_columns(names).data.table
+
+
+def labels(first: Path, second: Path) -> list[str]:
+    """Names for two runs: of their paths, the last parts in which they differ.
+
+    Raises:
+        ValueError: they are the same path.
+    """
+    parts = [list(path.resolve().parts) for path in (first, second)]
+    if parts[0] == parts[1]:
+        raise ValueError(f"A run cannot be compared with itself: --input and --compare are both {first}.")
+    while parts[0][-1] == parts[1][-1]:
+        for names in parts:
+            names.pop()
+    # Nothing but the root is left of one path where the other goes on with the same names.
+    return [names[-1] if len(names) > 1 else path.name for names, path in zip(parts, (first, second), strict=True)]

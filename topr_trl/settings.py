@@ -33,6 +33,7 @@ class StageArguments:
         sampling_backend (`str`, defaults to `"transformers"`): `"transformers"` or `"vllm"`.
         split (`str`, defaults to `"train"`): `"train"` or `"test"` problems.
         input, output (`str`): Folders that a stage reads and writes.
+        compare (`str`, *optional*): Candidates of another run, for `evaluate` to set beside those of the input.
         iteration (`int`, defaults to `0`): Enters the seed.
         worker (`str`, *optional*): `k/n`: sample every n-th shard only, from the k-th on, k < n.
     """
@@ -48,6 +49,7 @@ class StageArguments:
     split: str = field(default="train", metadata={"help": "Problems to sample: train or test."})
     input: str | None = field(default=None, metadata={"help": "Folder (or file of rows) that the stage reads."})
     output: str | None = field(default=None, metadata={"help": "Folder that the stage writes."})
+    compare: str | None = field(default=None, metadata={"help": "evaluate: candidates of a second run."})
     iteration: int = field(default=0, metadata={"help": "Enters the seed."})
     worker: str | None = field(default=None, metadata={"help": "k/n: sample only the shards k, k + n, ..."})
 
@@ -80,11 +82,11 @@ class Settings:
     def source(self) -> Path:
         if self.stage.input is None:
             raise ValueError("This stage reads rows: name their folder or file with --input.")
-        source = Path(self.stage.input)
-        if not source.exists():
-            raise FileNotFoundError(f"There is no {source} to read (--input).")
-        manifest.check_whole(source)
-        return source
+        return _readable(self.stage.input, "--input")
+
+    @property
+    def compared(self) -> Path | None:
+        return _readable(self.stage.compare, "--compare") if self.stage.compare is not None else None
 
     @property
     def folder(self) -> Path:
@@ -122,6 +124,14 @@ class Settings:
         return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
 
 
+def _readable(name: str, option: str) -> Path:
+    path = Path(name)
+    if not path.exists():
+        raise FileNotFoundError(f"There is no {path} to read ({option}).")
+    manifest.check_whole(path)
+    return path
+
+
 def load_problems(args: StageArguments) -> Dataset:
     """The problems of `args.split`: columns `problem_id`, `prompt`, `answer`."""
     train = args.split == "train"
@@ -155,7 +165,8 @@ def inputs_of(stage: str, settings: Settings) -> dict[str, Any]:
     if stage == "curate":
         return {**read, **seed, **{name: getattr(training, name) for name in _CHOICE}}
     if stage == "evaluate":
-        return {**read, "seed": training.seed}
+        second = {"compare": manifest.fingerprint(settings.compared)} if settings.compared else {}
+        return {**read, **second, "seed": training.seed}
     model = {**_model(settings), "peft": asdict(config) if config.use_peft else None, **seed}
     if stage == "log-mu":
         precision = ("bf16", "fp16", "model_init_kwargs")

@@ -28,13 +28,16 @@ from trl import get_peft_config
 from topr_trl import manifest
 from topr_trl.candidates import hash_prompts, load_candidates, read_table, save_candidates, shards_of
 from topr_trl.curation import compose
-from topr_trl.evaluation import evaluate_candidates
 from topr_trl.offline_trainer import OfflineTOPRTrainer
+from topr_trl.report import write_report
 from topr_trl.rewards import score_candidates
+from topr_trl.samples import labels, read_samples
 from topr_trl.sampling import sample_candidates
 from topr_trl.settings import Settings, inputs_of, load_problems
 from topr_trl.tasks import gsm8k
 from topr_trl.vllm_sampling import sample_candidates_with_vllm, start_engine
+
+REPORT = "evaluation.txt"  # the tables of the stage `evaluate`
 
 
 def count_rows(folder: Path) -> int:
@@ -288,18 +291,13 @@ def _is_json(path: Path) -> bool:
 
 
 def evaluate(settings: Settings) -> Made:
-    """pass@1 and maj@k of scored test candidates, as `evaluation.json`."""
-    needed = ("problem_id", "extracted", "answer")
-    tables = [_in_memory(shard, needed).data.table for shard in shards_of(settings.source)]
-    for table in tables:
-        _need(table.column_names, needed, f"{settings.source}: rows to evaluate (sampled and scored)")
-    rows = Dataset(pa.concat_tables([table.select(needed) for table in tables]))
-    samples = len(rows) // max(len(set(rows["problem_id"])), 1)
-    ks = [k for k in (2, 4, 8, 16, 32) if k < samples]  # maj@k has an interval for k below the samples
-    result = evaluate_candidates(rows, maj_ks=ks[-1:], seed=settings.training.seed)
-    (settings.folder / "evaluation.json").write_text(json.dumps(result.to_dict(), indent=1))
-    print("; ".join(f"pass@{k}: {e}" for k, e in result.pass_at.items()), flush=True)
-    return len(rows), {}
+    """pass@k, maj@k and more of scored test candidates, alone or beside those of another run, see `write_report`."""
+    sources = [source for source in (settings.source, settings.compared) if source is not None]
+    names = labels(*sources) if len(sources) == 2 else ["estimate"]
+    runs = {name: read_samples(source) for name, source in zip(names, sources, strict=True)}
+    report = write_report(settings.folder, runs, settings.training.seed)
+    (settings.folder / REPORT).write_text(f"{report}\n")
+    return sum(samples.codes_PS.size for samples in runs.values()), {}
 
 
 STAGES: dict[str, Callable[[Settings], Made]] = {
