@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -44,6 +45,12 @@ def console() -> None:
         if len(arguments) < len(sys.argv) - 1:
             raise
         sys.exit(f"topr {arguments[0]}: {error} (--debug shows where)")
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        # All is written. Taking gloo down while another process still works aborts or hangs now and then (torch 2.13),
+        # and the launcher would end the others for that.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
