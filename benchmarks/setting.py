@@ -97,7 +97,7 @@ def sample(model: PreTrainedModel, task: str, questions: Dataset, count: int, se
     """`count` scored candidates of each question, with columns `extracted` and `verdict`."""
     sampling = SamplingArguments(num_candidates=count, max_new_tokens=MAX_NEW_TOKENS[task])
     return score_candidates(
-        sample_candidates(model, tokenizer(task), questions, sampling, seed=seed), gsm8k.extract_answer
+        sample_candidates(model, tokenizer(task), questions, sampling, seed=seed), gsm8k.judge
     )
 
 
