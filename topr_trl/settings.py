@@ -13,7 +13,7 @@ from topr_trl import manifest
 from topr_trl.candidates import TABLE_SUFFIXES
 from topr_trl.config import OfflineTOPRConfig
 from topr_trl.sampling import SamplingArguments
-from topr_trl.tasks import TASKS, Task, arithmetic, gsm8k, hendrycks_math
+from topr_trl.tasks import TASKS, Task, arithmetic, hendrycks_math
 from topr_trl.vllm_sampling import VLLMArguments
 
 BACKENDS = ("transformers", "vllm")
@@ -24,8 +24,8 @@ class StageArguments:
     """Problems, and where a stage reads and writes.
 
     Parameters:
-        task (`str`, defaults to `"gsm8k"`): `"gsm8k"` or `"math"`: shape of the problems, prompt, and who judges answers.
-            The embedded problems are always of GSM8K's kind, and rows are judged by the task that they were sampled for.
+        task (`str`, defaults to `"gsm8k"`): `"gsm8k"` or `"math"`: shape of the problems, prompt, who judges answers.
+            The embedded problems are of GSM8K's kind whatever it is; sampled rows are judged by the task of their problems.
         dataset_name (`str`, *optional*): Problems of the task's shape: Hub name or file; default: embedded ones.
         test_dataset_name (`str`, *optional*): The same for the test problems; default: the test split of the first.
         num_train_problems, num_test_problems (`int`, *optional*): Use the first so many; default: all.
@@ -45,7 +45,9 @@ class StageArguments:
     test_dataset_name: str | None = field(default=None, metadata={"help": "The same for the test problems."})
     num_train_problems: int | None = field(default=None, metadata={"help": "Use the first so many. Default: all."})
     num_test_problems: int | None = field(default=None, metadata={"help": "Use the first so many. Default: all."})
-    num_shots: int | None = field(default=None, metadata={"help": "Worked examples in the prompt. Default: the task's."})
+    num_shots: int | None = field(
+        default=None, metadata={"help": "Worked examples in the prompt. Default: the task's."}
+    )
     training_shots: bool = field(default=False, metadata={"help": "Draw them from the training problems (MATH)."})
     eval_samples: int = field(default=16, metadata={"help": "Samples of each test problem (the paper: 64)."})
     problems_per_shard: int = field(default=64, metadata={"help": "Problems a shard of candidates."})
@@ -70,7 +72,9 @@ class StageArguments:
         if self.test_dataset_name is None and str(self.dataset_name).endswith(TABLE_SUFFIXES):
             raise ValueError("A file has no test split: name the test problems with --test_dataset_name.")
         if self.training_shots and self.task_of_problems is not TASKS["math"]:
-            raise ValueError("training_shots draws from MATH's training problems: it needs task=math and a dataset_name.")
+            raise ValueError(
+                "training_shots draws from MATH's training problems: it needs task=math and a dataset_name."
+            )
         if self.num_shots is None:
             self.num_shots = self.task_of_problems.num_shots
 

@@ -11,12 +11,13 @@ import importlib.util
 import json
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -76,16 +77,13 @@ class WorkerPool:
             for worker in self._workers:
                 if worker.idle and (index := next(waiting, None)) is not None:
                     worker.send(index, items[index])
-            now = time.monotonic()
-            patience = max(0.0, min(worker.deadline for worker in self._workers) - now)
-            ready, _, _ = select.select([w.output for w in self._workers if not w.idle], [], [], patience)
+            busy = [worker for worker in self._workers if not worker.idle]
+            patience = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
+            ready = wait([worker.output for worker in busy], patience)
             for k, worker in enumerate(self._workers):
                 if worker.idle:
                     continue
-                if worker.output in ready:
-                    alive = worker.read()
-                else:
-                    alive = time.monotonic() < worker.deadline
+                alive = worker.read() if worker.output in ready else time.monotonic() < worker.deadline
                 if worker.finished or not alive:
                     if worker.item is not None:
                         results[worker.item] = worker.result
@@ -137,10 +135,8 @@ class _Worker:
         self.item, self.result, self.finished = index, None, False
         self.deadline = time.monotonic() + self.seconds
         assert self.process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # it has been killed meanwhile, which reading will show
             self.process.stdin.write(json.dumps(item).encode() + b"\n")
-        except BrokenPipeError:  # it has been killed meanwhile, which reading will show
-            pass
 
     def read(self) -> bool:
         """Take what it wrote; False at the end of its output."""

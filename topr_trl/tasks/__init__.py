@@ -32,5 +32,7 @@ class Task:
 
 TASKS = {
     "gsm8k": Task("gsm8k", gsm8k.load, gsm8k.prepare, 8, gsm8k.STOP_STRINGS, gsm8k.judge),
-    "math": Task("math", hendrycks_math.load, hendrycks_math.prepare, 4, hendrycks_math.STOP_STRINGS, hendrycks_math.judge),
+    "math": Task(
+        "math", hendrycks_math.load, hendrycks_math.prepare, 4, hendrycks_math.STOP_STRINGS, hendrycks_math.judge
+    ),
 }  # fmt: skip

@@ -58,6 +58,7 @@ EXEMPLARS = (
 
 _STATED = ("The answer is", "the answer is")
 _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+_CURRENCY = str.maketrans("", "", "\\$€£")
 _LONGEST_ANSWER = 40  # characters; longer runs of digits are no answers, and would cost time to read
 
 
@@ -84,7 +85,7 @@ def extract_answer(response: str) -> str | None:
     if start < 0:
         return None
     tail = response[start + len(_STATED[0]) :][:200].split("\n", 1)[0]
-    number = _NUMBER.search(tail.replace("$", "").replace("- ", "-"))
+    number = _NUMBER.search(tail.replace("−", "-").translate(_CURRENCY).replace("- ", "-"))
     return normalize_number(number.group()) if number else None
 
 

@@ -2,7 +2,7 @@ r"""MATH (arXiv 2103.03874): four worked examples in the prompt, the answer in `
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,8 +11,7 @@ from typing import Any
 from datasets import Dataset, concatenate_datasets, get_dataset_config_names, get_dataset_split_names, load_dataset
 
 from topr_trl.candidates import TABLE_SUFFIXES, read_table
-from topr_trl.rewards import INVALID, Judgement
-from topr_trl.tasks import math_answers
+from topr_trl.rewards import CORRECT, INVALID, Judgement
 from topr_trl.worker_pool import WorkerPool
 
 # What ends a response besides the stop token: a base model goes on with the next problem of the prompt.
@@ -26,15 +25,15 @@ EXEMPLARS = (
         r"factors is, so $x = \frac{1}{2}$ or $x = 3$. The answer is $\boxed{\frac{1}{2}, 3}$.",
     ),
     (
-        "A bag holds 4 red and 6 blue marbles. Two are drawn without replacement. What is the probability that both are "
-        "red? Express your answer as a common fraction.",
+        "A bag holds 4 red and 6 blue marbles. Two are drawn without replacement. What is the probability that both "
+        "are red? Express your answer as a common fraction.",
         r"There are $\binom{10}{2} = 45$ pairs of marbles, all equally likely, and $\binom{4}{2} = 6$ of them are red. "
         r"The probability is $\frac{6}{45} = \frac{2}{15}$. The answer is $\boxed{\frac{2}{15}}$.",
     ),
     (
         "A right triangle has legs of 5 and 12. What is the radius of the circle that touches all three of its sides?",
-        r"The hypotenuse is $\sqrt{5^2 + 12^2} = 13$. The area is $\frac{5 \cdot 12}{2} = 30$, and it is also the radius "
-        r"times half of the perimeter, $r \cdot \frac{5 + 12 + 13}{2} = 15r$. So $r = 2$. The answer is $\boxed{2}$.",
+        r"The hypotenuse is $\sqrt{5^2 + 12^2} = 13$. The area is $\frac{5 \cdot 12}{2} = 30$, and it is also the "
+        r"radius times half the perimeter, $r \cdot \frac{5 + 12 + 13}{2} = 15r$. So $r = 2$. The answer is $\boxed{2}$.",
     ),
     (
         "What is the remainder when $7^{50}$ is divided by $5$?",
@@ -43,8 +42,11 @@ EXEMPLARS = (
     ),
 )
 
+_LONGEST = 1_000  # characters of an answer; longer ones are right only if they are literally the right one
 _LAST_CHARACTERS = 100_000  # of a response that are searched for a box
-_TOKEN = re.compile(r"(?P<box>\\+(?:boxed|fbox)\s*\{)|\\+(?:boxed|fbox)\s+(?P<bare>[^\s{}$\\]+)|\\.|(?P<brace>[{}])", re.S)
+_TOKEN = re.compile(
+    r"(?P<box>\\+(?:boxed|fbox)\s*\{)|\\+(?:boxed|fbox)\s+(?P<bare>[^\s{}$\\]+)|\\.|(?P<brace>[{}])", re.S
+)
 
 
 def extract_boxed(text: str) -> str | None:
@@ -69,7 +71,7 @@ def extract_boxed(text: str) -> str | None:
     return content.strip() or None
 
 
-def judge(responses: Sequence[str], truths: Sequence[str], done: Callable[[int], object] = lambda n: None) -> list[Judgement]:
+def judge(responses: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
     r"""Verdicts on responses, in worker processes, which are killed when they take longer than five seconds for one.
 
     *Invalid* is a response without a box, with nothing in it, or with what cannot be read as an answer within the time
@@ -80,13 +82,15 @@ def judge(responses: Sequence[str], truths: Sequence[str], done: Callable[[int],
     """
     pairs = [(extract_boxed(response), truth) for response, truth in zip(responses, truths, strict=True)]
     # Candidates of a problem often agree: each answer is judged once.
-    distinct = list(dict.fromkeys((given[: 2 * math_answers.LONGEST], truth) for given, truth in pairs if given))
-    judged = dict(zip(distinct, pool().map(distinct), strict=True)) if distinct else {}
-    judgements = []
+    distinct = list(dict.fromkeys((a, b) for a, b in pairs if a and a != b and max(len(a), len(b)) <= _LONGEST))
+    judged: dict[Any, Any] = dict(zip(distinct, pool().map(distinct), strict=True)) if distinct else {}
+    judgements: list[Judgement] = []
     for given, truth in pairs:
-        verdict, canonical = (judged[given[: 2 * math_answers.LONGEST], truth] if given else None) or (INVALID, None)
-        judgements.append((verdict, truth if verdict == "correct" else canonical))
-        done(1)
+        if given is not None and given == truth:
+            verdict, canonical = CORRECT, None
+        else:  # None: a worker was killed over it
+            verdict, canonical = judged.get((given, truth)) or (INVALID, None)
+        judgements.append((verdict, truth if verdict == CORRECT else canonical))
     return judgements
 
 
@@ -95,7 +99,7 @@ def pool() -> WorkerPool:
     """The workers of `judge`, shared by all that score in this process."""
     if find_spec("math_verify") is None:
         raise ImportError("MATH's answers are judged by math-verify: pip install 'topr_trl[math]'.")
-    return WorkerPool(Path(math_answers.__file__), "judge")
+    return WorkerPool(Path(__file__).with_name("math_answers.py"), "judge")
 
 
 Exemplars = Sequence[tuple[str, str]]
