@@ -103,16 +103,8 @@ def main(task: Task, script_args, sampling, training_args, model_args) -> None:
     test_model("before")
     for i in range(1, script_args.iterations + 1):
         label = "after" if script_args.iterations == 1 else f"iteration {i}"
-        candidates = sample_and_score(
-            task,
-            model,
-            tokenizer,
-            train,
-            sampling,
-            out / label / "candidates",
-            seed + i,
-            f"Sampling candidates, {label}",
-        )
+        folder, what = out / label / "candidates", f"Sampling candidates, {label}"
+        candidates = sample_and_score(task, model, tokenizer, train, sampling, folder, seed + i, what)
         training_args.output_dir = str(out / label)
         trainer = OfflineTOPRTrainer(
             model, training_args, candidates, processing_class=tokenizer, peft_config=peft_config if i == 1 else None

@@ -25,7 +25,7 @@ class StageArguments:
 
     Parameters:
         task (`str`, defaults to `"gsm8k"`): `"gsm8k"` or `"math"`: shape of the problems, prompt, who judges answers.
-            The embedded problems are of GSM8K's kind whatever it is; sampled rows are judged by the task of their problems.
+            The embedded problems are always of GSM8K's kind; sampled rows are judged by the task of their problems.
         dataset_name (`str`, *optional*): Problems of the task's shape: Hub name or file; default: embedded ones.
         test_dataset_name (`str`, *optional*): The same for the test problems; default: the test split of the first.
         num_train_problems, num_test_problems (`int`, *optional*): Use the first so many; default: all.

@@ -32,8 +32,9 @@ EXEMPLARS = (
     ),
     (
         "A right triangle has legs of 5 and 12. What is the radius of the circle that touches all three of its sides?",
-        r"The hypotenuse is $\sqrt{5^2 + 12^2} = 13$. The area is $\frac{5 \cdot 12}{2} = 30$, and it is also the "
-        r"radius times half the perimeter, $r \cdot \frac{5 + 12 + 13}{2} = 15r$. So $r = 2$. The answer is $\boxed{2}$.",
+        r"The hypotenuse is $\sqrt{5^2 + 12^2} = 13$. The area is $\frac{5 \cdot 12}{2} = 30$, and it is also "
+        r"the radius times half the perimeter, $r \cdot \frac{5 + 12 + 13}{2} = 15r$. So $r = 2$. "
+        r"The answer is $\boxed{2}$.",
     ),
     (
         "What is the remainder when $7^{50}$ is divided by $5$?",

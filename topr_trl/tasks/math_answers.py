@@ -58,6 +58,7 @@ def normalize(text: str) -> str:
     text = re.sub(r"\\frac\s*(\d)", r"\\frac{\1}", text)
     text = re.sub(r"\\frac\s*(\{[^{}]*\})\s*(\d)", r"\\frac\1{\2}", text)
     text = re.sub(r"\\sqrt\s*(\d)", r"\\sqrt{\1}", text)
+    text = re.sub(r"\^\s*\(([^()]*)\)", r"^{\1}", text)
     text = re.sub(r"^[a-zA-Z]\s*\\in(?![a-zA-Z])\s*", "", text)
     text = re.sub(r"\\(?:ge|geqslant)(?![a-zA-Z])", r"\\geq", re.sub(r"\\(?:le|leqslant)(?![a-zA-Z])", r"\\leq", text))
     text = re.sub(r"\\l(?:brace|bracket)|\\langle", lambda m: r"\{" if "brace" in m[0] else "(", text)
