@@ -24,8 +24,8 @@ PAIRS = [json.loads(line) for line in (Path(__file__).parent / "data" / "math_an
 
 @pytest.fixture(scope="module", autouse=True)
 def few_workers():
-    """Two, that get two seconds for an answer."""
-    pool = WorkerPool(Path(math_answers.__file__), "judge", workers=2, seconds=2)
+    """Two, not one for each core."""
+    pool = WorkerPool(Path(math_answers.__file__), "judge", workers=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hendrycks_math, "pool", lambda: pool)
         yield
@@ -153,7 +153,7 @@ HOSTILE = {
 def test_hostile_answers_are_judged_in_bounded_time():
     start = time.monotonic()
     judged = hendrycks_math.judge(list(HOSTILE), ["5"] * len(HOSTILE))
-    assert time.monotonic() - start < 3 * len(HOSTILE)
+    assert time.monotonic() - start < 6 * len(HOSTILE)
     for (text, expected), (verdict, extracted) in zip(HOSTILE.items(), judged, strict=True):
         assert verdict in ((expected,) if expected else ("incorrect", "invalid")), text[:60]
         assert (extracted is None) == (verdict == "invalid")

@@ -69,7 +69,7 @@ def extract_boxed(text: str) -> str | None:
             begin = open_braces.pop()
             if begin is not None and begin > last:
                 last, content = begin, text[begin : token.start()]
-    return content.strip() or None
+    return content.strip() if content.strip("{}$ \t\n\r") else None
 
 
 def judge(responses: Sequence[str], truths: Sequence[str]) -> list[Judgement]:

@@ -260,9 +260,9 @@ def _based(text: str) -> tuple[str, int] | None:
 
 
 def _words(text: str) -> str | None:
-    """What is written in \\text{}: lower case, without the brackets of `(B)`."""
+    """What is written in \\text{}, if anything: lower case, without the brackets of `(B)`."""
     match = _TEXT.fullmatch(text)
-    return _bare(match["words"]) if match else None
+    return (_bare(match["words"]) or None) if match else None
 
 
 def _bare(words: str) -> str:
