@@ -77,7 +77,7 @@ def test_numbers_are_exact(text, number):
     assert math_answers.as_number(text) == number
 
 
-# Where the judge does not say what a person says, out of all pairs. None of it is in MATH-500's answers.
+# Where the judge does not say what a person says,, out of all pairs.
 KNOWN_DISAGREEMENTS = {
     (r"5 \text{ m}", r"5 \text{ cm}"): "units are dropped, since answers leave them out as often as not",
     ("4=5", "5"): "the right side of an equation is taken for the answer",
