@@ -96,9 +96,7 @@ def problems(task: str, count: int, seed: int) -> Dataset:
 def sample(model: PreTrainedModel, task: str, questions: Dataset, count: int, seed: int) -> Dataset:
     """`count` scored candidates of each question, with columns `extracted` and `verdict`."""
     sampling = SamplingArguments(num_candidates=count, max_new_tokens=MAX_NEW_TOKENS[task])
-    return score_candidates(
-        sample_candidates(model, tokenizer(task), questions, sampling, seed=seed), gsm8k.extract_answer
-    )
+    return score_candidates(sample_candidates(model, tokenizer(task), questions, sampling, seed=seed), gsm8k.judge)
 
 
 def candidates(task: str, profile: Profile, seed: int, count: int | None = None) -> Rows:

@@ -37,7 +37,7 @@ from topr_trl import (
 from topr_trl.candidates import TABLE_SUFFIXES
 from topr_trl.report import comparison_table, plot_comparison
 from topr_trl.sampling import SamplingArguments
-from topr_trl.tasks import arithmetic, gsm8k
+from topr_trl.tasks import TASKS, Task, arithmetic
 
 
 @dataclass
@@ -46,12 +46,14 @@ class ScriptArguments:
     test_dataset_name: str | None = field(default=None, metadata={"help": "The same for the test problems."})
     num_train_problems: int | None = field(default=None, metadata={"help": "Use the first so many. Default: all."})
     num_test_problems: int | None = field(default=None, metadata={"help": "Use the first so many. Default: all."})
-    num_shots: int = field(default=8, metadata={"help": "Worked examples in the prompt."})
+    num_shots: int | None = field(
+        default=None, metadata={"help": "Worked examples in the prompt. Default: the task's."}
+    )
     iterations: int = field(default=1, metadata={"help": "Rounds of sample, score, curate, train."})
     eval_samples: int = field(default=16, metadata={"help": "Samples of each test problem (the paper: 64)."})
 
 
-def load_problems(args: ScriptArguments, train: bool) -> Dataset:
+def load_problems(args: ScriptArguments, task: Task, train: bool) -> Dataset:
     count = args.num_train_problems if train else args.num_test_problems
     if args.dataset_name is None:
         rows = arithmetic.arithmetic_dataset(count or 400, seed=1 if train else 2)
@@ -59,15 +61,16 @@ def load_problems(args: ScriptArguments, train: bool) -> Dataset:
         if args.test_dataset_name is None and args.dataset_name.endswith(TABLE_SUFFIXES):
             raise ValueError("A file has no test split: name the test problems with --test_dataset_name.")
         name = args.dataset_name if train else args.test_dataset_name or args.dataset_name
-        rows = gsm8k.load(name, "train" if train else "test")
-    return gsm8k.prepare(rows.select(range(min(count or len(rows), len(rows)))), args.num_shots)
+        rows = task.load(name, "train" if train else "test")
+    shots = task.num_shots if args.num_shots is None else args.num_shots
+    return task.prepare(rows.select(range(min(count or len(rows), len(rows)))), shots)
 
 
-def sample_and_score(model, tokenizer, problems, sampling, directory: Path, seed: int, description: str) -> Dataset:
+def sample_and_score(task, model, tokenizer, problems, sampling, directory: Path, seed: int, what: str) -> Dataset:
     """Every process samples its share; all of them read back the whole."""
     state = PartialState()
-    rows = sample_candidates(model, tokenizer, problems, sampling, gsm8k.STOP_STRINGS, seed, description)
-    rows = score_candidates(rows, gsm8k.extract_answer)
+    rows = sample_candidates(model, tokenizer, problems, sampling, task.stop_strings, seed, what)
+    rows = score_candidates(rows, task.judge)
     if state.is_main_process:  # of an earlier run, perhaps with another number of processes
         for old in directory.glob("candidates-*.parquet"):
             old.unlink()
@@ -77,7 +80,7 @@ def sample_and_score(model, tokenizer, problems, sampling, directory: Path, seed
     return load_candidates(directory)
 
 
-def main(script_args, sampling, training_args, model_args) -> None:
+def main(task: Task, script_args, sampling, training_args, model_args) -> None:
     out = Path(training_args.output_dir)
     embedded = model_args.model_name_or_path is None
     name = str(arithmetic.CARELESS_MODEL) if embedded else model_args.model_name_or_path
@@ -85,12 +88,13 @@ def main(script_args, sampling, training_args, model_args) -> None:
     model.to(training_args.device)
     tokenizer = AutoTokenizer.from_pretrained(name, revision=model_args.model_revision)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    train, test = load_problems(script_args, train=True), load_problems(script_args, train=False)
+    train, test = (load_problems(script_args, task, train) for train in (True, False))
     eval_sampling = SamplingArguments(**{**vars(sampling), "num_candidates": script_args.eval_samples})
     seed, peft_config, results = training_args.seed, get_peft_config(model_args), {}
 
     def test_model(label: str) -> None:
-        rows = sample_and_score(model, tokenizer, test, eval_sampling, out / label / "test", seed, f"Testing, {label}")
+        folder = out / label / "test"
+        rows = sample_and_score(task, model, tokenizer, test, eval_sampling, folder, seed, f"Testing, {label}")
         ks = [k for k in (2, 4, 8, 16) if k < script_args.eval_samples]  # maj@k has an interval for k below the samples
         results[label] = evaluate_candidates(rows, maj_ks=ks[-1:])
         if PartialState().is_main_process:  # at once: a later failure loses nothing
@@ -99,9 +103,8 @@ def main(script_args, sampling, training_args, model_args) -> None:
     test_model("before")
     for i in range(1, script_args.iterations + 1):
         label = "after" if script_args.iterations == 1 else f"iteration {i}"
-        candidates = sample_and_score(
-            model, tokenizer, train, sampling, out / label / "candidates", seed + i, f"Sampling candidates, {label}"
-        )
+        folder, what = out / label / "candidates", f"Sampling candidates, {label}"
+        candidates = sample_and_score(task, model, tokenizer, train, sampling, folder, seed + i, what)
         training_args.output_dir = str(out / label)
         trainer = OfflineTOPRTrainer(
             model, training_args, candidates, processing_class=tokenizer, peft_config=peft_config if i == 1 else None
@@ -127,10 +130,16 @@ def print_once(text: str) -> None:
         print(text, flush=True)
 
 
-if __name__ == "__main__":
+def run(task: str, output_dir: str) -> None:
+    """Read the command line and go through the loop; the embedded problems are of GSM8K's kind whatever the task."""
     logging.getLogger("httpx").setLevel(logging.WARNING)
     parser = TrlParser((ScriptArguments, SamplingArguments, OfflineTOPRConfig, ModelConfig))
-    parser.set_defaults(output_dir="topr-gsm8k")
+    parser.set_defaults(output_dir=output_dir)
     if not any(arg.startswith(("--model_name_or_path", "--config")) for arg in sys.argv):
         parser.set_defaults_with_config(**arithmetic.CARELESS_SETTINGS, save_strategy="no")
-    main(*parser.parse_args_and_config())
+    script_args, *others = parser.parse_args_and_config()
+    main(TASKS["gsm8k" if script_args.dataset_name is None else task], script_args, *others)
+
+
+if __name__ == "__main__":
+    run("gsm8k", "topr-gsm8k")

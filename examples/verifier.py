@@ -6,8 +6,8 @@ Without arguments: an embedded solver and a smaller embedded verifier, some minu
 
 The paper's set-up (a 70B model writes 16 solutions a problem, an 8B model verifies each 4 times and learns from that):
 
-    accelerate launch examples/verifier.py --dataset_name openai/gsm8k \\
-        --solver_name_or_path meta-llama/Meta-Llama-3-70B-Instruct \\
+    accelerate launch examples/verifier.py --task math --dataset_name EleutherAI/hendrycks_math \\
+        --test_dataset_name HuggingFaceH4/MATH-500 --solver_name_or_path meta-llama/Meta-Llama-3-70B-Instruct \\
         --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct --per_device_train_batch_size 1
 """
 
@@ -35,7 +35,7 @@ from topr_trl import (
 from topr_trl import verifier as verification
 from topr_trl.sampling import SamplingArguments
 from topr_trl.settings import StageArguments, load_problems
-from topr_trl.tasks import arithmetic, gsm8k
+from topr_trl.tasks import arithmetic
 
 
 @dataclass
@@ -69,12 +69,13 @@ def main(script_args, sampling, training_args, model_args) -> None:
 
     def solve(split: str, solver, solver_tokenizer) -> Dataset:
         problems = load_problems(replace(script_args, split=split))
-        count = script_args.num_solutions if split == "train" else script_args.eval_samples
+        count, task = script_args.num_solutions, script_args.task_of_problems
+        if split == "test":
+            count = script_args.eval_samples
         each, text = replace(sampling, num_candidates=count), f"Solving {split} problems"
         return shared(
             lambda: score_candidates(
-                sample_candidates(solver, solver_tokenizer, problems, each, gsm8k.STOP_STRINGS, seed, text),
-                gsm8k.extract_answer,
+                sample_candidates(solver, solver_tokenizer, problems, each, task.stop_strings, seed, text), task.judge
             ),
             out / f"{split} solutions",
         )
@@ -93,7 +94,7 @@ def main(script_args, sampling, training_args, model_args) -> None:
                 sample_candidates(
                     verifier, tokenizer, problems, sampling, verification.STOP_STRINGS, seed, f"Verifying, {label}"
                 ),
-                verification.extract_verdict,
+                verification.judge,
             ),
             out / label,
         )

@@ -28,6 +28,19 @@ needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="GSM8K's files are n
         ("The answer is .5", "0.5"),
         ("The answer is " + "9" * 10_000_000, None),
         ("The answer is 1e99999999", "1"),
+        ("The answer is 1,234,567.", "1234567"),
+        (r"The answer is -\$5.", "-5"),
+        ("The answer is -$1,200.50", "-1200.5"),
+        ("The answer is €12.00 per day", "12"),
+        ("The answer is £3", "3"),
+        ("The answer is −7.", "-7"),
+        ("The answer is **42**.", "42"),
+        (r"The answer is \boxed{42}.", "42"),
+        ("The answer is 42.0000", "42"),
+        ("The answer is 42 apples and 7 pears.", "42"),
+        ("So the answer is 42. Check: 6 * 7 = 42, which is 2 more than 40.", "42"),
+        ("The answer is 12. The answer is unclear.", None),
+        ("THE END", None),
     ],
 )
 def test_extract_answer(response, answer):
@@ -36,7 +49,7 @@ def test_extract_answer(response, answer):
 
 def test_verdict_and_reward():
     assert [verdict(a, "4") for a in ("4", "5", None)] == ["correct", "incorrect", "invalid"]
-    reward = answer_reward(gsm8k.extract_answer)
+    reward = answer_reward(gsm8k.judge)
     chat = [[{"role": "assistant", "content": "The answer is 4."}]]
     assert reward(["The answer is 4.", "4", "The answer is 5."], answer=["4"] * 3) == [1.0, -1.0, -1.0]
     assert reward(chat, answer=["4"], trainer_state=None) == [1.0]
@@ -75,7 +88,7 @@ def test_real_rows(name, count):
     gold = [
         f"{text.rpartition('####')[0]} The answer is {text.rpartition('####')[2].strip()}." for text in raw["answer"]
     ]
-    reward = answer_reward(gsm8k.extract_answer)
+    reward = answer_reward(gsm8k.judge)
     assert set(reward(gold, answer=problems["answer"][:])) == {1.0}
     shifted = problems["answer"][1:] + problems["answer"][:1]
     agreeing = sum(a == b for a, b in zip(problems["answer"][:], shifted, strict=True))
@@ -89,7 +102,7 @@ def test_candidates_are_scored():
     rows = Dataset.from_dict(
         {"completion": ["The answer is 4.", "The answer is 5.", "I give up."], "answer": ["4", "4", "4"]}
     )
-    scored = score_candidates(rows, gsm8k.extract_answer)
+    scored = score_candidates(rows, gsm8k.judge)
     assert scored["extracted"][:] == ["4", "5", None]
     assert scored["verdict"][:] == ["correct", "incorrect", "invalid"]
     assert scored["reward"][:] == [1.0, -1.0, -1.0]
@@ -97,5 +110,5 @@ def test_candidates_are_scored():
 
 def test_shards_without_a_valid_answer_have_the_type_of_the_others():
     valid, invalid = (Dataset.from_dict({"completion": [text], "answer": ["4"]}) for text in ("The answer is 4.", "?"))
-    scored = [score_candidates(rows, gsm8k.extract_answer) for rows in (valid, invalid)]
+    scored = [score_candidates(rows, gsm8k.judge) for rows in (valid, invalid)]
     assert scored[0].features == scored[1].features

@@ -225,6 +225,28 @@ def test_rows_of_other_people(tmp_path):
     assert (tmp_path / "model" / "model.safetensors").is_file()
 
 
+def test_rows_are_judged_by_their_task(scored, tmp_path):
+    pytest.importorskip("math_verify")
+    rows = {
+        "prompt": ["1/2 + 1/4 ="] * 2,
+        "completion": [r"\boxed{0.75}", "The answer is 4."],
+        "answer": [r"\frac34"] * 2,
+    }
+    pq.write_table(pa.table(rows), tmp_path / "theirs.parquet")
+    now = settings(tmp_path / "math", tmp_path / "theirs.parquet")
+    now.stage.task = "math"
+    stages.run("score", now)
+    assert load_candidates(tmp_path / "math")["verdict"][:] == ["correct", "invalid"]
+    assert inputs_of("score", now)["task"] == "math"
+    # Sampled for embedded problems, which are GSM8K's kind whatever the task is called.
+    stages.run("sample", settings(tmp_path / "candidates"))
+    now = settings(tmp_path / "gsm8k", tmp_path / "candidates")
+    now.stage.task = "math"
+    assert inputs_of("score", now)["task"] == "gsm8k"
+    stages.run("score", now)
+    assert load_candidates(tmp_path / "gsm8k")["verdict"][:] == load_candidates(scored)["verdict"][:]
+
+
 def test_bad_input(tmp_path, scored):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         stages.run("score", settings(tmp_path / "a", tmp_path / "nowhere"))

@@ -14,7 +14,7 @@ from topr_trl.loss import topr_loss
 from topr_trl.rewards import answer_reward
 from topr_trl.tasks import arithmetic, gsm8k
 
-REWARD = answer_reward(gsm8k.extract_answer)
+REWARD = answer_reward(gsm8k.judge)
 
 
 @pytest.fixture

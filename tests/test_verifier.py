@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from topr_trl import load_candidates, score_candidates
 from topr_trl.tasks.arithmetic import check, make_problem, solve
-from topr_trl.verifier import TEMPLATE, extract_verdict, solution_scores, verification_problems
+from topr_trl.verifier import TEMPLATE, extract_verdict, judge, solution_scores, verification_problems
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_scores_are_shares_of_yes():
             "answer": ["no", "yes", "yes", "no", "yes", "yes"],
         }
     )
-    scored = score_candidates(verifications, extract_verdict)
+    scored = score_candidates(verifications, judge)
     assert scored["reward"][:] == [1.0, 1.0, 1.0, -1.0, -1.0, -1.0]
     assert solution_scores(scored, 2) == [0.5, 0.0]
     with pytest.raises(ValueError, match="1 of 3 solutions have not been verified"):

@@ -13,7 +13,7 @@ from topr_trl import manifest
 from topr_trl.candidates import TABLE_SUFFIXES
 from topr_trl.config import OfflineTOPRConfig
 from topr_trl.sampling import SamplingArguments
-from topr_trl.tasks import arithmetic, gsm8k
+from topr_trl.tasks import TASKS, Task, arithmetic, hendrycks_math
 from topr_trl.vllm_sampling import VLLMArguments
 
 BACKENDS = ("transformers", "vllm")
@@ -24,10 +24,13 @@ class StageArguments:
     """Problems, and where a stage reads and writes.
 
     Parameters:
-        dataset_name (`str`, *optional*): Problems of GSM8K's shape: Hub name or file; default: embedded ones.
+        task (`str`, defaults to `"gsm8k"`): `"gsm8k"` or `"math"`: shape of the problems, prompt, who judges answers.
+            The embedded problems are always of GSM8K's kind; sampled rows are judged by the task of their problems.
+        dataset_name (`str`, *optional*): Problems of the task's shape: Hub name or file; default: embedded ones.
         test_dataset_name (`str`, *optional*): The same for the test problems; default: the test split of the first.
         num_train_problems, num_test_problems (`int`, *optional*): Use the first so many; default: all.
-        num_shots (`int`, defaults to `8`): Worked examples in the prompt.
+        num_shots (`int`, *optional*): Worked examples in the prompt; default: the task's (8 for GSM8K, 4 for MATH).
+        training_shots (`bool`, defaults to `False`): Draw them from the training problems (MATH).
         eval_samples (`int`, defaults to `16`): Samples of each test problem (the paper: 64).
         problems_per_shard (`int`, defaults to `64`): Problems a shard of candidates; what a kill loses at most.
         sampling_backend (`str`, defaults to `"transformers"`): `"transformers"` or `"vllm"`.
@@ -38,11 +41,15 @@ class StageArguments:
         worker (`str`, *optional*): `k/n`: sample every n-th shard only, from the k-th on, k < n.
     """
 
+    task: str = field(default="gsm8k", metadata={"help": " or ".join(TASKS) + "."})
     dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: embedded problems."})
     test_dataset_name: str | None = field(default=None, metadata={"help": "The same for the test problems."})
     num_train_problems: int | None = field(default=None, metadata={"help": "Use the first so many. Default: all."})
     num_test_problems: int | None = field(default=None, metadata={"help": "Use the first so many. Default: all."})
-    num_shots: int = field(default=8, metadata={"help": "Worked examples in the prompt."})
+    num_shots: int | None = field(
+        default=None, metadata={"help": "Worked examples in the prompt. Default: the task's."}
+    )
+    training_shots: bool = field(default=False, metadata={"help": "Draw them from the training problems (MATH)."})
     eval_samples: int = field(default=16, metadata={"help": "Samples of each test problem (the paper: 64)."})
     problems_per_shard: int = field(default=64, metadata={"help": "Problems a shard of candidates."})
     sampling_backend: str = field(default="transformers", metadata={"help": " or ".join(BACKENDS) + "."})
@@ -54,7 +61,7 @@ class StageArguments:
     worker: str | None = field(default=None, metadata={"help": "k/n: sample only the shards k, k + n, ..."})
 
     def __post_init__(self) -> None:
-        for name, choices in (("sampling_backend", BACKENDS), ("split", ("train", "test"))):
+        for name, choices in (("task", tuple(TASKS)), ("sampling_backend", BACKENDS), ("split", ("train", "test"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be {' or '.join(choices)}, not {getattr(self, name)!r}.")
         for name in ("eval_samples", "problems_per_shard", "num_train_problems", "num_test_problems"):
@@ -66,6 +73,17 @@ class StageArguments:
                 raise ValueError(f"worker must be k/n with k < n, as in 0/8, not {self.worker!r}.")
         if self.test_dataset_name is None and str(self.dataset_name).endswith(TABLE_SUFFIXES):
             raise ValueError("A file has no test split: name the test problems with --test_dataset_name.")
+        if self.training_shots and self.task_of_problems is not TASKS["math"]:
+            raise ValueError(
+                "training_shots draws from MATH's training problems: it needs task=math and a dataset_name."
+            )
+        if self.num_shots is None:
+            self.num_shots = self.task_of_problems.num_shots
+
+    @property
+    def task_of_problems(self) -> Task:
+        """The task, or that of the embedded problems."""
+        return TASKS["gsm8k" if self.dataset_name is None else self.task]
 
 
 @dataclass
@@ -133,14 +151,27 @@ def _readable(name: str, option: str) -> Path:
 
 
 def load_problems(args: StageArguments) -> Dataset:
-    """The problems of `args.split`: columns `problem_id`, `prompt`, `answer`."""
-    train = args.split == "train"
+    """The problems of `args.split`: columns `problem_id`, `prompt`, `answer`, and what else the task has."""
+    train, task, shots = args.split == "train", args.task_of_problems, args.num_shots
+    assert shots is not None
     count = args.num_train_problems if train else args.num_test_problems
     if args.dataset_name is None:
         rows = arithmetic.arithmetic_dataset(count or 400, seed=1 if train else 2)
     else:
-        rows = gsm8k.load((not train and args.test_dataset_name) or args.dataset_name, args.split)
-    return gsm8k.prepare(rows.select(range(min(count or len(rows), len(rows)))), args.num_shots)
+        rows = task.load((not train and args.test_dataset_name) or args.dataset_name, args.split)
+    rows = rows.select(range(min(count or len(rows), len(rows))))
+    if args.training_shots and args.dataset_name is not None:
+        # One more than needed: a problem is not its own example.
+        exemplars = hendrycks_math.draw_exemplars(task.load(args.dataset_name, "train"), shots + 1)
+        return hendrycks_math.prepare(rows, shots, exemplars)
+    return task.prepare(rows, shots)
+
+
+def task_of_rows(settings: Settings) -> str:
+    """The task that the rows were sampled for, if the stage `sample` wrote them; else the one that is named."""
+    made = manifest.read(settings.source) or {"inputs": {}}
+    task: str = made["inputs"].get("task", settings.stage.task)
+    return task
 
 
 _CHOICE = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")
@@ -161,7 +192,7 @@ def inputs_of(stage: str, settings: Settings) -> dict[str, Any]:
     if stage == "sample":
         return {**_problems(args), **_sampling(settings), **_model(settings), **seed}
     if stage == "score":
-        return read
+        return {**read, "task": task_of_rows(settings)}
     if stage == "curate":
         return {**read, **seed, **{name: getattr(training, name) for name in _CHOICE}}
     if stage == "evaluate":
@@ -176,8 +207,9 @@ def inputs_of(stage: str, settings: Settings) -> dict[str, Any]:
 
 
 def _problems(args: StageArguments) -> dict[str, Any]:
-    own = ["dataset_name", "num_shots", "split", "problems_per_shard", f"num_{args.split}_problems"]
-    return {name: getattr(args, name) for name in own + (["test_dataset_name"] if args.split == "test" else [])}
+    own = ["dataset_name", "num_shots", "training_shots", "split", "problems_per_shard", f"num_{args.split}_problems"]
+    own += ["test_dataset_name"] if args.split == "test" else []
+    return {"task": args.task_of_problems.name, **{name: getattr(args, name) for name in own}}
 
 
 def _sampling(settings: Settings) -> dict[str, Any]:

@@ -33,8 +33,8 @@ from topr_trl.report import write_report
 from topr_trl.rewards import score_candidates
 from topr_trl.samples import labels, read_samples
 from topr_trl.sampling import sample_candidates
-from topr_trl.settings import Settings, inputs_of, load_problems
-from topr_trl.tasks import gsm8k
+from topr_trl.settings import Settings, inputs_of, load_problems, task_of_rows
+from topr_trl.tasks import TASKS
 from topr_trl.vllm_sampling import sample_candidates_with_vllm, start_engine
 
 REPORT = "evaluation.txt"  # the tables of the stage `evaluate`
@@ -85,7 +85,7 @@ def draw_shards(settings: Settings) -> None:
 
 
 def _sampler(settings: Settings) -> Callable[[Dataset, int], Dataset]:
-    sampling, stops = settings.samples_of_split, gsm8k.STOP_STRINGS
+    sampling, stops = settings.samples_of_split, settings.stage.task_of_problems.stop_strings
     if settings.stage.sampling_backend == "vllm":
         engine = start_engine(settings.model_path, settings.vllm, settings.training.seed, settings.model.model_revision)
         return lambda problems, seed: sample_candidates_with_vllm(engine, problems, sampling, stops, seed)
@@ -98,14 +98,14 @@ def _sampler(settings: Settings) -> Callable[[Dataset, int], Dataset]:
 
 def score(settings: Settings) -> Made:
     """Verdicts and rewards of the candidates. Rows that carry a reward keep it."""
-    shards = shards_of(settings.source)
+    shards, judge = shards_of(settings.source), TASKS[task_of_rows(settings)].judge
     for k, shard in enumerate(tqdm(shards, desc="Scoring", unit="shard")):
         if _shard_path(settings.folder, k, len(shards)).is_file():
             continue
         rows = _in_memory(shard)
         if "reward" not in rows.column_names:
             _need(rows.column_names, ("completion", "answer"), f"{shard}: rows without a reward")
-            rows = score_candidates(rows, gsm8k.extract_answer)
+            rows = score_candidates(rows, judge, f"Judging {shard.name}")
         save_candidates(rows, settings.folder, k, len(shards))
     return count_rows(settings.folder), {}
 

@@ -2,7 +2,7 @@
 
 A verification is a candidate like any other: the "problem" is a solution somebody wrote, the answer to find is yes or
 no, the reward +1 for the verdict that matches the truth and -1 for any other and for none. So problems made here go
-through the same stages: `sample_candidates`, `score_candidates(rows, extract_verdict)`, `OfflineTOPRTrainer`,
+through the same stages: `sample_candidates`, `score_candidates(rows, judge)`, `OfflineTOPRTrainer`,
 `evaluate_candidates` (pass@1 is the verifier's accuracy). The author of the solutions may be another model.
 """
 
@@ -14,7 +14,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from topr_trl.rewards import CORRECT, score_candidates
+from topr_trl.rewards import CORRECT, Judgement, score_candidates, verdict
 from topr_trl.sampling import SamplingArguments, sample_candidates
 
 YES, NO = "yes", "no"
@@ -32,6 +32,12 @@ def extract_verdict(text: str) -> str | None:
     """`"yes"` or `"no"` after the last "Verdict:"; None where there is none (invalid)."""
     found = _VERDICT.findall(text)
     return found[-1].lower() if found else None
+
+
+def judge(texts: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
+    """Verdicts on verifications, for `score_candidates` and `answer_reward`."""
+    answers = [extract_verdict(text) for text in texts]
+    return [(verdict(answer, truth), answer) for answer, truth in zip(answers, truths, strict=True)]
 
 
 def verification_problems(
@@ -123,5 +129,5 @@ def verify(
     """
     problems = verification_problems(solutions)
     verifications = sample_candidates(model, tokenizer, problems, args, STOP_STRINGS, seed, description)
-    scored = score_candidates(verifications, extract_verdict)
+    scored = score_candidates(verifications, judge)
     return scored, solutions.add_column("score", solution_scores(scored, len(solutions)))

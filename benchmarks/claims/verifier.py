@@ -76,7 +76,7 @@ def solve(count: int, candidates: int, problem_seed: int, seed: int) -> Dataset:
     solver, tokenizer = load(arithmetic.CARELESS_MODEL)
     questions = problems("main", count, problem_seed)
     written = sample_candidates(solver, tokenizer, questions, sampling(candidates), gsm8k.STOP_STRINGS, seed)
-    return score_candidates(written, gsm8k.extract_answer)
+    return score_candidates(written, gsm8k.judge)
 
 
 def measure(verifier: Any, tokenizer: Any, solutions: Dataset, seed: int) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """GSM8K (arXiv 2110.14168): few-shot chain-of-thought prompt, answer after "The answer is"."""
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 
 from datasets import Dataset, load_dataset
 
 from topr_trl.candidates import TABLE_SUFFIXES, read_table
+from topr_trl.rewards import Judgement, verdict
 
 # What ends a response besides the stop token: a base model goes on with the next question of the prompt.
 STOP_STRINGS = ("\nQuestion:",)
@@ -56,6 +58,7 @@ EXEMPLARS = (
 
 _STATED = ("The answer is", "the answer is")
 _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+_CURRENCY = str.maketrans("", "", "\\$€£")
 _LONGEST_ANSWER = 40  # characters; longer runs of digits are no answers, and would cost time to read
 
 
@@ -82,8 +85,14 @@ def extract_answer(response: str) -> str | None:
     if start < 0:
         return None
     tail = response[start + len(_STATED[0]) :][:200].split("\n", 1)[0]
-    number = _NUMBER.search(tail.replace("$", "").replace("- ", "-"))
+    number = _NUMBER.search(tail.replace("−", "-").translate(_CURRENCY).replace("- ", "-"))
     return normalize_number(number.group()) if number else None
+
+
+def judge(responses: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
+    """Verdicts on responses, and the numbers that they state."""
+    answers = [extract_answer(response) for response in responses]
+    return [(verdict(answer, truth), answer) for answer, truth in zip(answers, truths, strict=True)]
 
 
 def build_prompt(question: str, num_shots: int = 8) -> str:

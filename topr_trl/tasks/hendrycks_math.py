@@ -1,0 +1,224 @@
+r"""MATH (arXiv 2103.03874): four worked examples in the prompt, the answer in `\boxed{}`, judged by math-verify."""
+
+import random
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, concatenate_datasets, get_dataset_config_names, get_dataset_split_names, load_dataset
+
+from topr_trl.candidates import TABLE_SUFFIXES, read_table
+from topr_trl.rewards import CORRECT, INVALID, Judgement
+from topr_trl.worker_pool import WorkerPool
+
+# What ends a response besides the stop token: a base model goes on with the next problem of the prompt.
+STOP_STRINGS = ("\nProblem:",)
+
+# Four worked examples of our own, each of another subject.
+EXEMPLARS = (
+    (
+        "Find all real $x$ with $2x^2 - 7x + 3 = 0$. Separate your answers by a comma.",
+        r"We look for factors: $(2x - 1)(x - 3) = 2x^2 - 6x - x + 3 = 2x^2 - 7x + 3$. A product is zero if one of its "
+        r"factors is, so $x = \frac{1}{2}$ or $x = 3$. The answer is $\boxed{\frac{1}{2}, 3}$.",
+    ),
+    (
+        "A bag holds 4 red and 6 blue marbles. Two are drawn without replacement. What is the probability that both "
+        "are red? Express your answer as a common fraction.",
+        r"There are $\binom{10}{2} = 45$ pairs of marbles, all equally likely, and $\binom{4}{2} = 6$ of them are red. "
+        r"The probability is $\frac{6}{45} = \frac{2}{15}$. The answer is $\boxed{\frac{2}{15}}$.",
+    ),
+    (
+        "A right triangle has legs of 5 and 12. What is the radius of the circle that touches all three of its sides?",
+        r"The hypotenuse is $\sqrt{5^2 + 12^2} = 13$. The area is $\frac{5 \cdot 12}{2} = 30$, and it is also "
+        r"the radius times half the perimeter, $r \cdot \frac{5 + 12 + 13}{2} = 15r$. So $r = 2$. "
+        r"The answer is $\boxed{2}$.",
+    ),
+    (
+        "What is the remainder when $7^{50}$ is divided by $5$?",
+        r"Modulo 5 we have $7 \equiv 2$, and the powers of 2 are $2, 4, 3, 1$, then again from the start. As "
+        r"$50 = 4 \cdot 12 + 2$, the remainder is that of $2^2$. The answer is $\boxed{4}$.",
+    ),
+)
+
+_LONGEST = 1_000  # characters of an answer; longer ones are right only if they are literally the right one
+_LAST_CHARACTERS = 100_000  # of a response that are searched for a box
+_TOKEN = re.compile(
+    r"(?P<box>\\+(?:boxed|fbox)\s*\{)|\\+(?:boxed|fbox)\s+(?P<bare>[^\s{}$\\]+)|\\.|(?P<brace>[{}])", re.S
+)
+
+
+def extract_boxed(text: str) -> str | None:
+    r"""What is in the box that opens last of those that are closed again: `\boxed{...}`, `\fbox{...}` or `\boxed 5`.
+
+    None if there is none, or nothing in it. The time is linear in the length of the text.
+    """
+    text = text[-_LAST_CHARACTERS:]
+    open_braces: list[int | None] = []  # where the content of a box begins; None for other braces
+    last, content = -1, ""
+    for token in _TOKEN.finditer(text):
+        if token["box"]:
+            open_braces.append(token.end())
+        elif token["bare"]:
+            last, content = token.start(), token["bare"].rstrip(".,;")
+        elif token["brace"] == "{":
+            open_braces.append(None)
+        elif token["brace"] == "}" and open_braces:
+            begin = open_braces.pop()
+            if begin is not None and begin > last:
+                last, content = begin, text[begin : token.start()]
+    return content.strip() if content.strip("{}$ \t\n\r") else None
+
+
+def judge(responses: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
+    r"""Verdicts on responses, in worker processes, which are killed when they take longer than five seconds for one.
+
+    *Invalid* is a response without a box, with nothing in it, or with what cannot be read as an answer within the time
+    and is not literally the right one.
+
+    Raises:
+        ImportError: math-verify is not installed.
+    """
+    pairs = [(extract_boxed(response), truth) for response, truth in zip(responses, truths, strict=True)]
+    # Candidates of a problem often agree: each answer is judged once.
+    distinct = list(dict.fromkeys((a, b) for a, b in pairs if a and a != b and max(len(a), len(b)) <= _LONGEST))
+    judged: dict[Any, Any] = dict(zip(distinct, pool().map(distinct), strict=True)) if distinct else {}
+    judgements: list[Judgement] = []
+    for given, truth in pairs:
+        if given is not None and given == truth:
+            verdict, canonical = CORRECT, None
+        else:  # None: a worker was killed over it
+            verdict, canonical = judged.get((given, truth)) or (INVALID, None)
+        judgements.append((verdict, truth if verdict == CORRECT else canonical))
+    return judgements
+
+
+@lru_cache(maxsize=1)
+def pool() -> WorkerPool:
+    """The workers of `judge`, shared by all that score in this process."""
+    if find_spec("math_verify") is None:
+        raise ImportError("MATH's answers are judged by math-verify: pip install 'topr_trl[math]'.")
+    return WorkerPool(Path(__file__).with_name("math_answers.py"), "judge")
+
+
+Exemplars = Sequence[tuple[str, str]]
+
+
+def draw_exemplars(rows: Dataset, num_shots: int, seed: int = 0, longest: int = 800) -> Exemplars:
+    r"""Worked examples from training rows, each of another subject as far as there are subjects.
+
+    Only solutions of at most `longest` characters that end with a box are drawn.
+
+    Raises:
+        ValueError: there are too few.
+    """
+    _check_columns(rows, ("problem", "solution"))
+    order = random.Random(seed).sample(range(len(rows)), len(rows))
+    column = next((name for name in ("subject", "type") if name in rows.column_names), None)
+    chosen: list[tuple[str, str]] = []
+    rest: list[tuple[str, str]] = []
+    subjects = set()
+    for i in order:
+        row = rows[i]
+        if len(row["solution"]) > longest or extract_boxed(row["solution"]) is None:
+            continue
+        example = (row["problem"].strip(), row["solution"].strip())
+        if column is not None and row[column] in subjects:
+            rest.append(example)
+        else:
+            if column is not None:
+                subjects.add(row[column])
+            chosen.append(example)
+        if len(chosen) == num_shots or (column and len(rest) + len(chosen) > 100 * num_shots):
+            break
+    chosen = [*chosen, *rest][:num_shots]
+    if len(chosen) < num_shots:
+        raise ValueError(f"{num_shots} worked examples are asked for; {len(chosen)} rows have a short boxed solution.")
+    return chosen
+
+
+def build_prompt(problem: str, num_shots: int = 4, exemplars: Exemplars = EXEMPLARS) -> str:
+    """The prompt: `num_shots` worked examples, then the problem. An example that is the problem itself is left out."""
+    problem = problem.strip()
+    shots = [f"Problem: {q}\nSolution: {worked}\n\n" for q, worked in exemplars if q != problem]
+    return "".join(shots[:num_shots]) + f"Problem: {problem}\nSolution:"
+
+
+def prepare(dataset: Dataset, num_shots: int = 4, exemplars: Exemplars = EXEMPLARS) -> Dataset:
+    r"""Rows of MATH's shape to problems: columns `problem_id`, `question`, `prompt`, `answer`, `subject`, `level`.
+
+    The answer is the column `answer`, or the last box of `solution`. `subject` and `level` are there if known.
+
+    Args:
+        dataset: columns `problem`, `answer` or `solution`, and perhaps `subject` or `type`, and `level` (`"Level 5"`).
+        num_shots: worked examples in the prompt.
+        exemplars: pairs of a problem and its solution.
+
+    Raises:
+        ValueError: a column is missing, a row has no answer, or there are too few exemplars.
+    """
+    if not 0 <= num_shots <= len(exemplars):
+        raise ValueError(f"num_shots must be between 0 and {len(exemplars)}, not {num_shots}.")
+    truth = "answer" if "answer" in dataset.column_names else "solution"
+    _check_columns(dataset, ("problem", truth))
+    subject = next((name for name in ("subject", "type") if name in dataset.column_names), None)
+
+    def convert(row: dict[str, Any], index: int) -> dict[str, Any]:
+        answer = (row[truth] or "").strip() if truth == "answer" else extract_boxed(row[truth])
+        if not answer:
+            raise ValueError(f"Row {index}: no answer in column {truth!r}: {(row[truth] or '')[-60:]!r}.")
+        problem = {
+            "problem_id": index,
+            "question": row["problem"].strip(),
+            "prompt": build_prompt(row["problem"], num_shots, exemplars),
+            "answer": answer,
+        }
+        if subject is not None:
+            problem["subject"] = row[subject]
+        if "level" in row:
+            problem["level"] = _level(row["level"])
+        return problem
+
+    return dataset.map(convert, with_indices=True, remove_columns=dataset.column_names, desc="Building prompts")
+
+
+def _level(level: Any) -> int | None:
+    """`"Level 5"`, `"5"` or 5; MATH has a few rows of `"Level ?"`."""
+    digits = str(level).removeprefix("Level").strip()
+    return int(digits) if digits.isdigit() else None
+
+
+def _check_columns(dataset: Dataset, needed: tuple[str, ...]) -> None:
+    missing = sorted(set(needed) - set(dataset.column_names))
+    if missing:
+        raise ValueError(
+            f"Rows of MATH's shape need problem, and answer or solution; {missing} missing in {dataset.column_names}."
+        )
+
+
+def load(name_or_path: str, split: str) -> Dataset:
+    """Rows of MATH's shape: a `.jsonl`, `.json` or `.parquet` file (`split` is not used), or a dataset of the Hub.
+
+    A dataset whose configurations are the subjects is loaded whole, and told apart in the column `subject`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the dataset has no such split.
+    """
+    if name_or_path.endswith(TABLE_SUFFIXES):
+        return read_table(name_or_path)
+    names = get_dataset_config_names(name_or_path)
+    whole = [name for name in ("default", "main", "all") if name in names]
+    names = whole[:1] or sorted(names)
+    splits = get_dataset_split_names(name_or_path, names[0])
+    if split not in splits:
+        raise ValueError(
+            f"{name_or_path} has the splits {', '.join(splits)}, not {split}. "
+            "Name another data set with --dataset_name (training) or --test_dataset_name."
+        )
+    parts = [load_dataset(name_or_path, name, split=split) for name in names]
+    if len(parts) > 1 and not {"subject", "type"} & set(parts[0].column_names):
+        parts = [part.add_column("subject", [name] * len(part)) for part, name in zip(parts, names, strict=True)]
+    return concatenate_datasets(parts)

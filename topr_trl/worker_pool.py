@@ -1,0 +1,199 @@
+"""Work of which a single item may hang, crash or eat all memory, in processes that are killed when it does.
+
+A worker is a fresh Python that reads items from its standard input and writes results to its standard output, a line
+of JSON each. It is started from files, not by importing this package: it holds no PyTorch, starts quickly, and knows
+nothing of a GPU that its parent uses. It ends when its parent does: at the end of its input, or, while it is stuck in
+an item, by an alarm of its own.
+"""
+
+import atexit
+import importlib.util
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+_READY = b"ready"
+_SECONDS_TO_START = 120.0
+
+
+class WorkerPool:
+    """Calls a function on items in worker processes, within a time and a memory for each item.
+
+    Args:
+        file: the Python file that defines the function; it should import little.
+        function: its name. It takes and returns what JSON can say.
+        workers: processes, started when there is work for them; default: one for each core that this process may use,
+            shared among the processes of `accelerate launch`.
+        seconds: how long an item may take, from when a started worker gets it.
+        memory: bytes of address space of a worker (Linux).
+    """
+
+    def __init__(
+        self, file: Path, function: str, workers: int | None = None, seconds: float = 5.0, memory: int = 2 << 30
+    ) -> None:
+        if seconds <= 0 or (workers is not None and workers < 1):
+            raise ValueError(f"A pool needs a worker and time: workers={workers}, seconds={seconds}.")
+        self._command = [sys.executable, "-P", __file__, str(file), function, str(seconds), str(memory)]
+        self._limit = workers or _cores()
+        self._seconds = seconds
+        self._workers: list[_Worker] = []
+        self._lock = Lock()
+        self._owner = os.getpid()
+        atexit.register(self.close)
+
+    def map(self, items: Sequence[Any], done: Callable[[int], object] = lambda count: None) -> list[Any]:
+        """The results in the order of the items; None where a worker was killed, died or raised.
+
+        Args:
+            items: what JSON can say.
+            done: called with 1 after each item, for a progress bar.
+        """
+        if os.getpid() != self._owner:  # a fork: the workers belong to the parent
+            self._workers, self._lock, self._owner = [], Lock(), os.getpid()
+        with self._lock:
+            while len(self._workers) < min(self._limit, len(items)):
+                self._workers.append(_Worker(self._command, self._seconds))
+            try:
+                return self._map(items, done)
+            except BaseException:
+                self._end_workers()  # they would answer the next call with results of this one
+                raise
+
+    def _map(self, items: Sequence[Any], done: Callable[[int], object]) -> list[Any]:
+        results: list[Any] = [None] * len(items)
+        waiting = iter(range(len(items)))
+        finished = 0
+        while finished < len(items):
+            for worker in self._workers:
+                if worker.idle and (index := next(waiting, None)) is not None:
+                    worker.send(index, items[index])
+            busy = [worker for worker in self._workers if not worker.idle]
+            patience = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
+            ready = wait([worker.output for worker in busy], patience)
+            for k, worker in enumerate(self._workers):
+                if worker.idle:
+                    continue
+                alive = worker.read() if worker.output in ready else time.monotonic() < worker.deadline
+                if worker.finished or not alive:
+                    if worker.item is not None:
+                        results[worker.item] = worker.result
+                        finished += 1
+                        done(1)
+                    worker.item, worker.finished = None, False
+                if not alive:
+                    worker.end()
+                    if not worker.started:
+                        raise RuntimeError("A worker process did not start; its message is above.")
+                    self._workers[k] = _Worker(self._command, self._seconds)
+        return results
+
+    def close(self) -> None:
+        """End the workers. The pool can be used again."""
+        if os.getpid() == self._owner:
+            with self._lock:
+                self._end_workers()
+
+    def _end_workers(self) -> None:
+        for worker in self._workers:
+            worker.end()
+        self._workers = []
+
+    @property
+    def pids(self) -> list[int]:
+        return [worker.process.pid for worker in self._workers]
+
+
+class _Worker:
+    """One process, and the item that it works on."""
+
+    def __init__(self, command: list[str], seconds: float) -> None:
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        assert self.process.stdout is not None
+        self.output = self.process.stdout.fileno()
+        self.seconds = seconds
+        self.started = self.finished = False
+        self.item: int | None = None
+        self.result: Any = None
+        self.deadline = time.monotonic() + _SECONDS_TO_START
+        self._read = b""
+
+    @property
+    def idle(self) -> bool:
+        return self.started and self.item is None
+
+    def send(self, index: int, item: Any) -> None:
+        self.item, self.result, self.finished = index, None, False
+        self.deadline = time.monotonic() + self.seconds
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it has been killed meanwhile, which reading will show
+            self.process.stdin.write(json.dumps(item).encode() + b"\n")
+
+    def read(self) -> bool:
+        """Take what it wrote; False at the end of its output."""
+        read = os.read(self.output, 1 << 16)
+        self._read += read
+        while b"\n" in self._read:
+            line, _, self._read = self._read.partition(b"\n")
+            if line == _READY:
+                self.started = True
+            else:
+                self.result, self.finished = json.loads(line), True
+        return bool(read)
+
+    def end(self) -> None:
+        self.process.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self.process.wait()
+
+
+def _cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _serve(file: str, name: str, seconds: float, memory: int) -> None:
+    """What a worker does: a result for each item, None where the function raises."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, with which this ends
+    logging.disable(logging.CRITICAL)
+    if sys.platform == "linux":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    spec = importlib.util.spec_from_file_location("served", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["served"] = module
+    spec.loader.exec_module(module)
+    function = getattr(module, name)
+    # What libraries print must not be taken for a result.
+    output = os.fdopen(os.dup(1), "wb", buffering=0)
+    for printed in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), printed)
+    output.write(_READY + b"\n")
+    for line in sys.stdin.buffer:
+        # Unhandled, the alarm ends the process whatever it is doing; the parent, if there is one, is faster.
+        signal.setitimer(signal.ITIMER_REAL, 2 * seconds + 1)
+        try:
+            result = function(json.loads(line))
+        except (Exception, RecursionError, MemoryError):
+            result = None
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        output.write(json.dumps(result).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]))
