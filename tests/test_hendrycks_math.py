@@ -213,7 +213,7 @@ def test_gold_solutions_are_right_and_others_wrong():
 @needs_data
 def test_real_rows():
     problems = hendrycks_math.prepare(hendrycks_math.load(str(MATH_500), "test"))
-    assert set(problems.column_names) == {"problem_id", "prompt", "answer", "subject", "level"}
+    assert set(problems.column_names) == {"problem_id", "question", "prompt", "answer", "subject", "level"}
     assert set(problems["level"]) == {1, 2, 3, 4, 5}
     assert len(set(problems["subject"])) == 7
     assert len(set(problems["prompt"])) == 500
@@ -250,7 +250,7 @@ def test_rows_of_other_shapes():
     assert problems["level"][:4] == [5, None, 3, 1]
     assert problems["subject"][:2] == ["Algebra", "Geometry"]
     bare = hendrycks_math.prepare(rows().select_columns(["problem", "solution"]), 0)
-    assert set(bare.column_names) == {"problem_id", "prompt", "answer"}
+    assert set(bare.column_names) == {"problem_id", "question", "prompt", "answer"}
     with pytest.raises(ValueError, match=r"'problem'.* missing"):
         hendrycks_math.prepare(rows().remove_columns("problem"))
     with pytest.raises(ValueError, match="Row 0: no answer in column 'solution'"):
