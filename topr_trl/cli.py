@@ -76,10 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if command == "plan":
         print(describe(*TrlParser(PlanArguments, prog="topr plan").parse_args_and_config(given)))
         return
-    loop, *parts = make_parser(command).parse_args_and_config(given)
-    if Settings(*parts).model.model_name_or_path is None and command in _NEED_A_MODEL:
+    # Help is that of all settings; it ends here.
+    model = None if {"-h", "--help"} & set(given) else _named_model(given)
+    if model is None and command in _NEED_A_MODEL:
         given = _settings_of_the_embedded_model(command, given) + given
-        loop, *parts = make_parser(command).parse_args_and_config(given)
+    loop, *parts = make_parser(command).parse_args_and_config(given)
     settings = Settings(*parts)
     if command == "iterate":
         iterate(loop, settings, given)
@@ -90,6 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 _NEED_A_MODEL = ("iterate", "sample", "log-mu", "train", "evaluate")
+
+
+def _named_model(given: list[str]) -> str | None:
+    """Of the command line or its config file, whatever else they hold."""
+    model, *_ = TrlParser(ModelConfig).parse_args_and_config(given, return_remaining_strings=True)
+    name: str | None = model.model_name_or_path
+    return name
 
 
 def _settings_of_the_embedded_model(command: str, given: list[str]) -> list[str]:
