@@ -11,7 +11,7 @@ from datasets import Dataset, disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.cells import Cell, Store
-from benchmarks.rivals import Direct, tapered
+from benchmarks.rivals import Direct, raw, tapered
 from benchmarks.rows import Rows
 from benchmarks.setting import BATCH_ROWS, Profile, problems
 from benchmarks.statistics import Measured, difference, over_seeds
@@ -21,9 +21,9 @@ from topr_trl import SamplingArguments, evaluate_candidates, sample_candidates, 
 from topr_trl.tasks import arithmetic, gsm8k
 from topr_trl.verifier import verify
 
-PROBLEMS, SOLUTIONS, VERIFICATIONS = 200, 8, 4  # to train on: 6,400 rows
-TEST_PROBLEMS, TEST_SOLUTIONS = 100, 32
-LEARNING_RATES, VALIDATION_SEED = (3e-5, 1e-4, 3e-4, 1e-3), 1_000
+PROBLEMS, SOLUTIONS, VERIFICATIONS = 120, 8, 4  # to train on: 3,840 rows
+TEST_PROBLEMS, TEST_SOLUTIONS = 60, 32
+LEARNING_RATES, VALIDATION_SEED = (1e-4, 3e-4, 1e-3), 1_000
 MAX_NEW_TOKENS = 96
 KS = (8, 32)
 
@@ -57,7 +57,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     tested = solve(TEST_PROBLEMS, TEST_SOLUTIONS, 3 if seed == VALIDATION_SEED else 2, seed + 1)
     result = {"base": measure(verifier, tokenizer, tested, seed)}
     rows = Rows.of(verifications, verifier)
-    objective = Direct(verifier, rows, tapered("topr"))
+    objective = Direct(verifier, rows, tapered("topr"), raw)
     train(verifier, objective, -(-len(rows) // BATCH_ROWS), cell["learning_rate"], seed)
     verifier.eval()
     return {**result, "topr": measure(verifier, tokenizer, tested, seed), "rows": len(rows),
