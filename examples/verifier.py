@@ -4,10 +4,10 @@ Without arguments: an embedded solver and a smaller embedded verifier, some minu
 
     accelerate launch examples/verifier.py
 
-The paper's set-up (a 70B model writes 16 solutions a problem, an 8B model verifies each 4 times and learns from that):
+With a model of the Hub as solver and verifier (the paper's solver is a 70B model, see docs/verifier.md):
 
     accelerate launch examples/verifier.py --task math --dataset_name EleutherAI/hendrycks_math \\
-        --test_dataset_name HuggingFaceH4/MATH-500 --solver_name_or_path meta-llama/Meta-Llama-3-70B-Instruct \\
+        --test_dataset_name HuggingFaceH4/MATH-500 --solver_name_or_path meta-llama/Meta-Llama-3-8B-Instruct \\
         --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct --per_device_train_batch_size 1
 """
 

@@ -41,6 +41,11 @@ needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="GSM8K's files are n
         ("So the answer is 42. Check: 6 * 7 = 42, which is 2 more than 40.", "42"),
         ("The answer is 12. The answer is unclear.", None),
         ("THE END", None),
+        ("The answer is 2 * 9 = 18.", "18"),
+        ("The answer is 36/2.", "18"),
+        ("The answer is 3/4", "3/4"),
+        ("The answer is 5/0", None),
+        ("The answer is:\n18", "18"),
     ],
 )
 def test_extract_answer(response, answer):

@@ -103,6 +103,40 @@ def test_agreement_with_a_person():
     assert found == set(KNOWN_DISAGREEMENTS)
 
 
+@pytest.mark.parametrize(
+    ("given", "truth", "verdict"),
+    [
+        (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}", "incorrect"),
+        (r"\frac{2}{52!}", r"\frac{1}{52!}", "incorrect"),
+        (r"e^{-40}", r"e^{-41}", "incorrect"),
+        (r"\frac{1}{2^{99}}", r"2^{-99}", "correct"),
+        (r"3\text{ or more}", "3", "incorrect"),
+        (r"5\text{ factorial}", "5", "incorrect"),
+        (r"10\text{ a.m.}", r"10\text{ p.m.}", "incorrect"),
+        (r"3\text{ m}", "3", "correct"),
+        (r"\mathbb{R}", r"(-\infty,\infty)", "correct"),
+        ("(a+b+c+d+f+g+h)^{10}", "5", "incorrect"),
+        ("x^2+2x+1", "(x+1)^2", "correct"),
+    ],
+)
+def test_tiny_values_words_and_large_expansions(given, truth, verdict):
+    assert hendrycks_math.judge([rf"\boxed{{{given}}}"], [truth])[0][0] == verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"$\boxed5$", "5"),
+        (r"\boxed\frac12", r"\frac12"),
+        (r"\boxed \frac{1}{2}.", r"\frac{1}{2}"),
+        (r"\\boxed{7}", "7"),
+        ("\\" * 1_000_000, None),  # in linear time
+    ],
+)
+def test_boxes_as_tex_reads_them(text, content):
+    assert extract_boxed(text) == content
+
+
 def box(content):
     return rf"\boxed{{{content}}}"
 

@@ -12,10 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from topr_trl.rewards import CORRECT, Judgement, score_candidates, verdict
-from topr_trl.sampling import SamplingArguments, sample_candidates
+from topr_trl.rewards import CORRECT, Judgement, verdict
 
 YES, NO = "yes", "no"
 TEMPLATE = (
@@ -25,7 +23,10 @@ TEMPLATE = (
 # A base model goes on with something new to check.
 STOP_STRINGS = ("\nQuestion:",)
 _PLACE = re.compile(r"\{question\}|\{solution\}")
-_VERDICT = re.compile(r"verdict\W{1,5}(yes|no)\b", re.IGNORECASE)
+# "Verdict: no", "**Verdict**: **yes**", "Verdict: \\boxed{no}"; not "Verdict: no errors".
+_VERDICT = re.compile(
+    r"verdict\W{1,16}(?:(?:boxed|text(?:bf)?|mathbf)\W{1,3}){0,2}(yes|no)\b(?![ \t]+[a-z])", re.IGNORECASE
+)
 
 
 def extract_verdict(text: str) -> str | None:
@@ -107,27 +108,3 @@ def solution_scores(verifications: Dataset, num_solutions: int) -> list[float]:
         raise ValueError(f"{int((count == 0).sum())} of {num_solutions} solutions have not been verified.")
     scores: Sequence[float] = (yes / count).tolist()
     return list(scores)
-
-
-def verify(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    solutions: Dataset,
-    args: SamplingArguments,
-    seed: int = 0,
-    description: str = "Verifying",
-) -> tuple[Dataset, Dataset]:
-    """Let a model verify solutions, `args.num_candidates` times each; every process verifies all that it is given.
-
-    Args:
-        model, tokenizer: the verifier.
-        solutions: see `verification_problems`.
-        args, seed, description: see `topr_trl.sample_candidates`.
-
-    Returns:
-        The verifications, scored (rows to train the verifier on), and the solutions with a column `score`.
-    """
-    problems = verification_problems(solutions)
-    verifications = sample_candidates(model, tokenizer, problems, args, STOP_STRINGS, seed, description)
-    scored = score_candidates(verifications, judge)
-    return scored, solutions.add_column("score", solution_scores(scored, len(solutions)))

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
@@ -71,11 +72,13 @@ class WorkerPool:
 
     def _map(self, items: Sequence[Any], done: Callable[[int], object]) -> list[Any]:
         results: list[Any] = [None] * len(items)
-        waiting = iter(range(len(items)))
+        waiting = deque(range(len(items)))
+        tried_again: set[int] = set()  # a worker may have been killed while it was idle
         finished = 0
         while finished < len(items):
             for worker in self._workers:
-                if worker.idle and (index := next(waiting, None)) is not None:
+                if worker.idle and waiting:
+                    index = waiting.popleft()
                     worker.send(index, items[index])
             busy = [worker for worker in self._workers if not worker.idle]
             patience = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
@@ -85,7 +88,11 @@ class WorkerPool:
                     continue
                 alive = worker.read() if worker.output in ready else time.monotonic() < worker.deadline
                 if worker.finished or not alive:
-                    if worker.item is not None:
+                    died = not worker.finished and time.monotonic() < worker.deadline
+                    if worker.item is not None and died and worker.item not in tried_again:
+                        tried_again.add(worker.item)
+                        waiting.appendleft(worker.item)
+                    elif worker.item is not None:
                         results[worker.item] = worker.result
                         finished += 1
                         done(1)

@@ -19,11 +19,12 @@ from benchmarks.training import train
 from benchmarks.verdicts import Verdict, judge, markdown_table
 from topr_trl import SamplingArguments, evaluate_candidates, sample_candidates, score_candidates
 from topr_trl.tasks import arithmetic, gsm8k
-from topr_trl.verifier import verify
+from topr_trl.verifier import STOP_STRINGS, solution_scores, verification_problems
+from topr_trl.verifier import judge as judge_verification
 
 PROBLEMS, SOLUTIONS, VERIFICATIONS = 120, 8, 4  # to train on: 3,840 rows
 TEST_PROBLEMS, TEST_SOLUTIONS = 60, 32
-LEARNING_RATES, VALIDATION_SEED = (1e-4, 3e-4, 1e-3), 1_000
+LEARNING_RATES, VALIDATION_SEED = (1e-4, 3e-4), 1_000
 MAX_NEW_TOKENS = 96
 KS = (8, 32)
 
@@ -52,7 +53,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     PartialState(cpu=True)
     disable_progress_bars()
     verifier, tokenizer = load(arithmetic.CARELESS_VERIFIER)
-    verifications, _ = verify(verifier, tokenizer, solve(PROBLEMS, SOLUTIONS, 100 + seed, seed), sampling(), seed)
+    verifications, _ = verify(verifier, tokenizer, solve(PROBLEMS, SOLUTIONS, 100 + seed, seed), seed)
     # Test problems are the same for all seeds, but those of the validation; what the solver writes is not.
     tested = solve(TEST_PROBLEMS, TEST_SOLUTIONS, 3 if seed == VALIDATION_SEED else 2, seed + 1)
     result = {"base": measure(verifier, tokenizer, tested, seed)}
@@ -62,6 +63,14 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     verifier.eval()
     return {**result, "topr": measure(verifier, tokenizer, tested, seed), "rows": len(rows),
             "positives": float((rows.rewards > 0).mean())}  # fmt: skip
+
+
+def verify(verifier: Any, tokenizer: Any, solutions: Dataset, seed: int) -> tuple[Dataset, Dataset]:
+    """Scored verifications of solutions, and the solutions with the column `score`."""
+    problems = verification_problems(solutions)
+    written = sample_candidates(verifier, tokenizer, problems, sampling(), STOP_STRINGS, seed)
+    scored = score_candidates(written, judge_verification)
+    return scored, solutions.add_column("score", solution_scores(scored, len(solutions)))
 
 
 def load(path: Path) -> tuple[Any, Any]:
@@ -80,7 +89,7 @@ def solve(count: int, candidates: int, problem_seed: int, seed: int) -> Dataset:
 
 
 def measure(verifier: Any, tokenizer: Any, solutions: Dataset, seed: int) -> dict[str, Any]:
-    verifications, scored = verify(verifier, tokenizer, solutions, sampling(), 10_000 + seed)
+    verifications, scored = verify(verifier, tokenizer, solutions, 10_000 + seed)
     own = evaluate_candidates(verifications)
     of_truth = {
         truth: [reward > 0 for reward, answer in zip(verifications["reward"], verifications["answer"], strict=True)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 
 from datasets import Dataset, load_dataset
 
@@ -57,7 +58,7 @@ EXEMPLARS = (
 )
 
 _STATED = ("The answer is", "the answer is")
-_NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+_NUMBER = re.compile(r"(?P<number>-?(?:\d[\d,]*(?:\.\d+)?|\.\d+))(?:/(?P<bottom>\d{1,9})(?!\d|\.\d))?")
 _CURRENCY = str.maketrans("", "", "\\$€£")
 _LONGEST_ANSWER = 40  # characters; longer runs of digits are no answers, and would cost time to read
 
@@ -84,9 +85,19 @@ def extract_answer(response: str) -> str | None:
     start = max(response.rfind(phrase) for phrase in _STATED)
     if start < 0:
         return None
-    tail = response[start + len(_STATED[0]) :][:200].split("\n", 1)[0]
+    tail = response[start + len(_STATED[0]) :][:200]
+    tail = re.sub(r"^[ *]*:\s*", "", tail).split("\n", 1)[0]
+    tail = tail.split(". ", 1)[0].rpartition("=")[2]  # "2 * 9 = 18"
     number = _NUMBER.search(tail.replace("−", "-").translate(_CURRENCY).replace("- ", "-"))
-    return normalize_number(number.group()) if number else None
+    if number is None:
+        return None
+    if number["bottom"] and not number["bottom"].strip("0"):
+        return None
+    value = normalize_number(number["number"])
+    if value is None or not number["bottom"]:
+        return value
+    fraction = Fraction(value) / int(number["bottom"])
+    return str(fraction)  # an integer if it is one
 
 
 def judge(responses: Sequence[str], truths: Sequence[str]) -> list[Judgement]:

@@ -46,7 +46,10 @@ EXEMPLARS = (
 _LONGEST = 1_000  # characters of an answer; longer ones are right only if they are literally the right one
 _LAST_CHARACTERS = 100_000  # of a response that are searched for a box
 _TOKEN = re.compile(
-    r"(?P<box>\\+(?:boxed|fbox)\s*\{)|\\+(?:boxed|fbox)\s+(?P<bare>[^\s{}$\\]+)|\\.|(?P<brace>[{}])", re.S
+    r"(?P<box>\\{1,4}(?:boxed|fbox)\s{0,9}\{)|"  # bounded, or a run of backslashes would take quadratic time
+    r"\\{1,4}(?:boxed|fbox)(?:\s{0,9}(?P<fraction>\\[dt]?frac\s?(?:\d\d|\{[^{}]{1,99}\}\{[^{}]{1,99}\}))|"
+    r"\s{1,9}(?P<bare>[^\s{}$\\]+)|(?P<digit>\d))|\\.|(?P<brace>[{}])",
+    re.S,
 )
 
 
@@ -61,8 +64,8 @@ def extract_boxed(text: str) -> str | None:
     for token in _TOKEN.finditer(text):
         if token["box"]:
             open_braces.append(token.end())
-        elif token["bare"]:
-            last, content = token.start(), token["bare"].rstrip(".,;")
+        elif bare := token["bare"] or token["digit"] or token["fraction"]:
+            last, content = token.start(), bare.rstrip(".,;")
         elif token["brace"] == "{":
             open_braces.append(None)
         elif token["brace"] == "}" and open_braces:

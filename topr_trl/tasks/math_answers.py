@@ -10,6 +10,7 @@ It runs in worker processes (`topr_trl.worker_pool`), which may hang in a power 
 import re
 from fractions import Fraction
 from functools import lru_cache
+from math import comb, prod
 from typing import Any
 
 import sympy
@@ -36,7 +37,11 @@ _BARE_UNIT = re.compile(rf"(?<=[\d}})])\s*(?:{_BARE_UNITS})(?:\s+(?:{_BARE_UNITS
 _DEGREES = re.compile(r"(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|°|\\degree)\s*$")
 _PERCENT = re.compile(r"(?:\\?%|\bpercent)\s*$")
 # Words after a number that are no unit.
-_MEANS_SOMETHING = re.compile(r"\b(?:and|or|hundred|thousand|million|billion|trillion|dozen|mod|base|if|when|for)\b")
+_MEANS_SOMETHING = re.compile(
+    r"\b(?:and|or|hundred|thousand|million|billion|trillion|dozen|mod|base|if|when|for|more|less|fewer|least|most|pi|"
+    r"factorial|squared|cubed|(?![mMsghlLCFNJVWK]\b)[a-zA-Z]|[ap]\.?m)\b(?!\^)"
+)
+_ALL_REALS = re.compile(r"\\mathbb\s*(?:\{R\}|R)|\\(?:Reals|R)(?![a-zA-Z])|\\text\{\s*all real numbers\s*\}")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|arc|log|ln)")
 _UNICODE = str.maketrans({"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ",
                           "≤": r"\le ", "≥": r"\ge ", "∪": r"\cup ", "∈": r"\in ", "√": r"\sqrt ",
@@ -47,7 +52,10 @@ def normalize(text: str) -> str:
     r"""Without what does not change the value: layout, spaces, currency, units, degrees, separators of thousands."""
     text = _THIN_THOUSANDS.sub("", text.translate(_UNICODE).strip())
     text = _SPACE.sub(" ", _LAYOUT.sub("", _CURRENCY.sub("", text))).strip()
-    text = re.sub(rf"\s*{_WORD}\s*\{{\s*(?:,?\s*and|,?\s*or|,)\s*\}}\s*|\s*,?\s+(?:and|or)\s+", ",", text)
+    text = _ALL_REALS.sub(r"(-\\infty,\\infty)", text)
+    text = re.sub(rf"\s*{_WORD}\s*\{{\s*(?:,?\s*and|,?\s*or|,)\s*\}}\s*", ",", text)
+    # Not inside of \text{}: "3 \text{ or more}" is no list.
+    text = re.sub(rf"({_WORD}\s*\{{[^{{}}]*\}})|\s*,?\s+(?:and|or)\s+", lambda match: match[1] or ",", text)
     text = text.removesuffix(".").strip()
     text = re.sub(rf"{_WORD}\s*\{{\s*([ie]|[-+]?[\d.,]*\d)\s*\}}", r"\1", text)
     if _SPACED_THOUSANDS.fullmatch(text):
@@ -330,8 +338,32 @@ def _same_by_math_verify(given: str, truth: str) -> bool:
         return False
     if "matrix}" in given + truth:
         a, b = a.doit(), b.doit()
+    if _differ_at_a_point(a, b):  # at once; math-verify would expand both first
+        return False
     # 12 decimals: 0.333333 is not a third. The limit on time is the worker's.
-    return bool(verify(b, a, float_rounding=12, timeout_seconds=None, allow_set_relation_comp=True))
+    equal = bool(verify(b, a, float_rounding=12, timeout_seconds=None, allow_set_relation_comp=True))
+    return equal and _are_close(a, b)
+
+
+def _differ_at_a_point(a: Any, b: Any) -> bool:
+    """Whether two formulas have clearly different values where their symbols are some positive numbers."""
+    if not all(isinstance(x, sympy.Expr) for x in (a, b)):
+        return False
+    symbols = sorted(a.free_symbols | b.free_symbols, key=str)
+    if not symbols:
+        return False
+    point = {symbol: sympy.Rational(7 + 3 * i, 5 + 2 * i) for i, symbol in enumerate(symbols)}
+    x, y = (sympy.N(formula.subs(point), 15) for formula in (a, b))
+    return bool(x.is_number and y.is_number and x.is_finite and y.is_finite and abs(x - y) > 1e-6 * (abs(x) + abs(y)))
+
+
+def _are_close(a: Any, b: Any) -> bool:
+    """Whether two values agree in their leading digits, too: to 12 decimals 2^-98 and 2^-99 are both 0."""
+    if not all(isinstance(x, sympy.Expr) and not x.free_symbols for x in (a, b)):
+        return True
+    a, b = sympy.N(a, 30), sympy.N(b, 30)
+    apart = a != b and abs(a - b) > 1e-11 * abs(b)
+    return apart not in (True, sympy.true)  # what cannot be decided is left to math-verify
 
 
 def _check_readable(text: str) -> None:
@@ -345,6 +377,9 @@ def _check_readable(text: str) -> None:
     for part in structure[-1]:
         for cell in part if isinstance(part, list) else [part]:
             _check_readable(cell)
+
+
+_MOST_TERMS = 200  # more are not expanded: it takes long, and the form would be large
 
 
 def canonical(text: str) -> str:
@@ -376,7 +411,15 @@ def _canonical_formula(text: str) -> str:
         slow = parsed.has(sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, sympy.Derivative, sympy.factorial)
         if slow or any(e.is_number and not (e.is_Rational and abs(e) <= 10) for e in powers):
             return text
-        return str(sympy.expand(parsed.doit()))
+        terms = [
+            comb(len(power.base.args) + int(power.exp) - 1, int(power.exp))
+            for power in parsed.atoms(sympy.Pow)
+            if power.base.is_Add and power.exp.is_Integer and power.exp > 0
+        ]
+        if prod(terms) > _MOST_TERMS:
+            return text
+        form = str(sympy.expand(parsed.doit()))
+        return form if len(form) <= len(text) + _MOST_TERMS else text
     except Exception:
         return text
 
