@@ -8,7 +8,7 @@ import pytest
 from benchmarks import evidence
 from benchmarks.__main__ import CLAIMS
 from benchmarks.cells import Store
-from benchmarks.claims import difficulty, iterations, log_mu_noise, staleness
+from benchmarks.claims import difficulty, iterations, log_mu_noise, staleness, verifier
 from benchmarks.setting import PROFILES
 
 PROFILE = replace(PROFILES["full"], seeds=3)
@@ -63,6 +63,14 @@ def result(cell):
         more = {"maj@16": 0.6, "rows": 10, "tokens": 99, "baseline": 0.0, "positives": 0.3, "effective_share": 0.3}
         end = 0.7 if cell["curation"] == "uniform" else 0.6
         return {"curve": [point(end + wobble, **more) for _ in range(iterations.ITERATIONS + 1)]}
+    if claim == "verifier":
+        chosen = {f"{name}@{k}": 0.6 for k in verifier.KS for name in ("maj", "SC", "best")}
+        base = {"accuracy": 0.4, "error": 0.01, "invalid": 0.3, "accuracy on yes": 0.4, "accuracy on no": 0.4,
+                "pass@1": 0.3, **chosen}  # fmt: skip
+        better = {name: 0.001 if name == "invalid" else 0.7 + wobble for name in base}
+        rate = 0.1 if cell["learning_rate"] == verifier.LEARNING_RATES[0] else 0.0
+        topr = {**better, "error": 0.01, "accuracy": better["accuracy"] + rate, "SC@32": 0.65 + wobble}
+        return {"base": base, "topr": topr, "rows": 100, "positives": 0.4}
     if claim == "difficulty":
         tilt = {str(s): [0.1 + 0.01 * s * b for b in range(10)] for s in difficulty.SHARES}
         return {"weights": tilt, "problems": [40] * 10}
@@ -91,13 +99,36 @@ def test_page_has_every_claim_and_every_picture(store, tmp_path):
     text = page.read_text()
     assert "nan" not in text
     figures = [f"Fig. {n}:" for n in range(1, 10)]
-    for claim in (*figures, "Prop. 3.1", "Prop. 3.2", "harder task", "old rows", "automatic target", "another engine"):
+    for claim in (
+        *figures,
+        "Prop. 3.1",
+        "Prop. 3.2",
+        "harder task",
+        "old rows",
+        "automatic target",
+        "another engine",
+        "Table 2",
+    ):
         assert claim in text
     drawn = {path.stem for path in (tmp_path / "evidence").glob("*.png")}
     assert drawn == {path.stem for path in (tmp_path / "evidence").glob("*.svg")}
     assert drawn == {"fig1", "fig2", "fig3", "fig4", "fig5-6", "fig7", "fig8", "fig9", "prop3.2", "hard", "staleness",
                      "log_mu_noise"}  # fmt: skip
     assert all(f"evidence/{name}.png" in text for name in drawn)
+
+
+def test_a_verifier_that_helps_and_one_that_does_not(store, tmp_path):
+    (verdict,) = CLAIMS["verifier"].report(store, PROFILE, tmp_path)
+    assert verdict.verdict == "holds"
+    assert verdict.why == ""
+    assert "accuracy +40.2" in verdict.ours  # at the better of the learning rates
+    for entry in store.finished.values():
+        if entry["cell"]["claim"] == "verifier":
+            entry["result"]["topr"]["SC@32"] = 0.5
+    (verdict,) = CLAIMS["verifier"].report(store, PROFILE, tmp_path)
+    assert verdict.verdict == "holds in part"
+    assert "Not seen: weighted SC@32 above the base verifier's, weighted SC@32 above the majority" in verdict.ours
+    assert verdict.why
 
 
 def test_a_claim_that_is_not_finished_is_not_judged(store, tmp_path):

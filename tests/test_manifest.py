@@ -88,9 +88,9 @@ def test_files_of_something_else_are_not_taken_for_results(tmp_path):
 
 def _work(folder, order, name, shared, seconds):
     with manifest.lock(folder, shared=shared):
-        order.put(f"{name} begins")
+        order.put((time.monotonic(), f"{name} begins"))
         time.sleep(seconds)
-        order.put(f"{name} ends")
+        order.put((time.monotonic(), f"{name} ends"))
 
 
 def test_workers_share_a_lock_and_who_closes_waits_for_them(tmp_path):
@@ -103,6 +103,10 @@ def test_workers_share_a_lock_and_who_closes_waits_for_them(tmp_path):
     closing = context.Process(target=_work, args=(tmp_path, order, "closing", False, 0.0))
     closing.start()
     seen += [order.get(timeout=10) for _ in range(4)]
-    assert seen == ["worker begins"] * 2 + ["worker ends"] * 2 + ["closing begins", "closing ends"]
+    # A queue does not keep the order of several processes.
+    assert [what for _, what in sorted(seen)] == ["worker begins"] * 2 + ["worker ends"] * 2 + [
+        "closing begins",
+        "closing ends",
+    ]
     for process in (*workers, closing):
         process.join()
