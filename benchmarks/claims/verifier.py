@@ -144,8 +144,8 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         "Before training the verifier is right about "
         f"{shown('base', 'accuracy on yes')} % of the right solutions and {shown('base', 'accuracy on no')} % of the "
         "wrong ones (a missing verdict is wrong): a yes says little. Seven solutions of ten are wrong, so the reward "
-        "is had more cheaply by saying no more often than by checking better, and scores near 0 throw votes away. A base "
-        "verifier that can check, as an 8B model can, was not made."
+        "is had more cheaply by saying no more often than by checking better, and scores near 0 throw votes away. A "
+        "base verifier that can check, as an 8B model can, was not made."
     )
     return [
         Verdict(
