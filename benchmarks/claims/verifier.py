@@ -141,7 +141,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         f"weighted SC@{last} above the majority": over_majority[last].low > 0,
     }
     why = (
-        "Before training the verifier is right about "
+        "before training the verifier is right about "
         f"{shown('base', 'accuracy on yes')} % of the right solutions and {shown('base', 'accuracy on no')} % of the "
         "wrong ones (a missing verdict is wrong): a yes says little. Seven solutions of ten are wrong, so the reward "
         "is had more cheaply by saying no more often than by checking better, and scores near 0 throw votes away. A "
@@ -153,7 +153,8 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             "verifier accuracy 32.6 -> 70.9 %, invalid 34.2 -> 0.90 %; weighted SC over 32: none 55.5, base 56.7, TOPR "
             "61.5 %",
             f"solver of 1.1 million parameters (pass@1 {solver} %), verifier of 0.3 million, {rows:,.0f} verifications "
-            f"to learn from ({positives:.0%} right), one epoch, {len(done)} seeds; TOPR less base: accuracy "
+            f"to learn from ({positives:.0%} right), one epoch at the "
+            f"better of {len(LEARNING_RATES)} learning rates, {len(done)} seeds; TOPR less base: accuracy "
             f"{gain['accuracy'].percent(signed=True)}, invalid {gain['invalid'].percent(signed=True)}, weighted "
             f"SC@{last} {gain[f'SC@{last}'].percent(signed=True)} points; weighted SC less majority "
             + ", ".join(f"{interval.percent(signed=True)} at {k}" for k, interval in over_majority.items())
