@@ -52,8 +52,8 @@ def _page(
         "validation problems with a seed that nothing else uses, after one epoch. (DPO reads pairs of the same "
         "candidates, as many rows a step.) ± is a 95 % t-interval over the seeds, and never less than two bootstrap "
         "errors of the evaluations (of the answers; the test problems are always the same). *Above* and *below* "
-        "compare seed by seed: same candidates, same test problems. Seeds: 5 for Fig. 1, 3, 4, 7, the harder task and Table "
-        "2, 2 for stale rows, 1 for the base model and the learning rates, 3 for the others.",
+        "compare seed by seed: same candidates, same test problems. Seeds: 5 for Fig. 1, 3, 4, 7, the harder task and "
+        "Table 2, 2 for stale rows, 1 for the base model and the learning rates, 3 for the others.",
         "",
         "**Words.** A row is *positive* if its answer is right (R = +1), *negative* if it is wrong or missing (R = "
         "-1). p: share of positives among the rows; where nothing else is said, the base model's. c: baseline, "
