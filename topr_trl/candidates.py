@@ -174,5 +174,6 @@ def read_table(*files: str | Path, cache_dir: str | Path | None = None) -> Datas
     cache = str(cache_dir) if cache_dir else None
     try:
         return load_dataset(kind, data_files=list(map(str, paths)), split="train", cache_dir=cache)
-    except DatasetGenerationError as error:
-        raise ValueError(f"{paths[0]}{' and others' * (len(paths) > 1)} cannot be read: {error.__cause__}") from error
+    except (DatasetGenerationError, ValueError) as error:  # `datasets` 4.7 lets the reader's own error through
+        why = error.__cause__ or error
+        raise ValueError(f"{paths[0]}{' and others' * (len(paths) > 1)} cannot be read: {why}") from error
