@@ -66,11 +66,13 @@ def load_problems(args: ScriptArguments, task: Task, train: bool) -> Dataset:
     return task.prepare(rows.select(range(min(count or len(rows), len(rows)))), shots)
 
 
-def sample_and_score(task, model, tokenizer, problems, sampling, directory: Path, seed: int, what: str) -> Dataset:
+def sample_and_score(
+    model, tokenizer, problems, sampling, stop_strings, judge, directory, seed: int, what: str
+) -> Dataset:
     """Every process samples its share; all of them read back the whole."""
     state = PartialState()
-    rows = sample_candidates(model, tokenizer, problems, sampling, task.stop_strings, seed, what)
-    rows = score_candidates(rows, task.judge)
+    rows = sample_candidates(model, tokenizer, problems, sampling, stop_strings, seed, what)
+    rows = score_candidates(rows, judge)
     if state.is_main_process:  # of an earlier run, perhaps with another number of processes
         for old in directory.glob("candidates-*.parquet"):
             old.unlink()
@@ -94,7 +96,8 @@ def main(task: Task, script_args, sampling, training_args, model_args) -> None:
 
     def test_model(label: str) -> None:
         folder = out / label / "test"
-        rows = sample_and_score(task, model, tokenizer, test, eval_sampling, folder, seed, f"Testing, {label}")
+        how, what = (eval_sampling, task.stop_strings, task.judge), f"Testing, {label}"
+        rows = sample_and_score(model, tokenizer, test, *how, folder, seed, what)
         ks = [k for k in (2, 4, 8, 16) if k < script_args.eval_samples]  # maj@k has an interval for k below the samples
         results[label] = evaluate_candidates(rows, maj_ks=ks[-1:])
         if PartialState().is_main_process:  # at once: a later failure loses nothing
@@ -104,7 +107,8 @@ def main(task: Task, script_args, sampling, training_args, model_args) -> None:
     for i in range(1, script_args.iterations + 1):
         label = "after" if script_args.iterations == 1 else f"iteration {i}"
         folder, what = out / label / "candidates", f"Sampling candidates, {label}"
-        candidates = sample_and_score(task, model, tokenizer, train, sampling, folder, seed + i, what)
+        how = (sampling, task.stop_strings, task.judge)
+        candidates = sample_and_score(model, tokenizer, train, *how, folder, seed + i, what)
         training_args.output_dir = str(out / label)
         trainer = OfflineTOPRTrainer(
             model, training_args, candidates, processing_class=tokenizer, peft_config=peft_config if i == 1 else None

@@ -14,12 +14,12 @@ With a model of the Hub as solver and verifier (the paper's solver is a 70B mode
 import json
 import logging
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from accelerate import PartialState
 from datasets import Dataset
+from gsm8k import sample_and_score
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig, TrlParser, get_peft_config
 
@@ -27,10 +27,6 @@ from topr_trl import (
     OfflineTOPRConfig,
     OfflineTOPRTrainer,
     evaluate_candidates,
-    load_candidates,
-    sample_candidates,
-    save_candidates,
-    score_candidates,
 )
 from topr_trl import verifier as verification
 from topr_trl.sampling import SamplingArguments
@@ -52,18 +48,6 @@ def load(name: str, model_args: ModelConfig, device):
     return model, tokenizer
 
 
-def shared(draw: Callable[[], Dataset], directory: Path) -> Dataset:
-    """Every process draws its share; all of them read back the whole."""
-    state, rows = PartialState(), draw()
-    if state.is_main_process:  # of an earlier run, perhaps with another number of processes
-        for old in directory.glob("candidates-*.parquet"):
-            old.unlink()
-    state.wait_for_everyone()
-    save_candidates(rows, directory, state.process_index, state.num_processes)
-    state.wait_for_everyone()
-    return load_candidates(directory)
-
-
 def main(script_args, sampling, training_args, model_args) -> None:
     out, seed = Path(training_args.output_dir), training_args.seed
 
@@ -72,13 +56,9 @@ def main(script_args, sampling, training_args, model_args) -> None:
         count, task = script_args.num_solutions, script_args.task_of_problems
         if split == "test":
             count = script_args.eval_samples
-        each, text = replace(sampling, num_candidates=count), f"Solving {split} problems"
-        return shared(
-            lambda: score_candidates(
-                sample_candidates(solver, solver_tokenizer, problems, each, task.stop_strings, seed, text), task.judge
-            ),
-            out / f"{split} solutions",
-        )
+        how = (replace(sampling, num_candidates=count), task.stop_strings, task.judge)
+        folder, what = out / f"{split} solutions", f"Solving {split} problems"
+        return sample_and_score(solver, solver_tokenizer, problems, *how, folder, seed, what)
 
     solver = load(script_args.solver_name_or_path or str(arithmetic.CARELESS_MODEL), model_args, training_args.device)
     solutions = {split: solve(split, *solver) for split in ("train", "test")}
@@ -89,15 +69,8 @@ def main(script_args, sampling, training_args, model_args) -> None:
 
     def verify(split: str, label: str) -> Dataset:
         problems = verification.verification_problems(solutions[split])
-        return shared(
-            lambda: score_candidates(
-                sample_candidates(
-                    verifier, tokenizer, problems, sampling, verification.STOP_STRINGS, seed, f"Verifying, {label}"
-                ),
-                verification.judge,
-            ),
-            out / label,
-        )
+        how = (sampling, verification.STOP_STRINGS, verification.judge)
+        return sample_and_score(verifier, tokenizer, problems, *how, out / label, seed, f"Verifying, {label}")
 
     majority = evaluate_candidates(solutions["test"], maj_ks=[script_args.eval_samples])
     results = {"none": {"maj": majority.maj_at[script_args.eval_samples].value}}

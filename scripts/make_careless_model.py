@@ -67,8 +67,7 @@ def main(args: ScriptArguments) -> None:
             problem = make_problem(rng, args.num_steps)
             solution = f" {solve(problem, rng, slip=args.slip, forget=args.forget)}"
             if args.verifier:
-                place = {"{question}": problem.question, "{solution}": solution}
-                prompt = re.sub("|".join(place), lambda found: place[found.group()], verifier.TEMPLATE)
+                prompt = verifier.build_prompt(problem.question, solution)
                 return prompt, f" {check(solution, rng, slip=args.slip, forget=args.forget)}"
             return gsm8k.build_prompt(problem.question, num_shots=0), solution
         chosen = rng.choice(real)

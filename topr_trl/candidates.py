@@ -152,6 +152,11 @@ def load_candidates(path: str | Path, cache_dir: str | Path | None = None) -> Da
     return read_table(*shards_of(path), cache_dir=cache_dir)
 
 
+def columns_of(file: Path) -> list[str]:
+    """The columns of a file of rows."""
+    return pq.read_schema(file).names if file.suffix == ".parquet" else read_table(file).column_names
+
+
 TABLE_SUFFIXES = (".parquet", ".json", ".jsonl")
 
 

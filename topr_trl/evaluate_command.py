@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from topr_trl import manifest, stages
-from topr_trl.candidates import shards_of
+from topr_trl.candidates import columns_of, shards_of
 from topr_trl.comparison import matched
-from topr_trl.samples import columns_of, encode, labels, read_samples
+from topr_trl.samples import encode, labels, read_samples
 from topr_trl.settings import Settings, load_problems
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from topr_trl.candidates import read_table, shards_of
+from topr_trl.candidates import columns_of, read_table, shards_of
 from topr_trl.rewards import CORRECT, INVALID
 
 INVALID_CODE, RIGHT_CODE = -1, 0
@@ -173,11 +173,6 @@ def read_samples(path: Path) -> Samples:
         return samples_of(Dataset(pa.concat_tables([_table(shard, names) for shard in shards])))
     except (ValueError, pa.ArrowInvalid) as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-def columns_of(file: Path) -> list[str]:
-    """The columns of a file of rows."""
-    return pq.read_schema(file).names if file.suffix == ".parquet" else read_table(file).column_names
 
 
 def _table(file: Path, names: list[str]) -> pa.Table:

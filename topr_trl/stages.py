@@ -26,7 +26,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from trl import get_peft_config
 
 from topr_trl import manifest
-from topr_trl.candidates import hash_prompts, load_candidates, read_table, save_candidates, shards_of
+from topr_trl.candidates import columns_of, hash_prompts, load_candidates, read_table, save_candidates, shards_of
 from topr_trl.curation import compose
 from topr_trl.offline_trainer import OfflineTOPRTrainer
 from topr_trl.report import write_report
@@ -117,7 +117,7 @@ def check_candidates(path: Path) -> None:
         FileNotFoundError, ValueError: see `shards_of`; or columns are missing.
     """
     for shard in shards_of(path):
-        names = pq.read_schema(shard).names if shard.suffix == ".parquet" else read_table(shard).column_names
+        names = columns_of(shard)
         _need(names, ("prompt",), f"{shard}: rows to train on")
         if "reward" not in names:
             _need(names, ("completion", "answer"), f"{shard}: rows without a reward")
@@ -164,7 +164,7 @@ def curate(settings: Settings) -> Made:
 
 def _columns(shard: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
     """Rewards and problems of a shard's rows, and their places in the sampling order, if known."""
-    names = pq.read_schema(shard).names if shard.suffix == ".parquet" else read_table(shard).column_names
+    names = columns_of(shard)
     _need(names, ("prompt", "reward"), f"{shard}: rows to choose from (run the stage score first?)")
     problem = "problem_id" if "problem_id" in names else "prompt"
     rows = _in_memory(shard, ("reward", "sample_id", problem)).data.table

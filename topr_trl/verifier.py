@@ -41,6 +41,13 @@ def judge(texts: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
     return [(verdict(answer, truth), answer) for answer, truth in zip(answers, truths, strict=True)]
 
 
+def build_prompt(question: str, solution: str, template: str = TEMPLATE) -> str:
+    """The prompt of a verification."""
+    # Not str.format, and both at once: questions and solutions may hold braces.
+    texts = {"{question}": question.strip(), "{solution}": solution}
+    return _PLACE.sub(lambda place: texts[place.group()], template)
+
+
 def verification_problems(
     solutions: Dataset, template: str = TEMPLATE, balanced: bool = False, seed: int = 0
 ) -> Dataset:
@@ -69,11 +76,9 @@ def verification_problems(
         raise ValueError(f"There is nothing to verify: {right.sum()} of {len(right)} solutions are right.")
 
     def problem(row: dict[str, str], index: int) -> dict[str, object]:
-        # Not str.format, and both at once: questions and solutions may hold braces.
-        texts = {"{question}": row["question"].strip(), "{solution}": row["completion"]}
         return {
             "problem_id": int(chosen[index]),
-            "prompt": _PLACE.sub(lambda place: texts[place.group()], template),
+            "prompt": build_prompt(row["question"], row["completion"], template),
             "answer": YES if row["verdict"] == CORRECT else NO,
         }
 
