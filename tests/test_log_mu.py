@@ -1,3 +1,4 @@
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -42,10 +43,13 @@ def test_fingerprint_of_a_parameter_too_long_for_float32():
 
 def test_rows_differ_by_tokens_rewards_and_need():
     def rows(**changes):
-        row = {"input_ids": [1, 2], "labels": [-100, 2], "reward": 1.0, **changes}
+        row = {"input_ids": [1, 2, 3], "prompt_length": 1, "reward": 1.0, **changes}
         return Dataset.from_list([row])
 
-    first = rows_fingerprint(rows(), [True])
-    assert first == rows_fingerprint(rows(), [True])
-    assert len({first, rows_fingerprint(rows(), [False]), rows_fingerprint(rows(reward=-1.0), [True]),
-                rows_fingerprint(rows(labels=[1, 2]), [True])}) == 4  # fmt: skip
+    def of(rows, needed=True):
+        return rows_fingerprint(rows, np.array([needed]))
+
+    assert of(rows()) == of(rows())
+    different = [of(rows()), of(rows(), needed=False), of(rows(reward=-1.0)), of(rows(prompt_length=2)),
+                 of(rows(input_ids=[1, 2, 4]))]  # fmt: skip
+    assert len(set(different)) == 5

@@ -164,6 +164,38 @@ def test_accumulation_weighs_rows_like_one_big_batch(tokenizer, rows, tmp_path):
     torch.testing.assert_close(*weights, rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.parametrize("ratio_level", ["sequence", "token"])
+def test_fast_paths_train_the_same_weights(tokenizer, rows, tmp_path, ratio_level):
+    # Sorted by length, without padding, or plainly: the same rows a step, log μ scored by the path itself.
+    weights = {}
+    for name, settings in {"plain": {"sort_by_length": False}, "sorted": {},
+                           "padding_free": {"padding_free": True}}.items():  # fmt: skip
+        model = fresh_model()
+        args = config(
+            tmp_path / name, num_train_epochs=2, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+            optim="sgd", learning_rate=0.3, ratio_level=ratio_level, b_neg=0.9, **settings,
+        )  # fmt: skip
+        trainer = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer)
+        trainer.train()
+        weights[name] = flat(model)
+        logs = trainer.state.log_history
+        assert any(row.get("topr/negatives_tapered", 0) > 0 for row in logs)  # so log μ mattered
+    assert (weights["plain"] - flat(fresh_model())).abs().max() > 1e-3
+    torch.testing.assert_close(weights["plain"], weights["sorted"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(weights["plain"], weights["padding_free"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"padding_free": True, "pad_to_multiple_of": 16}])
+def test_per_row_log_probabilities_are_those_of_the_row_alone(model, tokenizer, rows, tmp_path, settings):
+    trainer = OfflineTOPRTrainer(model, config(tmp_path, **settings), rows, processing_class=tokenizer)
+    dataset, model = trainer.train_dataset.shuffle(seed=0), model.eval()
+    logps, mask, _ = trainer._policy_logps(model, trainer.data_collator.collate_tokens(list(dataset)))
+    for row, logps_T, mask_T in zip(dataset, logps, mask, strict=True):
+        ids = torch.tensor(row["input_ids"])
+        alone = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[row["prompt_length"] - 1 :, 0]
+        torch.testing.assert_close(logps_T[mask_T.bool()], alone, rtol=1e-4, atol=1e-5)
+
+
 def test_same_seed_same_weights_and_resume_equals_uninterrupted(tokenizer, rows, tmp_path):
     args = {"num_train_epochs": 3, "optim": "adamw_torch", "save_strategy": "steps", "save_steps": 3}
     whole = fresh_model()
@@ -202,10 +234,12 @@ def test_token_ids_keep_the_stop_token_and_lack_it_when_cut(model, tokenizer, ro
     trainer = OfflineTOPRTrainer(
         model, config(tmp_path), mixed.add_column("completion_ids", ids), processing_class=tokenizer
     )
-    ends = [row[-1] == tokenizer.eos_token_id for row in trainer.train_dataset["labels"]]
+    ends = [ids[-1] == tokenizer.eos_token_id for ids in trainer.train_dataset["input_ids"]]
     assert ends == [True, False, True]
-    assert trainer.train_dataset["labels"][2][-3:] == [7, 8, tokenizer.eos_token_id]
-    assert all(label == -100 for label in trainer.train_dataset["labels"][2][:-3])
+    row = trainer.train_dataset[2]
+    assert row["input_ids"][row["prompt_length"] :] == [7, 8, tokenizer.eos_token_id]
+    labels = trainer.data_collator([row])["labels"][0].tolist()
+    assert labels == [-100] * row["prompt_length"] + [7, 8, tokenizer.eos_token_id]
 
 
 def test_messages(model, tokenizer, tmp_path):
@@ -215,8 +249,8 @@ def test_messages(model, tokenizer, tmp_path):
         "reward": [1.0, -1.0],
     })  # fmt: skip
     trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), rows, processing_class=tokenizer)
-    labels = trainer.train_dataset["labels"][0]
-    assert tokenizer.decode([token for token in labels if token != -100]).startswith("7<|end|>")
+    row = trainer.train_dataset[0]
+    assert tokenizer.decode(row["input_ids"][row["prompt_length"] :]).startswith("7<|end|>")
     trainer.train()
 
 

@@ -61,7 +61,9 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
     # Between values[i] and values[i + 1]: share = (S+ - n+ c) / ((S+ - n+ c) + (n- c - S-)).
     n_above, s_above = counts[i + 1 :].sum(), sums[i + 1 :].sum()
     n_below, s_below = counts[: i + 1].sum(), sums[: i + 1].sum()
-    return float((s_above * (1 - share) + share * s_below) / (n_above * (1 - share) + share * n_below))
+    c = (s_above * (1 - share) + share * s_below) / (n_above * (1 - share) + share * n_below)
+    # Rounding must not carry it past a reward: rows would change sides.
+    return float(np.clip(c, values[i], np.nextafter(values[i + 1], values[i])))
 
 
 def subtract_baseline(

@@ -19,14 +19,17 @@ Token ids win over text: text that is tokenised anew loses the stop token and ne
 import hashlib
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from datasets import Dataset, load_dataset
+from datasets import Dataset, Features, List, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
+from datasets.fingerprint import generate_random_fingerprint
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 from trl import apply_chat_template, is_conversational
@@ -49,7 +52,7 @@ def reward_column(dataset: Dataset) -> NDArray[np.float64]:
         )
     if len(dataset) == 0:
         raise ValueError("The dataset of candidates has no row.")
-    rewards = dataset.with_format(None)["reward"]
+    rewards = dataset.with_format(None)["reward"][:]
     array = np.empty(len(dataset))
     for i, reward in enumerate(rewards):
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
@@ -63,7 +66,7 @@ def reward_column(dataset: Dataset) -> NDArray[np.float64]:
 def problem_column(dataset: Dataset) -> NDArray[Any]:
     """(N,) the problem of each row: `problem_id` if there, else rows with equal prompts share a problem."""
     if "problem_id" in dataset.column_names:
-        return np.asarray(dataset["problem_id"])
+        return np.asarray(dataset.with_format(None)["problem_id"][:])
     return np.unique(hash_prompts(dataset["prompt"]), return_inverse=True)[1]
 
 
@@ -111,15 +114,95 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tup
     return prompt, completion
 
 
+class MalformedRow(ValueError):
+    """A row that cannot be tokenised.
+
+    Attributes:
+        row (`int`): its place in the dataset.
+    """
+
+    def __init__(self, row: int, why: str) -> None:
+        super().__init__(row, why)
+        self.row, self.why = row, why
+
+
+def tokenize(
+    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, keep: Sequence[str] = (), **map_kwargs: Any
+) -> Dataset:
+    """Rows as the trainer reads them: `input_ids` (prompt and completion), `prompt_length`, and the columns `keep`.
+
+    See `tokenize_row`. A dataset that lies in files is mapped to a file, and found there when it is tokenised again.
+
+    Args:
+        map_kwargs: for `datasets.Dataset.map`.
+
+    Raises:
+        MalformedRow: a row is, see `tokenize_row`.
+    """
+    kept = {name: dataset.features[name] for name in keep}
+    features = Features({**kept, "input_ids": List(Value("int32")), "prompt_length": Value("int32")})
+    map_kwargs.update(features=features, remove_columns=[n for n in dataset.column_names if n not in keep])
+    if _has_ids(dataset, "prompt_ids") and _has_ids(dataset, "completion_ids"):
+        rows = dataset.with_format("arrow").map(_join_ids, batched=True, fn_kwargs={"keep": list(keep)}, **map_kwargs)
+    else:
+        rows = dataset.with_format(None).map(
+            _tokenize_for_map, with_indices=True, fn_kwargs={"tokenizer": tokenizer}, **map_kwargs
+        )
+    return rows.with_format(None)
+
+
+def _has_ids(dataset: Dataset, column: str) -> bool:
+    """Whether every row of the table has ids there (also those that are not selected)."""
+    if column not in dataset.column_names:
+        return False
+    ids = dataset.data[column]
+    if not (pa.types.is_list(ids.type) or pa.types.is_large_list(ids.type)):
+        return False
+    shortest = pc.min(pc.list_value_length(ids).fill_null(0)).as_py()
+    return pa.types.is_integer(ids.type.value_type) and bool(shortest)
+
+
+def _join_ids(table: pa.Table, keep: list[str]) -> pa.Table:
+    # Never as Python objects: ids are the bulk of the rows.
+    prompts, completions = (table[name].combine_chunks() for name in ("prompt_ids", "completion_ids"))
+    lengths = np.stack([pc.list_value_length(ids) for ids in (prompts, completions)], axis=1)
+    of_prompt = np.repeat(np.tile([True, False], len(table)), lengths.ravel())
+    values = np.empty(len(of_prompt), dtype=np.int32)
+    values[of_prompt], values[~of_prompt] = prompts.flatten(), completions.flatten()
+    offsets = np.concatenate([[0], lengths.sum(1).cumsum()]).astype(np.int32)
+    joined = {"input_ids": pa.ListArray.from_arrays(offsets, values), "prompt_length": lengths[:, 0].astype(np.int32)}
+    return pa.table({**{name: table[name] for name in keep}, **joined})
+
+
+def _tokenize_for_map(row: dict[str, Any], index: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    try:
+        prompt_ids, completion_ids = tokenize_row(row, tokenizer)
+    except ValueError as error:
+        raise MalformedRow(index, str(error)) from None
+    return {"input_ids": prompt_ids + completion_ids, "prompt_length": len(prompt_ids)}
+
+
+def from_table(table: pa.Table) -> Dataset:
+    """A dataset that holds `table` in memory. `Dataset(table)` alone would hash all of it."""
+    return Dataset(table, fingerprint=generate_random_fingerprint())
+
+
 def save_candidates(dataset: Dataset, directory: str | Path, shard: int = 0, num_shards: int = 1) -> Path:
     """Write rows as one parquet shard of `directory`; the file appears whole or not at all."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"candidates-{shard:05d}-of-{num_shards:05d}.parquet"
     partial = path.with_suffix(f".{os.getpid()}.partial")
-    dataset.to_parquet(partial)
+    # Not `to_parquet`: it shows a progress bar for every shard.
+    schema = dataset.features.arrow_schema
+    with pq.ParquetWriter(partial, schema) as writer:
+        for table in dataset.with_format("arrow").iter(_WRITTEN_AT_ONCE):
+            writer.write_table(table.cast(schema))
     partial.replace(path)
     return path
+
+
+_WRITTEN_AT_ONCE = 16_384  # rows; a row group of the file
 
 
 def shards_of(path: str | Path) -> list[Path]:
@@ -155,6 +238,15 @@ def load_candidates(path: str | Path, cache_dir: str | Path | None = None) -> Da
 def columns_of(file: Path) -> list[str]:
     """The columns of a file of rows."""
     return pq.read_schema(file).names if file.suffix == ".parquet" else read_table(file).column_names
+
+
+def read_shard(shard: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """One file of rows in memory; only those of the columns that it has, if they are named."""
+    if shard.suffix != ".parquet":
+        table = read_table(shard).with_format("arrow")[:]
+        return table if columns is None else table.select([name for name in table.column_names if name in columns])
+    names = None if columns is None else [name for name in pq.read_schema(shard).names if name in columns]
+    return pq.read_table(shard, columns=names)
 
 
 TABLE_SUFFIXES = (".parquet", ".json", ".jsonl")

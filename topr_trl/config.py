@@ -226,7 +226,6 @@ _SFT_ONLY = {
     "loss_type": "The loss is TOPR's; see `preset`.",
     "packing": "A response is weighted as a whole, so rows are not packed.",
     "eval_packing": "A response is weighted as a whole, so rows are not packed.",
-    "padding_free": "It is not supported yet.",
     "completion_only_loss": "TOPR learns from the completion alone.",
     "assistant_only_loss": "TOPR learns from the completion alone.",
     "label_smoothing_factor": "It would change log π.",
@@ -243,13 +242,25 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
     response has neither the reward nor the probability of the whole; longer rows than `max_length` (or the model's
     context) are an error. Settings that belong to supervised fine-tuning alone raise if given a value of their own.
 
-    {TOPRArguments.__doc__}"""
+    {TOPRArguments.__doc__}
+
+    And offline:
+
+    Parameters:
+        sort_by_length (`bool`, defaults to `True`):
+            Sort the rows of each optimiser step by length, so that those of a micro-batch are about as long as each
+            other and little padding is computed. The rows of a step, and its gradient, are the same without. Only a
+            random order of rows is sorted, and only where rows are padded (`padding_free=False`).
+    """
 
     optim: str = field(default="adafactor", metadata={"help": "Optimiser. The paper's: Adafactor."})
     learning_rate: float = field(default=5e-7, metadata={"help": "Learning rate. The paper's: 5e-7."})
     lr_scheduler_type: str = field(default="constant", metadata={"help": "Schedule. The paper's: constant."})
     num_train_epochs: float = field(default=1.0, metadata={"help": "Epochs over the rows. The paper's: 1."})
     max_length: int | None = field(default=None, metadata={"help": "Longest row allowed, in tokens."})
+    sort_by_length: bool = field(
+        default=True, metadata={"help": "Sort the rows of each step by length: less padding, the same gradient."}
+    )
 
     def __post_init__(self) -> None:
         self._validate_topr()

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
@@ -62,20 +64,18 @@ def _whole(parameter: nn.Parameter) -> Iterator[Tensor]:
         yield parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
-def rows_that_need_log_mu(dataset: Dataset, limits: TruncationLimits) -> list[bool]:
-    """Which rows have a weight that depends on the ratio: none with R = 0, and no sign whose two limits are equal."""
-    return [
-        reward != 0 and (limits.ratio_matters_pos if reward > 0 else limits.ratio_matters_neg)
-        for reward in dataset["reward"]
-    ]
+def rows_that_need_log_mu(rewards_N: NDArray[np.float64], limits: TruncationLimits) -> NDArray[np.bool_]:
+    """(N,) Which rows have a weight that depends on the ratio: none with R = 0, no sign whose two limits are equal."""
+    return np.where(rewards_N > 0, limits.ratio_matters_pos, limits.ratio_matters_neg) & (rewards_N != 0)
 
 
-def check_log_mu(dataset: Dataset, needs: list[bool], model: str, ratio_level: str) -> None:
+def check_log_mu(dataset: Dataset, needs: NDArray[np.bool_], model: str, ratio_level: str) -> None:
     """Check log μ that came with the rows, where it is needed.
 
     Args:
-        dataset: rows with `mu_logps` (floats, one a token, or their sum), `labels`, and perhaps `mu_fingerprint`.
-        needs: which rows need it.
+        dataset: rows with `mu_logps` (floats, one a token, or their sum), `input_ids`, `prompt_length`, and perhaps
+            `mu_fingerprint`.
+        needs: (N,) which rows need it.
         model: fingerprint of the model in training.
         ratio_level: of the loss; `"token"` needs a value a token.
 
@@ -83,17 +83,17 @@ def check_log_mu(dataset: Dataset, needs: list[bool], model: str, ratio_level: s
         ValueError: it was scored by another model, or a row's values are missing, impossible or not one a token.
     """
     if "mu_fingerprint" in dataset.column_names:
-        others = {f for f, needed in zip(dataset["mu_fingerprint"], needs, strict=True) if needed} - {model}
+        others = set(pc.unique(dataset.data["mu_fingerprint"].filter(pa.array(needs))).to_pylist()) - {model}
         if others:
             raise ValueError(
                 f"Column `mu_logps` was scored by another model: mu_fingerprint {sorted(map(str, others))[0]}, and the "
                 f"model in training has {model}. If that model did write these rows and is the μ you mean, remove the "
                 "column `mu_fingerprint`; to score log μ with the model in training, remove both."
             )
-    for i, (mu, labels, needed) in enumerate(zip(dataset["mu_logps"], dataset["labels"], needs, strict=True)):
+    all_tokens = lengths_of(dataset) - dataset.data["prompt_length"].to_numpy()
+    for i, (mu, tokens, needed) in enumerate(zip(dataset["mu_logps"], all_tokens, needs, strict=True)):
         if not needed:
             continue
-        tokens = sum(label != -100 for label in labels)
         values = mu if isinstance(mu, list) else [mu]
         if isinstance(mu, list) and len(mu) != tokens:
             raise ValueError(f"Row {i}: {len(mu)} values of log μ for a completion of {tokens} tokens.")
@@ -102,6 +102,11 @@ def check_log_mu(dataset: Dataset, needs: list[bool], model: str, ratio_level: s
             raise ValueError(f"Row {i}: log μ must be a finite number of at most 0 for each token, or their sum.")
         if ratio_level == "token" and not isinstance(mu, list):
             raise ValueError(f"Row {i}: ratio_level='token' needs log μ for each token, not their sum.")
+
+
+def lengths_of(dataset: Dataset) -> NDArray[np.int64]:
+    """(N,) tokens of `input_ids`."""
+    return np.asarray(pc.list_value_length(dataset.data["input_ids"]), dtype=np.int64)
 
 
 _AT_ONCE = 8_192  # rows that are held as Python objects, and sorted by length
@@ -174,8 +179,7 @@ def _score(
     batch_size: int,
     progress: Any,
 ) -> list[list[float]]:
-    lengths = [len(ids) for ids in dataset["input_ids"]]
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    order = np.argsort(-np.array([len(ids) for ids in dataset["input_ids"]]), kind="stable")
     loader = DataLoader(dataset.select(order), batch_size=batch_size, collate_fn=collate)
     loader = accelerator.prepare_data_loader(loader)
     scored: list[list[float]] = []
@@ -247,12 +251,14 @@ def warn_if_far(distance: float) -> None:
         )
 
 
-def rows_fingerprint(dataset: Dataset, needs: list[bool]) -> str:
+def rows_fingerprint(dataset: Dataset, needs: NDArray[np.bool_]) -> str:
     """A short hash of the tokens and rewards of all rows, and of which of them need log μ."""
     digest = hashlib.sha256()
-    for row, needed in zip(dataset.select_columns(["input_ids", "labels", "reward"]), needs, strict=True):
-        digest.update(torch.tensor([*row["input_ids"], *row["labels"]], dtype=torch.int32).numpy().tobytes())
-        digest.update(f"|{row['reward']}|{needed}|".encode())
+    for ids in dataset.data["input_ids"].chunks:
+        digest.update(ids.flatten().to_numpy().tobytes())
+    table = dataset.data
+    for column in (lengths_of(dataset), table["prompt_length"].to_numpy(), table["reward"].to_numpy(), needs):
+        digest.update(column.tobytes())
     return digest.hexdigest()[:16]
 
 

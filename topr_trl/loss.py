@@ -120,6 +120,13 @@ def topr_loss(
         (B,) losses, float32 or wider. Average them for the loss of a batch.
     """
     weights = truncated_weights(log_ratios(policy_logps_BT, mu_logps, mask_BT, ratio_level), rewards_B, limits)
+    return weighted_loss(policy_logps_BT, weights, rewards_B, mask_BT, length_normalization)
+
+
+def weighted_loss(
+    policy_logps_BT: Tensor, weights: Tensor, rewards_B: Tensor, mask_BT: Tensor, length_normalization: bool = True
+) -> Tensor:
+    """The loss of each response, see `topr_loss`, where the weights are known: (B,), or (B, T) for each token."""
     if weights.dim() == 2:
         weighted_B = sequence_logps(weights * policy_logps_BT, mask_BT)
     else:

@@ -7,20 +7,26 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
+from accelerate.data_loader import SeedableRandomSampler
+from accelerate.utils import is_peft_model
 from datasets import Dataset, DatasetDict
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import RandomSampler
 from transformers import TrainerCallback
 from trl import SFTTrainer
-from trl.trainer.utils import get_config_model_id
+from trl.trainer.utils import add_fused_lm_head, get_config_model_id
 
 from topr_trl.baseline import FloatArray
-from topr_trl.candidates import problem_column, reward_column, tokenize_row
+from topr_trl.candidates import MalformedRow, problem_column, reward_column, tokenize
 from topr_trl.config import OfflineTOPRConfig
 from topr_trl.curation import Curated, compose
 from topr_trl.log_mu import (
     check_log_mu,
     fingerprint,
+    lengths_of,
     load_log_mu,
     rows_fingerprint,
     rows_that_need_log_mu,
@@ -28,11 +34,14 @@ from topr_trl.log_mu import (
     save_log_mu,
     score_log_mu,
 )
-from topr_trl.loss import log_ratios, topr_loss, truncated_weights
+from topr_trl.loss import log_ratios, truncated_weights, weighted_loss
+from topr_trl.step_order import StepsSortedByLength
 from topr_trl.trainer_base import TOPRMixin
 
 logger = logging.getLogger(__name__)
 
+# What the collator reads of a row; a row without `mu_logps` of its own is scored.
+_COLUMNS = ("input_ids", "prompt_length", "reward", "mu_logps", "row")
 _COMPARED = 1_000  # rows whose log μ is compared with the sampler's
 
 
@@ -92,9 +101,11 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             eval_dataset = dict(eval_dataset)
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
         self._check_lengths({"train": self.train_dataset, **self._by_name(self.eval_dataset)})
-        self.data_collator = _WithRewards(self.data_collator, args.ratio_level)
+        # SFTTrainer's head computes the entropy and the likeliest token of every position too, for metrics of its own.
+        add_fused_lm_head(self.model.get_base_model() if is_peft_model(self.model) else self.model)
+        self.data_collator = _Collator(self.data_collator, args.ratio_level)
         self.sampler_distance: dict[str, float] = {}
-        self._to_score: dict[Path, tuple[Dataset, list[bool], str, str]] = {}
+        self._to_score: dict[Path, tuple[Dataset, NDArray[np.bool_], str, str]] = {}
         self.add_callback(_ScoreLogMu(self))
 
     # Rows: SFTTrainer would tokenise and cut them its own way.
@@ -120,43 +131,30 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             rule=args.curation if train else "none",
             size=args.iteration_size,
             positive_share=args.curation_positive_share,
-            sample_ids=dataset["sample_id"] if "sample_id" in dataset.column_names else None,
+            sample_ids=dataset["sample_id"][:] if "sample_id" in dataset.column_names else None,
             seed=args.seed,
         )
         if len(rewards) == 0:
             raise ValueError(f"curation={args.curation!r} chose no row: {curated}.")
         if train:
             self._note_choice(raw, rewards, curated, args)
-        dataset = dataset.select(curated.indices).remove_columns("reward")
-        first = self._next_row
-        self._next_row += len(dataset)
-
-        def tokenize(row: dict[str, Any], index: int) -> dict[str, Any]:
-            try:
-                prompt_ids, completion_ids = tokenize_row(row, processing_class)
-            except ValueError as error:
-                raise ValueError(f"Row {curated.indices[index]} of the {dataset_name} dataset: {error}.") from None
-            return {
-                "input_ids": prompt_ids + completion_ids,
-                "labels": [-100] * len(prompt_ids) + completion_ids,
-                "reward": float(rewards[index]),
-                "row": first + index,
-            }
-
         mu_column = "sampler_logps" if args.log_mu == "sampler" else "mu_logps"
         keep = [name for name in (mu_column, "mu_fingerprint", "sampler_logps") if name in dataset.column_names]
         if args.log_mu == "sampler" and mu_column not in keep:
             raise ValueError("log_mu='sampler' needs the column `sampler_logps`: the sampler's log-probabilities.")
-        dataset = dataset.map(
-            tokenize,
-            with_indices=True,
-            num_proc=args.dataset_num_proc,
-            remove_columns=[name for name in dataset.column_names if name not in keep],
-            desc=f"Tokenizing {dataset_name} dataset",
-        )
-        return (
-            dataset.rename_column(mu_column, "mu_logps") if mu_column in keep and mu_column != "mu_logps" else dataset
-        )
+        try:
+            dataset = tokenize(
+                dataset.select(curated.indices), processing_class, list(dict.fromkeys(keep)),
+                num_proc=args.dataset_num_proc, desc=f"Tokenizing {dataset_name} dataset",
+            )  # fmt: skip
+        except MalformedRow as error:
+            row = curated.indices[error.row]
+            raise ValueError(f"Row {row} of the {dataset_name} dataset: {error.why}.") from None
+        # Not in the mapped file: it serves whatever the baseline, and whatever other datasets there are.
+        dataset = dataset.add_column("reward", rewards)
+        dataset = dataset.add_column("row", np.arange(self._next_row, self._next_row + len(dataset)))
+        self._next_row += len(dataset)
+        return dataset.rename_column("sampler_logps", "mu_logps") if args.log_mu == "sampler" else dataset
 
     def _note_choice(self, raw: FloatArray, rewards: FloatArray, curated: Curated, args: OfflineTOPRConfig) -> None:
         if not rewards.any():
@@ -175,7 +173,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _check_lengths(self, datasets: dict[str, Dataset]) -> None:
         context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         for name, dataset in datasets.items():
-            lengths = np.array([len(ids) for ids in dataset["input_ids"]])
+            lengths = lengths_of(dataset)
             for what, limit in (("max_length", self.args.max_length), ("the model's context", context)):
                 too_long = np.flatnonzero(lengths > (np.inf if limit is None else limit))
                 if len(too_long):
@@ -186,7 +184,18 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
-        self._signature_columns += [c for c in ("reward", "mu_logps", "row") if c not in self._signature_columns]
+        self._signature_columns += [c for c in _COLUMNS if c not in self._signature_columns]
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
+        sampler = super()._get_train_sampler(train_dataset)
+        args, dataset = self.args, self.train_dataset if train_dataset is None else train_dataset
+        # Without padding there is nothing to save, and the longest rows are better not all in one micro-batch.
+        if not args.sort_by_length or args.padding_free or not isinstance(sampler, RandomSampler):
+            return sampler
+        # The order that Accelerate would make of it.
+        order = SeedableRandomSampler(dataset, data_seed=args.seed if args.data_seed is None else args.data_seed)
+        rows = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        return StepsSortedByLength(order, lengths_of(dataset), rows)
 
     # log μ: scored once, by the starting weights, when training begins: FSDP and ZeRO have sharded them by then.
 
@@ -224,14 +233,16 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         evaluation = {f"log_mu_{name}": dataset for name, dataset in self._by_name(self.eval_dataset).items()}
         return {"log_mu": self.train_dataset, **evaluation}
 
+    def _needs_log_mu(self, dataset: Dataset) -> NDArray[np.bool_]:
+        return rows_that_need_log_mu(dataset.data["reward"].to_numpy(), self.args.limits)
+
     def _plan_log_mu(self, dataset: Dataset, name: str, weights: str, resumed: bool = False) -> None:
         """Check log μ that came with the rows, read what the resumed run has scored, or note what is to be scored."""
-        needs = rows_that_need_log_mu(dataset, self.args.limits)
+        needs = self._needs_log_mu(dataset)
         if "mu_logps" in dataset.column_names:
             check_log_mu(dataset, needs, weights, self.args.ratio_level)
             return
-        rows = [row for row, needed in zip(dataset["row"], needs, strict=True) if needed]
-        if self.data_collator.scored.keys() >= set(rows):
+        if self.data_collator.scored.keys() >= set(dataset.data["row"].to_numpy()[needs].tolist()):
             return
         path, of_rows = Path(self.args.output_dir) / f"{name}.parquet", rows_fingerprint(dataset, needs)
         if resumed:
@@ -239,11 +250,15 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         else:
             self._to_score[path] = (dataset, needs, weights, of_rows)
 
-    def _keep_log_mu(self, dataset: Dataset, mu_logps: pa.Array) -> None:
+    def _keep_log_mu(self, dataset: Dataset, mu_logps: pa.ChunkedArray) -> None:
+        """Give log μ of the rows of a dataset (None where a row has none) to the collator."""
+        rows = dataset.data["row"].to_numpy()[mu_logps.is_valid().to_numpy()]
+        mu_logps = mu_logps.drop_null()
+        values, lengths = pc.list_flatten(mu_logps).to_numpy(), pc.list_value_length(mu_logps).to_numpy()
+        starts = lengths.cumsum() - lengths
         per_token = self.args.ratio_level == "token"
-        for row, scalar in zip(dataset["row"], mu_logps, strict=True):
-            if (mu := scalar.as_py()) is not None:
-                self.data_collator.scored[row] = mu if per_token else sum(mu)
+        scored = np.split(values, starts[1:]) if per_token else np.add.reduceat(values.astype(np.float64), starts)
+        self.data_collator.scored.update(zip(rows.tolist(), scored, strict=bool(len(rows))))
 
     def _score_log_mu(self, model: Any) -> None:
         """Score what `_plan_log_mu` noted, and write it to the output folder."""
@@ -254,9 +269,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             was_training = model.training
             model.eval()
             scored = score_log_mu(
-                lambda batch: self._policy_logps(model, batch),
-                dataset.select(indices).select_columns(["input_ids", "labels"]),
-                self.data_collator.collate,
+                lambda batch: self._policy_logps(model, batch)[:2],
+                dataset.select(indices).select_columns(["input_ids", "prompt_length"]),
+                self.data_collator.collate_tokens,
                 self.accelerator,
                 self.args.per_device_eval_batch_size,
                 parts := path.with_name(f"{path.stem}_parts"),
@@ -277,7 +292,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 self.sampler_distance = sampler_distance(scored.take(pa.array(some)).to_pylist(), sampled)
                 if not self._score_only:
                     self.log({f"topr/sampler_distance/{name}": x for name, x in self.sampler_distance.items()})
-            self._keep_log_mu(dataset, mu_logps)
+            self._keep_log_mu(dataset, pa.chunked_array([mu_logps]))
             self.accelerator.wait_for_everyone()
             del self._to_score[path]
 
@@ -293,7 +308,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             new = {
                 name: self._prepare_dataset(dataset, self.processing_class, self.args, False, None, name)
                 for name, dataset in self._by_name(eval_dataset).items()
-                if "labels" not in dataset.column_names  # a dictionary comes back here set by set
+                if "prompt" in dataset.column_names  # a dictionary comes back here set by set, prepared
             }
             self._check_lengths(new)
             if new:
@@ -310,8 +325,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 )
             self._score_log_mu(self.model)
         elif any(
-            "mu_logps" not in dataset.column_names and any(rows_that_need_log_mu(dataset, self.args.limits))
-            for dataset in new.values()
+            "mu_logps" not in dataset.column_names and self._needs_log_mu(dataset).any() for dataset in new.values()
         ):
             raise ValueError(
                 f"The rows of {', '.join(new)} need log μ of the starting weights, and training has moved them. Pass "
@@ -322,15 +336,18 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     # Loss: Algorithm 1.
 
-    def _policy_logps(self, model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        outputs = self._forward(model, inputs)
-        return outputs.log_probs, outputs.label_mask
-
-    def _forward(self, model: Any, inputs: dict[str, Any]) -> Any:
+    def _policy_logps(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Any]:
+        """(B, T) log π of the next tokens, (B, T) whether they belong to the response, and what the model put out."""
+        inputs, lengths = dict(inputs), inputs["lengths"]
+        del inputs["lengths"]
         if self.aux_loss_enabled:
-            inputs = {**inputs, "output_router_logits": True}
+            inputs["output_router_logits"] = True
         with self.accelerator.autocast():
-            return model(**inputs, use_cache=False, fused_lm_head=True)
+            outputs = model(**inputs, use_cache=False, fused_lm_head=True)
+        logps, mask = outputs.log_probs, outputs.label_mask
+        if self.padding_free:  # (1, tokens of all rows - 1)
+            logps, mask = _unflatten(logps, lengths), _unflatten(mask, lengths)
+        return logps, mask, outputs
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -338,19 +355,15 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         """Mean over rows of Algorithm 1; `num_items_in_batch` counts the rows of the whole optimiser step."""
         if return_outputs:
             raise ValueError("OfflineTOPRTrainer does not return outputs; `compute_metrics` is not supported.")
-        rewards_B, mu_logps = inputs.pop("reward"), inputs.pop("mu_logps")
-        outputs = self._forward(model, inputs)
-        mask = outputs.label_mask
-        if self.args.ratio_level == "token":
-            mu_logps = torch.full_like(outputs.log_probs, torch.nan, dtype=torch.float32).masked_scatter(mask, mu_logps)
-        args = self.args
-        loss_B = topr_loss(
-            outputs.log_probs, mu_logps, rewards_B, mask, args.limits, args.ratio_level, args.length_normalization
-        )
+        rewards_B, mu_logps, args = inputs.pop("reward"), inputs.pop("mu_logps"), self.args
+        logps, mask, outputs = self._policy_logps(model, inputs)
+        if args.ratio_level == "token":
+            mu_logps = torch.full_like(logps, torch.nan, dtype=torch.float32).masked_scatter(mask, mu_logps)
+        log_ratio = log_ratios(logps, mu_logps, mask, args.ratio_level)
+        weights = truncated_weights(log_ratio, rewards_B, args.limits)
+        loss_B = weighted_loss(logps, weights, rewards_B, mask, args.length_normalization)
         mode = "train" if self.model.training else "eval"
-        with torch.no_grad():
-            log_ratio = log_ratios(outputs.log_probs, mu_logps, mask, args.ratio_level)
-            self._row_metrics[mode].add(truncated_weights(log_ratio, rewards_B, args.limits), log_ratio, rewards_B)
+        self._row_metrics[mode].add(weights, log_ratio, rewards_B)
 
         if num_items_in_batch is None:
             loss, windows = loss_B.mean(), 1
@@ -374,8 +387,15 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return super().prediction_step(model, inputs, True, ignore_keys)
 
 
-class _WithRewards:
-    """TRL's collator for `input_ids` and `labels`, and beside it R and log μ of each row.
+def _unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
+    """(1, N - 1) values of the next tokens of rows that follow each other, to (B, T), padded with zeros."""
+    flat = torch.nn.functional.pad(flat[0], (0, 1))
+    *rows, _ = torch.split(flat, [*lengths, len(flat) - sum(lengths)])  # the rest: pad_to_multiple_of
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+class _Collator:
+    """TRL's collator for `input_ids` and `labels`, and beside it the length, R and log μ of each row.
 
     Attributes:
         scored: log μ by row number, of rows that brought none: the response's, or at the token level its tokens'.
@@ -383,15 +403,22 @@ class _WithRewards:
 
     def __init__(self, collate: Any, ratio_level: str) -> None:
         self.collate, self.per_token = collate, ratio_level == "token"
-        self.scored: dict[int, float | list[float]] = {}
+        self.scored: dict[int, float | FloatArray] = {}
+
+    def collate_tokens(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        ids = [row["input_ids"] for row in rows]
+        labels = [[-100] * row["prompt_length"] + row["input_ids"][row["prompt_length"] :] for row in rows]
+        batch = self.collate([{"input_ids": i, "labels": label} for i, label in zip(ids, labels, strict=True)])
+        return {**batch, "lengths": list(map(len, ids))}
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        batch = self.collate([{"input_ids": row["input_ids"], "labels": row["labels"]} for row in rows])
+        batch = self.collate_tokens(rows)
         batch["reward"] = torch.tensor([row["reward"] for row in rows], dtype=torch.float32)
         mu_logps = [row.get("mu_logps", self.scored.get(row["row"])) for row in rows]
         if self.per_token:  # of all tokens of the batch, one after the other
-            counts = [sum(label != -100 for label in row["labels"]) for row in rows]
-            mu_logps = [value for mu, n in zip(mu_logps, counts, strict=True) for value in mu or [torch.nan] * n]
+            counts = [len(row["input_ids"]) - row["prompt_length"] for row in rows]
+            known = zip(mu_logps, counts, strict=True)
+            mu_logps = [value for mu, n in known for value in ([torch.nan] * n if mu is None else mu)]
         else:
             mu_logps = [(sum(mu) if mu else torch.nan) if isinstance(mu, list) else mu for mu in mu_logps]
             mu_logps = [torch.nan if mu is None else mu for mu in mu_logps]

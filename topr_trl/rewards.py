@@ -37,9 +37,10 @@ def score_candidates(rows: Dataset, judge: Judge, description: str = "Judging") 
         (`"correct"`, `"incorrect"`, `"invalid"`) and `reward` (+1 or -1).
     """
     judgements: list[Judgement] = []
+    texts = rows.select_columns(["completion", "answer"])
     with tqdm(total=len(rows), desc=description, unit="row", delay=5) as progress:
         for start in range(0, len(rows), _AT_ONCE):
-            part = rows[start : start + _AT_ONCE]
+            part = texts[start : start + _AT_ONCE]
             judgements += judge(part["completion"], part["answer"])
             progress.update(len(part["answer"]))
     verdicts = [verdict for verdict, _ in judgements]

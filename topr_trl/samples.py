@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from topr_trl.candidates import columns_of, read_table, shards_of
+from topr_trl.candidates import columns_of, from_table, read_shard, shards_of
 from topr_trl.rewards import CORRECT, INVALID
 
 INVALID_CODE, RIGHT_CODE = -1, 0
@@ -170,15 +169,9 @@ def read_samples(path: Path) -> Samples:
             raise ValueError(f"{path}: only {count} of {len(shards)} files have the column {name!r}.")
     names = [name for name in NEEDED + OPTIONAL if name in found[shards[0]]]
     try:
-        return samples_of(Dataset(pa.concat_tables([_table(shard, names) for shard in shards])))
+        return samples_of(from_table(pa.concat_tables([read_shard(shard, names) for shard in shards])))
     except (ValueError, pa.ArrowInvalid) as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-def _table(file: Path, names: list[str]) -> pa.Table:
-    if file.suffix == ".parquet":
-        return pq.read_table(file, columns=names)
-    return read_table(file).select_columns(names).data.table
 
 
 def labels(first: Path, second: Path) -> list[str]:

@@ -26,7 +26,15 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from trl import get_peft_config
 
 from topr_trl import manifest
-from topr_trl.candidates import columns_of, hash_prompts, load_candidates, read_table, save_candidates, shards_of
+from topr_trl.candidates import (
+    columns_of,
+    from_table,
+    hash_prompts,
+    load_candidates,
+    read_shard,
+    save_candidates,
+    shards_of,
+)
 from topr_trl.curation import compose
 from topr_trl.offline_trainer import OfflineTOPRTrainer
 from topr_trl.report import write_report
@@ -46,14 +54,6 @@ def count_rows(folder: Path) -> int:
 
 def _shard_path(folder: Path, shard: int, count: int) -> Path:
     return folder / f"candidates-{shard:05d}-of-{count:05d}.parquet"
-
-
-def _in_memory(shard: Path, columns: tuple[str, ...] | None = None) -> Dataset:
-    """One shard, without a copy in the cache; only those of the columns that it has, if they are named."""
-    if shard.suffix != ".parquet":
-        return read_table(shard)
-    names = None if columns is None else [name for name in pq.read_schema(shard).names if name in columns]
-    return Dataset(pq.read_table(shard, columns=names))
 
 
 # Stages. Each is called once its folder is open and locked, and returns its rows and notes for the manifest.
@@ -102,7 +102,7 @@ def score(settings: Settings) -> Made:
     for k, shard in enumerate(tqdm(shards, desc="Scoring", unit="shard")):
         if _shard_path(settings.folder, k, len(shards)).is_file():
             continue
-        rows = _in_memory(shard)
+        rows = from_table(read_shard(shard))
         if "reward" not in rows.column_names:
             _need(rows.column_names, ("completion", "answer"), f"{shard}: rows without a reward")
             rows = score_candidates(rows, judge, f"Judging {shard.name}")
@@ -152,11 +152,11 @@ def curate(settings: Settings) -> Made:
         end = start + len(columns[k][0])
         low, high = np.searchsorted(curated.indices, [start, end])
         if not _shard_path(settings.folder, k, len(shards)).is_file():
-            rows = _in_memory(shard).data.table.take(curated.indices[low:high] - start)
+            rows = read_shard(shard).take(curated.indices[low:high] - start)
             if "raw_reward" not in rows.column_names:
                 rows = rows.append_column("raw_reward", rows["reward"])
             rows = rows.drop_columns(["reward"]).append_column("reward", pa.array(chosen_rewards[low:high]))
-            save_candidates(Dataset(rows), settings.folder, k, len(shards))
+            save_candidates(from_table(rows), settings.folder, k, len(shards))
         start = end
     print(f"Curated: {curated}.", flush=True)
     return len(chosen_rewards), {"curated": {n: v for n, v in asdict(curated).items() if n != "indices"}}
@@ -167,7 +167,7 @@ def _columns(shard: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | No
     names = columns_of(shard)
     _need(names, ("prompt", "reward"), f"{shard}: rows to choose from (run the stage score first?)")
     problem = "problem_id" if "problem_id" in names else "prompt"
-    rows = _in_memory(shard, ("reward", "sample_id", problem)).data.table
+    rows = read_shard(shard, ("reward", "sample_id", problem))
     missing = rows["reward"].null_count
     if missing:
         raise ValueError(f"{shard}: column `reward` is empty in {missing} of {len(rows)} rows. Score or drop them.")
@@ -188,13 +188,13 @@ def log_mu(settings: Settings) -> Made:
         known = pq.read_table(scored) if scored.is_file() else None  # no row needs it, or all have brought it
         start = 0
         for k, shard in enumerate(shards):
-            rows = _in_memory(shard).data.table
+            rows = read_shard(shard)
             if known is not None:
                 model = (known.schema.metadata or {})[b"model"].decode()
                 rows = rows.append_column("mu_logps", known["mu_logps"].slice(start, len(rows)))
                 rows = rows.append_column("mu_fingerprint", pa.array([model] * len(rows), pa.string()))
                 start += len(rows)
-            save_candidates(Dataset(rows), folder, k, len(shards))
+            save_candidates(from_table(rows), folder, k, len(shards))
     if distance:
         print(
             f"Sampler and trainer are apart by {distance['token']:.2g} a token, {distance['response']:.2g} a response."

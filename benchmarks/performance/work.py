@@ -1,0 +1,198 @@
+"""The trainers that are compared, all on the same candidates."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+from trl.trainer.utils import add_fused_lm_head
+
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
+from topr_trl.loss import sequence_logps
+from topr_trl.tasks.arithmetic import CARELESS_MODEL
+
+Rows = list[dict[str, Any]]
+
+SAMPLES = 8  # of each problem
+WORDS = 1_000  # ids are drawn from these; the tokenizer of the embedded model can decode them
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of prompts and responses: log-normal, cut off at `longest`.
+
+    Attributes:
+        prompt, response: mean and standard deviation of the logarithm.
+    """
+
+    prompt: tuple[float, float]
+    response: tuple[float, float]
+    longest: int = 2_048
+
+
+# Fitted to GSM8K's 7,473 training problems and their solutions, a word, mark or three digits a token.
+GSM8K = Lengths((3.90, 0.36), (4.14, 0.45))
+LONG_TAILS = Lengths((3.90, 0.36), (5.0, 1.0))
+
+
+def even(tokens: int) -> Lengths:
+    """Every response as long as the others."""
+    return Lengths((3.90, 0.0), (float(np.log(tokens)), 0.0), tokens)
+
+
+def candidates(count: int, lengths: Lengths, vocabulary: int, positives: float = 0.5, seed: int = 0) -> Rows:
+    """Random token ids with the lengths of real candidates, `SAMPLES` a problem."""
+    rng = np.random.default_rng(seed)
+    rows: Rows = []
+
+    def draw(log_mean: float, log_std: float) -> list[int]:
+        length = int(np.clip(np.exp(rng.normal(log_mean, log_std)), 1, lengths.longest))
+        return rng.integers(2, vocabulary, length).tolist()  # type: ignore[no-any-return]
+
+    for i in range(count):
+        prompt = rows[-1]["prompt"] if i % SAMPLES else draw(*lengths.prompt)
+        reward = 1.0 if (i * 0.618) % 1 < positives else -1.0  # evenly spread
+        rows.append({"prompt": prompt, "completion": draw(*lengths.response), "reward": reward})
+    return rows
+
+
+@dataclass(frozen=True)
+class Case:
+    """Candidates, a model's shape, and how they are trained on.
+
+    Attributes:
+        rows: all candidates; a run trains on each once.
+        micro_batch, accumulation: rows of a forward, and forwards of a step.
+        settings: of all trainers.
+    """
+
+    model: LlamaConfig
+    rows: Rows
+    micro_batch: int
+    accumulation: int
+    settings: dict[str, Any]
+
+    def arguments(self, folder: str) -> dict[str, Any]:
+        return {
+            "output_dir": folder, "per_device_train_batch_size": self.micro_batch, "num_train_epochs": 1,
+            "gradient_accumulation_steps": self.accumulation, "per_device_eval_batch_size": self.micro_batch,
+            "report_to": "none", "save_strategy": "no", "logging_steps": 1_000, "disable_tqdm": True,
+            "learning_rate": 5e-7, "lr_scheduler_type": "constant", "optim": "adafactor", "seed": 1,
+            "gradient_checkpointing": False, **self.settings,
+        }  # fmt: skip
+
+    def fresh_model(self) -> LlamaForCausalLM:
+        torch.manual_seed(0)
+        with torch.device("cpu" if self.settings.get("use_cpu") else "cuda"):
+            return LlamaForCausalLM._from_config(
+                self.model, dtype=torch.float32 if self.settings.get("use_cpu") else torch.bfloat16
+            )
+
+
+Build = Callable[[Case, str, list[TrainerCallback]], Any]
+
+
+def _tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(CARELESS_MODEL)
+
+
+def offline_topr(
+    trainer: type[OfflineTOPRTrainer] = OfflineTOPRTrainer, brings_log_mu: bool = False, **more: Any
+) -> Build:
+    """`OfflineTOPRTrainer` on the candidates; log μ is scored before the first step unless the rows bring it."""
+
+    def build(case: Case, folder: str, callbacks: list[TrainerCallback]) -> Any:
+        known = {"mu_logps": -1.0} if brings_log_mu else {}
+        data = Dataset.from_list([
+            {"prompt": "", "completion": "", "prompt_ids": row["prompt"], "completion_ids": row["completion"],
+             "reward": row["reward"], **known} for row in case.rows
+        ])  # fmt: skip
+        args = OfflineTOPRConfig(**case.arguments(folder), **more)
+        return trainer(case.fresh_model(), args, data, processing_class=_tokenizer(), callbacks=callbacks)
+
+    return build
+
+
+class FrozenCopyTrainer(OfflineTOPRTrainer):
+    """What TOPR would cost if a frozen copy of the model computed log μ of every row at every step."""
+
+    def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
+        self.frozen = LlamaForCausalLM(model.config).to(model.device, model.dtype).requires_grad_(False)
+        self.frozen.load_state_dict(model.state_dict())
+        add_fused_lm_head(self.frozen)
+        super().__init__(model, *args, **kwargs)
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        tokens = {name: value for name, value in inputs.items() if name not in ("reward", "mu_logps")}
+        with torch.no_grad():
+            inputs["mu_logps"] = sequence_logps(*self._policy_logps(self.frozen, tokens)[:2])
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+
+def sft(**more: Any) -> Build:
+    """TRL's SFTTrainer: the same tokens, of right and wrong responses alike."""
+
+    def build(case: Case, folder: str, callbacks: list[TrainerCallback]) -> Any:
+        data = Dataset.from_list([
+            {"input_ids": row["prompt"] + row["completion"],
+             "completion_mask": [0] * len(row["prompt"]) + [1] * len(row["completion"])} for row in case.rows
+        ])  # fmt: skip
+        args = SFTConfig(**case.arguments(folder), completion_only_loss=True, max_length=None, **more)
+        return SFTTrainer(
+            case.fresh_model(), args, train_dataset=data, processing_class=_tokenizer(), callbacks=callbacks
+        )
+
+    return build
+
+
+def online(trainer: type[GRPOTrainer], config: type[GRPOConfig], **more: Any) -> Build:
+    """An online trainer whose rollouts are the candidates, taken from memory: what is timed is all but generation."""
+
+    def build(case: Case, folder: str, callbacks: list[TrainerCallback]) -> Any:
+        problems = case.rows[::SAMPLES]
+        used = dict.fromkeys(range(len(problems)), 0)
+
+        def rollout(prompts: list[str], _: Any) -> dict[str, Any]:
+            rows = []
+            for prompt in map(int, prompts):
+                rows.append(case.rows[prompt * SAMPLES + used[prompt] % SAMPLES])
+                used[prompt] += 1
+            return {"prompt_ids": [row["prompt"] for row in rows], "logprobs": None,
+                    "completion_ids": [row["completion"] for row in rows],
+                    "row_reward": [row["reward"] for row in rows]}  # fmt: skip
+
+        def reward(row_reward: list[float], **_: Any) -> list[float]:
+            return row_reward
+
+        args = config(
+            **case.arguments(folder), **more, num_generations=SAMPLES, max_completion_length=2_048, temperature=1.0,
+        )  # fmt: skip
+        model = case.fresh_model()
+        if "beta" in more:  # TRL loads the frozen copy from where the model came from
+            model.save_pretrained(f"{folder}/model")
+            model.config._name_or_path = f"{folder}/model"
+        with warnings.catch_warnings(action="ignore"):
+            return trainer(
+                model, reward, args, train_dataset=Dataset.from_dict({"prompt": list(map(str, used))}),
+                processing_class=_tokenizer(), callbacks=callbacks, rollout_func=rollout,
+            )  # fmt: skip
+
+    return build
+
+
+VARIANTS: dict[str, Build] = {
+    "topr": offline_topr(brings_log_mu=True),
+    "topr, unsorted": offline_topr(brings_log_mu=True, sort_by_length=False),
+    "topr, padding-free": offline_topr(brings_log_mu=True, padding_free=True),
+    "topr, frozen copy": offline_topr(FrozenCopyTrainer, brings_log_mu=True),
+    "sft": sft(),
+    "sft, padding-free": sft(padding_free=True),
+    "grpo": online(GRPOTrainer, GRPOConfig),
+    "grpo, frozen copy": online(GRPOTrainer, GRPOConfig, beta=0.04),
+    "online topr": online(TOPRTrainer, TOPRConfig),
+}

@@ -1,0 +1,27 @@
+import numpy as np
+from accelerate.data_loader import SeedableRandomSampler
+
+from topr_trl.step_order import StepsSortedByLength
+
+
+def orders(epoch, rows=4, count=10):
+    lengths = np.random.default_rng(0).integers(1, 100, count)
+    plain, sorted_ = (SeedableRandomSampler(range(count), data_seed=3) for _ in range(2))
+    sorted_ = StepsSortedByLength(sorted_, lengths, rows)
+    for sampler in (plain, sorted_):
+        sampler.set_epoch(epoch)
+    assert len(sorted_) == count
+    return lengths, list(plain), list(sorted_)
+
+
+def test_steps_hold_the_same_rows_longest_first():
+    lengths, plain, in_order = orders(epoch=0)
+    for start in (0, 4, 8):
+        step = in_order[start : start + 4]
+        assert sorted(step) == sorted(plain[start : start + 4])
+        assert list(lengths[step]) == sorted(lengths[step], reverse=True)
+
+
+def test_every_epoch_has_an_order_of_its_own_that_can_be_had_again():
+    assert orders(epoch=1)[2] != orders(epoch=0)[2]
+    assert orders(epoch=1)[2] == orders(epoch=1)[2]
