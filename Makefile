@@ -8,11 +8,12 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install demo reproduce reproduce-quick test test-min test-vllm lint type wheel clean help
+.PHONY: install demo bench reproduce reproduce-quick test test-min test-vllm lint type wheel clean help
 
 help:
 	@echo "make demo      train the embedded model with TOPR, before -> after (minutes on a CPU)"
 	@echo "make reproduce measure every claim of the paper (hours; goes on where it stopped); make reproduce-quick: minutes"
+	@echo "make bench     time and memory beside TRL's other trainers (ten minutes; writes docs/performance.md)"
 	@echo "make test      run the tests"
 	@echo "make test-min  run the tests on the oldest supported versions; make test-vllm: with vLLM's engine on the CPU"
 	@echo "make lint      ruff; make type: mypy; make wheel: build, install apart, run"
@@ -37,6 +38,10 @@ reproduce-quick: install
 	rm -rf reproduction/quick
 	$(BIN)/python -m benchmarks --profile quick
 	PYTHONPATH=. $(BIN)/python .ci/check_quick.py
+
+# Time and memory beside TRL's other trainers; writes docs/performance.md.
+bench: install
+	$(BIN)/python -m benchmarks.performance
 
 test: install
 	$(BIN)/python -m pytest

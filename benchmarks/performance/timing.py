@@ -5,18 +5,21 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
+from trl.kernels import chunked_logprob
 
 from benchmarks.memory import peak_of
-from benchmarks.performance.work import Build, Case
+from benchmarks.performance.work import Build, Case, offline_topr
+from topr_trl import offline_trainer
 
 
 class Clock(TrainerCallback):
-    """Seconds of the steps, without the first."""
+    """Seconds of the steps, without the first (`seconds` for `steps`)."""
 
     def __init__(self) -> None:
         self.start, self.seconds, self.steps = 0.0, 0.0, 0
@@ -32,7 +35,7 @@ class Clock(TrainerCallback):
 def seconds_per_step(build: Build, case: Case) -> float:
     """Of a fresh trainer over all rows of the case, the first step left out."""
     clock = Clock()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         build(case, folder, [clock]).train()
     return clock.seconds / clock.steps
 
@@ -52,14 +55,66 @@ def in_turn(
 
 def peak_memory(build: Build, case: Case) -> int:
     """Most bytes of tensors alive at once, weights included, from before the model is made to the end of the run."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         if torch.cuda.is_available() and not case.settings.get("use_cpu"):
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             build(case, folder, []).train()
             return torch.cuda.max_memory_allocated()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        with _allocations() as profile:
             build(case, folder, []).train()
-        trace = Path(folder) / "trace.json"
-        profile.export_chrome_trace(os.fspath(trace))
-        return peak_of(json.loads(trace.read_text())["traceEvents"])
+        return _peak(profile, folder)
+
+
+def _allocations() -> Any:
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+
+
+def _peak(profile: Any, folder: str) -> int:
+    trace = Path(folder) / "trace.json"
+    profile.export_chrome_trace(os.fspath(trace))
+    return peak_of(json.loads(trace.read_text())["traceEvents"])
+
+
+def scoring_seconds(build: Build, case: Case) -> float:
+    """Of the log μ pass alone, over the rows of the case that need it; 0 if there is none."""
+    score, seconds = offline_trainer.score_log_mu, 0.0
+
+    def timed(*args: Any) -> Any:
+        nonlocal seconds
+        start = time.perf_counter()
+        scored = score(*args)
+        seconds += time.perf_counter() - start
+        return scored
+
+    offline_trainer.score_log_mu = timed
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            build(case, folder, []).score_log_mu()
+    finally:
+        offline_trainer.score_log_mu = score
+    return seconds
+
+
+def scoring_peak(case: Case) -> dict[str, int]:
+    """Most bytes alive in the log μ pass of one micro-batch, and in a forward that has its logits in memory.
+
+    The head works on tiles of 256 tokens here; a micro-batch has fewer than the 4,096 of TRL's own tiles.
+    """
+    found = {}
+    chunked_logprob.TOKEN_CHUNK_SIZE, usual = 256, chunked_logprob.TOKEN_CHUNK_SIZE
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = offline_topr()(case, folder, [])
+        batch = trainer.data_collator.collate_tokens(list(trainer.train_dataset))
+        tokens = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        targets = batch["input_ids"][:, 1:, None]
+        passes: dict[str, Callable[[], Any]] = {
+            "log mu pass": lambda: trainer._policy_logps(trainer.model, batch),
+            "with logits": lambda: trainer.model(**tokens).logits[:, :-1].float().log_softmax(-1).gather(-1, targets),
+        }
+        for name, forward in passes.items():
+            with torch.no_grad(), _allocations() as profile:
+                forward()
+            found[name] = _peak(profile, folder)
+    chunked_logprob.TOKEN_CHUNK_SIZE = usual
+    return found

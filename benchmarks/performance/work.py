@@ -52,7 +52,7 @@ def candidates(count: int, lengths: Lengths, vocabulary: int, positives: float =
 
     def draw(log_mean: float, log_std: float) -> list[int]:
         length = int(np.clip(np.exp(rng.normal(log_mean, log_std)), 1, lengths.longest))
-        return rng.integers(2, vocabulary, length).tolist()  # type: ignore[no-any-return]
+        return rng.integers(2, vocabulary, length).tolist()
 
     for i in range(count):
         prompt = rows[-1]["prompt"] if i % SAMPLES else draw(*lengths.prompt)
@@ -128,7 +128,7 @@ class FrozenCopyTrainer(OfflineTOPRTrainer):
         super().__init__(model, *args, **kwargs)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        tokens = {name: value for name, value in inputs.items() if name not in ("reward", "mu_logps")}
+        tokens = {name: value for name, value in inputs.items() if name not in ("reward", "mu_logps", "idle")}
         with torch.no_grad():
             inputs["mu_logps"] = sequence_logps(*self._policy_logps(self.frozen, tokens)[:2])
         return super().compute_loss(model, inputs, *args, **kwargs)

@@ -1,0 +1,192 @@
+"""Time and memory of TOPR beside TRL's other trainers, on the CPU.
+
+python -m benchmarks.performance            # about ten minutes on two free cores; writes docs/performance.md
+python -m benchmarks.performance --small    # does it all work? writes to reproduction/performance
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets.utils.logging import disable_progress_bar, set_verbosity_error
+from tqdm import tqdm
+from transformers import LlamaConfig
+from transformers.utils import logging as transformers_logging
+
+from benchmarks.cells import machine, versions
+from benchmarks.performance import data, page
+from benchmarks.performance.page import ROOT
+from benchmarks.performance.timing import in_turn, peak_memory, scoring_peak, scoring_seconds, seconds_per_step
+from benchmarks.performance.work import GSM8K, LONG_TAILS, VARIANTS, WORDS, Case, candidates, even, offline_topr, online
+from topr_trl import TOPRConfig, TOPRTrainer
+
+
+def model(size: int, vocabulary: int = 1_024) -> LlamaConfig:
+    return LlamaConfig(
+        hidden_size=size, intermediate_size=size * 11 // 4, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=vocabulary, pad_token_id=1, eos_token_id=0, max_position_embeddings=4_096,
+    )  # fmt: skip
+
+
+class Sizes:
+    """How much is run; `small` only tries everything out."""
+
+    def __init__(self, small: bool) -> None:
+        self.model = model(64 if small else 192)
+        self.steps, self.repeats = (2, 2) if small else (3, 3)
+        self.micro_batch, self.accumulation = (8, 2) if small else (8, 8)
+        self.problems = [64, 128] if small else [data.PROBLEMS // 8, data.PROBLEMS // 2, data.PROBLEMS]
+        self.tokens = [32, 128] if small else [64, 256, 1_024]
+
+    def case(self, lengths: Any, steps: int = 0, accumulation: int = 0, positives: float = 0.5, **changes: Any) -> Case:
+        accumulation = accumulation or self.accumulation
+        rows = candidates((steps or self.steps) * self.micro_batch * accumulation, lengths, WORDS, positives)
+        settings = {"use_cpu": True, "bf16": False}
+        return Case(changes.get("model", self.model), rows, self.micro_batch, accumulation, settings)
+
+
+def measure(sizes: Sizes, say: Callable[[str], Any]) -> dict[str, Any]:
+    """Everything that the page shows."""
+    results: dict[str, Any] = {}
+
+    def steps(name: str, case: Case, variants: list[str], repeats: int = 0) -> None:
+        builds = {**VARIANTS, "online topr, 1/4": online(
+            TOPRTrainer, TOPRConfig, curation="anna_karenina", iteration_size=case.micro_batch * case.accumulation // 4
+        )}  # fmt: skip
+        results[name] = in_turn(
+            {v: lambda v=v: seconds_per_step(builds[v], case) for v in variants},  # type: ignore[misc]
+            repeats or sizes.repeats, lambda v: say(f"{name}: {v}"),
+        )  # fmt: skip
+
+    gsm8k = sizes.case(GSM8K)
+    for name in ("topr", "sft", "grpo"):  # what is imported and compiled once
+        say(f"warming up: {name}")
+        seconds_per_step(VARIANTS[name], sizes.case(GSM8K, steps=2, accumulation=1))
+    steps("gsm8k", gsm8k, ["topr", "topr, unsorted", "topr, frozen copy", "sft", "grpo", "grpo, frozen copy",
+                           "online topr", "online topr, 1/4"])  # fmt: skip
+    steps("padding-free", gsm8k, ["topr, padding-free", "sft, padding-free"], 2 * sizes.repeats)
+    steps(
+        "long tails", sizes.case(LONG_TAILS, steps=2, accumulation=sizes.accumulation // 2), ["topr", "sft", "grpo"], 2
+    )
+    for tokens in sizes.tokens:
+        steps(f"{tokens} tokens", sizes.case(even(tokens), steps=2, accumulation=2), ["topr", "sft", "grpo"], 2)
+
+    two_steps = sizes.case(GSM8K, steps=2)
+    results["memory"] = {}
+    for name in ("topr", "topr, padding-free", "topr, frozen copy", "sft", "sft, padding-free", "grpo"):
+        say(f"memory: {name}")
+        results["memory"][name] = peak_memory(VARIANTS[name], two_steps)
+    results["weights"] = sum(p.numel() * p.element_size() for p in two_steps.fresh_model().parameters())
+
+    shares = {share: sizes.case(GSM8K, positives=share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)}
+    results["log mu, seconds by share of positives"] = in_turn(
+        {str(share): lambda c=case: scoring_seconds(offline_topr(), c) for share, case in shares.items()},  # type: ignore[misc]
+        2, lambda share: say(f"log mu: {share}"),
+    )  # fmt: skip
+    say("log mu: memory")
+    large = sizes.case(GSM8K, steps=1, accumulation=1, positives=0.0, model=model(64, 32_000))
+    results["log mu, memory"] = scoring_peak(large)
+    say("two processes")
+    results["processes"] = processes(sizes)
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        results["rows"] = []
+        for problems in sizes.problems:
+            say(f"{problems * data.SAMPLES:,} rows: writing")
+            rows = folder / "rows"
+            count = data.write_candidates(rows, problems)
+            entry: dict[str, Any] = {"rows": count, "bytes": data.size_of(rows), "curate": [], "start": [], "again": []}
+            for _ in range(2):
+                say(f"{count:,} rows: curation")
+                entry["curate"].append(data.curate(rows, folder / "curated"))
+                shutil.rmtree(folder / "curated")
+            for name in ("start", "again"):
+                say(f"{count:,} rows: {name}")
+                entry[name].append(data.start(rows, folder / "cache", folder / "out"))
+            shutil.rmtree(folder / "cache")
+            results["rows"].append(entry)
+            shutil.rmtree(rows)
+    return results
+
+
+def processes(sizes: Sizes) -> dict[str, list[float]]:
+    """Rows a second of one process and of two with one thread each."""
+    found: dict[str, list[float]] = {"1": [], "2": []}
+    for _ in range(2):
+        for count in (1, 2):
+            launch = [sys.executable, "-m", "accelerate.commands.launch", f"--num_processes={count}"]
+            launch += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
+            if count > 1:
+                launch.append(f"--config_file={ROOT / 'examples' / 'accelerate_configs' / 'ddp.yaml'}")
+            environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+            command = [*launch, "-m", "benchmarks.performance", "--worker", str(sizes.model.hidden_size)]
+            done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(done.stderr[-4_000:])
+            lines = [line for line in done.stdout.splitlines() if line.startswith("MEASURED")]
+            found[str(count)].append(float(lines[0].split()[1]))
+    return found
+
+
+def worker(size: int) -> None:
+    """One of the processes: trains on 32 rows a step, whatever their number."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    case = Case(model(size), candidates(96, GSM8K, WORDS), 8, 4 // count, {"use_cpu": True, "bf16": False})
+    seconds = seconds_per_step(VARIANTS["topr"], case)
+    print("MEASURED", 32 / seconds, flush=True)
+    os._exit(0)  # gloo may hang when it is taken down
+
+
+def quiet() -> None:
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    warnings.simplefilter("ignore")
+    disable_progress_bar()
+    set_verbosity_error()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.performance", description=__doc__.partition("\n")[0])
+    parser.add_argument("--small", action="store_true", help="try everything out, in two minutes")
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    quiet()
+    if args.worker:
+        return worker(args.worker)
+    tried = ROOT / "reproduction" / "performance"
+    result, docs = (tried / "performance.json", tried) if args.small else (page.RESULT, ROOT / "docs")
+    result.parent.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    with tqdm(desc="Measuring", unit="run", mininterval=0) as progress:
+
+        def say(what: str) -> None:
+            progress.set_description(what)
+            progress.update()
+
+        results = measure(Sizes(args.small), say)
+    sizes = Sizes(args.small)
+    case = sizes.case(GSM8K)
+    parameters = sum(p.numel() for p in case.fresh_model().parameters())
+    content = {"case": {"rows": len(case.rows), "step": case.micro_batch * case.accumulation,
+                        "micro": case.micro_batch, "parameters": f"{parameters / 1e6:.1f}"},
+               "machine": machine(), "threads": torch.get_num_threads(), "versions": versions(),
+               "date": time.strftime("%Y-%m-%d"), "seconds": round(time.perf_counter() - began),
+               "results": results}  # fmt: skip
+    result.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"Written: {result}, {page.write(content, docs)}")
+
+
+if __name__ == "__main__":
+    main()

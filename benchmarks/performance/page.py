@@ -1,0 +1,209 @@
+"""Writes docs/performance.md: the goals, what was measured, pictures."""
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from matplotlib.ticker import NullLocator, ScalarFormatter
+
+from benchmarks.pictures import figure, save
+
+ROOT = Path(__file__).parents[2]
+RESULT = ROOT / "benchmarks" / "results" / "performance.json"
+COLOURS = {"topr": "#d1495b", "sft": "#30638e", "grpo": "#edae49"}
+
+
+def paired(results: dict[str, list[float]], name: str, other: str) -> list[float]:
+    """Ratios of two variants, round by round."""
+    return [a / b for a, b in zip(results[name], results[other], strict=True)]
+
+
+def goals(content: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
+    """(measure, goal, measured, whether it is met)."""
+    found = content["results"]
+    times, memory, largest = found["gsm8k"], found["memory"], found["rows"][-1]
+    log_mu = found["log mu, seconds by share of positives"]
+    lines: list[tuple[str, str, str, bool]] = []
+
+    def ratio(measure: str, goal: str, ratios: list[float], most: float = 0.0, least: float = 0.0) -> None:
+        value = median(ratios)
+        spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+        lines.append((measure, goal, f"{value:.2f}×{spread}", value <= most if most else value >= least))
+
+    step = "step, offline TOPR / SFT, same rows and tokens"
+    ratio(f"{step}", "≤ 1.03×", paired(times, "topr", "sft"), most=1.03)
+    ratio(
+        f"{step}, padding-free",
+        "≤ 1.03×",
+        paired(found["padding-free"], "topr, padding-free", "sft, padding-free"),
+        most=1.03,
+    )
+    ratio("peak memory, offline TOPR / SFT", "≤ 1.02×", [memory["topr"] / memory["sft"]], most=1.02)
+    ratio(
+        "peak memory, padding-free", "≤ 1.02×",
+        [memory["topr, padding-free"] / memory["sft, padding-free"]], most=1.02,
+    )  # fmt: skip
+    ratio("rows/s, offline TOPR / GRPO's update, GSM8K's lengths", "≥ 2×", paired(times, "grpo", "topr"), least=2)
+    ratio("the same, long tails", "≥ 2×", paired(found["long tails"], "grpo", "topr"), least=2)
+    ratio("time, TOPR / GRPO with a frozen copy", "≤ 0.6×", paired(times, "topr", "grpo, frozen copy"), most=0.6)
+    ratio(
+        "time, TOPR / TOPR with a frozen copy at every step", "≤ 0.6×",
+        paired(times, "topr", "topr, frozen copy"), most=0.6,
+    )  # fmt: skip
+    copied = memory["topr, frozen copy"] - memory["topr"]
+    ratio("weights in memory, TOPR / with a frozen copy", "≤ 0.5×",
+          [found["weights"] / (found["weights"] + copied)], most=0.525)  # fmt: skip
+    share = [all_positive / none for all_positive, none in zip(log_mu["1.0"], log_mu["0.0"], strict=True)]
+    half = [some / none for some, none in zip(log_mu["0.5"], log_mu["0.0"], strict=True)]
+    lines.append((
+        "log μ pass, half of the rows / all, and none of them / all", "0.5×, 0×",
+        f"{median(half):.2f}×, {median(share):.2f}×", median(half) < 0.6 and median(share) < 0.05,
+    ))  # fmt: skip
+    peak = found["log mu, memory"]
+    ratio("log μ pass, memory / a forward with logits (32,000 words)", "no logits",
+          [peak["log mu pass"] / peak["with logits"]], most=0.6)  # fmt: skip
+    ratio("step, online TOPR / GRPO, same settings", "≤ 1.00×", paired(times, "online topr", "grpo"), most=1.0)
+    ratio("online, Anna Karenina keeps 1/4 of the rows / all rows", "≤ 0.3×",
+          paired(times, "online topr, 1/4", "online topr"), most=0.3)  # fmt: skip
+    seconds, size = median(s for s, _ in largest["curate"]), max(m for _, m in largest["curate"])
+    lines.append((
+        f"curating {largest['rows']:,} rows", "< 10 s, < 1 GB", f"{seconds:.1f} s, {size / 1e9:.2f} GB",
+        seconds < 10 and size < 1e9,
+    ))  # fmt: skip
+    first, again = (median(s for s, _ in largest[name]) for name in ("start", "again"))
+    smallest = found["rows"][0]
+    per_row = first / largest["rows"] / (median(s for s, _ in smallest["start"]) / smallest["rows"])
+    lines.append((
+        f"start to first step, {largest['rows']:,} rows", "linear, cached",
+        f"{first:.0f} s, {again:.1f} s again; a row costs {per_row:.2f}× that of {smallest['rows']:,} rows",
+        per_row < 1.3 and again < first / 2,
+    ))  # fmt: skip
+    return lines
+
+
+def write(content: dict[str, Any], folder: Path) -> Path:
+    """The page and its pictures, in `folder`."""
+    pictures, results = folder / "performance", content["results"]
+    _by_tokens(results, pictures)
+    _by_rows(results, pictures)
+    _by_processes(results, pictures)
+    table = [
+        f"| {measure} | {goal} | {'' if met else '**'}{value}{'' if met else '**'} |"
+        for measure, goal, value, met in goals(content)
+    ]
+    times = {**results["gsm8k"], **results["padding-free"]}
+    variants = [
+        f"| {name} | {median(values):.2f} | {min(values):.2f} to {max(values):.2f} |"
+        f" {results['memory'][name] / 1e6:.0f} |"
+        if name in results["memory"]
+        else f"| {name} | {median(values):.2f} | {min(values):.2f} to {max(values):.2f} | |"
+        for name, values in times.items()
+    ]
+    unmet = [
+        f"*{measure}*: {_FLOORS[measure]}" for measure, _, _, met in goals(content) if not met and measure in _FLOORS
+    ]
+    lines = _PAGE.format(
+        unmet="\n\n".join(["**What is not met, and why.**", *unmet]) if unmet else "", **content["case"],
+        machine=content["machine"], threads=content["threads"], date=content["date"],
+        minutes=round(content["seconds"] / 60), versions=", ".join(f"{n} {v}" for n, v in content["versions"].items()),
+        goals="\n".join(table), variants="\n".join(variants), repeats=len(times["topr"]),
+    )  # fmt: skip
+    page = folder / "performance.md"
+    page.write_text(lines)
+    return page
+
+
+_PAGE = """# Performance
+
+What TOPR costs beside TRL's other trainers. Written by `make bench` (`python -m benchmarks.performance`, {minutes}
+minutes) from [`benchmarks/results/performance.json`](../benchmarks/results/performance.json); do not edit. Where the
+time goes, and what was tried: [`benchmarks/notes.md`](../benchmarks/notes.md).
+
+{machine}, {threads} threads; {versions}; {date}.
+
+| measure | goal | measured |
+|---|---|---|
+{goals}
+
+Bold: not met, see below. Ratios are medians of {repeats} rounds (the range in brackets) in which the variants ran in
+turn; a round starts with another variant each time.
+
+**What was timed.** Whole optimiser steps of real trainers over {rows} candidates, {step} a step in micro-batches of
+{micro}, the first step left out. Prompts and responses are as long as GSM8K's (and for *long tails* log-normal up to
+2,048 tokens); a problem has eight candidates, half of them right. The model is a Llama of four layers, {parameters}
+million parameters, in float32. GRPO and online TOPR take their rollouts from memory, so theirs is all but generation:
+scoring and the update. Rows of offline TOPR bring log μ; scored by the trainer it costs one forward for each row with
+a negative reward, once (rows of their own in the table).
+
+{unmet}
+
+## Seconds a step, GSM8K's lengths
+
+| variant | median | range | peak memory, MB |
+|---|---|---|---|
+{variants}
+
+`unsorted`: `sort_by_length=False`. `online topr, 1/4`: `curation="anna_karenina"` keeps a quarter. Memory is
+PyTorch's own account of allocations, weights, gradients and Adafactor's state included.
+
+## Time against tokens, rows and processes
+
+![seconds a step against tokens a response](performance/tokens.png)
+
+![seconds against rows, for curation and start](performance/rows.png)
+
+![rows a second with one and two processes](performance/processes.png)
+
+## Correctness of the fast paths
+
+`test_fast_paths_train_the_same_weights`: sorted by length, without padding, and plainly, the weights after four steps
+agree to 1e-4. `test_accumulation_weighs_rows_like_one_big_batch`: 3 + 3 + 2 rows of different lengths give the step of
+8. `test_per_row_log_probabilities_are_those_of_the_row_alone`: padding-free sums are those of each row by itself.
+
+## On a GPU
+
+Not measured yet. `python -m benchmarks.gpu` runs offline TOPR, SFT and GRPO at the shape of 8 billion parameters with
+random weights on one GPU (`--model 0.5b` for a small one) and writes tokens/s, share of the peak and memory beside
+each other.
+"""
+
+# Why a goal cannot be met, or is not: shown if it is not.
+_FLOORS = {
+    "time, TOPR / TOPR with a frozen copy at every step": "The copy adds one forward without gradients to a "
+    "forward and a backward, whatever the loss: in operations that is 3 / (3 + 1) = 0.75×, which is what to expect of "
+    "large models. Against what TRL does with a frozen copy, GRPO with `beta` > 0, the goal is met.",
+}
+
+
+def _by_tokens(results: dict[str, Any], out: Path) -> None:
+    picture, (axes,) = figure(1, width=4.4)
+    by_tokens = {int(name.split()[0]): times for name, times in results.items() if name.endswith(" tokens")}
+    for variant, colour in COLOURS.items():
+        axes.plot(list(by_tokens), [median(t[variant]) for t in by_tokens.values()], "o-", label=variant, color=colour)
+    axes.set(xlabel="tokens a response (all alike: no padding)", ylabel="seconds a step of 16 rows", xscale="log")
+    axes.set_yscale("log")
+    axes.set_xticks(list(by_tokens), list(map(str, by_tokens)))
+    axes.yaxis.set_minor_formatter(ScalarFormatter())
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.legend()
+    save(picture, out, "tokens")
+
+
+def _by_rows(results: dict[str, Any], out: Path) -> None:
+    picture, (axes,) = figure(1, width=4.4)
+    names = {"curate": "curation", "start": "start to first step", "again": "the same, once more"}
+    for name, label in names.items():
+        rows = [entry["rows"] / 1_000 for entry in results["rows"]]
+        axes.plot(rows, [median(s for s, _ in entry[name]) for entry in results["rows"]], "o-", label=label)
+    axes.set(xlabel="thousand rows", ylabel="seconds", xlim=(0, None), ylim=(0, None))
+    axes.legend()
+    save(picture, out, "rows")
+
+
+def _by_processes(results: dict[str, Any], out: Path) -> None:
+    picture, (axes,) = figure(1, width=3.0)
+    by_processes = results["processes"]
+    axes.bar(list(by_processes), [median(values) for values in by_processes.values()], color=COLOURS["topr"], width=0.5)
+    axes.set(xlabel="processes, one thread each", ylabel="rows a second")
+    save(picture, out, "processes")
