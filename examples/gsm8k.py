@@ -16,7 +16,6 @@ The paper's set-up (8-shot chain of thought, 16 candidates a problem, Adafactor 
 import importlib.util
 import json
 import logging
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,8 +34,10 @@ from topr_trl import (
     score_candidates,
 )
 from topr_trl.candidates import TABLE_SUFFIXES
+from topr_trl.cli import console
 from topr_trl.report import comparison_table, plot_comparison
 from topr_trl.sampling import SamplingArguments
+from topr_trl.settings import loading_of
 from topr_trl.tasks import TASKS, Task, arithmetic
 
 
@@ -52,6 +53,11 @@ class ScriptArguments:
     iterations: int = field(default=1, metadata={"help": "Rounds of sample, score, curate, train."})
     eval_samples: int = field(default=16, metadata={"help": "Samples of each test problem (the paper: 64)."})
 
+    def __post_init__(self) -> None:
+        for name in ("iterations", "eval_samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+
 
 def load_problems(args: ScriptArguments, task: Task, train: bool) -> Dataset:
     count = args.num_train_problems if train else args.num_test_problems
@@ -64,6 +70,14 @@ def load_problems(args: ScriptArguments, task: Task, train: bool) -> Dataset:
         rows = task.load(name, "train" if train else "test")
     shots = task.num_shots if args.num_shots is None else args.num_shots
     return task.prepare(rows.select(range(min(count or len(rows), len(rows)))), shots)
+
+
+def load(name: str, model_args: ModelConfig, device):
+    """A model and its tokenizer."""
+    model = AutoModelForCausalLM.from_pretrained(name, **loading_of(model_args))
+    tokenizer = AutoTokenizer.from_pretrained(name, revision=model_args.model_revision)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    return model.to(device), tokenizer
 
 
 def sample_and_score(
@@ -86,10 +100,11 @@ def main(task: Task, script_args, sampling, training_args, model_args) -> None:
     out = Path(training_args.output_dir)
     embedded = model_args.model_name_or_path is None
     name = str(arithmetic.CARELESS_MODEL) if embedded else model_args.model_name_or_path
-    model = AutoModelForCausalLM.from_pretrained(name, dtype=model_args.dtype, revision=model_args.model_revision)
-    model.to(training_args.device)
-    tokenizer = AutoTokenizer.from_pretrained(name, revision=model_args.model_revision)
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    if script_args.dataset_name is None:
+        print_once("No --dataset_name: embedded word problems, of GSM8K's kind.")
+    elif embedded:
+        print_once("No --model_name_or_path: the embedded model, which can do nothing but the embedded word problems.")
+    model, tokenizer = load(name, model_args, training_args.device)
     train, test = (load_problems(script_args, task, train) for train in (True, False))
     eval_sampling = SamplingArguments(**{**vars(sampling), "num_candidates": script_args.eval_samples})
     seed, peft_config, results = training_args.seed, get_peft_config(model_args), {}
@@ -105,7 +120,7 @@ def main(task: Task, script_args, sampling, training_args, model_args) -> None:
 
     test_model("before")
     for i in range(1, script_args.iterations + 1):
-        label = "after" if script_args.iterations == 1 else f"iteration {i}"
+        label = "after" if script_args.iterations == 1 else f"iteration-{i}"
         folder, what = out / label / "candidates", f"Sampling candidates, {label}"
         how = (sampling, task.stop_strings, task.judge)
         candidates = sample_and_score(model, tokenizer, train, *how, folder, seed + i, what)
@@ -134,16 +149,16 @@ def print_once(text: str) -> None:
         print(text, flush=True)
 
 
-def run(task: str, output_dir: str) -> None:
+def run(task: str, output_dir: str, arguments: list[str]) -> None:
     """Read the command line and go through the loop; the embedded problems are of GSM8K's kind whatever the task."""
     logging.getLogger("httpx").setLevel(logging.WARNING)
     parser = TrlParser((ScriptArguments, SamplingArguments, OfflineTOPRConfig, ModelConfig))
     parser.set_defaults(output_dir=output_dir)
-    if not any(arg.startswith(("--model_name_or_path", "--config")) for arg in sys.argv):
+    if not any(arg.startswith(("--model_name_or_path", "--config")) for arg in arguments):
         parser.set_defaults_with_config(**arithmetic.CARELESS_SETTINGS, save_strategy="no")
-    script_args, *others = parser.parse_args_and_config()
+    script_args, *others = parser.parse_args_and_config(arguments)
     main(TASKS["gsm8k" if script_args.dataset_name is None else task], script_args, *others)
 
 
 if __name__ == "__main__":
-    run("gsm8k", "topr-gsm8k")
+    console(lambda arguments: run("gsm8k", "topr-gsm8k", arguments), "gsm8k.py")

@@ -1,6 +1,7 @@
 r"""TOPR on MATH: sample, score, curate, train, evaluate (arXiv 2503.14286, Sec. 4), as examples/gsm8k.py does on GSM8K.
 
-Without arguments: an embedded small model on embedded word problems, a few minutes on a laptop's CPU.
+Without arguments: an embedded small model on embedded word problems, GSM8K's kind and not MATH, but the same loop: some
+minutes on a laptop's CPU.
 
     accelerate launch examples/hendrycks_math.py
 
@@ -16,5 +17,7 @@ needs the extra `math`, whose math-verify judges what is in `\boxed{}`:
 
 from gsm8k import run
 
+from topr_trl.cli import console
+
 if __name__ == "__main__":
-    run("math", "topr-math")
+    console(lambda arguments: run("math", "topr-math", arguments), "hendrycks_math.py")

@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 import torch
+from accelerate.data_loader import SeedableRandomSampler
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trl.trainer import utils
@@ -35,6 +36,8 @@ def source(function):
         (SFTTrainer, "compute_loss", ["model", "inputs", "return_outputs", "num_items_in_batch"]),
         (SFTTrainer, "prediction_step", ["model", "inputs", "prediction_loss_only", "ignore_keys"]),
         (Trainer, "_get_num_items_in_batch", ["batch_samples", "device"]),
+        (Trainer, "_get_train_sampler", ["train_dataset"]),
+        (Trainer, "get_total_train_batch_size", ["args"]),
         (Trainer, "_save_rng_state", ["output_dir"]),
     ],
 )  # fmt: skip
@@ -76,9 +79,13 @@ def test_grpo_attribute(name):
     assert f"self.{name} = " in source(GRPOTrainer.__init__), f"GRPOTrainer sets no {name}"
 
 
-@pytest.mark.parametrize("name", ["_metrics", "aux_loss_enabled", "router_aux_loss_coef"])
+@pytest.mark.parametrize("name", ["_metrics", "aux_loss_enabled", "padding_free", "router_aux_loss_coef"])
 def test_sft_attribute(name):
     assert f"self.{name} = " in source(SFTTrainer.__init__), f"SFTTrainer sets no {name}"
+
+
+def test_accelerates_random_order_takes_a_seed():
+    assert list(SeedableRandomSampler(range(9), data_seed=1)) == list(SeedableRandomSampler(range(9), data_seed=1))
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def embedded(tmp_path_factory):
 
 def test_a_model(embedded, capsys, monkeypatch):
     assert {path.name for path in embedded.iterdir()} >= {
-        "candidates", "scored", "evaluation.json", "evaluation.png", "evaluation.txt", "manifest.json",
+        "candidates", "scored", "evaluation.json", "evaluation.png", "evaluation.txt", "_manifest.json",
     }  # fmt: skip
     found = json.loads((embedded / "evaluation.json").read_text())
     assert (found["num_problems"], found["num_samples"]) == (3, 4)

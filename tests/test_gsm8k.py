@@ -113,6 +113,28 @@ def test_candidates_are_scored():
     assert scored["reward"][:] == [1.0, -1.0, -1.0]
 
 
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"completion": [None]}, "`completion` must hold text or messages; row 0 holds None"),
+        ({"answer": [4]}, "`answer` must hold text; row 0 holds 4"),
+        ({"answer": [None]}, "`answer` is empty in 1 of 1"),
+    ],
+)
+def test_rows_that_cannot_be_scored(columns, message):
+    rows = Dataset.from_dict({"completion": ["The answer is 4."], "answer": ["4"], **columns})
+    with pytest.raises(ValueError, match=message):
+        score_candidates(rows, gsm8k.judge)
+
+
+def test_of_messages_the_last_is_scored():
+    messages = [
+        [{"role": "assistant", "content": "The answer is 5."}, {"role": "assistant", "content": "The answer is 4."}]
+    ]
+    rows = Dataset.from_dict({"completion": messages, "answer": ["4"]})
+    assert score_candidates(rows, gsm8k.judge)["verdict"][:] == ["correct"]
+
+
 def test_shards_without_a_valid_answer_have_the_type_of_the_others():
     valid, invalid = (Dataset.from_dict({"completion": [text], "answer": ["4"]}) for text in ("The answer is 4.", "?"))
     scored = [score_candidates(rows, gsm8k.judge) for rows in (valid, invalid)]

@@ -106,6 +106,18 @@ def test_log_mu_is_the_same_scored_in_several_parts(tokenizer, rows, tmp_path, m
         assert whole == pytest.approx(parts, abs=1e-4)
 
 
+def test_rows_may_be_shuffled_before_training(model, tokenizer, rows, tmp_path):
+    scored = []
+    for shuffle in (False, True):
+        trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
+        if shuffle:
+            trainer.train_dataset = trainer.train_dataset.shuffle(seed=1)
+        trainer.score_log_mu()
+        scored.append(trainer.data_collator.scored)
+    assert scored[0] == pytest.approx(scored[1], abs=1e-3)
+    assert len(scored[0]) == 6
+
+
 def test_scoring_that_was_killed_goes_on(tokenizer, rows, tmp_path, monkeypatch):
     monkeypatch.setattr(log_mu, "_AT_ONCE", 2)
     forward, calls = OfflineTOPRTrainer._policy_logps, []
@@ -162,6 +174,32 @@ def test_accumulation_weighs_rows_like_one_big_batch(tokenizer, rows, tmp_path):
         weights.append(flat(model))
     assert (weights[0] - flat(fresh_model())).abs().max() > 1e-3
     torch.testing.assert_close(*weights, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("share", [3, 8])
+def test_rows_with_no_gradient_are_left_out_and_count(tokenizer, rows, tmp_path, share):
+    # 3 of 8 rows have R = 0; or all of the first micro-batches, which then compute one row each.
+    rewards = [0.0] * 3 + [-1.0, 1.0] * 3 if share == 3 else [0.0] * 7 + [-1.0]
+    rows = rows.remove_columns("reward").add_column("reward", rewards[:8])
+    weights, logs = [], []
+    for keep in (True, False):
+        model = fresh_model()
+        args = config(
+            tmp_path, num_train_epochs=2, optim="sgd", learning_rate=0.3, per_device_train_batch_size=2,
+            gradient_accumulation_steps=2, sort_by_length=False,
+        )  # fmt: skip
+        trainer = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer)
+        trainer.data_collator.keep_idle = keep
+        trainer.train()
+        weights.append(flat(model))
+        logs.append([row for row in trainer.state.log_history if "topr/reward" in row])
+    assert (weights[0] - flat(fresh_model())).abs().max() > 1e-3
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
+    same = ("loss", "topr/reward", "topr/positive_share", "topr/weight_mean", "topr/negatives_tapered")
+    for kept, left_out in zip(*logs, strict=True):
+        assert {name: kept.get(name) for name in same} == pytest.approx({n: left_out.get(n) for n in same}, abs=1e-3)
+    batch = trainer.data_collator(list(trainer.train_dataset))
+    assert (len(batch["input_ids"]), batch["idle"]) == ((5, 3) if share == 3 else (1, 7))
 
 
 @pytest.mark.parametrize("ratio_level", ["sequence", "token"])
@@ -296,7 +334,7 @@ def test_mixture_of_experts(moe, tokenizer, rows, tmp_path):
     for steps in (1, 4):
         trainer.current_gradient_accumulation_steps = steps
         losses[steps] = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=torch.tensor(1)).item()
-    aux = trainer._metrics["train"]["aux_loss"][-1]
+    aux = trainer._metrics["train"]["aux_loss"][-1].item()
     assert losses[1] - losses[4] == pytest.approx(0.01 * aux * 3 / 4, rel=1e-2)
 
 
@@ -315,6 +353,18 @@ def test_given_log_mu(model, tokenizer, rows, tmp_path):
     foreign = own.add_column("mu_fingerprint", ["0123456789abcdef"] * 8)
     with pytest.raises(ValueError, match="scored by another model: mu_fingerprint 0123456789abcdef"):
         OfflineTOPRTrainer(fresh_model(), config(tmp_path, max_steps=1), foreign, processing_class=tokenizer).train()
+
+
+def test_rows_that_need_no_log_mu_may_bring_anything(model, tokenizer, rows, tmp_path):
+    args = config(tmp_path, ratio_level="token")
+    completion = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).train_dataset
+    counts = [len(row["input_ids"]) - row["prompt_length"] for row in completion]
+    mu_logps = [[-1.0] * n if reward < 0 else [] for n, reward in zip(counts, rows["reward"], strict=True)]
+    given = rows.add_column("mu_logps", mu_logps)
+    trainer = OfflineTOPRTrainer(model, args, given, processing_class=tokenizer)
+    batch = trainer.data_collator(list(trainer.train_dataset))
+    assert len(batch["mu_logps"]) == sum(counts)
+    trainer.train()
 
 
 def test_groups_without_a_difference_are_no_trouble(model, tokenizer, rows, tmp_path):

@@ -33,6 +33,11 @@ def test_table(tmp_path):
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
+def test_a_run_without_an_answer_gets_a_hint():
+    runs = {"a": evaluation(0), "b": evaluate_samples([[None, None]] * 3, ["7"] * 3)}
+    assert comparison_table(runs).splitlines()[-1].startswith("b: no sample has an answer. Is it the right --task")
+
+
 def test_a_table_has_the_k_that_all_runs_have():
     runs = {"old": evaluation(0, maj_ks=[4]), "new": evaluation(1, pass_ks=[1, 2], maj_ks=[2, 4])}
     for order in (runs, dict(reversed(runs.items()))):

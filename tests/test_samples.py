@@ -30,6 +30,10 @@ def test_the_verdict_decides_which_answers_are_right():
     ]  # fmt: skip
 
 
+def test_an_empty_answer_is_none():
+    assert samples_of(rows(extracted=["1", "2", "", None])).codes_PS.tolist() == [[0, -1], [0, -1]]
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
@@ -43,6 +47,12 @@ def test_the_verdict_decides_which_answers_are_right():
             r"the most are 3, and 1 of 2 problems have fewer \(problem 8: 1\)",
         ),
         ({name: [] for name in ROWS}, "no row"),
+        ({"extracted": [1, 2, 3, 4]}, "`extracted` must hold text; row 0 holds 1"),
+        ({"answer": [1, 2, 1, 2]}, "`answer` must hold text; row 0 holds 1"),
+        ({"answer": ["1", None, "1", None]}, "`answer` is empty in 2 of 4"),
+        ({"problem_id": [3, None, 3, None]}, "`problem_id` is empty in 2 of 4"),
+        ({"verdict": ["Correct", "incorrect"] * 2}, "must hold correct, incorrect, invalid; found 'Correct'"),
+        ({"verdict": ["correct", None] * 2}, "`verdict` is empty in 2 of 4"),
     ],
 )
 def test_bad_rows(columns, message):

@@ -1,10 +1,11 @@
 import numpy as np
-from accelerate.data_loader import SeedableRandomSampler
+from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
+from torch.utils.data import BatchSampler
 
 from topr_trl.step_order import StepsSortedByLength
 
 
-def orders(epoch, rows=4, count=10):
+def orders(epoch, rows=4, count=12):
     lengths = np.random.default_rng(0).integers(1, 100, count)
     plain, sorted_ = (SeedableRandomSampler(range(count), data_seed=3) for _ in range(2))
     sorted_ = StepsSortedByLength(sorted_, lengths, rows)
@@ -20,6 +21,22 @@ def test_steps_hold_the_same_rows_longest_first():
         step = in_order[start : start + 4]
         assert sorted(step) == sorted(plain[start : start + 4])
         assert list(lengths[step]) == sorted(lengths[step], reverse=True)
+
+
+def test_what_does_not_fill_a_step_is_left_alone():
+    # Accelerate fills the last batches with the first rows, or drops some: the same ones as without sorting.
+    _lengths, plain, in_order = orders(epoch=0, count=14)
+    assert in_order[:4] == plain[:4]
+    assert in_order[12:] == plain[12:]
+    assert in_order[4:12] != plain[4:12]
+    for processes, drop_last in ((1, True), (2, True), (2, False)):
+        kept = []
+        for order in (plain, in_order):
+            batches = [
+                BatchSamplerShard(BatchSampler(order, 2, drop_last), processes, process) for process in range(processes)
+            ]
+            kept.append(sorted(row for batch in batches for rows in batch for row in rows))
+        assert kept[0] == kept[1]
 
 
 def test_every_epoch_has_an_order_of_its_own_that_can_be_had_again():

@@ -505,7 +505,7 @@ def test_truncated_completions_that_are_masked_are_no_rows(model, tokenizer, pro
     assert torch.cat([b["topr_rewards"] for b in batches]).isnan().all()
 
 
-def test_padding_of_unchosen_rows_is_cut(model, tokenizer, tmp_path):
+def test_padding_of_other_rows_is_cut(model, tokenizer, tmp_path):
     def rollout(prompts, trainer):
         ids = [[7] * (3 if i % 2 else 20) for i in range(len(prompts))]
         return {"prompt_ids": [[5]] * len(prompts), "completion_ids": ids, "logprobs": None}
@@ -515,9 +515,18 @@ def test_padding_of_unchosen_rows_is_cut(model, tokenizer, tmp_path):
 
     rows = Dataset.from_dict({"prompt": [f"{i}" for i in range(8)]})
     args = config(tmp_path, curation="positives", preset="tis", num_iterations=2)
-    batches = generation_batch(make_trainer(model, tokenizer, rows, args, short_is_right, rollout_func=rollout))
-    assert batches[0]["completion_ids"].shape == (4, 3)
-    assert batches[0]["old_per_token_logps"].shape == (4, 3)
+    trainer, widths = make_trainer(model, tokenizer, rows, args, short_is_right, rollout_func=rollout), []
+    forward = trainer.model.forward
+
+    def seen(*args, **kwargs):
+        if trainer._loss_inputs is not None:
+            widths.append(kwargs["input_ids"].size(1))
+            assert trainer._loss_inputs["old_per_token_logps"].size(1) == 3
+        return forward(*args, **kwargs)
+
+    trainer.model.forward = seen
+    trainer.train()
+    assert set(widths) == {1 + 3}  # the long ones were not chosen
 
 
 def test_evaluation_is_not_curated_and_groups_by_its_own_size(model, tokenizer, problems, tmp_path):

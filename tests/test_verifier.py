@@ -72,6 +72,10 @@ def test_missing_columns_and_places(solutions):
         verification_problems(solutions.remove_columns("question"))
     with pytest.raises(ValueError, match="needs the places"):
         verification_problems(solutions, template="Right? {solution}")
+    verdicts = solutions["verdict"][:]
+    wrong = solutions.remove_columns("verdict").add_column("verdict", ["right", *verdicts[1:]])
+    with pytest.raises(ValueError, match="found 'right'"):
+        verification_problems(wrong)
 
 
 def test_scores_are_shares_of_yes():
@@ -87,6 +91,8 @@ def test_scores_are_shares_of_yes():
     assert solution_scores(scored, 2) == [0.5, 0.0]
     with pytest.raises(ValueError, match="1 of 3 solutions have not been verified"):
         solution_scores(scored, 3)
+    with pytest.raises(ValueError, match="of solutions 0 to 1; there are 1"):
+        solution_scores(scored, 1)
 
 
 def test_the_embedded_author_of_checks():
@@ -112,11 +118,11 @@ def test_the_example_runs_the_whole_path(tmp_path):
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4_000:]
-    assert "weighted SC" in done.stdout
+    assert "of right" in done.stdout
     results = json.loads((tmp_path / "results.json").read_text())
     assert list(results) == ["none", "base verifier", "trained verifier"]
     assert all(0 <= value <= 1 for values in results.values() for value in values.values())
-    rows = load_candidates(tmp_path / "train")
+    rows = load_candidates(tmp_path / "verifications" / "train")
     assert len(rows) == 4 * 2 * 2
     assert set(rows["answer"]) <= {"yes", "no"}
     assert (tmp_path / "model" / "model.safetensors").is_file()

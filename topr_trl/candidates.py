@@ -20,6 +20,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +144,12 @@ def tokenize(
     features = Features({**kept, "input_ids": List(Value("int32")), "prompt_length": Value("int32")})
     map_kwargs.update(features=features, remove_columns=[n for n in dataset.column_names if n not in keep])
     if _has_ids(dataset, "prompt_ids") and _has_ids(dataset, "completion_ids"):
-        rows = dataset.with_format("arrow").map(_join_ids, batched=True, fn_kwargs={"keep": list(keep)}, **map_kwargs)
+        rows = dataset.with_format("arrow").map(
+            _join_ids, batched=True, fn_kwargs={"keep": list(keep), "package": _VERSION}, **map_kwargs
+        )
     else:
         rows = dataset.with_format(None).map(
-            _tokenize_for_map, with_indices=True, fn_kwargs={"tokenizer": tokenizer}, **map_kwargs
+            _tokenize_for_map, with_indices=True, fn_kwargs={"tokenizer": tokenizer, "package": _VERSION}, **map_kwargs
         )
     return rows.with_format(None)
 
@@ -162,19 +165,34 @@ def _has_ids(dataset: Dataset, column: str) -> bool:
     return pa.types.is_integer(ids.type.value_type) and bool(shortest)
 
 
-def _join_ids(table: pa.Table, keep: list[str]) -> pa.Table:
+_VERSION = version("topr_trl")  # enters what `datasets` finds again: another version may tokenise otherwise
+
+
+def _join_ids(table: pa.Table, keep: list[str], package: str) -> pa.Table:
     # Never as Python objects: ids are the bulk of the rows.
     prompts, completions = (table[name].combine_chunks() for name in ("prompt_ids", "completion_ids"))
     lengths = np.stack([pc.list_value_length(ids) for ids in (prompts, completions)], axis=1)
     of_prompt = np.repeat(np.tile([True, False], len(table)), lengths.ravel())
     values = np.empty(len(of_prompt), dtype=np.int32)
-    values[of_prompt], values[~of_prompt] = prompts.flatten(), completions.flatten()
+    values[of_prompt], values[~of_prompt] = _ids(prompts, "prompt_ids"), _ids(completions, "completion_ids")
     offsets = np.concatenate([[0], lengths.sum(1).cumsum()]).astype(np.int32)
     joined = {"input_ids": pa.ListArray.from_arrays(offsets, values), "prompt_length": lengths[:, 0].astype(np.int32)}
     return pa.table({**{name: table[name] for name in keep}, **joined})
 
 
-def _tokenize_for_map(row: dict[str, Any], index: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _ids(lists: pa.ListArray, name: str) -> NDArray[np.int32]:
+    values = lists.flatten()
+    if values.null_count:
+        raise ValueError(f"Column `{name}` has {values.null_count} ids that are empty (null). Drop those rows.")
+    try:
+        return values.cast(pa.int32()).to_numpy()
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"Column `{name}` holds what is no token id: {error}.") from error
+
+
+def _tokenize_for_map(
+    row: dict[str, Any], index: int, tokenizer: PreTrainedTokenizerBase, package: str
+) -> dict[str, Any]:
     try:
         prompt_ids, completion_ids = tokenize_row(row, tokenizer)
     except ValueError as error:
@@ -236,8 +254,39 @@ def load_candidates(path: str | Path, cache_dir: str | Path | None = None) -> Da
 
 
 def columns_of(file: Path) -> list[str]:
-    """The columns of a file of rows."""
-    return pq.read_schema(file).names if file.suffix == ".parquet" else read_table(file).column_names
+    """The columns of a file of rows.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    if file.suffix != ".parquet":
+        return read_table(file).column_names
+    try:
+        names: list[str] = pq.read_schema(file).names
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    return names
+
+
+def text_column(rows: Dataset, name: str, may_be_empty: bool = False) -> list[Any]:
+    """A column of text, checked.
+
+    Returns:
+        N texts; None where a row has none and `may_be_empty`.
+
+    Raises:
+        ValueError: the column holds something else, or rows lack it that may not.
+    """
+    column: list[Any] = rows.with_format(None)[name][:]
+    found = next((i for i, value in enumerate(column) if value is not None and not isinstance(value, str)), None)
+    if found is not None:
+        raise ValueError(
+            f"Column `{name}` must hold text; row {found} holds {column[found]!r}. Write it as text, as in "
+            f'rows.cast_column("{name}", Value("string")).'
+        )
+    if not may_be_empty and (missing := sum(value is None for value in column)):
+        raise ValueError(f"Column `{name}` is empty in {missing} of {len(column)} rows. Fill them, or drop them.")
+    return column
 
 
 def read_shard(shard: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -261,10 +310,12 @@ def read_table(*files: str | Path, cache_dir: str | Path | None = None) -> Datas
     """
     paths = [Path(file) for file in files]
     for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"There is no file or folder {path}.")
         if path.suffix not in TABLE_SUFFIXES:
             raise ValueError(f"Rows are read from {', '.join(TABLE_SUFFIXES)}, not {path.name}.")
-        if not path.is_file():
-            raise FileNotFoundError(f"There is no file {path}.")
+        if path.stat().st_size == 0:
+            raise ValueError(f"{path} is empty: it has no row.")
     kind = "parquet" if paths[0].suffix == ".parquet" else "json"
     if kind == "parquet":  # `datasets` 4.7 fails on files without rows
         paths = [path for path in paths if pq.read_metadata(path).num_rows] or paths[:1]

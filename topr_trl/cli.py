@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -35,16 +35,21 @@ COMMANDS = {
 }
 
 
-def console() -> None:
-    """The command as users meet it: what they can mend is said in a line, with `--debug` where it arose."""
+def console(command: Callable[[list[str]], None] | None = None, name: str | None = None) -> None:
+    """A command as users meet it: what they can mend is said in a line, with `--debug` where it arose.
+
+    Args:
+        command: of the arguments; default: `main`.
+        name: that errors begin with; default: `topr` and the command.
+    """
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     warnings.filterwarnings("ignore", "`gradient_checkpointing` is deprecated", FutureWarning)  # TRL's default
     try:
-        main(arguments)
+        (command or main)(arguments)
     except (ValueError, OSError, ImportError, StageFailed) as error:
         if len(arguments) < len(sys.argv) - 1:
             raise
-        sys.exit(f"topr {arguments[0]}: {error} (--debug shows where)")
+        sys.exit(f"{name or f'topr {arguments[0]}'}: {error} (--debug shows where)")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         # All is written. Taking gloo down while another process still works aborts or hangs now and then (torch 2.13),
         # and the launcher would end the others for that.

@@ -83,14 +83,14 @@ def check_log_mu(dataset: Dataset, needs: NDArray[np.bool_], model: str, ratio_l
         ValueError: it was scored by another model, or a row's values are missing, impossible or not one a token.
     """
     if "mu_fingerprint" in dataset.column_names:
-        others = set(pc.unique(dataset.data["mu_fingerprint"].filter(pa.array(needs))).to_pylist()) - {model}
+        others = set(pc.unique(column(dataset, "mu_fingerprint").filter(pa.array(needs))).to_pylist()) - {model}
         if others:
             raise ValueError(
                 f"Column `mu_logps` was scored by another model: mu_fingerprint {sorted(map(str, others))[0]}, and the "
                 f"model in training has {model}. If that model did write these rows and is the μ you mean, remove the "
                 "column `mu_fingerprint`; to score log μ with the model in training, remove both."
             )
-    all_tokens = lengths_of(dataset) - dataset.data["prompt_length"].to_numpy()
+    all_tokens = lengths_of(dataset) - column(dataset, "prompt_length").to_numpy()
     for i, (mu, tokens, needed) in enumerate(zip(dataset["mu_logps"], all_tokens, needs, strict=True)):
         if not needed:
             continue
@@ -104,9 +104,14 @@ def check_log_mu(dataset: Dataset, needs: NDArray[np.bool_], model: str, ratio_l
             raise ValueError(f"Row {i}: ratio_level='token' needs log μ for each token, not their sum.")
 
 
+def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
+    """A column as Arrow holds it, in the order of the dataset: who shuffles or selects rows leaves an index beside it."""
+    return dataset.select_columns([name]).with_format("arrow")[:][name]
+
+
 def lengths_of(dataset: Dataset) -> NDArray[np.int64]:
     """(N,) tokens of `input_ids`."""
-    return np.asarray(pc.list_value_length(dataset.data["input_ids"]), dtype=np.int64)
+    return np.asarray(pc.list_value_length(column(dataset, "input_ids")), dtype=np.int64)
 
 
 _AT_ONCE = 8_192  # rows that are held as Python objects, and sorted by length
@@ -254,11 +259,11 @@ def warn_if_far(distance: float) -> None:
 def rows_fingerprint(dataset: Dataset, needs: NDArray[np.bool_]) -> str:
     """A short hash of the tokens and rewards of all rows, and of which of them need log μ."""
     digest = hashlib.sha256()
-    for ids in dataset.data["input_ids"].chunks:
+    for ids in column(dataset, "input_ids").chunks:
         digest.update(ids.flatten().to_numpy().tobytes())
-    table = dataset.data
-    for column in (lengths_of(dataset), table["prompt_length"].to_numpy(), table["reward"].to_numpy(), needs):
-        digest.update(column.tobytes())
+    prompts, rewards = (column(dataset, name).to_numpy() for name in ("prompt_length", "reward"))
+    for values in (lengths_of(dataset), prompts, rewards, needs):
+        digest.update(values.tobytes())
     return digest.hexdigest()[:16]
 
 

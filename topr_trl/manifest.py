@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-NAME = "manifest.json"
+# Readers of data sets (pandas, pyarrow, datasets) pass over names that begin so, and read the shards beside it.
+NAME = "_manifest.json"
 WORK = "work"  # the folder in a stage's folder for what is not its result; removed when it is finished
 
 

@@ -23,10 +23,15 @@ class RowMetrics:
     def __init__(self) -> None:
         self._batches: list[Tensor] = []
 
-    def add(self, weights: Tensor, log_ratio: Tensor, rewards_B: Tensor) -> None:
-        """Keep a batch: weights and log-ratio of shape (B,) or (B, T) (then their mean is kept), R of shape (B,)."""
+    def add(self, weights: Tensor, log_ratio: Tensor, rewards_B: Tensor, idle: int = 0) -> None:
+        """Keep a batch: weights and log-ratio of shape (B,) or (B, T) (then their mean is kept), R of shape (B,).
+
+        `idle` rows with R = 0 beside it were not computed: weight 1, no known ratio.
+        """
         columns = [x.detach().float() for x in (weights, log_ratio, rewards_B)]
         self._batches.append(torch.stack([x.mean(-1) if x.dim() == 2 else x for x in columns], dim=1))
+        if idle:
+            self._batches.append(self._batches[-1].new_tensor([[1.0, torch.nan, 0.0]]).expand(idle, 3))
 
     def flush(self, accelerator: Accelerator) -> dict[str, float]:
         """The metrics of all batches since the last flush, over all processes; `{}` if there were none.

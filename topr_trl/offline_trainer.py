@@ -21,10 +21,12 @@ from trl.trainer.utils import add_fused_lm_head, get_config_model_id
 
 from topr_trl.baseline import FloatArray
 from topr_trl.candidates import MalformedRow, problem_column, reward_column, tokenize
+from topr_trl.collator import COLUMNS, Collator, unflatten
 from topr_trl.config import OfflineTOPRConfig
 from topr_trl.curation import Curated, compose
 from topr_trl.log_mu import (
     check_log_mu,
+    column,
     fingerprint,
     lengths_of,
     load_log_mu,
@@ -40,8 +42,6 @@ from topr_trl.trainer_base import TOPRMixin
 
 logger = logging.getLogger(__name__)
 
-# What the collator reads of a row; a row without `mu_logps` of its own is scored.
-_COLUMNS = ("input_ids", "prompt_length", "reward", "mu_logps", "row")
 _COMPARED = 1_000  # rows whose log μ is compared with the sampler's
 
 
@@ -103,7 +103,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self._check_lengths({"train": self.train_dataset, **self._by_name(self.eval_dataset)})
         # SFTTrainer's head computes the entropy and the likeliest token of every position too, for metrics of its own.
         add_fused_lm_head(self.model.get_base_model() if is_peft_model(self.model) else self.model)
-        self.data_collator = _Collator(self.data_collator, args.ratio_level)
+        # The auxiliary loss of a mixture of experts is of all tokens.
+        self.data_collator = Collator(self.data_collator, args.ratio_level, keep_idle=self.aux_loss_enabled)
         self.sampler_distance: dict[str, float] = {}
         self._to_score: dict[Path, tuple[Dataset, NDArray[np.bool_], str, str]] = {}
         self.add_callback(_ScoreLogMu(self))
@@ -184,18 +185,19 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
-        self._signature_columns += [c for c in _COLUMNS if c not in self._signature_columns]
+        self._signature_columns += [c for c in COLUMNS if c not in self._signature_columns]
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
         sampler = super()._get_train_sampler(train_dataset)
         args, dataset = self.args, self.train_dataset if train_dataset is None else train_dataset
-        # Without padding there is nothing to save, and the longest rows are better not all in one micro-batch.
-        if not args.sort_by_length or args.padding_free or not isinstance(sampler, RandomSampler):
+        # Without padding there is nothing to save, and the longest rows are better not all in one micro-batch. The
+        # auxiliary loss of a mixture of experts is no sum over rows. Split batches are of other rows than is said here.
+        plain = args.padding_free or self.aux_loss_enabled or args.accelerator_config.split_batches
+        if not args.sort_by_length or plain or not isinstance(sampler, RandomSampler):
             return sampler
         # The order that Accelerate would make of it.
         order = SeedableRandomSampler(dataset, data_seed=args.seed if args.data_seed is None else args.data_seed)
-        rows = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        return StepsSortedByLength(order, lengths_of(dataset), rows)
+        return StepsSortedByLength(order, lengths_of(dataset), self.get_total_train_batch_size(args))
 
     # log μ: scored once, by the starting weights, when training begins: FSDP and ZeRO have sharded them by then.
 
@@ -234,7 +236,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return {"log_mu": self.train_dataset, **evaluation}
 
     def _needs_log_mu(self, dataset: Dataset) -> NDArray[np.bool_]:
-        return rows_that_need_log_mu(dataset.data["reward"].to_numpy(), self.args.limits)
+        return rows_that_need_log_mu(column(dataset, "reward").to_numpy(), self.args.limits)
 
     def _plan_log_mu(self, dataset: Dataset, name: str, weights: str, resumed: bool = False) -> None:
         """Check log μ that came with the rows, read what the resumed run has scored, or note what is to be scored."""
@@ -242,7 +244,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if "mu_logps" in dataset.column_names:
             check_log_mu(dataset, needs, weights, self.args.ratio_level)
             return
-        if self.data_collator.scored.keys() >= set(dataset.data["row"].to_numpy()[needs].tolist()):
+        if self.data_collator.scored.keys() >= set(column(dataset, "row").to_numpy()[needs].tolist()):
             return
         path, of_rows = Path(self.args.output_dir) / f"{name}.parquet", rows_fingerprint(dataset, needs)
         if resumed:
@@ -252,7 +254,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def _keep_log_mu(self, dataset: Dataset, mu_logps: pa.ChunkedArray) -> None:
         """Give log μ of the rows of a dataset (None where a row has none) to the collator."""
-        rows = dataset.data["row"].to_numpy()[mu_logps.is_valid().to_numpy()]
+        rows = column(dataset, "row").to_numpy()[mu_logps.is_valid().to_numpy()]
         mu_logps = mu_logps.drop_null()
         values, lengths = pc.list_flatten(mu_logps).to_numpy(), pc.list_value_length(mu_logps).to_numpy()
         starts = lengths.cumsum() - lengths
@@ -308,7 +310,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             new = {
                 name: self._prepare_dataset(dataset, self.processing_class, self.args, False, None, name)
                 for name, dataset in self._by_name(eval_dataset).items()
-                if "prompt" in dataset.column_names  # a dictionary comes back here set by set, prepared
+                # A dictionary comes back here set by set, prepared.
+                if not {"input_ids", "prompt_length", "row"} <= set(dataset.column_names)
             }
             self._check_lengths(new)
             if new:
@@ -346,7 +349,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             outputs = model(**inputs, use_cache=False, fused_lm_head=True)
         logps, mask = outputs.log_probs, outputs.label_mask
         if self.padding_free:  # (1, tokens of all rows - 1)
-            logps, mask = _unflatten(logps, lengths), _unflatten(mask, lengths)
+            logps, mask = unflatten(logps, lengths), unflatten(mask, lengths)
         return logps, mask, outputs
 
     def compute_loss(
@@ -355,7 +358,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         """Mean over rows of Algorithm 1; `num_items_in_batch` counts the rows of the whole optimiser step."""
         if return_outputs:
             raise ValueError("OfflineTOPRTrainer does not return outputs; `compute_metrics` is not supported.")
-        rewards_B, mu_logps, args = inputs.pop("reward"), inputs.pop("mu_logps"), self.args
+        rewards_B, mu_logps, idle = inputs.pop("reward"), inputs.pop("mu_logps"), inputs.pop("idle")
+        args = self.args
         logps, mask, outputs = self._policy_logps(model, inputs)
         if args.ratio_level == "token":
             mu_logps = torch.full_like(logps, torch.nan, dtype=torch.float32).masked_scatter(mask, mu_logps)
@@ -363,67 +367,28 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         weights = truncated_weights(log_ratio, rewards_B, args.limits)
         loss_B = weighted_loss(logps, weights, rewards_B, mask, args.length_normalization)
         mode = "train" if self.model.training else "eval"
-        self._row_metrics[mode].add(weights, log_ratio, rewards_B)
+        self._row_metrics[mode].add(weights, log_ratio, rewards_B, idle)
 
         if num_items_in_batch is None:
-            loss, windows = loss_B.mean(), 1
+            loss, windows = loss_B.sum() / (len(loss_B) + idle), 1
         else:
             # DDP averages the gradients of the processes; the sum over all rows is divided by all rows.
             loss = loss_B.sum() / num_items_in_batch * self.accelerator.num_processes
             windows = self.current_gradient_accumulation_steps
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss / windows
-            self._metrics[mode]["aux_loss"].append(outputs.aux_loss.item())
+            self._metrics[mode]["aux_loss"].append(outputs.aux_loss.detach())
         return loss
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: Any) -> Tensor:
         """Rows of an optimiser step over all processes: Trainer would count tokens, and short rows would weigh less."""
-        rows = torch.tensor(sum(len(batch["reward"]) for batch in batch_samples), device=device)
+        rows = torch.tensor(sum(len(batch["reward"]) + batch["idle"] for batch in batch_samples), device=device)
         return self.accelerator.gather(rows).sum()
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> Any:
         return super().prediction_step(model, inputs, True, ignore_keys)
-
-
-def _unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
-    """(1, N - 1) values of the next tokens of rows that follow each other, to (B, T), padded with zeros."""
-    flat = torch.nn.functional.pad(flat[0], (0, 1))
-    *rows, _ = torch.split(flat, [*lengths, len(flat) - sum(lengths)])  # the rest: pad_to_multiple_of
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-
-
-class _Collator:
-    """TRL's collator for `input_ids` and `labels`, and beside it the length, R and log μ of each row.
-
-    Attributes:
-        scored: log μ by row number, of rows that brought none: the response's, or at the token level its tokens'.
-    """
-
-    def __init__(self, collate: Any, ratio_level: str) -> None:
-        self.collate, self.per_token = collate, ratio_level == "token"
-        self.scored: dict[int, float | FloatArray] = {}
-
-    def collate_tokens(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        ids = [row["input_ids"] for row in rows]
-        labels = [[-100] * row["prompt_length"] + row["input_ids"][row["prompt_length"] :] for row in rows]
-        batch = self.collate([{"input_ids": i, "labels": label} for i, label in zip(ids, labels, strict=True)])
-        return {**batch, "lengths": list(map(len, ids))}
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        batch = self.collate_tokens(rows)
-        batch["reward"] = torch.tensor([row["reward"] for row in rows], dtype=torch.float32)
-        mu_logps = [row.get("mu_logps", self.scored.get(row["row"])) for row in rows]
-        if self.per_token:  # of all tokens of the batch, one after the other
-            counts = [len(row["input_ids"]) - row["prompt_length"] for row in rows]
-            known = zip(mu_logps, counts, strict=True)
-            mu_logps = [value for mu, n in known for value in ([torch.nan] * n if mu is None else mu)]
-        else:
-            mu_logps = [(sum(mu) if mu else torch.nan) if isinstance(mu, list) else mu for mu in mu_logps]
-            mu_logps = [torch.nan if mu is None else mu for mu in mu_logps]
-        batch["mu_logps"] = torch.tensor(mu_logps, dtype=torch.float32)
-        return batch
 
 
 class _ScoreLogMu(TrainerCallback):

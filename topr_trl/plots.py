@@ -63,6 +63,11 @@ def _draw_curves(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
                 ks, values, line, color=colour, marker=_MARKS[m], markersize=4, label=measure if r == 0 else None
             )
             panel.fill_between(ks, values - margins, values + margins, color=colour, alpha=0.15, linewidth=0)
+            if np.isfinite(margins).sum() == 1:  # a band needs two
+                panel.errorbar(ks, values, margins, fmt="none", ecolor=colour, alpha=0.5)
+    low, high = panel.get_ylim()
+    if high - low < 1:  # all alike: no magnifying glass on nothing
+        panel.set_ylim(low - 2.5, high + 2.5)
     panel.set_xscale("log", base=2)
     ticks = sorted({k for run in evaluations.values() for k in run.pass_at})
     panel.set_xticks(ticks, [str(k) for k in ticks])
@@ -93,6 +98,7 @@ def _draw_cardinality(panel: Any, evaluations: Mapping[str, Evaluation]) -> None
             panel.stairs(share, edges, fill=True, alpha=0.4, color=COLOURS[r])
         else:
             panel.bar(places + offset, share, width * step, color=COLOURS[r])
+    panel.set_xticks(range(0, 101, 20))
     panel.set(xlabel="correct samples of a problem (%)", ylabel="problems (%)", title="Problems by correct samples")
     panel.grid(axis="y", alpha=0.3)
     panel.set_axisbelow(True)
@@ -129,6 +135,7 @@ def _draw_groups(panel: Any, evaluations: Mapping[str, Evaluation], column: str)
         panel.barh(places + offset, values, width, xerr=margins, color=COLOURS[r], error_kw={"lw": 1})
     found = {name: group.num_problems for run in evaluations.values() for name, group in run.groups[column].items()}
     panel.set_yticks(places, [f"{member} ({found[member]})" for member in members])
+    panel.set_xlim(0, max(5, panel.get_xlim()[1]))
     panel.set(xlabel="pass@1 (%), ± 2 standard errors", title=f"By {column} (number of problems)")
     panel.grid(axis="x", alpha=0.3)
     panel.set_axisbelow(True)

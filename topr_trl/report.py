@@ -8,6 +8,7 @@ from pathlib import Path
 from topr_trl.comparison import Difference, compare
 from topr_trl.evaluation import Evaluation, evaluate_in_full
 from topr_trl.plots import plot_evaluations
+from topr_trl.rewards import INVALID
 from topr_trl.samples import Samples
 
 _CURVES = {"pass": "pass_at", "maj": "maj_at", "weighted_sc": "weighted_sc_at", "best": "best_at"}
@@ -27,8 +28,13 @@ def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
     rows += [(share, [f"{100 * run.shares[share]:.1f} %" for run in runs]) for share in runs[0].shares]
     sizes = sorted({run.num_samples for run in runs})
     samples = f"{sizes[0]} samples" if len(sizes) == 1 else f"{' or '.join(map(str, sizes))} samples"
-    note = f"({runs[0].num_problems} problems, {samples} each; ± is two standard errors)"
-    return "\n".join([*_table(names, rows), note])
+    notes = [f"({runs[0].num_problems} problems, {samples} each; ± is two standard errors)"]
+    notes += [
+        f"{name}: no sample has an answer. Is it the right --task, and do prompts ask for its form of answers?"
+        for name, run in evaluations.items()
+        if run.shares[INVALID] == 1
+    ]
+    return "\n".join([*_table(names, rows), *notes])
 
 
 def groups_table(evaluation: Evaluation) -> str:

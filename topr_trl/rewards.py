@@ -6,7 +6,9 @@ from typing import Any
 from datasets import Dataset, Value
 from tqdm.auto import tqdm
 
-CORRECT, INCORRECT, INVALID = "correct", "incorrect", "invalid"
+from topr_trl.candidates import text_column
+
+VERDICTS = CORRECT, INCORRECT, INVALID = "correct", "incorrect", "invalid"
 
 # A verdict, and the answer in a form that equal answers share: the truth's own where it is right, None where invalid.
 Judgement = tuple[str, str | None]
@@ -28,21 +30,25 @@ def score_candidates(rows: Dataset, judge: Judge, description: str = "Judging") 
     """Candidates with what their responses answer and are worth.
 
     Args:
-        rows: columns `completion` (text) and `answer` (the right one, in normal form).
+        rows: columns `completion` (text, or messages: the last counts) and `answer` (the right one, in normal form).
         judge: of the task, as `topr_trl.tasks.gsm8k.judge`.
         description: of the progress bar.
 
     Returns:
         The rows with the columns `extracted` (the answer in normal form, None where there is none), `verdict`
         (`"correct"`, `"incorrect"`, `"invalid"`) and `reward` (+1 or -1).
+
+    Raises:
+        ValueError: a completion or an answer is missing, or something else than text.
     """
     judgements: list[Judgement] = []
-    texts = rows.select_columns(["completion", "answer"])
+    texts = [text_of(completion, i) for i, completion in enumerate(rows["completion"])]
+    answers = text_column(rows, "answer")
     with tqdm(total=len(rows), desc=description, unit="row", delay=5) as progress:
         for start in range(0, len(rows), _AT_ONCE):
-            part = texts[start : start + _AT_ONCE]
-            judgements += judge(part["completion"], part["answer"])
-            progress.update(len(part["answer"]))
+            end = min(start + _AT_ONCE, len(rows))
+            judgements += judge(texts[start:end], answers[start:end])
+            progress.update(end - start)
     verdicts = [verdict for verdict, _ in judgements]
     # A shard in which nothing is valid must have the same type as the others.
     rows = rows.add_column("extracted", [answer for _, answer in judgements], feature=Value("string"))
@@ -50,11 +56,27 @@ def score_candidates(rows: Dataset, judge: Judge, description: str = "Judging") 
     return rows.add_column("reward", [1.0 if v == CORRECT else -1.0 for v in verdicts], feature=Value("float64"))
 
 
+def text_of(completion: Any, row: int) -> str:
+    """The text of a completion, which may be messages: that of the last.
+
+    Raises:
+        ValueError: it is something else; `row` says where.
+    """
+    text = completion[-1].get("content") if _is_messages(completion) else completion
+    if not isinstance(text, str):
+        raise ValueError(f"Column `completion` must hold text or messages; row {row} holds {completion!r}.")
+    return text
+
+
+def _is_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[-1], dict)
+
+
 def answer_reward(judge: Judge) -> Callable[..., list[float]]:
     """A reward function for TRL's trainers: +1 where the response's answer is that of the column `answer`, else -1."""
 
     def reward(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-        texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+        texts = [text_of(completion, i) for i, completion in enumerate(completions)]
         return [1.0 if verdict == CORRECT else -1.0 for verdict, _ in judge(texts, answer)]
 
     reward.__name__ = "answer_reward"

@@ -13,8 +13,8 @@ import pyarrow as pa
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from topr_trl.candidates import columns_of, from_table, read_shard, shards_of
-from topr_trl.rewards import CORRECT, INVALID
+from topr_trl.candidates import columns_of, from_table, read_shard, shards_of, text_column
+from topr_trl.rewards import CORRECT, INVALID, VERDICTS
 
 INVALID_CODE, RIGHT_CODE = -1, 0
 NEEDED, OPTIONAL = ("problem_id", "extracted", "answer"), ("verdict", "score", "subject", "level")
@@ -108,8 +108,8 @@ def samples_of(rows: Dataset) -> Samples:
             forms. `score`, `subject` and `level` are used if there.
 
     Raises:
-        ValueError: a column is missing, there is no row, rows of a problem differ in their answer, subject or level,
-            a score is missing or not finite, or see `encode`.
+        ValueError: a column is missing or holds something else than text, there is no row, rows of a problem differ in
+            their answer, subject or level, a verdict is none, a score is missing or not finite, or see `encode`.
     """
     columns = rows.column_names
     if missing := [name for name in NEEDED if name not in columns]:
@@ -119,15 +119,17 @@ def samples_of(rows: Dataset) -> Samples:
     rows_of: dict[Any, list[int]] = {}
     for i, problem in enumerate(rows["problem_id"]):
         rows_of.setdefault(problem, []).append(i)
+    if None in rows_of:
+        raise ValueError(f"Column `problem_id` is empty in {len(rows_of[None])} of {len(rows)} rows. Fill them.")
     places, ids = list(rows_of.values()), list(rows_of)
-    truths = _one_value_each(rows["answer"][:], places, ids, "answer")
-    extracted = rows["extracted"][:]
-    verdicts = rows["verdict"][:] if "verdict" in columns else None
+    truths = _one_value_each(text_column(rows, "answer"), places, ids, "answer")
+    extracted = text_column(rows, "extracted", may_be_empty=True)
+    verdicts = verdict_column(rows) if "verdict" in columns else None
 
     def answer_of(i: int, truth: str) -> str | None:
-        if verdicts is None or extracted[i] is None:
-            return extracted[i]
-        return {CORRECT: truth, INVALID: None}.get(verdicts[i], extracted[i])
+        if not extracted[i]:
+            return None
+        return {CORRECT: truth, INVALID: None}.get(verdicts[i], extracted[i]) if verdicts else extracted[i]
 
     answers = [[answer_of(i, truth) for i in place] for place, truth in zip(places, truths, strict=True)]
     scores = None
@@ -139,6 +141,18 @@ def samples_of(rows: Dataset) -> Samples:
     groups = {name: _one_value_each(rows[name][:], places, ids, name) for name in GROUPINGS if name in columns}
     named = {name: [_NO_GROUP if v is None else str(v) for v in values] for name, values in groups.items()}
     return encode(answers, truths, scores, ids, named)
+
+
+def verdict_column(rows: Dataset) -> list[str]:
+    """The column `verdict`, checked.
+
+    Raises:
+        ValueError: it holds other words than `"correct"`, `"incorrect"` and `"invalid"`.
+    """
+    verdicts = text_column(rows, "verdict")
+    if others := set(verdicts) - set(VERDICTS):
+        raise ValueError(f"Column `verdict` must hold {', '.join(VERDICTS)}; found {sorted(others)[0]!r}.")
+    return verdicts
 
 
 def _one_value_each(column: list[Any], places: list[list[int]], ids: list[Any], name: str) -> list[Any]:

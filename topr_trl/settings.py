@@ -86,6 +86,13 @@ class StageArguments:
         return TASKS["gsm8k" if self.dataset_name is None else self.task]
 
 
+def loading_of(model: ModelConfig) -> dict[str, Any]:
+    """How a model is loaded, for `from_pretrained`."""
+    given = {"dtype": model.dtype, "revision": model.model_revision, "attn_implementation": model.attn_implementation,
+             "quantization_config": get_quantization_config(model)}  # fmt: skip
+    return {name: value for name, value in given.items() if value is not None}
+
+
 @dataclass
 class Settings:
     """All that stages are told."""
@@ -118,11 +125,7 @@ class Settings:
 
     @property
     def loading(self) -> dict[str, Any]:
-        """How the model is loaded, for `from_pretrained`."""
-        given = {"dtype": self.model.dtype, "revision": self.model.model_revision,
-                 "attn_implementation": self.model.attn_implementation,
-                 "quantization_config": get_quantization_config(self.model)}  # fmt: skip
-        return {name: value for name, value in given.items() if value is not None}
+        return loading_of(self.model)
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(self.model_path, revision=self.model.model_revision)

@@ -170,10 +170,10 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             )
         batch = unsplit_pixel_values_by_grid(batch)
         batch["topr_scale"] = torch.tensor(count * processes / max(len(chosen), 1), device=self.accelerator.device)
-        return self._trim_padding(batch)
+        return batch
 
     def _trim_padding(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Drop trailing columns that the longest response needed, if it was not chosen."""
+        """Drop the trailing columns that no response here needs: TRL pads to the longest of the generation batch."""
         full = batch["completion_ids"].size(1)
         excess = full - max(int(batch["completion_mask"].sum(-1).max()), 1)
         with_columns = ("completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps",
@@ -192,7 +192,9 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     # Loss: TRL's, with A = w · R.
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        self._loss_inputs = inputs = dict(inputs)  # a copy: the buffered batch is used again with num_iterations > 1
+        # A copy: the buffered batch is used again with num_iterations > 1. Its width has to be known on the host, so
+        # this waits for the device, as TRL's own metrics of each micro-batch do.
+        self._loss_inputs = inputs = self._trim_padding(dict(inputs))
         try:
             return super()._compute_loss(model, inputs)
         finally:

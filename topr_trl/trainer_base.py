@@ -45,6 +45,9 @@ class TOPRMixin:
         mode = "train" if self.model.training else "eval"  # type: ignore[attr-defined]
         for name, value in self._row_metrics[mode].flush(self.accelerator).items():  # type: ignore[attr-defined]
             self._metrics[mode][name].append(value)  # type: ignore[attr-defined]
+        for values in self._metrics[mode].values():  # type: ignore[attr-defined]
+            if values and isinstance(values[0], torch.Tensor):  # left on the device until now
+                values[:] = [torch.stack(values).mean().item()]
         super().log(logs, start_time)  # type: ignore[misc]
 
     def _save_rng_state(self, output_dir: str) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from topr_trl.rewards import CORRECT, Judgement, verdict
+from topr_trl.rewards import CORRECT, Judgement, text_of, verdict
+from topr_trl.samples import verdict_column
 
 YES, NO = "yes", "no"
 TEMPLATE = (
@@ -63,14 +64,15 @@ def verification_problems(
         Columns `problem_id` (the row of the solution in `solutions`), `prompt` and `answer` (`"yes"`, `"no"`).
 
     Raises:
-        ValueError: a column is missing, the template lacks a place, or nothing is left.
+        ValueError: a column is missing or holds something else than text, the template lacks a place, or nothing is
+            left.
     """
     missing = {"question", "completion", "verdict"} - set(solutions.column_names)
     if missing:
         raise ValueError(f"Solutions to verify need question, completion and verdict; {sorted(missing)} missing.")
     if not all(place in template for place in ("{question}", "{solution}")):
         raise ValueError(f"The template needs the places {{question}} and {{solution}}: {template!r}.")
-    right = np.array(solutions["verdict"][:]) == CORRECT
+    right = np.array(verdict_column(solutions)) == CORRECT
     chosen = _balance(right, seed) if balanced else np.arange(len(right))
     if len(chosen) == 0:
         raise ValueError(f"There is nothing to verify: {right.sum()} of {len(right)} solutions are right.")
@@ -78,7 +80,7 @@ def verification_problems(
     def problem(row: dict[str, str], index: int) -> dict[str, object]:
         return {
             "problem_id": int(chosen[index]),
-            "prompt": build_prompt(row["question"], row["completion"], template),
+            "prompt": build_prompt(row["question"], text_of(row["completion"], int(chosen[index])), template),
             "answer": YES if row["verdict"] == CORRECT else NO,
         }
 
@@ -107,6 +109,8 @@ def solution_scores(verifications: Dataset, num_solutions: int) -> list[float]:
     """
     yes, count = np.zeros(num_solutions), np.zeros(num_solutions)
     places = np.array(verifications["problem_id"][:], dtype=np.int64)
+    if len(places) and not 0 <= places.min() <= places.max() < num_solutions:
+        raise ValueError(f"Verifications are of solutions {places.min()} to {places.max()}; there are {num_solutions}.")
     np.add.at(count, places, 1)
     np.add.at(yes, places, np.array([verdict == YES for verdict in verifications["extracted"]], dtype=float))
     if (count == 0).any():
