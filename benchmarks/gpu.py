@@ -38,7 +38,7 @@ VARIANTS_HERE = ["topr", "sft", "grpo", "online topr"]
 def measure(case: Case, peak_tflops: float, repeats: int) -> dict[str, dict[str, float]]:
     """Each variant's seconds a step, tokens a second, share of the peak, and memory."""
     variants = list(VARIANTS_HERE)
-    if importlib.util.find_spec("flash_attn"):
+    if case.attention.startswith("flash"):
         variants += ["topr, padding-free", "sft, padding-free"]
     seconds = in_turn(
         {name: lambda name=name: seconds_per_step(VARIANTS[name], case) for name in variants},  # type: ignore[misc]
@@ -78,7 +78,9 @@ def main() -> None:
     quiet()
     settings: dict[str, Any] = {"use_cpu": args.cpu, "bf16": not args.cpu, "gradient_checkpointing": True}
     rows = candidates(args.steps * args.rows * args.accumulation, LONG_TAILS if args.long_tails else GSM8K, WORDS)
-    case = Case(MODELS[args.model], rows, args.rows, args.accumulation, settings)
+    flash = not args.cpu and importlib.util.find_spec("flash_attn") is not None
+    attention = "flash_attention_2" if flash else "sdpa"
+    case = Case(MODELS[args.model], rows, args.rows, args.accumulation, settings, attention)
     results = measure(case, args.peak_tflops, args.repeats)
     print(f"{'':<20}{'s/step':>8}{'tokens/s':>11}{'MFU':>7}{'GiB':>8}{'/ sft':>7}")
     for name, found in results.items():

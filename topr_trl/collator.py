@@ -52,7 +52,7 @@ class Collator:
         batch = self.collate_tokens(rows)
         batch["idle"] = count - len(rows)
         batch["reward"] = torch.tensor([row["reward"] for row in rows], dtype=torch.float32)
-        mu_logps = [row.get("mu_logps", self.scored.get(row["row"])) for row in rows]
+        mu_logps: list[Any] = [row.get("mu_logps", self.scored.get(row["row"])) for row in rows]
         if self.per_token:  # of all tokens of the batch, one after the other
             counts = [len(row["input_ids"]) - row["prompt_length"] for row in rows]
             # Rows that need none may have brought none, or something else.

@@ -250,8 +250,8 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
         sort_by_length (`bool`, defaults to `True`):
             Sort the rows of each optimiser step by length, so that those of a micro-batch are about as long as each
             other and little padding is computed. The rows of a step, and its gradient, are the same without. Only a
-            random order of rows is sorted, and only where rows are padded (`padding_free=False`) and no auxiliary loss of
-            a mixture of experts is in use.
+            random order of rows is sorted, and only where rows are padded (`padding_free=False`) and there is no
+            auxiliary loss of a mixture of experts.
     """
 
     optim: str = field(default="adafactor", metadata={"help": "Optimiser. The paper's: Adafactor."})

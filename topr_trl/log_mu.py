@@ -105,7 +105,7 @@ def check_log_mu(dataset: Dataset, needs: NDArray[np.bool_], model: str, ratio_l
 
 
 def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
-    """A column as Arrow holds it, in the order of the dataset: who shuffles or selects rows leaves an index beside it."""
+    """A column as Arrow holds it, in the order of the dataset, which may have an index beside its table."""
     return dataset.select_columns([name]).with_format("arrow")[:][name]
 
 

@@ -69,6 +69,7 @@ class Case:
         rows: all candidates; a run trains on each once.
         micro_batch, accumulation: rows of a forward, and forwards of a step.
         settings: of all trainers.
+        attention: implementation, as transformers names it.
     """
 
     model: LlamaConfig
@@ -76,6 +77,7 @@ class Case:
     micro_batch: int
     accumulation: int
     settings: dict[str, Any]
+    attention: str = "sdpa"
 
     def arguments(self, folder: str) -> dict[str, Any]:
         return {
@@ -89,9 +91,8 @@ class Case:
     def fresh_model(self) -> LlamaForCausalLM:
         torch.manual_seed(0)
         with torch.device("cpu" if self.settings.get("use_cpu") else "cuda"):
-            return LlamaForCausalLM._from_config(
-                self.model, dtype=torch.float32 if self.settings.get("use_cpu") else torch.bfloat16
-            )
+            dtype = torch.float32 if self.settings.get("use_cpu") else torch.bfloat16
+            return LlamaForCausalLM._from_config(self.model, dtype=dtype, attn_implementation=self.attention)
 
 
 Build = Callable[[Case, str, list[TrainerCallback]], Any]
