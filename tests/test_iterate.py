@@ -35,6 +35,19 @@ def start(out, **more):
     return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
 
+@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name != "plan"])
+def test_help_shows_what_matters(command, capsys):
+    cli.main([command, "--help"])
+    short = capsys.readouterr().out
+    cli.main([command, "--help_all"])
+    assert len(short.splitlines()) < 220 < 700 < len(capsys.readouterr().out.splitlines())
+    assert f"usage: topr {command} " in short
+    assert ("--input" in short) == (command != "iterate")
+    assert "--fsdp_config" not in short
+    for shown in cli._SHOWN[command]:
+        assert f"--{shown} " in short, f"{shown} is no setting"
+
+
 def test_plan(tmp_path):
     steps = list(plan(LoopArguments(iterations=2), "base", tmp_path))
     names = [step.stage for step in steps]

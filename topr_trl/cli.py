@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import yaml
 from trl import ModelConfig, TrlParser
 
 from topr_trl import stages
-from topr_trl.config import OfflineTOPRConfig
+from topr_trl.config import OfflineTOPRConfig, TOPRArguments
 from topr_trl.evaluate_command import evaluate_command
 from topr_trl.iterate import LoopArguments, StageFailed, end_with_the_loop, iterate
 from topr_trl.plan import PlanArguments, describe
@@ -81,9 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if command == "plan":
         print(describe(*TrlParser(PlanArguments, prog="topr plan").parse_args_and_config(given)))
         return
-    # Help is that of all settings; it ends here.
-    model = None if {"-h", "--help"} & set(given) else _named_model(given)
-    if model is None and command in _NEED_A_MODEL:
+    if {"-h", "--help", "--help_all"} & set(given):
+        print_help(command, everything="--help_all" in given)
+        return
+    if _named_model(given) is None and command in _NEED_A_MODEL:
         given = _settings_of_the_embedded_model(command, given) + given
     loop, *parts = make_parser(command).parse_args_and_config(given)
     settings = Settings(*parts)
@@ -94,6 +96,50 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         stages.run(command, settings)
 
+
+def print_help(command: str, everything: bool) -> None:
+    """The settings that matter to a command, or all that it takes."""
+    parser = make_parser(command)
+    parser.usage, parser.description = (
+        f"topr {command} [--config FILE] [settings]",
+        COMMANDS[command].capitalize() + ".",
+    )
+    if not everything:
+        parser.epilog = "All other settings of TRL are taken too: --help_all lists them."
+        for action in parser._actions:
+            if action.dest not in _SHOWN[command]:
+                action.help = argparse.SUPPRESS
+    parser.print_help()
+
+
+def _names(*settings: type, without: Sequence[str] = ()) -> tuple[str, ...]:
+    return tuple(field.name for part in settings for field in fields(part) if field.name not in without)
+
+
+_CURATION = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")
+_FOLDERS = ("input", "output", "seed")
+_MODEL = ("model_name_or_path", "model_revision", "dtype", "attn_implementation")
+_OF_ONE_STAGE = ("input", "output", "compare", "iteration", "worker", "split")
+_PROBLEMS = _names(StageArguments, without=_OF_ONE_STAGE)
+_SAMPLING = _names(SamplingArguments, VLLMArguments)
+_STEPS = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "padding_free",
+          "sort_by_length", "gradient_checkpointing", "bf16", "max_length", "dataset_num_proc", "use_cpu")  # fmt: skip
+_TRAINING = (
+    *_STEPS, *_names(TOPRArguments, without=_CURATION), "learning_rate", "lr_scheduler_type", "optim",
+    "num_train_epochs", "max_grad_norm", "logging_steps", "save_steps", "save_total_limit", "report_to",
+    "use_peft", "lora_r",
+)  # fmt: skip
+# What the help of a command shows.
+_SHOWN = {
+    "sample": (*_FOLDERS, *_MODEL, *_PROBLEMS, "split", "worker", "iteration", *_SAMPLING),
+    "score": ("input", "output", "task"),
+    "curate": (*_FOLDERS, *_CURATION, "iteration"),
+    "log-mu": (*_FOLDERS, *_MODEL, *_STEPS, *_names(TOPRArguments, without=_CURATION)),
+    "train": (*_FOLDERS, *_MODEL, *_TRAINING, *_CURATION, "iteration"),
+    "evaluate": (*_FOLDERS, "compare", *_MODEL, *_PROBLEMS, *_SAMPLING),
+    "iterate": ("output_dir", "seed", *_names(LoopArguments), *_MODEL, *_PROBLEMS, *_SAMPLING, *_CURATION,
+                *_TRAINING),
+}  # fmt: skip
 
 _NEED_A_MODEL = ("iterate", "sample", "log-mu", "train", "evaluate")
 
@@ -121,3 +167,7 @@ def make_parser(command: str) -> TrlParser:
     # The disk of a long run is bounded by keeping one checkpoint.
     parser.set_defaults(output_dir="topr-run", save_total_limit=1, use_cpu=not torch.accelerator.is_available())
     return parser
+
+
+if __name__ == "__main__":  # accelerate launch -m topr_trl.cli
+    console()
