@@ -367,6 +367,25 @@ def test_rows_that_need_no_log_mu_may_bring_anything(model, tokenizer, rows, tmp
     trainer.train()
 
 
+def test_unpaired_preferences_are_rows(model, tokenizer, tmp_path):
+    # KTO's format as it is, with messages.
+    def says(role, content):
+        return [{"role": role, "content": content}]
+
+    rows = Dataset.from_dict({
+        "prompt": [says("user", "What is 3 + 4?")] * 4,
+        "completion": [says("assistant", answer) for answer in ("7", "8", "Seven.", "No idea.")],
+        "label": [True, False, True, False],
+    })  # fmt: skip
+    trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
+    assert trainer.train_dataset["reward"][:] == [1.0, -1.0, 1.0, -1.0]
+    trainer.train()
+    labels = rows.remove_columns("label")
+    for wrong, found in (([1, 0, 1, 0], "row 0 holds 1"), ([True, None, True, True], "row 1 holds None")):
+        with pytest.raises(ValueError, match=f"`label` must hold true or false; {found}"):
+            OfflineTOPRTrainer(model, config(tmp_path), labels.add_column("label", wrong), processing_class=tokenizer)
+
+
 def test_groups_without_a_difference_are_no_trouble(model, tokenizer, rows, tmp_path):
     # group_mean leaves R = 0 for a problem whose answers are all alike; under tis every other row needs log μ.
     alike = replaced(rows, reward=[-1.0] * 4 + [-1.0, -1.0, -1.0, 1.0])

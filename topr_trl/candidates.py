@@ -5,6 +5,7 @@
 | `prompt` | text, messages or token ids | required |
 | `completion` | text, messages or token ids | required, unless `completion_ids` is there |
 | `reward` | float | required by the trainer; finite |
+| `label` | bool | in the place of `reward`, as in KTO's data sets: true is +1, false -1 |
 | `prompt_ids`, `completion_ids` | token ids | what the sampler really read and wrote, stop token included |
 | `problem_id`, `sample_id` | int | the problem, and the position in its sampling order |
 | `finish_reason` | `"stop"` or `"length"` | whether the response ended by itself |
@@ -43,16 +44,23 @@ def reward_column(dataset: Dataset) -> NDArray[np.float64]:
         (N,) float64.
 
     Raises:
-        ValueError: there is no row, a required column is missing, or a reward is None, NaN, infinite or no number.
+        ValueError: there is no row, a required column is missing, or a reward is None, NaN, infinite or no number (a
+            label no truth value).
     """
-    columns = dataset.column_names
-    if "prompt" not in columns or not {"completion", "completion_ids"} & set(columns) or "reward" not in columns:
+    columns = set(dataset.column_names)
+    if "prompt" not in columns or not {"completion", "completion_ids"} & columns or not {"reward", "label"} & columns:
         raise ValueError(
-            f"Candidate rows need the columns prompt, completion (or completion_ids) and reward; found {columns}. "
-            "Rename them with `dataset.rename_column`, or score the rows first."
+            "Candidate rows need the columns prompt, completion (or completion_ids) and reward (or label); found "
+            f"{dataset.column_names}. Rename them with `dataset.rename_column`, or score the rows first."
         )
     if len(dataset) == 0:
         raise ValueError("The dataset of candidates has no row.")
+    if "reward" not in columns:
+        labels = dataset.with_format(None)["label"][:]
+        wrong = next((i for i, label in enumerate(labels) if not isinstance(label, bool)), None)
+        if wrong is not None:
+            raise ValueError(f"Column `label` must hold true or false; row {wrong} holds {labels[wrong]!r}.")
+        return np.where(labels, 1.0, -1.0)
     rewards = dataset.with_format(None)["reward"][:]
     array = np.empty(len(dataset))
     for i, reward in enumerate(rewards):
