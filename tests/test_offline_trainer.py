@@ -367,6 +367,15 @@ def test_rows_that_need_no_log_mu_may_bring_anything(model, tokenizer, rows, tmp
     trainer.train()
 
 
+def test_the_model_card_tells_of_the_rows(model, tokenizer, rows, tmp_path):
+    args = config(tmp_path, effective_positive_share=0.5, max_steps=1, save_strategy="steps", save_steps=1)
+    OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).train()
+    card = (tmp_path / "README.md").read_text()  # beside the checkpoint
+    assert "| baseline | solved for an effective positive share of 0.5 |" in card
+    assert "| rows | 8 rows, 25.0% positive" in card
+    assert "| steps | 1, learning rate" in card
+
+
 def test_unpaired_preferences_are_rows(model, tokenizer, tmp_path):
     # KTO's format as it is, with messages.
     def says(role, content):

@@ -2,6 +2,7 @@
 
 import textwrap
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,6 +50,32 @@ class TOPRMixin:
             if values and isinstance(values[0], torch.Tensor):  # left on the device until now
                 values[:] = [torch.stack(values).mean().item()]
         super().log(logs, start_time)  # type: ignore[misc]
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """TRL's model card, and what was learned from which rows; see `trl.trainer.base_trainer._BaseTrainer`."""
+        super().create_model_card(*args, **kwargs)  # type: ignore[misc]
+        path = Path(self.args.output_dir) / "README.md"  # type: ignore[attr-defined]
+        if self.is_world_process_zero():  # type: ignore[attr-defined]
+            before, heading, after = path.read_text().partition("### Framework versions")
+            path.write_text(f"{before}{self._how_it_was_trained()}\n\n{heading}{after}")
+
+    def _how_it_was_trained(self) -> str:
+        """A section of the model card."""
+        settings = self.args  # type: ignore[attr-defined]
+        limits = settings.limits
+        share, curated = settings.effective_positive_share, getattr(self, "curated", None)
+        facts = {
+            "truncation limits": f"R >= 0: [{limits.a_pos:g}, {limits.b_pos:g}]; R < 0: [{limits.a_neg:g}, "
+            f"{limits.b_neg:g}] (`{settings.preset}`)",
+            "baseline": f"{settings.baseline}"
+            if share is None
+            else f"solved for an effective positive share of {share:g}",
+            "curation": settings.curation,
+            "rows": "generated while training" if curated is None else str(curated),
+            "ratio": f"{settings.ratio_level}, log μ of the {settings.log_mu}",
+            "steps": f"{self.state.global_step}, learning rate {settings.learning_rate:g}, {settings.optim}",  # type: ignore[attr-defined]
+        }
+        return "\n".join(["| | |", "|---|---|", *(f"| {name} | {fact} |" for name, fact in facts.items())])
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Wait for the other processes: what is written next says that the checkpoint is whole."""
