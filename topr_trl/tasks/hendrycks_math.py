@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, concatenate_datasets, get_dataset_config_names, get_dataset_split_names, load_dataset
+from tqdm.auto import tqdm
 
 from topr_trl.candidates import TABLE_SUFFIXES, read_table
 from topr_trl.rewards import CORRECT, INVALID, Judgement
@@ -87,7 +88,11 @@ def judge(responses: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
     pairs = [(extract_boxed(response), truth) for response, truth in zip(responses, truths, strict=True)]
     # Candidates of a problem often agree: each answer is judged once.
     distinct = list(dict.fromkeys((a, b) for a, b in pairs if a and a != b and max(len(a), len(b)) <= _LONGEST))
-    judged: dict[Any, Any] = dict(zip(distinct, pool().map(distinct), strict=True)) if distinct else {}
+    judged: dict[Any, Any] = {}
+    if distinct:
+        bar = {"desc": "Comparing answers", "unit": "answer", "delay": 5, "leave": False}
+        with tqdm(total=len(distinct), **bar) as progress:
+            judged = dict(zip(distinct, pool().map(distinct, progress.update), strict=True))
     judgements: list[Judgement] = []
     for given, truth in pairs:
         if given is not None and given == truth:
