@@ -145,7 +145,9 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         f"{shown('base', 'accuracy on yes')} % of the right solutions and {shown('base', 'accuracy on no')} % of the "
         "wrong ones (a missing verdict is wrong): a yes says little. Seven solutions of ten are wrong, so the reward "
         "is had more cheaply by saying no more often than by checking better, and scores near 0 throw votes away. A "
-        "base verifier that can check, as an 8B model can, was not made."
+        "base verifier that can check, as an 8B model can, was not made: another one of this size, taught with slips "
+        "of 10 % an equation instead of 25 % (one seed, not kept), was right about 45 and 37 %, and TOPR took its "
+        "accuracy from 40 to 64 % and its weighted SC@32 from 83 to 75 %, at a majority of 83 %."
     )
     return [
         Verdict(
