@@ -21,20 +21,16 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from datasets import Dataset, Features, List, Value, load_dataset
+from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from datasets.fingerprint import generate_random_fingerprint
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
-from trl import apply_chat_template, is_conversational
 
 
 def reward_column(dataset: Dataset) -> NDArray[np.float64]:
@@ -84,128 +80,6 @@ def hash_prompts(prompts: Iterable[Any]) -> NDArray[np.str_]:
     return np.array(
         [hashlib.blake2b(repr(prompt).encode(), digest_size=8).hexdigest() for prompt in prompts], dtype=str
     )
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], int)
-
-
-def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Token ids of a row's prompt and completion.
-
-    Ids in the row are taken as they are. Text is tokenised apart, prompt and completion, and gets the stop token
-    unless `finish_reason` is `"length"`. Messages go through the chat template, which writes its own stop.
-
-    Raises:
-        ValueError: prompt or completion is missing, empty, or neither text, messages nor ids.
-    """
-    prompt = row.get("prompt_ids") or row["prompt"]
-    completion = row.get("completion_ids") or row.get("completion")
-    if not completion:
-        raise ValueError("the completion is empty")
-    if not prompt:
-        raise ValueError("the prompt is empty")
-    kwargs = row.get("chat_template_kwargs") or {}
-    if is_conversational({"prompt": prompt}) and is_conversational({"completion": completion}):
-        text = apply_chat_template({"prompt": prompt, "completion": completion}, tokenizer, row.get("tools"), **kwargs)
-        return tuple(tokenizer(text[key], add_special_tokens=False)["input_ids"] for key in ("prompt", "completion"))
-    if is_conversational({"prompt": prompt}):
-        prompt = apply_chat_template({"prompt": prompt}, tokenizer, row.get("tools"), **kwargs)["prompt"]
-        prompt = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    if isinstance(prompt, str):
-        prompt = tokenizer(prompt)["input_ids"]
-    if isinstance(completion, str):
-        completion = tokenizer(completion, add_special_tokens=False)["input_ids"]
-        if row.get("finish_reason") != "length":
-            completion = [*completion, tokenizer.eos_token_id]
-    if not _is_ids(prompt) or not _is_ids(completion):
-        raise ValueError("prompt and completion must be text, messages (both of them) or token ids")
-    return prompt, completion
-
-
-class MalformedRow(ValueError):
-    """A row that cannot be tokenised.
-
-    Attributes:
-        row (`int`): its place in the dataset.
-    """
-
-    def __init__(self, row: int, why: str) -> None:
-        super().__init__(row, why)
-        self.row, self.why = row, why
-
-
-def tokenize(
-    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, keep: Sequence[str] = (), **map_kwargs: Any
-) -> Dataset:
-    """Rows as the trainer reads them: `input_ids` (prompt and completion), `prompt_length`, and the columns `keep`.
-
-    See `tokenize_row`. A dataset that lies in files is mapped to a file, and found there when it is tokenised again.
-
-    Args:
-        map_kwargs: for `datasets.Dataset.map`.
-
-    Raises:
-        MalformedRow: a row is, see `tokenize_row`.
-    """
-    kept = {name: dataset.features[name] for name in keep}
-    features = Features({**kept, "input_ids": List(Value("int32")), "prompt_length": Value("int32")})
-    map_kwargs.update(features=features, remove_columns=[n for n in dataset.column_names if n not in keep])
-    if _has_ids(dataset, "prompt_ids") and _has_ids(dataset, "completion_ids"):
-        rows = dataset.with_format("arrow").map(
-            _join_ids, batched=True, fn_kwargs={"keep": list(keep), "package": _VERSION}, **map_kwargs
-        )
-    else:
-        rows = dataset.with_format(None).map(
-            _tokenize_for_map, with_indices=True, fn_kwargs={"tokenizer": tokenizer, "package": _VERSION}, **map_kwargs
-        )
-    return rows.with_format(None)
-
-
-def _has_ids(dataset: Dataset, column: str) -> bool:
-    """Whether every row of the table has ids there (also those that are not selected)."""
-    if column not in dataset.column_names:
-        return False
-    ids = dataset.data[column]
-    if not (pa.types.is_list(ids.type) or pa.types.is_large_list(ids.type)):
-        return False
-    shortest = pc.min(pc.list_value_length(ids).fill_null(0)).as_py()
-    return pa.types.is_integer(ids.type.value_type) and bool(shortest)
-
-
-_VERSION = version("topr_trl")  # enters what `datasets` finds again: another version may tokenise otherwise
-
-
-def _join_ids(table: pa.Table, keep: list[str], package: str) -> pa.Table:
-    # Never as Python objects: ids are the bulk of the rows.
-    prompts, completions = (table[name].combine_chunks() for name in ("prompt_ids", "completion_ids"))
-    lengths = np.stack([pc.list_value_length(ids) for ids in (prompts, completions)], axis=1)
-    of_prompt = np.repeat(np.tile([True, False], len(table)), lengths.ravel())
-    values = np.empty(len(of_prompt), dtype=np.int32)
-    values[of_prompt], values[~of_prompt] = _ids(prompts, "prompt_ids"), _ids(completions, "completion_ids")
-    offsets = np.concatenate([[0], lengths.sum(1).cumsum()]).astype(np.int32)
-    joined = {"input_ids": pa.ListArray.from_arrays(offsets, values), "prompt_length": lengths[:, 0].astype(np.int32)}
-    return pa.table({**{name: table[name] for name in keep}, **joined})
-
-
-def _ids(lists: pa.ListArray, name: str) -> NDArray[np.int32]:
-    values = lists.flatten()
-    if values.null_count:
-        raise ValueError(f"Column `{name}` has {values.null_count} ids that are empty (null). Drop those rows.")
-    try:
-        return values.cast(pa.int32()).to_numpy()
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"Column `{name}` holds what is no token id: {error}.") from error
-
-
-def _tokenize_for_map(
-    row: dict[str, Any], index: int, tokenizer: PreTrainedTokenizerBase, package: str
-) -> dict[str, Any]:
-    try:
-        prompt_ids, completion_ids = tokenize_row(row, tokenizer)
-    except ValueError as error:
-        raise MalformedRow(index, str(error)) from None
-    return {"input_ids": prompt_ids + completion_ids, "prompt_length": len(prompt_ids)}
 
 
 def from_table(table: pa.Table) -> Dataset:

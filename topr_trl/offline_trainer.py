@@ -20,7 +20,7 @@ from trl import SFTTrainer
 from trl.trainer.utils import add_fused_lm_head, get_config_model_id
 
 from topr_trl.baseline import FloatArray
-from topr_trl.candidates import MalformedRow, problem_column, reward_column, tokenize
+from topr_trl.candidates import problem_column, reward_column
 from topr_trl.collator import COLUMNS, Collator, unflatten
 from topr_trl.config import OfflineTOPRConfig
 from topr_trl.curation import Curated, compose
@@ -38,6 +38,7 @@ from topr_trl.log_mu import (
 )
 from topr_trl.loss import log_ratios, truncated_weights, weighted_loss
 from topr_trl.step_order import StepsSortedByLength
+from topr_trl.tokenizing import MalformedRow, tokenize
 from topr_trl.trainer_base import TOPRMixin
 
 logger = logging.getLogger(__name__)
