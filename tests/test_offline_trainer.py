@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer, log_mu
 from topr_trl.log_mu import fingerprint
 from topr_trl.loss import topr_loss
+from topr_trl.step_order import StepsSortedByLength
 from topr_trl.tasks import arithmetic
 
 
@@ -109,7 +110,8 @@ def test_log_mu_is_the_same_scored_in_several_parts(tokenizer, rows, tmp_path, m
 def test_rows_may_be_shuffled_before_training(model, tokenizer, rows, tmp_path):
     scored = []
     for shuffle in (False, True):
-        trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
+        args = config(tmp_path / str(shuffle))
+        trainer = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer)
         if shuffle:
             trainer.train_dataset = trainer.train_dataset.shuffle(seed=1)
         trainer.score_log_mu()
@@ -181,20 +183,22 @@ def test_rows_with_no_gradient_are_left_out_and_count(tokenizer, rows, tmp_path,
     # 3 of 8 rows have R = 0; or all of the first micro-batches, which then compute one row each.
     rewards = [0.0] * 3 + [-1.0, 1.0] * 3 if share == 3 else [0.0] * 7 + [-1.0]
     rows = rows.remove_columns("reward").add_column("reward", rewards[:8])
-    weights, logs = [], []
+    weights, logs, losses = [], [], []
     for keep in (True, False):
         model = fresh_model()
         args = config(
             tmp_path, num_train_epochs=2, optim="sgd", learning_rate=0.3, per_device_train_batch_size=2,
             gradient_accumulation_steps=2, sort_by_length=False,
         )  # fmt: skip
-        trainer = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer)
+        trainer = OfflineTOPRTrainer(model, args, rows, rows, processing_class=tokenizer)
         trainer.data_collator.keep_idle = keep
+        losses.append(trainer.evaluate()["eval_loss"])
         trainer.train()
         weights.append(flat(model))
         logs.append([row for row in trainer.state.log_history if "topr/reward" in row])
     assert (weights[0] - flat(fresh_model())).abs().max() > 1e-3
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     same = ("loss", "topr/reward", "topr/positive_share", "topr/weight_mean", "topr/negatives_tapered")
     for kept, left_out in zip(*logs, strict=True):
         assert {name: kept.get(name) for name in same} == pytest.approx({n: left_out.get(n) for n in same}, abs=1e-3)
@@ -322,6 +326,18 @@ def test_peft(model, tokenizer, rows, tmp_path):
     trainer.train()
     assert any(p.abs().sum() > 0 for n, p in trainer.model.named_parameters() if "lora_B" in n)
     assert not any(p.requires_grad for n, p in trainer.model.named_parameters() if "lora" not in n)
+
+
+def test_when_steps_are_sorted(model, moe, tokenizer, rows, tmp_path):
+    def is_sorted(model, **settings):
+        trainer = OfflineTOPRTrainer(model, config(tmp_path, **settings), rows, processing_class=tokenizer)
+        return isinstance(trainer._get_train_sampler(), StepsSortedByLength)
+
+    assert is_sorted(model)
+    assert not is_sorted(moe, router_aux_loss_coef=0.01)  # an auxiliary loss is no sum over rows
+    for plain in ({"sort_by_length": False}, {"padding_free": True}, {"train_sampling_strategy": "sequential"},
+                  {"accelerator_config": {"split_batches": True}}):  # fmt: skip
+        assert not is_sorted(model, **plain)
 
 
 def test_mixture_of_experts(moe, tokenizer, rows, tmp_path):
