@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -74,18 +73,24 @@ def measure(folder: Path, optim: str, checkpointing: bool) -> None:
         ]
     )  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(CARELESS_MODEL)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with allocations() as profile:
         trainer = OfflineTOPRTrainer(str(folder / "model"), args, rows, processing_class=tokenizer)
         trainer.train()
-    trace = folder / f"trace-{args.process_index}.json"
-    profile.export_chrome_trace(str(trace))
-    (folder / f"peak-{args.process_index}").write_text(str(peak_of(json.loads(trace.read_text())["traceEvents"])))
+    peak = peak_of(profile, folder / f"trace-{args.process_index}.json")
+    (folder / f"peak-{args.process_index}").write_text(str(peak))
     trainer.accelerator.wait_for_everyone()
     os._exit(0)  # gloo may hang when it is taken down
 
 
-def peak_of(events: list[dict[str, Any]]) -> int:
-    """Most bytes alive at once."""
+def allocations() -> torch.profiler.profile:
+    """Records PyTorch's allocations on the CPU, for `peak_of`."""
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+
+
+def peak_of(profile: torch.profiler.profile, trace: Path) -> int:
+    """Most bytes alive at once; `trace` is a file to write."""
+    profile.export_chrome_trace(str(trace))
+    events = json.loads(trace.read_text())["traceEvents"]
     alive: dict[int, int] = {}
     now = peak = 0
     for event in sorted((e for e in events if e["name"] == "[memory]"), key=lambda e: e["ts"]):

@@ -32,13 +32,13 @@ from topr_trl import (
     sample_candidates,
     save_candidates,
     score_candidates,
+    settings,
 )
-from topr_trl.candidates import TABLE_SUFFIXES
 from topr_trl.cli import console
 from topr_trl.report import comparison_table, plot_comparison
 from topr_trl.sampling import SamplingArguments
-from topr_trl.settings import loading_of
-from topr_trl.tasks import TASKS, Task, arithmetic
+from topr_trl.settings import StageArguments, loading_of
+from topr_trl.tasks import TASKS, arithmetic
 
 
 @dataclass
@@ -59,17 +59,10 @@ class ScriptArguments:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
 
 
-def load_problems(args: ScriptArguments, task: Task, train: bool) -> Dataset:
-    count = args.num_train_problems if train else args.num_test_problems
-    if args.dataset_name is None:
-        rows = arithmetic.arithmetic_dataset(count or 400, seed=1 if train else 2)
-    else:
-        if args.test_dataset_name is None and args.dataset_name.endswith(TABLE_SUFFIXES):
-            raise ValueError("A file has no test split: name the test problems with --test_dataset_name.")
-        name = args.dataset_name if train else args.test_dataset_name or args.dataset_name
-        rows = task.load(name, "train" if train else "test")
-    shots = task.num_shots if args.num_shots is None else args.num_shots
-    return task.prepare(rows.select(range(min(count or len(rows), len(rows)))), shots)
+def load_problems(args: ScriptArguments, task: str, split: str) -> Dataset:
+    counts = {name: getattr(args, name) or None for name in ("num_train_problems", "num_test_problems")}
+    names = {name: getattr(args, name) for name in ("dataset_name", "test_dataset_name", "num_shots")}
+    return settings.load_problems(StageArguments(task=task, split=split, **names, **counts))
 
 
 def load(name: str, model_args: ModelConfig, device):
@@ -96,8 +89,8 @@ def sample_and_score(
     return load_candidates(directory)
 
 
-def main(task: Task, script_args, sampling, training_args, model_args) -> None:
-    out = Path(training_args.output_dir)
+def main(task_name: str, script_args, sampling, training_args, model_args) -> None:
+    out, task = Path(training_args.output_dir), TASKS[task_name]
     embedded = model_args.model_name_or_path is None
     name = str(arithmetic.CARELESS_MODEL) if embedded else model_args.model_name_or_path
     if script_args.dataset_name is None:
@@ -105,7 +98,7 @@ def main(task: Task, script_args, sampling, training_args, model_args) -> None:
     elif embedded:
         print_once("No --model_name_or_path: the embedded model, which can do nothing but the embedded word problems.")
     model, tokenizer = load(name, model_args, training_args.device)
-    train, test = (load_problems(script_args, task, train) for train in (True, False))
+    train, test = (load_problems(script_args, task_name, split) for split in ("train", "test"))
     eval_sampling = SamplingArguments(**{**vars(sampling), "num_candidates": script_args.eval_samples})
     seed, peft_config, results = training_args.seed, get_peft_config(model_args), {}
 
@@ -157,7 +150,7 @@ def run(task: str, output_dir: str, arguments: list[str]) -> None:
     if not any(arg.startswith(("--model_name_or_path", "--config")) for arg in arguments):
         parser.set_defaults_with_config(**arithmetic.CARELESS_SETTINGS, save_strategy="no")
     script_args, *others = parser.parse_args_and_config(arguments)
-    main(TASKS["gsm8k" if script_args.dataset_name is None else task], script_args, *others)
+    main("gsm8k" if script_args.dataset_name is None else task, script_args, *others)
 
 
 if __name__ == "__main__":

@@ -52,8 +52,8 @@ class ScriptArguments(gsm8k.ScriptArguments):
 
 def main(script_args, sampling, training_args, model_args) -> None:
     out, seed, n = Path(training_args.output_dir), training_args.seed, script_args.eval_samples
-    task = TASKS["gsm8k" if script_args.dataset_name is None else script_args.task]
-    problems = {split: gsm8k.load_problems(script_args, task, split == "train") for split in ("train", "test")}
+    name = "gsm8k" if script_args.dataset_name is None else script_args.task
+    task, problems = TASKS[name], {s: gsm8k.load_problems(script_args, name, s) for s in ("train", "test")}
 
     def solve(split: str, solver, solver_tokenizer) -> Dataset:
         count = n if split == "test" else script_args.num_solutions

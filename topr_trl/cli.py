@@ -100,10 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def print_help(command: str, everything: bool) -> None:
     """The settings that matter to a command, or all that it takes."""
     parser = make_parser(command)
-    parser.usage, parser.description = (
-        f"topr {command} [--config FILE] [settings]",
-        COMMANDS[command].capitalize() + ".",
-    )
+    parser.usage = f"topr {command} [--config FILE] [settings]"
+    parser.description = f"{COMMANDS[command].capitalize()}."
     if not everything:
         parser.epilog = "All other settings of TRL are taken too: --help_all lists them."
         for action in parser._actions:

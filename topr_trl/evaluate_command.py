@@ -39,7 +39,8 @@ def evaluate_command(settings: Settings) -> None:
         stages.run("sample", _of(settings, output=str(source), compare=None))
     source = _scored(settings, source, into)
     stages.run("evaluate", _of(settings, input=str(source), compare=None if second is None else str(second)))
-    print(f"{(out / stages.REPORT).read_text()}\nOf the rows in {source}. Tables, JSON and a picture are in {out}/")
+    tables = (out / stages.REPORT).read_text()
+    print(f"{tables}\nOf the rows in {source}. Tables, JSON and a picture are in {out}/", flush=True)
 
 
 def _names(settings: Settings, source: Path | None, second: Path) -> list[str]:

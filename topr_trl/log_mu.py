@@ -184,7 +184,7 @@ def _score(
     batch_size: int,
     progress: Any,
 ) -> list[list[float]]:
-    order = np.argsort(-np.array([len(ids) for ids in dataset["input_ids"]]), kind="stable")
+    order = np.argsort(-lengths_of(dataset), kind="stable")
     loader = DataLoader(dataset.select(order), batch_size=batch_size, collate_fn=collate)
     loader = accelerator.prepare_data_loader(loader)
     scored: list[list[float]] = []

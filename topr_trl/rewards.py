@@ -42,13 +42,13 @@ def score_candidates(rows: Dataset, judge: Judge, description: str = "Judging") 
         ValueError: a completion or an answer is missing, or something else than text.
     """
     judgements: list[Judgement] = []
-    texts = [text_of(completion, i) for i, completion in enumerate(rows["completion"])]
-    answers = text_column(rows, "answer")
+    answers, completions = text_column(rows, "answer"), rows.select_columns(["completion"])
     with tqdm(total=len(rows), desc=description, unit="row", delay=5) as progress:
         for start in range(0, len(rows), _AT_ONCE):
-            end = min(start + _AT_ONCE, len(rows))
-            judgements += judge(texts[start:end], answers[start:end])
-            progress.update(end - start)
+            part = completions[start : start + _AT_ONCE]["completion"]
+            texts = [text_of(completion, i) for i, completion in enumerate(part, start)]
+            judgements += judge(texts, answers[start : start + _AT_ONCE])
+            progress.update(len(texts))
     verdicts = [verdict for verdict, _ in judgements]
     # A shard in which nothing is valid must have the same type as the others.
     rows = rows.add_column("extracted", [answer for _, answer in judgements], feature=Value("string"))

@@ -1,6 +1,5 @@
 """Runs of trainers in turn, so that what else the machine does hits all of them alike."""
 
-import json
 import os
 import tempfile
 import time
@@ -13,7 +12,7 @@ import torch
 from transformers import TrainerCallback
 from trl.kernels import chunked_logprob
 
-from benchmarks.memory import peak_of
+from benchmarks.memory import allocations, peak_of
 from benchmarks.performance.work import Build, Case, offline_topr
 from topr_trl import offline_trainer
 
@@ -61,19 +60,9 @@ def peak_memory(build: Build, case: Case) -> int:
             torch.cuda.reset_peak_memory_stats()
             build(case, folder, []).train()
             return torch.cuda.max_memory_allocated()
-        with _allocations() as profile:
+        with allocations() as profile:
             build(case, folder, []).train()
-        return _peak(profile, folder)
-
-
-def _allocations() -> Any:
-    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
-
-
-def _peak(profile: Any, folder: str) -> int:
-    trace = Path(folder) / "trace.json"
-    profile.export_chrome_trace(os.fspath(trace))
-    return peak_of(json.loads(trace.read_text())["traceEvents"])
+        return peak_of(profile, Path(folder) / "trace.json")
 
 
 def scoring_seconds(build: Build, case: Case) -> float:
@@ -113,8 +102,8 @@ def scoring_peak(case: Case) -> dict[str, int]:
             "with logits": lambda: trainer.model(**tokens).logits[:, :-1].float().log_softmax(-1).gather(-1, targets),
         }
         for name, forward in passes.items():
-            with torch.no_grad(), _allocations() as profile:
+            with torch.no_grad(), allocations() as profile:
                 forward()
-            found[name] = _peak(profile, folder)
+            found[name] = peak_of(profile, Path(folder) / "trace.json")
     chunked_logprob.TOKEN_CHUNK_SIZE = usual
     return found
