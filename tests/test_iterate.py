@@ -35,7 +35,7 @@ def start(out, **more):
     return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
 
-@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name != "plan"])
+@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name not in cli._AT_ONCE])
 def test_help_shows_what_matters(command, capsys):
     cli.main([command, "--help"])
     short = capsys.readouterr().out
@@ -153,7 +153,9 @@ def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
     for a, b in zip(one, two, strict=True):
         assert (a is None) == (b is None)
         assert a is None or a == pytest.approx(b, abs=1e-4)
-    history, other = (json.loads((run / "iteration-1/model/log_history.json").read_text()) for run in (whole, out))
+    history, other = (
+        json.loads((run / "iteration-1/model/trainer_state.json").read_text())["log_history"] for run in (whole, out)
+    )
     assert other[-1]["epoch"] == history[-1]["epoch"]
     # Sums in another order, and Adam's first steps magnify it where gradients are tiny.
     assert difference_of_weights(whole, out) < 2e-4

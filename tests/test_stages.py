@@ -165,7 +165,7 @@ def test_log_mu_train_evaluate(scored, tmp_path, model):
     stages.run("train", settings(tmp_path / "model", tmp_path / "log_mu"))
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     assert fingerprint(trained) != fingerprint(model)
-    assert json.loads((tmp_path / "model" / "log_history.json").read_text())
+    assert json.loads((tmp_path / "model" / "trainer_state.json").read_text())["log_history"]
 
     now = settings(tmp_path / "candidates", model=str(tmp_path / "model"))
     now.stage.split = "test"

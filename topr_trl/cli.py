@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -19,6 +20,7 @@ from topr_trl.config import OfflineTOPRConfig, TOPRArguments
 from topr_trl.evaluate_command import evaluate_command
 from topr_trl.iterate import LoopArguments, StageFailed, end_with_the_loop, iterate
 from topr_trl.plan import PlanArguments, describe
+from topr_trl.run_page import PlotArguments, plot_command
 from topr_trl.sampling import SamplingArguments
 from topr_trl.settings import Settings, StageArguments
 from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
@@ -33,6 +35,12 @@ COMMANDS = {
     "train": "train on the rows",
     "plan": "memory of a GPU and time of a step, before anything is started",
     "evaluate": "pass@k, maj@k and more of a model or of candidates, alone or beside another run",
+    "plot": "a run, finished or not, as one HTML page: evaluations, curves, rows by weight",
+}
+# Commands that start nothing: what they take, and what they do.
+_AT_ONCE: dict[str, tuple[type, Callable[[Any], None]]] = {
+    "plan": (PlanArguments, lambda args: print(describe(args))),
+    "plot": (PlotArguments, plot_command),
 }
 
 
@@ -79,8 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.parse_args(arguments[:1])
     command, given = arguments[0], arguments[1:]
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    if command == "plan":
-        print(describe(*TrlParser(PlanArguments, prog="topr plan").parse_args_and_config(given)))
+    if command in _AT_ONCE:
+        of_command, carry_out = _AT_ONCE[command]
+        carry_out(*TrlParser(of_command, prog=f"topr {command}").parse_args_and_config(given))
         return
     if {"-h", "--help", "--help_all"} & set(given):
         print_help(command, everything="--help_all" in given)

@@ -145,7 +145,11 @@ def iterate(loop: LoopArguments, settings: Settings, arguments: list[str]) -> No
             path.parent.parent.parent.name: Evaluation.from_dict(json.loads(path.read_text()))
             for path in [step.output / "evaluation.json" for step in steps if step.stage == "evaluate"]
         }
-        print(f"\n{comparison_table(results)}\n\nModels, candidates and results are in {out}/", flush=True)
+        print(
+            f"\n{comparison_table(results)}\n\nModels, candidates and results are in {out}/; "
+            f"topr plot --input {out} draws them.",
+            flush=True,
+        )
 
 
 def check(loop: LoopArguments, settings: Settings) -> None:

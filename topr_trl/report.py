@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
 from topr_trl.comparison import Difference, compare
 from topr_trl.evaluation import Evaluation, evaluate_in_full
@@ -119,7 +120,7 @@ def _write_json(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, indent=1))
 
 
-def plot_comparison(evaluations: Mapping[str, Evaluation], path: str | Path) -> None:
+def plot_comparison(evaluations: Mapping[str, Evaluation], path: str | Path | IO[bytes]) -> None:
     """Accuracies with their intervals, and shares of correct, incorrect and invalid answers, as a PNG or SVG.
 
     Raises:

@@ -220,9 +220,9 @@ def train(settings: Settings) -> Made:
         else:
             for path in (work / "final").iterdir():
                 path.replace(folder / path.name)
-        (folder / "log_history.json").write_text(json.dumps(trainer.state.log_history, indent=1))
-        if (work / "runs").is_dir():  # TensorBoard's
-            shutil.copytree(work / "runs", folder / "runs", dirs_exist_ok=True)
+        for name in ("trainer_state.json", "completions", "runs"):  # the log, its rows, TensorBoard's
+            if (work / name).exists():
+                (shutil.copytree if (work / name).is_dir() else shutil.copyfile)(work / name, folder / name)
     return len(trainer.train_dataset), {}
 
 

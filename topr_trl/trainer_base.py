@@ -41,6 +41,13 @@ class TOPRMixin:
         super().__init__(*args, **kwargs)
         _warn_if_updates_vanish(self.model, self.is_deepspeed_enabled)  # type: ignore[attr-defined]
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train; what was logged is in `output_dir/trainer_state.json` afterwards, however it ends."""
+        try:
+            return super().train(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.save_state()  # type: ignore[attr-defined]
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the metrics of `topr_trl.metrics.describe` to what TRL logs."""
         mode = "train" if self.model.training else "eval"  # type: ignore[attr-defined]

@@ -1,0 +1,218 @@
+"""A run as one HTML page that needs no server and no account: evaluations, curves, rows by weight."""
+
+import base64
+import io
+import json
+import re
+from dataclasses import dataclass, field
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from topr_trl import manifest
+from topr_trl.curves import PANELS, draw, has, last_step
+from topr_trl.evaluation import Evaluation
+from topr_trl.report import comparison_table, plot_comparison
+
+STATE = "trainer_state.json"
+# Rows of the last logs that are looked through, and of each kind that is shown.
+_RECENT_ROWS = 2_000
+_SHOWN_ROWS = 5
+_LONG = 400  # characters of a text that are shown before it is folded
+
+
+@dataclass
+class PlotArguments:
+    """What `topr plot` reads and writes.
+
+    Parameters:
+        input (`str`): `output_dir` of a trainer, or of the loop; finished or not.
+        output (`str`, *optional*): The page; default: `report.html` in the input.
+    """
+
+    input: str = field(metadata={"help": "output_dir of a trainer or of topr iterate, finished or not."})
+    output: str | None = field(default=None, metadata={"help": "The page. Default: report.html in the input."})
+
+
+@dataclass
+class Run:
+    """What a run has left on disk.
+
+    Attributes:
+        name: of its folder.
+        histories: `log_history` of its trainings, by name, in order.
+        rows: completions that the last training has logged last, with `weight` and the like; or None.
+        evaluations: of the loop's models on the test problems, by name, in order.
+    """
+
+    name: str
+    histories: dict[str, list[dict[str, Any]]]
+    rows: pa.Table | None
+    evaluations: dict[str, Evaluation]
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of all trainings."""
+        return sum(map(last_step, self.histories.values()))
+
+
+def plot_command(args: PlotArguments) -> None:
+    """Read a run, write its page, say where it is.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or it has nothing to show.
+        ImportError: the extra `plots` is not installed.
+    """
+    for package in ("matplotlib", "jinja2"):
+        if find_spec(package) is None:
+            raise ImportError(f"topr plot needs {package}: pip install topr_trl[plots].")
+    run = read_run(Path(args.input))
+    path = Path(args.output or Path(args.input) / "report.html")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page = render(run)
+    path.write_text(page, encoding="utf-8")
+    rows = run.rows.num_rows if run.rows else 0
+    print(f"{path}: {run.steps} optimiser steps, {len(run.evaluations)} evaluations, {rows} logged rows")
+
+
+def read_run(folder: Path) -> Run:
+    """What there is of a trainer's `output_dir`, or of the loop's.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or neither a log nor an evaluation in it.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no folder {folder} (--input).")
+    iterations = sorted(folder.glob("iteration-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    trainings = {path.name: path / "model" for path in iterations} or {folder.name: folder}
+    histories = {name: history for name, path in trainings.items() if (history := _history(path))}
+    tests = {path.name: path / "test" / "results" for path in (folder / "base", *iterations)} | {folder.name: folder}
+    evaluations = {
+        name: Evaluation.from_dict(json.loads(path.read_text()))
+        for name, results in tests.items()
+        if (path := results / "evaluation.json").is_file()
+    }
+    if not histories and not evaluations:
+        raise FileNotFoundError(
+            f"{folder} has neither {STATE} nor evaluation.json: name the output_dir of a trainer or of topr iterate. A "
+            "run that has just begun writes the first at its first checkpoint."
+        )
+    rows = [found for path in trainings.values() if (found := _logged_rows(path)) is not None]
+    return Run(folder.resolve().name, histories, rows[-1] if rows else None, evaluations)
+
+
+def _places(training: Path) -> tuple[Path, Path]:
+    """Where a trainer's files are: in its output_dir, and under way in a stage of the loop."""
+    return training, training / manifest.WORK
+
+
+def _history(training: Path) -> list[dict[str, Any]]:
+    """The longest log of a training: of its end, or of its last checkpoint."""
+    found = [path for place in _places(training) for path in (place / STATE, *place.glob(f"checkpoint-*/{STATE}"))]
+    histories = [_load(path) for path in found]
+    return max(histories, key=last_step, default=[])
+
+
+def _load(path: Path) -> list[dict[str, Any]]:
+    try:
+        history: list[dict[str, Any]] = json.loads(path.read_text())["log_history"]
+    except (OSError, ValueError, KeyError):  # not there, or a trainer is writing it
+        return []
+    return history
+
+
+def _logged_rows(training: Path) -> pa.Table | None:
+    """The rows that were logged last, with the column `weight`; None if there are none."""
+    tables: list[pa.Table] = []
+    paths = sorted(
+        (p for place in _places(training) for p in place.glob("completions/completions_*.parquet")), key=_step
+    )
+    for path in reversed(paths):
+        try:
+            table = pq.read_table(path)
+        except (OSError, pa.ArrowInvalid):  # torn
+            continue
+        if "weight" in table.column_names:
+            tables.append(table)
+        if sum(table.num_rows for table in tables) >= _RECENT_ROWS:
+            break
+    return pa.concat_tables(tables, promote_options="permissive").slice(0, _RECENT_ROWS) if tables else None
+
+
+def _step(path: Path) -> int:
+    return int(re.sub(r"\D", "", path.stem) or 0)
+
+
+@dataclass
+class Kind:
+    """Rows of one kind, for the page."""
+
+    title: str
+    rows: list[dict[str, Any]]
+
+
+def kinds_of(rows: pa.Table) -> list[Kind]:
+    """Rows worth a look: negatives that push most and least, positives that are likeliest and least likely."""
+    columns = {name: rows[name].to_pylist() for name in rows.column_names}
+    number = {name: np.array([np.nan if x is None else x for x in columns[name]], dtype=float)
+              for name in ("advantage", "weight", "log_ratio") if name in columns}  # fmt: skip
+    rewards, weights = number["advantage"], number["weight"]
+    ratios = number.get("log_ratio", np.full(len(weights), np.nan))
+    negative, positive = np.flatnonzero(rewards < 0), np.flatnonzero(rewards > 0)
+    by_weight = negative[np.argsort(-weights[negative], kind="stable")]
+    by_ratio = positive[np.argsort(-ratios[positive], kind="stable")]
+    by_ratio = by_ratio[~np.isnan(ratios[by_ratio])]
+    chosen = {
+        "Negatives that weigh most": by_weight[:_SHOWN_ROWS],
+        "Negatives that are tapered most": by_weight[_SHOWN_ROWS:][::-1][:_SHOWN_ROWS],
+        "Positives that became likeliest": by_ratio[:_SHOWN_ROWS],
+        "Positives that became least likely": by_ratio[_SHOWN_ROWS:][::-1][:_SHOWN_ROWS],
+    }
+    if len(by_ratio) == 0:  # their ratio is not needed, so it may not be known
+        chosen["Positives"] = positive[:_SHOWN_ROWS]
+    return [
+        Kind(title, [{name: values[i] for name, values in columns.items()} for i in places.tolist()])
+        for title, places in chosen.items()
+        if len(places)
+    ]
+
+
+def render(run: Run) -> str:
+    """The page. Texts of rows are escaped: they are a model's, or a user's."""
+    from jinja2 import Environment
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["number"] = _number
+    template = environment.from_string(files("topr_trl").joinpath("run_page.html").read_text("utf-8"))
+    panels = [panel for panel in PANELS if any(has(panel, history) for history in run.histories.values())]
+    accuracy = io.BytesIO()
+    if run.evaluations:
+        plot_comparison(run.evaluations, accuracy)
+    return template.render(
+        run=run,
+        table=comparison_table(run.evaluations) if run.evaluations else None,
+        accuracy=_source(accuracy.getvalue(), "png"),
+        panels=[(panel, _source(_svg(draw(panel, run.histories)), "svg+xml")) for panel in panels],
+        kinds=kinds_of(run.rows) if run.rows is not None else [],
+        long=_LONG,
+    )
+
+
+def _svg(figure: Any) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format="svg", metadata={"Date": None})
+    return content.getvalue()
+
+
+def _source(picture: bytes, kind: str) -> str:
+    """A picture inside the page, for `src`."""
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None or value != value else f"{value:.3g}"
