@@ -12,6 +12,7 @@ from topr_trl.plots import COLOURS
 # More points than this are drawn pale, under their running mean.
 _MOST_POINTS = 200
 _WINDOW = 25
+_LINES = tuple(zip(COLOURS, ("-", "--", ":"), strict=False))
 
 
 @dataclass
@@ -100,11 +101,11 @@ def draw(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
     axes: Any = figure.subplots()
     start, seen = 0, set()
     for name, history in histories.items():
-        for colour, (label, names) in zip(COLOURS, panel.lines.items(), strict=False):
+        for look, (label, names) in zip(_LINES, panel.lines.items(), strict=False):
             steps, values = series(history, names)
             if len(steps) == 0:
                 continue
-            _line(axes, steps + start, values, colour, None if label in seen else label)
+            _line(axes, steps + start, values, look, None if label in seen else label)
             seen.add(label)
         if panel.band is not None:
             low, high = (series(history, [border]) for border in panel.band)
@@ -128,12 +129,12 @@ def draw(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
     return figure
 
 
-def _line(axes: Any, steps: NDArray[Any], values: NDArray[Any], colour: str, label: str | None) -> None:
+def _line(axes: Any, steps: NDArray[Any], values: NDArray[Any], look: tuple[str, str], label: str | None) -> None:
+    colour, style = look
     many = len(steps) > _MOST_POINTS
     if many:
         axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.25)
         window = np.ones(_WINDOW)
         values = np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
-    axes.plot(
-        steps, values, color=colour, linewidth=1.6, label=label, marker="o" if len(steps) < 15 else None, markersize=3
-    )
+    marker = "o" if len(steps) < 15 else None
+    axes.plot(steps, values, style, color=colour, linewidth=1.6, label=label, marker=marker, markersize=3)

@@ -129,7 +129,7 @@ def plot_comparison(evaluations: Mapping[str, Evaluation], path: str | Path | IO
     from matplotlib.figure import Figure
 
     names, runs = list(evaluations), list(evaluations.values())
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
     accuracy, shares = figure.subplots(1, 2)
     labels = [f"pass@{k}" for k in runs[0].pass_at] + [f"maj@{k}" for k in runs[0].maj_at]
     for label in labels:
@@ -140,7 +140,7 @@ def plot_comparison(evaluations: Mapping[str, Evaluation], path: str | Path | IO
     accuracy.set(ylabel="accuracy (%)", ylim=(0, 100), title="Test accuracy")
     accuracy.margins(x=0.15)
     accuracy.grid(axis="y", alpha=0.3)
-    accuracy.legend(frameon=False)
+    accuracy.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     bottom = [0.0] * len(runs)
     for share, colour in zip(runs[0].shares, ("#2a9d8f", "#e9c46a", "#d1495b"), strict=True):
         values = [100 * run.shares[share] for run in runs]
