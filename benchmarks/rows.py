@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +50,14 @@ class Rows:
         # A response may be empty where the model stops at once; there is nothing to learn from no token.
         rows = rows[np.array([len(response) > 0 for response in rows.responses]).nonzero()[0]]
         return rows.scored_by(model)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `torch.load(weights_only=True)` reads: lists and tensors."""
+        return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> "Rows":
+        return cls(**{name: v.numpy() if isinstance(v, Tensor) else v for name, v in saved.items()})
 
     def __len__(self) -> int:
         return len(self.prompts)

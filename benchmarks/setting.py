@@ -102,15 +102,15 @@ def sample(model: PreTrainedModel, task: str, questions: Dataset, count: int, se
 def candidates(task: str, profile: Profile, seed: int, count: int | None = None) -> Rows:
     """What the base model wrote on the training problems of this seed; sampled once and kept in the cache."""
     count = count or profile.candidates
-    path = CACHE / f"{model_hash(task)}-{profile.problems}x{count}-seed{seed}.pt"
+    path = CACHE / f"{model_hash(task)}-{profile.problems}x{count}-seed{seed}.rows"
     if not path.exists():
         model = base_model(task)
         rows = Rows.of(sample(model, task, problems(task, profile.problems, 100 + seed), count, seed), model)
         CACHE.mkdir(exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=CACHE, delete=False) as file:
-            torch.save(rows, file)
+            torch.save(rows.to_dict(), file)
         os.replace(file.name, path)  # another worker may have made the same: whole either way
-    return torch.load(path, weights_only=False)
+    return Rows.from_dict(torch.load(path, weights_only=True))
 
 
 def epoch_rows(task: str, profile: Profile, seed: int) -> tuple[Rows, Rows]:

@@ -5,46 +5,171 @@ A release that moves one of them fails here first, and says which.
 
 import ast
 import inspect
+import re
 import textwrap
+from functools import lru_cache
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
+import trl
 from accelerate.data_loader import SeedableRandomSampler
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trl.trainer import utils
 
-from topr_trl import config, offline_trainer, trainer
+from topr_trl import config, offline_trainer, trainer, trainer_base
+
+# Every method of theirs that ours override, extend or call, with its parameters (`...`: others may follow, they are
+# handed on), and what for.
+HOOKS = {
+    GRPOTrainer: {
+        "_tokenize_prompts": (["prompts"], "refuses prompts that do not fit"),
+        "_calculate_rewards": (["inputs", "prompts", "completions", "completion_ids_list", ...], "keeps raw rewards"),
+        "_generate_and_score_completions": (["inputs"], "R and curation of a generation batch"),
+        "_compute_loss": (["model", "inputs"], "the batch whose weights are to be put in"),
+        "_get_per_token_logps_and_entropies": (
+            ["model", "input_ids", "attention_mask", "logits_to_keep", ...], "puts w · R into the batch"),
+        "_save_rng_state": (["output_dir"], "waits for the other processes"),
+        "create_model_card": (["model_name", "dataset_name", "tags"], "adds how it was trained"),
+        "log": (["logs", "start_time"], "adds metrics of rows, drops those of clipping"),
+        "is_world_process_zero": ([], "who writes the model card"),
+    },
+    SFTTrainer: {
+        "_prepare_dataset": (["dataset", "processing_class", "args", "packing", "formatting_func", "dataset_name"],
+                             "baseline, curation and tokens of rows"),
+        "_set_signature_columns_if_needed": ([], "keeps the columns that the loss reads"),
+        "compute_loss": (["model", "inputs", "return_outputs", "num_items_in_batch"], "Algorithm 1"),
+        "prediction_step": (["model", "inputs", "prediction_loss_only", "ignore_keys"], "loss of evaluation rows"),
+        "evaluate": (["eval_dataset", "ignore_keys", "metric_key_prefix"], "log μ of evaluation rows"),
+        "train": (["resume_from_checkpoint", ...], "plans what log μ is to be scored"),
+        "_get_num_items_in_batch": (["batch_samples", "device"], "counts rows instead of tokens"),
+        "_get_train_sampler": (["train_dataset"], "sorts the rows of a step by length"),
+        "get_total_train_batch_size": (["args"], "rows of a step"),
+        "add_callback": (["callback"], "scores log μ when training begins"),
+        "_save_rng_state": (["output_dir"], "waits for the other processes"),
+        "create_model_card": (["model_name", "dataset_name", "tags"], "adds how it was trained"),
+        "log": (["logs", "start_time"], "adds metrics of rows"),
+        "is_world_process_zero": ([], "who writes the model card"),
+    },
+}  # fmt: skip
+
+# Every attribute of theirs that ours read or set, and what for.
+ATTRIBUTES = {
+    GRPOTrainer: {
+        "_logs": "R in the table of completions", "_metrics": "metrics of rows", "accelerator": "other processes",
+        "is_deepspeed_enabled": "warns of half precision", "loss_type": "the loss that carries w · R",
+        "model": "context, train or eval", "num_generations": "problems of a generation batch",
+        "num_generations_eval": "the same in evaluation", "reward_func_names": "names what returned infinity",
+        "reward_weights": "sums the rewards", "state": "seed of curation",
+    },
+    SFTTrainer: {
+        "_metrics": "metrics of rows", "_signature_columns": "columns for the loss", "accelerator": "other processes",
+        "aux_loss_enabled": "mixtures of experts", "current_gradient_accumulation_steps": "scale of the auxiliary loss",
+        "data_collator": "wrapped", "is_deepspeed_enabled": "when log μ is scored",
+        "is_fsdp_enabled": "when log μ is scored", "is_in_train": "when log μ is scored",
+        "model": "context, train or eval", "model_wrapped": "scores log μ",
+        "padding_free": "shape of log π", "processing_class": "tokens of rows",
+        "router_aux_loss_coef": "mixtures of experts", "state": "whether the weights are still those of the start",
+    },
+}  # fmt: skip
+
+# Of the batch that GRPO's loss gets.
+KNOWN_KEYS = {
+    "prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "pixel_values", "image_grid_thw",
+    "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes", "token_type_ids",
+    "mm_token_type_ids", "image_position_ids", "advantages", "old_per_token_logps", "sampling_per_token_logps",
+    "ref_per_token_logps", "importance_sampling_ratio", "num_items_in_batch",
+}  # fmt: skip
+
+OURS = {GRPOTrainer: trainer.TOPRTrainer, SFTTrainer: offline_trainer.OfflineTOPRTrainer}
+RELEASES = f"TRL {trl.__version__}, transformers {transformers.__version__}"
 
 
+@lru_cache
 def source(function):
     return textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
 
 
-@pytest.mark.parametrize(
-    ("owner", "method", "parameters"),
-    [
-        (GRPOTrainer, "_calculate_rewards", ["inputs", "prompts", "completions", "completion_ids_list"]),
-        (GRPOTrainer, "_generate_and_score_completions", ["inputs"]),
-        (GRPOTrainer, "_compute_loss", ["model", "inputs"]),
-        (GRPOTrainer, "_get_per_token_logps_and_entropies", ["model", "input_ids", "attention_mask", "logits_to_keep"]),
-        (GRPOTrainer, "_tokenize_prompts", ["prompts"]),
-        (GRPOTrainer, "log", ["logs", "start_time"]),
-        (SFTTrainer, "_prepare_dataset",
-         ["dataset", "processing_class", "args", "packing", "formatting_func", "dataset_name"]),
-        (SFTTrainer, "_set_signature_columns_if_needed", []),
-        (SFTTrainer, "compute_loss", ["model", "inputs", "return_outputs", "num_items_in_batch"]),
-        (SFTTrainer, "prediction_step", ["model", "inputs", "prediction_loss_only", "ignore_keys"]),
-        (Trainer, "_get_num_items_in_batch", ["batch_samples", "device"]),
-        (Trainer, "_get_train_sampler", ["train_dataset"]),
-        (Trainer, "get_total_train_batch_size", ["args"]),
-        (Trainer, "_save_rng_state", ["output_dir"]),
-    ],
-)  # fmt: skip
-def test_overridden_method(owner, method, parameters):
-    assert hasattr(owner, method), f"{owner.__name__}.{method} is gone"
+@pytest.mark.parametrize(("owner", "method"), [(owner, name) for owner, hooks in HOOKS.items() for name in hooks])
+def test_hook(owner, method):
+    expected, what_for = HOOKS[owner][method]
+    where = f"{owner.__name__}.{method}, on which {OURS[owner].__name__} stands ({what_for}),"
+    assert hasattr(owner, method), f"{where} is gone in {RELEASES}."
     found = list(inspect.signature(inspect.unwrap(getattr(owner, method))).parameters)[1:]
-    assert found[: len(parameters)] == parameters, f"{owner.__name__}.{method} takes {found}"
+    named = expected[:-1] if expected[-1:] == [...] else expected
+    same = found[: len(named)] == named and (named is not expected or len(found) == len(named))
+    assert same, f"{where} took {', '.join(map(str, expected))}; in {RELEASES} it takes {', '.join(found)}."
+
+
+@pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, names in ATTRIBUTES.items() for name in names])
+def test_attribute(owner, name):
+    classes = [source(cls) for cls in inspect.getmro(owner) if cls.__module__.startswith(("trl.", "transformers."))]
+    is_set = re.compile(rf"self\.{name}\b[^=\n]* = |^    def {name}\(|^    {name}\b.* = ", re.MULTILINE)
+    assert any(is_set.search(text) for text in classes), (
+        f"{owner.__name__} has no {name} in {RELEASES}; {OURS[owner].__name__} uses it ({ATTRIBUTES[owner][name]})."
+    )
+
+
+def uses(owner):
+    """What our trainer overrides, calls, reads and sets of theirs."""
+    own = [OURS[owner], trainer_base.TOPRMixin, *([offline_trainer._ScoreLogMu] if owner is SFTTrainer else [])]
+    defined = {name for cls in own for name in vars(cls)}
+    read, made = set(), set()
+    for node in (node for cls in own for node in ast.walk(ast.parse(source(cls)))):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "self.trainer", "super()"):
+            (made if isinstance(node.ctx, ast.Store) else read).add(node.attr)
+    theirs = "".join(source(cls) for cls in inspect.getmro(owner)[:-1])
+    overridden = {name for name in defined if hasattr(owner, name)}
+    set_by_both = {name for name in made if f"self.{name} = " in theirs}
+    used = (read - made - defined) | overridden | set_by_both
+    return {name for name in used if not name.startswith("__")}
+
+
+@pytest.mark.parametrize("owner", OURS)
+def test_nothing_of_theirs_is_used_that_is_not_listed_here(owner):
+    documented = {"args", "train_dataset", "eval_dataset", "_tag_names", "_name", "_paper"}
+    unlisted = uses(owner) - set(HOOKS[owner]) - set(ATTRIBUTES[owner]) - documented
+    assert not unlisted, f"{OURS[owner].__name__} uses {unlisted} of {owner.__name__}: add them to HOOKS or ATTRIBUTES."
+
+
+@pytest.mark.parametrize("owner", OURS)
+def test_nothing_is_listed_here_that_is_not_used(owner):
+    assert set(HOOKS[owner]) | set(ATTRIBUTES[owner]) <= uses(owner)
+
+
+@pytest.mark.parametrize(
+    ("owner", "text", "what_for"),
+    [
+        (GRPOTrainer, "sampling/sampling_logp_difference/mean", "warns of a sampler that is far from the trainer"),
+        (GRPOTrainer, "clip_ratio/", "drops the metrics of GRPO's clipping"),
+        (GRPOTrainer, 'self._logs["advantages"]', "shows R in the table of completions"),
+    ],
+)
+def test_name_in_their_source(owner, text, what_for):
+    assert text in source(owner), f"{owner.__name__} has no {text} in {RELEASES}; topr_trl {what_for}."
+
+
+def test_model_card_has_the_heading_that_ours_goes_before():
+    template = (Path(trl.__file__).parent / "templates" / "lm_model_card.md").read_text()
+    assert "### Framework versions" in template
+
+
+def test_generation_batch_keys():
+    # Those with a value for each token lose the padding of others in `TOPRTrainer._trim_padding`: is a new one such?
+    keys = set()
+    for node in ast.walk(ast.parse(source(GRPOTrainer._generate_and_score_completions))):
+        if (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == "output"
+            and isinstance(node.value, ast.Dict)
+        ):
+            keys |= {key.value for key in node.value.keys}
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "output" and isinstance(node.ctx, ast.Store):
+            keys.add(node.slice.value)
+    assert keys
+    assert keys <= KNOWN_KEYS, f"new in the generation batch of {RELEASES}: {keys - KNOWN_KEYS}"
 
 
 def test_grpo_loss_reads_the_signal_after_its_forward():
@@ -65,23 +190,8 @@ def test_grpo_loss_keys():
         or (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get"
             and isinstance(node.func.value, ast.Name) and node.func.value.id == "inputs")
     }  # fmt: skip
-    known = {
-        "prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "pixel_values", "image_grid_thw",
-        "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes", "token_type_ids",
-        "mm_token_type_ids", "image_position_ids", "advantages", "old_per_token_logps", "sampling_per_token_logps",
-        "ref_per_token_logps", "importance_sampling_ratio", "num_items_in_batch",
-    }  # fmt: skip
-    assert keys <= known, f"new in TRL's loss: {keys - known}"
-
-
-@pytest.mark.parametrize("name", ["_logs", "_metrics", "reward_weights", "num_generations_eval", "loss_type"])
-def test_grpo_attribute(name):
-    assert f"self.{name} = " in source(GRPOTrainer.__init__), f"GRPOTrainer sets no {name}"
-
-
-@pytest.mark.parametrize("name", ["_metrics", "aux_loss_enabled", "padding_free", "router_aux_loss_coef"])
-def test_sft_attribute(name):
-    assert f"self.{name} = " in source(SFTTrainer.__init__), f"SFTTrainer sets no {name}"
+    assert keys
+    assert keys <= KNOWN_KEYS, f"new in the loss of {RELEASES}: {keys - KNOWN_KEYS}"
 
 
 def test_accelerates_random_order_takes_a_seed():
@@ -122,7 +232,7 @@ def test_no_new_setting_of_grpo_goes_unnoticed():
         "use_bias_correction_kl", "steps_per_generation", "entropy_target", "entropy_coef_delta", "entropy_coef_max",
         "entropy_coef_min",
     }  # fmt: skip
-    assert read - passing <= set(config._GRPO_ONLY), f"new settings of GRPO's loss: {read - passing}"
+    assert read - passing <= set(config._GRPO_ONLY), f"new settings of GRPO's loss in {RELEASES}: {read - passing}"
 
 
 def test_no_new_attribute_of_grpo_is_read_by_its_loss():
@@ -140,7 +250,7 @@ def test_no_new_attribute_of_grpo_is_read_by_its_loss():
         "use_adaptive_entropy", "_last_world_entropy", "entropy_coef", "_metrics", "_entropy_window_stats",
         "router_aux_loss_coef",
     }  # fmt: skip
-    assert read <= known, f"new in TRL's loss: {read - known}"
+    assert read <= known, f"new in the loss of {RELEASES}: {read - known}"
 
 
 def test_the_state_of_the_trainer_is_saved_last():

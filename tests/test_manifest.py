@@ -70,7 +70,7 @@ def _hold(folder, seconds):
 
 
 def test_the_lock_ends_with_its_process(tmp_path):
-    process = multiprocessing.get_context("spawn").Process(target=_hold, args=(tmp_path, 600))
+    process = multiprocessing.get_context("fork").Process(target=_hold, args=(tmp_path, 600))
     process.start()
     while not (tmp_path / "held").exists():
         time.sleep(0.01)

@@ -24,6 +24,7 @@ from topr_trl.candidates import problem_column, reward_column
 from topr_trl.collator import COLUMNS, Collator, unflatten
 from topr_trl.config import OfflineTOPRConfig
 from topr_trl.curation import Curated, compose
+from topr_trl.loading import from_safetensors
 from topr_trl.log_mu import (
     check_log_mu,
     column,
@@ -100,6 +101,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             reward_column(dataset)  # raises before a model is loaded
         if isinstance(eval_dataset, DatasetDict):
             eval_dataset = dict(eval_dataset)
+        if isinstance(model, str):
+            args.model_init_kwargs = from_safetensors(model, args.model_init_kwargs)
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
         self._check_lengths({"train": self.train_dataset, **self._by_name(self.eval_dataset)})
         # SFTTrainer's head computes the entropy and the likeliest token of every position too, for metrics of its own.

@@ -239,7 +239,7 @@ def cache_bytes(shape: Shape) -> int:
 def describe(args: PlanArguments) -> str:
     """Tables of memory and time, as text."""
     try:
-        config = KNOWN[args.model] if args.model in KNOWN else AutoConfig.from_pretrained(args.model)
+        config = KNOWN.get(args.model) or AutoConfig.from_pretrained(args.model, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"There is no model {args.model!r}: name {' or '.join(KNOWN)}, a folder with a config.json, or a model of "

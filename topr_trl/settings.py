@@ -12,6 +12,7 @@ from trl import ModelConfig, get_quantization_config
 from topr_trl import manifest
 from topr_trl.candidates import TABLE_SUFFIXES
 from topr_trl.config import OfflineTOPRConfig
+from topr_trl.loading import from_safetensors
 from topr_trl.sampling import SamplingArguments
 from topr_trl.tasks import TASKS, Task, arithmetic, hendrycks_math
 from topr_trl.vllm_sampling import VLLMArguments
@@ -125,10 +126,16 @@ class Settings:
 
     @property
     def loading(self) -> dict[str, Any]:
-        return loading_of(self.model)
+        # Never None, with which transformers asks on the terminal.
+        trust = {"trust_remote_code": bool(self.training.trust_remote_code)}
+        return from_safetensors(self.model_path, {**loading_of(self.model), **trust})
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        tokenizer = AutoTokenizer.from_pretrained(self.model_path, revision=self.model.model_revision)
+        tokenizer = AutoTokenizer.from_pretrained(
+            self.model_path,
+            revision=self.model.model_revision,
+            trust_remote_code=bool(self.training.trust_remote_code),
+        )
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         return tokenizer
 

@@ -87,7 +87,13 @@ def draw_shards(settings: Settings) -> None:
 def _sampler(settings: Settings) -> Callable[[Dataset, int], Dataset]:
     sampling, stops = settings.samples_of_split, settings.stage.task_of_problems.stop_strings
     if settings.stage.sampling_backend == "vllm":
-        engine = start_engine(settings.model_path, settings.vllm, settings.training.seed, settings.model.model_revision)
+        engine = start_engine(
+            settings.model_path,
+            settings.vllm,
+            settings.training.seed,
+            settings.model.model_revision,
+            settings.training.trust_remote_code,
+        )
         return lambda problems, seed: sample_candidates_with_vllm(engine, problems, sampling, stops, seed)
     model = AutoModelForCausalLM.from_pretrained(settings.model_path, **settings.loading).to(settings.training.device)
     tokenizer = settings.tokenizer()

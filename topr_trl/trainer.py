@@ -12,6 +12,7 @@ from trl.trainer.utils import get_config_model_id, split_pixel_values_by_grid, u
 
 from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated, compose
+from topr_trl.loading import from_safetensors
 from topr_trl.log_mu import warn_if_far
 from topr_trl.loss import log_ratios, truncated_weights
 from topr_trl.trainer_base import TOPRMixin
@@ -54,6 +55,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         dataset = rest[0] if rest else kwargs.get("train_dataset")
         if isinstance(dataset, Dataset) and "prompt" not in dataset.column_names and not _owns_prompts(kwargs):
             raise ValueError(f"The training dataset needs a column prompt; it has {dataset.column_names}. Rename one.")
+        if isinstance(model, str):
+            args.model_init_kwargs = from_safetensors(model, args.model_init_kwargs)
         self._rewards_per_func: Tensor | None = None  # raw rewards of the generation batch at hand, all processes
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`

@@ -37,8 +37,10 @@ class VLLMArguments:
 _ON_THE_CPU = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8_192}
 
 
-def start_engine(model: str, args: VLLMArguments, seed: int = 0, revision: str | None = None) -> Any:
-    """A `vllm.LLM` with the weights of a checkpoint folder or of the Hub. Its memory is free when this process ends.
+def start_engine(
+    model: str, args: VLLMArguments, seed: int = 0, revision: str | None = None, trust_remote_code: bool = False
+) -> Any:
+    """A `vllm.LLM` with a folder's safetensors, or the Hub's. Its memory is free when this process ends.
 
     Raises:
         ImportError: vLLM is not installed.
@@ -58,6 +60,8 @@ def start_engine(model: str, args: VLLMArguments, seed: int = 0, revision: str |
         max_model_len=args.vllm_max_model_length,
         enforce_eager=args.vllm_enforce_eager,
         revision=revision,
+        trust_remote_code=trust_remote_code,
+        load_format="safetensors",
         **({} if torch.accelerator.is_available() else _ON_THE_CPU),
     )
 

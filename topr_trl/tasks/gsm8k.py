@@ -66,7 +66,8 @@ _LONGEST_ANSWER = 40  # characters; longer runs of digits are no answers, and wo
 def normalize_number(text: str) -> str | None:
     """A number in its normal form: no thousands separators, no trailing zeros, no `-0`; None if it is not one."""
     text = text.strip().rstrip(".").replace(",", "")
-    if not text or len(text) > _LONGEST_ANSWER:
+    # An exponent would be written out, in as many digits as it says.
+    if not text or len(text) > _LONGEST_ANSWER or "e" in text.lower():
         return None
     try:
         number = Decimal(text)
