@@ -60,7 +60,9 @@ def offline(out, **more):
         {"prompt": problems["prompt"][:], "completion": completions, "reward": [n % 3 - 1.0 for n in range(ROWS)]}
     )
     args = OfflineTOPRConfig(**settings(out, **more))
-    trainer = OfflineTOPRTrainer(str(arithmetic.CARELESS_MODEL), args, rows, processing_class=tokenizer)
+    trainer = OfflineTOPRTrainer(
+        str(arithmetic.CARELESS_MODEL), args, rows, rows.select(range(6)), processing_class=tokenizer
+    )
     expect, compute_loss, ids = Expect(forget=True), trainer.compute_loss, trainer.train_dataset["input_ids"][:]
     trainer.add_callback(expect)
     starts = {tuple(tokens): start for tokens, start in zip(ids, trainer.train_dataset["prompt_length"], strict=True)}
@@ -74,7 +76,7 @@ def offline(out, **more):
             else inputs["input_ids"][0]
         )
         for tokens, reward in zip(flat.split(inputs["lengths"]), inputs["reward"], strict=True):
-            if args.preset == "topr" and reward >= 0:  # nobody computes the ratio
+            if reward == 0 or (args.preset == "topr" and reward > 0):  # nobody scores its log μ
                 continue
             tokens = tuple(tokens.tolist())
             start = starts[tokens]

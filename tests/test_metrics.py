@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 import torch
@@ -7,6 +8,31 @@ from accelerate import Accelerator
 from topr_trl.metrics import RowMetrics, describe, response_means
 
 NAN = float("nan")
+# People's dashboards stand on these: a name that goes is a change for the changelog.
+NAMES = [
+    "topr/weight_mean", "topr/weight_not_one", "topr/positive_share", "topr/reward", "topr/effective_positive_share",
+    "topr/weight_mean_negatives", "topr/negatives_tapered", "topr/negatives_dead",
+    "topr/log_ratio/positives/mean", "topr/log_ratio/positives/q05", "topr/log_ratio/positives/q50",
+    "topr/log_ratio/positives/q95", "topr/log_ratio/negatives/mean", "topr/log_ratio/negatives/q05",
+    "topr/log_ratio/negatives/q50", "topr/log_ratio/negatives/q95",
+]  # fmt: skip
+
+
+def names_of(table):
+    """The metrics that the first column of a table in Markdown names."""
+    cells = [line.split("|")[1] for line in table.splitlines() if line.strip().startswith("| `topr/")]
+    found = [name for cell in cells for name in re.findall(r"`(.*?)`", cell)]
+    while open_ := [name for name in found if "{" in name]:
+        head, choices, tail = re.split(r"[{}]", open_[0], maxsplit=2)
+        found.remove(open_[0])
+        found += [head + choice + tail for choice in choices.split(",")]
+    return set(found)
+
+
+def test_names_are_stable():
+    metrics = describe(torch.tensor([1.0, 0.5]), torch.tensor([0.1, -0.7]), torch.tensor([1.0, -1.0]))
+    assert list(metrics) == NAMES
+    assert names_of(describe.__doc__) == set(NAMES)
 
 
 def test_hand_made_rows():
