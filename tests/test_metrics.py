@@ -1,12 +1,38 @@
 import math
+import re
 
 import pytest
 import torch
 from accelerate import Accelerator
 
-from topr_trl.metrics import RowMetrics, describe
+from topr_trl.metrics import RowMetrics, describe, response_means
 
 NAN = float("nan")
+# People's dashboards stand on these: a name that goes is a change for the changelog.
+NAMES = [
+    "topr/weight_mean", "topr/weight_not_one", "topr/positive_share", "topr/reward", "topr/effective_positive_share",
+    "topr/weight_mean_negatives", "topr/negatives_tapered", "topr/negatives_dead",
+    "topr/log_ratio/positives/mean", "topr/log_ratio/positives/q05", "topr/log_ratio/positives/q50",
+    "topr/log_ratio/positives/q95", "topr/log_ratio/negatives/mean", "topr/log_ratio/negatives/q05",
+    "topr/log_ratio/negatives/q50", "topr/log_ratio/negatives/q95",
+]  # fmt: skip
+
+
+def names_of(table):
+    """The metrics that the first column of a table in Markdown names."""
+    cells = [line.split("|")[1] for line in table.splitlines() if line.strip().startswith("| `topr/")]
+    found = [name for cell in cells for name in re.findall(r"`(.*?)`", cell)]
+    while open_ := [name for name in found if "{" in name]:
+        head, choices, tail = re.split(r"[{}]", open_[0], maxsplit=2)
+        found.remove(open_[0])
+        found += [head + choice + tail for choice in choices.split(",")]
+    return set(found)
+
+
+def test_names_are_stable():
+    metrics = describe(torch.tensor([1.0, 0.5]), torch.tensor([0.1, -0.7]), torch.tensor([1.0, -1.0]))
+    assert list(metrics) == NAMES
+    assert names_of(describe.__doc__) == set(NAMES)
 
 
 def test_hand_made_rows():
@@ -35,11 +61,21 @@ def test_padding_rows_do_not_count():
     assert describe(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([NAN])) == {}
 
 
+def test_padding_is_in_no_mean_over_tokens():
+    values, mask = torch.tensor([[0.2, 0.4, 9.0], [0.6, NAN, NAN]]), torch.tensor([[1, 1, 0], [1, 0, 0]])
+    assert response_means(values, mask).tolist() == pytest.approx([0.3, 0.6])
+    assert response_means(values[:, 0], mask).tolist() == values[:, 0].tolist()
+    assert response_means(values, torch.zeros(2, 3)).tolist() == [0, 0]
+
+
 def test_batches_are_joined_and_forgotten():
     rows, alone = RowMetrics(), Accelerator(cpu=True)
     assert rows.flush(alone) == {}
     rows.add(torch.ones(2), torch.zeros(2), torch.tensor([1.0, -1.0]))
-    rows.add(torch.tensor([[0.0, 1.0]]), torch.zeros(1, 2), torch.tensor([-1.0]))  # token level: (B, T)
+    kept = rows.add(torch.tensor([0.5]), torch.tensor([-1.0]), torch.tensor([-1.0]), idle=2)
+    assert kept[0].tolist() == [0.5, -1.0, -1.0]
+    for idle in kept[1:].tolist():
+        assert idle == [1.0, pytest.approx(NAN, nan_ok=True), 0.0]
     metrics = rows.flush(alone)
-    assert metrics["topr/weight_mean"] == pytest.approx(2.5 / 3)
+    assert metrics["topr/weight_mean"] == pytest.approx(4.5 / 5)
     assert rows.flush(alone) == {}

@@ -29,7 +29,8 @@ def unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
 class Collator:
     """TRL's collator for `input_ids` and `labels`, and beside it the length, R and log μ of each row.
 
-    Rows with R = 0 have no gradient and are left out of the forward, unless no other is there; `idle` counts them.
+    Rows with R = 0 have no gradient and are left out of the forward, unless no other is there; `idle` counts them, and
+    their numbers are the last of `row`.
 
     Attributes:
         scored: log μ by row number, of rows that brought none: the response's, or at the token level its tokens'.
@@ -46,11 +47,14 @@ class Collator:
         return {**batch, "lengths": list(map(len, ids))}
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        count = len(rows)
+        if not self.keep_idle:
+            rows = sorted(rows, key=lambda row: row["reward"] == 0)
+        numbers = torch.tensor([row["row"] for row in rows])
         if not self.keep_idle:
             rows = [row for row in rows if row["reward"] != 0] or rows[:1]
         batch = self.collate_tokens(rows)
-        batch["idle"] = count - len(rows)
+        batch["row"] = numbers
+        batch["idle"] = len(numbers) - len(rows)
         batch["reward"] = torch.tensor([row["reward"] for row in rows], dtype=torch.float32)
         mu_logps: list[Any] = [row.get("mu_logps", self.scored.get(row["row"])) for row in rows]
         if self.per_token:  # of all tokens of the batch, one after the other

@@ -192,6 +192,9 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
     `vllm_importance_sampling_correction` never multiplies the loss here. While it is on, TRL measures how far the
     sampler's log-probabilities are from the trainer's and logs it as `sampling/sampling_logp_difference`.
 
+    In the tables of `log_completions`, `advantage` is R, and `weight` and `log_ratio` are what the loss last gave the
+    row; they are empty where it has not used the row (yet).
+
     {TOPRArguments.__doc__}"""
 
     optim: str = field(default="adafactor", metadata={"help": "Optimiser. The paper's: Adafactor."})
@@ -252,6 +255,12 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             other and little padding is computed. The rows of a step, and its gradient, are the same without. Only a
             random order of rows is sorted, and only where rows are padded (`padding_free=False`) and there is no
             auxiliary loss of a mixture of experts.
+        log_completions (`bool`, defaults to `False`):
+            At each log, show the rows of the last optimiser step with reward, advantage (R), weight and log-ratio:
+            printed if `rich` is installed, in `output_dir/completions/completions_{{step}}.parquet`, and as a table in
+            wandb and trackio if `report_to` names them. Rows of evaluation sets are not shown.
+        num_completions_to_print (`int`, *optional*):
+            How many of them to print, drawn at random; all are kept in the file. Default: all.
     """
 
     optim: str = field(default="adafactor", metadata={"help": "Optimiser. The paper's: Adafactor."})
@@ -261,6 +270,13 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
     max_length: int | None = field(default=None, metadata={"help": "Longest row allowed, in tokens."})
     sort_by_length: bool = field(
         default=True, metadata={"help": "Sort the rows of each step by length: less padding, the same gradient."}
+    )
+    log_completions: bool = field(
+        default=False,
+        metadata={"help": "At each log, show the rows of the last step with reward, advantage, weight and log-ratio."},
+    )
+    num_completions_to_print: int | None = field(
+        default=None, metadata={"help": "Rows to print with log_completions. Default: all."}
     )
 
     def __post_init__(self) -> None:

@@ -13,6 +13,13 @@ ROUNDING = 1e-3
 QUANTILES = (0.05, 0.5, 0.95)
 
 
+def response_means(values: Tensor, mask_BT: Tensor) -> Tensor:
+    """(B,) values of responses, as they are; of (B, T) values the means over the tokens of each response, (B,)."""
+    if values.dim() == 1:
+        return values
+    return values.masked_fill(mask_BT == 0, 0.0).sum(-1) / mask_BT.sum(-1).clamp(min=1)
+
+
 class RowMetrics:
     """Collects one small tensor a batch and never synchronises until `flush`.
 
@@ -23,15 +30,19 @@ class RowMetrics:
     def __init__(self) -> None:
         self._batches: list[Tensor] = []
 
-    def add(self, weights: Tensor, log_ratio: Tensor, rewards_B: Tensor, idle: int = 0) -> None:
-        """Keep a batch: weights and log-ratio of shape (B,) or (B, T) (then their mean is kept), R of shape (B,).
+    def add(self, weights_B: Tensor, log_ratio_B: Tensor, rewards_B: Tensor, idle: int = 0) -> Tensor:
+        """Keep a batch: (B,) weights, log-ratios and R.
 
         `idle` rows with R = 0 beside it were not computed: weight 1, no known ratio.
+
+        Returns:
+            What was kept, (B + idle, 3) float32.
         """
-        columns = [x.detach().float() for x in (weights, log_ratio, rewards_B)]
-        self._batches.append(torch.stack([x.mean(-1) if x.dim() == 2 else x for x in columns], dim=1))
+        rows = torch.stack([x.detach().float() for x in (weights_B, log_ratio_B, rewards_B)], dim=1)
         if idle:
-            self._batches.append(self._batches[-1].new_tensor([[1.0, torch.nan, 0.0]]).expand(idle, 3))
+            rows = torch.cat([rows, rows.new_tensor([[1.0, torch.nan, 0.0]]).expand(idle, 3)])
+        self._batches.append(rows)
+        return rows
 
     def flush(self, accelerator: Accelerator) -> dict[str, float]:
         """The metrics of all batches since the last flush, over all processes; `{}` if there were none.

@@ -22,6 +22,7 @@ from trl.trainer.utils import add_fused_lm_head, get_config_model_id
 from topr_trl.baseline import FloatArray
 from topr_trl.candidates import problem_column, reward_column
 from topr_trl.collator import COLUMNS, Collator, unflatten
+from topr_trl.completions_log import LogCompletions, RowWeights
 from topr_trl.config import OfflineTOPRConfig
 from topr_trl.curation import Curated, compose
 from topr_trl.loading import from_safetensors
@@ -38,6 +39,7 @@ from topr_trl.log_mu import (
     score_log_mu,
 )
 from topr_trl.loss import log_ratios, truncated_weights, weighted_loss
+from topr_trl.metrics import response_means
 from topr_trl.step_order import StepsSortedByLength
 from topr_trl.tokenizing import MalformedRow, tokenize
 from topr_trl.trainer_base import TOPRMixin
@@ -112,6 +114,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self.sampler_distance: dict[str, float] = {}
         self._to_score: dict[Path, tuple[Dataset, NDArray[np.bool_], str, str]] = {}
         self.add_callback(_ScoreLogMu(self))
+        self._row_weights = RowWeights()
+        if args.log_completions:
+            self.add_callback(LogCompletions(self))
 
     # Rows: SFTTrainer would tokenise and cut them its own way.
 
@@ -156,7 +161,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             row = curated.indices[error.row]
             raise ValueError(f"Row {row} of the {dataset_name} dataset: {error.why}.") from None
         # Not in the mapped file: it serves whatever the baseline, and whatever other datasets there are.
-        dataset = dataset.add_column("reward", rewards)
+        dataset = dataset.add_column("reward", rewards).add_column("given_reward", raw[curated.indices])
         dataset = dataset.add_column("row", np.arange(self._next_row, self._next_row + len(dataset)))
         self._next_row += len(dataset)
         return dataset.rename_column("sampler_logps", "mu_logps") if args.log_mu == "sampler" else dataset
@@ -362,7 +367,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         """Mean over rows of Algorithm 1; `num_items_in_batch` counts the rows of the whole optimiser step."""
         if return_outputs:
             raise ValueError("OfflineTOPRTrainer does not return outputs; `compute_metrics` is not supported.")
-        rewards_B, mu_logps, idle = inputs.pop("reward"), inputs.pop("mu_logps"), inputs.pop("idle")
+        rewards_B, mu_logps, idle, rows = (inputs.pop(name) for name in ("reward", "mu_logps", "idle", "row"))
         args = self.args
         logps, mask, outputs = self._policy_logps(model, inputs)
         if args.ratio_level == "token":
@@ -371,7 +376,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         weights = truncated_weights(log_ratio, rewards_B, args.limits)
         loss_B = weighted_loss(logps, weights, rewards_B, mask, args.length_normalization)
         mode = "train" if self.model.training else "eval"
-        self._row_metrics[mode].add(weights, log_ratio, rewards_B, idle)
+        weights_B, log_ratio_B = (response_means(values, mask) for values in (weights, log_ratio))
+        kept = self._row_metrics[mode].add(weights_B, log_ratio_B, rewards_B, idle)
+        if args.log_completions and mode == "train":
+            self._row_weights.add(rows, kept)
 
         if num_items_in_batch is None:
             loss, windows = loss_B.sum() / (len(loss_B) + idle), 1

@@ -188,10 +188,10 @@ _CHOICE = ("baseline", "effective_positive_share", "curation", "iteration_size",
 _RATIO = ("preset", "a_pos", "b_pos", "a_neg", "b_neg", "ratio_level", "log_mu")
 # Of the training arguments: what does not change the weights, or is an input under another name.
 _HOW_IT_IS_RUN = (
-    "output_dir", "logging", "log_level", "log_on", "log_completions",
-    "num_completions_to_print", "save", "report_to", "run_name", "push", "hub", "disable_tqdm",
-    "dataloader_num", "dataloader_pin", "dataloader_pers", "dataloader_pre", "eval", "per_device_eval",
-    "dataset_num_proc", "project", "trackio", "ddp", "use_cpu", "deepspeed", "fsdp", "seed",
+    "output_dir", "logging", "log_level", "log_on", "log_completions", "num_completions", "save", "report_to",
+    "run_name", "push", "hub", "disable_tqdm", "dataloader_num", "dataloader_pin", "dataloader_pers",
+    "dataloader_pre", "eval", "per_device_eval", "dataset_num_proc", "project", "trackio", "ddp", "use_cpu",
+    "deepspeed", "fsdp", "seed",
 )  # fmt: skip
 
 

@@ -10,11 +10,13 @@ from torch import Tensor
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
+from topr_trl.completions_log import WEIGHT_COLUMNS, RowWeights, Shown
 from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated, compose
 from topr_trl.loading import from_safetensors
 from topr_trl.log_mu import warn_if_far
 from topr_trl.loss import log_ratios, truncated_weights
+from topr_trl.metrics import response_means
 from topr_trl.trainer_base import TOPRMixin
 
 
@@ -60,7 +62,13 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         self._rewards_per_func: Tensor | None = None  # raw rewards of the generation batch at hand, all processes
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
+        self._rows_made = 0  # rows generated so far, all processes; they are numbered
+        self._row_weights = RowWeights()
+        self._shown_weights: dict[int, list[Shown]] = {}  # of the rows of the table of completions
         super().__init__(model, reward_funcs, args, *rest, **kwargs)
+        if args.log_completions:
+            for name in self.reward_func_names:
+                self._refuse_own_column(name, "A reward function")
         # The loss of TRL that is `-A · ratio` averaged over the tokens of a response and then over responses.
         self.loss_type = "grpo"
 
@@ -98,6 +106,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
 
         start = self.accelerator.process_index * len(inputs)
         batch["topr_rewards"] = rewards_all[start : start + len(inputs)]
+        batch["topr_rows"] = torch.arange(start, start + len(inputs)) + self._rows_made
+        self._rows_made += len(raw_rewards)
         if train:
             self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args.limits)
             if self.args.curation != "none":
@@ -144,6 +154,26 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         for _ in range(min(len(column), len(rewards_all))):
             column.pop()
         column.extend(rewards_all.nan_to_num(0.0).tolist())
+
+    def _show_weights_in_completions(self) -> None:
+        """Put the weight and log-ratio that the loss last gave each row beside TRL's columns; NaN if it gave none."""
+        # A row may have been seen before the last log, and is shown again.
+        seen = self._shown_weights | {row: values for row, *values in self._row_weights.gather()}
+        # TRL's table holds the rows generated last, in training or evaluation.
+        rows = range(self._rows_made - len(self._logs["prompt"]), self._rows_made)
+        self._shown_weights = {row: seen.get(row, [Shown(torch.nan)] * len(WEIGHT_COLUMNS)) for row in rows}
+        columns = zip(*self._shown_weights.values(), strict=True)
+        self._logs["extra"].update(zip(WEIGHT_COLUMNS, map(list, columns), strict=bool(rows)))
+
+    def _log_completion_extra(self, column: str, values: list[Any]) -> None:
+        if self.args.log_completions:
+            self._refuse_own_column(column, "log_extra")
+        super()._log_completion_extra(column, values)
+
+    @staticmethod
+    def _refuse_own_column(name: str, who: str) -> None:
+        if name in WEIGHT_COLUMNS:
+            raise ValueError(f"{who} names a column {name!r} of the table of completions, which TOPR fills. Rename it.")
 
     def _keep_rows(self, batch: dict[str, Any], curated: Curated, start: int, rows: int) -> dict[str, Any]:
         """Cut the local generation batch to the chosen rows.
@@ -224,7 +254,10 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         rewards_B = inputs["topr_rewards"]
         weights = truncated_weights(log_ratio, rewards_B, self.args.limits)
         mode = "train" if self.model.training else "eval"
-        self._row_metrics[mode].add(weights, log_ratio, rewards_B)
+        weights_B, log_ratio_B = (response_means(values, mask) for values in (weights, log_ratio))
+        kept = self._row_metrics[mode].add(weights_B, log_ratio_B, rewards_B)
+        if self.args.log_completions:
+            self._row_weights.add(inputs["topr_rows"], kept)
 
         signal_B = rewards_B.nan_to_num(0.0) * inputs.get("topr_scale", 1.0)
         if not self.args.length_normalization:  # TRL divides by the length; undo it
@@ -239,6 +272,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         mode = "train" if self.model.training else "eval"
         for name in [name for name in self._metrics[mode] if name.startswith("clip_ratio/")]:
             del self._metrics[mode][name]  # of GRPO's clipping, always 0 here
+        if self.args.log_completions:
+            self._show_weights_in_completions()
         super().log(logs, start_time)
 
 

@@ -1,0 +1,23 @@
+"""Trains both trainers a little and reports to the trackers that are named; see test_trackers.py."""
+
+import sys
+from pathlib import Path
+
+import logged_rows
+
+
+def main(out, trackers):
+    for kind in ("offline", "online"):
+        trainer, _ = getattr(logged_rows, kind)(
+            out / kind, report_to=trackers, project=kind, run_name=kind, trackio_space_id=None, max_steps=2,
+            logging_steps=2, eval_strategy="steps", eval_steps=2,
+        )  # fmt: skip
+        trainer.train()
+        if "wandb" in trackers:
+            import wandb
+
+            wandb.finish()  # or the next training would go on with this run
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
