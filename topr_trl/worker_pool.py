@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -37,16 +37,24 @@ class WorkerPool:
             shared among the processes of `accelerate launch`.
         seconds: how long an item may take, from when a started worker gets it.
         memory: bytes of address space of a worker (Linux).
+        environment: environment variables of a worker; default: those of this process.
     """
 
     def __init__(
-        self, file: Path, function: str, workers: int | None = None, seconds: float = 5.0, memory: int = 2 << 30
+        self,
+        file: Path,
+        function: str,
+        workers: int | None = None,
+        seconds: float = 5.0,
+        memory: int = 2 << 30,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         if seconds <= 0 or (workers is not None and workers < 1):
             raise ValueError(f"A pool needs a worker and time: workers={workers}, seconds={seconds}.")
         self._command = [sys.executable, "-P", __file__, str(file), function, str(seconds), str(memory)]
         self._limit = workers or _cores()
         self._seconds = seconds
+        self._environment = environment
         self._workers: list[_Worker] = []
         self._lock = Lock()
         self._owner = os.getpid()
@@ -63,12 +71,15 @@ class WorkerPool:
             self._workers, self._lock, self._owner = [], Lock(), os.getpid()
         with self._lock:
             while len(self._workers) < min(self._limit, len(items)):
-                self._workers.append(_Worker(self._command, self._seconds))
+                self._workers.append(self._start())
             try:
                 return self._map(items, done)
             except BaseException:
                 self._end_workers()  # they would answer the next call with results of this one
                 raise
+
+    def _start(self) -> "_Worker":
+        return _Worker(self._command, self._seconds, self._environment)
 
     def _map(self, items: Sequence[Any], done: Callable[[int], object]) -> list[Any]:
         results: list[Any] = [None] * len(items)
@@ -101,7 +112,7 @@ class WorkerPool:
                     worker.end()
                     if not worker.started:
                         raise RuntimeError("A worker process did not start; its message is above.")
-                    self._workers[k] = _Worker(self._command, self._seconds)
+                    self._workers[k] = self._start()
         return results
 
     def close(self) -> None:
@@ -123,8 +134,10 @@ class WorkerPool:
 class _Worker:
     """One process, and the item that it works on."""
 
-    def __init__(self, command: list[str], seconds: float) -> None:
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    def __init__(self, command: list[str], seconds: float, environment: Mapping[str, str] | None) -> None:
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment
+        )
         assert self.process.stdout is not None
         self.output = self.process.stdout.fileno()
         self.seconds = seconds

@@ -1,0 +1,274 @@
+import ctypes
+import os
+import socket
+import sys
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topr_trl import sandbox
+from topr_trl.rewards import answer_reward
+from topr_trl.sandbox import parse_tests, run_tests
+from topr_trl.sandbox_cell import canonical
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="programs are run on Linux alone")
+TEST = "assert f(2) == 4\nassert f(-1) == -2"
+RIGHT = "def f(x): return 2 * x"
+
+
+@pytest.fixture(scope="module")
+def isolated():
+    """Skips where the kernel refuses what the test is about."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run_tests([RIGHT], [TEST], seconds=1.5)
+    if caught:
+        pytest.skip(str(caught[0].message))
+
+
+def found(program, call="f()", **limits):
+    """What the call gives, as text; no program gives `None` in the tests below where it should not."""
+    ((_, what),) = run_tests([program], [f"assert {call} == None"], **{"seconds": 1.5, **limits})
+    return what
+
+
+def running(argument):
+    files = [path / "cmdline" for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [file for file in files if file.is_file() and argument.encode() in _read(file)]
+
+
+def _read(file):
+    try:
+        return file.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+# Verdicts.
+
+
+@pytest.mark.parametrize(
+    ("program", "judgement"),
+    [
+        (RIGHT, ("correct", TEST)),
+        ("import math\nclass A:\n    def f(self, x): return math.floor(2.0 * x)\nf = A().f", ("correct", TEST)),
+        ("def f(x): return 2.0 * x", ("correct", TEST)),
+        ("def f(x): return x + 2", ("incorrect", "4\n1")),
+        ("def f(x): return 8 // x - (x < 0) / 0", ("incorrect", "!ZeroDivisionError\n!ZeroDivisionError")),
+        ("def g(x): return 2 * x", ("incorrect", "!NameError\n!NameError")),
+        ("1 / 0\n" + RIGHT, ("incorrect", "!ZeroDivisionError")),
+        ("def f(x): return", ("incorrect", "None\nNone")),
+        ("def f(x): return 2 * ", ("invalid", None)),
+        ("\0", ("invalid", None)),
+        ("(" * 100_000, ("invalid", None)),
+        ("", ("incorrect", "!NameError\n!NameError")),
+    ],
+)
+def test_verdicts(program, judgement):
+    assert run_tests([program], [TEST], seconds=1.5) == [judgement]
+
+
+def test_many_programs_in_their_order():
+    programs = [f"def f(x): return {n} * x" for n in range(30)] * 2
+    verdicts = [verdict for verdict, _ in run_tests(programs, [TEST] * 60, seconds=1.5)]
+    assert verdicts == (["incorrect"] * 2 + ["correct"] + ["incorrect"] * 27) * 2
+    assert run_tests([], []) == []
+
+
+def test_it_is_a_judge():
+    reward = answer_reward(run_tests)
+    assert reward([RIGHT, "def f(x): return x"], answer=[TEST, TEST]) == [1.0, -1.0]
+
+
+# Programs that would pass without being right, or do harm.
+
+
+@pytest.mark.parametrize("how", ["import sys; sys.exit(0)", "import os; os._exit(0)", "raise SystemExit", "quit()"])
+@pytest.mark.parametrize("place", ["{how}\n" + RIGHT, "def f(x):\n    {how}"])
+def test_leaving_early_is_not_passing(how, place):
+    ((verdict, what),) = run_tests([place.format(how=how)], [TEST], seconds=1.5)
+    assert verdict == "incorrect"
+    assert what.startswith("!")
+
+
+@pytest.mark.parametrize(
+    ("program", "what"),
+    [
+        ("class Any:\n    def __eq__(self, other): return True\nf = Any", "!TypeError"),
+        ("class I(int):\n    __eq__ = lambda a, b: True\n    __repr__ = lambda a: 'None'\nf = I", "0"),
+        ("class L(list):\n    __iter__ = lambda a: iter([4])\n    __repr__ = lambda a: 'None'\nf = L", "[]"),
+        ("f = lambda: (lambda: 0)", "!TypeError"),
+        ("def f():\n    a = []\n    a.append(a)\n    return a", "!RecursionError"),
+        ("f = lambda: 9 ** 9999", "!ValueError"),  # of digits that Python does not write
+        ("f = lambda: 'x' * 2_000_000", "!TooLong"),
+        ("f = lambda: input()", "!EOFError"),
+        ("f = lambda: [print('None' * 1_000_000), 1][1]", "1"),
+        ("f = lambda: bytearray(1 << 30)", "!MemoryError"),
+        ("f = lambda: 'a\\nb\\ud800'", r"'a\nb\ud800'"),
+        ("def f():\n    while True: pass", "!Timeout"),
+        ("f = lambda: len(str(7 ** 7 ** 9))", "!Timeout"),
+    ],
+)
+def test_what_comes_back(program, what):
+    assert found(program, seconds=1.0) == what
+
+
+def test_the_right_values_are_nowhere_near():
+    search = (
+        "import gc, sys\n"
+        "def f():\n"
+        "    frame, seen = sys._getframe(), []\n"
+        "    while frame:\n"
+        "        seen.append(repr({**frame.f_locals, **frame.f_globals})); frame = frame.f_back\n"
+        "    return [''.join(reversed('f-fo-rewsna')) in text for text in (*seen, repr(gc.get_objects()))]\n"
+    )
+    ((_, what),) = run_tests([search], ["assert f() == 'answer-of-f'"])
+    assert "0" in what
+    assert "1" not in what
+
+
+def test_the_environment_is_empty(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert "secret" not in found("import os\ndef f(): return dict(os.environ)", seconds=1.4)
+    read = "def f():\n    return open('/proc/self/environ').read() + open(f'/proc/{os.getppid()}/environ').read()"
+    assert "secret" not in found(f"import os\n{read}", seconds=1.4)
+
+
+def test_limits_on_files_and_processes(isolated):
+    assert found("def f():\n    with open('a', 'w') as a: a.write('x' * 2_000_000)") == "!OSError"
+    assert found("def f():\n    return [open('/dev/null') for _ in range(100)]") == "!OSError"
+    bomb = "import os, time\ndef f():\n    while True:\n        if os.fork() == 0: time.sleep(9)"
+    start = time.monotonic()
+    assert found(bomb) == "!BlockingIOError"
+    assert time.monotonic() - start < 5
+
+
+def test_a_fork_bomb_that_goes_on_ends_in_time():
+    bomb = "import os\ndef f():\n    while True:\n        try: os.fork()\n        except OSError: pass\n"
+    start = time.monotonic()
+    assert found(bomb, seconds=1.0) == "!Timeout"
+    assert run_tests([RIGHT], [TEST], seconds=1.0)[0][0] == "correct"
+    assert time.monotonic() - start < 15
+
+
+def test_nothing_is_written_outside(tmp_path, isolated):
+    kept = tmp_path / "kept"
+    kept.write_text("before")
+    kept.chmod(0o666)
+    what = found(f"def f():\n    open({str(kept)!r}, 'w').write('after')")
+    assert what in ("!OSError", "!FileNotFoundError", "!PermissionError")
+    assert kept.read_text() == "before"
+    for place in (Path.home(), "/etc", "/usr", "/tmp", "/var/tmp"):
+        assert found(f"def f():\n    open('{place}/of-the-sandbox', 'w')") in ("!OSError", "!PermissionError")
+    assert found("import os\ndef f():\n    open('here', 'w').write('x')\n    return os.listdir()") == "['here']"
+    assert found("import os\ndef f(): return os.listdir()") == "[]"
+
+
+def test_home_is_hidden(isolated):
+    kept = f"[path for path in {[sys.prefix, sys.base_prefix]!r} if not os.path.isdir(path)]"
+    home = f"[n for n in os.listdir({str(Path.home())!r}) if n.startswith(('.ssh', '.cache', '.bash', '.profile'))]"
+    assert found(f"import os\nf = lambda: {kept} + {home}") in ("[]", "!FileNotFoundError")
+
+
+def test_there_is_no_network(isolated):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        assert found(f"import socket\ndef f(): socket.create_connection({address}, 1)") == "!OSError"
+
+
+def test_no_process_outlives_its_program():
+    started = f"['sleep', '{7_000 + os.getpid()}.25']"
+    child = f"import subprocess\ndef f():\n    subprocess.Popen({started}%s)\n    return 1"
+    assert found(child % "") == "1"
+    assert found(child % ", start_new_session=True") == "1"
+    thread = "threading.Thread(target=lambda: [0 for _ in iter(int, 1)]).start()"
+    assert found(f"import threading\ndef f():\n    {thread}\n    return 1") == "1"
+    end = time.monotonic() + 5
+    while running(f"{7_000 + os.getpid()}.25") and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not running(f"{7_000 + os.getpid()}.25")
+
+
+@pytest.mark.parametrize("victim", ["os.getppid()", "-1", "0", str(os.getpid())])
+def test_others_cannot_be_killed(victim, isolated):
+    pool = sandbox._pool(1.5, 256)
+    before = pool.pids
+    run_tests([f"import os\ntry: os.kill({victim}, 9)\nexcept OSError: pass\n{RIGHT}"], [TEST], seconds=1.5)
+    assert pool.pids == before
+    assert run_tests([RIGHT + " + 0"], [TEST], seconds=1.5)[0][0] == "correct"
+
+
+# Where the kernel refuses namespaces, and where there are none.
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="drops a right of root's")
+def test_without_namespaces_it_warns_and_goes_on():
+    started = f"['sleep', '{8_000 + os.getpid()}.25']"
+    programs = [RIGHT, "while True: pass", "import os; os._exit(0)"]
+    programs += [f"import subprocess\nsubprocess.Popen({started}, start_new_session=True)\n{RIGHT}"]
+
+    def as_in_a_container():
+        assert ctypes.CDLL(None).prctl(24, 21, 0, 0, 0) == 0  # PR_CAPBSET_DROP of CAP_SYS_ADMIN, for this thread alone
+        with pytest.warns(UserWarning, match=r"weaker here than it can be: namespaces \(\[Errno 1\] unshare: Op"):
+            return run_tests(programs, [TEST] * len(programs), seconds=1.25)
+
+    with ThreadPoolExecutor(1) as thread:
+        verdicts = [verdict for verdict, _ in thread.submit(as_in_a_container).result()]
+    assert verdicts == ["correct", "incorrect", "incorrect", "correct"]
+
+
+def test_other_systems_are_refused(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(OSError, match="on Linux alone, not on darwin"):
+        run_tests([RIGHT], [TEST], seconds=0.123)
+
+
+# Tests, and values.
+
+
+def test_tests_are_read():
+    calls, values = parse_tests("assert f([1, 2]) == {1: (2.0, 'a')}\n\nassert a.b(x for x in y) == -1, 'why'")
+    assert calls == ["f([1, 2])", "a.b((x for x in y))"]
+    assert values == ["dict [('1', \"(2, 'a')\")]", "-1"]
+
+
+@pytest.mark.parametrize(
+    "tests", ["", "# none", "f(2) == 4", "assert f(2)", "assert f(2) > 4", "assert f(2) == g(2)", "assert f(2) == 4 =="]
+)
+def test_malformed_tests(tests):
+    with pytest.raises(ValueError, match=r"assert CALL == LITERAL|There is no test"):
+        run_tests([RIGHT], [tests])
+
+
+@pytest.mark.parametrize("limits", [{"seconds": 0}, {"memory_mb": 0}])
+def test_limits_that_leave_nothing(limits):
+    with pytest.raises(ValueError, match="needs time and memory"):
+        run_tests([RIGHT], [TEST], **limits)
+
+
+scalars = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.0, -0.0, 1.0, 1.5, float("inf")])
+scalars |= st.text("a'\n", max_size=2) | st.binary(max_size=1)
+hashable = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=2).map(tuple) | st.frozensets(inner, max_size=2)
+)
+plain = st.recursive(
+    scalars | hashable,
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.lists(inner, max_size=2).map(tuple)
+        | st.sets(hashable, max_size=3)
+        | st.dictionaries(hashable, inner, max_size=2)
+    ),
+    max_leaves=6,
+)
+
+
+@given(plain, plain)
+def test_canonical_text_is_equal_exactly_where_values_are(a, b):
+    assert (canonical(a) == canonical(b)) == (a == b)
+    assert "\n" not in canonical(a)
