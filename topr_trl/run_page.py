@@ -164,7 +164,7 @@ def kinds_of(rows: pa.Table) -> list[Kind]:
     rewards, weights = number["advantage"], number["weight"]
     ratios = number.get("log_ratio", np.full(len(weights), np.nan))
     negative, positive = np.flatnonzero(rewards < 0), np.flatnonzero(rewards > 0)
-    by_weight = negative[np.argsort(-weights[negative], kind="stable")]
+    by_weight = negative[np.lexsort((-ratios[negative], -weights[negative]))]
     by_ratio = positive[np.argsort(-ratios[positive], kind="stable")]
     by_ratio = by_ratio[~np.isnan(ratios[by_ratio])]
     chosen = {
