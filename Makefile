@@ -76,6 +76,10 @@ lint: install
 type: install
 	$(BIN)/mypy
 
+# Licences of all that is installed with the extras: the list of allowed ones is in pyproject.toml.
+licenses: install
+	$(BIN)/pip-licenses --summary --order=count
+
 wheel: install
 	rm -rf dist .venv-wheel
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

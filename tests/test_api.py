@@ -1,0 +1,73 @@
+"""Names, signatures and settings that users' code and config files stand on, as written down in `api.txt`.
+
+python tests/test_api.py  # writes them down anew
+"""
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import textwrap
+from pathlib import Path
+
+import topr_trl
+from topr_trl.cli import COMMANDS
+from topr_trl.iterate import LoopArguments
+from topr_trl.plan import PlanArguments
+from topr_trl.settings import StageArguments
+from topr_trl.vllm_sampling import VLLMArguments
+
+WRITTEN = Path(__file__).with_name("api.txt")
+
+
+def api() -> str:
+    lines = [line for name in topr_trl.__all__ for line in described(name, getattr(topr_trl, name))]
+    for arguments in (LoopArguments, StageArguments, VLLMArguments, PlanArguments):
+        lines += described(arguments.__name__, arguments)
+    lines += [f"topr {command}" for command in COMMANDS]
+    return "\n".join(lines) + "\n"
+
+
+def described(name: str, value) -> list[str]:
+    if inspect.isfunction(value):
+        return [f"{name}{signature(tree(value))}"]
+    if not inspect.isclass(value):
+        return [f"{name}: {', '.join(value)}"]
+    given = {}
+    for field in dataclasses.fields(value) if dataclasses.is_dataclass(value) else ():
+        if field.default is not dataclasses.MISSING:
+            given[field.name] = f" = {field.default!r}"
+        elif field.default_factory is not dataclasses.MISSING:
+            given[field.name] = f" = {field.default_factory.__name__}()"
+    members = {}
+    for cls in (cls for cls in reversed(inspect.getmro(value)) if cls.__module__.startswith("topr_trl")):
+        for node in tree(cls).body:
+            if isinstance(node, ast.FunctionDef) and (node.name == "__init__" or not node.name.startswith("_")):
+                kinds = [ast.unparse(decorator) for decorator in node.decorator_list]
+                members[node.name] = "".join(f"@{kind} " for kind in kinds) + node.name + signature(node)
+            elif isinstance(node, ast.AnnAssign) and not node.target.id.startswith("_"):
+                member = node.target.id
+                members[member] = f"{member}: {ast.unparse(node.annotation)}{given.get(member, '')}"
+    bases = [base.__name__ for base in value.__bases__ if base is not object]
+    return [f"{name}({', '.join(bases)})" if bases else name, *(f"    {member}" for member in members.values())]
+
+
+def tree(value):
+    return ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
+
+
+def signature(node: ast.FunctionDef) -> str:
+    return f"({ast.unparse(node.args)}) -> {ast.unparse(node.returns) if node.returns else ''}"
+
+
+def test_api():
+    written, found = (text.splitlines() for text in (WRITTEN.read_text(), api()))
+    changes = "\n".join(difflib.unified_diff(written, found, "tests/api.txt", "topr_trl", lineterm="", n=1))
+    assert not changes, (
+        f"What users stand on has changed:\n{changes}\nIf that is meant, run python tests/test_api.py, and tell them "
+        "in CHANGELOG.md."
+    )
+
+
+if __name__ == "__main__":
+    WRITTEN.write_text(api())
