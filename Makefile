@@ -15,7 +15,8 @@ help:
 	@echo "make reproduce measure every claim of the paper (hours; goes on where it stopped); make reproduce-quick: minutes"
 	@echo "make bench     time and memory beside TRL's other trainers (ten minutes; writes docs/performance.md)"
 	@echo "make test      run the tests"
-	@echo "make test-min  run the tests on the oldest supported versions; make test-vllm: with vLLM's engine on the CPU"
+	@echo "make test-min  run the tests on the oldest supported versions; make test-vllm: with vLLM's engine on the CPU;"
+	@echo "               make test-trackers: with tensorboard, wandb and trackio"
 	@echo "make lint      ruff; make type: mypy; make wheel: build, install apart, run"
 
 install: $(STAMP)
@@ -51,6 +52,12 @@ test-min:
 	$(MAKE) install VENV=.venv-min CONSTRAINTS=constraints-min.txt EXTRAS=dev
 	.venv-min/bin/python -m pip install --quiet triton
 	TRITON_INTERPRET=1 .venv-min/bin/python -m pytest -m "not processes"
+
+# Not among the others: TRL imports wandb and trackio wherever it finds them, which takes each process half a second.
+.PHONY: test-trackers
+test-trackers: install
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[trackers]"
+	$(BIN)/python -m pytest tests/test_trackers.py
 
 # vLLM pins what it needs, so it has an environment of its own. The CPU build pulls three packages for GPUs that break it.
 test-vllm: .venv-vllm/.installed

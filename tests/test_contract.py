@@ -30,6 +30,7 @@ def source(function):
         (GRPOTrainer, "_get_per_token_logps_and_entropies", ["model", "input_ids", "attention_mask", "logits_to_keep"]),
         (GRPOTrainer, "_tokenize_prompts", ["prompts"]),
         (GRPOTrainer, "log", ["logs", "start_time"]),
+        (GRPOTrainer, "_log_completion_extra", ["column", "values"]),
         (SFTTrainer, "_prepare_dataset",
          ["dataset", "processing_class", "args", "packing", "formatting_func", "dataset_name"]),
         (SFTTrainer, "_set_signature_columns_if_needed", []),
@@ -77,6 +78,16 @@ def test_grpo_loss_keys():
 @pytest.mark.parametrize("name", ["_logs", "_metrics", "reward_weights", "num_generations_eval", "loss_type"])
 def test_grpo_attribute(name):
     assert f"self.{name} = " in source(GRPOTrainer.__init__), f"GRPOTrainer sets no {name}"
+
+
+@pytest.mark.parametrize("name", ["prompt", "advantages", "extra"])
+def test_table_of_completions(name):
+    assert f'self._logs["{name}"]' in source(GRPOTrainer.log), f"TRL's table of completions has no {name}"
+
+
+def test_table_of_completions_is_printed():
+    parameters = list(inspect.signature(utils.print_prompt_completions_sample).parameters)
+    assert parameters == ["prompts", "completions", "rewards", "advantages", "step", "num_samples", "extra"]
 
 
 @pytest.mark.parametrize("name", ["_metrics", "aux_loss_enabled", "padding_free", "router_aux_loss_coef"])

@@ -221,8 +221,9 @@ def train(settings: Settings) -> Made:
             for path in (work / "final").iterdir():
                 path.replace(folder / path.name)
         (folder / "log_history.json").write_text(json.dumps(trainer.state.log_history, indent=1))
-        if (work / "runs").is_dir():  # TensorBoard's
-            shutil.copytree(work / "runs", folder / "runs", dirs_exist_ok=True)
+        for name in ("runs", "completions"):  # TensorBoard's, and the tables of `log_completions`
+            if (work / name).is_dir():
+                shutil.copytree(work / name, folder / name, dirs_exist_ok=True)
     return len(trainer.train_dataset), {}
 
 
