@@ -8,14 +8,15 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install demo bench reproduce reproduce-quick test test-min test-matrix test-vllm lint type licenses wheel clean help
+.PHONY: install demo bench reproduce reproduce-quick test test-min test-matrix test-trackers test-vllm lint type licenses wheel clean help
 
 help:
 	@echo "make demo      train the embedded model with TOPR, before -> after (minutes on a CPU)"
 	@echo "make reproduce measure every claim of the paper (hours; goes on where it stopped); make reproduce-quick: minutes"
 	@echo "make bench     time and memory beside TRL's other trainers (ten minutes; writes docs/performance.md)"
 	@echo "make test      run the tests"
-	@echo "make test-min  run the tests on the oldest supported versions; make test-vllm: with vLLM's engine on the CPU"
+	@echo "make test-min  run the tests on the oldest supported versions; make test-vllm: with vLLM's engine on the CPU;"
+	@echo "               make test-trackers: with tensorboard, wandb and trackio"
 	@echo "make test-matrix  run what versions can break (not slow, not processes, no benchmarks) on the oldest and newest"
 	@echo "               versions under Python 3.11, 3.12 and 3.13 (PYTHONS=\"3.11 3.12\" VERSIONS=oldest: fewer cells)"
 	@echo "make lint      ruff; make type: mypy; make licenses: of all dependencies; make wheel: build, install apart, run"
@@ -58,6 +59,11 @@ PYTHONS ?= 3.11 3.12 3.13
 VERSIONS ?= newest oldest
 test-matrix:
 	$(PYTHON) scripts/test_matrix.py "$(PYTHONS)" "$(VERSIONS)"
+
+# Not among the others: TRL imports wandb and trackio wherever it finds them, which takes each process half a second.
+test-trackers: install
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[trackers]"
+	$(BIN)/python -m pytest tests/test_trackers.py
 
 # vLLM pins what it needs, so it has an environment of its own. The CPU build pulls three packages for GPUs that break it.
 test-vllm: .venv-vllm/.installed

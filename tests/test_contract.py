@@ -194,6 +194,16 @@ def test_grpo_loss_keys():
     assert keys <= KNOWN_KEYS, f"new in the loss of {RELEASES}: {keys - KNOWN_KEYS}"
 
 
+@pytest.mark.parametrize("name", ["prompt", "advantages", "extra"])
+def test_table_of_completions(name):
+    assert f'self._logs["{name}"]' in source(GRPOTrainer.log), f"TRL's table of completions has no {name} in {RELEASES}"
+
+
+def test_table_of_completions_is_printed():
+    parameters = list(inspect.signature(utils.print_prompt_completions_sample).parameters)
+    assert parameters == ["prompts", "completions", "rewards", "advantages", "step", "num_samples", "extra"]
+
+
 def test_accelerates_random_order_takes_a_seed():
     assert list(SeedableRandomSampler(range(9), data_seed=1)) == list(SeedableRandomSampler(range(9), data_seed=1))
 

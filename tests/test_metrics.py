@@ -1,5 +1,6 @@
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,6 +34,9 @@ def test_names_are_stable():
     metrics = describe(torch.tensor([1.0, 0.5]), torch.tensor([0.1, -0.7]), torch.tensor([1.0, -1.0]))
     assert list(metrics) == NAMES
     assert names_of(describe.__doc__) == set(NAMES)
+    page = Path(__file__).parents[1] / "docs" / "trackers.md"
+    now_and_then = {"rows_kept", *(f"sampler_distance/{what}" for what in ("token", "token_max", "response"))}
+    assert names_of(page.read_text()) == {*NAMES, *(f"topr/{name}" for name in now_and_then)}
 
 
 def test_hand_made_rows():

@@ -162,7 +162,8 @@ def test_log_mu_train_evaluate(scored, tmp_path, model):
     assert 0 < distance["token"] < 1e-4
     assert not (tmp_path / "log_mu" / manifest.WORK).exists()
 
-    stages.run("train", settings(tmp_path / "model", tmp_path / "log_mu"))
+    stages.run("train", settings(tmp_path / "model", tmp_path / "log_mu", log_completions=True, logging_steps=2))
+    assert pq.read_metadata(tmp_path / "model" / "completions" / "completions_00002.parquet").num_rows == 8
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     assert fingerprint(trained) != fingerprint(model)
     assert json.loads((tmp_path / "model" / "trainer_state.json").read_text())["log_history"]
@@ -197,6 +198,8 @@ def test_what_the_results_do_not_depend_on_is_no_input(scored, tmp_path):
     assert inputs_of("sample", more) == before
     train = {**inputs_of("train", settings(tmp_path / "a", scored))}
     assert inputs_of("train", settings(tmp_path / "b", scored, logging_steps=7, save_steps=9)) == train
+    shown = {"log_completions": True, "num_completions_to_print": 2}
+    assert inputs_of("train", settings(tmp_path / "b", scored, **shown)) == train
     assert inputs_of("train", settings(tmp_path / "b", scored, learning_rate=2e-3)) != train
     assert inputs_of("train", settings(tmp_path / "b", scored, log_mu="sampler")) != train
 

@@ -134,7 +134,7 @@ _STEPS = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient
 _TRAINING = (
     *_STEPS, *_names(TOPRArguments, without=_CURATION), "learning_rate", "lr_scheduler_type", "optim",
     "num_train_epochs", "max_grad_norm", "logging_steps", "save_steps", "save_total_limit", "report_to",
-    "log_completions", "use_peft", "lora_r",
+    "log_completions", "num_completions_to_print", "use_peft", "lora_r",
 )  # fmt: skip
 # What the help of a command shows.
 _SHOWN = {

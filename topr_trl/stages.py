@@ -226,9 +226,10 @@ def train(settings: Settings) -> Made:
         else:
             for path in (work / "final").iterdir():
                 path.replace(folder / path.name)
-        for name in ("trainer_state.json", "completions", "runs"):  # the log, its rows, TensorBoard's
-            if (work / name).exists():
-                (shutil.copytree if (work / name).is_dir() else shutil.copyfile)(work / name, folder / name)
+        for name in ("completions", "runs"):  # the tables of `log_completions`, TensorBoard's
+            if (work / name).is_dir():
+                shutil.copytree(work / name, folder / name, dirs_exist_ok=True)
+        shutil.copyfile(work / "trainer_state.json", folder / "trainer_state.json")
     return len(trainer.train_dataset), {}
 
 
