@@ -17,6 +17,7 @@ from trl import ModelConfig, TrlParser
 from topr_trl import stages
 from topr_trl.config import OfflineTOPRConfig, TOPRArguments
 from topr_trl.evaluate_command import evaluate_command
+from topr_trl.hub import PushArguments, push_command
 from topr_trl.iterate import LoopArguments, StageFailed, end_with_the_loop, iterate
 from topr_trl.plan import PlanArguments, describe
 from topr_trl.sampling import SamplingArguments
@@ -33,6 +34,7 @@ COMMANDS = {
     "train": "train on the rows",
     "plan": "memory of a GPU and time of a step, before anything is started",
     "evaluate": "pass@k, maj@k and more of a model or of candidates, alone or beside another run",
+    "push": "a model or candidates to the Hugging Face Hub, with a card",
 }
 
 
@@ -81,6 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     if command == "plan":
         print(describe(*TrlParser(PlanArguments, prog="topr plan").parse_args_and_config(given)))
+        return
+    if command == "push":
+        push_command(*TrlParser(PushArguments, prog="topr push").parse_args_and_config(given))
         return
     if {"-h", "--help", "--help_all"} & set(given):
         print_help(command, everything="--help_all" in given)
