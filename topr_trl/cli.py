@@ -18,6 +18,7 @@ from trl import ModelConfig, TrlParser
 from topr_trl import stages
 from topr_trl.config import OfflineTOPRConfig, TOPRArguments
 from topr_trl.evaluate_command import evaluate_command
+from topr_trl.hub import PushArguments, push_command
 from topr_trl.iterate import LoopArguments, StageFailed, end_with_the_loop, iterate
 from topr_trl.plan import PlanArguments, describe
 from topr_trl.run_page import PlotArguments, plot_command
@@ -36,11 +37,13 @@ COMMANDS = {
     "plan": "memory of a GPU and time of a step, before anything is started",
     "evaluate": "pass@k, maj@k and more of a model or of candidates, alone or beside another run",
     "plot": "a run, finished or not, as one HTML page: evaluations, curves, rows by weight",
+    "push": "a model or candidates to the Hugging Face Hub, with a card",
 }
 # Commands that start nothing: what they take, and what they do.
 _AT_ONCE: dict[str, tuple[type, Callable[[Any], None]]] = {
     "plan": (PlanArguments, lambda args: print(describe(args))),
     "plot": (PlotArguments, plot_command),
+    "push": (PushArguments, push_command),
 }
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         # The order that Accelerate would make of it.
         order = SeedableRandomSampler(dataset, data_seed=args.seed if args.data_seed is None else args.data_seed)
         return StepsSortedByLength(order, lengths_of(dataset), self.get_total_train_batch_size(args))
+
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
+        """See `transformers.Trainer.init_hf_repo`."""
+        super().init_hf_repo(*args, **kwargs)
+        # On purpose: a run that goes on from a checkpoint on the Hub needs it.
+        warnings.filterwarnings("ignore", r"It seems that you are about to commit a data file \(log_mu", UserWarning)
 
     # log μ: scored once, by the starting weights, when training begins: FSDP and ZeRO have sharded them by then.
 

@@ -16,26 +16,34 @@ _CURVES = {"pass": "pass_at", "maj": "maj_at", "weighted_sc": "weighted_sc_at", 
 
 
 def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
-    """A table with a column for each evaluation; intervals are the paper's ±2 standard errors, in points.
+    """A table with a column for each evaluation, see `comparison_rows`."""
+    return "\n".join([*_table(list(evaluations), comparison_rows(evaluations)), *comparison_notes(evaluations)])
 
-    It has the k that all of them have.
+
+def comparison_rows(evaluations: Mapping[str, Evaluation]) -> list[tuple[str, list[str]]]:
+    """Measures and shares with a cell for each evaluation; intervals are the paper's ±2 standard errors, in points.
+
+    There are the k that all of them have.
     """
-    names, runs = list(evaluations), list(evaluations.values())
+    runs = list(evaluations.values())
     rows = []
     for measure, curve in _CURVES.items():
         curves = [getattr(run, curve) for run in runs]
         ks = [k for k in curves[0] if all(k in other for other in curves)]
         rows += [(f"{measure}@{k}", [str(other[k]) for other in curves]) for k in ks]
-    rows += [(share, [f"{100 * run.shares[share]:.1f} %" for run in runs]) for share in runs[0].shares]
+    return rows + [(share, [f"{100 * run.shares[share]:.1f} %" for run in runs]) for share in runs[0].shares]
+
+
+def comparison_notes(evaluations: Mapping[str, Evaluation]) -> list[str]:
+    """What is to be said below the table: of how many samples it is, and what is strange."""
+    runs = list(evaluations.values())
     sizes = sorted({run.num_samples for run in runs})
     samples = f"{sizes[0]} samples" if len(sizes) == 1 else f"{' or '.join(map(str, sizes))} samples"
-    notes = [f"({runs[0].num_problems} problems, {samples} each; ± is two standard errors)"]
-    notes += [
+    return [f"({runs[0].num_problems} problems, {samples} each; ± is two standard errors)"] + [
         f"{name}: no sample has an answer. Is it the right --task, and do prompts ask for its form of answers?"
         for name, run in evaluations.items()
         if run.shares[INVALID] == 1
     ]
-    return "\n".join([*_table(names, rows), *notes])
 
 
 def groups_table(evaluation: Evaluation) -> str:

@@ -104,6 +104,13 @@ class Settings:
     training: OfflineTOPRConfig
     model: ModelConfig
 
+    def __post_init__(self) -> None:
+        if self.training.push_to_hub:
+            raise ValueError(
+                "push_to_hub is for a trainer in a script of yours. Push what a stage has made when it is finished: "
+                "topr push --input FOLDER --repo_id NAME."
+            )
+
     @property
     def source(self) -> Path:
         if self.stage.input is None:

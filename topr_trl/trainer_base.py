@@ -1,35 +1,31 @@
 """What both trainers share: the paper on model cards, metrics of rows, warnings about settings that cannot learn."""
 
-import textwrap
+import re
 import warnings
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
+from huggingface_hub import ModelCard
 from torch import nn
 
 from topr_trl.curation import Curated
+from topr_trl.evaluation import Evaluation
+from topr_trl.hub.cards import PAPER, PICTURE, add_evaluation, model_card, training_facts
 from topr_trl.limits import TruncationLimits
 from topr_trl.metrics import RowMetrics
-
-PAPER = {
-    "title": "Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",
-    "id": "2503.14286",
-    "citation": textwrap.dedent("""\
-        @article{leroux2025topr,
-            title  = {{Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs}},
-            author = {Nicolas {Le Roux} and Marc G. Bellemare and Jonathan Lebensold and Arnaud Bergeron and
-                      Joshua Greaves and Alex Fr{\\'e}chette and Carolyne Pelletier and Eric Thibodeau-Laufer and
-                      S{\\'a}ndor Toth and Sam Work},
-            year   = 2025,
-            eprint = {arXiv:2503.14286},
-        }"""),
-}
+from topr_trl.plots import plot_evaluations
 
 
 class TOPRMixin:
-    """Goes before a trainer of TRL in the bases of a TOPR trainer."""
+    """Goes before a trainer of TRL in the bases of a TOPR trainer.
+
+    Attributes:
+        evaluations (`Mapping[str, Evaluation]`): by name, such as `before` and `after`; for the model card.
+    """
 
     _tag_names = ["trl", "topr"]
     _name = "TOPR"
@@ -38,6 +34,7 @@ class TOPRMixin:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
         self._warned_about_signs: set[str] = set()
+        self.evaluations: Mapping[str, Evaluation] = {}
         super().__init__(*args, **kwargs)
         _warn_if_updates_vanish(self.model, self.is_deepspeed_enabled)  # type: ignore[attr-defined]
 
@@ -58,31 +55,34 @@ class TOPRMixin:
                 values[:] = [torch.stack(values).mean().item()]
         super().log(logs, start_time)  # type: ignore[misc]
 
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """TRL's model card, and what was learned from which rows; see `trl.trainer.base_trainer._BaseTrainer`."""
-        super().create_model_card(*args, **kwargs)  # type: ignore[misc]
-        path = Path(self.args.output_dir) / "README.md"  # type: ignore[attr-defined]
-        if self.is_world_process_zero():  # type: ignore[attr-defined]
-            before, heading, after = path.read_text().partition("### Framework versions")
-            path.write_text(f"{before}{self._how_it_was_trained()}\n\n{heading}{after}")
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
+    ) -> None:
+        """Write `README.md` in the output folder: the method, how and on what it was trained, limits, citations.
 
-    def _how_it_was_trained(self) -> str:
-        """A section of the model card."""
-        settings = self.args  # type: ignore[attr-defined]
-        limits = settings.limits
-        share, curated = settings.effective_positive_share, getattr(self, "curated", None)
-        facts = {
-            "truncation limits": f"R >= 0: [{limits.a_pos:g}, {limits.b_pos:g}]; R < 0: [{limits.a_neg:g}, "
-            f"{limits.b_neg:g}] (`{settings.preset}`)",
-            "baseline": f"{settings.baseline}"
-            if share is None
-            else f"solved for an effective positive share of {share:g}",
-            "curation": settings.curation,
-            "rows": "generated while training" if curated is None else str(curated),
-            "ratio": f"{settings.ratio_level}, log μ of the {settings.log_mu}",
-            "steps": f"{self.state.global_step}, learning rate {settings.learning_rate:g}, {settings.optim}",  # type: ignore[attr-defined]
-        }
-        return "\n".join(["| | |", "|---|---|", *(f"| {name} | {fact} |" for name, fact in facts.items())])
+        With `evaluations` set, their table, and a picture if matplotlib is installed, are part of it.
+        """
+        super().create_model_card(model_name, dataset_name, tags)  # type: ignore[misc]
+        if not self.is_world_process_zero():  # type: ignore[attr-defined]
+            return
+        args, path = self.args, Path(self.args.output_dir) / "README.md"  # type: ignore[attr-defined]
+        of_trl, curated = ModelCard.load(path), getattr(self, "curated", None)  # its metadata, and links to trackers
+        of_trl.data.pop("licence")
+        rows = "generated while training" if curated is None else str(curated)
+        facts = training_facts(args, rows, self.state.global_step, args.learning_rate, args.optim)  # type: ignore[attr-defined]
+        card = model_card(
+            of_trl.data,
+            self.hub_model_id or model_name or args.output_dir,  # type: ignore[attr-defined]
+            facts,
+            problems=dataset_name and f"[{dataset_name}](https://huggingface.co/datasets/{dataset_name})",
+            links="\n".join(re.findall(r"^\[<img .*", of_trl.text, re.MULTILINE)),
+        )
+        if self.evaluations:
+            picture = find_spec("matplotlib") is not None
+            if picture:
+                plot_evaluations(self.evaluations, path.with_name(PICTURE))
+            add_evaluation(card, self.evaluations, picture=picture, dataset=dataset_name)
+        card.save(path)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Wait for the other processes: what is written next says that the checkpoint is whole."""

@@ -1,0 +1,129 @@
+"""What a stage's folder was made from: the folders before it, as their manifests tell.
+
+Manifests hold fingerprints of what was read and no paths, so the folders are looked for where the loop puts them.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from topr_trl import manifest
+from topr_trl.candidates import TABLE_SUFFIXES, columns_of, read_shard
+
+Manifest = dict[str, Any]
+
+
+def stage_folder(folder: Path) -> Path:
+    """The folder of the stage that wrote this one: itself, or the one whose work it is (its checkpoints)."""
+    return folder.parent.parent if folder.parent.name == manifest.WORK else folder
+
+
+def lineage(folder: Path) -> list[Manifest]:
+    """The manifests of a folder and of those that it was made from, as far as they lie beside it; the newest first."""
+    siblings = _by_fingerprint(folder.parent, "*")
+    found: list[Manifest] = []
+    known = manifest.read(folder)
+    while known is not None:
+        found.append(known)
+        source = siblings.get(known["inputs"].get("input"))
+        known = manifest.read(source) if source else None
+    return found
+
+
+def sampling_of(steps: list[Manifest]) -> Manifest:
+    """What the rows at the beginning of a lineage were sampled with, as far as it is known."""
+    inputs: Manifest = steps[-1]["inputs"] if steps else {}
+    return inputs if "temperature" in inputs else {}
+
+
+def weights_of(inputs: Manifest) -> Manifest:
+    """Which weights a stage has used: a fingerprint of their folder if a stage made it, else a name."""
+    names = ("weights",) if "weights" in inputs else ("model", "revision")
+    return {name: inputs.get(name) for name in names}
+
+
+def first_weights(folder: Path) -> Manifest:
+    """The weights that the loop which made this model's folder has started from."""
+    models = _by_fingerprint(folder.parent.parent, "*/model")
+    known = manifest.read(folder)
+    while known is not None:
+        weights = weights_of(known["inputs"])
+        source = models.get(weights.get("weights"))
+        known = manifest.read(source) if source else None
+    return weights
+
+
+def mu_fingerprint_beside(folder: Path) -> str | None:
+    """The fingerprint of μ in rows that a later stage has made of this folder's; None if they are not beside it."""
+    own, sampled_by = manifest.read(folder), weights_of(sampling_of(lineage(folder)))
+    for other in _by_fingerprint(folder.parent, "*").values():
+        steps = lineage(other)
+        if own in steps and weights_of(steps[0]["inputs"]) == sampled_by and not steps[0].get("dropped"):
+            for shard in other.glob("*.parquet"):
+                if "mu_fingerprint" in columns_of(shard):
+                    fingerprint: str = read_shard(shard, ["mu_fingerprint"])["mu_fingerprint"][0].as_py()
+                    return fingerprint
+    return None
+
+
+# In words, for cards; nothing where it is not known.
+
+
+def name_on_the_hub(name: str | None) -> str | None:
+    """A model's or data set's name if it is one of the Hub: no file, no folder."""
+    if name is None or name.endswith(TABLE_SUFFIXES) or Path(name).exists():
+        return None
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return None
+    return name
+
+
+def problems_of(sampling: Manifest) -> str | None:
+    """The problems that were sampled, as Markdown."""
+    if not sampling:
+        return None
+    name = sampling["dataset_name"]
+    if sampling["split"] == "test":
+        name = sampling.get("test_dataset_name") or name
+    on_the_hub = name_on_the_hub(name)
+    if name is None:
+        return "topr_trl's generated word problems"
+    return f"[{name}](https://huggingface.co/datasets/{name})" if on_the_hub else f"`{Path(name).name}`"
+
+
+def writer_of(sampling: Manifest) -> str | None:
+    """The model that wrote the responses, as Markdown."""
+    if not sampling:
+        return None
+    if "weights" in sampling:
+        return f"a model trained with TOPR (fingerprint of its files: `{sampling['weights']}`)"
+    name, on_the_hub = sampling["model"], name_on_the_hub(sampling["model"])
+    if on_the_hub:
+        return f"[{name}](https://huggingface.co/{name}) (revision `{sampling['revision']}`)"
+    return "the small model that comes with topr_trl" if name == "the embedded model" else f"`{Path(name).name}`"
+
+
+def facts_of_sampling(sampling: Manifest) -> dict[str, str]:
+    """How responses were drawn."""
+    if not sampling:
+        return {}
+    backend, shots = sampling["sampling_backend"], sampling["num_shots"]
+    return {
+        "problems": f"{problems_of(sampling)}, split `{sampling['split']}`",
+        "prompt": f"{shots or 'no'} worked example{'s' * (shots != 1)} before the problem",
+        "written by": str(writer_of(sampling)),
+        "responses a problem": str(sampling["num_candidates"]),
+        "temperature, top-p, top-k": f"{sampling['temperature']:g}, {sampling['top_p']:g}, {sampling['top_k']}",
+        "longest response": f"{sampling['max_new_tokens']} tokens",
+        "sampled with": f"{backend}, {sampling.get('vllm_dtype') or sampling['dtype'] or 'default dtype'}",
+        "seed": f"{sampling['seed']}, iteration {sampling['iteration']}",
+    }
+
+
+def _by_fingerprint(root: Path, pattern: str) -> dict[Any, Path]:
+    finished = [path.parent for path in root.glob(f"{pattern}/{manifest.NAME}")]
+    return {manifest.fingerprint(path): path for path in finished if (manifest.read(path) or {}).get("files")}

@@ -1,0 +1,213 @@
+"""Models for the Hub: the weights as safetensors, what is needed to load them, and a card."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from fnmatch import fnmatch
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from huggingface_hub import ModelCard, ModelCardData
+from safetensors import SafetensorError, safe_open
+
+from topr_trl import manifest
+from topr_trl.candidates import read_shard
+from topr_trl.config import TOPRArguments
+from topr_trl.curation import Curated
+from topr_trl.evaluation import Evaluation
+from topr_trl.hub.cards import PICTURE, adapt, add_evaluation, model_card, training_facts
+from topr_trl.hub.lineage import (
+    Manifest,
+    facts_of_sampling,
+    first_weights,
+    lineage,
+    name_on_the_hub,
+    problems_of,
+    sampling_of,
+    stage_folder,
+    weights_of,
+)
+from topr_trl.hub.parcel import README, Parcel
+from topr_trl.plots import plot_evaluations
+
+MODEL_CONFIGS = ("config.json", "adapter_config.json")
+_STATE, _HISTORY = "trainer_state.json", "log_history.json"
+_WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+_UNWANTED = ("_*", ".*", _STATE, _HISTORY, "evaluation.*")
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether a folder holds a model, or an adapter."""
+    return any((folder / name).is_file() for name in MODEL_CONFIGS)
+
+
+def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str | Path | None) -> Parcel:
+    """A model's folder or a checkpoint as a model, see `topr_trl.hub.push.pack`."""
+    files = _files_of(folder)
+    card, picture = _card_of(folder, repo_id), None
+    results, sampling = _results(folder, before, after)
+    evaluations = {name: _read_evaluation(path) for name, path in results.items()}
+    sizes = sorted({evaluation.num_problems for evaluation in evaluations.values()})
+    if len(sizes) > 1:
+        raise ValueError(f"Results before and after are of different problems: {sizes[0]} and {sizes[1]} of them.")
+    if evaluations:
+        picture = _draw(evaluations)
+        dataset = name_on_the_hub(sampling.get("test_dataset_name") or sampling.get("dataset_name"))
+        how = f"{problems_of(sampling)}, temperature {sampling['temperature']:g}" if sampling else None
+        add_evaluation(card, evaluations, picture=picture is not None, tested_on=how, dataset=dataset)
+    elif PICTURE in card.text:
+        picture = _readme_of(folder).with_name(PICTURE).read_bytes()
+    if picture:
+        files[PICTURE] = picture
+    names = {Path(name).parts[0] for name in files} | {README, manifest.NAME}
+    left_out = [path.name for path in sorted(folder.glob("[!.]*")) if path.name not in names]
+    files[README] = str(card).encode()
+    return Parcel("model", files, tuple(left_out), ("*.safetensors", "*.safetensors.index.json"))
+
+
+def _files_of(folder: Path) -> dict[str, Path | bytes]:
+    """What is needed to load a model.
+
+    Raises:
+        ValueError: the checkpoint is not whole, or weights are pickled, missing or damaged.
+    """
+    if _is_checkpoint(folder) and not _is_json(folder / _STATE):
+        raise ValueError(f"{folder} is not whole: {_STATE}, which is written last, is missing or cut.")
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise ValueError(
+            f"{folder} holds no weights as safetensors. Load the model and save it with save_pretrained; merge the "
+            "shards of FSDP or DeepSpeed first."
+        )
+    for index in folder.glob("*.safetensors.index.json"):
+        needed = set(json.loads(index.read_text())["weight_map"].values())
+        if missing := sorted(needed - {path.name for path in weights}):
+            raise ValueError(f"{folder} lacks {len(missing)} of {len(needed)} files of its weights, as {missing[0]}.")
+    for path in weights:
+        try:
+            with safe_open(path, framework="numpy"):  # reads the header, and whether the file is as long as that says
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged or cut: {error}.") from error
+    names = [path.name for path in sorted(folder.iterdir()) if path.is_file()]
+    wanted = [n for n in names if any(fnmatch(n, p) for p in _WANTED) and not any(fnmatch(n, p) for p in _UNWANTED)]
+    templates = sorted(folder.glob("additional_chat_templates/*.jinja"))
+    nested = {f"{path.parent.name}/{path.name}": path for path in templates}
+    return {**{name: folder / name for name in wanted}, **nested}
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return folder.name.startswith("checkpoint-")
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text())
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+# Cards.
+
+
+def _readme_of(folder: Path) -> Path:
+    """The card that the trainer has written: of a checkpoint, beside it. Inside there is at most PEFT's empty form."""
+    return (folder.parent if _is_checkpoint(folder) else folder) / README
+
+
+def _card_of(folder: Path, repo_id: str) -> ModelCard:
+    """Made of the manifests if the stage `train` has made the model, else the trainer's.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    steps, readme = lineage(stage_folder(folder)), _readme_of(folder)
+    if steps and "learning_rate" in steps[0]["inputs"]:
+        return _card_of_stage(folder, repo_id, steps)
+    if not readme.is_file():
+        raise ValueError(
+            f"How {folder} was trained is not known: there is no {readme}. Write it with "
+            "trainer.create_model_card(), or put a card of your own there."
+        )
+    card: ModelCard = ModelCard.load(readme)
+    adapt(card, repo_id, _last_step(folder) if _is_checkpoint(folder) else None)
+    return card
+
+
+def _card_of_stage(folder: Path, repo_id: str, steps: list[Manifest]) -> ModelCard:
+    inputs, sampling, stage = steps[0]["inputs"], sampling_of(steps), stage_folder(folder)
+    known = {field.name: inputs[field.name] for field in fields(TOPRArguments) if field.name in inputs}
+    chosen = next((step for step in steps if "curated" in step), None)
+    rows = f"{steps[1]['rows']:,}" if steps[1:] else "not recorded"
+    if chosen:
+        rows = str(Curated(np.arange(chosen["rows"]), **chosen["curated"]))
+    facts = {
+        **training_facts(TOPRArguments(**known), rows, _last_step(folder), inputs["learning_rate"], inputs["optim"]),
+        "seed": f"{inputs['seed']}, iteration {inputs['iteration']}",
+    }
+    told_below = ("prompt", "seed", "sampled with")
+    facts |= {name: fact for name, fact in facts_of_sampling(sampling).items() if name not in told_below}
+    problems = name_on_the_hub(sampling.get("dataset_name"))
+    data = ModelCardData(
+        base_model=name_on_the_hub(first_weights(stage).get("model")),
+        datasets=[problems] if problems else None,
+        library_name="peft" if (folder / "adapter_config.json").is_file() else "transformers",
+        model_name=repo_id.rpartition("/")[2],
+        pipeline_tag="text-generation",
+    )
+    return model_card(
+        data, repo_id, facts, problems=problems_of(sampling), prompt=_a_prompt(stage),
+        max_new_tokens=sampling.get("max_new_tokens"),
+    )  # fmt: skip
+
+
+def _last_step(folder: Path) -> int:
+    if (folder / _STATE).is_file():
+        return int(json.loads((folder / _STATE).read_text())["global_step"])
+    return int(json.loads((folder / _HISTORY).read_text())[-1]["step"])
+
+
+def _a_prompt(model: Path) -> Any:
+    """One that the model was trained on, if its rows lie beside it."""
+    rows = sorted(model.parent.glob("log_mu/*.parquet"))[:1]
+    return read_shard(rows[0], ["prompt"])["prompt"][0].as_py() if rows else None
+
+
+# Evaluations.
+
+
+def _results(folder: Path, before: str | Path | None, after: str | Path | None) -> tuple[dict[str, Path], Manifest]:
+    """Folders of results by name, and how the tested responses were drawn, as far as it is known.
+
+    Those that are given; else those of the loop, if its manifests say that they are of these weights.
+    """
+    given = {name: Path(path) for name, path in (("before", before), ("after", after)) if path}
+    if given:
+        return given, {}
+    own, base = folder.parent / "test" / "results", folder.parent.parent / "base" / "test" / "results"
+    sampling, sampling_before = sampling_of(lineage(own)), sampling_of(lineage(base))
+    if not sampling or weights_of(sampling) != {"weights": manifest.fingerprint(folder)}:
+        return {}, {}
+    if sampling_before and weights_of(sampling_before) == first_weights(folder):
+        return {"before": base, "after": own}, sampling
+    return {"after": own}, sampling
+
+
+def _read_evaluation(path: Path) -> Evaluation:
+    file = path / "evaluation.json" if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"There is no {file}: --before and --after name folders of topr evaluate.")
+    return Evaluation.from_dict(json.loads(file.read_text()))
+
+
+def _draw(evaluations: Mapping[str, Evaluation]) -> bytes | None:
+    """The picture, if matplotlib is installed."""
+    if find_spec("matplotlib") is None:
+        return None
+    with TemporaryDirectory() as aside:
+        plot_evaluations(evaluations, Path(aside) / PICTURE)
+        return (Path(aside) / PICTURE).read_bytes()

@@ -1,0 +1,37 @@
+"""What is pushed to the Hub in one commit."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+README = "README.md"
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Files, as paths or as their contents, by their names in the repository.
+
+    Attributes:
+        repo_type: `"model"` or `"dataset"`.
+        files: with the card, `README.md`.
+        left_out: what lies in the folder and is not pushed.
+        replaces: patterns of files that must not stay beside the new ones, such as the shards of another model.
+    """
+
+    repo_type: str
+    files: Mapping[str, Path | bytes]
+    left_out: tuple[str, ...]
+    replaces: tuple[str, ...]
+
+    @property
+    def card(self) -> str:
+        return _content(self.files[README]).decode()
+
+    def __str__(self) -> str:
+        lines = [f"{len(_content(file)) if isinstance(file, bytes) else file.stat().st_size:>14,} bytes  {name}"
+                 for name, file in self.files.items()]  # fmt: skip
+        return "\n".join(lines + ([f"Left out: {', '.join(self.left_out)}"] if self.left_out else []))
+
+
+def _content(file: Path | bytes) -> bytes:
+    return file if isinstance(file, bytes) else file.read_bytes()

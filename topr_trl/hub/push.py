@@ -1,0 +1,130 @@
+"""`topr push`: a model or candidates to the Hub, with a card. A model goes as safetensors; nothing pickled leaves."""
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub.utils import httpx, validate_repo_id
+
+from topr_trl import manifest
+from topr_trl.hub.candidates import holds_candidates, pack_candidates
+from topr_trl.hub.model import MODEL_CONFIGS, holds_model, pack_model
+from topr_trl.hub.parcel import Parcel
+
+
+@dataclass
+class PushArguments:
+    """What is pushed, and where to.
+
+    Parameters:
+        input (`str`): Folder of a model, a checkpoint or candidates, or a file of candidates.
+        repo_id (`str`): Repository on the Hub, `name` or `owner/name`; made if it is not there.
+        private (`bool`, defaults to `False`): Make it private; one that is there stays as it is.
+        before, after (`str`, *optional*): Folders of `topr evaluate`, for the table and the picture on a model's card;
+            default: those of the loop that has trained it.
+        dry_run (`bool`, defaults to `False`): Print what would be pushed, and the card, and push nothing.
+    """
+
+    input: str = field(metadata={"help": "Folder of a model, a checkpoint or candidates, or a file of candidates."})
+    repo_id: str = field(metadata={"help": "Repository on the Hub: name or owner/name."})
+    private: bool = field(default=False, metadata={"help": "Make the repository private, if it is new."})
+    before: str | None = field(
+        default=None, metadata={"help": "Results of topr evaluate before training. Default: the loop's."}
+    )
+    after: str | None = field(default=None, metadata={"help": "Those after training. Default: the loop's."})
+    dry_run: bool = field(default=False, metadata={"help": "Print what would be pushed, and the card; push nothing."})
+
+
+def push_command(args: PushArguments) -> None:
+    """The command: push, or tell what would be pushed."""
+    if args.dry_run:
+        validate_repo_id(args.repo_id)
+        parcel = pack(Path(args.input), args.repo_id, args.before, args.after)
+        print(f"{parcel}\n\n{parcel.card}")
+    else:
+        commit = push_to_hub(args.input, args.repo_id, args.private or None, args.before, args.after)
+        print(f"Pushed: {commit.repo_url}")
+
+
+def push_to_hub(
+    folder: str | Path,
+    repo_id: str,
+    private: bool | None = None,
+    before: str | Path | None = None,
+    after: str | Path | None = None,
+) -> CommitInfo:
+    """Push a model, a checkpoint or candidates, with a card, in one commit.
+
+    Args:
+        folder: to push; of a checkpoint, the model alone.
+        repo_id: `name` or `owner/name`; the repository is made if it is not there.
+        private: see `huggingface_hub.create_repo`.
+        before, after: folders of `topr evaluate`, see `pack`.
+
+    Returns:
+        The commit; `commit.repo_url` is where it went.
+
+    Raises:
+        ValueError, FileNotFoundError: see `pack`; or there is no token. Nothing has been sent then.
+        OSError: the Hub cannot be reached, or refuses.
+    """
+    from topr_trl import __version__
+
+    validate_repo_id(repo_id)
+    if get_token() is None:
+        raise ValueError("Pushing needs an account: run `hf auth login`, or set HF_TOKEN to a token that may write.")
+    api = HfApi(library_name="topr_trl", library_version=__version__)
+    try:
+        name = repo_id if "/" in repo_id else f"{api.whoami()['name']}/{repo_id}"
+        parcel = pack(Path(folder), name, before, after)
+        api.create_repo(name, repo_type=parcel.repo_type, private=private, exist_ok=True)
+        there = api.list_repo_files(name, repo_type=parcel.repo_type)
+        return api.create_commit(
+            name,
+            [
+                *(CommitOperationAdd(path, content) for path, content in parcel.files.items()),
+                *(CommitOperationDelete(path) for path in there if _is_stale(path, parcel)),
+            ],
+            commit_message=f"Push {Path(folder).absolute().name}",
+            repo_type=parcel.repo_type,
+        )
+    except (httpx.TransportError, RuntimeError) as error:  # a file whose upload fails raises a RuntimeError
+        raise ConnectionError(f"{repo_id} was not pushed: {error.__cause__ or error}.") from error
+
+
+def _is_stale(path: str, parcel: Parcel) -> bool:
+    replaced = any(fnmatch(path, pattern) for pattern in parcel.replaces)
+    return replaced and "/" not in path and path not in parcel.files
+
+
+def pack(folder: Path, repo_id: str, before: str | Path | None = None, after: str | Path | None = None) -> Parcel:
+    """What of a folder is to be pushed, and its card.
+
+    Args:
+        folder: a model's, a checkpoint's or one of candidates; or a file of candidates.
+        repo_id: for the card.
+        before, after: folders of `topr evaluate`, for a model's card; default: those of the loop that has trained it.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or shards are missing.
+        ValueError: it holds neither a model nor candidates, it is not finished, files are damaged, or how the model
+            was trained is not known.
+    """
+    if not folder.exists():
+        raise FileNotFoundError(f"There is no {folder} to push.")
+    manifest.check_whole(folder)
+    manifest.check_kept(folder)
+    if holds_model(folder):
+        return pack_model(folder, repo_id, before, after)
+    if before or after:
+        raise ValueError(f"--before and --after are for the card of a model, and {folder} holds none.")
+    if holds_candidates(folder):
+        return pack_candidates(folder, repo_id)
+    inside = {path.parent for name in (*MODEL_CONFIGS, "*.parquet") for path in folder.rglob(name)} - {folder}
+    found = sorted(str(path) for path in inside if holds_model(path) or holds_candidates(path))
+    hint = f" There are {', '.join(found[:6])}{' and others' if found[6:] else ''}." if found else ""
+    raise ValueError(
+        f"{folder} holds neither a model (config.json and *.safetensors) nor candidates (*.parquet with a prompt and a "
+        f"completion).{hint}"
+    )
