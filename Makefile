@@ -8,12 +8,13 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install demo bench reproduce reproduce-quick test test-min test-matrix test-trackers test-vllm lint type licenses wheel clean help
+.PHONY: install demo docs bench reproduce reproduce-quick test test-min test-matrix test-trackers test-vllm lint type licenses wheel clean help
 
 help:
 	@echo "make demo      train the embedded model with TOPR, before -> after (minutes on a CPU)"
 	@echo "make reproduce measure every claim of the paper (hours; goes on where it stopped); make reproduce-quick: minutes"
 	@echo "make bench     time and memory beside TRL's other trainers (ten minutes; writes docs/performance.md)"
+	@echo "make docs      build the documentation into site/, warnings are errors"
 	@echo "make test      run the tests"
 	@echo "make test-min  run the tests on the oldest supported versions; make test-vllm: with vLLM's engine on the CPU;"
 	@echo "               make test-trackers: with tensorboard, wandb and trackio"
@@ -75,6 +76,12 @@ test-vllm: .venv-vllm/.installed
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
+# tests/test_docs.py holds what the builder does not look at: pictures, docstrings, and whether the pages' code runs.
+docs: install
+	$(BIN)/zensical build --strict --clean
+	$(BIN)/python -m pytest tests/test_docs.py
+	@echo "open site/index.html"
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -94,4 +101,4 @@ wheel: install
 	cd dist && ../.venv-wheel/bin/python -c "import topr_trl, topr_trl.tasks.arithmetic as a; assert (a.CARELESS_MODEL / 'model.safetensors').is_file(); print(topr_trl.__version__)"
 
 clean:
-	rm -rf .venv .venv-min .venv-matrix .venv-vllm .venv-wheel build dist *.egg-info
+	rm -rf .venv .venv-min .venv-matrix .venv-vllm .venv-wheel build dist site .cache *.egg-info

@@ -183,7 +183,7 @@ _GRPO_ONLY = {
 
 @dataclass
 class TOPRConfig(TOPRArguments, GRPOConfig):
-    __doc__ = f"""Settings of [`TOPRTrainer`]: those of [`~trl.GRPOConfig`], and of TOPR.
+    """Settings of [`TOPRTrainer`]: those of [`~trl.GRPOConfig`], and of TOPR.
 
     Defaults that differ from TRL's are the paper's (Sec. 4.1): `optim="adafactor"`, `learning_rate=5e-7`,
     `lr_scheduler_type="constant"`, `top_k=500`, `loss_type="topr"`. Settings that belong to GRPO's losses alone
@@ -195,7 +195,8 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
     In the tables of `log_completions`, `advantage` is R, and `weight` and `log_ratio` are what the loss last gave the
     row; they are empty where it has not used the row (yet).
 
-    {TOPRArguments.__doc__}"""
+    And those of [`TOPRArguments`].
+    """
 
     optim: str = field(default="adafactor", metadata={"help": "Optimiser. The paper's: Adafactor."})
     learning_rate: float = field(default=5e-7, metadata={"help": "Learning rate. The paper's: 5e-7."})
@@ -238,16 +239,14 @@ _SFT_ONLY = {
 
 @dataclass
 class OfflineTOPRConfig(TOPRArguments, SFTConfig):
-    __doc__ = f"""Settings of [`OfflineTOPRTrainer`]: those of [`~trl.SFTConfig`], and of TOPR.
+    """Settings of [`OfflineTOPRTrainer`]: those of [`~trl.SFTConfig`], and of TOPR.
 
     Defaults that differ from TRL's are the paper's (Sec. 4.1): `optim="adafactor"`, `learning_rate=5e-7`,
     `lr_scheduler_type="constant"`, `num_train_epochs=1`. `max_length` is `None`: a row is never cut, since half a
     response has neither the reward nor the probability of the whole; longer rows than `max_length` (or the model's
     context) are an error. Settings that belong to supervised fine-tuning alone raise if given a value of their own.
 
-    {TOPRArguments.__doc__}
-
-    And offline:
+    And those of [`TOPRArguments`].
 
     Parameters:
         sort_by_length (`bool`, defaults to `True`):
@@ -283,3 +282,7 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
         self._validate_topr()
         _refuse_foreign_settings(self, SFTConfig, "OfflineTOPRTrainer", _SFT_ONLY)
         super().__post_init__()
+
+
+for _config in (TOPRConfig, OfflineTOPRConfig):  # so that help() has all settings of TOPR
+    _config.__doc__ = f"{_config.__doc__}\n{TOPRArguments.__doc__}"

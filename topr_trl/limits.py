@@ -52,3 +52,4 @@ PRESETS: dict[str, TruncationLimits] = {
     "opr": TruncationLimits(0.0, inf, 0.0, inf),  # plain importance sampling: unbiased, high variance
     "tis": TruncationLimits(0.0, 1.0, 0.0, 1.0),  # truncated importance sampling
 }
+"""The limits of TOPR and its relatives, by name (arXiv 2503.14286, Table 1)."""

@@ -113,8 +113,8 @@ def write(content: dict[str, Any], folder: Path) -> Path:
 _PAGE = """# Performance
 
 What TOPR costs beside TRL's other trainers. Written by `make bench` (`python -m benchmarks.performance`, {minutes}
-minutes) from [`benchmarks/results/performance.json`](../benchmarks/results/performance.json); do not edit. Where the
-time goes, and what was tried: [`benchmarks/notes.md`](../benchmarks/notes.md).
+minutes) from `benchmarks/results/performance.json`; do not edit. Where the
+time goes, and what was tried: `benchmarks/notes.md`.
 
 {machine}, {threads} threads; {versions}; {date}.
 
