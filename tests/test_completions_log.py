@@ -99,14 +99,16 @@ def test_rows_of_two_processes_have_their_own_weight(tmp_path):
 def test_what_is_printed_and_kept(model, tokenizer, rows, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     args = OfflineTOPRConfig(
-        **logged_rows.settings(tmp_path, preset="topr", max_steps=2, logging_steps=2, model_init_kwargs=None)
+        **logged_rows.settings(tmp_path, preset="topr", max_steps=2, logging_steps=2, model_init_kwargs=None),
+        eval_strategy="steps",
+        eval_steps=1,
     )
     trainer = OfflineTOPRTrainer(model, args, rows, rows, processing_class=tokenizer)
     trainer.train()
     trainer.evaluate()
     printed = capsys.readouterr().out
     header = [line for line in printed.splitlines() if "Prompt" in line]
-    assert len(header) == 1  # neither the summary of the training nor an evaluation prints again
+    assert len(header) == 1  # neither the summary of the training nor an evaluation prints any
     assert header[0].replace("┃", "").replace("│", "").split() == [
         "Prompt", "Completion", "reward", "Advantage", "weight", "log_ratio"
     ]  # fmt: skip
