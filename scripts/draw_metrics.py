@@ -1,0 +1,182 @@
+"""Draw the pictures of docs/metrics.md: what a run logs when it goes well, and when it does not (minutes on two cores).
+
+    python scripts/draw_metrics.py [run ...]
+
+All runs start from the small model of the benchmarks, read the candidates that it wrote for 160 embedded problems, and
+log every eight steps; every 40 steps the model is tested on 100 other problems. What was measured is kept beside
+the pictures, in `docs/metrics`: runs that are there are drawn without being run again.
+"""
+
+import json
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, disable_progress_bars
+from matplotlib import rcParams
+from matplotlib.figure import Figure
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers.utils import logging
+
+from topr_trl import (
+    OfflineTOPRConfig,
+    OfflineTOPRTrainer,
+    SamplingArguments,
+    evaluate_candidates,
+    sample_candidates,
+    score_candidates,
+)
+from topr_trl.tasks import arithmetic, gsm8k
+
+ROOT = Path(__file__).parent.parent
+OUT = ROOT / "docs" / "metrics"
+MODEL = ROOT / "benchmarks" / "models" / "main"
+EPOCHS, LOG_EVERY, TEST_EVERY = 2, 8, 40
+
+# name: (title, what differs from the healthy run)
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "healthy": ("TOPR, 27 % of the rows positive", {}),
+    "reinforce": ('preset="reinforce": nothing is tapered', {"preset": "reinforce"}),
+    "positives_only": ('preset="positives_only": nothing is learnt from negatives', {"preset": "positives_only"}),
+    "all_negative": ("baseline=1.5: all rewards are negative", {"baseline": 1.5}),
+    "learning_rate": ("learning_rate=1e-3: ten times too high", {"learning_rate": 1e-3}),
+    "rescored": ("log μ scored anew before each epoch", {"rescored": True}),
+}
+COLOURS = {"correct": "#2a9d8f", "incorrect": "#d1495b", "invalid": "#888888"}
+rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
+                 "legend.frameon": False, "font.size": 9, "axes.titlesize": 10})  # fmt: skip
+
+
+class Test(TrainerCallback):
+    """Shares of correct, incorrect and invalid answers to problems that are not trained on."""
+
+    def __init__(self, tokenizer: Any, curve: list[dict[str, float]], start: int) -> None:
+        self.problems = gsm8k.prepare(arithmetic.arithmetic_dataset(100, seed=2), num_shots=0)
+        self.tokenizer, self.curve, self.start = tokenizer, curve, start
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if (self.start + state.global_step) % TEST_EVERY == 0:
+            self.test(model, state.global_step)
+
+    def test(self, model: Any, step: int) -> None:
+        model.eval()
+        evaluation = evaluate_candidates(sample(model, self.tokenizer, self.problems, 4))
+        model.train()
+        self.curve.append({"step": self.start + step, **evaluation.shares})
+
+
+def sample(model: Any, tokenizer: Any, problems: Dataset, count: int) -> Dataset:
+    how = SamplingArguments(num_candidates=count, max_new_tokens=80)
+    return score_candidates(sample_candidates(model, tokenizer, problems, how), gsm8k.judge)
+
+
+def train(
+    model: Any,
+    tokenizer: Any,
+    rows: Dataset,
+    epochs: int,
+    tests: list[dict[str, float]],
+    start: int,
+    **settings: Any,
+) -> list[dict[str, float]]:
+    """Train in place; what was logged, by steps counted from `start`."""
+    settings = {"learning_rate": 1e-4, "log_mu": "sampler", **settings}
+    with tempfile.TemporaryDirectory() as folder:
+        args = OfflineTOPRConfig(
+            folder, optim="adamw_torch", per_device_train_batch_size=32, num_train_epochs=epochs, seed=start,
+            logging_steps=LOG_EVERY, use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
+            save_strategy="no", disable_tqdm=True, **settings,
+        )  # fmt: skip
+        test = Test(tokenizer, tests, start)
+        if start == 0:
+            test.test(model, 0)
+        trainer = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer, callbacks=[test])
+        trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return [{**entry, "step": start + entry["step"]} for entry in logged]
+
+
+def run(rows: Dataset, rescored: bool = False, **settings: Any) -> dict[str, Any]:
+    """A whole run: what it logged, and its tests."""
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32")
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    logs: list[dict[str, float]] = []
+    tests: list[dict[str, float]] = []
+    for _ in range(EPOCHS if rescored else 1):
+        epochs = 1 if rescored else EPOCHS
+        how = {**settings, "log_mu": "trainer"} if rescored else settings
+        logs += train(model, tokenizer, rows, epochs, tests, int(logs[-1]["step"]) if logs else 0, **how)
+    kept = ("step", "grad_norm")
+    return {
+        "logs": [{k: round(v, 4) for k, v in log.items() if k in kept or k.startswith("topr/")} for log in logs],
+        "tests": tests,
+    }
+
+
+def draw(title: str, measured: dict[str, Any], path: Path) -> None:
+    logs, tests = measured["logs"], measured["tests"]
+    picture = Figure(figsize=(9, 3.5), layout="constrained")
+    picture.suptitle(title, fontsize=11)
+    answers, weights, ratios = picture.subplots(1, 3)
+
+    def curve(name: str) -> tuple[list[float], list[float]]:
+        points = [(log["step"], log[name]) for log in logs if name in log]
+        return [p[0] for p in points], [p[1] for p in points]
+
+    for name, colour in COLOURS.items():
+        answers.plot([t["step"] for t in tests], [100 * t[name] for t in tests], color=colour, label=name, marker=".")
+    answers.set(title="test answers, %", ylim=(-3, 103))
+
+    for name, colour, line in (
+        ("weight_mean_negatives", "#3d405b", "-"),
+        ("negatives_tapered", "#edae49", "--"),
+        ("negatives_dead", "#d1495b", ":"),
+    ):
+        weights.plot(*curve(f"topr/{name}"), line, color=colour, label=name)
+    weights.set(title="weights of negatives", ylim=(-0.03, 1.03))
+
+    for sign, colour in (("positives", COLOURS["correct"]), ("negatives", COLOURS["incorrect"])):
+        steps, low = curve(f"topr/log_ratio/{sign}/q05")
+        if steps:
+            ratios.fill_between(steps, low, curve(f"topr/log_ratio/{sign}/q95")[1], color=colour, alpha=0.15, lw=0)
+            ratios.plot(steps, curve(f"topr/log_ratio/{sign}/q50")[1], color=colour, label=f"{sign}, q05 to q95")
+    ratios.axhline(0, color="black", lw=0.8)
+    ratios.set(title="log_ratio, nats a response")
+    for axes in (answers, weights, ratios):
+        axes.set_xlabel("step")
+        axes.legend(fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.18), labelspacing=0.3)
+    picture.savefig(path, dpi=130)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    logging.set_verbosity_error()
+    disable_progress_bars()
+    OUT.mkdir(exist_ok=True)
+    asked = sys.argv[1:] or list(RUNS)
+    rows = None
+    for name in asked:
+        title, settings = RUNS[name]
+        kept = OUT / f"{name}.json"
+        if not kept.exists():
+            rows = rows or candidates()
+            kept.write_text(json.dumps(run(rows, **settings)).replace("}, ", "},\n") + "\n")
+        measured = json.loads(kept.read_text())
+        draw(title, measured, OUT / f"{name}.png")
+        print(name, measured["tests"][-1], flush=True)
+
+
+def candidates() -> Dataset:
+    """What all runs learn from."""
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32")
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    rows = sample(model, tokenizer, gsm8k.prepare(arithmetic.arithmetic_dataset(160, seed=1), num_shots=0), 16)
+    print(f"{len(rows)} rows, {np.mean(np.array(rows['reward'][:]) > 0):.0%} positive", flush=True)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

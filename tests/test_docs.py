@@ -1,0 +1,247 @@
+"""What the pages say is run: README.md and docs/. Under the names they use lies something small (`world`)."""
+
+import logging
+import os
+import re
+import shlex
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import datasets
+import pytest
+import yaml
+from datasets import Dataset
+from transformers import AutoModelForCausalLM
+from trl import TrlParser
+
+import topr_trl
+from topr_trl import SamplingArguments, load_candidates, sample_candidates, save_candidates, score_candidates
+from topr_trl.cli import COMMANDS, make_parser
+from topr_trl.config import _GRPO_ONLY, _SFT_ONLY
+from topr_trl.metrics import describe
+from topr_trl.plan import PlanArguments
+from topr_trl.tasks import arithmetic, gsm8k
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+_FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page, language):
+    """Line and text of each block of a language."""
+    text = page.read_text()
+    return [(text[: m.start(3)].count("\n"), m[3]) for m in _FENCE.finditer(text) if m[2] == language]
+
+
+def with_blocks(language):
+    return pytest.mark.parametrize("page", [pytest.param(p, id=n) for p, n in zip(PAGES, NAMES, strict=True)
+                                            if blocks(p, language)])  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory):
+    """16 candidates of each of four embedded problems, by the embedded model."""
+    from transformers import AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype="float32")
+    tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
+    problems = gsm8k.prepare(arithmetic.arithmetic_dataset(4, seed=2), num_shots=0)
+    rows = sample_candidates(model, tokenizer, problems, SamplingArguments(max_new_tokens=48), ("Question:",))
+    folder = tmp_path_factory.mktemp("sampled")
+    save_candidates(score_candidates(rows, gsm8k.judge), folder)
+    return folder
+
+
+@pytest.fixture
+def world(sampled, tokenizer, tmp_path, monkeypatch):
+    """A working directory in which the names of the pages are there: models, data sets, files and folders."""
+    monkeypatch.chdir(tmp_path)
+    # On a machine without an accelerator, TRL's default of bf16 asks for `use_cpu`, which the pages do not set.
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
+    model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype="float32")
+    for name in ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B-Instruct"):
+        model.save_pretrained(name)
+        tokenizer.save_pretrained(name)
+    rows = load_candidates(sampled)
+
+    def save(path, dataset):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        dataset.to_json(path)
+
+    save("my/prompts/train.jsonl", rows.select([0]).select_columns(["prompt", "answer"]))
+    save("logs.jsonl", rows.select(range(24)).select_columns(["prompt", "completion", "reward"]))
+    said = [[{"role": role, "content": text}] for role, text in (("user", "Hello?"), ("assistant", "Yes."))]
+    opinions = {"prompt": said[:1] * 4, "completion": said[1:] * 4, "label": [True, False, True, False]}
+    save("trl-lib/kto-mix-14k/train.jsonl", Dataset.from_dict(opinions))
+    other = [{"role": "assistant", "content": "No."}]
+    pairs = {"prompt": said[:1] * 2, "chosen": said[1:] * 2, "rejected": [other] * 2}
+    save("trl-lib/ultrafeedback_binarized/train.jsonl", Dataset.from_dict(pairs))
+    for folder in ("before/test", "after/test", "candidates"):
+        save_candidates(rows, folder)
+    return tmp_path
+
+
+@with_blocks("python")
+def test_python(page, world):
+    names = {"__name__": "__main__"}
+    for line, code in blocks(page, "python"):
+        exec(compile("\n" * line + code, str(page), "exec"), names)
+
+
+def commands(text):
+    """The commands of a block: continued lines joined, sums replaced by 0, comments and background marks left out."""
+    text = re.sub(r"\$\(\(.*?\)\)", "0", text.replace("\\\n", " "))
+    for line in text.splitlines():
+        words = shlex.split(line.rstrip("& "), comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            words = words[1:]
+        if words:
+            yield words
+
+
+@with_blocks("bash")
+def test_bash(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
+    Path("examples").symlink_to(ROOT / "examples")
+    for path, text in files_of(page).items():
+        Path(path).write_text(text)
+    variables = {}
+    for _, text in blocks(page, "bash"):
+        for words in commands(text):
+            if assigned := re.fullmatch(r"(\w+)=(.*)", words[0]):
+                variables[f"${assigned[1]}"] = shlex.split(assigned[2])
+                continue
+            check([part for word in words for part in variables.get(word, [word])])
+
+
+def files_of(page):
+    """YAML files that a page shows, by the name in the comment of their first line."""
+    shown = {}
+    for _, text in blocks(page, "yaml"):
+        if named := re.match(r"# (\S+\.yaml)", text):
+            shown[named[1]] = text
+    return shown
+
+
+def check(words):
+    """That a command would be understood: by the parser of `topr`, or that what it names is there."""
+    program, *rest = words
+    if program == "topr":
+        assert rest[0] in COMMANDS, rest
+        parser = TrlParser(PlanArguments) if rest[0] == "plan" else make_parser(rest[0])
+        if rest[1:] not in (["--help"], ["--help_all"]):
+            parser.parse_args_and_config(rest[1:])
+    elif program.startswith("--"):  # a setting by itself
+        make_parser("train").parse_args_and_config(words)
+    elif program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert rest[0] == "install"
+        for asked in re.findall(r"\.\[(.*?)\]", " ".join(rest)):
+            assert set(asked.split(",")) <= set(extras), asked
+    elif program == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert {word for word in rest if "=" not in word} <= set(targets), rest
+    elif program in ("accelerate", "python"):
+        started = rest[1:] if rest[0] == "launch" else rest
+        while started[0].startswith("--") and "=" not in started[0]:  # options of the launcher, each with a value
+            if "/" in started[1]:
+                assert (ROOT / started[1]).exists(), started[1]
+            started = started[2:]
+        if started[0] == "-m":
+            assert find_spec(started[1]) is not None, started[1]
+            if started[1] in ("topr_trl", "topr_trl.cli"):
+                check(["topr", *started[2:]])
+        else:
+            assert (ROOT / started[0]).is_file(), started[0]
+    else:
+        assert program in ("cd", "wait", "pre-commit", "git", "source", "."), f"{words}: what is that?"
+
+
+@with_blocks("yaml")
+def test_yaml(page, tmp_path):
+    for _, text in blocks(page, "yaml"):
+        assert yaml.safe_load(text)
+    for name, text in files_of(page).items():
+        (tmp_path / name).write_text(text)
+        make_parser("iterate").parse_args_and_config(["--config", str(tmp_path / name), "--bf16", "False"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_blocks_are_of_a_kind_that_is_tried(page):
+    """Code in another language would be tried by nobody; what a program prints has no language."""
+    assert {m[2] for m in _FENCE.finditer(page.read_text())} <= {"", "python", "bash", "yaml"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links_lead_somewhere(page):
+    """Pages of the site reach nothing outside of it, so those in docs/ name other files without a link."""
+    text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text()))
+    home = ROOT if page.name == "README.md" else ROOT / "docs"
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)|(?:src|href)=\"([^\"#]+)\"", text):
+        target = "".join(target)
+        if not re.match(r"https?://|mailto:", target):
+            path = (page.parent / target).resolve()
+            assert path.exists(), target
+            assert path.is_relative_to(home), f"{target} is not on the site"
+
+
+def directives():
+    return re.findall(r"^::: (\S+)", "\n".join(page.read_text() for page in PAGES), re.MULTILINE)
+
+
+def test_every_public_name_is_on_an_api_page():
+    shown = directives()
+    for name in topr_trl.__all__:
+        value = getattr(topr_trl, name)
+        where = getattr(value, "__module__", "topr_trl.limits")  # PRESETS, a dictionary
+        assert where in shown or f"{where}.{name}" in shown, name
+
+
+def test_docstrings_are_read_without_a_warning(caplog):
+    griffe = pytest.importorskip("griffe", reason="the extra docs is not installed")
+    extensions = griffe.load_extensions(str(ROOT / "scripts" / "griffe_docstrings.py"))
+    package = griffe.load("topr_trl", search_paths=[str(ROOT)], extensions=extensions)
+    seen = 0
+
+    def read(thing):
+        nonlocal seen
+        if thing.docstring:
+            seen += len(thing.docstring.parse("google"))
+        for member in thing.members.values():
+            if not member.is_alias:
+                read(member)
+
+    with caplog.at_level(logging.WARNING, logger="griffe"):
+        for path in directives():
+            read(package[path.removeprefix("topr_trl.")])
+    assert seen > 200
+    assert not caplog.messages
+
+
+def test_every_refused_setting_is_in_the_tables():
+    text = (ROOT / "docs" / "migrating.md").read_text()
+    for name in _GRPO_ONLY:
+        assert f"`{name}`" in text or any(f"`{name[:n]}*`" in text for n in range(4, len(name))), name
+    text = (ROOT / "docs" / "offline.md").read_text()
+    for name in _SFT_ONLY:
+        assert f"`{name}`" in text, name
+
+
+def test_every_metric_is_on_its_page():
+    import torch
+
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    rewards = torch.tensor([1.0, -1.0, -1.0])
+    for name in describe(torch.tensor([1.0, 0.5, 0.0]), torch.tensor([0.1, -0.7, -9.0]), rewards):
+        name = re.sub(r"log_ratio/(positives|negatives)/\w+", "log_ratio/", name)
+        assert name in text, name
+
+
+def test_datasets_are_not_fetched(world):
+    """The world stands in for the Hub: what is not in it is not there."""
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    with pytest.raises((FileNotFoundError, ConnectionError, datasets.exceptions.DatasetNotFoundError)):
+        datasets.load_dataset("my/other-prompts", split="train")
