@@ -9,7 +9,16 @@ from huggingface_hub import snapshot_download
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer, cli, evaluate_samples, hub
+from topr_trl import (
+    OfflineTOPRConfig,
+    OfflineTOPRTrainer,
+    TOPRConfig,
+    TOPRTrainer,
+    cli,
+    evaluate_samples,
+    hub,
+    manifest,
+)
 from topr_trl.tasks import arithmetic
 
 ROWS = Dataset.from_dict({
@@ -90,6 +99,9 @@ def push_folders(out: Path, loop: Path) -> None:
     cli.main(["push", "--input", str(loop / "iteration-1" / "model"), "--repo_id", "me/solver"])
     cli.main(["push", "--input", str(out / "every_save" / "checkpoint-2"), "--repo_id", "from-a-checkpoint"])
     cli.main(["push", "--input", str(loop / "iteration-1" / "scored"), "--repo_id", "me/candidates", "--private"])
+    loaded = Path(snapshot_download("me/candidates", repo_type="dataset", local_dir=out / "loaded"))
+    assert manifest.fingerprint(loaded) == manifest.fingerprint(loop / "iteration-1" / "scored")
+    cli.main(["curate", "--input", str(loaded), "--output", str(out / "curated"), "--use_cpu", "--bf16", "false"])
     # Again, as the shards of another run: the old ones must not stay beside them.
     cli.main(["push", "--input", str(loop / "base" / "test" / "scored"), "--repo_id", "me/replaced"])
     commit = hub.push_to_hub(loop / "iteration-1" / "log_mu", "me/replaced")

@@ -232,6 +232,18 @@ def test_a_checkpoint_has_its_own_step_on_its_card(model, tokenizer, rows, tmp_p
     assert "optimizer.pt" in first.left_out
 
 
+def test_an_adapter_s_card_is_the_trainer_s(model, tokenizer, rows, tmp_path):
+    lora = pytest.importorskip("peft").LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    args = config(tmp_path, save_steps=2)
+    OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer, peft_config=lora).train()
+    assert "More Information Needed" in (tmp_path / "checkpoint-2" / "README.md").read_text()  # PEFT's form
+    parcel = pack(tmp_path / "checkpoint-2", "me/x")
+    assert {"adapter_model.safetensors", "adapter_config.json", "README.md"} <= set(parcel.files)
+    assert "More Information Needed" not in parcel.card
+    assert PAPER["citation"] in parcel.card
+    assert ModelCard(parcel.card).data.library_name == "peft"
+
+
 def config(folder, **settings):
     return OfflineTOPRConfig(
         str(folder), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none", max_steps=2,
@@ -251,7 +263,8 @@ def test_evaluations_become_metadata():
     assert found == {"pass@1": 100.0, "maj@1": 100.0}
 
 
-def test_the_trainer_s_card_has_its_evaluations(model, tokenizer, rows, tmp_path):
+def test_the_trainer_s_card_has_its_evaluations(model, tokenizer, rows, tmp_path, monkeypatch):
+    monkeypatch.setattr("trl.trainer.base_trainer.get_comet_experiment_url", lambda: "https://tracker.example/run")
     trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
     trainer.create_model_card()
     assert "## Evaluation" not in (tmp_path / "README.md").read_text()
@@ -261,6 +274,7 @@ def test_the_trainer_s_card_has_its_evaluations(model, tokenizer, rows, tmp_path
     assert {"sums", "topr", "generated_from_trainer"} <= set(card.data.tags)
     assert card.data.eval_results[0].dataset_type == "openai/gsm8k"
     assert "licence" not in card.data.to_dict()
+    assert card.text.count("](https://tracker.example/run)") == 1
     assert (tmp_path / "evaluation.png").is_file()
 
 

@@ -68,6 +68,8 @@ class TOPRMixin:
         args, path = self.args, Path(self.args.output_dir) / "README.md"  # type: ignore[attr-defined]
         of_trl, curated = ModelCard.load(path), getattr(self, "curated", None)  # its metadata, and links to trackers
         of_trl.data.pop("licence")
+        if is_peft_model(self.model):  # type: ignore[attr-defined]
+            of_trl.data.library_name = "peft"
         rows = "generated while training" if curated is None else str(curated)
         facts = training_facts(args, rows, self.state.global_step, args.learning_rate, args.optim)  # type: ignore[attr-defined]
         card = model_card(
