@@ -52,7 +52,7 @@ def run_tests(
         with tqdm(total=len(items), desc="Running tests", unit="program", delay=5, leave=False) as progress:
             found = dict(zip(distinct, pool.map(items, progress.update), strict=True))
     if NOT_STARTED in found.values():
-        raise RuntimeError("The sandbox could not start a program: are processes or memory used up?")
+        raise RuntimeError("The sandbox could not start a program. Has the machine no memory or processes left?")
     return [_judgement(found[pair], pair[1]) for pair in pairs]
 
 

@@ -36,7 +36,7 @@ _CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x4000, 0x40000
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
 _AT_FDCWD, _AT_RECURSIVE, _CLONED_TREE, _MOVE_FROM_FD, _MOUNT_ATTR_RDONLY = -100, 0x8000, 0x8001, 0x4, 0x1
-_PR_SET_NO_NEW_PRIVS, _CAPABILITY_VERSION_3 = 38, 0x20080522
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _CAPABILITY_VERSION_3 = 36, 38, 0x20080522
 
 
 def canonical(value: Any) -> str:
@@ -229,6 +229,8 @@ def _own_processes_and_files() -> None:
 def _keep(job: Job, to_results: int, end_of_leash: int) -> None:
     if job.alone:
         _own_processes_and_files()
+    else:
+        _libc("prctl", _PR_SET_CHILD_SUBREAPER, 1)
     inmate = os.fork()
     if inmate == 0:
         _and_exit(lambda: _live(job, to_results))
@@ -238,9 +240,16 @@ def _keep(job: Job, to_results: int, end_of_leash: int) -> None:
         with suppress(ProcessLookupError):
             kill(inmate, signal.SIGKILL)
     os.waitpid(inmate, 0)
-    if not job.alone and job.user is not None:  # what has left the group
-        _become(job.user)
-        os.kill(-1, signal.SIGKILL)
+    while not job.alone and (left := _children()):  # what has left the group
+        for child in left:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _children() -> list[int]:
+    """Of this process. Those of its children's that lost their parent are among them (`PR_SET_CHILD_SUBREAPER`)."""
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(pid) for pid in file.read().split()]
 
 
 def _become(user: int, and_read: str = os.devnull) -> None:
