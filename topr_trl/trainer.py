@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
@@ -14,6 +14,7 @@ from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated, compose
 from topr_trl.log_mu import warn_if_far
 from topr_trl.loss import log_ratios, truncated_weights
+from topr_trl.rewards import checked
 from topr_trl.trainer_base import TOPRMixin
 
 
@@ -58,6 +59,15 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
         super().__init__(model, reward_funcs, args, *rest, **kwargs)
+        if self._tokenizer.pad_token_id is None:
+            raise ValueError(
+                "The tokenizer has neither a pad token nor a stop token, so responses cannot be padded to a batch. "
+                "Set tokenizer.pad_token and tokenizer.eos_token."
+            )
+        self.reward_funcs: list[Any] = [
+            function if isinstance(function, nn.Module) else checked(function, name)
+            for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
+        ]
         # The loss of TRL that is `-A · ratio` averaged over the tokens of a response and then over responses.
         self.loss_type = "grpo"
 
