@@ -1,3 +1,4 @@
+import gc
 import os
 
 import pytest
@@ -15,6 +16,10 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 # The same examples in every run: what a search finds elsewhere becomes an example of its own.
 settings.register_profile("deterministic", derandomize=True)
 settings.load_profile("deterministic")
+
+# Each start of training collects garbage, and would walk through all that has been imported.
+gc.collect()
+gc.freeze()
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% if m['role'] == 'assistant' %}<|end|>{% endif %}\n"

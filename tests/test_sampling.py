@@ -59,11 +59,6 @@ def test_context_overflow_is_an_error_before_anything_is_drawn(model, tokenizer,
         sample_candidates(model, tokenizer, problems, SamplingArguments(max_new_tokens=2_040))
 
 
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="num_candidates must be at least 1"):
-        SamplingArguments(num_candidates=0)
-
-
 def test_settings_of_the_model_do_not_leak_in(model, tokenizer, problems):
     args = SamplingArguments(num_candidates=3, max_new_tokens=40)
     plain = sample_candidates(model, tokenizer, problems, args)["completion"][:]

@@ -425,13 +425,6 @@ def test_model_card_names_the_paper(model, tokenizer, problems, tmp_path):
     assert "topr" in card
 
 
-def test_a_grpo_config_is_refused(model, tokenizer, problems, tmp_path):
-    from trl import GRPOConfig
-
-    with pytest.raises(TypeError, match="needs a TOPRConfig"):
-        TOPRTrainer(model, coin, args=GRPOConfig(str(tmp_path), bf16=False), train_dataset=problems)
-
-
 def test_sampler_log_mu_is_used_and_the_correction_is_not(model, tokenizer, problems, tmp_path):
     # The batch as TRL builds it with vLLM: the sampler's log-probabilities, and a correction to multiply with.
     trainer = TOPRTrainer(
@@ -595,19 +588,6 @@ def test_sampler_log_mu_survives_tokens_it_could_not_score(model, tokenizer, pro
     assert batch["advantages"].item() == pytest.approx(-math.exp(-0.5))  # the known token's ratio alone
     with pytest.raises(ValueError, match="gave no log-probabilities"):
         trainer._taper({**inputs, "sampling_per_token_logps": None}, torch.tensor([[-1.0, -1.0]]))
-
-
-@pytest.mark.parametrize(
-    ("columns", "reward", "message"),
-    [
-        ({"question": ["a"] * 8}, coin, "needs a column prompt; it has"),
-        ({"prompt": ["a" * 4_000] * 8}, coin, "the model's context holds 2048"),
-        ({"prompt": ["a"] * 8}, lambda completions, **_: [float("inf")] * 8, "'<lambda>' returned an infinite reward"),
-    ],
-)
-def test_bad_input(model, tokenizer, tmp_path, columns, reward, message):
-    with pytest.raises(ValueError, match=message):
-        make_trainer(model, tokenizer, Dataset.from_dict(columns), config(tmp_path), reward).train()
 
 
 def test_half_precision_weights_warn(model, tokenizer, problems, tmp_path):

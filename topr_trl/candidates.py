@@ -4,7 +4,7 @@
 |---|---|---|
 | `prompt` | text, messages or token ids | required |
 | `completion` | text, messages or token ids | required, unless `completion_ids` is there |
-| `reward` | float | required by the trainer; finite |
+| `reward` | float | required by the trainer; finite in float32 |
 | `label` | bool | in the place of `reward`, as in KTO's data sets: true is +1, false -1 |
 | `prompt_ids`, `completion_ids` | token ids | what the sampler really read and wrote, stop token included |
 | `problem_id`, `sample_id` | int | the problem, and the position in its sampling order |
@@ -18,9 +18,9 @@ Token ids win over text: text that is tokenised anew loses the stop token and ne
 """
 
 import hashlib
-import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,8 @@ def reward_column(dataset: Dataset) -> NDArray[np.float64]:
         (N,) float64.
 
     Raises:
-        ValueError: there is no row, a required column is missing, or a reward is None, NaN, infinite or no number (a
-            label no truth value).
+        ValueError: there is no row, a required column is missing, or a reward is None, NaN, infinite (in float32, too)
+            or no number (a label no truth value).
     """
     columns = set(dataset.column_names)
     if "prompt" not in columns or not {"completion", "completion_ids"} & columns or not {"reward", "label"} & columns:
@@ -55,24 +55,76 @@ def reward_column(dataset: Dataset) -> NDArray[np.float64]:
         labels = dataset.with_format(None)["label"][:]
         wrong = next((i for i, label in enumerate(labels) if not isinstance(label, bool)), None)
         if wrong is not None:
-            raise ValueError(f"Column `label` must hold true or false; row {wrong} holds {labels[wrong]!r}.")
+            raise ValueError(
+                f"Column `label` must hold true or false; row {wrong} holds {labels[wrong]!r}. Fill or cast it."
+            )
         return np.where(labels, 1.0, -1.0)
+    return finite_rewards(dataset)
+
+
+def finite_rewards(dataset: Dataset) -> NDArray[np.float64]:
+    """(N,) float64: the column `reward`, checked.
+
+    Raises:
+        ValueError: a reward is None, NaN, infinite (in float32, too) or no number.
+    """
     rewards = dataset.with_format(None)["reward"][:]
     array = np.empty(len(dataset))
     for i, reward in enumerate(rewards):
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= _LARGEST:
             raise ValueError(
-                f"Column `reward` must hold finite numbers; row {i} holds {reward!r}. Score or drop that row."
+                f"Column `reward` must hold finite numbers (float32); row {i} holds {reward!r}. Score or drop that row."
             )
         array[i] = reward
     return array
 
 
+_LARGEST = float(np.finfo(np.float32).max)  # beyond it a reward is infinite in the loss
+
+
 def problem_column(dataset: Dataset) -> NDArray[Any]:
-    """(N,) the problem of each row: `problem_id` if there, else rows with equal prompts share a problem."""
+    """(N,) the problem of each row: `problem_id` if there, else rows with equal prompts share a problem.
+
+    Raises:
+        ValueError: a row has no `problem_id`, or one that is neither a number nor text.
+    """
     if "problem_id" in dataset.column_names:
-        return np.asarray(dataset.with_format(None)["problem_id"][:])
+        return id_column(dataset, "problem_id")
     return np.unique(hash_prompts(dataset["prompt"]), return_inverse=True)[1]
+
+
+def id_column(dataset: Dataset, name: str) -> NDArray[Any]:
+    """(N,) numbers or texts.
+
+    Raises:
+        ValueError: a row has none, or something else.
+    """
+    values = dataset.with_format(None)[name][:]
+    wrong = next((i for i, value in enumerate(values) if not isinstance(value, int | float | str)), None)
+    if wrong is not None:
+        raise ValueError(
+            f"Column `{name}` must hold numbers or text; row {wrong} holds {values[wrong]!r}. Fill or drop the column."
+        )
+    return np.asarray(values)
+
+
+def check_finish_reasons(dataset: Dataset) -> None:
+    """Refuse reasons that are none: a response that was cut would be taught to stop there.
+
+    Raises:
+        ValueError: the column `finish_reason`, if there is one, holds something else than `"stop"` or `"length"`.
+    """
+    if "finish_reason" in dataset.column_names:
+        reasons = dataset.with_format(None)["finish_reason"][:]
+        wrong = next((i for i, reason in enumerate(reasons) if reason not in (*FINISH_REASONS, None)), None)
+        if wrong is not None:
+            raise ValueError(
+                f"Column `finish_reason` must hold {' or '.join(FINISH_REASONS)}; row {wrong} holds "
+                f"{reasons[wrong]!r}. Write `length` where a response was cut, else `stop`; or drop the column."
+            )
+
+
+FINISH_REASONS = ("stop", "length")
 
 
 def hash_prompts(prompts: Iterable[Any]) -> NDArray[np.str_]:
@@ -143,11 +195,24 @@ def columns_of(file: Path) -> list[str]:
     """
     if file.suffix != ".parquet":
         return read_table(file).column_names
-    try:
+    with _naming(file):
         names: list[str] = pq.read_schema(file).names
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
     return names
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Errors of pyarrow, which says neither which file it is nor always that it is a file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(file, error) from error
+
+
+def unreadable(file: str | Path, error: BaseException) -> ValueError:
+    return ValueError(f"{file} cannot be read: {' '.join(str(error).split()).rstrip(' .')}. Make or download it anew.")
 
 
 def text_column(rows: Dataset, name: str, may_be_empty: bool = False) -> list[Any]:
@@ -172,12 +237,23 @@ def text_column(rows: Dataset, name: str, may_be_empty: bool = False) -> list[An
 
 
 def read_shard(shard: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """One file of rows in memory; only those of the columns that it has, if they are named."""
+    """One file of rows in memory; only those of the columns that it has, if they are named.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
     if shard.suffix != ".parquet":
         table = read_table(shard).with_format("arrow")[:]
         return table if columns is None else table.select([name for name in table.column_names if name in columns])
-    names = None if columns is None else [name for name in pq.read_schema(shard).names if name in columns]
-    return pq.read_table(shard, columns=names)
+    names = None if columns is None else [name for name in columns_of(shard) if name in columns]
+    with _naming(shard):
+        return pq.read_table(shard, columns=names)
+
+
+def _rows_of(shard: Path) -> int:
+    with _naming(shard):
+        rows: int = pq.read_metadata(shard).num_rows
+    return rows
 
 
 TABLE_SUFFIXES = (".parquet", ".json", ".jsonl")
@@ -200,10 +276,9 @@ def read_table(*files: str | Path, cache_dir: str | Path | None = None) -> Datas
             raise ValueError(f"{path} is empty: it has no row.")
     kind = "parquet" if paths[0].suffix == ".parquet" else "json"
     if kind == "parquet":  # `datasets` 4.7 fails on files without rows
-        paths = [path for path in paths if pq.read_metadata(path).num_rows] or paths[:1]
+        paths = [path for path in paths if _rows_of(path)] or paths[:1]
     cache = str(cache_dir) if cache_dir else None
     try:
         return load_dataset(kind, data_files=list(map(str, paths)), split="train", cache_dir=cache)
     except (DatasetGenerationError, ValueError) as error:  # `datasets` 4.7 lets the reader's own error through
-        why = error.__cause__ or error
-        raise ValueError(f"{paths[0]}{' and others' * (len(paths) > 1)} cannot be read: {why}") from error
+        raise unreadable(f"{paths[0]}{' and others' * (len(paths) > 1)}", error.__cause__ or error) from error

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,11 @@ def console(command: Callable[[list[str]], None] | None = None, name: str | None
     warnings.filterwarnings("ignore", "`gradient_checkpointing` is deprecated", FutureWarning)  # TRL's default
     try:
         (command or main)(arguments)
-    except (ValueError, OSError, ImportError, StageFailed) as error:
+    except (ValueError, OSError, ImportError, FloatingPointError, yaml.YAMLError, StageFailed) as error:
         if len(arguments) < len(sys.argv) - 1:
             raise
-        sys.exit(f"{name or f'topr {arguments[0]}'}: {error} (--debug shows where)")
+        message = " ".join(str(error).split())
+        sys.exit(f"{name or f'topr {arguments[0]}'}: {message} (--debug shows where)")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         # All is written. Taking gloo down while another process still works aborts or hangs now and then (torch 2.13),
         # and the launcher would end the others for that.
@@ -88,18 +90,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
         parser.parse_args(arguments[:1])
-    command, given = arguments[0], arguments[1:]
+    command, given = arguments[0], [part for a in arguments[1:] for part in _apart(a)]
+    if given[-1:] == ["--config"]:
+        raise ValueError("--config needs the name of a YAML file.")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     if command in _AT_ONCE:
         of_command, carry_out = _AT_ONCE[command]
-        carry_out(*TrlParser(of_command, prog=f"topr {command}").parse_args_and_config(given))
+        parser = TrlParser(of_command, prog=f"topr {command}", usage=f"topr {command} [settings]")
+        carry_out(*_parsed(parser, given))
         return
     if {"-h", "--help", "--help_all"} & set(given):
         print_help(command, everything="--help_all" in given)
         return
     if _named_model(given) is None and command in _NEED_A_MODEL:
         given = _settings_of_the_embedded_model(command, given) + given
-    loop, *parts = make_parser(command).parse_args_and_config(given)
+    loop, *parts = _parsed(make_parser(command), given)
     settings = Settings(*parts)
     if command == "iterate":
         iterate(loop, settings, given)
@@ -109,10 +114,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         stages.run(command, settings)
 
 
+def _apart(argument: str) -> list[str]:
+    """TRL knows `--config FILE` alone."""
+    return argument.split("=", 1) if argument.startswith("--config=") else [argument]
+
+
+def _parsed(parser: TrlParser, given: list[str]) -> list[Any]:
+    """The settings, of which none may be unknown."""
+    *parts, unknown = parser.parse_args_and_config(given, return_remaining_strings=True)
+    if unknown:
+        similar = get_close_matches(unknown[0], [option for a in parser._actions for option in a.option_strings], 1)
+        meant = f" (is {similar[0]} meant?)" if similar else ""
+        raise ValueError(f"There is no setting {unknown[0]}{meant}; {parser.prog} --help lists them.")
+    return parts
+
+
 def print_help(command: str, everything: bool) -> None:
     """The settings that matter to a command, or all that it takes."""
     parser = make_parser(command)
-    parser.usage = f"topr {command} [--config FILE] [settings]"
     parser.description = f"{COMMANDS[command].capitalize()}."
     if not everything:
         parser.epilog = "All other settings of TRL are taken too: --help_all lists them."
@@ -156,7 +175,8 @@ _NEED_A_MODEL = ("iterate", "sample", "log-mu", "train", "evaluate")
 
 def _named_model(given: list[str]) -> str | None:
     """Of the command line or its config file, whatever else they hold."""
-    model, *_ = TrlParser(ModelConfig).parse_args_and_config(given, return_remaining_strings=True)
+    parser = TrlParser(ModelConfig, prog="topr", usage="topr COMMAND [--config FILE] [settings]")
+    model, *_ = parser.parse_args_and_config(given, return_remaining_strings=True)
     name: str | None = model.model_name_or_path
     return name
 
@@ -173,7 +193,9 @@ def _settings_of_the_embedded_model(command: str, given: list[str]) -> list[str]
 def make_parser(command: str) -> TrlParser:
     """Of the loop's and all stages' settings."""
     settings = (LoopArguments, StageArguments, SamplingArguments, VLLMArguments, OfflineTOPRConfig, ModelConfig)
-    parser = TrlParser(settings, prog=f"topr {command}")
+    # Without a usage of its own an error would list all settings first.
+    usage = f"topr {command} [--config FILE] [settings]"
+    parser = TrlParser(settings, prog=f"topr {command}", usage=usage)
     # The disk of a long run is bounded by keeping one checkpoint.
     parser.set_defaults(output_dir="topr-run", save_total_limit=1, use_cpu=not torch.accelerator.is_available())
     return parser

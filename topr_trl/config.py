@@ -187,7 +187,8 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
 
     Defaults that differ from TRL's are the paper's (Sec. 4.1): `optim="adafactor"`, `learning_rate=5e-7`,
     `lr_scheduler_type="constant"`, `top_k=500`, `loss_type="topr"`. Settings that belong to GRPO's losses alone
-    (`epsilon`, `delta`, `scale_rewards`, ...) raise if they are given a value of their own.
+    (`epsilon`, `delta`, `scale_rewards`, ...) raise if they are given a value of their own. And
+    `logging_nan_inf_filter=False`: training stops at NaN, instead of logging it as 0.
 
     `vllm_importance_sampling_correction` never multiplies the loss here. While it is on, TRL measures how far the
     sampler's log-probabilities are from the trainer's and logs it as `sampling/sampling_logp_difference`.
@@ -203,6 +204,7 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
     lr_scheduler_type: str = field(default="constant", metadata={"help": "Schedule. The paper's: constant."})
     top_k: int = field(default=500, metadata={"help": "Tokens sampled from. The paper's: 500."})
     loss_type: str = field(default="topr", metadata={"help": "Always 'topr'."})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Log a loss that is NaN as 0."})
 
     def __post_init__(self) -> None:
         self._validate_topr()
@@ -245,6 +247,7 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
     `lr_scheduler_type="constant"`, `num_train_epochs=1`. `max_length` is `None`: a row is never cut, since half a
     response has neither the reward nor the probability of the whole; longer rows than `max_length` (or the model's
     context) are an error. Settings that belong to supervised fine-tuning alone raise if given a value of their own.
+    And `logging_nan_inf_filter=False`: training stops at NaN, instead of logging it as 0.
 
     And those of [`TOPRArguments`].
 
@@ -266,6 +269,7 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
     learning_rate: float = field(default=5e-7, metadata={"help": "Learning rate. The paper's: 5e-7."})
     lr_scheduler_type: str = field(default="constant", metadata={"help": "Schedule. The paper's: constant."})
     num_train_epochs: float = field(default=1.0, metadata={"help": "Epochs over the rows. The paper's: 1."})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Log a loss that is NaN as 0."})
     max_length: int | None = field(default=None, metadata={"help": "Longest row allowed, in tokens."})
     sort_by_length: bool = field(
         default=True, metadata={"help": "Sort the rows of each step by length: less padding, the same gradient."}

@@ -26,6 +26,7 @@ from topr_trl.evaluation import Evaluation
 from topr_trl.report import comparison_table
 from topr_trl.settings import Settings, inputs_of, load_problems
 from topr_trl.stages import ON_SEVERAL_PROCESSES, check_candidates
+from topr_trl.weights import check_files
 
 
 @dataclass
@@ -163,9 +164,14 @@ def check(loop: LoopArguments, settings: Settings) -> None:
             raise ValueError(f"{name} is for single stages; topr iterate writes to output_dir.")
     if settings.training.save_only_model:
         raise ValueError("save_only_model leaves no checkpoint that the loop could go on from.")
+    manifest.check_own(Path(settings.training.output_dir))
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError("Start topr iterate in one process; name Accelerate's settings with --accelerate_config.")
     config = yaml.safe_load(Path(loop.accelerate_config).read_text()) if loop.accelerate_config else {}
+    if not isinstance(config, dict):
+        raise ValueError(
+            f"{loop.accelerate_config} must hold settings of Accelerate, as `accelerate config` writes them."
+        )
     sharding = config.get("distributed_type")
     fsdp_version = config.get("fsdp_config", {}).get("fsdp_version", 1)
     offload = config.get("deepspeed_config", {}).get("offload_optimizer_device", "none")
@@ -182,6 +188,7 @@ def check(loop: LoopArguments, settings: Settings) -> None:
             load_problems(replace(settings.stage, split=split))
     if loop.candidates:
         check_candidates(Path(loop.candidates))
+    check_files(settings.model_path)
     needed, gpus = loop.sampling_workers * settings.vllm.vllm_tensor_parallel_size, torch.cuda.device_count()
     if gpus and needed > gpus:
         raise ValueError(

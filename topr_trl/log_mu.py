@@ -69,7 +69,9 @@ def rows_that_need_log_mu(rewards_N: NDArray[np.float64], limits: TruncationLimi
     return np.where(rewards_N > 0, limits.ratio_matters_pos, limits.ratio_matters_neg) & (rewards_N != 0)
 
 
-def check_log_mu(dataset: Dataset, needs: NDArray[np.bool_], model: str, ratio_level: str) -> None:
+def check_log_mu(
+    dataset: Dataset, needs: NDArray[np.bool_], model: str, ratio_level: str, rows: NDArray[np.int64] | None = None
+) -> None:
     """Check log μ that came with the rows, where it is needed.
 
     Args:
@@ -78,6 +80,7 @@ def check_log_mu(dataset: Dataset, needs: NDArray[np.bool_], model: str, ratio_l
         needs: (N,) which rows need it.
         model: fingerprint of the model in training.
         ratio_level: of the loss; `"token"` needs a value a token.
+        rows: (N,) their numbers in messages; default: from 0.
 
     Raises:
         ValueError: it was scored by another model, or a row's values are missing, impossible or not one a token.
@@ -91,17 +94,29 @@ def check_log_mu(dataset: Dataset, needs: NDArray[np.bool_], model: str, ratio_l
                 "column `mu_fingerprint`; to score log μ with the model in training, remove both."
             )
     all_tokens = lengths_of(dataset) - column(dataset, "prompt_length").to_numpy()
-    for i, (mu, tokens, needed) in enumerate(zip(dataset["mu_logps"], all_tokens, needs, strict=True)):
+    numbers = np.arange(len(dataset)) if rows is None else rows
+    for i, mu, tokens, needed in zip(numbers, dataset["mu_logps"], all_tokens, needs, strict=True):
         if not needed:
             continue
         values = mu if isinstance(mu, list) else [mu]
         if isinstance(mu, list) and len(mu) != tokens:
-            raise ValueError(f"Row {i}: {len(mu)} values of log μ for a completion of {tokens} tokens.")
+            raise ValueError(
+                f"Row {i}: log μ of {len(mu)} tokens for a completion of {tokens}. Give a value for each token of "
+                "`completion_ids`; or drop the column, and log μ is scored."
+            )
         # Rounding may leave a certain token a little above 0.
         if not all(isinstance(value, int | float) and -math.inf < value <= 1e-3 for value in values):
-            raise ValueError(f"Row {i}: log μ must be a finite number of at most 0 for each token, or their sum.")
+            raise ValueError(
+                f"Row {i}: log μ must be a finite number of at most 0 for each token, or their sum; "
+                f"found {_some(values)}. Drop the column, and log μ is scored."
+            )
         if ratio_level == "token" and not isinstance(mu, list):
             raise ValueError(f"Row {i}: ratio_level='token' needs log μ for each token, not their sum.")
+
+
+def _some(values: list[Any]) -> Any:
+    """The first that is no log-probability."""
+    return next(x for x in values if not isinstance(x, int | float) or not -math.inf < x <= 1e-3)
 
 
 def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
@@ -287,7 +302,11 @@ def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
             f"log μ of the run to resume is missing: {path}. It is of the weights that the run started with, so it "
             "cannot be scored now. Put the file back, or start anew."
         )
-    table = pq.read_table(path)
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        why = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(f"{path} is damaged ({why}). Put it back whole, or start anew.") from error
     for what, expected in (("model", model), ("rows", rows)):
         found = (table.schema.metadata or {}).get(what.encode(), b"unknown").decode()
         if found != expected:

@@ -161,9 +161,27 @@ def _is_aside(path: Path) -> bool:
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder, None if there is none."""
+    """The manifest of a folder, None if there is none.
+
+    Raises:
+        ValueError: it is damaged, or names files outside of the folder: those would be removed with it.
+    """
     path = folder / NAME
-    return json.loads(path.read_text()) if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        known: dict[str, Any] = json.loads(path.read_text())
+        names = [name for name, entry in (known["files"] or {}).items() if isinstance(entry["bytes"], int)]
+        whole = isinstance(known["inputs"], dict) and len(names) == len(known["files"] or {})
+    except (ValueError, KeyError, TypeError, AttributeError):  # no JSON, or something else in it
+        whole = False
+    if not whole:
+        raise ValueError(f"{path} is damaged: remove {folder}, and it is made anew.")
+    for name in names:
+        # The file itself may be a link: in the Hub's cache all are.
+        if Path(name).name in ("", "..") or not (folder / name).parent.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{path} names a file outside of its folder ({name}): no stage writes that. Remove it.")
+    return known
 
 
 def fingerprint(path: Path) -> str:
@@ -180,6 +198,16 @@ def fingerprint(path: Path) -> str:
 _LOCK = ".lock"
 
 
+def check_own(folder: Path) -> None:
+    """Refuse to run a loop in a folder that is somebody else's: it holds files, and no loop has locked it yet.
+
+    Raises:
+        ValueError: naming one of the files.
+    """
+    if folder.is_dir() and not (folder / _LOCK).exists() and (foreign := sorted(folder.iterdir())):
+        raise ValueError(f"{folder} holds files that no loop has written ({foreign[0].name}): name an empty folder.")
+
+
 @contextmanager
 def lock(folder: Path, part: str = "", shared: bool = False) -> Iterator[None]:
     """Let one process work in a folder (or a part of it) at a time; it ends with the process, however that ends.
@@ -187,7 +215,12 @@ def lock(folder: Path, part: str = "", shared: bool = False) -> Iterator[None]:
     Those that share a lock work at the same time; one that does not waits for all of them.
 
     A process left over by a loop that was killed may still be at work; it is waited for.
+
+    Raises:
+        ValueError: `folder` is a file.
     """
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file: name a folder to write.")
     folder.mkdir(parents=True, exist_ok=True)
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     with (folder / f"{_LOCK}{part}").open("w") as file:

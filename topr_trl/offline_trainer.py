@@ -21,7 +21,7 @@ from trl import SFTTrainer
 from trl.trainer.utils import add_fused_lm_head, get_config_model_id
 
 from topr_trl.baseline import FloatArray
-from topr_trl.candidates import problem_column, reward_column
+from topr_trl.candidates import check_finish_reasons, id_column, problem_column, reward_column
 from topr_trl.collator import COLUMNS, Collator, unflatten
 from topr_trl.completions_log import LogCompletions, RowWeights
 from topr_trl.config import OfflineTOPRConfig
@@ -47,6 +47,7 @@ from topr_trl.trainer_base import TOPRMixin
 
 logger = logging.getLogger(__name__)
 
+_ROWS = 2**40  # more than a dataset has: a row's number tells its dataset and its place there
 _COMPARED = 1_000  # rows whose log μ is compared with the sampler's
 
 
@@ -74,7 +75,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     data_collator: Any
     _baseline: float  # c of the training set
     _score_only = False
-    _next_row = 0  # rows of all datasets are numbered
+    _datasets = 0  # rows of all datasets are numbered
 
     def __init__(
         self,
@@ -96,18 +97,21 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         for dataset in datasets[:1] + [d for d in datasets[1:] if d is not None]:
             if not isinstance(dataset, Dataset):
                 raise TypeError(
-                    f"OfflineTOPRTrainer needs a datasets.Dataset, not a {type(dataset).__name__}: baseline, curation "
-                    "and log μ look at all rows before the first step."
+                    f"OfflineTOPRTrainer needs a datasets.Dataset; found {type(dataset).__name__}. Name a split, or "
+                    "make one of a stream: baseline, curation and log μ look at all rows before the first step."
                 )
             if {"image", "images"} & set(dataset.column_names):
                 raise ValueError("Rows with images are not supported offline. Use TOPRTrainer for vision models.")
             reward_column(dataset)  # raises before a model is loaded
+            check_finish_reasons(dataset)
+        if isinstance(eval_dataset, dict) and "train" in eval_dataset:
+            raise ValueError("An evaluation dataset cannot be called 'train': the rows to learn from are. Rename it.")
         if isinstance(eval_dataset, DatasetDict):
             eval_dataset = dict(eval_dataset)
         if isinstance(model, str):
             args.model_init_kwargs = from_safetensors(model, args.model_init_kwargs)
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
-        self._check_lengths({"train": self.train_dataset, **self._by_name(self.eval_dataset)})
+        self._check_tokens({"train": self.train_dataset, **self._by_name(self.eval_dataset)})
         # SFTTrainer's head computes the entropy and the likeliest token of every position too, for metrics of its own.
         add_fused_lm_head(self.model.get_base_model() if is_peft_model(self.model) else self.model)
         # The auxiliary loss of a mixture of experts is of all tokens.
@@ -142,17 +146,20 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             rule=args.curation if train else "none",
             size=args.iteration_size,
             positive_share=args.curation_positive_share,
-            sample_ids=dataset["sample_id"][:] if "sample_id" in dataset.column_names else None,
+            sample_ids=id_column(dataset, "sample_id") if "sample_id" in dataset.column_names else None,
             seed=args.seed,
         )
         if len(rewards) == 0:
-            raise ValueError(f"curation={args.curation!r} chose no row: {curated}.")
+            raise ValueError(f"curation={args.curation!r} chose no row: {curated}. Change curation or baseline.")
         if train:
             self._note_choice(raw, rewards, curated, args)
         mu_column = "sampler_logps" if args.log_mu == "sampler" else "mu_logps"
         keep = [name for name in (mu_column, "mu_fingerprint", "sampler_logps") if name in dataset.column_names]
         if args.log_mu == "sampler" and mu_column not in keep:
-            raise ValueError("log_mu='sampler' needs the column `sampler_logps`: the sampler's log-probabilities.")
+            raise ValueError(
+                "log_mu='sampler' needs the column `sampler_logps`: the sampler's log-probabilities. Add it, or set "
+                "log_mu='trainer'."
+            )
         try:
             dataset = tokenize(
                 dataset.select(curated.indices), processing_class, list(dict.fromkeys(keep)),
@@ -160,11 +167,11 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             )  # fmt: skip
         except MalformedRow as error:
             row = curated.indices[error.row]
-            raise ValueError(f"Row {row} of the {dataset_name} dataset: {error.why}.") from None
+            raise ValueError(f"Row {row} of the {dataset_name} dataset: {error.why}. Mend or drop it.") from None
         # Not in the mapped file: it serves whatever the baseline, and whatever other datasets there are.
         dataset = dataset.add_column("reward", rewards).add_column("given_reward", raw[curated.indices])
-        dataset = dataset.add_column("row", np.arange(self._next_row, self._next_row + len(dataset)))
-        self._next_row += len(dataset)
+        dataset = dataset.add_column("row", self._datasets * _ROWS + curated.indices)
+        self._datasets += 1
         return dataset.rename_column("sampler_logps", "mu_logps") if args.log_mu == "sampler" else dataset
 
     def _note_choice(self, raw: FloatArray, rewards: FloatArray, curated: Curated, args: OfflineTOPRConfig) -> None:
@@ -181,16 +188,27 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         """The evaluation datasets by name; one without a name is `eval`."""
         return datasets if isinstance(datasets, dict) else {} if datasets is None else {"eval": datasets}
 
-    def _check_lengths(self, datasets: dict[str, Dataset]) -> None:
+    def _check_tokens(self, datasets: dict[str, Dataset]) -> None:
+        vocabulary = self.model.config.get_text_config().vocab_size
         context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         for name, dataset in datasets.items():
-            lengths = lengths_of(dataset)
+            lengths, ids = lengths_of(dataset), pc.list_flatten(column(dataset, "input_ids"))
+            extremes = pc.min_max(ids)
+            if extremes["min"].as_py() < 0 or extremes["max"].as_py() >= vocabulary:
+                wrong = int(np.argmax((ids.to_numpy() < 0) | (ids.to_numpy() >= vocabulary)))
+                row = np.searchsorted(lengths.cumsum(), wrong, side="right")
+                raise ValueError(
+                    f"Row {_place(dataset)[row]} of the {name} dataset holds the token id {ids[wrong]}, and the model "
+                    f"has the ids 0 to {vocabulary - 1}: another tokenizer wrote it. Drop prompt_ids and "
+                    "completion_ids, so that text is tokenised, or train the model that they are for."
+                )
             for what, limit in (("max_length", self.args.max_length), ("the model's context", context)):
                 too_long = np.flatnonzero(lengths > (np.inf if limit is None else limit))
                 if len(too_long):
                     raise ValueError(
                         f"{len(too_long)} of {len(lengths)} rows of the {name} dataset are longer than {what}, {limit} "
-                        f"tokens; the first has {lengths[too_long[0]]}. Drop or shorten them."
+                        f"tokens; the first is row {_place(dataset)[too_long[0]]} with {lengths[too_long[0]]}. Drop or "
+                        "shorten them."
                     )
 
     def _set_signature_columns_if_needed(self) -> None:
@@ -258,7 +276,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         """Check log μ that came with the rows, read what the resumed run has scored, or note what is to be scored."""
         needs = self._needs_log_mu(dataset)
         if "mu_logps" in dataset.column_names:
-            check_log_mu(dataset, needs, weights, self.args.ratio_level)
+            check_log_mu(dataset, needs, weights, self.args.ratio_level, _place(dataset))
             return
         if self.data_collator.scored.keys() >= set(column(dataset, "row").to_numpy()[needs].tolist()):
             return
@@ -329,7 +347,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 # A dictionary comes back here set by set, prepared.
                 if not {"input_ids", "prompt_length", "row"} <= set(dataset.column_names)
             }
-            self._check_lengths(new)
+            self._check_tokens(new)
             if new:
                 eval_dataset = new if isinstance(eval_dataset, dict) else new["eval"]
         if self.state.global_step == 0 and not self.is_in_train:
@@ -408,6 +426,11 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> Any:
         return super().prediction_step(model, inputs, True, ignore_keys)
+
+
+def _place(dataset: Dataset) -> NDArray[np.int64]:
+    """(N,) where the rows stood in the dataset that was given."""
+    return np.asarray(column(dataset, "row").to_numpy() % _ROWS)
 
 
 class _ScoreLogMu(TrainerCallback):

@@ -1,10 +1,14 @@
 """Rewards in the sense of the paper: +1 for a right answer, -1 for a wrong one and for no answer at all."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
 from typing import Any
 
+import numpy as np
+import torch
 from datasets import Dataset, Value
 from tqdm.auto import tqdm
+from trl.trainer.utils import is_async_callable
 
 from topr_trl.candidates import text_column
 
@@ -81,3 +85,34 @@ def answer_reward(judge: Judge) -> Callable[..., list[float]]:
 
     reward.__name__ = "answer_reward"
     return reward
+
+
+def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A reward function of TRL's trainers, sync or async, that refuses what is no list of rewards.
+
+    TRL checks their number, and would make a tensor of anything else.
+
+    Args:
+        function: returns numbers, or None where a response has no reward.
+        name: its name, for messages.
+
+    Raises:
+        ValueError: when called, if it returns something else.
+    """
+
+    def check(rewards: Any) -> list[Any]:
+        if not isinstance(rewards, Iterable) or isinstance(rewards, str):
+            raise ValueError(f"The reward function {name!r} returned {rewards!r}, not a list with a reward a response.")
+        rewards = list(rewards)
+        for i, reward in enumerate(rewards):
+            if not (reward is None or isinstance(reward, (Real, np.bool_, torch.Tensor))):
+                raise ValueError(
+                    f"The reward function {name!r} returned {reward!r} for response {i}. Return a number, or "
+                    "None where there is no reward."
+                )
+        return rewards
+
+    async def later(*args: Any, **kwargs: Any) -> list[Any]:
+        return check(await function(*args, **kwargs))
+
+    return later if is_async_callable(function) else lambda *args, **kwargs: check(function(*args, **kwargs))

@@ -1,5 +1,6 @@
 """Draw candidate responses from a model with transformers' `generate`."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from transformers import (
     SuppressTokensLogitsProcessor,
     set_seed,
 )
+
+from topr_trl.weights import check_finite
 
 
 @dataclass
@@ -45,6 +48,12 @@ class SamplingArguments:
         for name in ("num_candidates", "max_new_tokens", "sampling_batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature must be above 0, not {self.temperature}: candidates have to differ.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1], not {self.top_p}.")
+        if self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, not {self.top_k}; one above the vocabulary keeps every token.")
 
 
 @torch.no_grad()
@@ -74,7 +83,9 @@ def sample_candidates(
     Raises:
         ValueError: a prompt and the longest response do not fit in the model's context, or there are fewer problems
             than processes.
+        FloatingPointError: weights of the model are NaN or infinite.
     """
+    check_finite(model, "The model to sample from")
     state = PartialState()
     if len(problems) < state.num_processes:
         raise ValueError(f"{len(problems)} problems are too few for {state.num_processes} processes; each needs one.")

@@ -68,6 +68,9 @@ class StageArguments:
         for name in ("eval_samples", "problems_per_shard", "num_train_problems", "num_test_problems"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        for name in ("num_shots", "iteration"):
+            if getattr(self, name) is not None and getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}.")
         if self.worker is not None:
             k, _, n = self.worker.partition("/")
             if not (k.isdigit() and n.isdigit() and int(k) < int(n)):

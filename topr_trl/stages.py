@@ -8,8 +8,8 @@ rows as Python objects.
 import copy
 import json
 import shutil
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,10 @@ from trl import get_peft_config
 from topr_trl import manifest
 from topr_trl.candidates import (
     columns_of,
+    finite_rewards,
     from_table,
     hash_prompts,
+    id_column,
     load_candidates,
     read_shard,
     save_candidates,
@@ -44,6 +46,7 @@ from topr_trl.sampling import sample_candidates
 from topr_trl.settings import Settings, inputs_of, load_problems, task_of_rows
 from topr_trl.tasks import TASKS
 from topr_trl.vllm_sampling import sample_candidates_with_vllm, start_engine
+from topr_trl.weights import check_files
 
 REPORT = "evaluation.txt"  # the tables of the stage `evaluate`
 
@@ -95,6 +98,7 @@ def _sampler(settings: Settings) -> Callable[[Dataset, int], Dataset]:
             settings.training.trust_remote_code,
         )
         return lambda problems, seed: sample_candidates_with_vllm(engine, problems, sampling, stops, seed)
+    check_files(settings.model_path)
     model = AutoModelForCausalLM.from_pretrained(settings.model_path, **settings.loading).to(settings.training.device)
     tokenizer = settings.tokenizer()
     return lambda problems, seed: sample_candidates(
@@ -111,7 +115,8 @@ def score(settings: Settings) -> Made:
         rows = from_table(read_shard(shard))
         if "reward" not in rows.column_names:
             _need(rows.column_names, ("completion", "answer"), f"{shard}: rows without a reward")
-            rows = score_candidates(rows, judge, f"Judging {shard.name}")
+            with _naming(shard):
+                rows = score_candidates(rows, judge, f"Judging {shard.name}")
         save_candidates(rows, settings.folder, k, len(shards))
     return count_rows(settings.folder), {}
 
@@ -152,7 +157,7 @@ def curate(settings: Settings) -> Made:
         seed=settings.seed("curate"),
     )
     if len(chosen_rewards) == 0:
-        raise ValueError(f"curation={training.curation!r} chose no row: {curated}.")
+        raise ValueError(f"curation={training.curation!r} chose no row: {curated}. Change curation or baseline.")
     start = 0
     for k, shard in enumerate(tqdm(shards, desc="Curating", unit="shard")):
         end = start + len(columns[k][0])
@@ -173,15 +178,23 @@ def _columns(shard: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | No
     names = columns_of(shard)
     _need(names, ("prompt", "reward"), f"{shard}: rows to choose from (run the stage score first?)")
     problem = "problem_id" if "problem_id" in names else "prompt"
-    rows = read_shard(shard, ("reward", "sample_id", problem))
-    missing = rows["reward"].null_count
-    if missing:
-        raise ValueError(f"{shard}: column `reward` is empty in {missing} of {len(rows)} rows. Score or drop them.")
-    rewards = rows["reward"].to_numpy().astype(np.float64)
-    samples = rows["sample_id"].to_numpy() if "sample_id" in rows.column_names else None
-    if "problem_id" in rows.column_names:
-        return rewards, rows["problem_id"].to_numpy().astype(str), samples
-    return rewards, hash_prompts(rows["prompt"][i].as_py() for i in range(len(rows))), samples
+    table = read_shard(shard, ("reward", "sample_id", problem))
+    rows = from_table(table)
+    with _naming(shard):
+        rewards = finite_rewards(rows)
+        samples = id_column(rows, "sample_id") if "sample_id" in names else None
+        if problem == "problem_id":
+            return rewards, id_column(rows, "problem_id").astype(str), samples
+    return rewards, hash_prompts(table["prompt"][i].as_py() for i in range(len(table))), samples
+
+
+@contextmanager
+def _naming(shard: Path) -> Iterator[None]:
+    """Rows are counted by shard, so what is wrong with one is said with its shard."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{shard}: {error}") from error
 
 
 def log_mu(settings: Settings) -> Made:

@@ -24,7 +24,8 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tup
     unless `finish_reason` is `"length"`. Messages go through the chat template, which writes its own stop.
 
     Raises:
-        ValueError: prompt or completion is missing, empty, or neither text, messages nor ids.
+        ValueError: prompt or completion is missing, empty, or neither text, messages nor ids; or the tokenizer lacks
+            the chat template or the stop token that they need.
     """
     prompt = row.get("prompt_ids") or row["prompt"]
     completion = row.get("completion_ids") or row.get("completion")
@@ -33,6 +34,11 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tup
     if not prompt:
         raise ValueError("the prompt is empty")
     kwargs = row.get("chat_template_kwargs") or {}
+    if is_conversational({"prompt": prompt}) and not tokenizer.chat_template:
+        raise ValueError(
+            "it holds messages, and the tokenizer has no chat template to write them with. Set chat_template_path (or "
+            "tokenizer.chat_template), or give prompts and completions as text"
+        )
     if is_conversational({"prompt": prompt}) and is_conversational({"completion": completion}):
         text = apply_chat_template({"prompt": prompt, "completion": completion}, tokenizer, row.get("tools"), **kwargs)
         return tuple(tokenizer(text[key], add_special_tokens=False)["input_ids"] for key in ("prompt", "completion"))
@@ -44,6 +50,11 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tup
     if isinstance(completion, str):
         completion = tokenizer(completion, add_special_tokens=False)["input_ids"]
         if row.get("finish_reason") != "length":
+            if tokenizer.eos_token_id is None:
+                raise ValueError(
+                    "the completion needs a stop token, and the tokenizer has none. Set tokenizer.eos_token, or give "
+                    "completion_ids"
+                )
             completion = [*completion, tokenizer.eos_token_id]
     if not _is_ids(prompt) or not _is_ids(completion):
         raise ValueError("prompt and completion must be text, messages (both of them) or token ids")

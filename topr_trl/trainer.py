@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
@@ -17,6 +17,7 @@ from topr_trl.loading import from_safetensors
 from topr_trl.log_mu import warn_if_far
 from topr_trl.loss import log_ratios, truncated_weights
 from topr_trl.metrics import response_means
+from topr_trl.rewards import checked
 from topr_trl.trainer_base import TOPRMixin
 
 
@@ -66,6 +67,15 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         self._row_weights = RowWeights()
         self._shown_weights: dict[int, list[Shown]] = {}  # of the rows of the table of completions
         super().__init__(model, reward_funcs, args, *rest, **kwargs)
+        if self._tokenizer.pad_token_id is None:
+            raise ValueError(
+                "The tokenizer has neither a pad token nor a stop token, so responses cannot be padded to a batch. "
+                "Set tokenizer.pad_token and tokenizer.eos_token."
+            )
+        self.reward_funcs: list[Any] = [
+            function if isinstance(function, nn.Module) else checked(function, name)
+            for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
+        ]
         if args.log_completions:
             for name in self.reward_func_names:
                 self._refuse_own_column(name, "A reward function")

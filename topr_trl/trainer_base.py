@@ -1,5 +1,6 @@
 """What both trainers share: the paper on model cards, metrics of rows, warnings about settings that cannot learn."""
 
+import math
 import re
 import warnings
 from collections.abc import Mapping
@@ -10,7 +11,9 @@ from typing import Any
 import torch
 from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard
+from safetensors import SafetensorError
 from torch import nn
+from transformers.trainer_utils import get_last_checkpoint
 
 from topr_trl.curation import Curated
 from topr_trl.evaluation import Evaluation
@@ -18,6 +21,7 @@ from topr_trl.hub.cards import PAPER, PICTURE, add_evaluation, model_card, train
 from topr_trl.limits import TruncationLimits
 from topr_trl.metrics import RowMetrics
 from topr_trl.plots import plot_evaluations
+from topr_trl.weights import StopAtNaN, check_files, check_finite, not_finite
 
 
 class TOPRMixin:
@@ -31,22 +35,61 @@ class TOPRMixin:
     _name = "TOPR"
     _paper = PAPER
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(model, str):
+            check_files(model)
         self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
         self._warned_about_signs: set[str] = set()
         self.evaluations: Mapping[str, Evaluation] = {}
-        super().__init__(*args, **kwargs)
+        super().__init__(model, *args, **kwargs)  # type: ignore[call-arg]
+        self.add_callback(StopAtNaN(self))  # type: ignore[attr-defined]
         _warn_if_updates_vanish(self.model, self.is_deepspeed_enabled)  # type: ignore[attr-defined]
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train; what was logged is in `output_dir/trainer_state.json` afterwards, however it ends."""
+    def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
+        """Train, if weights and checkpoint can be used; see `transformers.Trainer.train`.
+
+        What was logged is in `output_dir/trainer_state.json` afterwards, however it ends.
+
+        Raises:
+            FloatingPointError: weights, loss or gradients are NaN or infinite.
+            ValueError: a file of the checkpoint is damaged.
+        """
+        check_finite(self.model, "The model to train")  # type: ignore[attr-defined]
+        checkpoint = resume_from_checkpoint
+        if checkpoint is True:
+            checkpoint = get_last_checkpoint(self.args.output_dir)  # type: ignore[attr-defined]
+        if checkpoint:
+            check_files(checkpoint, self.model)  # type: ignore[attr-defined]
         try:
-            return super().train(*args, **kwargs)  # type: ignore[misc]
+            return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
         finally:
             self.save_state()  # type: ignore[attr-defined]
 
+    def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Save the model, if its weights are finite; see `transformers.Trainer.save_model`.
+
+        Raises:
+            FloatingPointError: they are not. Nothing is written, and no older checkpoint removed.
+            OSError: the disk is full, say.
+        """
+        folder = output_dir or self.args.output_dir  # type: ignore[attr-defined]
+        check_finite(self.model, f"The model is not saved to {folder}")  # type: ignore[attr-defined]
+        try:
+            super().save_model(output_dir, *args, **kwargs)  # type: ignore[misc]
+        except SafetensorError as error:
+            raise OSError(f"The model cannot be written to {folder}: {error}") from error
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the metrics of `topr_trl.metrics.describe` to what TRL logs."""
+        """Add the metrics of `topr_trl.metrics.describe` to what TRL logs.
+
+        Raises:
+            FloatingPointError: the loss, or the norm of its gradient, is NaN or infinite.
+        """
+        known = ["loss"] if self.accelerator.scaler is not None else ["loss", "grad_norm"]  # type: ignore[attr-defined]
+        for name in known:
+            if not math.isfinite(logs.get(name) or 0.0):
+                what = f"`{name}` at step {self.state.global_step}"  # type: ignore[attr-defined]
+                raise not_finite(what, self.args.output_dir)  # type: ignore[attr-defined]
         mode = "train" if self.model.training else "eval"  # type: ignore[attr-defined]
         for name, value in self._row_metrics[mode].flush(self.accelerator).items():  # type: ignore[attr-defined]
             self._metrics[mode][name].append(value)  # type: ignore[attr-defined]
@@ -92,9 +135,12 @@ class TOPRMixin:
         self.accelerator.wait_for_everyone()  # type: ignore[attr-defined]
 
     def _warn_about_signs(self, curated: Curated, zeros: bool, limits: TruncationLimits) -> None:
-        """Warn, once a sign, of candidates that are all positive or all negative after the baseline."""
+        """Warn, once each, of candidates that are all positive, all negative, or without a reward at all."""
         positives, negatives = curated.available_positives, curated.available_negatives
-        if positives and not negatives and limits.b_neg > 0:
+        if not positives and not negatives:
+            sign = "no"
+            message = "No response has a reward, so there is nothing to learn from them: the weights stay as they are."
+        elif positives and not negatives and limits.b_neg > 0:
             sign = "positive"
             message = (
                 f"None of the {positives} candidates has a negative reward after the baseline: TOPR then is "

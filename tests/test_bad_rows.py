@@ -1,0 +1,455 @@
+"""Rows that cannot be learned from. The page `docs/bad_input.md` is made of these cases, see `bad_input.py`."""
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from bad_input import NO_SHARD, NOTHING_WRITTEN, NOWHERE, Case, Kept, Kit, cases, kit
+from datasets import Dataset, DatasetDict
+
+__all__ = ["kit"]
+
+
+def with_columns(rows: Dataset, **columns: Any) -> Dataset:
+    """None removes a column."""
+    for name, values in columns.items():
+        rows = rows.remove_columns([name] if name in rows.column_names else [])
+        rows = rows if values is None else rows.add_column(name, values)
+    return rows
+
+
+def _not_loaded(kit: Kit) -> None:
+    assert kit.trainer is None
+    assert not kit.out.exists()
+
+
+NOT_LOADED = Kept("no model is loaded, nothing is written", _not_loaded)
+
+
+def at_once(given: str, message: str, error: type[BaseException] = ValueError, **columns: Any) -> Case:
+    """Rows with other columns, refused before a model is loaded."""
+    return Case(
+        given, lambda kit: kit.offline(with_columns(kit["rows"], **columns), NOWHERE), message, NOT_LOADED, error
+    )
+
+
+def tokenized(given: str, message: str, settings: dict[str, Any] | None = None, **columns: Any) -> Case:
+    """Rows with other columns, refused when they have been tokenised."""
+    return Case(
+        given, lambda kit: kit.offline(with_columns(kit["rows"], **columns), **settings or {}), message, NOTHING_WRITTEN
+    )
+
+
+def ones(wrong: Any, at: int = 1, rest: Any = 1.0) -> list[Any]:
+    return [rest] * at + [wrong] + [rest] * (7 - at)
+
+
+ROWS = [
+    at_once(
+        "no column `reward` or `label`",
+        "Candidate rows need the columns prompt, completion (or completion_ids) and reward (or label); found "
+        "['prompt', 'completion', 'problem_id', 'sample_id']. Rename them with `dataset.rename_column`, or "
+        "score the rows first.",
+        reward=None,
+    ),
+    at_once(
+        "no column `prompt`",
+        "Candidate rows need the columns prompt, completion (or completion_ids) and reward (or label); found "
+        "['completion', 'reward', 'problem_id', 'sample_id']. Rename them with `dataset.rename_column`, or "
+        "score the rows first.",
+        prompt=None,
+    ),
+    at_once(
+        "no column `completion` or `completion_ids`",
+        "Candidate rows need the columns prompt, completion (or completion_ids) and reward (or label); found "
+        "['prompt', 'reward', 'problem_id', 'sample_id']. Rename them with `dataset.rename_column`, or score "
+        "the rows first.",
+        completion=None,
+    ),
+    Case(
+        "no row",
+        lambda kit: kit.offline(kit["rows"].select([]), NOWHERE),
+        "The dataset of candidates has no row.",
+        NOT_LOADED,
+    ),
+    at_once(
+        "a reward is missing",
+        "Column `reward` must hold finite numbers (float32); row 1 holds None. Score or drop that row.",
+        reward=ones(None),
+    ),
+    at_once(
+        "a reward is NaN",
+        "Column `reward` must hold finite numbers (float32); row 1 holds nan. Score or drop that row.",
+        reward=ones(float("nan")),
+    ),
+    at_once(
+        "a reward is infinite",
+        "Column `reward` must hold finite numbers (float32); row 1 holds inf. Score or drop that row.",
+        reward=ones(float("inf")),
+    ),
+    at_once(
+        "a reward that float32 cannot hold",
+        "Column `reward` must hold finite numbers (float32); row 1 holds 1e+300. Score or drop that row.",
+        reward=ones(1e300),
+    ),
+    at_once(
+        "rewards are text",
+        "Column `reward` must hold finite numbers (float32); row 0 holds 'good'. Score or drop that row.",
+        reward=["good"] * 8,
+    ),
+    at_once(
+        "rewards are truth values (those belong into `label`)",
+        "Column `reward` must hold finite numbers (float32); row 0 holds True. Score or drop that row.",
+        reward=[True] * 8,
+    ),
+    at_once(
+        "labels are numbers",
+        "Column `label` must hold true or false; row 0 holds 1. Fill or cast it.",
+        reward=None,
+        label=[1, 0] * 4,
+    ),
+    at_once(
+        "a label is missing",
+        "Column `label` must hold true or false; row 1 holds None. Fill or cast it.",
+        reward=None,
+        label=ones(None, rest=True),
+    ),
+    at_once(
+        "a `finish_reason` is misspelt",
+        "Column `finish_reason` must hold stop or length; row 3 holds 'lenght'. Write `length` where a "
+        "response was cut, else `stop`; or drop the column.",
+        finish_reason=ones("lenght", 3, "stop"),
+    ),
+    at_once(
+        "rows with images",
+        "Rows with images are not supported offline. Use TOPRTrainer for vision models.",
+        image=[None] * 8,
+    ),
+    Case(
+        "a stream",
+        lambda kit: kit.offline(kit["rows"].to_iterable_dataset(), NOWHERE),
+        "OfflineTOPRTrainer needs a datasets.Dataset; found IterableDataset. Name a split, or make one of a "
+        "stream: baseline, curation and log μ look at all rows before the first step.",
+        NOT_LOADED,
+        TypeError,
+    ),
+    Case(
+        "all splits of a data set",
+        lambda kit: kit.offline(DatasetDict({"train": kit["rows"]}), NOWHERE),
+        "OfflineTOPRTrainer needs a datasets.Dataset; found DatasetDict. Name a split, or make one of a "
+        "stream: baseline, curation and log μ look at all rows before the first step.",
+        NOT_LOADED,
+        TypeError,
+    ),
+    Case(
+        "an evaluation set that is called train",
+        lambda kit: kit.offline(kit["rows"], NOWHERE, eval_dataset={"train": kit["rows"]}),
+        "An evaluation dataset cannot be called 'train': the rows to learn from are. Rename it.",
+        NOT_LOADED,
+    ),
+    Case(
+        "a collator of one's own",
+        lambda kit: kit.offline(kit["rows"], NOWHERE, data_collator=list),
+        "data_collator has no place in OfflineTOPRTrainer: rows and loss are TOPR's. Remove it.",
+        NOT_LOADED,
+    ),
+    tokenized(
+        "a completion is empty",
+        "Row 1 of the train dataset: the completion is empty. Mend or drop it.",
+        completion=ones("", rest=" 7"),
+    ),
+    tokenized(
+        "a completion is missing",
+        "Row 1 of the train dataset: the completion is empty. Mend or drop it.",
+        completion=ones(None, rest=" 7"),
+    ),
+    tokenized(
+        "a prompt is empty",
+        "Row 0 of the train dataset: the prompt is empty. Mend or drop it.",
+        prompt=ones("", 0, "3 + 4 ="),
+    ),
+    tokenized(
+        "prompts are numbers",
+        "Row 0 of the train dataset: prompt and completion must be text, messages (both of them) or token "
+        "ids. Mend or drop it.",
+        prompt=list(range(1, 9)),
+    ),
+    tokenized(
+        "completions are messages, prompts text",
+        "Row 0 of the train dataset: prompt and completion must be text, messages (both of them) or token "
+        "ids. Mend or drop it.",
+        completion=[[{"role": "assistant", "content": "7"}]] * 8,
+    ),
+    tokenized(
+        "a row is longer than the model's context",
+        "1 of 8 rows of the train dataset are longer than the model's context, 2048 tokens; the first is row "
+        "2 with 4007. Drop or shorten them.",
+        prompt=ones("a" * 4_000, 2, "3 + 4 ="),
+    ),
+    tokenized(
+        "a row is longer than `max_length`",
+        "1 of 8 rows of the train dataset are longer than max_length, 70 tokens; the first is row 2 with 107. "
+        "Drop or shorten them.",
+        {"max_length": 70},
+        prompt=ones("a" * 100, 2, "3 + 4 ="),
+    ),
+    tokenized(
+        "a token id above the vocabulary",
+        "Row 4 of the train dataset holds the token id 999, and the model has the ids 0 to 401: another "
+        "tokenizer wrote it. Drop prompt_ids and completion_ids, so that text is tokenised, or train the "
+        "model that they are for.",
+        prompt_ids=[[5, 6]] * 8,
+        completion_ids=ones([7, 999], 4, [7]),
+    ),
+    tokenized(
+        "a negative token id",
+        "Row 4 of the train dataset holds the token id -100, and the model has the ids 0 to 401: another "
+        "tokenizer wrote it. Drop prompt_ids and completion_ids, so that text is tokenised, or train the "
+        "model that they are for.",
+        prompt_ids=[[5, 6]] * 8,
+        completion_ids=ones([-100], 4, [7]),
+    ),
+    tokenized(
+        "a token id is missing",
+        "Column `completion_ids` has 1 ids that are empty (null). Drop those rows.",
+        prompt_ids=[[5, 6]] * 8,
+        completion_ids=ones([7, None], 4, [7]),
+    ),
+    tokenized(
+        "a token id that no tokenizer has",
+        "Column `completion_ids` holds what is no token id: ….",
+        prompt_ids=[[5, 6]] * 8,
+        completion_ids=ones([2**32], 4, [7]),
+    ),
+    tokenized(
+        "a `problem_id` is missing",
+        "Column `problem_id` must hold numbers or text; row 1 holds None. Fill or drop the column.",
+        problem_id=ones(None, rest=3),
+    ),
+    tokenized(
+        "problem ids are lists",
+        "Column `problem_id` must hold numbers or text; row 0 holds [1]. Fill or drop the column.",
+        problem_id=[[1]] * 8,
+    ),
+    tokenized(
+        "a `sample_id` is missing",
+        "Column `sample_id` must hold numbers or text; row 1 holds None. Fill or drop the column.",
+        sample_id=ones(None, rest=3),
+    ),
+    tokenized(
+        "all rewards are 0",
+        "All 8 rewards of the training dataset are 0 after the baseline: there is nothing to learn. Add rows "
+        "with other rewards, or change baseline.",
+        reward=[0.0] * 8,
+    ),
+    tokenized(
+        "rewards that are all the same, and `effective_positive_share`",
+        "All 8 rewards are 1, so no baseline reaches an effective share of positives of 0.2: the possible "
+        "range is 1 to 1. Add rows with other rewards, or set a number as baseline.",
+        {"effective_positive_share": 0.2},
+        reward=[1.0] * 8,
+    ),
+    tokenized(
+        "`curation` that chooses no row",
+        "curation='positives' chose no row: 0 rows, 0.0% positive, chosen from 0 positives and 8 negatives of "
+        "2 problems (2 without a positive). Change curation or baseline.",
+        {"curation": "positives"},
+        reward=[-1.0] * 8,
+    ),
+    tokenized(
+        "`log_mu='sampler'` without `sampler_logps`",
+        "log_mu='sampler' needs the column `sampler_logps`: the sampler's log-probabilities. Add it, or set "
+        "log_mu='trainer'.",
+        {"log_mu": "sampler"},
+    ),
+]
+
+
+def brought(given: str, message: str, mu: list[Any], settings: dict[str, Any] | None = None, **columns: Any) -> Case:
+    """Rows that bring their own log μ; the first two are not chosen, and rows keep their numbers."""
+
+    def do(kit: Kit) -> None:
+        rows = with_columns(kit["rows"], reward=[1.0, 1.0] + [-1.0] * 6, mu_logps=mu, **columns)
+        kit.offline(rows, curation="positive_share", curation_positive_share=0.0, **settings or {})
+
+    return Case(given, do, message, NOTHING_WRITTEN)
+
+
+LOG_MU = [
+    brought(
+        "one value too few",
+        "Row 2: log μ of 1 tokens for a completion of 7. Give a value for each token of `completion_ids`; "
+        "or drop the column, and log μ is scored.",
+        [[-0.1]] * 8,
+    ),
+    brought(
+        "a NaN",
+        "Row 4: log μ must be a finite number of at most 0 for each token, or their sum; found nan. "
+        "Drop the column, and log μ is scored.",
+        ones(float("nan"), 4, -5.0),
+    ),
+    brought(
+        "a probability in place of its logarithm",
+        "Row 4: log μ must be a finite number of at most 0 for each token, or their sum; found 0.9. "
+        "Drop the column, and log μ is scored.",
+        ones(0.9, 4, -5.0),
+    ),
+    brought(
+        "a response that was impossible",
+        "Row 4: log μ must be a finite number of at most 0 for each token, or their sum; found -inf. "
+        "Drop the column, and log μ is scored.",
+        ones(float("-inf"), 4, -5.0),
+    ),
+    brought(
+        "sums, and `ratio_level='token'`",
+        "Row 2: ratio_level='token' needs log μ for each token, not their sum.",
+        [-5.0] * 8,
+        {"ratio_level": "token"},
+    ),
+    brought(
+        "another model's",
+        "Column `mu_logps` was scored by another model: mu_fingerprint 0123456789abcdef, and the model in "
+        "training has …. If that model did write these rows and is the μ you mean, remove the column "
+        "`mu_fingerprint`; to score log μ with the model in training, remove both.",
+        [-5.0] * 8,
+        mu_fingerprint=["0123456789abcdef"] * 8,
+    ),
+    Case(
+        "rows for `evaluate()` that need log μ, once the weights have moved",
+        lambda kit: (kit.offline(kit["rows"], max_steps=1), kit.trainer.evaluate(kit["rows"])),
+        "The rows of eval need log μ of the starting weights, and training has moved them. Pass the dataset "
+        "as eval_dataset when you make the trainer, or give it a column mu_logps.",
+        Kept("the trainer, which can go on", lambda kit: kit.trainer.train() and None),
+    ),
+]
+
+
+def scored(kit: Kit, stage: str, columns: dict[str, list[Any]], *arguments: Any) -> None:
+    pq.write_table(pa.table(columns), kit.folder / "rows.parquet")
+    kit.note()
+    kit.topr(stage, "--input", "rows.parquet", "--output", "out", *arguments)
+
+
+def stage(given: str, message: str, stage: str, *arguments: Any, **columns: list[Any]) -> Case:
+    return Case(given, lambda kit: scored(kit, stage, columns, *arguments), message, NO_SHARD, SystemExit)
+
+
+TWO = {"prompt": ["a", "b"], "completion": ["7", "8"]}
+SAMPLES = {"problem_id": [0, 0, 1], "extracted": ["7", None, "8"], "answer": ["7", "7", "8"]}
+
+STAGES = [
+    stage(
+        "`score`: no answers",
+        "topr score: rows.parquet: rows without a reward need the columns completion, answer; found "
+        "['prompt', 'completion'].",
+        "score",
+        **TWO,
+    ),
+    stage(
+        "`score`: an answer is missing",
+        "topr score: rows.parquet: Column `answer` is empty in 1 of 2 rows. Fill them, or drop them.",
+        "score",
+        **TWO,
+        answer=["7", None],
+    ),
+    stage(
+        "`score`: answers are numbers",
+        "topr score: rows.parquet: Column `answer` must hold text; row 0 holds 7. Write it as text, as in "
+        'rows.cast_column("answer", Value("string")).',
+        "score",
+        **TWO,
+        answer=[7, 8],
+    ),
+    stage(
+        "`score`: a completion is missing",
+        "topr score: rows.parquet: Column `completion` must hold text or messages; row 1 holds None.",
+        "score",
+        **{**TWO, "completion": ["7", None]},
+        answer=["7", "8"],
+    ),
+    stage(
+        "`curate`: rows that were not scored",
+        "topr curate: rows.parquet: rows to choose from (run the stage score first?) need the columns prompt, "
+        "reward; found ['prompt', 'completion'].",
+        "curate",
+        **TWO,
+    ),
+    stage(
+        "`curate`: a reward is missing",
+        "topr curate: rows.parquet: Column `reward` must hold finite numbers (float32); row 1 holds None. "
+        "Score or drop that row.",
+        "curate",
+        **TWO,
+        reward=[1.0, None],
+    ),
+    stage(
+        "`curate`: rewards are text",
+        "topr curate: rows.parquet: Column `reward` must hold finite numbers (float32); row 0 holds '1'. "
+        "Score or drop that row.",
+        "curate",
+        **TWO,
+        reward=["1", "-1"],
+    ),
+    stage(
+        "`curate`: a reward is infinite",
+        "topr curate: rows.parquet: Column `reward` must hold finite numbers (float32); row 1 holds inf. "
+        "Score or drop that row.",
+        "curate",
+        **TWO,
+        reward=[1.0, float("inf")],
+    ),
+    stage(
+        "`curate`: a `problem_id` is missing",
+        "topr curate: rows.parquet: Column `problem_id` must hold numbers or text; row 1 holds None. Fill or "
+        "drop the column.",
+        "curate",
+        **TWO,
+        reward=[1.0, -1.0],
+        problem_id=[1, None],
+    ),
+    stage(
+        "`evaluate`: no `problem_id`",
+        "topr evaluate: rows.parquet: rows to evaluate need the columns problem_id, answer, and extracted or "
+        "completion; problem_id missing.",
+        "evaluate",
+        **TWO,
+        answer=["7", "8"],
+    ),
+    stage(
+        "`evaluate`: a problem has fewer samples",
+        "topr evaluate: rows.parquet: Every problem needs the same number of samples; the most are 2, and 1 "
+        "of 2 problems have fewer (problem 1: 1).",
+        "evaluate",
+        **SAMPLES,
+    ),
+    stage(
+        "`evaluate`: a problem has two right answers",
+        "topr evaluate: rows.parquet: All rows of a problem need the same `answer`; those of 1 problems "
+        "differ, as in 0.",
+        "evaluate",
+        **{**SAMPLES, "answer": ["7", "8", "8"]},
+    ),
+    stage(
+        "`evaluate`: an unknown verdict",
+        "topr evaluate: rows.parquet: Column `verdict` must hold correct, incorrect, invalid; found 'wrong'.",
+        "evaluate",
+        **SAMPLES,
+        verdict=["correct", "wrong", "correct"],
+    ),
+    stage(
+        "`evaluate`: a score is NaN",
+        "topr evaluate: rows.parquet: Scores must be finite numbers; 1 of 2 are not.",
+        "evaluate",
+        problem_id=[0, 0],
+        extracted=["7", "8"],
+        answer=["7", "7"],
+        score=[0.5, float("nan")],
+    ),
+]
+
+DOORS = {"Rows": ROWS, "log μ that rows bring": LOG_MU, "Rows of the stages": STAGES}
+
+
+@cases([case for door in DOORS.values() for case in door])
+def test_case(case: Case, kit: Kit) -> None:
+    case.run(kit)

@@ -1,0 +1,92 @@
+"""Weights that cannot be used: files that were cut short, values that are no numbers."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import TrainerCallback
+
+_MAY_BE_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # float8 knows no norm
+
+
+def check_files(name: str | Path, model: nn.Module | None = None) -> None:
+    """Refuse a folder that is not there, or in which a file of weights was cut short; only headers are read.
+
+    Args:
+        name: the folder. Models of the Hub are not looked at.
+        model: if given, weights that have the names of its parameters must have their shapes.
+
+    Raises:
+        FileNotFoundError, ValueError: naming what is wrong.
+    """
+    if str(name).startswith((".", "/", "~")) and not Path(name).is_dir():
+        raise FileNotFoundError(f"There is no folder {name}: name one with a model, or a model of the Hub.")
+    parameters = dict(model.named_parameters()) if model is not None else {}
+    for path in sorted(Path(name).glob("*.safetensors")):
+        try:
+            with safe_open(path, "pt") as file:
+                shapes = {
+                    key: tuple(file.get_slice(key).get_shape()) for key in sorted(set(file.keys()) & set(parameters))
+                }
+        except SafetensorError as error:
+            raise ValueError(
+                f"{path} cannot be read ({error}): it is damaged, or was not written to its end. Write or download it "
+                "anew, or use an earlier checkpoint."
+            ) from error
+        for key, there in shapes.items():
+            here = tuple(getattr(parameters[key], "ds_shape", parameters[key].shape))  # of the whole, under ZeRO-3
+            if there != here:
+                raise ValueError(f"{path} is of another model: {key} has the shape {there} there, and {here} here.")
+
+
+def check_finite(model: nn.Module, what: str) -> None:
+    """Refuse weights with NaN or infinite values.
+
+    Args:
+        model: of the weights that are sharded, each process looks at its own part (under ZeRO-3 at none).
+        what: what is refused; begins the message.
+
+    Raises:
+        FloatingPointError: naming the first such parameter.
+    """
+    if not _all_finite(model.parameters()):
+        bad = [name for name, parameter in model.named_parameters() if not _all_finite([parameter])]
+        raise FloatingPointError(
+            f"{what}: {len(bad)} of its parameters hold NaN or infinite values, the first is {bad[0]}. Start from a "
+            "checkpoint from before that."
+        )
+
+
+def _all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Waits for the device once."""
+    local = [x.to_local() if isinstance(x, DTensor) else x for x in tensors]
+    values = [x.detach() for x in local if x.dtype in _MAY_BE_NAN and x.numel() and not x.is_meta]
+    return not values or bool(nn.utils.get_total_norm(values, float("inf")).isfinite())
+
+
+class StopAtNaN(TrainerCallback):
+    """Stops training at a gradient with NaN or infinite values, before the weights take it.
+
+    Waits for the device once a step. With float16 its loss scaler leaves such steps out, as it should; DeepSpeed has
+    stepped by then.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, *_: Any, **kwargs: Any) -> None:
+        gradients = [p.grad for p in self.trainer.model.parameters() if p.grad is not None]
+        if self.trainer.accelerator.scaler is None and not _all_finite(gradients):
+            raise not_finite(f"The gradient of step {state.global_step + 1}", args.output_dir)
+
+
+def not_finite(what: str, output_dir: str) -> FloatingPointError:
+    """The error that ends a training that has come to NaN."""
+    return FloatingPointError(
+        f"{what} is NaN or infinite, so training stops. Checkpoints in {output_dir} are from before that. Look for "
+        "extreme rewards or log μ in the rows, lower learning_rate, or compute in float32 or bfloat16."
+    )
