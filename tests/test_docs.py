@@ -10,9 +10,10 @@ from pathlib import Path
 
 import datasets
 import pytest
+import torch
 import yaml
 from datasets import Dataset
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import TrlParser
 
 import topr_trl
@@ -43,8 +44,6 @@ def with_blocks(language):
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory):
     """16 candidates of each of four embedded problems, by the embedded model."""
-    from transformers import AutoTokenizer
-
     model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
     problems = gsm8k.prepare(arithmetic.arithmetic_dataset(4, seed=2), num_shots=0)
@@ -204,12 +203,14 @@ def test_docstrings_are_read_without_a_warning(caplog):
     griffe = pytest.importorskip("griffe", reason="the extra docs is not installed")
     extensions = griffe.load_extensions(str(ROOT / "scripts" / "griffe_docstrings.py"))
     package = griffe.load("topr_trl", search_paths=[str(ROOT)], extensions=extensions)
+    options = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["plugins"]["mkdocstrings"]
+    how = options["handlers"]["python"]["options"]["docstring_options"]
     seen = 0
 
     def read(thing):
         nonlocal seen
         if thing.docstring:
-            seen += len(thing.docstring.parse("google"))
+            seen += len(thing.docstring.parse("google", **how))
         for member in thing.members.values():
             if not member.is_alias:
                 read(member)
@@ -231,8 +232,6 @@ def test_every_refused_setting_is_in_the_tables():
 
 
 def test_every_metric_is_on_its_page():
-    import torch
-
     text = (ROOT / "docs" / "metrics.md").read_text()
     rewards = torch.tensor([1.0, -1.0, -1.0])
     for name in describe(torch.tensor([1.0, 0.5, 0.0]), torch.tensor([0.1, -0.7, -9.0]), rewards):

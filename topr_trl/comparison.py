@@ -17,10 +17,12 @@ _CHUNK = 500  # draws at a time; bounds the memory
 
 @dataclass(frozen=True)
 class Difference:
-    """Attributes:
-    difference: of the means over the problems, second run minus first.
-    low, high: the 95 % interval, by percentiles of the bootstrap.
-    share_better: share of the bootstrap's draws in which the second run is better.
+    """How much better a second run is than a first, in one measure.
+
+    Attributes:
+        difference: of the means over the problems, second run minus first.
+        low, high: the 95 % interval, by percentiles of the bootstrap.
+        share_better: share of the bootstrap's draws in which the second run is better.
     """
 
     difference: float

@@ -24,12 +24,14 @@ _NO_GROUP = "none"
 
 @dataclass(frozen=True)
 class Samples:
-    """Attributes:
-    codes_PS: int; -1 invalid, 0 the right answer, 1, 2, ... the other answers of the problem, equal ones alike.
-    scores_PS: float64, a verifier's score of each sample, if there are any.
-    problem_ids: P.
-    truths: the P right answers.
-    groups: `{"subject": P names, "level": ...}`, for those of the two that are known.
+    """The answers of S samples for each of P problems.
+
+    Attributes:
+        codes_PS: int; -1 invalid, 0 the right answer, 1, 2, ... the other answers of the problem, equal ones alike.
+        scores_PS: float64, a verifier's score of each sample, if there are any.
+        problem_ids: P.
+        truths: the P right answers.
+        groups: `{"subject": P names, "level": ...}`, for those of the two that are known.
     """
 
     codes_PS: NDArray[np.int64]
