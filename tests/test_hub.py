@@ -158,6 +158,18 @@ def test_results_of_other_weights_are_not_on_the_card(loop, tmp_path):
     assert "## Evaluation" in pack(run / "iteration-1" / "model", "me/solver", base, own).card
 
 
+def test_metadata_is_of_a_whole_split_alone(loop, tmp_path):
+    run = shutil.copytree(loop, tmp_path / "run")
+    model, note = run / "iteration-1" / "model", run / "iteration-1/test/candidates/_manifest.json"
+    known = json.loads(note.read_text())
+    for count, results in ((3, None), (None, {"pass@1", "pass@2"})):
+        known["inputs"] |= {"dataset_name": "openai/gsm8k", "num_test_problems": count}
+        note.write_text(json.dumps(known))
+        card = ModelCard(pack(model, "me/solver").card)
+        assert ("the first 3 problems of [openai/gsm8k]" in card.text) == (count == 3)
+        assert (card.data.eval_results and {r.metric_type for r in card.data.eval_results}) == results
+
+
 def test_a_second_iteration_began_where_the_loop_did(loop, tmp_path):
     run = shutil.copytree(loop, tmp_path / "run")
     first, second = run / "iteration-1" / "model", shutil.copytree(run / "iteration-1", run / "iteration-2") / "model"
@@ -272,7 +284,8 @@ def test_the_trainer_s_card_has_its_evaluations(model, tokenizer, rows, tmp_path
     trainer.create_model_card("mine", dataset_name="openai/gsm8k", tags="sums")
     card = ModelCard.load(tmp_path / "README.md")
     assert {"sums", "topr", "generated_from_trainer"} <= set(card.data.tags)
-    assert card.data.eval_results[0].dataset_type == "openai/gsm8k"
+    assert card.data.datasets == "openai/gsm8k"
+    assert card.data.eval_results is None  # trained on it; who knows what it was tested on
     assert "licence" not in card.data.to_dict()
     assert card.text.count("](https://tracker.example/run)") == 1
     assert (tmp_path / "evaluation.png").is_file()

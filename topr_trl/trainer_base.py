@@ -126,7 +126,7 @@ class TOPRMixin:
             picture = find_spec("matplotlib") is not None
             if picture:
                 plot_evaluations(self.evaluations, path.with_name(PICTURE))
-            add_evaluation(card, self.evaluations, picture=picture, dataset=dataset_name)
+            add_evaluation(card, self.evaluations, picture=picture)
         card.save(path)
 
     def _save_rng_state(self, output_dir: str) -> None:

@@ -36,7 +36,9 @@ class Counts:
     def facts(self) -> dict[str, str]:
         facts = {"responses": f"{self.rows:,}", "problems": f"{len(self.problems):,}"}
         for name, counter in self.values.items():
-            if len(counter) <= _MOST_VALUES and name != "mu_fingerprint":
+            if name == "mu_fingerprint":
+                continue  # told among the settings
+            if len(counter) <= _MOST_VALUES:
                 parts = [f"{_named(value)}: {n:,} ({n / self.rows:.1%})" for value, n in counter.most_common()]
             else:
                 numbers = [value for value in counter if isinstance(value, float)]

@@ -89,10 +89,11 @@ def problems_of(sampling: Manifest) -> str | None:
     name = sampling["dataset_name"]
     if sampling["split"] == "test":
         name = sampling.get("test_dataset_name") or name
-    on_the_hub = name_on_the_hub(name)
     if name is None:
         return "topr_trl's generated word problems"
-    return f"[{name}](https://huggingface.co/datasets/{name})" if on_the_hub else f"`{Path(name).name}`"
+    known = f"[{name}](https://huggingface.co/datasets/{name})" if name_on_the_hub(name) else f"`{Path(name).name}`"
+    count = sampling[f"num_{sampling['split']}_problems"]
+    return f"the first {count} problems of {known}" if count else known
 
 
 def writer_of(sampling: Manifest) -> str | None:

@@ -56,6 +56,8 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
     if evaluations:
         picture = _draw(evaluations)
         dataset = name_on_the_hub(sampling.get("test_dataset_name") or sampling.get("dataset_name"))
+        if sampling.get("num_test_problems"):
+            dataset = None  # no result of the whole split
         how = f"{problems_of(sampling)}, temperature {sampling['temperature']:g}" if sampling else None
         add_evaluation(card, evaluations, picture=picture is not None, tested_on=how, dataset=dataset)
     elif PICTURE in card.text:
