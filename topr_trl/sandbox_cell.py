@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+if sys.platform == "linux":
+    import resource
+
 NO_PROGRAM = "!SyntaxError"  # what is found of a text that does not compile
 NOT_STARTED = "!NotStarted"  # ... if the sandbox failed, and not the program
 
@@ -288,8 +291,6 @@ def _live(job: Job, to_results: int) -> None:
 
 
 def _give_up_rights(job: Job) -> None:
-    import resource
-
     limits = {
         resource.RLIMIT_AS: job.memory,
         resource.RLIMIT_CPU: int(job.seconds) + 2,
@@ -314,7 +315,12 @@ def _write(line: str) -> None:
 
 
 def _libc(name: str, *arguments: Any) -> int:
-    result: int = getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments)
+    result: int = getattr(_library(), name)(*arguments)
     if result == -1:
         raise OSError(code := ctypes.get_errno(), f"{name}: {os.strerror(code)}")
     return result
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
