@@ -229,6 +229,17 @@ FOLDERS = [
         "out",
     ),
     written(
+        "an output folder whose manifest names a file outside of it",
+        "topr curate: rows/_manifest.json names a file outside of its folder (../precious): no stage writes that. "
+        "Remove it.",
+        lambda kit: _names("../precious")(finished(kit)),
+        "curate",
+        "--input",
+        "rows/candidates-00000-of-00002.parquet",
+        "--output",
+        "rows",
+    ),
+    written(
         "an output that is a file",
         "topr curate: out is a file: name a folder to write.",
         lambda kit: [finished(kit), kit.out.write_text("a")],
