@@ -15,7 +15,7 @@ help:
 	@echo "make reproduce measure every claim of the paper (hours; goes on where it stopped); make reproduce-quick: minutes"
 	@echo "make bench     time and memory beside TRL's other trainers (ten minutes; writes docs/performance.md)"
 	@echo "make docs      build the documentation into site/, warnings are errors"
-	@echo "make test      run the tests"
+	@echo "make test      run the tests, two at a time (JOBS=8: eight)"
 	@echo "make test-min  run the tests on the oldest supported versions; make test-vllm: with vLLM's engine on the CPU;"
 	@echo "               make test-trackers: with tensorboard, wandb and trackio"
 	@echo "make test-matrix  run what versions can break (not slow, not processes, no benchmarks) on the oldest and newest"
@@ -47,14 +47,17 @@ reproduce-quick: install
 bench: install
 	$(BIN)/python -m benchmarks.performance
 
+# So many tests at a time, each on one thread; those that share a long fixture stay together.
+JOBS ?= 2
 test: install
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup
 
 # TRL 1.15 computes log-probabilities in Triton kernels alone; Triton's interpreter runs them on a CPU.
 test-min:
 	$(MAKE) install VENV=.venv-min CONSTRAINTS=constraints-min.txt EXTRAS=dev
 	.venv-min/bin/python -m pip install --quiet triton
-	TRITON_INTERPRET=1 .venv-min/bin/python -m pytest -m "not processes"
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-min/bin/python -m pytest --numprocesses $(JOBS) --dist loadgroup \
+		-m "not processes"
 
 PYTHONS ?= 3.11 3.12 3.13
 VERSIONS ?= newest oldest
@@ -93,12 +96,13 @@ type: install
 licenses: install
 	$(BIN)/pip-licenses --summary --order=count
 
+# The sdist, and the wheel built from it, in an environment with nothing else.
 wheel: install
 	rm -rf dist .venv-wheel
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/python -m build --outdir dist . > /dev/null
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) dist/*.whl
-	cd dist && ../.venv-wheel/bin/python -c "import topr_trl, topr_trl.tasks.arithmetic as a; assert (a.CARELESS_MODEL / 'model.safetensors').is_file(); print(topr_trl.__version__)"
+	$(BIN)/python scripts/check_wheel.py dist .venv-wheel/bin/python
 
 clean:
 	rm -rf .venv .venv-min .venv-matrix .venv-vllm .venv-wheel build dist site .cache *.egg-info

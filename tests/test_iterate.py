@@ -120,6 +120,7 @@ def log_of(out):
 
 @pytest.mark.slow
 @pytest.mark.processes
+@pytest.mark.xdist_group("whole")
 def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
     config = yaml.safe_load((CONFIGS / "ddp.yaml").read_text())
     config |= {"num_processes": 2, "mixed_precision": "no", "main_process_port": 0}
@@ -151,6 +152,7 @@ def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.processes
+@pytest.mark.xdist_group("whole")
 @pytest.mark.skipif(sys.platform != "linux", reason="stages end with a killed loop on Linux alone")
 def test_a_loop_that_is_killed_ends_as_one_that_is_not(whole, tmp_path):
     moments = random.Random(0)

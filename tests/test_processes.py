@@ -51,6 +51,7 @@ def one_process(tmp_path_factory):
 
 @pytest.mark.processes
 @pytest.mark.slow
+@pytest.mark.xdist_group("one_process")
 @pytest.mark.parametrize(
     ("config", "distributed", "kinds"),
     [
