@@ -34,6 +34,11 @@ HOOKS = {
         "_save_rng_state": (["output_dir"], "waits for the other processes"),
         "create_model_card": (["model_name", "dataset_name", "tags"], "adds how it was trained"),
         "log": (["logs", "start_time"], "adds metrics of rows, drops those of clipping"),
+        "_log_completion_extra": (["column", "values"], "weights in the table of completions"),
+        "train": (["resume_from_checkpoint", ...], "checks weights and checkpoint"),
+        "save_model": (["output_dir", ...], "saves no NaN"),
+        "save_state": ([], "keeps the log of a training that failed"),
+        "add_callback": (["callback"], "stops at NaN"),
         "is_world_process_zero": ([], "who writes the model card"),
     },
     SFTTrainer: {
@@ -51,6 +56,9 @@ HOOKS = {
         "_save_rng_state": (["output_dir"], "waits for the other processes"),
         "create_model_card": (["model_name", "dataset_name", "tags"], "adds how it was trained"),
         "log": (["logs", "start_time"], "adds metrics of rows"),
+        "save_model": (["output_dir", ...], "saves no NaN"),
+        "save_state": ([], "keeps the log of a training that failed"),
+        "init_hf_repo": (["token", ...], "says nothing of log_mu.parquet"),
         "is_world_process_zero": ([], "who writes the model card"),
     },
 }  # fmt: skip
@@ -62,7 +70,8 @@ ATTRIBUTES = {
         "is_deepspeed_enabled": "warns of half precision", "loss_type": "the loss that carries w · R",
         "model": "context, train or eval", "num_generations": "problems of a generation batch",
         "num_generations_eval": "the same in evaluation", "reward_func_names": "names what returned infinity",
-        "reward_weights": "sums the rewards", "state": "seed of curation",
+        "reward_funcs": "their results are checked", "_tokenizer": "must be able to pad",
+        "hub_model_id": "the name on its card", "reward_weights": "sums the rewards", "state": "seed of curation",
     },
     SFTTrainer: {
         "_metrics": "metrics of rows", "_signature_columns": "columns for the loss", "accelerator": "other processes",
@@ -70,7 +79,7 @@ ATTRIBUTES = {
         "data_collator": "wrapped", "is_deepspeed_enabled": "when log μ is scored",
         "is_fsdp_enabled": "when log μ is scored", "is_in_train": "when log μ is scored",
         "model": "context, train or eval", "model_wrapped": "scores log μ",
-        "padding_free": "shape of log π", "processing_class": "tokens of rows",
+        "hub_model_id": "the name on its card", "padding_free": "shape of log π", "processing_class": "tokens of rows",
         "router_aux_loss_coef": "mixtures of experts", "state": "whether the weights are still those of the start",
     },
 }  # fmt: skip

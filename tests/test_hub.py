@@ -386,5 +386,5 @@ def test_dry_run(loop, capsys):
     cli.main(["push", "--input", str(loop / "iteration-1" / "model"), "--repo_id", "me/x", "--dry_run"])
     printed = capsys.readouterr().out
     assert "bytes  model.safetensors" in printed
-    assert "Left out: log_history.json, training_args.bin" in printed
+    assert "Left out: trainer_state.json, training_args.bin" in printed
     assert "# x\n" in printed

@@ -26,7 +26,6 @@ from topr_trl.collator import COLUMNS, Collator, unflatten
 from topr_trl.completions_log import LogCompletions, RowWeights
 from topr_trl.config import OfflineTOPRConfig
 from topr_trl.curation import Curated, compose
-from topr_trl.loading import from_safetensors
 from topr_trl.log_mu import (
     check_log_mu,
     column,
@@ -44,6 +43,7 @@ from topr_trl.metrics import response_means
 from topr_trl.step_order import StepsSortedByLength
 from topr_trl.tokenizing import MalformedRow, tokenize
 from topr_trl.trainer_base import TOPRMixin
+from topr_trl.weights import from_safetensors
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from trl import ModelConfig, get_quantization_config
 from topr_trl import manifest
 from topr_trl.candidates import TABLE_SUFFIXES
 from topr_trl.config import OfflineTOPRConfig
-from topr_trl.loading import from_safetensors
 from topr_trl.sampling import SamplingArguments
 from topr_trl.tasks import TASKS, Task, arithmetic, hendrycks_math
 from topr_trl.vllm_sampling import VLLMArguments
+from topr_trl.weights import from_safetensors
 
 BACKENDS = ("transformers", "vllm")
 

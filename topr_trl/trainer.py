@@ -13,12 +13,12 @@ from trl.trainer.utils import get_config_model_id, split_pixel_values_by_grid, u
 from topr_trl.completions_log import WEIGHT_COLUMNS, RowWeights, Shown
 from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated, compose
-from topr_trl.loading import from_safetensors
 from topr_trl.log_mu import warn_if_far
 from topr_trl.loss import log_ratios, truncated_weights
 from topr_trl.metrics import response_means
 from topr_trl.rewards import checked
 from topr_trl.trainer_base import TOPRMixin
+from topr_trl.weights import from_safetensors
 
 
 class TOPRTrainer(TOPRMixin, GRPOTrainer):

@@ -35,13 +35,11 @@ class TOPRMixin:
     _name = "TOPR"
     _paper = PAPER
 
-    def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(model, str):
-            check_files(model)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
         self._warned_about_signs: set[str] = set()
         self.evaluations: Mapping[str, Evaluation] = {}
-        super().__init__(model, *args, **kwargs)  # type: ignore[call-arg]
+        super().__init__(*args, **kwargs)
         self.add_callback(StopAtNaN(self))  # type: ignore[attr-defined]
         _warn_if_updates_vanish(self.model, self.is_deepspeed_enabled)  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Weights that cannot be used: files that were cut short, values that are no numbers."""
+"""Weights that are not to be used: pickles, files that were cut short, values that are no numbers."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -41,6 +41,31 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
             here = tuple(getattr(parameters[key], "ds_shape", parameters[key].shape))  # of the whole, under ZeRO-3
             if there != here:
                 raise ValueError(f"{path} is of another model: {key} has the shape {there} there, and {here} here.")
+
+
+def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Keyword arguments of `from_pretrained` that read safetensors alone, unless `loading` has a `use_safetensors`.
+
+    Reading a pickle can run code.
+
+    Args:
+        name: the model's folder, or its name on the Hub (where transformers itself says that there are none).
+        loading: other keyword arguments.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no such folder, a file in it was cut short, or it holds pickled weights
+            alone.
+    """
+    check_files(name)
+    loading = {"use_safetensors": True, **(loading or {})}
+    folder = Path(name)
+    pickles = sorted(path.name for path in folder.glob("*_model*.bin"))
+    if loading["use_safetensors"] and pickles and not any(folder.glob("*.safetensors")):
+        raise ValueError(
+            f"{folder} holds pickled weights ({pickles[0]}) and no safetensors. Reading a pickle can run code: load it "
+            "where you trust it, and save it anew with model.save_pretrained, which writes safetensors."
+        )
+    return loading
 
 
 def check_finite(model: nn.Module, what: str) -> None:

@@ -34,9 +34,9 @@ from topr_trl.hub.parcel import README, Parcel
 from topr_trl.plots import plot_evaluations
 
 MODEL_CONFIGS = ("config.json", "adapter_config.json")
-_STATE, _HISTORY = "trainer_state.json", "log_history.json"
+_STATE = "trainer_state.json"
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
-_UNWANTED = ("_*", ".*", _STATE, _HISTORY, "evaluation.*")
+_UNWANTED = ("_*", ".*", _STATE, "evaluation.*")
 
 
 def holds_model(folder: Path) -> bool:
@@ -168,9 +168,7 @@ def _card_of_stage(folder: Path, repo_id: str, steps: list[Manifest]) -> ModelCa
 
 
 def _last_step(folder: Path) -> int:
-    if (folder / _STATE).is_file():
-        return int(json.loads((folder / _STATE).read_text())["global_step"])
-    return int(json.loads((folder / _HISTORY).read_text())[-1]["step"])
+    return int(json.loads((folder / _STATE).read_text())["global_step"])
 
 
 def _a_prompt(model: Path) -> Any:
