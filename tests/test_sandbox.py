@@ -64,6 +64,7 @@ def contents(file):
         ("def f(x): return 8 // x - (x < 0) / 0", ("incorrect", "!ZeroDivisionError\n!ZeroDivisionError")),
         ("def g(x): return 2 * x", ("incorrect", "!NameError\n!NameError")),
         ("1 / 0\n" + RIGHT, ("incorrect", "!ZeroDivisionError")),
+        ("raise SystemExit\n" + RIGHT, ("incorrect", "!SystemExit")),
         ("def f(x): return", ("incorrect", "None\nNone")),
         ("def f(x): return 2 * ", ("invalid", None)),
         ("\0", ("invalid", None)),
