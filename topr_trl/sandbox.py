@@ -102,8 +102,8 @@ def _pool(seconds: float, memory_mb: int) -> WorkerPool:
     if refused := pool.map([None])[0]:
         warnings.warn(
             f"The sandbox is weaker here than it can be: {refused}. Programs have their limits of time and memory, but "
-            "may reach the network, write and read what this user may, and leave processes behind. Run models that "
-            "you do not trust in a container. See docs/code_generation.md.",
+            "may reach the network, and do to files and processes what their user may. Run models that you do not "
+            "trust in a container. See docs/code_generation.md.",
             stacklevel=3,
         )
     return pool
