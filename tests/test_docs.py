@@ -70,7 +70,7 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
         dataset.to_json(path)
 
     save("my/prompts/train.jsonl", rows.select([0]).select_columns(["prompt", "answer"]))
-    save("logs.jsonl", rows.select(range(24)).select_columns(["prompt", "completion", "reward"]))
+    save("logs.jsonl", rows.select(range(12)).select_columns(["prompt", "completion", "reward"]))
     said = [[{"role": role, "content": text}] for role, text in (("user", "Hello?"), ("assistant", "Yes."))]
     opinions = {"prompt": said[:1] * 4, "completion": said[1:] * 4, "label": [True, False, True, False]}
     save("trl-lib/kto-mix-14k/train.jsonl", Dataset.from_dict(opinions))
