@@ -1,5 +1,6 @@
 """The promises of docs/safety.md. Whatever is run here that should not be makes a folder named `ran`."""
 
+import io
 import json
 import os
 import pickle
@@ -69,7 +70,7 @@ def doors(model, rows, tmp_path, **more):
 def with_code(tmp_path, ran, monkeypatch):
     """A model whose classes are in its own folder."""
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115 - a question gets no answer
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))  # whoever asks is answered
     folder = tmp_path / "with_code"
     shutil.copytree(arithmetic.CARELESS_MODEL, folder)
     (folder / "evil.py").write_text(
