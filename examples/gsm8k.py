@@ -35,7 +35,8 @@ from topr_trl import (
     settings,
 )
 from topr_trl.cli import console
-from topr_trl.report import comparison_table, plot_comparison
+from topr_trl.plots import plot_comparison
+from topr_trl.report import comparison_table
 from topr_trl.sampling import SamplingArguments
 from topr_trl.settings import StageArguments, loading_of
 from topr_trl.tasks import TASKS, arithmetic

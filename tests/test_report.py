@@ -5,7 +5,8 @@ import pytest
 
 from topr_trl import report
 from topr_trl.evaluation import Evaluation, evaluate_samples
-from topr_trl.report import comparison_table, groups_table, plot_comparison, write_report
+from topr_trl.plots import plot_comparison
+from topr_trl.report import comparison_table, groups_table, write_report
 from topr_trl.samples import encode
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -139,3 +139,34 @@ def _draw_groups(panel: Any, evaluations: Mapping[str, Evaluation], column: str)
     panel.set(xlabel="pass@1 (%), ± 2 standard errors", title=f"By {column} (number of problems)")
     panel.grid(axis="x", alpha=0.3)
     panel.set_axisbelow(True)
+
+
+def plot_comparison(evaluations: Mapping[str, Evaluation], path: str | Path | IO[bytes]) -> None:
+    """Accuracies with their intervals, and shares of correct, incorrect and invalid answers, as a PNG or SVG.
+
+    Raises:
+        ImportError: matplotlib is not installed (`pip install topr_trl[plots]`).
+    """
+    from matplotlib.figure import Figure
+
+    names, runs = list(evaluations), list(evaluations.values())
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    accuracy, shares = figure.subplots(1, 2)
+    labels = [f"pass@{k}" for k in runs[0].pass_at] + [f"maj@{k}" for k in runs[0].maj_at]
+    for label in labels:
+        kind, k = label.split("@")
+        estimates = [(run.pass_at if kind == "pass" else run.maj_at)[int(k)] for run in runs]
+        errors = [200 * e.standard_error if e.standard_error == e.standard_error else 0 for e in estimates]
+        accuracy.errorbar(names, [100 * e.value for e in estimates], errors, marker="o", capsize=3, label=label)
+    accuracy.set(ylabel="accuracy (%)", ylim=(0, 100), title="Test accuracy")
+    accuracy.margins(x=0.15)
+    accuracy.grid(axis="y", alpha=0.3)
+    accuracy.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    bottom = [0.0] * len(runs)
+    for share, colour in zip(runs[0].shares, ("#2a9d8f", "#e9c46a", "#d1495b"), strict=True):
+        values = [100 * run.shares[share] for run in runs]
+        shares.bar(names, values, bottom=bottom, color=colour, label=share, width=0.5)
+        bottom = [b + v for b, v in zip(bottom, values, strict=True)]
+    shares.set(ylabel="samples (%)", ylim=(0, 100), title="Answers")
+    shares.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.savefig(path, dpi=150)

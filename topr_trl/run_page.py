@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from topr_trl import manifest
 from topr_trl.curves import PANELS, draw, has, last_step
 from topr_trl.evaluation import Evaluation
-from topr_trl.report import comparison_table, plot_comparison
+from topr_trl.plots import plot_comparison
+from topr_trl.report import comparison_table
 
 STATE = "trainer_state.json"
 # Rows of the last logs that are looked through, and of each kind that is shown.
