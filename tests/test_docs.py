@@ -18,10 +18,9 @@ from trl import TrlParser
 
 import topr_trl
 from topr_trl import SamplingArguments, load_candidates, sample_candidates, save_candidates, score_candidates
-from topr_trl.cli import COMMANDS, make_parser
+from topr_trl.cli import AT_ONCE, COMMANDS, make_parser
 from topr_trl.config import _GRPO_ONLY, _SFT_ONLY
 from topr_trl.metrics import describe
-from topr_trl.plan import PlanArguments
 from topr_trl.tasks import arithmetic, gsm8k
 
 ROOT = Path(__file__).parent.parent
@@ -130,7 +129,7 @@ def check(words):
     program, *rest = words
     if program == "topr":
         assert rest[0] in COMMANDS, rest
-        parser = TrlParser(PlanArguments) if rest[0] == "plan" else make_parser(rest[0])
+        parser = TrlParser(AT_ONCE[rest[0]][0]) if rest[0] in AT_ONCE else make_parser(rest[0])
         if rest[1:] not in (["--help"], ["--help_all"]):
             parser.parse_args_and_config(rest[1:])
     elif program.startswith("--"):  # a setting by itself
@@ -156,7 +155,7 @@ def check(words):
         else:
             assert (ROOT / started[0]).is_file(), started[0]
     else:
-        assert program in ("cd", "wait", "pre-commit", "git", "source", "."), f"{words}: what is that?"
+        assert program in ("cd", "wait", "pre-commit", "git", "hf", "source", "."), f"{words}: what is that?"
 
 
 @with_blocks("yaml")

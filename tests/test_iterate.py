@@ -35,7 +35,7 @@ def start(out, **more):
     return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
 
-@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name not in cli._AT_ONCE])
+@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name not in cli.AT_ONCE])
 def test_help_shows_what_matters(command, capsys):
     cli.main([command, "--help"])
     short = capsys.readouterr().out

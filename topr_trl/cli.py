@@ -41,7 +41,7 @@ COMMANDS = {
     "push": "a model or candidates to the Hugging Face Hub, with a card",
 }
 # Commands that start nothing: what they take, and what they do.
-_AT_ONCE: dict[str, tuple[type, Callable[[Any], None]]] = {
+AT_ONCE: dict[str, tuple[type, Callable[[Any], None]]] = {
     "plan": (PlanArguments, lambda args: print(describe(args))),
     "plot": (PlotArguments, plot_command),
     "push": (PushArguments, push_command),
@@ -94,8 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given[-1:] == ["--config"]:
         raise ValueError("--config needs the name of a YAML file.")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    if command in _AT_ONCE:
-        of_command, carry_out = _AT_ONCE[command]
+    if command in AT_ONCE:
+        of_command, carry_out = AT_ONCE[command]
         parser = TrlParser(of_command, prog=f"topr {command}", usage=f"topr {command} [settings]")
         carry_out(*_parsed(parser, given))
         return
