@@ -132,6 +132,7 @@ class Kit:
                 cli.console()
         except SystemExit as end:
             if isinstance(end.code, str):
+                assert "\n" not in end.code
                 raise SystemExit(end.code.removesuffix(" (--debug shows where)")) from None
             raise SystemExit(errors.getvalue()) from None  # argparse prints, and exits with 2
 
