@@ -132,7 +132,8 @@ class Kit:
                 cli.console()
         except SystemExit as end:
             if isinstance(end.code, str):
-                raise SystemExit(end.code.removesuffix(" (--debug shows where)")) from None
+                line, *more = end.code.removesuffix(" (--debug shows where)").split("\n")
+                raise SystemExit(f"{line} AND MORE LINES" if more else line) from None
             raise SystemExit(errors.getvalue()) from None  # argparse prints, and exits with 2
 
 

@@ -84,3 +84,8 @@ def test_adafactor_is_refused_under_fsdp2(config, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="adafactor"):
         config(str(tmp_path), use_cpu=True, bf16=False)
     config(str(tmp_path), use_cpu=True, bf16=False, optim="adamw_torch")
+
+
+@pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
+def test_a_loss_that_is_nan_is_not_logged_as_0(cls, tmp_path):
+    assert not cls(str(tmp_path), **CPU).logging_nan_inf_filter

@@ -104,6 +104,7 @@ def test_bash(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
     Path("examples").symlink_to(ROOT / "examples")
+    Path("candidates").mkdir()
     for path, text in files_of(page).items():
         Path(path).write_text(text)
     variables = {}
