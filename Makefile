@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install demo bench reproduce reproduce-quick test test-min test-vllm lint type wheel clean help
+.PHONY: install demo bench reproduce reproduce-quick test test-min test-vllm fuzz mutate lint type wheel clean help
 
 help:
 	@echo "make demo      train the embedded model with TOPR, before -> after (minutes on a CPU)"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench     time and memory beside TRL's other trainers (ten minutes; writes docs/performance.md)"
 	@echo "make test      run the tests"
 	@echo "make test-min  run the tests on the oldest supported versions; make test-vllm: with vLLM's engine on the CPU"
+	@echo "make fuzz      search what comes in from outside for what breaks it (MINUTES=30); make mutate: mutation testing"
 	@echo "make lint      ruff; make type: mypy; make wheel: build, install apart, run"
 
 install: $(STAMP)
@@ -62,6 +63,21 @@ test-vllm: .venv-vllm/.installed
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
+# Fresh examples for tests/test_doors.py, from a seed that is printed; what was found is tried first the next time.
+fuzz: install
+	$(BIN)/python scripts/fuzz.py --minutes $(or $(MINUTES),30)
+
+# The maths, their tests broken on purpose (an hour; see docs/quality.md). mutmut mutates functions, cosmic-ray the rest.
+mutate: .venv-mutate/.installed
+	OMP_NUM_THREADS=1 .venv-mutate/bin/mutmut run --max-children 1
+	.venv-mutate/bin/mutmut results
+	OMP_NUM_THREADS=1 .venv-mutate/bin/python scripts/mutate_rest.py
+
+.venv-mutate/.installed: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv .venv-mutate
+	.venv-mutate/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[dev]" mutmut==3.8.1 cosmic-ray==8.7.0
+	touch $@
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -77,4 +93,4 @@ wheel: install
 	cd dist && ../.venv-wheel/bin/python -c "import topr_trl, topr_trl.tasks.arithmetic as a; assert (a.CARELESS_MODEL / 'model.safetensors').is_file(); print(topr_trl.__version__)"
 
 clean:
-	rm -rf .venv .venv-min .venv-vllm .venv-wheel build dist *.egg-info
+	rm -rf .venv .venv-min .venv-vllm .venv-wheel .venv-mutate mutants build dist *.egg-info
