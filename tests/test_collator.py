@@ -29,8 +29,9 @@ def test_only_the_completion_has_labels():
     assert batch["labels"].tolist() == [[-100, 6, 7], [-100, 6, -100]]
     assert batch["lengths"] == [3, 2]
     assert batch["reward"].tolist() == [1.0, -1.0]
-    assert batch["reward"].dtype == batch["mu_logps"].dtype == torch.float32
     assert batch["idle"] == 0
+    whole = collator()([row(reward=1, mu_logps=[-1, -2])])  # not int64, which a table may hold
+    assert whole["reward"].dtype == whole["mu_logps"].dtype == torch.float32
 
 
 def test_rows_without_a_gradient_are_left_out_and_counted():

@@ -16,6 +16,8 @@ def test_the_bootstrap_by_hand():
     (found,) = paired_bootstrap(np.array([[0.0], [0.5]]), np.array([[1.0], [0.5]]))
     assert (found.difference, found.low, found.high) == (0.5, 0.0, 1.0)
     assert found.share_better == pytest.approx(0.75, abs=0.02)
+    assert str(found) == "+50.0 [+0.0, +100.0]"
+    assert found.to_dict() == {"difference": 0.5, "low": 0.0, "high": 1.0, "share_better": found.share_better}
 
 
 def test_the_interval_is_that_of_a_paired_mean():
