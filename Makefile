@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install demo docs bench reproduce reproduce-quick test test-min test-matrix test-trackers test-vllm lint type licenses wheel clean help
+.PHONY: install demo docs bench reproduce reproduce-quick test test-min test-matrix test-trackers test-vllm fuzz mutate lint type licenses wheel clean help
 
 help:
 	@echo "make demo      train the embedded model with TOPR, before -> after (minutes on a CPU)"
@@ -20,6 +20,7 @@ help:
 	@echo "               make test-trackers: with tensorboard, wandb and trackio"
 	@echo "make test-matrix  run what versions can break (not slow, not processes, no benchmarks) on the oldest and newest"
 	@echo "               versions under Python 3.11, 3.12 and 3.13 (PYTHONS=\"3.11 3.12\" VERSIONS=oldest: fewer cells)"
+	@echo "make fuzz      search what comes in from outside for what breaks it (MINUTES=30); make mutate: mutation testing"
 	@echo "make lint      ruff; make type: mypy; make licenses: of all dependencies; make wheel: build, install apart, run"
 
 install: $(STAMP)
@@ -84,6 +85,21 @@ docs: install
 	$(BIN)/zensical build --strict --clean
 	@echo "open site/index.html"
 
+# Fresh examples for tests/test_doors.py, from a seed that is printed; what was found is tried first the next time.
+fuzz: install
+	$(BIN)/python scripts/fuzz.py --minutes $(or $(MINUTES),30)
+
+# The maths, their tests broken on purpose (an hour; see docs/quality.md). mutmut mutates functions, cosmic-ray the rest.
+mutate: .venv-mutate/.installed
+	OMP_NUM_THREADS=1 .venv-mutate/bin/mutmut run --max-children 1
+	.venv-mutate/bin/mutmut results
+	OMP_NUM_THREADS=1 .venv-mutate/bin/python scripts/mutate_rest.py
+
+.venv-mutate/.installed: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv .venv-mutate
+	.venv-mutate/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[dev]" mutmut==3.8.1 cosmic-ray==8.7.0
+	touch $@
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -104,4 +120,4 @@ wheel: install
 	$(BIN)/python scripts/check_wheel.py dist .venv-wheel/bin/python
 
 clean:
-	rm -rf .venv .venv-min .venv-matrix .venv-vllm .venv-wheel build dist site .cache *.egg-info
+	rm -rf .venv .venv-min .venv-matrix .venv-vllm .venv-wheel .venv-mutate mutants build dist site .cache *.egg-info

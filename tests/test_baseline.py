@@ -67,12 +67,14 @@ def test_means():
     assert np.isnan(centred[3])
     assert centred[4] == -1.0
     assert np.isnan(subtract_baseline([nan, nan], "group_mean", [0, 0])).all()
+    assert subtract_baseline([3.0, nan], "group_mean", [0, 0])[0] == 0  # a row is its own mean
+    assert subtract_baseline(np.array([0.1], dtype=np.float32), 0).dtype == np.float64
 
 
 def test_bad_baselines():
     with pytest.raises(ValueError, match="number or one of"):
         subtract_baseline([1.0], "median")
-    with pytest.raises(ValueError, match="group_ids"):
+    with pytest.raises(ValueError, match=r"^baseline='group_mean' needs .* \(group_ids\)\.$"):
         subtract_baseline([1.0], "group_mean")
 
 

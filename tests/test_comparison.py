@@ -16,6 +16,8 @@ def test_the_bootstrap_by_hand():
     (found,) = paired_bootstrap(np.array([[0.0], [0.5]]), np.array([[1.0], [0.5]]))
     assert (found.difference, found.low, found.high) == (0.5, 0.0, 1.0)
     assert found.share_better == pytest.approx(0.75, abs=0.02)
+    assert str(found) == "+50.0 [+0.0, +100.0]"
+    assert found.to_dict() == {"difference": 0.5, "low": 0.0, "high": 1.0, "share_better": found.share_better}
 
 
 def test_the_interval_is_that_of_a_paired_mean():
@@ -69,5 +71,29 @@ def test_other_problems_are_an_error():
     first = run([0.5] * 3, ids=[5, 6, 7])
     with pytest.raises(ValueError, match=r"1 of 3 in the first are not in the second, 2 of 4 in the second"):
         compare(first, run([0.5] * 4, ids=[5, 6, 8, 9]))
+    with pytest.raises(ValueError, match=r"1 of 3 in the first are not in the second, 0 of 2 in the second"):
+        matched(first, run([0.5] * 2, ids=[5, 6]))
+    with pytest.raises(ValueError, match=r"0 of 3 in the first are not in the second, 1 of 4 in the second"):
+        matched(first, run([0.5] * 4, ids=[5, 6, 7, 8]))
     with pytest.raises(ValueError, match=r"3 of 3 have another right answer in the second, as problem 5"):
         compare(first, run([0.5] * 3, ids=[5, 6, 7], truth="9"))
+
+
+def test_a_matched_run_keeps_what_is_known_of_its_samples():
+    first = encode([["1"], ["2"]], ["1", "3"], problem_ids=["a", "b"])
+    second = encode([["3"], ["2"]], ["3", "1"], [[0.5], [0.25]], ["b", "a"], {"level": ["5", "1"]})
+    found = matched(first, second)
+    assert found.codes_PS.tolist() == [[1], [0]]
+    assert found.scores_PS.tolist() == [[0.25], [0.5]]
+    assert (list(found.problem_ids), list(found.truths), found.groups) == (
+        ["a", "b"],
+        ["1", "3"],
+        {"level": ["1", "5"]},
+    )
+    assert matched(second, first).scores_PS is None
+
+
+def test_draws_are_those_of_the_seed():
+    first, second = run([0.2, 0.5, 0.7, 0.4], 2), run([0.4, 0.6, 0.2, 0.9], 2, seed=1)
+    assert compare(first, second) == compare(first, second, seed=0)
+    assert compare(first, second, seed=7) == compare(first, second, seed=7) != compare(first, second)

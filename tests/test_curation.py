@@ -48,8 +48,44 @@ def test_seeds(rule):
     rewards, problems = np.where(rng.random(400) < 0.5, 1.0, -1.0), np.repeat(np.arange(50), 8)
     first = curate(rewards, problems, rule, 100, seed=3).indices
     np.testing.assert_array_equal(first, curate(rewards, problems, rule, 100, seed=3).indices)
+    np.testing.assert_array_equal(
+        curate(rewards, problems, rule, 100).indices, curate(rewards, problems, rule, 100, seed=0).indices
+    )
     if rule != "none":
         assert set(first) != set(curate(rewards, problems, rule, 100, seed=4).indices)
+
+
+def test_none_takes_every_row_that_has_a_reward():
+    rewards = [1.0, -1.0, float("nan"), 0.0, 1.0]
+    curated = curate(rewards, [0] * 5, "none")
+    assert curated.indices.tolist() == [0, 1, 3, 4]
+    assert (curated.size, curated.shortfall, curated.chosen_positives) == (4, 0, 3)
+
+
+def test_in_words():
+    curated = curate(np.tile([1.0, -1.0], 1_000), np.repeat(range(1_000), 2), "uniform", 1_500)
+    share = f"{curated.chosen_positives / 1_500:.1%}"
+    assert str(curated) == (
+        f"1,500 rows, {share} positive, chosen from 1,000 positives and 1,000 negatives of 1,000 problems "
+        "(0 without a positive)"
+    )
+    with pytest.warns(UserWarning, match="no positive and no negative row"):
+        empty = curate([], [], "anna_karenina", 3)
+    assert str(empty).startswith("0 rows, 0.0% positive")
+    assert str(empty).endswith("; 3 fewer than asked for")
+
+
+def test_warnings_name_the_line_that_called():
+    for rewards in ([-1.0, -1.0], [1.0, -1.0]):
+        with pytest.warns(UserWarning, match="curation='positive_share'") as caught:
+            curate(rewards, [0, 0], "positive_share", 4)
+        assert caught[0].filename == __file__
+
+
+def test_who_wants_any_rows_is_not_warned_that_all_are_negative():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(curate([-1.0] * 8, [0] * 8, "uniform", 4).indices) == 4
 
 
 def test_uniform_is_uniform():
@@ -66,7 +102,8 @@ def test_positives():
 
 
 @pytest.mark.parametrize(
-    ("size", "share", "rows", "positives"), [(4, 0.5, 4, 2), (10, 0.1, 10, 1), (None, 0.5, 6, 3), (None, 0.25, 12, 3)]
+    ("size", "share", "rows", "positives"),
+    [(4, 0.5, 4, 2), (10, 0.1, 10, 1), (None, 0.5, 6, 3), (None, 0.25, 12, 3), (None, 1, 3, 3), (None, 0, 9, 0)],
 )
 def test_fixed_share(size, share, rows, positives):
     curated = curate(REWARDS, PROBLEMS, "positive_share", size, share)
@@ -164,3 +201,29 @@ def test_compose_keeps_the_first_baseline_where_the_chosen_are_alike():
     # Over all candidates, p~ = 1/2 asks for 1 - c = 2 c: c = 1/3. A single row has no share of its own.
     rewards, _ = compose([1.0, 0.0, 0.0], [0, 1, 1], effective_positive_share=0.5, rule="uniform", size=1)
     assert rewards[0] == pytest.approx(2 / 3) or rewards[0] == pytest.approx(-1 / 3)
+
+
+def test_compose_leaves_rows_and_rewards_as_they_are_unless_told():
+    rewards, curated = compose(REWARDS, PROBLEMS)
+    np.testing.assert_array_equal(rewards, REWARDS)
+    assert curated.indices.tolist() == list(range(12))
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_compose_curates_with_what_it_is_given(seed):
+    samples = np.tile([3, 2, 1, 0], 3)  # backwards: the last of a problem is the first
+    given = {"seed": seed} if seed else {}
+    rewards, curated = compose(REWARDS, PROBLEMS, rule="anna_karenina", size=5, sample_ids=samples, **given)
+    expected = curate(REWARDS, PROBLEMS, "anna_karenina", 5, sample_ids=samples, seed=seed)
+    np.testing.assert_array_equal(curated.indices, expected.indices)
+    assert {3, 6} <= set(curated.indices)
+    assert len(rewards) == 5
+
+
+def test_a_mean_is_that_of_all_candidates():
+    """Not of the chosen; and a group's mean is that of its problem."""
+    rewards, curated = compose(REWARDS, PROBLEMS, baseline="mean", rule="positives")
+    assert rewards.tolist() == pytest.approx([1.5] * 3)  # the mean is (3 - 9) / 12
+    rewards, curated = compose(REWARDS, PROBLEMS, baseline="group_mean", rule="positives", size=7)
+    assert curated.chosen_positives == 3 + 4  # the rows of the problem without a right answer are their mean
+    assert sorted(set(rewards.round(9))) == [0, 1, 1.5]

@@ -128,13 +128,16 @@ def test_ties_go_to_the_first_drawn_and_rounding_makes_none():
     assert evaluation.maj_solved(samples, drawn[:, [0, 2]]).tolist() == [True, False]
     equal = encode([["1", "2"], ["2", "1"], [None, "1"], [None, None]], ["1"] * 4, [[1.0, 1.0]] * 4)
     assert evaluation.best_solved(equal, np.tile(np.arange(2), (4, 1))).tolist() == [True, False, True, False]
+    # Small scores are told apart as large ones are, to nine digits of the largest.
+    for answers, scores in ((["1", "2"], [1e-12, 2e-12]), (["2", "1"], [1.0, 1.0 + 4e-10])):
+        assert weighted_sc_solved(encode([answers], ["2"], [scores]), np.arange(2)[None]).all()
     # Scores that are all zero, or below it, still choose among the valid answers.
     none = encode([[None, "1"], ["1", "2"]], ["1", "1"], [[0.0, 0.0], [-1.0, -2.0]])
     assert weighted_sc_solved(none, np.tile(np.arange(2), (2, 1))).all()
 
 
 def test_scores_are_needed():
-    with pytest.raises(ValueError, match="need a score of each sample"):
+    with pytest.raises(ValueError, match=r"^Weighted .* need a score of each sample; there are none\.$"):
         evaluate_samples([["1", "2"]], ["1"], best_ks=[1])
     with pytest.raises(ValueError, match="need a score of each sample"):
         evaluate_samples([["1", "2"]], ["1"], weighted_sc_ks=[2])
@@ -146,8 +149,14 @@ def test_groups():
     a, b = run.groups["subject"]["a"], run.groups["subject"]["b"]
     assert (a.num_problems, a.pass_at_1.value, a.maj_at) == (2, 0.5, {})
     assert (b.num_problems, b.pass_at_1.value) == (1, 0.5)
+    voted = evaluate_samples(answers, ["1"] * 3, maj_ks=[1], groups={"subject": ["a", "b", "a"]}).groups["subject"]
+    assert {name: group.maj_at[1].value for name, group in voted.items()} == {"a": 0.5, "b": 0.5}
+    assert run.cardinality == [1, 1, 1]
+    assert evaluate_samples([["1", "2", "3"]], ["1"]).cardinality == [0, 1, 0, 0]
     # One problem, half right: V = 1/4, SE = sqrt(1 * 1/4 / (2 - 1)).
     assert b.pass_at_1.standard_error == 0.5
+    assert str(b.pass_at_1) == "50.0 % ± 100.0"
+    assert str(evaluate_samples([["1"]], ["1"]).pass_at[1]) == "100.0 %"  # a single draw has no error
 
 
 def test_everything_survives_json():
@@ -160,7 +169,11 @@ def test_everything_survives_json():
     # With equal scores the vote is that of the majority, and the best is any valid one.
     assert run.weighted_sc_at[4].value == pytest.approx(run.maj_at[4].value, abs=0.02)
     plain = json.loads(json.dumps(run.to_dict(), allow_nan=False))
-    assert Evaluation.from_dict(plain).to_dict() == run.to_dict()
+    again = Evaluation.from_dict(plain)
+    assert again.to_dict() == run.to_dict()
+    assert again.pass_at[1] == run.pass_at[1]
+    assert again.groups == run.groups
+    assert np.isnan(again.pass_at[8].standard_error)
     old = {name: plain[name] for name in ("pass_at", "maj_at", "shares", "cardinality", "num_problems", "num_samples")}
     assert Evaluation.from_dict(old).groups == {}
 
@@ -168,6 +181,11 @@ def test_everything_survives_json():
 def test_one_sample():
     run = evaluate_in_full(encode([["1"], ["2"]], ["1", "1"], [[1.0], [0.5]]))
     assert (list(run.pass_at), run.maj_at, run.best_at) == ([1], {}, {})
+
+
+def test_without_scores_nothing_is_made_of_them():
+    run = evaluate_in_full(encode(*make(samples=4)))
+    assert (list(run.pass_at), list(run.maj_at), run.weighted_sc_at, run.best_at) == ([1, 2, 4], [2], {}, {})
 
 
 def test_candidates_are_grouped_by_their_problem():
@@ -181,3 +199,25 @@ def test_candidates_are_grouped_by_their_problem():
     assert (evaluation.num_problems, evaluation.num_samples) == (2, 2)
     with pytest.raises(ValueError, match="same number of samples"):
         evaluate_candidates(rows.select([0, 1, 2]))
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_draws_are_those_of_the_seed(seed):
+    answers, truths = make(problems=7, samples=8)
+    scores = np.random.default_rng(5).random((7, 8)).tolist()
+    given, samples = {"seed": seed} if seed else {}, encode(answers, truths, scores)
+    expected = resampled_estimate(samples, weighted_sc_solved, 2, seed)
+    assert expected != resampled_estimate(samples, weighted_sc_solved, 2, seed + 1)
+    rows = Dataset.from_dict({
+        "problem_id": np.repeat(range(7), 8), "extracted": [a for row in answers for a in row],
+        "answer": ["7"] * 56, "score": [s for row in scores for s in row],
+    })  # fmt: skip
+    for run in (
+        evaluation.evaluate(samples, weighted_sc_ks=[1, 2], **given),
+        evaluate_in_full(samples, **given),
+        evaluate_samples(answers, truths, scores=scores, weighted_sc_ks=[2], **given),
+        evaluate_candidates(rows, weighted_sc_ks=[2], **given),
+    ):
+        assert run.weighted_sc_at[2] == expected
+    # A single vote decides by itself: exact, as pass@1.
+    assert evaluation.evaluate(samples, weighted_sc_ks=[1]).weighted_sc_at[1] == run.pass_at[1]

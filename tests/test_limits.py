@@ -1,3 +1,4 @@
+from dataclasses import FrozenInstanceError
 from math import inf, nan
 
 import pytest
@@ -39,3 +40,8 @@ def test_bounded_is_prop_3_2():
 def test_bad_limits_are_named(limits, message):
     with pytest.raises(ValueError, match=message):
         TruncationLimits(*limits)
+
+
+def test_a_preset_stays_what_it_is():
+    with pytest.raises(FrozenInstanceError):
+        PRESETS["topr"].a_neg = 1.0

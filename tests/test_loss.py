@@ -6,7 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topr_trl.limits import PRESETS, TruncationLimits
-from topr_trl.loss import MAX_LOG_WEIGHT, log_ratios, objective, sequence_logps, taper, topr_loss, truncated_weights
+from topr_trl.loss import (
+    MAX_LOG_WEIGHT,
+    log_ratios,
+    objective,
+    sequence_logps,
+    taper,
+    topr_loss,
+    truncated_weights,
+    weighted_loss,
+)
 
 LIMITS = [*PRESETS.values(), TruncationLimits(0.5, 2.0, 0.1, 1.5), TruncationLimits(0, 0, 0, 0)]
 
@@ -115,7 +124,7 @@ def test_extreme_ratios_are_finite(dtype, log_ratio, name):
 
 def test_plain_importance_weights_stop_at_the_documented_ceiling():
     weights = truncated_weights(torch.tensor([1000.0, -1000.0, 3.0]), torch.tensor([1.0, 1.0, -1.0]), PRESETS["opr"])
-    assert weights.tolist() == pytest.approx([math.exp(MAX_LOG_WEIGHT), 0.0, math.exp(3.0)], rel=1e-5)
+    assert weights.tolist() == pytest.approx([math.exp(40), 0.0, math.exp(3.0)], rel=1e-5)
 
 
 def test_sums_are_taken_in_float32():
@@ -160,7 +169,7 @@ def test_mu_as_sums_or_per_token():
             topr_loss(policy, mu, rewards, mask, PRESETS["tis"], level),
             topr_loss(policy, sums, rewards, mask, PRESETS["tis"], level),
         )
-    with pytest.raises(ValueError, match="per token"):
+    with pytest.raises(ValueError, match=r"^ratio_level='token' needs .* shape \(B, T\); .* as sums, \(B,\)\.$"):
         topr_loss(policy, sums, rewards, mask, PRESETS["tis"], "token")
 
 
@@ -227,3 +236,25 @@ def test_objective_is_bounded_only_without_a_lower_limit_for_negatives():
 
     assert j(1e-200, "topr") == pytest.approx(j(1e-100, "topr"), abs=1e-6)
     assert j(1e-200, "reinforce") > j(1e-100, "reinforce") + 50
+
+
+def test_ratios_of_tokens_and_their_geometric_mean_by_hand():
+    # Responses of one and of two tokens; log π - log μ is -2, and -1 and -3.
+    policy = torch.tensor([[-3.0, 9.0], [-2.0, -4.0]], dtype=torch.bfloat16)
+    mu, mask = torch.full((2, 2), -1.0, dtype=torch.bfloat16), torch.tensor([[1, 0], [1, 1]])
+    token, geometric = (log_ratios(policy, mu, mask, level) for level in ("token", "geometric"))
+    assert token.tolist() == [[-2.0, 0.0], [-1.0, -3.0]]
+    assert geometric.tolist() == [-2.0, -2.0]
+    assert token.dtype == geometric.dtype == torch.float32
+    # The loss of the token level: -Σ_t w_t R log π_t / |y|, w = e^ratio, R = -1.
+    loss = topr_loss(policy, mu, torch.tensor([-1.0, -1.0]), mask, PRESETS["topr"], "token")
+    expected = [-3 * math.exp(-2), (-2 * math.exp(-1) - 4 * math.exp(-3)) / 2]
+    assert loss.tolist() == pytest.approx(expected)
+
+
+def test_a_single_token_is_divided_by_one_and_rewards_do_not_widen_the_loss():
+    policy, one = torch.tensor([[-2.0]]), torch.ones(1, 1)
+    loss = weighted_loss(policy, torch.tensor([0.5]), torch.tensor([3.0], dtype=torch.float64), one)
+    assert loss.tolist() == [3.0]  # -0.5 · 3 · -2 / 1
+    assert loss.dtype == torch.float32
+    assert weighted_loss(policy.expand(1, 4), torch.ones(1), torch.ones(1), torch.ones(1, 4)).item() == 2  # divided

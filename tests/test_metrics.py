@@ -83,3 +83,33 @@ def test_batches_are_joined_and_forgotten():
     metrics = rows.flush(alone)
     assert metrics["topr/weight_mean"] == pytest.approx(4.5 / 5)
     assert rows.flush(alone) == {}
+
+
+def test_rows_that_were_not_computed_count_with_weight_one():
+    rows, alone = RowMetrics(), Accelerator(cpu=True)
+    rows.add(torch.tensor([0.5]), torch.tensor([-2.0]), torch.tensor([-1.0]), idle=3)
+    metrics = rows.flush(alone)
+    assert metrics["topr/weight_mean"] == 3.5 / 4
+    assert metrics["topr/reward"] == -1 / 4
+    assert metrics["topr/positive_share"] == 3 / 4
+    assert metrics["topr/log_ratio/negatives/mean"] == -2.0
+    assert not any("log_ratio/positives" in name for name in metrics)
+
+
+def test_names_and_quantiles_of_the_ratio():
+    # 21 rows at 0, ..., 20: the quantiles 5, 50 and 95 % fall on 1, 10 and 19.
+    ratio = torch.arange(21.0)
+    metrics = describe(torch.ones(21), ratio, torch.ones(21))
+    of_ratio = {name: value for name, value in metrics.items() if "log_ratio" in name}
+    assert of_ratio == pytest.approx({
+        "topr/log_ratio/positives/mean": 10, "topr/log_ratio/positives/q05": 1,
+        "topr/log_ratio/positives/q50": 10, "topr/log_ratio/positives/q95": 19,
+    })  # fmt: skip
+
+
+def test_what_is_tapered_and_what_is_dead():
+    """1 is not tapered, nor what rounding makes of it; 0.01 is not dead yet."""
+    weights = torch.tensor([1.0, 0.999, 0.5, 0.01], dtype=torch.float64)
+    metrics = describe(weights, torch.zeros(4), torch.full((4,), -1.0))
+    assert metrics["topr/negatives_tapered"] == 2 / 4
+    assert metrics["topr/negatives_dead"] == 0

@@ -42,3 +42,9 @@ def test_what_does_not_fill_a_step_is_left_alone():
 def test_every_epoch_has_an_order_of_its_own_that_can_be_had_again():
     assert orders(epoch=1)[2] != orders(epoch=0)[2]
     assert orders(epoch=1)[2] == orders(epoch=1)[2]
+
+
+def test_rows_of_one_length_keep_their_random_order():
+    plain, same = (SeedableRandomSampler(range(200), data_seed=3) for _ in range(2))
+    plain, in_order = list(plain), list(StepsSortedByLength(same, np.arange(200) % 2, 200))
+    assert in_order == [row for row in plain if row % 2] + [row for row in plain if not row % 2]

@@ -3,6 +3,8 @@
 import os
 import warnings
 from dataclasses import MISSING, dataclass, field, fields
+from numbers import Integral, Real
+from typing import get_args, get_type_hints
 
 from trl import GRPOConfig, SFTConfig
 
@@ -12,6 +14,24 @@ from topr_trl.limits import PRESETS, TruncationLimits
 from topr_trl.loss import RATIO_LEVELS
 
 LOG_MU_SOURCES = ("trainer", "sampler")
+
+
+def check_types(settings: object, of: type) -> None:
+    """Refuse values of another type than their field's: a YAML file, unlike the command line, may hold anything.
+
+    Args:
+        settings: an instance of `of`, or of a class that inherits from it.
+        of: the dataclass whose fields are checked.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    for name, hint in get_type_hints(of).items():
+        value, kinds = getattr(settings, name), get_args(hint) or (hint,)
+        fits = isinstance(value, tuple({int: Integral, float: Real}.get(kind, kind) for kind in kinds))
+        if not fits or (isinstance(value, bool) and bool not in kinds):
+            wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+            raise ValueError(f"{name} must be {wanted}, not {value!r}.")
 
 
 @dataclass
@@ -82,6 +102,9 @@ class TOPRArguments:
         return self.baseline if self.baseline in BASELINES else float(self.baseline)
 
     def _validate_topr(self) -> None:
+        if isinstance(self.baseline, Real):
+            self.baseline = str(self.baseline)
+        check_types(self, TOPRArguments)
         refuse_adafactor(
             self.optim,  # type: ignore[attr-defined]
             os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION") == "2",
@@ -101,7 +124,6 @@ class TOPRArguments:
                 "(Prop. 3.2), and off-policy the model collapses. Good for a comparison; TOPR has a_neg=0.",
                 stacklevel=4,
             )
-        self.baseline = str(self.baseline)
         if self.baseline not in BASELINES:
             try:
                 value = float(self.baseline)

@@ -21,7 +21,7 @@ import torch
 import yaml
 
 from topr_trl import manifest
-from topr_trl.config import refuse_adafactor
+from topr_trl.config import check_types, refuse_adafactor
 from topr_trl.evaluation import Evaluation
 from topr_trl.report import comparison_table
 from topr_trl.settings import Settings, inputs_of, load_problems
@@ -56,6 +56,7 @@ class LoopArguments:
     )
 
     def __post_init__(self) -> None:
+        check_types(self, LoopArguments)
         for name in ("iterations", "sampling_workers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")

@@ -7,6 +7,8 @@ import torch
 from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
+from topr_trl.config import check_types
+
 GIB = 2**30
 STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "zero3_offload")
 DEEPSPEED_BUCKET = 500_000_000  # elements that gradients are reduced in, its default
@@ -60,6 +62,7 @@ class PlanArguments:
     tensor_parallel: int = field(default=1, metadata={"help": "GPUs of a vLLM engine."})
 
     def __post_init__(self) -> None:
+        check_types(self, PlanArguments)
         for name in ("nodes", "gpus", "rows", "prompt_tokens", "response_tokens", "tensor_parallel"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")

@@ -21,6 +21,7 @@ from transformers import (
     set_seed,
 )
 
+from topr_trl.config import check_types
 from topr_trl.weights import check_finite
 
 
@@ -45,6 +46,7 @@ class SamplingArguments:
     sampling_batch_size: int = field(default=512, metadata={"help": "Responses generated at once."})
 
     def __post_init__(self) -> None:
+        check_types(self, SamplingArguments)
         for name in ("num_candidates", "max_new_tokens", "sampling_batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")

@@ -11,7 +11,7 @@ from trl import ModelConfig, get_quantization_config
 
 from topr_trl import manifest
 from topr_trl.candidates import TABLE_SUFFIXES
-from topr_trl.config import OfflineTOPRConfig
+from topr_trl.config import OfflineTOPRConfig, check_types
 from topr_trl.sampling import SamplingArguments
 from topr_trl.tasks import TASKS, Task, arithmetic, hendrycks_math
 from topr_trl.vllm_sampling import VLLMArguments
@@ -62,6 +62,7 @@ class StageArguments:
     worker: str | None = field(default=None, metadata={"help": "k/n: sample only the shards k, k + n, ..."})
 
     def __post_init__(self) -> None:
+        check_types(self, StageArguments)
         for name, choices in (("task", tuple(TASKS)), ("sampling_backend", BACKENDS), ("split", ("train", "test"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be {' or '.join(choices)}, not {getattr(self, name)!r}.")

@@ -8,6 +8,7 @@ import torch
 from datasets import Dataset
 from transformers import GenerationConfig
 
+from topr_trl.config import check_types
 from topr_trl.sampling import SamplingArguments, candidate_row, encode_prompts, stop_tokens
 
 
@@ -31,6 +32,9 @@ class VLLMArguments:
     vllm_max_model_length: int | None = field(default=None, metadata={"help": "Longest prompt and response."})
     vllm_dtype: str = field(default="auto", metadata={"help": "'auto', 'bfloat16', 'float32', ..."})
     vllm_enforce_eager: bool = field(default=False, metadata={"help": "No compilation: starts sooner, runs slower."})
+
+    def __post_init__(self) -> None:
+        check_types(self, VLLMArguments)
 
 
 # A prompt that is read in parts makes the engine rewind the random numbers of its request, which a CPU cannot.

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal
 from fractions import Fraction
 
 from datasets import Dataset, load_dataset
@@ -59,23 +59,18 @@ EXEMPLARS = (
 
 _STATED = ("The answer is", "the answer is")
 _NUMBER = re.compile(r"(?P<number>-?(?:\d[\d,]*(?:\.\d+)?|\.\d+))(?:/(?P<bottom>\d{1,9})(?!\d|\.\d))?")
+_PLAIN_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)")  # no exponent: 1e999999 would be a megabyte in normal form
 _CURRENCY = str.maketrans("", "", "\\$€£")
 _LONGEST_ANSWER = 40  # characters; longer runs of digits are no answers, and would cost time to read
+_EXACT = Context(prec=_LONGEST_ANSWER)  # by default Decimal rounds to 28 digits
 
 
 def normalize_number(text: str) -> str | None:
     """A number in its normal form: no thousands separators, no trailing zeros, no `-0`; None if it is not one."""
     text = text.strip().rstrip(".").replace(",", "")
-    # An exponent would be written out, in as many digits as it says.
-    if not text or len(text) > _LONGEST_ANSWER or "e" in text.lower():
+    if len(text) > _LONGEST_ANSWER or not _PLAIN_NUMBER.fullmatch(text):
         return None
-    try:
-        number = Decimal(text)
-    except InvalidOperation:
-        return None
-    if not number.is_finite():
-        return None
-    return format(number.normalize() + 0, "f")
+    return format(_EXACT.plus(Decimal(text).normalize(_EXACT)), "f")
 
 
 def extract_answer(response: str) -> str | None:

@@ -1,0 +1,94 @@
+"""Mutants of what mutmut leaves alone: constants, properties, functions with decorators (`make mutate`).
+
+cosmic-ray makes them. Each is written into a copy of the package and tested in a fork of this process, which holds
+PyTorch and TRL already; so one takes a second, and not the ten that a fresh Python needs to import them.
+"""
+
+import ast
+import difflib
+import importlib
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+
+MODULES = ("limits", "loss", "baseline", "curation", "metrics", "expectations", "evaluation", "comparison", "collator",
+           "step_order")  # fmt: skip
+SECONDS = 300  # then a mutant is taken for an endless loop
+# Bit operations stand in annotations only (int | None); nobody compares by `is` but with None; two need arguments.
+_LEFT_OUT = re.compile(
+    r"Variable(Replacer|Inserter)|_(FloorDiv|Mod|Pow|RShift|LShift|BitAnd|BitOr|BitXor)(_|$)|Operator_\w*Is(Not)?(_|$)"
+)
+
+
+def lines_left(code: str) -> set[int]:
+    """The lines, counted from 0, that mutmut does not mutate."""
+    lines = set(range(code.count("\n") + 1))
+    for node in ast.walk(ast.parse(code)):
+        own = isinstance(node, ast.FunctionDef) and [ast.unparse(d) for d in node.decorator_list]
+        if own in ([], ["classmethod"], ["staticmethod"]):
+            lines -= set(range(node.lineno - 1, node.end_lineno))
+    return lines
+
+
+def mutants(code: str) -> Iterator[tuple[str, str]]:
+    """Mutated code, and what was changed: `operator, line: old -> new`."""
+    left = lines_left(code)
+    for name in operator_names():
+        occurrence, mutated = 0, None
+        while not _LEFT_OUT.search(name) and (mutated := mutate_code(code, get_operator(name)(), occurrence)):
+            occurrence += 1
+            before, after = code.split("\n"), mutated.split("\n")
+            changes = [o for o in difflib.SequenceMatcher(None, before, after, False).get_opcodes() if o[0] != "equal"]
+            _, a, b, c, d = changes[0]
+            if a in left:
+                yield mutated, f"{name.split('/')[-1]}, {a + 1}: {' '.join(before[a:b])} -> {' '.join(after[c:d])}"
+
+
+def survives(tests: list[str]) -> bool:
+    """Whether the tests pass, in a fork."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(SECONDS)
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), 1)
+            os.dup2(nothing.fileno(), 2)
+        for name in [name for name in sys.modules if name.split(".")[0] in ("topr_trl", "tests", "conftest")]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        os._exit(pytest.main(["-x", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", *tests]))
+    return os.waitpid(child, 0)[1] == 0
+
+
+def main() -> None:
+    sys.dont_write_bytecode = True
+    root = Path(__file__).parents[1]
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("topr_trl", "tests", "pyproject.toml"):
+            (shutil.copytree if (root / name).is_dir() else shutil.copy)(root / name, Path(folder) / name)
+        os.chdir(folder)
+        sys.path.insert(0, folder)
+        importlib.import_module("topr_trl.cli")  # and with it what the forks find imported
+        for name in sys.argv[1:] or MODULES:
+            path, made, alive = Path(f"topr_trl/{name}.py"), 0, []
+            code = path.read_text()
+            assert survives([f"tests/test_{name}.py"]), f"tests/test_{name}.py fails as it is"
+            for mutated, change in mutants(code):
+                path.write_text(mutated)
+                made += 1
+                if survives([f"tests/test_{name}.py"]):
+                    alive.append(change)
+            path.write_text(code)
+            print(f"{name}: {made - len(alive)} of {made} killed", *alive, sep="\n  ", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+import math
+
+import pytest
+import torch
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+from topr_trl.collator import Collator, unflatten
+
+
+def collator(ratio_level="sequence", keep_idle=False):
+    return Collator(DataCollatorForLanguageModeling(pad_token_id=0), ratio_level, keep_idle)
+
+
+def row(number=0, reward=1.0, ids=(5, 6, 7), prompt_length=1, **columns):
+    return {"row": number, "reward": reward, "input_ids": list(ids), "prompt_length": prompt_length, **columns}
+
+
+def test_flat_values_become_rows_again():
+    # Rows of 3, 1 and 2 tokens: what predicts the next token of the last place of a row belongs to none.
+    flat = torch.arange(1.0, 6.0)[None]
+    assert unflatten(flat, [3, 1, 2]).tolist() == [[1, 2, 3], [4, 0, 0], [5, 0, 0]]
+    padded = torch.arange(1.0, 8.0)[None]  # two places more: pad_to_multiple_of
+    assert unflatten(padded, [3, 1, 2]).tolist() == [[1, 2, 3], [4, 0, 0], [5, 6, 0]]
+
+
+def test_only_the_completion_has_labels():
+    batch = collator()([row(), row(1, -1.0, (5, 6), 1)])
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [5, 6, 0]]
+    assert batch["labels"].tolist() == [[-100, 6, 7], [-100, 6, -100]]
+    assert batch["lengths"] == [3, 2]
+    assert batch["reward"].tolist() == [1.0, -1.0]
+    assert batch["idle"] == 0
+    whole = collator()([row(reward=1, mu_logps=[-1, -2])])  # not int64, which a table may hold
+    assert whole["reward"].dtype == whole["mu_logps"].dtype == torch.float32
+
+
+def test_rows_without_a_gradient_are_left_out_and_counted():
+    rows = [row(0, 0.0, (1, 2)), row(1, 2.0), row(2, 0.0)]
+    batch = collator()(rows)
+    assert (batch["reward"].tolist(), batch["idle"], batch["lengths"]) == ([2.0], 2, [3])
+    assert collator(keep_idle=True)(rows)["reward"].tolist() == [0.0, 2.0, 0.0]
+    assert collator(keep_idle=True)(rows)["idle"] == 0
+    alone = collator()([rows[0], rows[2]])  # one is kept: a forward needs a row
+    assert (alone["reward"].tolist(), alone["idle"], alone["lengths"]) == ([0.0], 1, [2])
+
+
+def test_log_mu_comes_from_the_row_or_from_what_was_scored():
+    collate = collator()
+    collate.scored = {1: -4.0, 2: -5.0}
+    rows = [
+        row(0, mu_logps=[-1.0, -2.0]),
+        row(1),
+        row(2, mu_logps=-7.0),
+        row(3),
+        row(4, mu_logps=[]),
+        row(5, mu_logps=None),
+    ]
+    assert collate(rows)["mu_logps"].tolist() == pytest.approx([-3.0, -4.0, -7.0, *[math.nan] * 3], nan_ok=True)
+
+
+def test_log_mu_of_tokens_follows_the_completions():
+    """One value after the other; unknown where a row brought none, or as many as it has no tokens."""
+    collate = collator("token")
+    collate.scored = {1: [-4.0, -5.0]}
+    rows = [row(0, mu_logps=[-1.0, -2.0]), row(1), row(2, mu_logps=[-7.0]), row(3, prompt_length=2)]
+    expected = [-1.0, -2.0, -4.0, -5.0, math.nan, math.nan, math.nan]
+    assert collate(rows)["mu_logps"].tolist() == pytest.approx(expected, nan_ok=True)
