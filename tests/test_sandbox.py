@@ -225,7 +225,7 @@ def test_a_program_ends_with_its_worker():
         assert verdict.result() == "!Timeout"
 
 
-@pytest.mark.parametrize("victim", ["os.getppid()", "-1", "0", str(os.getpid())])
+@pytest.mark.parametrize("victim", ["os.getppid()", "-1", "0", pytest.param(str(os.getpid()), id="the tests")])
 def test_others_cannot_be_killed(victim, isolated):
     pool = sandbox._pool(1.5, 256)
     before = pool.pids
