@@ -58,7 +58,9 @@ class Door:
             seed(number)(self.test)()
         except OutOfTime:
             pass
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # what pytest.raises raises is no Exception
             text = "".join(traceback.format_exception(error, limit=-3))
             if self.findings.setdefault(f"{type(error).__name__}: {error}"[:200], text) is text:
                 print(f"\n{self.name} (seed {number}):\n{text}", flush=True)
