@@ -256,6 +256,21 @@ def _rows_of(shard: Path) -> int:
     return rows
 
 
+def _check_lines(path: Path) -> None:
+    """Refuse a row that is `null`: as the first of a block it crashes pyarrow (26.0), and with it the process."""
+    with path.open("rb") as file:
+        lines = enumerate(file, start=1)
+        wrong = next((number for number, line in lines if line.lstrip(_BLANK).startswith(b"null")), None)
+        file.seek(0)
+        if wrong is not None and not file.readline().lstrip(_BLANK).startswith(
+            b"["
+        ):  # in a list it is not read as a row
+            raise ValueError(f"{path} cannot be read: line {wrong} is null and no row. Remove it.")
+
+
+_BLANK = b"\xef\xbb\xbf \t\r\n"  # with the byte order mark of UTF-8
+
+
 TABLE_SUFFIXES = (".parquet", ".json", ".jsonl")
 
 
@@ -274,6 +289,8 @@ def read_table(*files: str | Path, cache_dir: str | Path | None = None) -> Datas
             raise ValueError(f"Rows are read from {', '.join(TABLE_SUFFIXES)}, not {path.name}.")
         if path.stat().st_size == 0:
             raise ValueError(f"{path} is empty: it has no row.")
+        if path.suffix != ".parquet":
+            _check_lines(path)
     kind = "parquet" if paths[0].suffix == ".parquet" else "json"
     if kind == "parquet":  # `datasets` 4.7 fails on files without rows
         paths = [path for path in paths if _rows_of(path)] or paths[:1]
