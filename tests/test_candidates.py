@@ -32,7 +32,7 @@ def test_nothing_to_load(tmp_path):
             load_candidates(tmp_path / missing)
 
 
-@pytest.mark.parametrize("text", ["null", ' null\n{"prompt": "a"}', '{"prompt": "a"}\nnull'])
+@pytest.mark.parametrize("text", ["null", "\ufeffnull", ' null\n{"prompt": "a"}', '{"prompt": "a"}\nnull'])
 def test_a_row_that_is_null_is_named_before_it_crashes_pyarrow(tmp_path, text):
     (tmp_path / "rows.jsonl").write_text(text)
     with pytest.raises(ValueError, match=rf"rows\.jsonl cannot be read: line {2 if text[0] == '{' else 1} is null"):
