@@ -45,6 +45,10 @@ def test_minus_one_leaves_positives_only():
     assert (subtract_baseline([0.1, 0.1, 0.1, 1.0], 0, share=1.0) >= 0).all()  # not -1e-17
 
 
+def test_rounding_carries_no_share_past_one():
+    assert effective_positive_share([0.0, *[1.0] * 5, 6.247501962177227e26, 2.9999999999999997e38, 3e38]) == 1
+
+
 def test_a_tiny_share_leaves_the_highest_reward_positive():
     assert baseline_for_positive_share([-1.0, 1.0], 1e-17) < 1  # not 1, which rounds to the nearest
 
