@@ -13,8 +13,9 @@ from topr_trl.limits import TruncationLimits
 
 RATIO_LEVELS = ("sequence", "token", "geometric")
 
-# Only an infinite upper limit, or one beyond it, lets a ratio come this far. e^40 keeps the squared gradient norm finite
-# in float32, so that gradient clipping still works; a row with such a weight outweighs every other row all the same.
+# Only an infinite upper limit, or one beyond it, lets a ratio come this far. e^40 keeps the squared gradient norm
+# finite in float32, so that gradient clipping still works; a row with such a weight outweighs every other row all the
+# same.
 MAX_LOG_WEIGHT = 40.0
 
 
