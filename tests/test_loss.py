@@ -150,6 +150,12 @@ def test_unknown_ratio_is_fine_where_it_does_not_matter():
     nan = torch.tensor([float("nan")] * 2)
     assert truncated_weights(nan, torch.tensor([1.0, 0.0]), PRESETS["topr"]).tolist() == [1.0, 1.0]
     assert truncated_weights(nan, torch.tensor([-1.0, -1.0]), PRESETS["topr"]).isnan().all()
+    assert truncated_weights(nan, torch.tensor([0.0, 0.0]), PRESETS["opr"]).tolist() == [1.0, 1.0]
+
+
+def test_the_limits_of_a_token_are_those_of_its_response():
+    weights = truncated_weights(torch.tensor([[-1.0, -2.0], [-1.0, -2.0]]), torch.tensor([1.0, -1.0]), PRESETS["topr"])
+    assert weights.tolist() == [[1.0, 1.0], pytest.approx([math.exp(-1), math.exp(-2)])]
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
