@@ -9,12 +9,14 @@ an `@example` of the test. The table at the end says what was tried.
 import argparse
 import contextlib
 import logging
+import multiprocessing
 import os
 import random
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +46,29 @@ class Door:
         self.name, self.test, self.tried, self.seconds = name, test, 0, 0.0
         self.findings: dict[str, str] = {}
 
-    def search(self, number: int, until: float) -> None:
-        inner, begin = self.test.hypothesis.inner_test, time.process_time()
+    def take_turn(self, number: int, until: float) -> None:
+        """Search in a process of its own, which a crash of a library ends."""
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.get_context("fork").Process(target=self._search, args=(number, until, sender))
+        process.start()
+        sender.close()
+        try:
+            tried, seconds, finding = receiver.recv()
+            self.tried, self.seconds = self.tried + tried, self.seconds + seconds
+        except EOFError:
+            process.join()
+            finding = ("crash", f"The process died of signal {-(process.exitcode or 0)}.")
+        process.join()
+        if finding is not None and finding[0] not in self.findings:
+            self.findings[finding[0]] = finding[1]
+            print(f"\n{self.name} (seed {number}):\n{finding[1]}", flush=True)
+
+    def _search(self, number: int, until: float, sender: Connection) -> None:
+        inner, begin, tried, finding = self.test.hypothesis.inner_test, time.process_time(), 0, None
 
         def counted(*args: Any, **kwargs: Any) -> None:
-            self.tried += 1
+            nonlocal tried
+            tried += 1
             inner(*args, **kwargs)
             if time.monotonic() > until:
                 raise OutOfTime
@@ -56,15 +76,11 @@ class Door:
         self.test.hypothesis.inner_test = counted
         try:
             seed(number)(self.test)()
-        except OutOfTime:
+        except (OutOfTime, KeyboardInterrupt):
             pass
-        except Exception as error:
-            text = "".join(traceback.format_exception(error, limit=-3))
-            if self.findings.setdefault(f"{type(error).__name__}: {error}"[:200], text) is text:
-                print(f"\n{self.name} (seed {number}):\n{text}", flush=True)
-        finally:
-            self.test.hypothesis.inner_test = inner
-            self.seconds += time.process_time() - begin
+        except BaseException as error:  # what pytest.raises raises is no Exception
+            finding = (f"{type(error).__name__}: {error}"[:200], "".join(traceback.format_exception(error, limit=-3)))
+        sender.send((tried, time.process_time() - begin, finding))
 
 
 def main() -> None:
@@ -86,7 +102,7 @@ def main() -> None:
     with Path(os.devnull).open("w") as nothing, contextlib.redirect_stderr(nothing):  # what argparse says
         while time.monotonic() < end:
             for door in doors:
-                door.search(rng.randrange(2**32), min(end, time.monotonic() + SECONDS))
+                door.take_turn(rng.randrange(2**32), min(end, time.monotonic() + SECONDS))
     print("\n| door | examples | CPU minutes | findings |\n|---|---|---|---|")
     for door in doors:
         print(f"| {door.name} | {door.tried:,} | {door.seconds / 60:.1f} | {len(door.findings)} |")

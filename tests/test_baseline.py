@@ -45,6 +45,18 @@ def test_minus_one_leaves_positives_only():
     assert (subtract_baseline([0.1, 0.1, 0.1, 1.0], 0, share=1.0) >= 0).all()  # not -1e-17
 
 
+def test_rounding_carries_no_share_past_one():
+    assert effective_positive_share([0.0, *[1.0] * 5, 6.247501962177227e26, 2.9999999999999997e38, 3e38]) == 1
+
+
+def test_a_tiny_share_leaves_the_highest_reward_positive():
+    assert baseline_for_positive_share([-1.0, 1.0], 1e-17) < 1  # not 1, which rounds to the nearest
+
+
+def test_rewards_in_half_precision_are_summed_in_double():
+    assert effective_positive_share(np.repeat(np.float16([300, -300]), 300)) == 0.5  # 90,000 is beyond float16
+
+
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1, float("nan")])
 def test_share_outside_its_range(share):
     with pytest.raises(ValueError, match=r"must be in \(0, 1\]"):
@@ -55,7 +67,7 @@ def test_equal_rewards_say_which_range_is_possible():
     with pytest.raises(ValueError, match=r"All 3 rewards are -1.*the possible range is 1 to 1"):
         baseline_for_positive_share([-1.0] * 3, 0.2)
     assert baseline_for_positive_share([-1.0] * 3, 1.0) == -1.0
-    with pytest.raises(ValueError, match="no reward"):
+    with pytest.raises(ValueError, match=r"^There is no reward to solve the baseline from\.$"):
         baseline_for_positive_share([float("nan")], 0.5)
 
 

@@ -32,6 +32,22 @@ def test_nothing_to_load(tmp_path):
             load_candidates(tmp_path / missing)
 
 
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("null", "line 1"),
+        ("\ufeffnull", "line 1"),
+        (' null\n{"prompt": "a"}', "line 1"),
+        ('{"prompt": "a"}\nnull', "line 2"),
+        ('[\nnull,\n{"prompt": "a"}]', "the first row"),
+    ],
+)
+def test_a_row_that_is_null_is_named_before_it_crashes_pyarrow(tmp_path, text, where):
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"rows\.json cannot be read: {where} is null"):
+        load_candidates(tmp_path / "rows.json")
+
+
 def test_a_file_that_is_no_parquet_is_named(tmp_path):
     (tmp_path / "rows.parquet").write_text("a,b")
     with pytest.raises(ValueError, match=r"rows\.parquet cannot be read"):

@@ -47,6 +47,7 @@ def test_seeds(rule):
     rng = np.random.default_rng(0)
     rewards, problems = np.where(rng.random(400) < 0.5, 1.0, -1.0), np.repeat(np.arange(50), 8)
     first = curate(rewards, problems, rule, 100, seed=3).indices
+    assert len(set(first)) == len(first)  # no row twice
     np.testing.assert_array_equal(first, curate(rewards, problems, rule, 100, seed=3).indices)
     np.testing.assert_array_equal(
         curate(rewards, problems, rule, 100).indices, curate(rewards, problems, rule, 100, seed=0).indices

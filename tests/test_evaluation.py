@@ -206,7 +206,8 @@ def test_draws_are_those_of_the_seed(seed):
     answers, truths = make(problems=7, samples=8)
     scores = np.random.default_rng(5).random((7, 8)).tolist()
     given, samples = {"seed": seed} if seed else {}, encode(answers, truths, scores)
-    expected = resampled_estimate(samples, weighted_sc_solved, 2, seed)
+    expected = resampled_estimate(samples, weighted_sc_solved, 2, **given)
+    assert expected == resampled_estimate(samples, weighted_sc_solved, 2, seed, draws=100)  # the paper's
     assert expected != resampled_estimate(samples, weighted_sc_solved, 2, seed + 1)
     rows = Dataset.from_dict({
         "problem_id": np.repeat(range(7), 8), "extracted": [a for row in answers for a in row],

@@ -57,10 +57,14 @@ def test_many_samples_stay_exact():
 
 
 def test_bad_k():
+    for k in (0, 3):
+        with pytest.raises(ValueError, match=rf"^k must be between 1 and the number of samples, 2; it is {k}\.$"):
+            pass_at_k(2, 1, k)
     samples = encode([["1", "2"]], ["1"], [[0, 1]])
     for expected in (expected_pass, expected_maj, expected_best):
         for k in (0, 3):
             with pytest.raises(ValueError, match="k must be between 1"):
                 expected(samples, k)
+    assert expected_maj(encode([["1"] * 1_000], ["1"]), 2)[0] == pytest.approx(1)
     with pytest.raises(ValueError, match="at most 1000 samples"):
         expected_maj(encode([["1"] * 1_001], ["1"]), 2)

@@ -52,6 +52,12 @@ def test_extract_answer(response, answer):
     assert gsm8k.extract_answer(response) == answer
 
 
+def test_no_digit_is_lost():
+    assert (
+        gsm8k.normalize_number("1234567890123456789012345678901234567.50") == "1234567890123456789012345678901234567.5"
+    )
+
+
 def test_verdict_and_reward():
     assert [verdict(a, "4") for a in ("4", "5", None)] == ["correct", "incorrect", "invalid"]
     reward = answer_reward(gsm8k.judge)
@@ -80,6 +86,12 @@ def test_malformed_rows():
         gsm8k.prepare(Dataset.from_dict({"question": ["?"]}))
     with pytest.raises(ValueError, match=r"Row 0: the answer does not end in `#### N`"):
         gsm8k.prepare(Dataset.from_dict({"question": ["?"], "answer": ["42"]}))
+    for rows in ({"question": [None], "answer": ["#### 1"]}, {"question": ["?"], "answer": [None]}):
+        with pytest.raises(ValueError, match=r"is empty in 1 of 1 rows"):
+            gsm8k.prepare(Dataset.from_dict(rows))
+    for number in ("1e999999", "1_000", "nan"):  # the first would be a megabyte
+        with pytest.raises(ValueError, match=r"Row 0: the answer does not end in `#### N`"):
+            gsm8k.prepare(Dataset.from_dict({"question": ["?"], "answer": [f"#### {number}"]}))
     with pytest.raises(FileNotFoundError, match="no file"):
         gsm8k.load("nowhere.jsonl", "train")
 

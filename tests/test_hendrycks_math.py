@@ -289,6 +289,12 @@ def test_rows_of_other_shapes():
         hendrycks_math.prepare(rows().remove_columns("problem"))
     with pytest.raises(ValueError, match="Row 0: no answer in column 'solution'"):
         hendrycks_math.prepare(Dataset.from_dict({"problem": ["?"], "solution": ["5"]}))
+    with pytest.raises(ValueError, match="Row 1: no answer in column 'solution'"):
+        hendrycks_math.prepare(Dataset.from_dict({"problem": ["?", "?"], "solution": [r"\boxed{5}", None]}))
+    with pytest.raises(ValueError, match="`problem` is empty in 1 of 1 rows"):
+        hendrycks_math.prepare(Dataset.from_dict({"problem": [None], "answer": ["5"]}))
+    odd = Dataset.from_dict({"problem": ["?"], "answer": ["5"], "level": ["Level ²"]})
+    assert hendrycks_math.prepare(odd, 0)["level"][:] == [None]  # a digit, and no number
     with pytest.raises(ValueError, match="between 0 and 4"):
         hendrycks_math.prepare(rows(), 5)
 

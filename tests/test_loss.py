@@ -127,6 +127,14 @@ def test_plain_importance_weights_stop_at_the_documented_ceiling():
     assert weights.tolist() == pytest.approx([math.exp(40), 0.0, math.exp(3.0)], rel=1e-5)
 
 
+@pytest.mark.parametrize("a", [1e30, 1e300])  # the second is no float32
+def test_limits_beyond_the_ceiling_are_the_ceiling(a):
+    ratio, rewards = torch.zeros(2), torch.tensor([1.0, -1.0])
+    assert truncated_weights(ratio, rewards, TruncationLimits(a, a, a, math.inf)).tolist() == pytest.approx(
+        [math.exp(40)] * 2, rel=1e-5
+    )
+
+
 def test_sums_are_taken_in_float32():
     # 4,096 tokens of -1.01 in bfloat16 are -1.0078125 each; summed in bfloat16 they would stick at a power of two.
     logps = torch.full((1, 4096), -1.01, dtype=torch.bfloat16)
@@ -142,6 +150,12 @@ def test_unknown_ratio_is_fine_where_it_does_not_matter():
     nan = torch.tensor([float("nan")] * 2)
     assert truncated_weights(nan, torch.tensor([1.0, 0.0]), PRESETS["topr"]).tolist() == [1.0, 1.0]
     assert truncated_weights(nan, torch.tensor([-1.0, -1.0]), PRESETS["topr"]).isnan().all()
+    assert truncated_weights(nan, torch.tensor([0.0, 0.0]), PRESETS["opr"]).tolist() == [1.0, 1.0]
+
+
+def test_the_limits_of_a_token_are_those_of_its_response():
+    weights = truncated_weights(torch.tensor([[-1.0, -2.0], [-1.0, -2.0]]), torch.tensor([1.0, -1.0]), PRESETS["topr"])
+    assert weights.tolist() == [[1.0, 1.0], pytest.approx([math.exp(-1), math.exp(-2)])]
 
 
 @pytest.mark.parametrize("name", list(PRESETS))

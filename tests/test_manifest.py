@@ -1,3 +1,4 @@
+import json
 import multiprocessing
 import time
 
@@ -78,6 +79,26 @@ def test_the_lock_ends_with_its_process(tmp_path):
     process.join()
     with manifest.lock(tmp_path):  # waits for nobody
         pass
+
+
+@pytest.mark.parametrize("content", ['{"inputs": {}, "files": []}', "[" * 100_000, "null", '{"inputs": {}}'])
+def test_what_is_no_manifest_is_refused(tmp_path, content):
+    (tmp_path / manifest.NAME).write_text(content)
+    with pytest.raises(ValueError, match=r"_manifest\.json is damaged"):
+        manifest.begin(tmp_path, {})
+
+
+@pytest.mark.parametrize("name", ["../victim", "link/victim", "/victim", "sub/../../victim", "..", "\0"])
+def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path, name):
+    folder, victim = tmp_path / "stage", tmp_path / "victim"
+    folder.mkdir()
+    victim.write_bytes(b"victim")
+    (folder / "link").symlink_to(tmp_path)
+    (folder / manifest.NAME).write_text(json.dumps({"inputs": {}, "files": {name: {"bytes": 1}}}))
+    for work in (manifest.begin, manifest.drop):
+        with pytest.raises(ValueError, match="names a file outside of its folder"):
+            work(folder, {})
+    assert victim.is_file()
 
 
 def test_files_of_something_else_are_not_taken_for_results(tmp_path):

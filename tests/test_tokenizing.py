@@ -27,6 +27,13 @@ def test_ids_that_cannot_be(tokenizer, wrong, message):
         tokenize(rows, tokenizer)
 
 
+@pytest.mark.parametrize("wrong", [None, True, "1"])
+def test_a_list_that_holds_no_ids_is_refused(tokenizer, wrong):
+    for row in ({"prompt": "a", "completion": [5, wrong]}, {"prompt": [5, wrong], "completion": "a"}):
+        with pytest.raises(ValueError, match=r"must be text, messages .* or token ids"):
+            tokenize_row(row, tokenizer)
+
+
 def test_rows_that_lack_ids_are_tokenized(tokenizer):
     rows = Dataset.from_dict({"prompt": ["3 + 4 =", "1"], "prompt_ids": [[1, 2], None],
                               "completion": ["7", "2"], "completion_ids": [[8], []]})  # fmt: skip

@@ -17,8 +17,9 @@ def effective_positive_share(rewards: ArrayLike) -> float:
         A number in [0, 1]; NaN if every reward is 0, since then nothing is learnt from any row.
     """
     scored = _scored(rewards)
-    total = np.abs(scored).sum()
-    return float(scored[scored > 0].sum() / total) if total > 0 else float("nan")
+    # Not by Σ |R|: summed in another order, rounding could carry the share past 1.
+    above, below = scored[scored > 0].sum(), -scored[scored < 0].sum()
+    return float(above / (above + below)) if above + below > 0 else float("nan")
 
 
 def _scored(rewards: ArrayLike) -> FloatArray:

@@ -256,6 +256,28 @@ def _rows_of(shard: Path) -> int:
     return rows
 
 
+def _check_rows_of_json(path: Path) -> None:
+    """Refuse a row that is `null`: as the first of a list or block it crashes pyarrow (26.0), and with it the process.
+
+    Raises:
+        ValueError: naming the line, or saying that it is the first row of a list.
+    """
+    with path.open("rb") as file:
+        head = file.read(_HEAD).lstrip(_BLANK)
+        if head.startswith(b"["):
+            where = "the first row" if head[1:].lstrip().startswith(b"null") else None
+        else:
+            file.seek(0)
+            lines = enumerate(file, start=1)
+            where = next((f"line {i}" for i, line in lines if line.lstrip(_BLANK).startswith(b"null")), None)
+    if where is not None:
+        raise ValueError(f"{path} cannot be read: {where} is null. Remove it.")
+
+
+_HEAD = 65_536  # bytes; blanks that fill them are nobody's file
+_BLANK = b"\xef\xbb\xbf \t\r\n"  # with the byte order mark of UTF-8
+
+
 TABLE_SUFFIXES = (".parquet", ".json", ".jsonl")
 
 
@@ -274,11 +296,14 @@ def read_table(*files: str | Path, cache_dir: str | Path | None = None) -> Datas
             raise ValueError(f"Rows are read from {', '.join(TABLE_SUFFIXES)}, not {path.name}.")
         if path.stat().st_size == 0:
             raise ValueError(f"{path} is empty: it has no row.")
+        if path.suffix != ".parquet":
+            _check_rows_of_json(path)
     kind = "parquet" if paths[0].suffix == ".parquet" else "json"
     if kind == "parquet":  # `datasets` 4.7 fails on files without rows
         paths = [path for path in paths if _rows_of(path)] or paths[:1]
     cache = str(cache_dir) if cache_dir else None
     try:
         return load_dataset(kind, data_files=list(map(str, paths)), split="train", cache_dir=cache)
-    except (DatasetGenerationError, ValueError) as error:  # `datasets` 4.7 lets the reader's own error through
+    # `datasets` 4.7 lets the errors of its reader through.
+    except (DatasetGenerationError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise unreadable(f"{paths[0]}{' and others' * (len(paths) > 1)}", error.__cause__ or error) from error

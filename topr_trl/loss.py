@@ -4,7 +4,7 @@ Pure functions. Letters in names: B rows (responses), T response tokens. π is t
 that wrote the responses, R the reward after the baseline is subtracted.
 """
 
-from math import inf, log
+from math import exp, inf, log
 
 import torch
 from torch import Tensor
@@ -13,8 +13,9 @@ from topr_trl.limits import TruncationLimits
 
 RATIO_LEVELS = ("sequence", "token", "geometric")
 
-# Only an infinite upper limit lets a ratio come this far. e^40 keeps the squared gradient norm finite in float32, so
-# that gradient clipping still works; a row with such a weight outweighs every other row all the same.
+# Only an infinite upper limit, or one beyond it, lets a ratio come this far. e^40 keeps the squared gradient norm
+# finite in float32, so that gradient clipping still works; a row with such a weight outweighs every other row all the
+# same.
 MAX_LOG_WEIGHT = 40.0
 
 
@@ -84,7 +85,7 @@ def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLi
 
     def clipped(a: float, b: float) -> Tensor:
         if a == b:
-            return torch.full_like(log_ratio, a)
+            return torch.full_like(log_ratio, min(a, exp(MAX_LOG_WEIGHT)))
         a_, b_ = (torch.tensor(x, dtype=log_ratio.dtype, device=log_ratio.device).log() for x in (a, b))
         return log_ratio.clamp(a_, b_.clamp(max=MAX_LOG_WEIGHT)).exp()
 

@@ -154,15 +154,20 @@ def read(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         known: dict[str, Any] = json.loads(path.read_text())
-        names = [name for name, entry in (known["files"] or {}).items() if isinstance(entry["bytes"], int)]
-        whole = isinstance(known["inputs"], dict) and len(names) == len(known["files"] or {})
-    except (ValueError, KeyError, TypeError, AttributeError):  # no JSON, or something else in it
+        files = {} if known["files"] is None else known["files"]
+        names = [name for name, entry in files.items() if isinstance(entry["bytes"], int)]
+        whole = isinstance(known["inputs"], dict) and len(names) == len(files)
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):  # no JSON, or something else in it
         whole = False
     if not whole:
         raise ValueError(f"{path} is damaged: remove {folder}, and it is made anew.")
     for name in names:
         # The file itself may be a link: in the Hub's cache all are.
-        if Path(name).name in ("", "..") or not (folder / name).parent.resolve().is_relative_to(folder.resolve()):
+        if (
+            Path(name).name in ("", "..")
+            or "\0" in name
+            or not (folder / name).parent.resolve().is_relative_to(folder.resolve())
+        ):
             raise ValueError(f"{path} names a file outside of its folder ({name}): no stage writes that. Remove it.")
     return known
 

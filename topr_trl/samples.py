@@ -110,7 +110,7 @@ def samples_of(rows: Dataset) -> Samples:
             forms. `score`, `subject` and `level` are used if there.
 
     Raises:
-        ValueError: a column is missing or holds something else than text, there is no row, rows of a problem differ in
+        ValueError: a column is missing or holds what it should not, there is no row, rows of a problem differ in
             their answer, subject or level, a verdict is none, a score is missing or not finite, or see `encode`.
     """
     columns = rows.column_names
@@ -119,7 +119,7 @@ def samples_of(rows: Dataset) -> Samples:
     if len(rows) == 0:
         raise ValueError("There is no row to evaluate.")
     rows_of: dict[Any, list[int]] = {}
-    for i, problem in enumerate(rows["problem_id"]):
+    for i, problem in enumerate(_plain_column(rows, "problem_id")):
         rows_of.setdefault(problem, []).append(i)
     if None in rows_of:
         raise ValueError(f"Column `problem_id` is empty in {len(rows_of[None])} of {len(rows)} rows. Fill them.")
@@ -136,13 +136,26 @@ def samples_of(rows: Dataset) -> Samples:
     answers = [[answer_of(i, truth) for i in place] for place, truth in zip(places, truths, strict=True)]
     scores = None
     if "score" in columns:
-        column = rows["score"][:]
+        column = _plain_column(rows, "score", "numbers", (int, float))
         if empty := sum(score is None for score in column):
             raise ValueError(f"Column `score` is empty in {empty} of {len(column)} rows. Fill or drop the column.")
         scores = [[column[i] for i in place] for place in places]
-    groups = {name: _one_value_each(rows[name][:], places, ids, name) for name in GROUPINGS if name in columns}
+    groups = {
+        name: _one_value_each(_plain_column(rows, name), places, ids, name) for name in GROUPINGS if name in columns
+    }
     named = {name: [_NO_GROUP if v is None else str(v) for v in values] for name, values in groups.items()}
     return encode(answers, truths, scores, ids, named)
+
+
+def _plain_column(
+    rows: Dataset, name: str, kinds: str = "numbers or text", types: tuple[type, ...] = (int, float, str)
+) -> list[Any]:
+    """A column of numbers or text, None where a row has none."""
+    column: list[Any] = rows.with_format(None)[name][:]
+    wrong = next((i for i, value in enumerate(column) if value is not None and not isinstance(value, types)), None)
+    if wrong is not None:
+        raise ValueError(f"Column `{name}` must hold {kinds}; row {wrong} holds {column[wrong]!r}.")
+    return column
 
 
 def verdict_column(rows: Dataset) -> list[str]:

@@ -74,7 +74,7 @@ class StageArguments:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}.")
         if self.worker is not None:
             k, _, n = self.worker.partition("/")
-            if not (k.isdigit() and n.isdigit() and int(k) < int(n)):
+            if not (k.isdecimal() and n.isdecimal() and int(k) < int(n)):
                 raise ValueError(f"worker must be k/n with k < n, as in 0/8, not {self.worker!r}.")
         if self.test_dataset_name is None and str(self.dataset_name).endswith(TABLE_SUFFIXES):
             raise ValueError("A file has no test split: name the test problems with --test_dataset_name.")

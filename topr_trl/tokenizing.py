@@ -14,7 +14,7 @@ from trl import apply_chat_template, is_conversational
 
 
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], int)
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
 def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

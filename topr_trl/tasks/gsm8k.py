@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from datasets import Dataset, load_dataset
 
-from topr_trl.candidates import TABLE_SUFFIXES, read_table
+from topr_trl.candidates import TABLE_SUFFIXES, read_table, text_column
 from topr_trl.rewards import Judgement, verdict
 
 # What ends a response besides the stop token: a base model goes on with the next question of the prompt.
@@ -118,11 +118,13 @@ def prepare(dataset: Dataset, num_shots: int = 8) -> Dataset:
     """Rows of GSM8K's shape to problems: columns `problem_id`, `question`, `prompt`, `answer` (normal form).
 
     Raises:
-        ValueError: a column is missing, or an answer does not end in `#### N` with a number N.
+        ValueError: a column is missing or holds no text, or an answer does not end in `#### N` with a number N.
     """
     missing = {"question", "answer"} - set(dataset.column_names)
     if missing:
         raise ValueError(f"Rows of GSM8K's shape need question and answer; {sorted(missing)} missing.")
+    for name in ("question", "answer"):
+        text_column(dataset, name)
 
     def convert(row: dict[str, str], index: int) -> dict[str, object]:
         answer = normalize_number(row["answer"].rpartition("####")[2]) if "####" in row["answer"] else None

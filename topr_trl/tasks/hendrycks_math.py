@@ -11,7 +11,7 @@ from typing import Any
 from datasets import Dataset, concatenate_datasets, get_dataset_config_names, get_dataset_split_names, load_dataset
 from tqdm.auto import tqdm
 
-from topr_trl.candidates import TABLE_SUFFIXES, read_table
+from topr_trl.candidates import TABLE_SUFFIXES, read_table, text_column
 from topr_trl.rewards import CORRECT, INVALID, Judgement
 from topr_trl.worker_pool import WorkerPool
 
@@ -130,7 +130,7 @@ def draw_exemplars(rows: Dataset, num_shots: int, seed: int = 0, longest: int = 
     subjects = set()
     for i in order:
         row = rows[i]
-        if len(row["solution"]) > longest or extract_boxed(row["solution"]) is None:
+        if len(row["solution"] or "") > longest or extract_boxed(row["solution"] or "") is None:
             continue
         example = (row["problem"].strip(), row["solution"].strip())
         if column is not None and row[column] in subjects:
@@ -165,7 +165,7 @@ def prepare(dataset: Dataset, num_shots: int = 4, exemplars: Exemplars = EXEMPLA
         exemplars: pairs of a problem and its solution.
 
     Raises:
-        ValueError: a column is missing, a row has no answer, or there are too few exemplars.
+        ValueError: a column is missing or holds no text, a row has no answer, or there are too few exemplars.
     """
     if not 0 <= num_shots <= len(exemplars):
         raise ValueError(f"num_shots must be between 0 and {len(exemplars)}, not {num_shots}.")
@@ -174,7 +174,7 @@ def prepare(dataset: Dataset, num_shots: int = 4, exemplars: Exemplars = EXEMPLA
     subject = next((name for name in ("subject", "type") if name in dataset.column_names), None)
 
     def convert(row: dict[str, Any], index: int) -> dict[str, Any]:
-        answer = (row[truth] or "").strip() if truth == "answer" else extract_boxed(row[truth])
+        answer = (row[truth] or "").strip() if truth == "answer" else extract_boxed(row[truth] or "")
         if not answer:
             raise ValueError(f"Row {index}: no answer in column {truth!r}: {(row[truth] or '')[-60:]!r}.")
         problem = {
@@ -195,7 +195,7 @@ def prepare(dataset: Dataset, num_shots: int = 4, exemplars: Exemplars = EXEMPLA
 def _level(level: Any) -> int | None:
     """`"Level 5"`, `"5"` or 5; MATH has a few rows of `"Level ?"`."""
     digits = str(level).removeprefix("Level").strip()
-    return int(digits) if digits.isdigit() else None
+    return int(digits) if digits.isdecimal() else None
 
 
 def _check_columns(dataset: Dataset, needed: tuple[str, ...]) -> None:
@@ -204,6 +204,8 @@ def _check_columns(dataset: Dataset, needed: tuple[str, ...]) -> None:
         raise ValueError(
             f"Rows of MATH's shape need problem, and answer or solution; {missing} missing in {dataset.column_names}."
         )
+    for name in needed:
+        text_column(dataset, name, may_be_empty=name != "problem")
 
 
 def load(name_or_path: str, split: str) -> Dataset:
