@@ -110,7 +110,7 @@ MODELS = [
     Case(
         "a model without weights",
         lambda kit: [(a_copy(kit) / "model.safetensors").unlink(), kit.offline(kit["rows"], str(kit.folder / "copy"))],
-        "Error no file named model.safetensors, or pytorch_model.bin, found in directory …/copy.",
+        "Error no file named model.safetensors found in directory …/copy.",
         NOTHING_WRITTEN,
         OSError,
     ),

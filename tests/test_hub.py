@@ -8,13 +8,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 from hub_server import TOKEN, serve
 from huggingface_hub import DatasetCard, ModelCard
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, cli, evaluate_samples, load_candidates, manifest
+from topr_trl.candidates import save_candidates
 from topr_trl.hub import push_to_hub
 from topr_trl.hub.cards import PAPER, add_evaluation
-from topr_trl.hub.lineage import first_weights
+from topr_trl.hub.lineage import first_weights, lineage
 from topr_trl.hub.push import pack
 from topr_trl.iterate import LoopArguments, plan
 
@@ -388,3 +390,21 @@ def test_dry_run(loop, capsys):
     assert "bytes  model.safetensors" in printed
     assert "Left out: trainer_state.json, training_args.bin" in printed
     assert "# x\n" in printed
+
+
+def test_rows_that_a_stage_has_not_changed(tmp_path):
+    """Their fingerprint is that of what they were made from."""
+    rows = [{"problem_id": "1", "prompt": "1 + 1 = ", "completion": "2", "reward": 1.0, "answer": "2"}]
+    first, again = tmp_path / "first", tmp_path / "again"
+    for folder, source in ((first, "x"), (again, None)):
+        manifest.begin(folder, {"input": source or manifest.fingerprint(first), "dataset_name": str(tmp_path)})
+        save_candidates(Dataset.from_list(rows), folder)
+        manifest.finish(folder, 1)
+    assert manifest.fingerprint(first) == manifest.fingerprint(again)
+    parcel = pack(again, "me/rows")
+    assert len(lineage(again)) <= 2
+    assert str(tmp_path).encode() not in parcel.files[manifest.NAME]
+    (tmp_path / "pushed").mkdir()
+    for name, content in parcel.files.items():
+        (tmp_path / "pushed" / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+    assert manifest.fingerprint(tmp_path / "pushed") == manifest.fingerprint(again)

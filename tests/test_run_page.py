@@ -11,6 +11,7 @@ from topr_trl.curves import PANELS, draw, has, series
 from topr_trl.report import write_report
 from topr_trl.run_page import kinds_of, read_run, render
 from topr_trl.samples import encode
+from topr_trl.tasks.arithmetic import CARELESS_MODEL
 
 
 @pytest.fixture
@@ -127,6 +128,33 @@ def test_rows_worth_a_look():
     }
     table = table.append_column("log_ratio", pa.array([0.5, 2.0, *[-1.0] * 13]))
     assert [row["name"] for kind in kinds_of(table) if "likeliest" in kind.title for row in kind.rows] == ["1", "0"]
+
+
+def test_rows_whose_turn_has_not_come_are_not_shown():
+    table = pa.table({"advantage": [-1.0] * 9, "weight": [0.5, None, None, 0.1, None, 0.2, 0.3, 0.4, 0.6]})
+    table = table.append_column("name", pa.array(list("abcdefghi")))
+    kinds = {kind.title: [row["name"] for row in kind.rows] for kind in kinds_of(table)}
+    assert kinds == {"Negatives that weigh most": list("iahgf"), "Negatives that are tapered most": ["d"]}
+
+
+def test_an_earlier_log_outlives_a_training_that_does_not_begin(run, rows):
+    before = (run / "trainer_state.json").read_text()
+    shutil.rmtree(run / "checkpoint-2")
+    shutil.rmtree(run / "checkpoint-4")
+    args = OfflineTOPRConfig(str(run), use_cpu=True, bf16=False, report_to="none")
+    with pytest.raises(ValueError, match="checkpoint"):
+        OfflineTOPRTrainer(str(CARELESS_MODEL), args, rows).train(resume_from_checkpoint=True)
+    assert (run / "trainer_state.json").read_text() == before
+
+
+def test_files_of_something_else(run):
+    (run / "evaluation.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"evaluation.json is no evaluation that topr evaluate wrote"):
+        read_run(run)
+    (run / "evaluation.json").unlink()
+    (run / "checkpoint-4" / "trainer_state.json").write_text("[]")
+    (run / "iteration-1.bak").mkdir()
+    assert read_run(run).steps == 4
 
 
 def test_series():

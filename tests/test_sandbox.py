@@ -277,6 +277,19 @@ def test_other_systems_are_refused(monkeypatch):
 # Tests, and values.
 
 
+@pytest.mark.parametrize(
+    ("program", "seen"),
+    [
+        ("class NotStarted(Exception): pass\nraise NotStarted", "!NotStarted"),
+        ("raise SyntaxError", "!SyntaxError"),
+        ("import os\nos.write(3, b'not started')\nos._exit(0)", "not started"),
+        ("import os\nos.write(3, b'no program\\n-')\nos._exit(0)", "no program\n-"),
+    ],
+)
+def test_a_program_cannot_speak_for_the_sandbox(program, seen):
+    assert run_tests([program], ["assert f(1) == 2"]) == [("incorrect", seen)]
+
+
 def test_tests_are_read():
     calls, values = parse_tests("assert f([1, 2]) == {1: (2.0, 'a')}\n\nassert a.b(x for x in y) == -1, 'why'")
     assert calls == ["f([1, 2])", "a.b((x for x in y))"]

@@ -70,12 +70,12 @@ def test_what_is_logged_ends_a_training(model, tokenizer, rows, tmp_path, monkey
         with pytest.raises(FloatingPointError, match=f"`{list(logs)[-1]}` at step 0 is NaN or infinite"):
             trainer.log(logs)
     # With float16 its scaler leaves such steps out, and goes on with a smaller scale.
-    monkeypatch.setattr(trainer.accelerator, "scaler", torch.amp.GradScaler("cpu"))
+    monkeypatch.setattr(trainer.accelerator.state, "_mixed_precision", "fp16")
     trainer.log({"loss": 1.0, "grad_norm": float("inf")})
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, torch.inf)
     stop = next(c for c in trainer.callback_handler.callbacks if type(c).__name__ == "StopAtNaN")
     stop.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
-    monkeypatch.setattr(trainer.accelerator, "scaler", None)
+    monkeypatch.setattr(trainer.accelerator.state, "_mixed_precision", "no")
     with pytest.raises(FloatingPointError, match="The gradient of step 1"):
         stop.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)

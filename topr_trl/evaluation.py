@@ -79,6 +79,11 @@ class Evaluation:
         return cls(**{**plain, **curves, "groups": groups})
 
 
+def shared_ks(curves: Sequence[Mapping[int, Estimate]]) -> list[int]:
+    """The k that all of these curves have."""
+    return [k for k in curves[0] if all(k in other for other in curves)]
+
+
 def _estimate(plain: dict[str, Any]) -> Estimate:
     error = plain["standard_error"]
     return Estimate(plain["value"], nan if error is None else error)

@@ -5,7 +5,6 @@ started again with the same command: finished stages are skipped, the others go 
 """
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -22,8 +21,7 @@ import yaml
 
 from topr_trl import manifest
 from topr_trl.config import check_types, refuse_adafactor
-from topr_trl.evaluation import Evaluation
-from topr_trl.report import comparison_table
+from topr_trl.report import comparison_table, read_evaluation
 from topr_trl.settings import Settings, inputs_of, load_problems
 from topr_trl.stages import ON_SEVERAL_PROCESSES, check_candidates
 from topr_trl.weights import check_files
@@ -144,7 +142,7 @@ def iterate(loop: LoopArguments, settings: Settings, arguments: list[str]) -> No
                 for folder, copy in copies_after(step):
                     manifest.drop(folder, copy)
         results = {
-            path.parent.parent.parent.name: Evaluation.from_dict(json.loads(path.read_text()))
+            path.parent.parent.parent.name: read_evaluation(path)
             for path in [step.output / "evaluation.json" for step in steps if step.stage == "evaluate"]
         }
         print(

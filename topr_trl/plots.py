@@ -7,7 +7,7 @@ from typing import IO, Any
 import numpy as np
 
 from topr_trl.comparison import Difference
-from topr_trl.evaluation import Estimate, Evaluation
+from topr_trl.evaluation import Estimate, Evaluation, shared_ks
 from topr_trl.samples import GROUPINGS
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito's, told apart by the colour-blind
@@ -152,10 +152,9 @@ def plot_comparison(evaluations: Mapping[str, Evaluation], path: str | Path | IO
     names, runs = list(evaluations), list(evaluations.values())
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     accuracy, shares = figure.subplots(1, 2)
-    labels = [f"pass@{k}" for k in runs[0].pass_at] + [f"maj@{k}" for k in runs[0].maj_at]
-    for label in labels:
-        kind, k = label.split("@")
-        estimates = [(run.pass_at if kind == "pass" else run.maj_at)[int(k)] for run in runs]
+    measures = {"pass": [run.pass_at for run in runs], "maj": [run.maj_at for run in runs]}
+    drawn = [(f"{m}@{k}", [c[k] for c in curves]) for m, curves in measures.items() for k in shared_ks(curves)]
+    for label, estimates in drawn:
         errors = [200 * e.standard_error if e.standard_error == e.standard_error else 0 for e in estimates]
         accuracy.errorbar(names, [100 * e.value for e in estimates], errors, marker="o", capsize=3, label=label)
     accuracy.set(ylabel="accuracy (%)", ylim=(0, 100), title="Test accuracy")

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from topr_trl.comparison import Difference, compare
-from topr_trl.evaluation import Evaluation, evaluate_in_full
+from topr_trl.evaluation import Evaluation, evaluate_in_full, shared_ks
 from topr_trl.plots import plot_evaluations
 from topr_trl.rewards import INVALID
 from topr_trl.samples import Samples
@@ -28,8 +28,7 @@ def comparison_rows(evaluations: Mapping[str, Evaluation]) -> list[tuple[str, li
     rows = []
     for measure, curve in _CURVES.items():
         curves = [getattr(run, curve) for run in runs]
-        ks = [k for k in curves[0] if all(k in other for other in curves)]
-        rows += [(f"{measure}@{k}", [str(other[k]) for other in curves]) for k in ks]
+        rows += [(f"{measure}@{k}", [str(other[k]) for other in curves]) for k in shared_ks(curves)]
     return rows + [(share, [f"{100 * run.shares[share]:.1f} %" for run in runs]) for share in runs[0].shares]
 
 
@@ -121,6 +120,18 @@ def write_report(folder: Path, runs: Mapping[str, Samples], seed: int = 0) -> st
     else:
         parts += ["No picture: matplotlib is not installed (the extra `plots`)."]
     return "\n\n".join(filter(None, parts))
+
+
+def read_evaluation(path: Path) -> Evaluation:
+    """What `topr evaluate` wrote to a file `evaluation.json`.
+
+    Raises:
+        ValueError: it is damaged, or something else.
+    """
+    try:
+        return Evaluation.from_dict(json.loads(path.read_text()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no evaluation that topr evaluate wrote, or is damaged: {error!r}.") from error
 
 
 def _write_json(path: Path, content: object) -> None:

@@ -18,7 +18,7 @@ from topr_trl import manifest
 from topr_trl.curves import PANELS, draw, has, last_step
 from topr_trl.evaluation import Evaluation
 from topr_trl.plots import plot_comparison
-from topr_trl.report import comparison_table
+from topr_trl.report import comparison_table, read_evaluation
 
 STATE = "trainer_state.json"
 # Rows of the last logs that are looked through, and of each kind that is shown.
@@ -89,12 +89,13 @@ def read_run(folder: Path) -> Run:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder} (--input).")
-    iterations = sorted(folder.glob("iteration-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    of_loop = [path for path in folder.glob("iteration-*") if path.name.removeprefix("iteration-").isdigit()]
+    iterations = sorted(of_loop, key=lambda path: int(path.name.removeprefix("iteration-")))
     trainings = {path.name: path / "model" for path in iterations} or {folder.name: folder}
     histories = {name: history for name, path in trainings.items() if (history := _history(path))}
     tests = {path.name: path / "test" / "results" for path in (folder / "base", *iterations)} | {folder.name: folder}
     evaluations = {
-        name: Evaluation.from_dict(json.loads(path.read_text()))
+        name: read_evaluation(path)
         for name, results in tests.items()
         if (path := results / "evaluation.json").is_file()
     }
@@ -122,7 +123,7 @@ def _history(training: Path) -> list[dict[str, Any]]:
 def _load(path: Path) -> list[dict[str, Any]]:
     try:
         history: list[dict[str, Any]] = json.loads(path.read_text())["log_history"]
-    except (OSError, ValueError, KeyError):  # not there, or a trainer is writing it
+    except (OSError, ValueError, KeyError, TypeError):  # not there, or a trainer is writing it
         return []
     return history
 
@@ -164,7 +165,8 @@ def kinds_of(rows: pa.Table) -> list[Kind]:
               for name in ("advantage", "weight", "log_ratio") if name in columns}  # fmt: skip
     rewards, weights = number["advantage"], number["weight"]
     ratios = number.get("log_ratio", np.full(len(weights), np.nan))
-    negative, positive = np.flatnonzero(rewards < 0), np.flatnonzero(rewards > 0)
+    # A row whose turn has not come has no weight yet.
+    negative, positive = np.flatnonzero((rewards < 0) & ~np.isnan(weights)), np.flatnonzero(rewards > 0)
     by_weight = negative[np.lexsort((-ratios[negative], -weights[negative]))]
     by_ratio = positive[np.argsort(-ratios[positive], kind="stable")]
     by_ratio = by_ratio[~np.isnan(ratios[by_ratio])]

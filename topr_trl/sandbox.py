@@ -14,7 +14,7 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from topr_trl.rewards import CORRECT, INCORRECT, INVALID, Judgement
-from topr_trl.sandbox_cell import NO_PROGRAM, NOT_STARTED, canonical
+from topr_trl.sandbox_cell import NO_PROGRAM, NOT_STARTED, RAN, canonical
 from topr_trl.worker_pool import WorkerPool
 
 _SECONDS_AROUND = 15.0  # to start a program and to end it
@@ -59,9 +59,8 @@ def run_tests(
 def _judgement(found: str | None, tests: str) -> Judgement:
     if found == NO_PROGRAM:
         return INVALID, None
-    if found == "\n".join(parse_tests(tests)[1]):
-        return CORRECT, tests
-    return INCORRECT, found or "!Killed"
+    values = "!Killed" if found is None else found.removeprefix(RAN)
+    return (CORRECT, tests) if values == "\n".join(parse_tests(tests)[1]) else (INCORRECT, values)
 
 
 @lru_cache(maxsize=65_536)
@@ -99,7 +98,10 @@ def _pool(seconds: float, memory_mb: int) -> WorkerPool:
         # Text hashes alike, so that a program whose result depends on the order of a set always does the same.
         environment={"PYTHONHASHSEED": "0"},
     )  # fmt: skip
-    if refused := pool.map([None])[0]:
+    refused = pool.map([None])[0]
+    if refused is None:
+        raise RuntimeError("The sandbox could not be entered; its message is above.")
+    if refused:
         warnings.warn(
             f"The sandbox is weaker here than it can be: {refused}. Programs have their limits of time and memory, but "
             "may reach the network, and do to files and processes what their user may. Run models that you do not "

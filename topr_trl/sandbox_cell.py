@@ -22,14 +22,15 @@ from typing import Any
 if sys.platform == "linux":
     import resource
 
-NO_PROGRAM = "!SyntaxError"  # what is found of a text that does not compile
-NOT_STARTED = "!NotStarted"  # ... if the sandbox failed, and not the program
+NO_PROGRAM = "no program"  # what is found of a text that does not compile
+NOT_STARTED = "not started"  # ... if the sandbox failed, and not the program
+RAN = "ran\n"  # what a program has led to comes after this
 
 _PROCESSES = 16  # of a program, its threads included
 _FILE_BYTES = 1 << 20  # that a program may write to a file; all of its files together: four times that
 _OPEN_FILES = 64
 _RESULT_BYTES = 1 << 20
-_RESULT_FD, _STARTED = 3, b"\n"
+_RESULT_FD, _STARTED, _REFUSED, _COMPILED = 3, b"\n", b"-", b"+"
 _SECONDS_TO_START = 10.0
 
 # linux/sched.h, linux/mount.h, linux/prctl.h, linux/capability.h. System calls as new as these have one number on all
@@ -101,9 +102,10 @@ def run(item: list[Any] | None) -> str:
         item: `[program, calls, seconds, memory]`; None: nothing is run.
 
     Returns:
-        A line for each call, the canonical text of its value or `!` and the name of an exception; fewer lines if the
-        program ended before. `!SyntaxError` alone, if it does not compile, `!Timeout`, if it took too long. For None:
-        in what the sandbox is weaker here than it can be.
+        `RAN` and a line for each call, the canonical text of its value or `!` and the name of an exception; fewer
+        lines if the program ended before, `!Timeout` if it took too long. `NO_PROGRAM`, if it does not compile;
+        `NOT_STARTED`, if the sandbox failed. A program's doing is what comes after `RAN`. For None: in what the sandbox
+        is weaker here than it can be.
     """
     refused, user = enter(), nobody()
     if item is None:
@@ -111,13 +113,16 @@ def run(item: list[Any] | None) -> str:
             refused += f"{'; ' * bool(refused)}programs run as root, since no other user can read {os.__file__}"
         return refused
     program, calls, seconds, memory = item
-    directory = tempfile.mkdtemp() if refused else "/dev/shm"
-    if refused and user is not None:
-        os.chown(directory, user, user)
-    job = Job(program, calls, seconds, memory, directory, not refused, user)
-    results, to_results = os.pipe()
-    end_of_leash, leash = os.pipe()
-    keeper = os.fork()
+    try:
+        directory = tempfile.mkdtemp() if refused else "/dev/shm"
+        if refused and user is not None:
+            os.chown(directory, user, user)
+        job = Job(program, calls, seconds, memory, directory, not refused, user)
+        results, to_results = os.pipe()
+        end_of_leash, leash = os.pipe()
+        keeper = os.fork()
+    except OSError:
+        return NOT_STARTED
     if keeper == 0:
         os.close(leash)
         _and_exit(lambda: _keep(job, to_results, end_of_leash))
@@ -140,11 +145,13 @@ def _read(results: int, seconds: float) -> str:
     while select.select([results], [], [], max(0.0, deadline - time.monotonic()))[0]:
         part = os.read(results, 1 << 16)
         read += part
+        if read[:1] == _REFUSED:
+            return NO_PROGRAM
         if not part:
-            return read.decode(errors="replace").rstrip("\n") or "!Ended"
+            return RAN + (read.removeprefix(_COMPILED).decode(errors="replace").rstrip("\n") or "!Ended")
         if len(read) > _RESULT_BYTES:
-            return "!TooLong"
-    return "!Timeout"
+            return f"{RAN}!TooLong"
+    return f"{RAN}!Timeout"
 
 
 def _and_exit(work: Callable[[], object]) -> None:
@@ -277,7 +284,9 @@ def _live(job: Job, to_results: int) -> None:
     try:
         compiled = compile(job.program, "program", "exec")
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
-        return _write(NO_PROGRAM)
+        os.write(_RESULT_FD, _REFUSED)
+        return
+    os.write(_RESULT_FD, _COMPILED)  # before anything of the program's runs
     try:
         exec(compiled, space)
     except BaseException as error:

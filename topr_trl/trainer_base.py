@@ -4,6 +4,7 @@ import math
 import re
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,9 @@ class TOPRMixin:
         try:
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
         finally:
-            self.save_state()  # type: ignore[attr-defined]
+            if self.state.log_history:  # type: ignore[attr-defined]
+                with suppress(OSError):  # a full disk would hide what has ended the training
+                    self.save_state()  # type: ignore[attr-defined]
 
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Save the model, if its weights are finite; see `transformers.Trainer.save_model`.
@@ -83,7 +86,9 @@ class TOPRMixin:
         Raises:
             FloatingPointError: the loss, or the norm of its gradient, is NaN or infinite.
         """
-        known = ["loss"] if self.accelerator.scaler is not None else ["loss", "grad_norm"]  # type: ignore[attr-defined]
+        # The scaler of float16 leaves out steps whose norm is infinite.
+        scaled = self.accelerator.mixed_precision == "fp16"  # type: ignore[attr-defined]
+        known = ["loss"] if scaled else ["loss", "grad_norm"]
         for name in known:
             if not math.isfinite(logs.get(name) or 0.0):
                 what = f"`{name}` at step {self.state.global_step}"  # type: ignore[attr-defined]

@@ -107,7 +107,7 @@ class StopAtNaN(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, *_: Any, **kwargs: Any) -> None:
         gradients = [p.grad for p in self.trainer.model.parameters() if p.grad is not None]
-        if self.trainer.accelerator.scaler is None and not _all_finite(gradients):
+        if self.trainer.accelerator.mixed_precision != "fp16" and not _all_finite(gradients):
             raise not_finite(f"The gradient of step {state.global_step + 1}", args.output_dir)
 
 

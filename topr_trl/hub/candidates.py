@@ -1,5 +1,6 @@
 """Candidates for the Hub: the shards as they are, their manifest, and a card with what was counted in them."""
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,6 +79,12 @@ def count_candidates(shards: list[Path]) -> Counts:
     return found
 
 
+def _without_paths(known: Any) -> Any:
+    """A manifest with the last part alone of paths on this machine; what its fingerprint is made of stays."""
+    inputs = {k: Path(v).name if isinstance(v, str) and Path(v).exists() else v for k, v in known["inputs"].items()}
+    return {name: value for name, value in known.items() if name != "dropped"} | {"inputs": inputs}
+
+
 def pack_candidates(path: Path, repo_id: str) -> Parcel:
     """A folder of shards, or a file of rows, as a data set.
 
@@ -90,7 +97,8 @@ def pack_candidates(path: Path, repo_id: str) -> Parcel:
     files: dict[str, Path | bytes] = {shard.name: shard for shard in shards}
     sampling = sampling_of(lineage(path))
     if (note := path / manifest.NAME).is_file():
-        files[manifest.NAME] = note  # with it, the stages know a folder that was loaded from the Hub
+        # With it, the stages know a folder that was loaded from the Hub.
+        files[manifest.NAME] = json.dumps(_without_paths(json.loads(note.read_text())), indent=1).encode()
     made = facts_of_sampling(sampling)
     scored_by = sorted(filter(None, found.values.get("mu_fingerprint", [mu_fingerprint_beside(path)])))
     if scored_by:

@@ -3,6 +3,7 @@
 Manifests hold fingerprints of what was read and no paths, so the folders are looked for where the loop puts them.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,20 @@ def stage_folder(folder: Path) -> Path:
 
 def lineage(folder: Path) -> list[Manifest]:
     """The manifests of a folder and of those that it was made from, as far as they lie beside it; the newest first."""
-    siblings = _by_fingerprint(folder.parent, "*")
+    return _walk(folder, _by_fingerprint(folder.parent, "*"), lambda inputs: inputs.get("input"))
+
+
+def _walk(folder: Path, others: dict[Any, Path], source: Callable[[Manifest], Any]) -> list[Manifest]:
+    """From manifest to manifest, by the fingerprint that `source` finds in the inputs of each.
+
+    Rows that a stage has not changed are, by their fingerprint, made from themselves.
+    """
     found: list[Manifest] = []
     known = manifest.read(folder)
-    while known is not None:
+    while known is not None and known not in found:
         found.append(known)
-        source = siblings.get(known["inputs"].get("input"))
-        known = manifest.read(source) if source else None
+        next_folder = others.get(source(known["inputs"]))
+        known = manifest.read(next_folder) if next_folder else None
     return found
 
 
@@ -47,12 +55,7 @@ def weights_of(inputs: Manifest) -> Manifest:
 def first_weights(folder: Path) -> Manifest:
     """The weights that the loop which made this model's folder has started from."""
     models = _by_fingerprint(folder.parent.parent, "*/model")
-    known = manifest.read(folder)
-    while known is not None:
-        weights = weights_of(known["inputs"])
-        source = models.get(weights.get("weights"))
-        known = manifest.read(source) if source else None
-    return weights
+    return weights_of(_walk(folder, models, lambda inputs: inputs.get("weights"))[-1]["inputs"])
 
 
 def mu_fingerprint_beside(folder: Path) -> str | None:
@@ -61,10 +64,9 @@ def mu_fingerprint_beside(folder: Path) -> str | None:
     for other in _by_fingerprint(folder.parent, "*").values():
         steps = lineage(other)
         if own in steps and weights_of(steps[0]["inputs"]) == sampled_by and not steps[0].get("dropped"):
-            for shard in other.glob("*.parquet"):
-                if "mu_fingerprint" in columns_of(shard):
-                    fingerprint: str = read_shard(shard, ["mu_fingerprint"])["mu_fingerprint"][0].as_py()
-                    return fingerprint
+            for shard in sorted(other.glob("*.parquet")):
+                if "mu_fingerprint" in columns_of(shard) and len(found := read_shard(shard, ["mu_fingerprint"])):
+                    return str(found["mu_fingerprint"][0])
     return None
 
 

@@ -32,11 +32,15 @@ from topr_trl.hub.lineage import (
 )
 from topr_trl.hub.parcel import README, Parcel
 from topr_trl.plots import plot_evaluations
+from topr_trl.report import read_evaluation
 
 MODEL_CONFIGS = ("config.json", "adapter_config.json")
 _STATE = "trainer_state.json"
-_WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
-_UNWANTED = ("_*", ".*", _STATE, "evaluation.*")
+# As save_pretrained names them: what else lies in a folder is its owner's.
+_WANTED = (
+    "*.safetensors", "*.safetensors.index.json", "*config.json", "tokenizer*.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.*", "merges.txt", "*.model", "*.tiktoken", "*.jinja",
+)  # fmt: skip
 
 
 def holds_model(folder: Path) -> bool:
@@ -95,14 +99,14 @@ def _files_of(folder: Path) -> dict[str, Path | bytes]:
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged or cut: {error}.") from error
     names = [path.name for path in sorted(folder.iterdir()) if path.is_file()]
-    wanted = [n for n in names if any(fnmatch(n, p) for p in _WANTED) and not any(fnmatch(n, p) for p in _UNWANTED)]
+    wanted = [n for n in names if any(fnmatch(n, p) for p in _WANTED)]
     templates = sorted(folder.glob("additional_chat_templates/*.jinja"))
     nested = {f"{path.parent.name}/{path.name}": path for path in templates}
     return {**{name: folder / name for name in wanted}, **nested}
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    return folder.name.startswith("checkpoint-")
+    return folder.name.startswith("checkpoint-") or folder.name == "last-checkpoint"
 
 
 def _is_json(path: Path) -> bool:
@@ -173,8 +177,8 @@ def _last_step(folder: Path) -> int:
 
 def _a_prompt(model: Path) -> Any:
     """One that the model was trained on, if its rows lie beside it."""
-    rows = sorted(model.parent.glob("log_mu/*.parquet"))[:1]
-    return read_shard(rows[0], ["prompt"])["prompt"][0].as_py() if rows else None
+    shards = (read_shard(path, ["prompt"])["prompt"] for path in sorted(model.parent.glob("log_mu/*.parquet")))
+    return next((prompts[0].as_py() for prompts in shards if len(prompts)), None)
 
 
 # Evaluations.
@@ -201,7 +205,7 @@ def _read_evaluation(path: Path) -> Evaluation:
     file = path / "evaluation.json" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"There is no {file}: --before and --after name folders of topr evaluate.")
-    return Evaluation.from_dict(json.loads(file.read_text()))
+    return read_evaluation(file)
 
 
 def _draw(evaluations: Mapping[str, Evaluation]) -> bytes | None:
