@@ -133,11 +133,12 @@ def print_help(command: str, everything: bool) -> None:
     """The settings that matter to a command, or all that it takes."""
     parser = make_parser(command)
     parser.description = f"{COMMANDS[command].capitalize()}."
+    for action in parser._actions:
+        action.option_strings = [name for name in action.option_strings if "-" not in name[2:]]  # one of two spellings
+        if not everything and action.dest not in _SHOWN[command]:
+            action.help = argparse.SUPPRESS
     if not everything:
         parser.epilog = "All other settings of TRL are taken too: --help_all lists them."
-        for action in parser._actions:
-            if action.dest not in _SHOWN[command]:
-                action.help = argparse.SUPPRESS
     parser.print_help()
 
 
