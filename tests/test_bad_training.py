@@ -140,13 +140,13 @@ MODELS = [
     ),
     resumed(
         "resuming from a folder that is not there",
-        "Can't find a valid checkpoint at nowhere",
+        "There is no checkpoint nowhere to resume from.",
         lambda kit: None,
         resume="nowhere",
     ),
     resumed(
         "resuming from the last checkpoint, and there is none",
-        "No valid checkpoint found in output directory (…/out)",
+        "There is no checkpoint in …/out to resume from.",
         lambda kit: [shutil.rmtree(path) for path in kit.out.glob("checkpoint-*")],
         resume=True,
     ),
@@ -183,8 +183,8 @@ MODELS = [
     resumed(
         "resuming with other limits",
         "…/out/log_mu.parquet holds log μ of another set of rows, rewards or limits: fingerprint …, expected "
-        "…. Resume with the model, rows and settings that the run started with, or remove the file to score "
-        "anew.",
+        "…. Resume with the model, rows and settings that the run started with, or start anew in another "
+        "output_dir.",
         lambda kit: None,
         preset="tis",
     ),

@@ -1,4 +1,5 @@
 import math
+import warnings
 
 import pyarrow.parquet as pq
 import pytest
@@ -532,3 +533,16 @@ def test_a_column_named_labels_is_nothing_special(model, tokenizer, rows, tmp_pa
     labelled = rows.add_column("labels", ["good"] * 8)
     trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), labelled, processing_class=tokenizer)
     trainer.train()
+
+
+def test_another_runs_log_mu_is_not_replaced_in_silence(model, tokenizer, rows, tmp_path):
+    def train(rows):
+        settings = config(tmp_path, save_strategy="steps", save_steps=1, max_steps=1)
+        OfflineTOPRTrainer(str(arithmetic.CARELESS_MODEL), settings, rows, processing_class=tokenizer).train()
+
+    train(rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        train(rows)  # the same again
+    with pytest.warns(UserWarning, match=r"log_mu.parquet holds log μ of another .* the checkpoints beside it"):
+        train(rows.select(range(4)))

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from topr_trl import stages
 from topr_trl.config import OfflineTOPRConfig, TOPRArguments
 from topr_trl.evaluate_command import evaluate_command
 from topr_trl.hub import PushArguments, push_command
-from topr_trl.iterate import LoopArguments, StageFailed, end_with_the_loop, iterate
+from topr_trl.iterate import LoopArguments, StageFailed, end_with_the_loop, in_a_loop, iterate
 from topr_trl.plan import PlanArguments, describe
 from topr_trl.run_page import PlotArguments, plot_command
 from topr_trl.sampling import SamplingArguments
@@ -64,6 +65,8 @@ def console(command: Callable[[list[str]], None] | None = None, name: str | None
             raise
         message = " ".join(str(error).split())
         sys.exit(f"{name or f'topr {arguments[0]}'}: {message} (--debug shows where)")
+    except KeyboardInterrupt:
+        sys.exit(f"\n{name or f'topr {arguments[0]}'}: stopped. The same command goes on from what is finished.")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         # All is written. Taking gloo down while another process still works aborts or hangs now and then (torch 2.13),
         # and the launcher would end the others for that.
@@ -96,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     if command in AT_ONCE:
         of_command, carry_out = AT_ONCE[command]
-        parser = TrlParser(of_command, prog=f"topr {command}", usage=f"topr {command} [settings]")
+        parser = TrlParser(of_command, prog=f"topr {command}", usage=f"topr {command} [settings]", allow_abbrev=False)
         carry_out(*_parsed(parser, given))
         return
     if {"-h", "--help", "--help_all"} & set(given):
@@ -104,8 +107,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if _named_model(given) is None and command in _NEED_A_MODEL:
         given = _settings_of_the_embedded_model(command, given) + given
+        if not (in_a_loop() or (command == "evaluate" and any(part.startswith("--input") for part in given))):
+            print(
+                "There is no --model_name_or_path: this is the embedded model, of one million parameters.", flush=True
+            )
     loop, *parts = _parsed(make_parser(command), given)
     settings = Settings(*parts)
+    if missing := [
+        n for n in ("tensorboard", "trackio", "wandb") if n in settings.training.report_to and not find_spec(n)
+    ]:
+        raise ImportError(f"--report_to {missing[0]} needs {missing[0]}: pip install topr_trl[trackers].")
     if command == "iterate":
         iterate(loop, settings, given)
     elif command == "evaluate":
@@ -196,7 +207,7 @@ def make_parser(command: str) -> TrlParser:
     settings = (LoopArguments, StageArguments, SamplingArguments, VLLMArguments, OfflineTOPRConfig, ModelConfig)
     # Without a usage of its own an error would list all settings first.
     usage = f"topr {command} [--config FILE] [settings]"
-    parser = TrlParser(settings, prog=f"topr {command}", usage=usage)
+    parser = TrlParser(settings, prog=f"topr {command}", usage=usage, allow_abbrev=False)
     # The disk of a long run is bounded by keeping one checkpoint.
     parser.set_defaults(output_dir="topr-run", save_total_limit=1, use_cpu=not torch.accelerator.is_available())
     return parser

@@ -271,6 +271,11 @@ def _end_with_parent() -> None:
         _LIBC.prctl(set_parent_death_signal, signal.SIGKILL)
 
 
+def in_a_loop() -> bool:
+    """Whether this process is a stage that a loop has started."""
+    return _LOOP in os.environ
+
+
 def end_with_the_loop() -> None:
     """For a process that a loop may have started: end when the loop does, at once if it has ended already."""
     loop = os.environ.get(_LOOP)

@@ -313,6 +313,6 @@ def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
             raise ValueError(
                 f"{path} holds log μ of another {'model' if what == 'model' else 'set of rows, rewards or limits'}: "
                 f"fingerprint {found}, expected {expected}. Resume with the model, rows and settings that the run "
-                "started with, or remove the file to score anew."
+                "started with, or start anew in another output_dir."
             )
     return table["mu_logps"]

@@ -242,6 +242,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             ValueError: rows carry log μ that is malformed or another model's; or the run is resumed, and its log μ is
                 missing or of other rows.
         """
+        self._check_checkpoint(resume_from_checkpoint)  # before log μ is missed
         weights = fingerprint(self.model, self.accelerator)  # before a checkpoint is loaded
         for name, dataset in self._log_mu_files().items():
             self._plan_log_mu(dataset, name, weights, resumed=bool(resume_from_checkpoint))
@@ -284,6 +285,14 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if resumed:
             self._keep_log_mu(dataset, load_log_mu(path, weights, of_rows))
         else:
+            if path.is_file() and any(path.parent.glob("checkpoint-*")):
+                try:
+                    load_log_mu(path, weights, of_rows)
+                except ValueError as error:
+                    warnings.warn(
+                        f"{error} It is replaced now, and the checkpoints beside it cannot be resumed any more.",
+                        stacklevel=4,
+                    )
             self._to_score[path] = (dataset, needs, weights, of_rows)
 
     def _keep_log_mu(self, dataset: Dataset, mu_logps: pa.ChunkedArray) -> None:

@@ -78,6 +78,8 @@ def plot_command(args: PlotArguments) -> None:
     page = render(run)
     path.write_text(page, encoding="utf-8")
     rows = run.rows.num_rows if run.rows else 0
+    if run.steps == 0:
+        print("No steps are known yet: a training writes its log with each checkpoint (save_steps), and when it ends.")
     print(f"{path}: {run.steps} optimiser steps, {len(run.evaluations)} evaluations, {rows} logged rows")
 
 

@@ -54,17 +54,22 @@ class TOPRMixin:
             ValueError: a file of the checkpoint is damaged.
         """
         check_finite(self.model, "The model to train")  # type: ignore[attr-defined]
-        checkpoint = resume_from_checkpoint
-        if checkpoint is True:
-            checkpoint = get_last_checkpoint(self.args.output_dir)  # type: ignore[attr-defined]
-        if checkpoint:
-            check_files(checkpoint, self.model)  # type: ignore[attr-defined]
+        self._check_checkpoint(resume_from_checkpoint)
         try:
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
         finally:
             if self.state.log_history:  # type: ignore[attr-defined]
                 with suppress(OSError):  # a full disk would hide what has ended the training
                     self.save_state()  # type: ignore[attr-defined]
+
+    def _check_checkpoint(self, checkpoint: Any) -> None:
+        folder = self.args.output_dir  # type: ignore[attr-defined]
+        if checkpoint is True and (checkpoint := get_last_checkpoint(folder)) is None:
+            raise ValueError(f"There is no checkpoint in {folder} to resume from.")
+        if checkpoint:
+            if not Path(checkpoint).is_dir():
+                raise ValueError(f"There is no checkpoint {checkpoint} to resume from.")
+            check_files(checkpoint, self.model)  # type: ignore[attr-defined]
 
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Save the model, if its weights are finite; see `transformers.Trainer.save_model`.
