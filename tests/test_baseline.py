@@ -1,3 +1,5 @@
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
@@ -91,5 +93,7 @@ def test_bad_baselines():
 
 
 def test_share_of_nothing_is_not_a_number():
-    assert np.isnan(effective_positive_share([0.0, 0.0]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is divided by 0
+        assert np.isnan(effective_positive_share([0.0, 0.0]))
     assert effective_positive_share([2.0, -1.0, -1.0]) == 0.5

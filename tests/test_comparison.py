@@ -16,7 +16,7 @@ def test_the_bootstrap_by_hand():
     (found,) = paired_bootstrap(np.array([[0.0], [0.5]]), np.array([[1.0], [0.5]]))
     assert (found.difference, found.low, found.high) == (0.5, 0.0, 1.0)
     assert found.share_better == pytest.approx(0.75, abs=0.02)
-    assert str(Difference(0.012, -0.034, 0.056, 0.8)) == "+1.2 [-3.4, +5.6]"
+    assert str(Difference(0.512, -0.534, 0.556, 0.8)) == "+51.2 [-53.4, +55.6]"
     assert found.to_dict() == {"difference": 0.5, "low": 0.0, "high": 1.0, "share_better": found.share_better}
 
 

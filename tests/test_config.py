@@ -89,3 +89,21 @@ def test_adafactor_is_refused_under_fsdp2(config, tmp_path, monkeypatch):
 @pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
 def test_a_loss_that_is_nan_is_not_logged_as_0(cls, tmp_path):
     assert not cls(str(tmp_path), **CPU).logging_nan_inf_filter
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("iteration_size", [], "int or None"),
+        ("iteration_size", 2.5, "int or None"),
+        ("a_pos", "high", "float or None"),
+        ("curation_positive_share", None, "float"),
+        ("preset", None, "str"),
+        ("length_normalization", "yes", "bool"),
+        ("effective_positive_share", True, "float or None"),
+    ],
+)
+def test_values_of_another_type_are_named(tmp_path, name, value, wanted):
+    """As a YAML file may hold."""
+    with pytest.raises(ValueError, match=rf"^{name} must be {wanted}, not "):
+        OfflineTOPRConfig(output_dir=str(tmp_path), **{name: value})
