@@ -423,7 +423,7 @@ TOKENIZERS = [
         "a tokenizer with neither pad nor stop token, offline",
         lambda kit: kit.offline(kit["rows"], tokenizer=without(kit, "pad_token", "eos_token")),
         "The specified `pad_token` ('None') is not found in the vocabulary of the given `processing_class` "
-        "(Qwen2Tokenizer). Ensure that the `pad_token` exists in the vocabulary before using it as a padding "
+        "(…). Ensure that the `pad_token` exists in the vocabulary before using it as a padding "
         "token.",
         NOTHING_WRITTEN,
     ),
