@@ -19,8 +19,8 @@ from topr_trl.curves import PANELS, draw, has, last_step
 from topr_trl.evaluation import Evaluation
 from topr_trl.plots import plot_comparison
 from topr_trl.report import comparison_table, read_evaluation
+from topr_trl.weights import STATE
 
-STATE = "trainer_state.json"
 # Rows of the last logs that are looked through, and of each kind that is shown.
 _RECENT_ROWS = 2_000
 _SHOWN_ROWS = 5

@@ -6,7 +6,6 @@ rows as Python objects.
 """
 
 import copy
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -46,7 +45,7 @@ from topr_trl.sampling import sample_candidates
 from topr_trl.settings import Settings, inputs_of, load_problems, task_of_rows
 from topr_trl.tasks import TASKS
 from topr_trl.vllm_sampling import sample_candidates_with_vllm, start_engine
-from topr_trl.weights import check_files
+from topr_trl.weights import STATE, check_files, is_whole_checkpoint
 
 REPORT = "evaluation.txt"  # the tables of the stage `evaluate`
 
@@ -242,7 +241,7 @@ def train(settings: Settings) -> Made:
         for name in ("completions", "runs"):  # the tables of `log_completions`, TensorBoard's
             if (work / name).is_dir():
                 shutil.copytree(work / name, folder / name, dirs_exist_ok=True)
-        shutil.copyfile(work / "trainer_state.json", folder / "trainer_state.json")
+        shutil.copyfile(work / STATE, folder / STATE)
     return len(trainer.train_dataset), {}
 
 
@@ -293,21 +292,13 @@ def _merge_adapter(adapter: Path, folder: Path, settings: Settings) -> None:
 def _last_whole_checkpoint(run: Path, state: PartialState) -> str | None:
     """The newest checkpoint that was written to its end (its trainer_state.json comes last); torn ones are removed."""
     found = sorted(run.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    whole = [path for path in found if _is_json(path / "trainer_state.json")]
+    whole = [path for path in found if is_whole_checkpoint(path)]
     state.wait_for_everyone()
     if state.is_main_process:
         for path in set(found) - set(whole):
             shutil.rmtree(path)
     state.wait_for_everyone()
     return str(whole[-1]) if whole else None
-
-
-def _is_json(path: Path) -> bool:
-    try:
-        json.loads(path.read_text())
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def evaluate(settings: Settings) -> Made:

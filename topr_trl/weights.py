@@ -1,5 +1,6 @@
 """Weights that are not to be used: pickles, files that were cut short, values that are no numbers."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,19 @@ def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[s
             "where you trust it, and save it anew with model.save_pretrained, which writes safetensors."
         )
     return loading
+
+
+# What a trainer has logged; of a checkpoint it is written last.
+STATE = "trainer_state.json"
+
+
+def is_whole_checkpoint(folder: Path) -> bool:
+    """Whether a checkpoint was written to its end."""
+    try:
+        json.loads((folder / STATE).read_text())
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def check_finite(model: nn.Module, what: str) -> None:

@@ -33,9 +33,9 @@ from topr_trl.hub.lineage import (
 from topr_trl.hub.parcel import README, Parcel
 from topr_trl.plots import plot_evaluations
 from topr_trl.report import read_evaluation
+from topr_trl.weights import STATE, is_whole_checkpoint
 
 MODEL_CONFIGS = ("config.json", "adapter_config.json")
-_STATE = "trainer_state.json"
 # As save_pretrained names them: what else lies in a folder is its owner's.
 _WANTED = (
     "*.safetensors", "*.safetensors.index.json", "*config.json", "tokenizer*.json", "special_tokens_map.json",
@@ -80,8 +80,8 @@ def _files_of(folder: Path) -> dict[str, Path | bytes]:
     Raises:
         ValueError: the checkpoint is not whole, or weights are pickled, missing or damaged.
     """
-    if _is_checkpoint(folder) and not _is_json(folder / _STATE):
-        raise ValueError(f"{folder} is not whole: {_STATE}, which is written last, is missing or cut.")
+    if _is_checkpoint(folder) and not is_whole_checkpoint(folder):
+        raise ValueError(f"{folder} is not whole: {STATE}, which is written last, is missing or cut.")
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise ValueError(
@@ -107,14 +107,6 @@ def _files_of(folder: Path) -> dict[str, Path | bytes]:
 
 def _is_checkpoint(folder: Path) -> bool:
     return folder.name.startswith("checkpoint-") or folder.name == "last-checkpoint"
-
-
-def _is_json(path: Path) -> bool:
-    try:
-        json.loads(path.read_text())
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 # Cards.
@@ -172,7 +164,7 @@ def _card_of_stage(folder: Path, repo_id: str, steps: list[Manifest]) -> ModelCa
 
 
 def _last_step(folder: Path) -> int:
-    return int(json.loads((folder / _STATE).read_text())["global_step"])
+    return int(json.loads((folder / STATE).read_text())["global_step"])
 
 
 def _a_prompt(model: Path) -> Any:
