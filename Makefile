@@ -63,7 +63,7 @@ test-min:
 PYTHONS ?= 3.11 3.12 3.13
 VERSIONS ?= newest oldest
 test-matrix:
-	$(PYTHON) scripts/test_matrix.py "$(PYTHONS)" "$(VERSIONS)"
+	JOBS=$(JOBS) $(PYTHON) scripts/test_matrix.py "$(PYTHONS)" "$(VERSIONS)"
 
 # Not among the others: TRL imports wandb and trackio wherever it finds them, which takes each process half a second.
 test-trackers: install

@@ -75,14 +75,15 @@ def cell(python: str, path: str, version: str) -> dict[str, str]:
                f"CONSTRAINTS={CONSTRAINTS[version]}", "EXTRAS=dev"]  # fmt: skip
     if subprocess.run(install, cwd=ROOT, env=eager, check=False).returncode:
         return {"status": "INSTALLATION FAILED"}
-    how = dict(os.environ)
+    how = {**os.environ, "OMP_NUM_THREADS": "1"}
     if version == "oldest":  # see `make test-min`
         triton = [environment / "bin" / "python", "-m", "pip", "install", "--quiet", "triton"]
         subprocess.run(triton, cwd=ROOT, check=True)
         how["TRITON_INTERPRET"] = "1"
     report = FOLDER / f"{python}-{version}.xml"
     report.unlink(missing_ok=True)
-    tests = [environment / "bin" / "python", "-m", "pytest", "-q", f"--junitxml={report}", *TESTS]
+    workers = ["--numprocesses", os.environ.get("JOBS", "2"), "--dist", "loadgroup"]
+    tests = [environment / "bin" / "python", "-m", "pytest", "-q", f"--junitxml={report}", *workers, *TESTS]
     code = subprocess.run(tests, cwd=ROOT, env=how, check=False).returncode
     if not report.is_file():
         return {"status": f"TESTS DIED ({code})"}
