@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-IN_THE_WHEEL = ["topr_trl/py.typed"] + [
+IN_THE_WHEEL = ["topr_trl/py.typed", "topr_trl/__init__.pyi"] + [
     f"topr_trl/tasks/{model}/{file}"
     for model in ("careless_model", "careless_verifier")
     for file in ("config.json", "model.safetensors", "tokenizer.json")

@@ -76,7 +76,7 @@ def main() -> None:
             (shutil.copytree if (root / name).is_dir() else shutil.copy)(root / name, Path(folder) / name)
         os.chdir(folder)
         sys.path.insert(0, folder)
-        importlib.import_module("topr_trl.cli")  # and with it what the forks find imported
+        importlib.import_module("topr_trl.commands")  # and with it what the forks find imported
         for name in sys.argv[1:] or MODULES:
             path, made, alive = Path(f"topr_trl/{name}.py"), 0, []
             code = path.read_text()

@@ -7,6 +7,8 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -67,6 +69,13 @@ def test_api():
         f"What users stand on has changed:\n{changes}\nIf that is meant, run python tests/test_api.py, and tell them "
         "in CHANGELOG.md."
     )
+
+
+def test_names_are_imported_when_they_are_used():
+    """Help and a misspelt command do not wait for PyTorch and TRL."""
+    code = "import sys, topr_trl.cli; print(*sorted({'torch', 'transformers', 'trl'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
 
 
 if __name__ == "__main__":

@@ -101,6 +101,13 @@ def _names(name: str) -> Any:
     return damage
 
 
+def _of_another_task(folder: Any) -> None:
+    path = folder / manifest.NAME
+    known = json.loads(path.read_text())
+    known["inputs"]["task"] = "gsm9k"
+    path.write_text(json.dumps(known))
+
+
 def _begun(folder: Any) -> None:
     (folder / manifest.NAME).write_text('{"inputs": {"seed": 1}, "files": null}')
 
@@ -174,6 +181,14 @@ READ = [
         "topr curate: rows/_manifest.json names a file outside of its folder (…/precious): no stage writes "
         "that. Remove it.",
         _names("{}/precious"),
+    ),
+    Case(
+        "a manifest of a task that there is not",
+        lambda kit: [_of_another_task(finished(kit)), kit.topr("score", "--input", "rows", "--output", "out")],
+        "topr score: rows/_manifest.json says that its rows are of the task 'gsm9k', and there are gsm8k, math: "
+        "they were sampled by another version.",
+        NO_SHARD,
+        SystemExit,
     ),
     damaged(
         "rows that were removed when their copy was made",

@@ -142,7 +142,9 @@ def test_default_size_of_anna_karenina_is_the_papers_proportion():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         curated = curate(rewards, np.repeat(np.arange(100), 64), "anna_karenina")
+        few = curate([1.0, -1.0, -1.0], [0, 0, 0], "anna_karenina")
     assert len(curated.indices) == round(100 * 50_000 / 7_473) == 669
+    assert (len(few.indices), few.shortfall) == (3, 0)
     assert curated.chosen_positives / 669 == pytest.approx(0.149, abs=1e-3)
 
 

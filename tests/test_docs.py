@@ -18,7 +18,8 @@ from trl import TrlParser
 
 import topr_trl
 from topr_trl import SamplingArguments, load_candidates, sample_candidates, save_candidates, score_candidates
-from topr_trl.cli import AT_ONCE, COMMANDS, make_parser
+from topr_trl.cli import COMMANDS
+from topr_trl.commands import AT_ONCE, make_parser
 from topr_trl.config import _GRPO_ONLY, _SFT_ONLY
 from topr_trl.metrics import describe
 from topr_trl.tasks import arithmetic, gsm8k

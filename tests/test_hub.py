@@ -353,7 +353,7 @@ def damage(run, what):
         ("no rows", "There is no row in"),
         ("torn", "is not whole: trainer_state.json"),
         ("pickled", "holds no weights as safetensors"),
-        ("cut", "model.safetensors is damaged or cut"),
+        ("cut", "model.safetensors cannot be read"),
         ("index", "lacks 1 of 2 files of its weights, as model-00001-of-00002.safetensors"),
         ("no card", "was trained is not known: there is no .*README.md"),
     ],

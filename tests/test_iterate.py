@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file
 from trl import ModelConfig
 
-from topr_trl import OfflineTOPRConfig, SamplingArguments, cli, load_candidates
+from topr_trl import OfflineTOPRConfig, SamplingArguments, cli, commands, load_candidates
 from topr_trl.iterate import LoopArguments, check, plan
 from topr_trl.settings import Settings, StageArguments
 from topr_trl.vllm_sampling import VLLMArguments
@@ -35,7 +35,7 @@ def start(out, **more):
     return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
 
-@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name not in cli.AT_ONCE])
+@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name not in commands.AT_ONCE])
 def test_help_shows_what_matters(command, capsys):
     cli.main([command, "--help"])
     short = capsys.readouterr().out
@@ -44,7 +44,7 @@ def test_help_shows_what_matters(command, capsys):
     assert f"usage: topr {command} " in short
     assert ("--input" in short) == (command != "iterate")
     assert "--fsdp_config" not in short
-    for shown in cli._SHOWN[command]:
+    for shown in commands._SHOWN[command]:
         assert f"--{shown} " in short, f"{shown} is no setting"
 
 
@@ -99,7 +99,7 @@ def test_stages_get_the_settings_of_the_embedded_model(tmp_path, monkeypatch):
     monkeypatch.setattr("topr_trl.iterate._is_finished", lambda step, settings: False)
     with pytest.raises(FileNotFoundError):  # no stage has run
         cli.main(["iterate", "--output_dir", str(tmp_path), "--num_shots", "2"])
-    parser = cli.make_parser("train")
+    parser = commands.make_parser("train")
     for arguments in started:
         _, stage, sampling, _, training, model = parser.parse_args_and_config([*arguments, "--model_name_or_path", "x"])
         assert (stage.num_shots, sampling.max_new_tokens, training.learning_rate) == (2, 96, 1e-4)

@@ -109,6 +109,20 @@ def test_a_loop(run, tmp_path):
     assert drawn == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
 
 
+def test_a_row_that_was_logged_twice_is_shown_once_as_it_was_last(run):
+    log_rows(run, 1)
+    log_rows(run, 3, completion=["2", "6", "2", "7"], weight=[0.3, 0.2, 0.4, 0.1])
+    rows = read_run(run).rows.select(["completion", "weight"]).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [
+        ("2", 0.3),
+        ("6", 0.2),
+        ("7", 0.1),
+        ("3", 0.9),
+        ("4", 0.5),
+        ("5", 0.001),
+    ]
+
+
 def test_nothing_to_show(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"There is no folder .*nowhere \(--input\)"):
         cli.main(["plot", "--input", str(tmp_path / "nowhere")])

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
-from topr_trl import OfflineTOPRConfig, SamplingArguments, cli, load_candidates, manifest, stages
+from topr_trl import OfflineTOPRConfig, SamplingArguments, cli, commands, load_candidates, manifest, stages
 from topr_trl.log_mu import fingerprint, sampler_distance
 from topr_trl.settings import Settings, StageArguments, inputs_of
 from topr_trl.tasks import arithmetic
@@ -268,7 +268,7 @@ def test_a_baseline_given_to_train_is_applied_to_rows_that_were_not_curated(scor
 
 
 def embedded(command, *given):
-    return cli._settings_of_the_embedded_model(command, list(given))
+    return commands._settings_of_the_embedded_model(command, list(given))
 
 
 def test_settings_of_the_embedded_model(tmp_path, monkeypatch):

@@ -1,34 +1,14 @@
 """The command `topr`: the stages of an iteration, and the loop over them."""
 
 import argparse
-import logging
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import fields
-from difflib import get_close_matches
-from importlib.util import find_spec
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
-import torch
 import yaml
-from trl import ModelConfig, TrlParser
 
-from topr_trl import stages
-from topr_trl.config import OfflineTOPRConfig, TOPRArguments
-from topr_trl.evaluate_command import evaluate_command
-from topr_trl.hub import PushArguments, push_command
-from topr_trl.iterate import LoopArguments, StageFailed, end_with_the_loop, in_a_loop, iterate
-from topr_trl.plan import PlanArguments, describe
-from topr_trl.run_page import PlotArguments, plot_command
-from topr_trl.sampling import SamplingArguments
-from topr_trl.settings import Settings, StageArguments
-from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
-from topr_trl.vllm_sampling import VLLMArguments
-
+# What they do; how, is in `topr_trl.commands`.
 COMMANDS = {
     "iterate": "sample, score, curate, log-mu, train and evaluate, in a loop that survives being killed",
     "sample": "draw candidates for problems",
@@ -40,12 +20,6 @@ COMMANDS = {
     "evaluate": "pass@k, maj@k and more of a model or of candidates, alone or beside another run",
     "plot": "a run, finished or not, as one HTML page: evaluations, curves, rows by weight",
     "push": "a model or candidates to the Hugging Face Hub, with a card",
-}
-# Commands that start nothing: what they take, and what they do.
-AT_ONCE: dict[str, tuple[type, Callable[[Any], None]]] = {
-    "plan": (PlanArguments, lambda args: print(describe(args))),
-    "plot": (PlotArguments, plot_command),
-    "push": (PushArguments, push_command),
 }
 
 
@@ -60,7 +34,7 @@ def console(command: Callable[[list[str]], None] | None = None, name: str | None
     warnings.filterwarnings("ignore", "`gradient_checkpointing` is deprecated", FutureWarning)  # TRL's default
     try:
         (command or main)(arguments)
-    except (ValueError, OSError, ImportError, FloatingPointError, yaml.YAMLError, StageFailed) as error:
+    except (ValueError, OSError, ImportError, FloatingPointError, yaml.YAMLError) as error:
         if len(arguments) < len(sys.argv) - 1:
             raise
         message = " ".join(str(error).split())
@@ -79,9 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command.
 
     Raises:
-        ValueError, OSError, ImportError, StageFailed: something is wrong with settings, files, packages, or a stage.
+        ValueError, OSError, ImportError: something is wrong with settings, files, packages, or a stage.
     """
-    end_with_the_loop()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] not in COMMANDS:
         parser = argparse.ArgumentParser(
@@ -93,124 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
         parser.parse_args(arguments[:1])
-    command, given = arguments[0], [part for a in arguments[1:] for part in _apart(a)]
-    if given[-1:] == ["--config"]:
-        raise ValueError("--config needs the name of a YAML file.")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    if command in AT_ONCE:
-        of_command, carry_out = AT_ONCE[command]
-        parser = TrlParser(of_command, prog=f"topr {command}", usage=f"topr {command} [settings]", allow_abbrev=False)
-        carry_out(*_parsed(parser, given))
-        return
-    if {"-h", "--help", "--help_all"} & set(given):
-        print_help(command, everything="--help_all" in given)
-        return
-    if _named_model(given) is None and command in _NEED_A_MODEL:
-        given = _settings_of_the_embedded_model(command, given) + given
-        if not (in_a_loop() or (command == "evaluate" and any(part.startswith("--input") for part in given))):
-            print(
-                "There is no --model_name_or_path: this is the embedded model, of one million parameters.", flush=True
-            )
-    loop, *parts = _parsed(make_parser(command), given)
-    settings = Settings(*parts)
-    if missing := [
-        n for n in ("tensorboard", "trackio", "wandb") if n in settings.training.report_to and not find_spec(n)
-    ]:
-        raise ImportError(f"--report_to {missing[0]} needs {missing[0]}: pip install topr_trl[trackers].")
-    if command == "iterate":
-        iterate(loop, settings, given)
-    elif command == "evaluate":
-        evaluate_command(settings)
-    else:
-        stages.run(command, settings)
+    from topr_trl.commands import run  # torch and TRL, which take seconds: help and typing errors do without
 
-
-def _apart(argument: str) -> list[str]:
-    """TRL knows `--config FILE` alone."""
-    return argument.split("=", 1) if argument.startswith("--config=") else [argument]
-
-
-def _parsed(parser: TrlParser, given: list[str]) -> list[Any]:
-    """The settings, of which none may be unknown."""
-    *parts, unknown = parser.parse_args_and_config(given, return_remaining_strings=True)
-    if unknown:
-        similar = get_close_matches(unknown[0], [option for a in parser._actions for option in a.option_strings], 1)
-        meant = f" (is {similar[0]} meant?)" if similar else ""
-        raise ValueError(f"There is no setting {unknown[0]}{meant}; {parser.prog} --help lists them.")
-    return parts
-
-
-def print_help(command: str, everything: bool) -> None:
-    """The settings that matter to a command, or all that it takes."""
-    parser = make_parser(command)
-    parser.description = f"{COMMANDS[command].capitalize()}."
-    for action in parser._actions:
-        action.option_strings = [name for name in action.option_strings if "-" not in name[2:]]  # one of two spellings
-        if not everything and action.dest not in _SHOWN[command]:
-            action.help = argparse.SUPPRESS
-    if not everything:
-        parser.epilog = "All other settings of TRL are taken too: --help_all lists them."
-    parser.print_help()
-
-
-def _names(*settings: type, without: Sequence[str] = ()) -> tuple[str, ...]:
-    return tuple(field.name for part in settings for field in fields(part) if field.name not in without)
-
-
-_CURATION = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")
-_FOLDERS = ("input", "output", "seed")
-_MODEL = ("model_name_or_path", "model_revision", "dtype", "attn_implementation")
-_OF_ONE_STAGE = ("input", "output", "compare", "iteration", "worker", "split")
-_PROBLEMS = _names(StageArguments, without=_OF_ONE_STAGE)
-_SAMPLING = _names(SamplingArguments, VLLMArguments)
-_STEPS = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "padding_free",
-          "sort_by_length", "gradient_checkpointing", "bf16", "max_length", "dataset_num_proc", "use_cpu")  # fmt: skip
-_TRAINING = (
-    *_STEPS, *_names(TOPRArguments, without=_CURATION), "learning_rate", "lr_scheduler_type", "optim",
-    "num_train_epochs", "max_grad_norm", "logging_steps", "save_steps", "save_total_limit", "report_to",
-    "log_completions", "num_completions_to_print", "use_peft", "lora_r",
-)  # fmt: skip
-# What the help of a command shows.
-_SHOWN = {
-    "sample": (*_FOLDERS, *_MODEL, *_PROBLEMS, "split", "worker", "iteration", *_SAMPLING),
-    "score": ("input", "output", "task"),
-    "curate": (*_FOLDERS, *_CURATION, "iteration"),
-    "log-mu": (*_FOLDERS, *_MODEL, *_STEPS, *_names(TOPRArguments, without=_CURATION)),
-    "train": (*_FOLDERS, *_MODEL, *_TRAINING, *_CURATION, "iteration"),
-    "evaluate": (*_FOLDERS, "compare", *_MODEL, *_PROBLEMS, *_SAMPLING),
-    "iterate": ("output_dir", "seed", *_names(LoopArguments), *_MODEL, *_PROBLEMS, *_SAMPLING, *_CURATION,
-                *_TRAINING),
-}  # fmt: skip
-
-_NEED_A_MODEL = ("iterate", "sample", "log-mu", "train", "evaluate")
-
-
-def _named_model(given: list[str]) -> str | None:
-    """Of the command line or its config file, whatever else they hold."""
-    parser = TrlParser(ModelConfig, prog="topr", usage="topr COMMAND [--config FILE] [settings]")
-    model, *_ = parser.parse_args_and_config(given, return_remaining_strings=True)
-    name: str | None = model.model_name_or_path
-    return name
-
-
-def _settings_of_the_embedded_model(command: str, given: list[str]) -> list[str]:
-    """As arguments, which the loop hands to its stages; what is given, or in a config file, wins."""
-    files = [a.partition("=")[2] or b for a, b in pairwise([*given, ""]) if a.startswith("--config")]
-    in_files = {name for file in files for name in yaml.safe_load(Path(file).read_text()) or {}}
-    # Rows that are trained on by hand are chosen by who brings them.
-    left_out = in_files if command == "iterate" else in_files | {"curation", "iteration_size"}
-    return [f"--{name}={value}" for name, value in CARELESS_SETTINGS.items() if name not in left_out]
-
-
-def make_parser(command: str) -> TrlParser:
-    """Of the loop's and all stages' settings."""
-    settings = (LoopArguments, StageArguments, SamplingArguments, VLLMArguments, OfflineTOPRConfig, ModelConfig)
-    # Without a usage of its own an error would list all settings first.
-    usage = f"topr {command} [--config FILE] [settings]"
-    parser = TrlParser(settings, prog=f"topr {command}", usage=usage, allow_abbrev=False)
-    # The disk of a long run is bounded by keeping one checkpoint.
-    parser.set_defaults(output_dir="topr-run", save_total_limit=1, use_cpu=not torch.accelerator.is_available())
-    return parser
+    run(arguments[0], arguments[1:], COMMANDS[arguments[0]])
 
 
 if __name__ == "__main__":  # accelerate launch -m topr_trl.cli

@@ -78,7 +78,7 @@ def curate(
         rewards: (N,) R; a row is positive if R >= 0. NaN marks a row without a reward: it is never chosen.
         problem_ids: (N,) the problem of each row, any comparable dtype.
         rule: one of `CURATIONS`.
-        size: rows to choose.
+        size: rows to choose; of the table's defaults at most as many as there are, so that no default falls short.
         positive_share: share of positives for `"positive_share"`, in [0, 1].
         sample_ids: (N,) position of the row in its problem's sampling order. With it the choice does not depend on
             the order of the table; without it the order of the table is the sampling order.
@@ -129,7 +129,8 @@ def curate(
         chosen = [draw(positives, count_positive), draw(negatives, count - count_positive)]
     else:
         _, first = np.unique(problem[positives], return_index=True)
-        asked = round(ROWS_PER_PROBLEM * len(np.unique(problem))) if size is None else size
+        papers = round(ROWS_PER_PROBLEM * len(np.unique(problem)))
+        asked = min(papers, len(first) + len(negatives)) if size is None else size
         kept = draw(positives[first], asked)
         chosen = [kept, draw(negatives, asked - len(kept))]
 

@@ -63,10 +63,6 @@ class LoopArguments:
                 raise FileNotFoundError(f"There is no {getattr(self, name)} ({name}).")
 
 
-class StageFailed(RuntimeError):
-    """A stage's process ended with an error."""
-
-
 @dataclass
 class Step:
     """A stage with its folders."""
@@ -125,7 +121,7 @@ def iterate(loop: LoopArguments, settings: Settings, arguments: list[str]) -> No
 
     Raises:
         ValueError: a folder holds results for other settings, or settings cannot work together.
-        StageFailed: a stage failed; what it printed tells why.
+        ChildProcessError: a stage failed; what it printed tells why.
     """
     check(loop, settings)
     out = Path(settings.training.output_dir)
@@ -252,7 +248,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], step: Step) -> None:
                 process.wait()
     failed = [process.returncode for process in processes if process.returncode]
     if failed:
-        raise StageFailed(
+        raise ChildProcessError(
             f"The stage {step.stage} failed with exit status {failed[0]}; its messages are above. "
             "What was finished is kept: the same command goes on from there."
         )

@@ -235,18 +235,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     # log μ: scored once, by the starting weights, when training begins: FSDP and ZeRO have sharded them by then.
 
-    def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
-        """Score log μ with the starting weights, then train; see `transformers.Trainer.train`.
-
-        Raises:
-            ValueError: rows carry log μ that is malformed or another model's; or the run is resumed, and its log μ is
-                missing or of other rows.
-        """
-        self._check_checkpoint(resume_from_checkpoint)  # before log μ is missed
-        weights = fingerprint(self.model, self.accelerator)  # before a checkpoint is loaded
+    def _before_training(self, resumed: bool) -> None:
+        weights = fingerprint(self.model, self.accelerator)
         for name, dataset in self._log_mu_files().items():
-            self._plan_log_mu(dataset, name, weights, resumed=bool(resume_from_checkpoint))
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+            self._plan_log_mu(dataset, name, weights, resumed)
 
     def score_log_mu(self) -> dict[str, float]:
         """Score log μ with the present weights and write it, without training; needs no more than `train` does.

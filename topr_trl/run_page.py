@@ -131,7 +131,7 @@ def _load(path: Path) -> list[dict[str, Any]]:
 
 
 def _logged_rows(training: Path) -> pa.Table | None:
-    """The rows that were logged last, with the column `weight`; None if there are none."""
+    """The rows that were logged last, each once, with the column `weight`; None if there are none."""
     tables: list[pa.Table] = []
     paths = sorted(
         (p for place in _places(training) for p in place.glob("completions/completions_*.parquet")), key=_step
@@ -145,7 +145,12 @@ def _logged_rows(training: Path) -> pa.Table | None:
             tables.append(table)
         if sum(table.num_rows for table in tables) >= _RECENT_ROWS:
             break
-    return pa.concat_tables(tables, promote_options="permissive").slice(0, _RECENT_ROWS) if tables else None
+    if not tables:
+        return None
+    table = pa.concat_tables(tables, promote_options="permissive")
+    texts = zip(table["prompt"].to_pylist(), table["completion"].to_pylist(), strict=True)
+    latest = {text: place for place, text in reversed(list(enumerate(texts)))}
+    return table.take(sorted(latest.values())).slice(0, _RECENT_ROWS)
 
 
 def _step(path: Path) -> int:

@@ -189,9 +189,18 @@ def load_problems(args: StageArguments) -> Dataset:
 
 
 def task_of_rows(settings: Settings) -> str:
-    """The task that the rows were sampled for, if the stage `sample` wrote them; else the one that is named."""
+    """The task that the rows were sampled for, if the stage `sample` wrote them; else the one that is named.
+
+    Raises:
+        ValueError: this version does not know it.
+    """
     made = manifest.read(settings.source) or {"inputs": {}}
     task: str = made["inputs"].get("task", settings.stage.task)
+    if task not in TASKS:
+        raise ValueError(
+            f"{settings.source / manifest.NAME} says that its rows are of the task {task!r}, and there are "
+            f"{', '.join(TASKS)}: they were sampled by another version."
+        )
     return task
 
 

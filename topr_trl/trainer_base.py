@@ -51,10 +51,12 @@ class TOPRMixin:
 
         Raises:
             FloatingPointError: weights, loss or gradients are NaN or infinite.
-            ValueError: a file of the checkpoint is damaged.
+            ValueError: a file of the checkpoint is damaged. Offline: rows carry log μ that is malformed or another
+                model's; or the run is resumed, and its log μ is missing or of other rows.
         """
         check_finite(self.model, "The model to train")  # type: ignore[attr-defined]
         self._check_checkpoint(resume_from_checkpoint)
+        self._before_training(resumed=bool(resume_from_checkpoint))
         try:
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
         finally:
@@ -70,6 +72,9 @@ class TOPRMixin:
             if not Path(checkpoint).is_dir():
                 raise ValueError(f"There is no checkpoint {checkpoint} to resume from.")
             check_files(checkpoint, self.model)  # type: ignore[attr-defined]
+
+    def _before_training(self, resumed: bool) -> None:
+        """For what a trainer does before a checkpoint is loaded."""
 
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Save the model, if its weights are finite; see `transformers.Trainer.save_model`.

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from huggingface_hub import ModelCard, ModelCardData
-from safetensors import SafetensorError, safe_open
 
 from topr_trl import manifest
 from topr_trl.candidates import read_shard
@@ -33,7 +32,7 @@ from topr_trl.hub.lineage import (
 from topr_trl.hub.parcel import README, Parcel
 from topr_trl.plots import plot_evaluations
 from topr_trl.report import read_evaluation
-from topr_trl.weights import STATE, is_whole_checkpoint
+from topr_trl.weights import STATE, check_files, is_whole_checkpoint
 
 MODEL_CONFIGS = ("config.json", "adapter_config.json")
 # As save_pretrained names them: what else lies in a folder is its owner's.
@@ -92,12 +91,7 @@ def _files_of(folder: Path) -> dict[str, Path | bytes]:
         needed = set(json.loads(index.read_text())["weight_map"].values())
         if missing := sorted(needed - {path.name for path in weights}):
             raise ValueError(f"{folder} lacks {len(missing)} of {len(needed)} files of its weights, as {missing[0]}.")
-    for path in weights:
-        try:
-            with safe_open(path, framework="numpy"):  # reads the header, and whether the file is as long as that says
-                pass
-        except SafetensorError as error:
-            raise ValueError(f"{path} is damaged or cut: {error}.") from error
+    check_files(folder)
     names = [path.name for path in sorted(folder.iterdir()) if path.is_file()]
     wanted = [n for n in names if any(fnmatch(n, p) for p in _WANTED)]
     templates = sorted(folder.glob("additional_chat_templates/*.jinja"))

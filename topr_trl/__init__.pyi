@@ -1,0 +1,44 @@
+from .baseline import baseline_for_positive_share, effective_positive_share, subtract_baseline
+from .candidates import load_candidates, save_candidates
+from .comparison import Difference, compare
+from .config import OfflineTOPRConfig, TOPRConfig
+from .curation import Curated, curate
+from .evaluation import Evaluation, evaluate_candidates, evaluate_samples
+from .limits import PRESETS, TruncationLimits
+from .loss import objective, taper, topr_loss, truncated_weights
+from .offline_trainer import OfflineTOPRTrainer
+from .rewards import score_candidates
+from .samples import Samples, samples_of
+from .sampling import SamplingArguments, sample_candidates
+from .trainer import TOPRTrainer
+
+__version__: str
+__all__ = [
+    "PRESETS",
+    "Curated",
+    "Difference",
+    "Evaluation",
+    "OfflineTOPRConfig",
+    "OfflineTOPRTrainer",
+    "Samples",
+    "SamplingArguments",
+    "TOPRConfig",
+    "TOPRTrainer",
+    "TruncationLimits",
+    "baseline_for_positive_share",
+    "compare",
+    "curate",
+    "effective_positive_share",
+    "evaluate_candidates",
+    "evaluate_samples",
+    "load_candidates",
+    "objective",
+    "sample_candidates",
+    "samples_of",
+    "save_candidates",
+    "score_candidates",
+    "subtract_baseline",
+    "taper",
+    "topr_loss",
+    "truncated_weights",
+]
