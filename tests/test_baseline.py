@@ -85,6 +85,13 @@ def test_means():
     assert subtract_baseline(np.array([0.1], dtype=np.float32), 0).dtype == np.float64
 
 
+@pytest.mark.parametrize("baseline", ["mean", "group_mean"])
+def test_equal_rewards_have_no_sign(baseline):
+    for reward in np.arange(1, 100) / 100:
+        assert not subtract_baseline([reward] * 7, baseline, [0] * 7).any()
+    assert subtract_baseline([], baseline, []).size == 0
+
+
 def test_bad_baselines():
     with pytest.raises(ValueError, match="number or one of"):
         subtract_baseline([1.0], "median")

@@ -62,6 +62,12 @@ def test_log_mu_of_tokens_follows_the_completions():
     """One value after the other; unknown where a row brought none, or as many as it has no tokens."""
     collate = collator("token")
     collate.scored = {1: [-4.0, -5.0]}
-    rows = [row(0, mu_logps=[-1.0, -2.0]), row(1), row(2, mu_logps=[-7.0]), row(3, prompt_length=2)]
-    expected = [-1.0, -2.0, -4.0, -5.0, math.nan, math.nan, math.nan]
+    rows = [
+        row(0, mu_logps=[-1.0, -2.0]),
+        row(1),
+        row(2, mu_logps=[-7.0]),
+        row(3, prompt_length=2),
+        row(4, mu_logps=-3.0),
+    ]
+    expected = [-1.0, -2.0, -4.0, -5.0, *[math.nan] * 5]
     assert collate(rows)["mu_logps"].tolist() == pytest.approx(expected, nan_ok=True)

@@ -76,6 +76,13 @@ def test_kl_off_policy_must_not_be_corrected_by_a_ratio_that_is_not_there(tmp_pa
     TOPRConfig(str(tmp_path), beta=0.1, num_iterations=2, use_bias_correction_kl=False, **CPU)
 
 
+def test_a_share_of_1_leaves_no_negatives_to_choose(tmp_path):
+    share = {"effective_positive_share": 1.0, "curation": "positive_share"}
+    with pytest.raises(ValueError, match="makes every response a positive"):
+        TOPRConfig(str(tmp_path), **share, **CPU)
+    TOPRConfig(str(tmp_path), **share, **CPU, curation_positive_share=1.0)
+
+
 @pytest.mark.parametrize("config", [TOPRConfig, OfflineTOPRConfig])
 def test_adafactor_is_refused_under_fsdp2(config, tmp_path, monkeypatch):
     monkeypatch.setenv("FSDP_VERSION", "2")

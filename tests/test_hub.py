@@ -17,7 +17,7 @@ from topr_trl.candidates import save_candidates
 from topr_trl.hub import push_to_hub
 from topr_trl.hub.cards import PAPER, add_evaluation
 from topr_trl.hub.lineage import first_weights, lineage
-from topr_trl.hub.push import pack
+from topr_trl.hub.push import _is_stale, pack
 from topr_trl.iterate import LoopArguments, plan
 
 HERE = Path(__file__).parent
@@ -390,6 +390,62 @@ def test_dry_run(loop, capsys):
     assert "bytes  model.safetensors" in printed
     assert "Left out: trainer_state.json, training_args.bin" in printed
     assert "# x\n" in printed
+
+
+def test_what_an_earlier_push_left_does_not_stay_beside_the_new(loop):
+    """An adapter's configuration beside a model, or a manifest beside other rows, would be believed."""
+    model = pack(loop / "iteration-1" / "model", "me/x")
+    rows = pack(next((loop / "iteration-1" / "scored").glob("*.parquet")), "me/rows")
+    assert _is_stale("adapter_config.json", model)
+    assert _is_stale("model-00001-of-00002.safetensors", model)
+    assert not _is_stale("config.json", model)  # a new one comes
+    assert not _is_stale("notes.txt", model)
+    assert _is_stale(manifest.NAME, rows)
+
+
+def test_a_merged_adapter_has_the_card_of_its_model(loop, tmp_path):
+    model = shutil.copytree(loop, tmp_path / "run") / "iteration-1" / "model"
+    (model / "adapter").mkdir()
+    shutil.copy(model / "model.safetensors", model / "adapter" / "adapter_model.safetensors")
+    (model / "adapter" / "adapter_config.json").write_text("{}")
+    (model / "adapter" / "README.md").write_text("# Model Card\n\n[More Information Needed]\n")  # PEFT's form
+    card = ModelCard(pack(model / "adapter", "me/x").card)
+    assert "More Information Needed" not in card.text
+    for line in pack(model, "me/x").card.splitlines():
+        if line.startswith(("| steps", "| pass@1")):
+            assert line in card.text
+    assert card.data.library_name == "peft"
+
+
+def test_code_of_a_model_goes_with_it(loop, tmp_path):
+    """Only if its configuration names it: it cannot be loaded without."""
+    model = shutil.copytree(loop / "iteration-1" / "model", tmp_path / "model")
+    (model / "modeling_mine.py").touch()
+    assert "modeling_mine.py" in pack(model, "me/x").left_out
+    own = json.loads((model / "config.json").read_text()) | {"auto_map": {"AutoModelForCausalLM": "modeling_mine.M"}}
+    (model / manifest.NAME).unlink()
+    (model / "README.md").write_text("# Mine\n")
+    (model / "config.json").write_text(json.dumps(own))
+    assert "modeling_mine.py" in pack(model, "me/x").files
+
+
+def test_a_damaged_manifest_beside_a_model_is_not_its_own(loop, tmp_path):
+    run = shutil.copytree(loop / "iteration-1", tmp_path / "run")
+    (run / "other").mkdir()
+    (run / "other" / manifest.NAME).write_text("{")
+    assert pack(run / "model", "me/x").card
+
+
+def test_the_card_of_a_model_tells_what_its_rows_were_chosen_with(loop, tmp_path):
+    """Training by hand is told nothing of it."""
+    scored, curated, model = loop / "iteration-1" / "scored", tmp_path / "curated", tmp_path / "model"
+    chosen = {"curation": "uniform", "baseline": "0.5", "iteration_size": 20}
+    one = as_arguments({name: value for name, value in SETTINGS.items() if name not in chosen})
+    cli.main(["curate", *one, *as_arguments(chosen), "--input", str(scored), "--output", str(curated)])
+    cli.main(["train", *one, "--input", str(curated), "--output", str(model)])
+    card = pack(model, "me/x").card
+    assert "| baseline | 0.5 |" in card
+    assert "| curation | uniform |" in card
 
 
 def test_rows_that_a_stage_has_not_changed(tmp_path):

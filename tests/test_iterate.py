@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from trl import ModelConfig
 
 from topr_trl import OfflineTOPRConfig, SamplingArguments, cli, commands, load_candidates
-from topr_trl.iterate import LoopArguments, check, plan
+from topr_trl.iterate import LoopArguments, _devices, check, plan
 from topr_trl.settings import Settings, StageArguments
 from topr_trl.vllm_sampling import VLLMArguments
 
@@ -73,7 +73,7 @@ def test_what_would_fail_later_is_refused_first(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=message):
             check(loop, settings(tmp_path))
     check(LoopArguments(accelerate_config=str(CONFIGS / "fsdp2.yaml")), settings(tmp_path, optim="adamw_torch"))
-    for name in ("input", "output", "worker"):
+    for name in ("input", "output", "worker", "compare"):
         now = settings(tmp_path)
         setattr(now.stage, name, "0/1")
         with pytest.raises(ValueError, match=f"{name} is for single stages"):
@@ -90,6 +90,14 @@ def test_what_would_fail_later_is_refused_first(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="--accelerate_config"):
         check(LoopArguments(), now)
+
+
+def test_workers_share_the_gpus_that_the_loop_sees(monkeypatch):
+    for visible, seen in ((None, "2,3"), ("4,5,6,7", "6,7"), ("", None)):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert _devices(range(2, 4)).get("CUDA_VISIBLE_DEVICES") == seen
 
 
 def test_stages_get_the_settings_of_the_embedded_model(tmp_path, monkeypatch):

@@ -108,6 +108,13 @@ def test_log_mu_is_the_same_scored_in_several_parts(tokenizer, rows, tmp_path, m
         assert whole == pytest.approx(parts, abs=1e-4)
 
 
+def test_log_mu_is_not_scored_with_trained_weights(model, tokenizer, rows, tmp_path):
+    trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
+    trainer.train()
+    with pytest.raises(ValueError, match="log μ is that of the starting weights, and training has moved them"):
+        trainer.score_log_mu()
+
+
 def test_rows_may_be_shuffled_before_training(model, tokenizer, rows, tmp_path):
     scored = []
     for shuffle in (False, True):

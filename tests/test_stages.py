@@ -265,6 +265,34 @@ def test_a_baseline_given_to_train_is_applied_to_rows_that_were_not_curated(scor
     stages.run("curate", settings(tmp_path / "curated", scored, baseline=0.5))
     now = settings(tmp_path / "other", tmp_path / "curated", baseline=0.5)
     assert sorted(set(stages._trainer(now).train_dataset["reward"])) == [-1.5, 0.5]
+    assert stages._trainer(settings(tmp_path / "silent", tmp_path / "curated"))
+    with pytest.raises(ValueError, match=r"baseline=0\.9, but the rows of .*curated were chosen with baseline=0\.5"):
+        stages._trainer(settings(tmp_path / "unheard", tmp_path / "curated", baseline=0.9))
+
+
+def test_log_mu_of_rows_that_name_a_model_and_have_none(scored, tmp_path):
+    (tmp_path / "bare").mkdir()
+    for shard in scored.glob("*.parquet"):
+        rows = pq.read_table(shard)
+        pq.write_table(
+            rows.append_column("mu_fingerprint", pa.array(["x"] * len(rows))), tmp_path / "bare" / shard.name
+        )
+    stages.run("log-mu", settings(tmp_path / "log_mu", tmp_path / "bare"))
+    rows = load_candidates(tmp_path / "log_mu")
+    assert "mu_logps" in rows.column_names
+    assert "x" not in rows["mu_fingerprint"][:]
+
+
+def test_a_local_model_is_known_by_its_whole_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "model").mkdir(parents=True)
+    (tmp_path / "rows.jsonl").touch()
+    now = settings(tmp_path / "out", model="owner/model")
+    now.stage.dataset_name = "rows.jsonl"
+    known = inputs_of("sample", now)
+    assert (known["model"], known["dataset_name"]) == (str(tmp_path / "owner/model"), str(tmp_path / "rows.jsonl"))
+    now = settings(tmp_path / "out", model="owner/other")
+    assert inputs_of("sample", now)["model"] == "owner/other"
 
 
 def embedded(command, *given):
@@ -275,7 +303,6 @@ def test_settings_of_the_embedded_model(tmp_path, monkeypatch):
     (tmp_path / "own.yaml").write_text("num_shots: 3\nlearning_rate: 1.0e-3\n")
     assert "--num_shots=0" in embedded("iterate")
     given = embedded("iterate", "--config", str(tmp_path / "own.yaml"))
-    assert given == embedded("iterate", f"--config={tmp_path / 'own.yaml'}")
     assert not any(setting.startswith(("--num_shots", "--learning_rate")) for setting in given)
     assert any(setting.startswith("--curation") for setting in given)
     assert not any(setting.startswith(("--curation", "--iteration_size")) for setting in embedded("train"))

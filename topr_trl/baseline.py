@@ -88,15 +88,25 @@ def subtract_baseline(
     if share is not None:
         return rewards - baseline_for_positive_share(rewards, share)
     if baseline == "mean":
-        return rewards - np.nanmean(rewards)
+        return _minus_mean(rewards, np.zeros(len(rewards), dtype=np.int64))
     if baseline == "group_mean":
         if group_ids is None:
             raise ValueError("baseline='group_mean' needs to know the problem of each row (group_ids).")
-        _, group = np.unique(np.asarray(group_ids), return_inverse=True)
-        scored = ~np.isnan(rewards)
-        counts = np.bincount(group, weights=scored)
-        sums = np.bincount(group, weights=np.where(scored, rewards, 0.0))
-        return rewards - (sums / np.maximum(counts, 1))[group]
+        return _minus_mean(rewards, np.unique(np.asarray(group_ids), return_inverse=True)[1])
     if isinstance(baseline, str):
         raise ValueError(f"baseline must be a number or one of {BASELINES}, not {baseline!r}.")
     return rewards - baseline
+
+
+def _minus_mean(rewards: FloatArray, group_N: NDArray[np.int64]) -> FloatArray:
+    """(N,) rewards minus the mean of their group, which has a number in 0 ... N - 1.
+
+    From the lowest of the group on: the mean of equal rewards may be off by rounding, and R would have a sign.
+    """
+    lowest = np.full(len(rewards), np.inf)
+    np.fmin.at(lowest, group_N, rewards)
+    above = rewards - lowest[group_N]
+    scored = ~np.isnan(rewards)
+    counts = np.bincount(group_N, weights=scored)
+    sums = np.bincount(group_N, weights=np.where(scored, above, 0.0))
+    return above - (sums / np.maximum(counts, 1))[group_N]

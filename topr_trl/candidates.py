@@ -139,11 +139,15 @@ def from_table(table: pa.Table) -> Dataset:
     return Dataset(table, fingerprint=generate_random_fingerprint())
 
 
+def shard_path(folder: Path, shard: int, num_shards: int) -> Path:
+    return folder / f"candidates-{shard:05d}-of-{num_shards:05d}.parquet"
+
+
 def save_candidates(dataset: Dataset, directory: str | Path, shard: int = 0, num_shards: int = 1) -> Path:
     """Write rows as one parquet shard of `directory`; the file appears whole or not at all."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"candidates-{shard:05d}-of-{num_shards:05d}.parquet"
+    path = shard_path(directory, shard, num_shards)
     partial = path.with_suffix(f".{os.getpid()}.partial")
     # Not `to_parquet`: it shows a progress bar for every shard.
     schema = dataset.features.arrow_schema
@@ -250,7 +254,7 @@ def read_shard(shard: Path, columns: Sequence[str] | None = None) -> pa.Table:
         return pq.read_table(shard, columns=names)
 
 
-def _rows_of(shard: Path) -> int:
+def rows_of(shard: Path) -> int:
     with _naming(shard):
         rows: int = pq.read_metadata(shard).num_rows
     return rows
@@ -300,7 +304,7 @@ def read_table(*files: str | Path, cache_dir: str | Path | None = None) -> Datas
             _check_rows_of_json(path)
     kind = "parquet" if paths[0].suffix == ".parquet" else "json"
     if kind == "parquet":  # `datasets` 4.7 fails on files without rows
-        paths = [path for path in paths if _rows_of(path)] or paths[:1]
+        paths = [path for path in paths if rows_of(path)] or paths[:1]
     cache = str(cache_dir) if cache_dir else None
     try:
         return load_dataset(kind, data_files=list(map(str, paths)), split="train", cache_dir=cache)

@@ -22,7 +22,7 @@ from topr_trl.iterate import LoopArguments, end_with_the_loop, in_a_loop, iterat
 from topr_trl.plan import PlanArguments, describe
 from topr_trl.run_page import PlotArguments, plot_command
 from topr_trl.sampling import SamplingArguments
-from topr_trl.settings import Settings, StageArguments
+from topr_trl.settings import CHOICE, Settings, StageArguments
 from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 from topr_trl.vllm_sampling import VLLMArguments
 
@@ -107,7 +107,6 @@ def _names(*settings: type, without: Sequence[str] = ()) -> tuple[str, ...]:
     return tuple(field.name for part in settings for field in fields(part) if field.name not in without)
 
 
-_CURATION = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")
 _FOLDERS = ("input", "output", "seed")
 _MODEL = ("model_name_or_path", "model_revision", "dtype", "attn_implementation")
 _OF_ONE_STAGE = ("input", "output", "compare", "iteration", "worker", "split")
@@ -116,7 +115,7 @@ _SAMPLING = _names(SamplingArguments, VLLMArguments)
 _STEPS = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "padding_free",
           "sort_by_length", "gradient_checkpointing", "bf16", "max_length", "dataset_num_proc", "use_cpu")  # fmt: skip
 _TRAINING = (
-    *_STEPS, *_names(TOPRArguments, without=_CURATION), "learning_rate", "lr_scheduler_type", "optim",
+    *_STEPS, *_names(TOPRArguments, without=CHOICE), "learning_rate", "lr_scheduler_type", "optim",
     "num_train_epochs", "max_grad_norm", "logging_steps", "save_steps", "save_total_limit", "report_to",
     "log_completions", "num_completions_to_print", "use_peft", "lora_r",
 )  # fmt: skip
@@ -124,11 +123,11 @@ _TRAINING = (
 _SHOWN = {
     "sample": (*_FOLDERS, *_MODEL, *_PROBLEMS, "split", "worker", "iteration", *_SAMPLING),
     "score": ("input", "output", "task"),
-    "curate": (*_FOLDERS, *_CURATION, "iteration"),
-    "log-mu": (*_FOLDERS, *_MODEL, *_STEPS, *_names(TOPRArguments, without=_CURATION)),
-    "train": (*_FOLDERS, *_MODEL, *_TRAINING, *_CURATION, "iteration"),
+    "curate": (*_FOLDERS, *CHOICE, "iteration"),
+    "log-mu": (*_FOLDERS, *_MODEL, *_STEPS, *_names(TOPRArguments, without=CHOICE)),
+    "train": (*_FOLDERS, *_MODEL, *_TRAINING, *CHOICE, "iteration"),
     "evaluate": (*_FOLDERS, "compare", *_MODEL, *_PROBLEMS, *_SAMPLING),
-    "iterate": ("output_dir", "seed", *_names(LoopArguments), *_MODEL, *_PROBLEMS, *_SAMPLING, *_CURATION,
+    "iterate": ("output_dir", "seed", *_names(LoopArguments), *_MODEL, *_PROBLEMS, *_SAMPLING, *CHOICE,
                 *_TRAINING),
 }  # fmt: skip
 
@@ -145,7 +144,7 @@ def _named_model(given: list[str]) -> str | None:
 
 def _settings_of_the_embedded_model(command: str, given: list[str]) -> list[str]:
     """As arguments, which the loop hands to its stages; what is given, or in a config file, wins."""
-    files = [a.partition("=")[2] or b for a, b in pairwise([*given, ""]) if a.startswith("--config")]
+    files = [file for option, file in pairwise(given) if option == "--config"]
     in_files = {name for file in files for name in yaml.safe_load(Path(file).read_text()) or {}}
     # Rows that are trained on by hand are chosen by who brings them.
     left_out = in_files if command == "iterate" else in_files | {"curation", "iteration_size"}

@@ -143,6 +143,12 @@ class TOPRArguments:
             raise ValueError(
                 "curation='positives' leaves no negatives, so effective_positive_share cannot be reached. Remove one."
             )
+        wants_negatives = self.curation == "positive_share" and self.curation_positive_share < 1
+        if self.effective_positive_share == 1 and wants_negatives:
+            raise ValueError(
+                "effective_positive_share=1 makes every response a positive, and curation='positive_share' wants "
+                "negatives too. Remove one."
+            )
         if self.iteration_size is not None and self.iteration_size < 1:
             raise ValueError(f"iteration_size must be at least 1, not {self.iteration_size}.")
         if self.iteration_size is not None and self.curation == "none":

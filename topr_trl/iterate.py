@@ -154,7 +154,7 @@ def check(loop: LoopArguments, settings: Settings) -> None:
     Raises:
         ValueError, ImportError: naming the setting and what to do.
     """
-    for name in ("input", "output", "worker"):
+    for name in ("input", "output", "worker", "compare"):
         if getattr(settings.stage, name) is not None:
             raise ValueError(f"{name} is for single stages; topr iterate writes to output_dir.")
     if settings.training.save_only_model:
@@ -227,6 +227,8 @@ def _run(step: Step, loop: LoopArguments, settings: Settings, arguments: list[st
 def _devices(indices: range) -> dict[str, str]:
     """The environment of a worker that sees only these of the GPUs that this process sees."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible == "":
+        return {}
     names = visible.split(",") if visible else [str(i) for i in range(indices.stop)]
     return {"CUDA_VISIBLE_DEVICES": ",".join(names[i % len(names)] for i in indices)}
 

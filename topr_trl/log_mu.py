@@ -105,18 +105,14 @@ def check_log_mu(
                 "`completion_ids`; or drop the column, and log μ is scored."
             )
         # Rounding may leave a certain token a little above 0.
-        if not all(isinstance(value, int | float) and -math.inf < value <= 1e-3 for value in values):
+        wrong = [value for value in values if not (isinstance(value, int | float) and -math.inf < value <= 1e-3)]
+        if wrong:
             raise ValueError(
                 f"Row {i}: log μ must be a finite number of at most 0 for each token, or their sum; "
-                f"found {_some(values)}. Drop the column, and log μ is scored."
+                f"found {wrong[0]}. Drop the column, and log μ is scored."
             )
         if ratio_level == "token" and not isinstance(mu, list):
             raise ValueError(f"Row {i}: ratio_level='token' needs log μ for each token, not their sum.")
-
-
-def _some(values: list[Any]) -> Any:
-    """The first that is no log-probability."""
-    return next(x for x in values if not isinstance(x, int | float) or not -math.inf < x <= 1e-3)
 
 
 def column(dataset: Dataset, name: str) -> pa.ChunkedArray:

@@ -245,10 +245,15 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
         If it is interrupted, or called again, it goes on with the parts that it keeps in `output_dir/log_mu_parts`.
 
+        Raises:
+            ValueError: the weights have been trained, so that they are no longer those that wrote the rows.
+
         Returns:
             How far the sampler's log-probabilities are from these, see `topr_trl.log_mu.sampler_distance`; empty if the
             rows carry none.
         """
+        if self.state.global_step > 0:
+            raise ValueError("log μ is that of the starting weights, and training has moved them: score it before.")
         self._score_only = True
         try:
             self.train()

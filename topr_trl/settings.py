@@ -204,7 +204,8 @@ def task_of_rows(settings: Settings) -> str:
     return task
 
 
-_CHOICE = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")
+# Which rows are trained on, and their R.
+CHOICE = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")
 _RATIO = ("preset", "a_pos", "b_pos", "a_neg", "b_neg", "ratio_level", "log_mu")
 # Of the training arguments: what does not change the weights, or is an input under another name.
 _HOW_IT_IS_RUN = (
@@ -225,22 +226,31 @@ def inputs_of(stage: str, settings: Settings) -> dict[str, Any]:
     if stage == "score":
         return {**read, "task": task_of_rows(settings)}
     if stage == "curate":
-        return {**read, **seed, **{name: getattr(training, name) for name in _CHOICE}}
+        return {**read, **seed, **{name: getattr(training, name) for name in CHOICE}}
     if stage == "evaluate":
         second = {"compare": manifest.fingerprint(settings.compared)} if settings.compared else {}
         return {**read, **second, "seed": training.seed}
     model = {**_model(settings), "peft": asdict(config) if config.use_peft else None, **seed}
     if stage == "log-mu":
         precision = ("bf16", "fp16", "model_init_kwargs")
-        return {**read, **model, **{name: getattr(training, name) for name in (*_CHOICE, *_RATIO, *precision)}}
+        return {**read, **model, **{name: getattr(training, name) for name in (*CHOICE, *_RATIO, *precision)}}
     how = {n: v for n, v in training.to_dict().items() if not n.startswith(_HOW_IT_IS_RUN)}
     return {**read, **model, **how}
 
 
 def _problems(args: StageArguments) -> dict[str, Any]:
-    own = ["dataset_name", "num_shots", "training_shots", "split", "problems_per_shard", f"num_{args.split}_problems"]
-    own += ["test_dataset_name"] if args.split == "test" else []
-    return {"task": args.task_of_problems.name, **{name: getattr(args, name) for name in own}}
+    own = ["num_shots", "training_shots", "split", "problems_per_shard", f"num_{args.split}_problems"]
+    data = ["dataset_name", *(["test_dataset_name"] if args.split == "test" else [])]
+    return {
+        "task": args.task_of_problems.name,
+        **{name: getattr(args, name) for name in own},
+        **{name: _absolute(getattr(args, name)) for name in data},
+    }
+
+
+def _absolute(name: str | None) -> str | None:
+    """Of a file or folder that is here its whole path, of others the name: elsewhere it could be one of the Hub."""
+    return str(Path(name).absolute()) if name and Path(name).exists() else name
 
 
 def _sampling(settings: Settings) -> dict[str, Any]:
@@ -260,5 +270,5 @@ def _model(settings: Settings) -> dict[str, Any]:
     if (path / manifest.NAME).is_file():
         return {"weights": manifest.fingerprint(path), **how}
     embedded = path == arithmetic.CARELESS_MODEL
-    name = "the embedded model" if embedded else settings.model_path
+    name = "the embedded model" if embedded else _absolute(settings.model_path)
     return {"model": name, "revision": settings.model.model_revision, **how}

@@ -33,29 +33,29 @@ from topr_trl.candidates import (
     id_column,
     load_candidates,
     read_shard,
+    rows_of,
     save_candidates,
+    shard_path,
     shards_of,
 )
+from topr_trl.config import TOPRArguments
 from topr_trl.curation import compose
+from topr_trl.hub.lineage import ADAPTER, lineage
 from topr_trl.offline_trainer import OfflineTOPRTrainer
 from topr_trl.report import write_report
 from topr_trl.rewards import score_candidates
 from topr_trl.samples import labels, read_samples
 from topr_trl.sampling import sample_candidates
-from topr_trl.settings import Settings, inputs_of, load_problems, task_of_rows
+from topr_trl.settings import CHOICE, Settings, inputs_of, load_problems, task_of_rows
 from topr_trl.tasks import TASKS
 from topr_trl.vllm_sampling import sample_candidates_with_vllm, start_engine
-from topr_trl.weights import STATE, check_files, is_whole_checkpoint
+from topr_trl.weights import STATE, is_whole_checkpoint
 
 REPORT = "evaluation.txt"  # the tables of the stage `evaluate`
 
 
 def count_rows(folder: Path) -> int:
-    return sum(pq.read_metadata(shard).num_rows for shard in shards_of(folder))
-
-
-def _shard_path(folder: Path, shard: int, count: int) -> Path:
-    return folder / f"candidates-{shard:05d}-of-{count:05d}.parquet"
+    return sum(map(rows_of, shards_of(folder)))
 
 
 # Stages. Each is called once its folder is open and locked, and returns its rows and notes for the manifest.
@@ -75,7 +75,7 @@ def draw_shards(settings: Settings) -> None:
     count = -(-len(problems) // args.problems_per_shard)
     first, step = map(int, (args.worker or "0/1").split("/"))
     own = range(first, count, step)
-    missing = [k for k in own if not _shard_path(folder, k, count).is_file()]
+    missing = [k for k in own if not shard_path(folder, k, count).is_file()]
     if not missing:
         return
     draw = _sampler(settings)
@@ -97,7 +97,6 @@ def _sampler(settings: Settings) -> Callable[[Dataset, int], Dataset]:
             settings.training.trust_remote_code,
         )
         return lambda problems, seed: sample_candidates_with_vllm(engine, problems, sampling, stops, seed)
-    check_files(settings.model_path)
     model = AutoModelForCausalLM.from_pretrained(settings.model_path, **settings.loading).to(settings.training.device)
     tokenizer = settings.tokenizer()
     return lambda problems, seed: sample_candidates(
@@ -109,7 +108,7 @@ def score(settings: Settings) -> Made:
     """Verdicts and rewards of the candidates. Rows that carry a reward keep it."""
     shards, judge = shards_of(settings.source), TASKS[task_of_rows(settings)].judge
     for k, shard in enumerate(tqdm(shards, desc="Scoring", unit="shard")):
-        if _shard_path(settings.folder, k, len(shards)).is_file():
+        if shard_path(settings.folder, k, len(shards)).is_file():
             continue
         rows = from_table(read_shard(shard))
         if "reward" not in rows.column_names:
@@ -161,7 +160,7 @@ def curate(settings: Settings) -> Made:
     for k, shard in enumerate(tqdm(shards, desc="Curating", unit="shard")):
         end = start + len(columns[k][0])
         low, high = np.searchsorted(curated.indices, [start, end])
-        if not _shard_path(settings.folder, k, len(shards)).is_file():
+        if not shard_path(settings.folder, k, len(shards)).is_file():
             rows = read_shard(shard).take(curated.indices[low:high] - start)
             if "raw_reward" not in rows.column_names:
                 rows = rows.append_column("raw_reward", rows["reward"])
@@ -208,6 +207,7 @@ def log_mu(settings: Settings) -> Made:
         for k, shard in enumerate(shards):
             rows = read_shard(shard)
             if known is not None:
+                rows = rows.drop_columns([name for name in rows.column_names if name == "mu_fingerprint"])
                 model = (known.schema.metadata or {})[b"model"].decode()
                 rows = rows.append_column("mu_logps", known["mu_logps"].slice(start, len(rows)))
                 rows = rows.append_column("mu_fingerprint", pa.array([model] * len(rows), pa.string()))
@@ -270,6 +270,7 @@ def _trainer(settings: Settings, all_rows: bool = False) -> OfflineTOPRTrainer:
         rows = load_candidates(settings.source, work / "cache")
     curated = "raw_reward" in rows.column_names
     if curated:
+        _refuse_another_choice(settings)
         args.baseline, args.effective_positive_share = "0", None
     if curated or all_rows:
         args.curation, args.iteration_size = "none", None
@@ -279,6 +280,19 @@ def _trainer(settings: Settings, all_rows: bool = False) -> OfflineTOPRTrainer:
     )  # fmt: skip
 
 
+def _refuse_another_choice(settings: Settings) -> None:
+    """Rows that `curate` has chosen are not chosen again, so settings that say otherwise would go unheard."""
+    training, defaults = settings.training, TOPRArguments()
+    steps = [step for step in lineage(settings.source) if "curated" in step]
+    for name in CHOICE if steps else ():
+        value, there = getattr(training, name), steps[0]["inputs"][name]
+        if value not in (there, getattr(defaults, name)):
+            raise ValueError(
+                f"{name}={value}, but the rows of {settings.source} were chosen with {name}={there} by topr curate. "
+                f"Leave {name} out, or curate them anew."
+            )
+
+
 def _merge_adapter(adapter: Path, folder: Path, settings: Settings) -> None:
     from peft import AutoPeftModelForCausalLM
 
@@ -286,7 +300,7 @@ def _merge_adapter(adapter: Path, folder: Path, settings: Settings) -> None:
     loading = {name: value for name, value in settings.loading.items() if name != "quantization_config"}
     AutoPeftModelForCausalLM.from_pretrained(adapter, **loading).merge_and_unload().save_pretrained(folder)
     settings.tokenizer().save_pretrained(folder)
-    shutil.copytree(adapter, folder / "adapter", dirs_exist_ok=True)
+    shutil.copytree(adapter, folder / ADAPTER, dirs_exist_ok=True)
 
 
 def _last_whole_checkpoint(run: Path, state: PartialState) -> str | None:

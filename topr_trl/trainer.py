@@ -34,7 +34,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     `-mean(w · R)`; its gradient is that of the paper's loss.
 
     A generation batch whose rewards are all the same cannot reach an `effective_positive_share`; it is trained on with
-    the last baseline that was solved (0 before there is one).
+    the last baseline that was solved (0 before there is one, which after resuming is so again).
 
     Args:
         args (`TOPRConfig`, *optional*):
@@ -137,7 +137,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         return raw.masked_fill(rewards_per_func.isnan().all(dim=1) | masked, torch.nan)
 
     def _compose(self, raw_rewards: Tensor, train: bool) -> tuple[NDArray[np.float64], Curated]:
-        """R and the chosen rows of a generation batch; every process must choose alike, and every round anew."""
+        """R and the chosen rows of a generation batch; every process must choose alike, every optimiser step anew."""
         raw = raw_rewards.cpu().double().numpy()
         args, share = self.args, self.args.effective_positive_share
         baseline: float | str = args.baseline_value

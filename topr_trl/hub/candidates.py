@@ -81,7 +81,7 @@ def count_candidates(shards: list[Path]) -> Counts:
 
 def _without_paths(known: Any) -> Any:
     """A manifest with the last part alone of paths on this machine; what its fingerprint is made of stays."""
-    inputs = {k: Path(v).name if isinstance(v, str) and Path(v).exists() else v for k, v in known["inputs"].items()}
+    inputs = {k: Path(v).name if str(v).startswith("/") else v for k, v in known["inputs"].items()}
     return {name: value for name, value in known.items() if name != "dropped"} | {"inputs": inputs}
 
 
@@ -116,4 +116,4 @@ def pack_candidates(path: Path, repo_id: str) -> Parcel:
     )
     kept = {README, *files}
     left_out = [p.name for p in sorted(path.glob("[!.]*")) if p.name not in kept] if path.is_dir() else []
-    return Parcel("dataset", {**files, README: str(card).encode()}, tuple(left_out), ("*.parquet",))
+    return Parcel("dataset", {**files, README: str(card).encode()}, tuple(left_out), ("*.parquet", manifest.NAME))

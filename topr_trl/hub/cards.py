@@ -10,11 +10,12 @@ from typing import Any
 from huggingface_hub import DatasetCard, DatasetCardData, EvalResult, ModelCard, ModelCardData
 from transformers.training_args import OptimizerNames
 
+from topr_trl import __version__
 from topr_trl.config import TOPRArguments
 from topr_trl.evaluation import Evaluation
 from topr_trl.report import comparison_notes, comparison_rows
 
-PAPER = {
+PAPER: dict[str, str] = {
     "title": "Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",
     "id": "2503.14286",
     "citation": textwrap.dedent("""\
@@ -69,8 +70,6 @@ def model_card(
         max_new_tokens: of a response.
         links: Markdown, to what trackers have recorded.
     """
-    from topr_trl import __version__
-
     packages = {"TRL": "trl", "Transformers": "transformers", "PyTorch": "torch", "Datasets": "datasets",
                 "Tokenizers": "tokenizers"}  # fmt: skip
     versions = {"topr_trl": __version__} | {name: version(package) for name, package in packages.items()}

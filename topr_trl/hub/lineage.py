@@ -4,6 +4,7 @@ Manifests hold fingerprints of what was read and no paths, so the folders are lo
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from topr_trl import manifest
 from topr_trl.candidates import TABLE_SUFFIXES, columns_of, read_shard
 
 Manifest = dict[str, Any]
+ADAPTER = "adapter"  # in a model's folder: what was trained, and then merged into it
 
 
 def stage_folder(folder: Path) -> Path:
-    """The folder of the stage that wrote this one: itself, or the one whose work it is (its checkpoints)."""
-    return folder.parent.parent if folder.parent.name == manifest.WORK else folder
+    """The folder of the stage that wrote this one: itself, or the one whose checkpoint or adapter it is."""
+    if folder.parent.name == manifest.WORK:
+        return folder.parent.parent
+    return folder.parent if folder.name == ADAPTER and (folder.parent / manifest.NAME).is_file() else folder
 
 
 def lineage(folder: Path) -> list[Manifest]:
@@ -128,5 +132,10 @@ def facts_of_sampling(sampling: Manifest) -> dict[str, str]:
 
 
 def _by_fingerprint(root: Path, pattern: str) -> dict[Any, Path]:
-    finished = [path.parent for path in root.glob(f"{pattern}/{manifest.NAME}")]
-    return {manifest.fingerprint(path): path for path in finished if (manifest.read(path) or {}).get("files")}
+    """The finished folders; one whose manifest is damaged is nobody's beginning."""
+    found = {}
+    for path in root.glob(f"{pattern}/{manifest.NAME}"):
+        with suppress(ValueError):
+            if (manifest.read(path.parent) or {}).get("files"):
+                found[manifest.fingerprint(path.parent)] = path.parent
+    return found

@@ -19,6 +19,7 @@ from topr_trl.curation import Curated
 from topr_trl.evaluation import Evaluation
 from topr_trl.hub.cards import PICTURE, adapt, add_evaluation, model_card, training_facts
 from topr_trl.hub.lineage import (
+    ADAPTER,
     Manifest,
     facts_of_sampling,
     first_weights,
@@ -32,6 +33,7 @@ from topr_trl.hub.lineage import (
 from topr_trl.hub.parcel import README, Parcel
 from topr_trl.plots import plot_evaluations
 from topr_trl.report import read_evaluation
+from topr_trl.settings import CHOICE
 from topr_trl.weights import STATE, check_files, is_whole_checkpoint
 
 MODEL_CONFIGS = ("config.json", "adapter_config.json")
@@ -70,7 +72,7 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
     names = {Path(name).parts[0] for name in files} | {README, manifest.NAME}
     left_out = [path.name for path in sorted(folder.glob("[!.]*")) if path.name not in names]
     files[README] = str(card).encode()
-    return Parcel("model", files, tuple(left_out), ("*.safetensors", "*.safetensors.index.json"))
+    return Parcel("model", files, tuple(left_out), _WANTED)
 
 
 def _files_of(folder: Path) -> dict[str, Path | bytes]:
@@ -93,7 +95,9 @@ def _files_of(folder: Path) -> dict[str, Path | bytes]:
             raise ValueError(f"{folder} lacks {len(missing)} of {len(needed)} files of its weights, as {missing[0]}.")
     check_files(folder)
     names = [path.name for path in sorted(folder.iterdir()) if path.is_file()]
-    wanted = [n for n in names if any(fnmatch(n, p) for p in _WANTED)]
+    config = folder / "config.json"
+    has_own_code = config.is_file() and "auto_map" in json.loads(config.read_text())
+    wanted = [n for n in names if any(fnmatch(n, p) for p in (*_WANTED, *["*.py"] * has_own_code))]
     templates = sorted(folder.glob("additional_chat_templates/*.jinja"))
     nested = {f"{path.parent.name}/{path.name}": path for path in templates}
     return {**{name: folder / name for name in wanted}, **nested}
@@ -134,11 +138,14 @@ def _card_of_stage(folder: Path, repo_id: str, steps: list[Manifest]) -> ModelCa
     inputs, sampling, stage = steps[0]["inputs"], sampling_of(steps), stage_folder(folder)
     known = {field.name: inputs[field.name] for field in fields(TOPRArguments) if field.name in inputs}
     chosen = next((step for step in steps if "curated" in step), None)
+    if chosen:
+        known |= {name: chosen["inputs"][name] for name in CHOICE}
+    last_step = _last_step(folder if (folder / STATE).is_file() else stage)
     rows = f"{steps[1]['rows']:,}" if steps[1:] else "not recorded"
     if chosen:
         rows = str(Curated(np.arange(chosen["rows"]), **chosen["curated"]))
     facts = {
-        **training_facts(TOPRArguments(**known), rows, _last_step(folder), inputs["learning_rate"], inputs["optim"]),
+        **training_facts(TOPRArguments(**known), rows, last_step, inputs["learning_rate"], inputs["optim"]),
         "seed": f"{inputs['seed']}, iteration {inputs['iteration']}",
     }
     told_below = ("prompt", "seed", "sampled with")
@@ -178,6 +185,7 @@ def _results(folder: Path, before: str | Path | None, after: str | Path | None) 
     given = {name: Path(path) for name, path in (("before", before), ("after", after)) if path}
     if given:
         return given, {}
+    folder = stage_folder(folder) if folder.name == ADAPTER else folder
     own, base = folder.parent / "test" / "results", folder.parent.parent / "base" / "test" / "results"
     sampling, sampling_before = sampling_of(lineage(own)), sampling_of(lineage(base))
     if not sampling or weights_of(sampling) != {"weights": manifest.fingerprint(folder)}:

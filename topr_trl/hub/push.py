@@ -7,7 +7,7 @@ from pathlib import Path
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.utils import httpx, validate_repo_id
 
-from topr_trl import manifest
+from topr_trl import __version__, manifest
 from topr_trl.hub.candidates import holds_candidates, pack_candidates
 from topr_trl.hub.model import MODEL_CONFIGS, holds_model, pack_model
 from topr_trl.hub.parcel import Parcel
@@ -69,8 +69,6 @@ def push_to_hub(
         ValueError, FileNotFoundError: see `pack`; or there is no token. Nothing has been sent then.
         OSError: the Hub cannot be reached, or refuses.
     """
-    from topr_trl import __version__
-
     validate_repo_id(repo_id)
     if get_token() is None:
         raise ValueError("Pushing needs an account: run `hf auth login`, or set HF_TOKEN to a token that may write.")
