@@ -72,7 +72,7 @@ def main() -> None:
     sys.dont_write_bytecode = True
     root = Path(__file__).parents[1]
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("topr_trl", "tests", "pyproject.toml"):
+        for name in ("topr_trl", "tests", "docs", "pyproject.toml"):
             (shutil.copytree if (root / name).is_dir() else shutil.copy)(root / name, Path(folder) / name)
         os.chdir(folder)
         sys.path.insert(0, folder)

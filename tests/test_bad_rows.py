@@ -74,32 +74,34 @@ ROWS = [
     ),
     at_once(
         "a reward is missing",
-        "Column `reward` must hold finite numbers (float32); row 1 holds None. Score or drop that row.",
+        "Column `reward` must hold finite numbers (float32); row 1 holds None. Fill or drop such rows.",
         reward=ones(None),
     ),
     at_once(
         "a reward is NaN",
-        "Column `reward` must hold finite numbers (float32); row 1 holds nan. Score or drop that row.",
+        "Column `reward` must hold finite numbers (float32); row 1 holds nan. Fill or drop such rows.",
         reward=ones(float("nan")),
     ),
     at_once(
         "a reward is infinite",
-        "Column `reward` must hold finite numbers (float32); row 1 holds inf. Score or drop that row.",
+        "Column `reward` must hold finite numbers (float32); row 1 holds inf. Fill or drop such rows.",
         reward=ones(float("inf")),
     ),
     at_once(
         "a reward that float32 cannot hold",
-        "Column `reward` must hold finite numbers (float32); row 1 holds 1e+300. Score or drop that row.",
+        "Column `reward` must hold finite numbers (float32); row 1 holds 1e+300. Fill or drop such rows.",
         reward=ones(1e300),
     ),
     at_once(
         "rewards are text",
-        "Column `reward` must hold finite numbers (float32); row 0 holds 'good'. Score or drop that row.",
+        "Column `reward` must hold finite numbers (float32); row 0 holds 'good' (the first of 8 such rows). Fill "
+        "or drop such rows.",
         reward=["good"] * 8,
     ),
     at_once(
         "rewards are truth values (those belong into `label`)",
-        "Column `reward` must hold finite numbers (float32); row 0 holds True. Score or drop that row.",
+        "Column `reward` must hold finite numbers (float32); row 0 holds True (the first of 8 such rows). Fill "
+        "or drop such rows.",
         reward=[True] * 8,
     ),
     at_once(
@@ -377,23 +379,32 @@ STAGES = [
     stage(
         "`curate`: a reward is missing",
         "topr curate: rows.parquet: Column `reward` must hold finite numbers (float32); row 1 holds None. "
-        "Score or drop that row.",
+        "Fill or drop such rows.",
         "curate",
         **TWO,
         reward=[1.0, None],
     ),
     stage(
         "`curate`: rewards are text",
-        "topr curate: rows.parquet: Column `reward` must hold finite numbers (float32); row 0 holds '1'. "
-        "Score or drop that row.",
+        "topr curate: rows.parquet: Column `reward` must hold finite numbers (float32); row 0 holds '1' "
+        "(the first of 2 such rows). Fill or drop such rows.",
         "curate",
         **TWO,
         reward=["1", "-1"],
     ),
     stage(
+        "`score`: some rewards are missing",
+        "topr score: rows.parquet: Column `reward` must hold finite numbers (float32); row 1 holds None. "
+        "Fill or drop such rows.",
+        "score",
+        **TWO,
+        reward=[1.0, None],
+        answer=["7", "8"],
+    ),
+    stage(
         "`curate`: a reward is infinite",
         "topr curate: rows.parquet: Column `reward` must hold finite numbers (float32); row 1 holds inf. "
-        "Score or drop that row.",
+        "Fill or drop such rows.",
         "curate",
         **TWO,
         reward=[1.0, float("inf")],

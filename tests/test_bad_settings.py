@@ -65,7 +65,7 @@ SETTINGS = [
     ),
     of_both(
         "a baseline that is no number",
-        "baseline must be a number or one of ('mean', 'group_mean'), not 'median'.",
+        "baseline must be a number or one of mean, group_mean, not 'median'.",
         baseline="median",
     ),
     of_both("a baseline that is NaN", "baseline must be finite, not nan.", baseline="nan"),
@@ -118,6 +118,15 @@ SETTINGS = [
         "counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`.",
         TOPRConfig,
         epsilon=0.3,
+    ),
+    setting(
+        "several settings of GRPO's loss",
+        "epsilon=0.3 and scale_rewards=False belong to another loss and have no meaning for TOPRTrainer. Remove them. "
+        "How far a ratio counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`. TOPR uses the raw "
+        "reward minus `baseline`; nothing is divided by a standard deviation.",
+        TOPRConfig,
+        epsilon=0.3,
+        scale_rewards=False,
     ),
     setting(
         "scaled rewards",
@@ -279,7 +288,8 @@ COMMANDS = [
     ),
     command(
         "an unknown setting in YAML",
-        "topr sample: There is no setting --learning_rat (is --learning_rate meant?); topr sample --help lists them.",
+        "topr sample: There is no setting --learning_rat (in own.yaml) (is --learning_rate meant?); topr sample --help "
+        "lists them.",
         "sample",
         *CONFIG,
         file="learning_rat: 1\n",

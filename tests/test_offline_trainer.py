@@ -551,5 +551,8 @@ def test_another_runs_log_mu_is_not_replaced_in_silence(model, tokenizer, rows, 
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         train(rows)  # the same again
-    with pytest.warns(UserWarning, match=r"log_mu.parquet holds log μ of another .* the checkpoints beside it"):
+    with pytest.warns(
+        UserWarning, match=r"log_mu.parquet is of another model, .* The old one is .*log_mu_before.parquet"
+    ):
         train(rows.select(range(4)))
+    assert pq.read_table(tmp_path / "log_mu_before.parquet").num_rows == len(rows)

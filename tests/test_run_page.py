@@ -38,7 +38,7 @@ def log_rows(folder, step, **columns):
 def test_a_run_as_a_page(run, capsys):
     log_rows(run, 3, prompt=["<script>alert(1)</script>"] * 4)
     cli.main(["plot", "--input", str(run)])
-    assert "report.html: 4 optimiser steps, 0 evaluations, 4 logged rows" in capsys.readouterr().out
+    assert "report.html: 4 optimiser steps, 4 logged rows" in capsys.readouterr().out
     page = (run / "report.html").read_text()
     for title in ("Loss", "Weights of negatives", "log π/μ of negatives", "Positives", "Gradient norm"):
         assert f"<h3>{title}</h3>" in page
@@ -95,6 +95,7 @@ def test_a_loop(run, tmp_path):
         write_report(folder / "test" / "results", {"estimate": encode(answers, ["7"] * 20)})
     log_rows(loop / "iteration-2" / "model", 4)
     found = read_run(loop)
+    assert found.rows["step"].to_pylist() == [8] * 4
     assert list(found.histories) == list(found.evaluations) == ["iteration-1", "iteration-2", "iteration-10"]
     page = render(found)
     assert "10 optimiser steps in 3 iterations" in page
@@ -107,6 +108,21 @@ def test_a_loop(run, tmp_path):
         if len(line.get_xdata()) > 2 or line.get_ydata()[0] not in (0, 1)
     ]
     assert drawn == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
+
+
+def test_an_earlier_training_in_the_folder_is_not_shown(model, tokenizer, rows, run):
+    log_rows(run, 2)
+    log_rows(run, 4, completion=["old"] * 4)
+    args = OfflineTOPRConfig(
+        str(run), per_device_train_batch_size=4, max_steps=3, learning_rate=1e-4, bf16=False, use_cpu=True,
+        gradient_checkpointing=False, logging_steps=1, report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).train()
+    found = read_run(run)
+    assert found.steps == 3
+    assert found.rows["step"].to_pylist() == [2] * 4
+    shutil.rmtree(run / "checkpoint-2")  # the log of the end is longer than that of a checkpoint
+    assert read_run(run).steps == 3
 
 
 def test_a_row_that_was_logged_twice_is_shown_once_as_it_was_last(run):

@@ -306,6 +306,9 @@ def test_settings_of_the_embedded_model(tmp_path, monkeypatch):
     assert not any(setting.startswith(("--num_shots", "--learning_rate")) for setting in given)
     assert any(setting.startswith("--curation") for setting in given)
     assert not any(setting.startswith(("--curation", "--iteration_size")) for setting in embedded("train"))
+    assert "--iteration_size=6000" in embedded("iterate")
+    for own in (["--curation", "anna_karenina"], ["--curation=anna_karenina"]):  # its size is the rule's own
+        assert not any(setting.startswith(("--curation", "--iteration_size")) for setting in embedded("iterate", *own))
     seen = []
     monkeypatch.setattr(stages, "run", lambda command, settings: seen.append(settings))
     for command, *given in (["curate"], ["sample", "--model-name-or-path", "own"], ["sample"]):

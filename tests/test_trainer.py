@@ -496,7 +496,10 @@ def test_truncated_completions_that_are_masked_are_no_rows(model, tokenizer, pro
         tmp_path, mask_truncated_completions=True, max_completion_length=12, curation="uniform", iteration_size=8
     )
     trainer = make_trainer(model, tokenizer, problems, args)  # no response ends within twelve tokens
-    with pytest.warns(UserWarning, match="too few rows"):
+    with (
+        pytest.warns(UserWarning, match="too few rows"),
+        pytest.warns(UserWarning, match="No response has a reward.* cut at max_completion_length have none"),
+    ):
         batches = generation_batch(trainer)
     assert torch.cat([b["topr_rewards"] for b in batches]).isnan().all()
 
@@ -574,6 +577,15 @@ def test_a_batch_of_equal_rewards_does_not_end_a_run_with_a_target_share(model, 
 def test_all_positive_rewards_warn_whatever_their_value(model, tokenizer, problems, tmp_path):
     with pytest.warns(UserWarning, match="None of the 8 candidates has a negative"):
         train(model, tokenizer, problems, config(tmp_path, max_steps=1), lambda completions, **_: [5.0] * 8)
+
+
+def test_equal_rewards_with_a_mean_as_baseline_are_no_reason_to_warn(model, tokenizer, problems, tmp_path):
+    """R = 0: nothing is learnt from this batch, and the next one may differ."""
+    args = config(tmp_path, max_steps=1, baseline="group_mean")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(model, tokenizer, problems, args, lambda completions, **_: [0.7] * 8)
+    assert not [warning for warning in caught if "candidates" in str(warning.message)]
 
 
 def test_sampler_log_mu_survives_tokens_it_could_not_score(model, tokenizer, problems, tmp_path):

@@ -94,7 +94,7 @@ def subtract_baseline(
             raise ValueError("baseline='group_mean' needs to know the problem of each row (group_ids).")
         return _minus_mean(rewards, np.unique(np.asarray(group_ids), return_inverse=True)[1])
     if isinstance(baseline, str):
-        raise ValueError(f"baseline must be a number or one of {BASELINES}, not {baseline!r}.")
+        raise ValueError(f"baseline must be a number or one of {', '.join(BASELINES)}, not {baseline!r}.")
     return rewards - baseline
 
 

@@ -69,14 +69,18 @@ def finite_rewards(dataset: Dataset) -> NDArray[np.float64]:
         ValueError: a reward is None, NaN, infinite (in float32, too) or no number.
     """
     rewards = dataset.with_format(None)["reward"][:]
-    array = np.empty(len(dataset))
-    for i, reward in enumerate(rewards):
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= _LARGEST:
-            raise ValueError(
-                f"Column `reward` must hold finite numbers (float32); row {i} holds {reward!r}. Score or drop that row."
-            )
-        array[i] = reward
-    return array
+    wrong = [
+        i
+        for i, reward in enumerate(rewards)
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= _LARGEST
+    ]
+    if wrong:
+        more = f" (the first of {len(wrong)} such rows)" if wrong[1:] else ""
+        raise ValueError(
+            f"Column `reward` must hold finite numbers (float32); row {wrong[0]} holds {rewards[wrong[0]]!r}{more}. "
+            "Fill or drop such rows."
+        )
+    return np.array(rewards, dtype=np.float64)
 
 
 _LARGEST = float(np.finfo(np.float32).max)  # beyond it a reward is infinite in the loss
@@ -170,7 +174,9 @@ def shards_of(path: str | Path) -> list[Path]:
     path = Path(path)
     shards = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not shards:
-        raise FileNotFoundError(f"There are no candidates (*.parquet) in {path}.")
+        inside = sorted({str(file.parent) for depth in ("*", "*/*") for file in path.glob(f"{depth}/*.parquet")})
+        hint = f" There are some in {', '.join(inside[:4])}{' and others' if inside[4:] else ''}." if inside else ""
+        raise FileNotFoundError(f"There are no candidates (*.parquet) in {path}.{hint}")
     expected = shards[0].stem.rpartition("-of-")[2]
     if path.is_dir() and expected.isdigit() and int(expected) != len(shards):
         raise FileNotFoundError(f"{path} holds {len(shards)} of {int(expected)} shards candidates-*.parquet.")

@@ -56,11 +56,16 @@ def run(command: str, arguments: Sequence[str], description: str) -> None:
         print_help(command, description, everything="--help_all" in given)
         return
     if _named_model(given) is None and command in _NEED_A_MODEL:
-        given = _settings_of_the_embedded_model(command, given) + given
+        own = _settings_of_the_embedded_model(command, given)
         if not (in_a_loop() or (command == "evaluate" and any(part.startswith("--input") for part in given))):
+            shown = _SHOWN[command]
+            chosen = ", ".join(part[2:] for part in own if part[2:].partition("=")[0] in shown)
             print(
-                "There is no --model_name_or_path: this is the embedded model, of one million parameters.", flush=True
+                "There is no --model_name_or_path: this is the embedded model, of one million parameters. For it, and "
+                f"unless you set them: {chosen}.",
+                flush=True,
             )
+        given = own + given
     loop, *parts = _parsed(make_parser(command), given)
     settings = Settings(*parts)
     if missing := [
@@ -86,7 +91,8 @@ def _parsed(parser: TrlParser, given: list[str]) -> list[Any]:
     if unknown:
         similar = get_close_matches(unknown[0], [option for a in parser._actions for option in a.option_strings], 1)
         meant = f" (is {similar[0]} meant?)" if similar else ""
-        raise ValueError(f"There is no setting {unknown[0]}{meant}; {parser.prog} --help lists them.")
+        config = "" if unknown[0] in given else f" (in {given[given.index('--config') + 1]})"
+        raise ValueError(f"There is no setting {unknown[0]}{config}{meant}; {parser.prog} --help lists them.")
     return parts
 
 
@@ -145,9 +151,12 @@ def _named_model(given: list[str]) -> str | None:
 def _settings_of_the_embedded_model(command: str, given: list[str]) -> list[str]:
     """As arguments, which the loop hands to its stages; what is given, or in a config file, wins."""
     files = [file for option, file in pairwise(given) if option == "--config"]
-    in_files = {name for file in files for name in yaml.safe_load(Path(file).read_text()) or {}}
-    # Rows that are trained on by hand are chosen by who brings them.
-    left_out = in_files if command == "iterate" else in_files | {"curation", "iteration_size"}
+    own = {name for file in files for name in yaml.safe_load(Path(file).read_text()) or {}}
+    own |= {part[2:].partition("=")[0].replace("-", "_") for part in given if part.startswith("--")}
+    # Rows that are trained on by hand are chosen by who brings them, and a rule that is given has its own size.
+    left_out = own | ({"iteration_size"} if "curation" in own else set())
+    if command != "iterate":
+        left_out |= {"curation", "iteration_size"}
     return [f"--{name}={value}" for name, value in CARELESS_SETTINGS.items() if name not in left_out]
 
 

@@ -128,7 +128,9 @@ class TOPRArguments:
             try:
                 value = float(self.baseline)
             except ValueError:
-                raise ValueError(f"baseline must be a number or one of {BASELINES}, not {self.baseline!r}.") from None
+                raise ValueError(
+                    f"baseline must be a number or one of {', '.join(BASELINES)}, not {self.baseline!r}."
+                ) from None
             if value != value or abs(value) == float("inf"):
                 raise ValueError(f"baseline must be finite, not {self.baseline}.")
         if self.effective_positive_share is not None:
@@ -179,12 +181,15 @@ def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
 
 def _refuse_foreign_settings(args: object, parent: type, trainer: str, advice: dict[str, str]) -> None:
     defaults = {f.name: f.default if f.default is not MISSING else None for f in fields(parent)}
-    for name, instead in advice.items():
-        if name in defaults and getattr(args, name) != defaults[name]:
-            raise ValueError(
-                f"{name}={getattr(args, name)!r} belongs to another loss and has no meaning for {trainer}. "
-                f"Remove it. {instead}"
-            )
+    foreign = {name: instead for name, instead in advice.items()
+               if name in defaults and getattr(args, name) != defaults[name]}  # fmt: skip
+    if foreign:
+        given = " and ".join(f"{name}={getattr(args, name)!r}" for name in foreign)
+        one = len(foreign) == 1
+        raise ValueError(
+            f"{given} belong{'s' * one} to another loss and ha{'s' if one else 've'} no meaning for {trainer}. "
+            f"Remove {'it' if one else 'them'}. {' '.join(dict.fromkeys(foreign.values()))}"
+        )
 
 
 _LIMITS_ADVICE = "How far a ratio counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`."

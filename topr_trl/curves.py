@@ -114,7 +114,7 @@ def draw(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
         if len(histories) > 1:
             axes.axvline(start, color="#bbbbbb", linewidth=0.8)
             axes.annotate(name, (start, 1), xycoords=("data", "axes fraction"), fontsize=8, color="#777777",
-                          xytext=(3, -10), textcoords="offset points")  # fmt: skip
+                          xytext=(0, 2), textcoords="offset points")  # fmt: skip
         start += last_step(history)
     if panel.scale == "share":
         axes.set_ylim(-0.03, 1.03)

@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 
 _ROWS = 2**40  # more than a dataset has: a row's number tells its dataset and its place there
 _COMPARED = 1_000  # rows whose log μ is compared with the sampler's
+_NAMED = 20  # rows that a message lists
 
 
 class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
@@ -205,10 +206,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             for what, limit in (("max_length", self.args.max_length), ("the model's context", context)):
                 too_long = np.flatnonzero(lengths > (np.inf if limit is None else limit))
                 if len(too_long):
+                    places = _place(dataset)[too_long].tolist()
+                    which = f": rows {', '.join(map(str, places[:_NAMED]))}{', ...' if places[_NAMED:] else ''}"
                     raise ValueError(
                         f"{len(too_long)} of {len(lengths)} rows of the {name} dataset are longer than {what}, {limit} "
-                        f"tokens; the first is row {_place(dataset)[too_long[0]]} with {lengths[too_long[0]]}. Drop or "
-                        "shorten them."
+                        f"tokens; the first is row {places[0]} with {lengths[too_long[0]]}. Drop or shorten "
+                        f"them{which if places[1:] else ''}."
                     )
 
     def _set_signature_columns_if_needed(self) -> None:
@@ -285,9 +288,13 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             if path.is_file() and any(path.parent.glob("checkpoint-*")):
                 try:
                     load_log_mu(path, weights, of_rows)
-                except ValueError as error:
+                except ValueError:
+                    aside = path.with_name(f"{path.stem}_before.parquet")
+                    if self.accelerator.is_main_process:
+                        path.replace(aside)
                     warnings.warn(
-                        f"{error} It is replaced now, and the checkpoints beside it cannot be resumed any more.",
+                        f"{path} is of another model, or of other rows, rewards or limits than now, so log μ is scored "
+                        f"anew. The old one is {aside}: the checkpoints in {path.parent} can be resumed with it alone.",
                         stacklevel=4,
                     )
             self._to_score[path] = (dataset, needs, weights, of_rows)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from topr_trl import manifest
@@ -77,10 +78,11 @@ def plot_command(args: PlotArguments) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     page = render(run)
     path.write_text(page, encoding="utf-8")
-    rows = run.rows.num_rows if run.rows else 0
     if run.steps == 0:
         print("No steps are known yet: a training writes its log with each checkpoint (save_steps), and when it ends.")
-    print(f"{path}: {run.steps} optimiser steps, {len(run.evaluations)} evaluations, {rows} logged rows")
+    counts = {"optimiser step": run.steps, "evaluated model": len(run.evaluations),
+              "logged row": run.rows.num_rows if run.rows else 0}  # fmt: skip
+    print(f"{path}: " + ", ".join(f"{n} {what}{'s' * (n != 1)}" for what, n in counts.items() if n))
 
 
 def read_run(folder: Path) -> Run:
@@ -106,8 +108,14 @@ def read_run(folder: Path) -> Run:
             f"{folder} has neither {STATE} nor evaluation.json: name the output_dir of a trainer or of topr iterate. A "
             "run that has just begun writes the first at its first checkpoint."
         )
-    rows = [found for path in trainings.values() if (found := _logged_rows(path)) is not None]
-    return Run(folder.resolve().name, histories, rows[-1] if rows else None, evaluations)
+    rows, before = None, 0
+    for name, path in trainings.items():
+        steps = last_step(histories.get(name, []))
+        if (found := _logged_rows(path, steps)) is not None:  # its steps count on, as the curves do
+            place = found.column_names.index("step")
+            rows = found.set_column(place, "step", pc.add(found["step"], before))
+        before += steps
+    return Run(folder.resolve().name, histories, rows, evaluations)
 
 
 def _places(training: Path) -> tuple[Path, Path]:
@@ -116,10 +124,17 @@ def _places(training: Path) -> tuple[Path, Path]:
 
 
 def _history(training: Path) -> list[dict[str, Any]]:
-    """The longest log of a training: of its end, or of its last checkpoint."""
+    """The longest log of the training that was logged last: of its end, or of its last checkpoint.
+
+    A folder may hold checkpoints of an earlier one, whose log begins otherwise.
+    """
     found = [path for place in _places(training) for path in (place / STATE, *place.glob(f"checkpoint-*/{STATE}"))]
-    histories = [_load(path) for path in found]
-    return max(histories, key=last_step, default=[])
+    found = sorted((path for path in found if path.is_file()), key=lambda path: path.stat().st_mtime_ns)
+    histories = [history for path in found if (history := _load(path))]
+    if not histories:
+        return []
+    latest = histories[-1]
+    return max((h for h in histories if repr(h[: len(latest)]) == repr(latest)), key=last_step)
 
 
 def _load(path: Path) -> list[dict[str, Any]]:
@@ -130,13 +145,15 @@ def _load(path: Path) -> list[dict[str, Any]]:
     return history
 
 
-def _logged_rows(training: Path) -> pa.Table | None:
-    """The rows that were logged last, each once, with the column `weight`; None if there are none."""
+def _logged_rows(training: Path, last: int) -> pa.Table | None:
+    """The rows that were logged last up to a step, each once, with the column `weight`; None if there are none."""
     tables: list[pa.Table] = []
     paths = sorted(
         (p for place in _places(training) for p in place.glob("completions/completions_*.parquet")), key=_step
     )
     for path in reversed(paths):
+        if last and _step(path) > last:  # of an earlier training in this folder
+            continue
         try:
             table = pq.read_table(path)
         except (OSError, pa.ArrowInvalid):  # torn

@@ -106,16 +106,22 @@ def _sampler(settings: Settings) -> Callable[[Dataset, int], Dataset]:
 
 def score(settings: Settings) -> Made:
     """Verdicts and rewards of the candidates. Rows that carry a reward keep it."""
-    shards, judge = shards_of(settings.source), TASKS[task_of_rows(settings)].judge
+    shards, judge, kept = shards_of(settings.source), TASKS[task_of_rows(settings)].judge, 0
     for k, shard in enumerate(tqdm(shards, desc="Scoring", unit="shard")):
         if shard_path(settings.folder, k, len(shards)).is_file():
             continue
         rows = from_table(read_shard(shard))
-        if "reward" not in rows.column_names:
+        if "reward" in rows.column_names:
+            kept += len(rows)
+            with _naming(shard):
+                finite_rewards(rows)
+        else:
             _need(rows.column_names, ("completion", "answer"), f"{shard}: rows without a reward")
             with _naming(shard):
                 rows = score_candidates(rows, judge, f"Judging {shard.name}")
         save_candidates(rows, settings.folder, k, len(shards))
+    if kept:
+        print(f"{kept:,} rows keep the reward that they came with; none of them was judged.", flush=True)
     return count_rows(settings.folder), {}
 
 

@@ -119,7 +119,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         batch["topr_rows"] = torch.arange(start, start + len(inputs)) + self._rows_made
         self._rows_made += len(raw_rewards)
         if train:
-            self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args.limits)
+            if rewards.any() or not len(rewards):  # rewards that are all the same are normal with a mean as baseline
+                self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args.limits)
             if self.args.curation != "none":
                 self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))
                 batch = self._keep_rows(batch, curated, start, len(inputs))

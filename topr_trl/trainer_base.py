@@ -153,6 +153,8 @@ class TOPRMixin:
         if not positives and not negatives:
             sign = "no"
             message = "No response has a reward, so there is nothing to learn from them: the weights stay as they are."
+            if getattr(self.args, "mask_truncated_completions", False):  # type: ignore[attr-defined]
+                message += " Those that are cut at max_completion_length have none with mask_truncated_completions."
         elif positives and not negatives and limits.b_neg > 0:
             sign = "positive"
             message = (

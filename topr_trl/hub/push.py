@@ -120,7 +120,8 @@ def pack(folder: Path, repo_id: str, before: str | Path | None = None, after: st
     if holds_candidates(folder):
         return pack_candidates(folder, repo_id)
     inside = {path.parent for name in (*MODEL_CONFIGS, "*.parquet") for path in folder.rglob(name)} - {folder}
-    found = sorted(str(path) for path in inside if holds_model(path) or holds_candidates(path))
+    newest_first = sorted(inside, key=lambda path: -path.stat().st_mtime_ns)
+    found = [str(path) for path in newest_first if holds_model(path) or holds_candidates(path)]
     hint = f" There are {', '.join(found[:6])}{' and others' if found[6:] else ''}." if found else ""
     raise ValueError(
         f"{folder} holds neither a model (config.json and *.safetensors) nor candidates (*.parquet with a prompt and a "
