@@ -81,6 +81,7 @@ def test_means():
     assert np.isnan(centred[3])
     assert centred[4] == -1.0
     assert np.isnan(subtract_baseline([nan, nan], "group_mean", [0, 0])).all()
+    assert subtract_baseline([nan, 1.0, 3.0], "mean").tolist()[1:] == [-1.0, 1.0]
     assert subtract_baseline([3.0, nan], "group_mean", [0, 0])[0] == 0  # a row is its own mean
     assert subtract_baseline(np.array([0.1], dtype=np.float32), 0).dtype == np.float64
 

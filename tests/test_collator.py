@@ -38,7 +38,9 @@ def test_rows_without_a_gradient_are_left_out_and_counted():
     rows = [row(0, 0.0, (1, 2)), row(1, 2.0), row(2, 0.0)]
     batch = collator()(rows)
     assert (batch["reward"].tolist(), batch["idle"], batch["lengths"]) == ([2.0], 2, [3])
+    assert batch["row"].tolist() == [1, 0, 2]  # in the order of the metrics: what was left out comes last
     assert collator(keep_idle=True)(rows)["reward"].tolist() == [0.0, 2.0, 0.0]
+    assert collator(keep_idle=True)(rows)["row"].tolist() == [0, 1, 2]
     assert collator(keep_idle=True)(rows)["idle"] == 0
     alone = collator()([rows[0], rows[2]])  # one is kept: a forward needs a row
     assert (alone["reward"].tolist(), alone["idle"], alone["lengths"]) == ([0.0], 1, [2])

@@ -222,3 +222,9 @@ def test_draws_are_those_of_the_seed(seed):
         assert run.weighted_sc_at[2] == expected
     # A single vote decides by itself: exact, as pass@1.
     assert evaluation.evaluate(samples, weighted_sc_ks=[1]).weighted_sc_at[1] == run.pass_at[1]
+
+
+def test_runs_are_compared_at_the_ks_that_all_have():
+    first, second = dict.fromkeys([4, 2, 1, 8]), dict.fromkeys([1, 2, 4, 16])
+    assert evaluation.shared_ks([first, second]) == [4, 2, 1]
+    assert evaluation.shared_ks([second]) == [1, 2, 4, 16]
