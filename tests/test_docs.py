@@ -14,12 +14,11 @@ import torch
 import yaml
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import TrlParser
 
 import topr_trl
 from topr_trl import SamplingArguments, load_candidates, sample_candidates, save_candidates, score_candidates
 from topr_trl.cli import COMMANDS
-from topr_trl.commands import AT_ONCE, make_parser
+from topr_trl.commands import AT_ONCE, make_parser, settings_at_once
 from topr_trl.config import _GRPO_ONLY, _SFT_ONLY
 from topr_trl.metrics import describe
 from topr_trl.tasks import arithmetic, gsm8k
@@ -131,9 +130,10 @@ def check(words):
     program, *rest = words
     if program == "topr":
         assert rest[0] in COMMANDS, rest
-        parser = TrlParser(AT_ONCE[rest[0]][0]) if rest[0] in AT_ONCE else make_parser(rest[0])
-        if rest[1:] not in (["--help"], ["--help_all"]):
-            parser.parse_args_and_config(rest[1:])
+        if rest[0] in AT_ONCE:
+            settings_at_once(rest[0], rest[1:])
+        elif rest[1:] not in (["--help"], ["--help_all"]):
+            make_parser(rest[0]).parse_args_and_config(rest[1:])
     elif program.startswith("--"):  # a setting by itself
         make_parser("train").parse_args_and_config(words)
     elif program == "pip":

@@ -96,6 +96,18 @@ def test_lora_trains_little(shapes):
     assert adapter.optimizer < 0.01 * whole.optimizer
 
 
+def test_the_settings_of_a_loop_can_be_planned(tmp_path, capsys):
+    config = tmp_path / "own.yaml"
+    config.write_text("model_name_or_path: 70b\nlearning_rate: 1.0e-6\nnum_candidates: 4\nnum_train_problems: 100\n")
+    cli.main(["plan", "--config", str(config), "--candidates", "8"])
+    printed = capsys.readouterr().out
+    assert "70.55 billion parameters" in printed
+    assert "An iteration: 800 candidates" in printed
+    config.write_text("learning_rat: 1.0e-6\n")
+    with pytest.raises(ValueError, match=r"There is no setting --learning_rat \(in .*own.yaml\)"):
+        cli.main(["plan", "--config", str(config)])
+
+
 def test_command(capsys):
     cli.main(["plan", "--model", "70b", "--nodes", "4", "--tensor_parallel", "4"])
     printed = capsys.readouterr().out
@@ -106,10 +118,11 @@ def test_command(capsys):
     cli.main(["plan", "--optim", "adafactor"])
     assert "not with adafactor" in capsys.readouterr().out
     cli.main(["plan", "--model", "70b"])
-    assert "which does not fit: raise tensor_parallel" in capsys.readouterr().out
+    assert "which does not fit: raise vllm_tensor_parallel_size" in capsys.readouterr().out
     with pytest.raises(ValueError, match="There is no model 'nosuch'"):
         cli.main(["plan", "--model", "nosuch"])
-    for wrong in ({"mfu": 0}, {"mfu": 40}, {"gpu_memory": 0}, {"tensor_parallel": 3}, {"tensor_parallel": 16}):
+    for wrong in ({"mfu": 0}, {"mfu": 40}, {"gpu_memory": 0}, {"vllm_tensor_parallel_size": 3},
+                  {"vllm_tensor_parallel_size": 16}, {"iteration_size": 0}):  # fmt: skip
         with pytest.raises(ValueError, match=next(iter(wrong))):
             PlanArguments(**wrong)
     with pytest.raises(ValueError, match="optim must be one of"):

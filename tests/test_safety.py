@@ -97,7 +97,7 @@ def test_code_of_a_model_is_run_for_those_who_ask_for_it(with_code, ran):
 
 def test_planning_runs_no_code_of_a_model(with_code, ran):
     with pytest.raises(ValueError, match="There is no model"):
-        describe(PlanArguments(model=str(with_code)))
+        describe(PlanArguments(model_name_or_path=str(with_code)))
     assert not ran.exists()
 
 

@@ -48,9 +48,8 @@ def run(command: str, arguments: Sequence[str], description: str) -> None:
         raise ValueError("--config needs the name of a YAML file.")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     if command in AT_ONCE:
-        of_command, carry_out = AT_ONCE[command]
-        parser = TrlParser(of_command, prog=f"topr {command}", usage=f"topr {command} [settings]", allow_abbrev=False)
-        carry_out(*_parsed(parser, given))
+        _, carry_out = AT_ONCE[command]
+        carry_out(settings_at_once(command, given))
         return
     if {"-h", "--help", "--help_all"} & set(given):
         print_help(command, description, everything="--help_all" in given)
@@ -85,9 +84,22 @@ def _apart(argument: str) -> list[str]:
     return argument.split("=", 1) if argument.startswith("--config=") else [argument]
 
 
-def _parsed(parser: TrlParser, given: list[str]) -> list[Any]:
-    """The settings, of which none may be unknown."""
-    *parts, unknown = parser.parse_args_and_config(given, return_remaining_strings=True)
+def settings_at_once(command: str, given: list[str]) -> Any:
+    """Those of a command that starts nothing."""
+    kind, _ = AT_ONCE[command]
+    parser = TrlParser(kind, prog=f"topr {command}", usage=f"topr {command} [settings]", allow_abbrev=False)
+    # The YAML of a loop is one that can be planned.
+    (settings,) = _parsed(parser, given, others=make_parser("iterate") if command == "plan" else None)
+    return settings
+
+
+def _parsed(parser: TrlParser, given: list[str], others: TrlParser | None = None) -> list[Any]:
+    """The settings, of which none may be unknown; a YAML may hold those of another parser, too."""
+    *parts, in_config, unknown = parser.parse_args_and_config(
+        given, return_remaining_strings=True, separate_remaining_strings=True
+    )
+    elsewhere = {action.dest for action in others._actions} if others else set()
+    unknown += [f"--{name}" for name in (part[2:] for part in in_config[::2]) if name not in elsewhere]
     if unknown:
         similar = get_close_matches(unknown[0], [option for a in parser._actions for option in a.option_strings], 1)
         meant = f" (is {similar[0]} meant?)" if similar else ""

@@ -27,24 +27,26 @@ KNOWN = {
 
 @dataclass
 class PlanArguments:
-    """What is planned.
+    """What is planned. Settings that the loop has, too, are called as they are there, so that its YAML can be planned.
 
     Parameters:
-        model (`str`, defaults to `"8b"`): A name on the Hub, a folder, or `"8b"`, `"70b"` (Llama 3's shapes).
+        model_name_or_path (`str`, defaults to `"8b"`): A name on the Hub, a folder, or `"8b"`, `"70b"` (Llama 3's).
         nodes, gpus (`int`, default to `1` and `8`): Nodes, and GPUs of each.
         gpu_memory (`float`, defaults to `80`): GiB of a GPU.
         gpu_tflops (`float`, defaults to `989`): Its bfloat16 peak, in 10^12 a second (H100 SXM).
         mfu (`float`, defaults to `0.4`): Share of the peak that is reached.
         optim (`str`, defaults to `"adamw_torch_fused"`): Optimiser.
         lora_parameters (`int`, *optional*): Trained parameters, if not all.
-        rows (`int`, defaults to `1`): Rows a GPU holds at once.
-        prompt_tokens, response_tokens (`int`, default to `1024` and `512`): Of a row (8-shot GSM8K).
+        per_device_train_batch_size (`int`, defaults to `1`): Rows a GPU holds at once.
+        prompt_tokens, max_new_tokens (`int`, default to `1024` and `512`): Of a prompt and a response (8-shot GSM8K).
         gradient_checkpointing (`bool`, defaults to `True`): Keep the borders of layers alone.
-        problems, candidates, iteration_size (`int`): Of an iteration; the paper's on GSM8K.
-        tensor_parallel (`int`, defaults to `1`): GPUs of a vLLM engine.
+        num_train_problems, num_candidates, iteration_size (`int`): Of an iteration; the paper's on GSM8K.
+        vllm_tensor_parallel_size (`int`, defaults to `1`): GPUs of a vLLM engine.
     """
 
-    model: str = field(default="8b", metadata={"help": "Hub name, folder, or '8b', '70b' (Llama 3's shapes)."})
+    model_name_or_path: str = field(
+        default="8b", metadata={"help": "Hub name, folder, or '8b', '70b' (Llama 3's shapes).", "aliases": ["--model"]}
+    )
     nodes: int = field(default=1, metadata={"help": "Nodes."})
     gpus: int = field(default=8, metadata={"help": "GPUs of a node."})
     gpu_memory: float = field(default=80.0, metadata={"help": "GiB of a GPU."})
@@ -52,18 +54,28 @@ class PlanArguments:
     mfu: float = field(default=0.4, metadata={"help": "Share of the peak that is reached."})
     optim: str = field(default="adamw_torch_fused", metadata={"help": f"{', '.join(STATE_BYTES)} or adafactor."})
     lora_parameters: int | None = field(default=None, metadata={"help": "Trained parameters, if not all."})
-    rows: int = field(default=1, metadata={"help": "Rows a GPU holds at once."})
+    per_device_train_batch_size: int = field(
+        default=1, metadata={"help": "Rows a GPU holds at once.", "aliases": ["--rows"]}
+    )
     prompt_tokens: int = field(default=1_024, metadata={"help": "Tokens of a prompt."})
-    response_tokens: int = field(default=512, metadata={"help": "Tokens of a response."})
+    max_new_tokens: int = field(
+        default=512, metadata={"help": "Tokens of a response.", "aliases": ["--response_tokens"]}
+    )
     gradient_checkpointing: bool = field(default=True, metadata={"help": "Keep the borders of layers alone."})
-    problems: int = field(default=7_473, metadata={"help": "Problems of an iteration."})
-    candidates: int = field(default=16, metadata={"help": "Candidates of a problem."})
+    num_train_problems: int = field(
+        default=7_473, metadata={"help": "Problems of an iteration.", "aliases": ["--problems"]}
+    )
+    num_candidates: int = field(default=16, metadata={"help": "Candidates of a problem.", "aliases": ["--candidates"]})
     iteration_size: int = field(default=50_000, metadata={"help": "Rows trained on in an iteration."})
-    tensor_parallel: int = field(default=1, metadata={"help": "GPUs of a vLLM engine."})
+    vllm_tensor_parallel_size: int = field(
+        default=1, metadata={"help": "GPUs of a vLLM engine.", "aliases": ["--tensor_parallel"]}
+    )
 
     def __post_init__(self) -> None:
         check_types(self, PlanArguments)
-        for name in ("nodes", "gpus", "rows", "prompt_tokens", "response_tokens", "tensor_parallel"):
+        counts = ("nodes", "gpus", "per_device_train_batch_size", "prompt_tokens", "max_new_tokens",
+                  "num_train_problems", "num_candidates", "iteration_size", "vllm_tensor_parallel_size")  # fmt: skip
+        for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if self.gpu_memory <= 0 or self.gpu_tflops <= 0 or not 0 < self.mfu <= 1:
@@ -71,8 +83,11 @@ class PlanArguments:
                 "gpu_memory and gpu_tflops must be above 0 and mfu in (0, 1], not "
                 f"{self.gpu_memory}, {self.gpu_tflops} and {self.mfu}."
             )
-        if self.gpus * self.nodes % self.tensor_parallel:
-            raise ValueError(f"tensor_parallel={self.tensor_parallel} does not divide {self.nodes} x {self.gpus} GPUs.")
+        if self.gpus * self.nodes % self.vllm_tensor_parallel_size:
+            raise ValueError(
+                f"vllm_tensor_parallel_size={self.vllm_tensor_parallel_size} does not divide {self.nodes} x "
+                f"{self.gpus} GPUs."
+            )
         if self.optim not in (*STATE_BYTES, "adafactor"):
             raise ValueError(f"optim must be one of {', '.join(STATE_BYTES)} or adafactor, not {self.optim!r}.")
 
@@ -241,19 +256,21 @@ def cache_bytes(shape: Shape) -> int:
 
 def describe(args: PlanArguments) -> str:
     """Tables of memory and time, as text."""
+    model, rows, response_tokens = args.model_name_or_path, args.per_device_train_batch_size, args.max_new_tokens
+    tensor_parallel, candidates = args.vllm_tensor_parallel_size, args.num_train_problems * args.num_candidates
     try:
-        config = KNOWN.get(args.model) or AutoConfig.from_pretrained(args.model, trust_remote_code=False)
+        config = KNOWN.get(model) or AutoConfig.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"There is no model {args.model!r}: name {' or '.join(KNOWN)}, a folder with a config.json, or a model of "
+            f"There is no model {model!r}: name {' or '.join(KNOWN)}, a folder with a config.json, or a model of "
             "the Hub."
         ) from error
     shape, gpus = Shape.of(config), args.nodes * args.gpus
-    length = args.prompt_tokens + args.response_tokens
+    length = args.prompt_tokens + response_tokens
     trained = "" if args.lora_parameters is None else f", {args.lora_parameters / 1e6:,.0f} million trained"
     lines = [
-        f"{args.model}: {shape.total / 1e9:.2f} billion parameters{trained}; {args.nodes} x {args.gpus} GPUs of "
-        f"{args.gpu_memory:g} GiB; {args.rows} x {length:,} tokens a GPU; {args.optim}; gradient checkpointing "
+        f"{model}: {shape.total / 1e9:.2f} billion parameters{trained}; {args.nodes} x {args.gpus} GPUs of "
+        f"{args.gpu_memory:g} GiB; {rows} x {length:,} tokens a GPU; {args.optim}; gradient checkpointing "
         f"{'on' if args.gradient_checkpointing else 'off'}",
         "",
         f"{'GiB a GPU':<15}"
@@ -265,7 +282,13 @@ def describe(args: PlanArguments) -> str:
     ]
     for strategy in STRATEGIES:
         m = memory(
-            shape, strategy, gpus, args.optim, args.rows * length, args.gradient_checkpointing, args.lora_parameters
+            shape,
+            strategy,
+            gpus,
+            args.optim,
+            rows * length,
+            args.gradient_checkpointing,
+            args.lora_parameters,
         )
         parts = (m.weights, m.optimizer, m.gradients, m.buffers, m.activations, m.step, m.total, m.log_mu)
         fits = "fits" if m.total < 0.92 * GIB * args.gpu_memory else "too large"
@@ -280,24 +303,24 @@ def describe(args: PlanArguments) -> str:
         f"zero3_offload: and {host:,.0f} GiB of a node's own memory.",
         f"fsdp2: with sync_each_batch in accelerator_config; else gradients are accumulated whole, {whole:,.1f} GiB.",
     ]
-    engine = args.gpu_memory * GIB * 0.9 - 2 * shape.total / args.tensor_parallel
-    sequences = max(int(engine * args.tensor_parallel / (cache_bytes(shape) * length)), 0)
+    engine = args.gpu_memory * GIB * 0.9 - 2 * shape.total / tensor_parallel
+    sequences = max(int(engine * tensor_parallel / (cache_bytes(shape) * length)), 0)
     peak = args.gpu_tflops * 1e12 * args.mfu * gpus
-    row = training_flops(shape, args.prompt_tokens, args.response_tokens, args.gradient_checkpointing)
-    forward = training_flops(shape, args.prompt_tokens, args.response_tokens, False) / 3
+    row = training_flops(shape, args.prompt_tokens, response_tokens, args.gradient_checkpointing)
+    forward = training_flops(shape, args.prompt_tokens, response_tokens, False) / 3
     hours = args.iteration_size * row / peak / 3600
     lines += [
         "",
-        f"vLLM, {args.tensor_parallel} GPU(s) an engine: weights "
-        f"{2 * shape.total / args.tensor_parallel / GIB:.1f} GiB a GPU, "
+        f"vLLM, {tensor_parallel} GPU(s) an engine: weights "
+        f"{2 * shape.total / tensor_parallel / GIB:.1f} GiB a GPU, "
         + (
             f"room for {sequences:,} sequences of {length:,} tokens an engine"
             if sequences
-            else "which does not fit: raise tensor_parallel"
+            else "which does not fit: raise vllm_tensor_parallel_size"
         ),
-        f"A step of {args.rows * gpus:,} rows: {row * args.rows * gpus / peak:.2f} s at {args.mfu:.0%} of the peak",
-        f"An iteration: {args.problems * args.candidates:,} candidates, "
-        f"{args.problems * args.candidates * args.response_tokens / 1e6:,.0f} million tokens sampled; log μ of at most "
+        f"A step of {rows * gpus:,} rows: {row * rows * gpus / peak:.2f} s at {args.mfu:.0%} of the peak",
+        f"An iteration: {candidates:,} candidates, {candidates * response_tokens / 1e6:,.0f} million tokens sampled; "
+        "log μ of at most "
         f"{args.iteration_size:,} rows {args.iteration_size * forward / peak / 3600:.2f} h; training {hours:.2f} h",
     ]
     return "\n".join(lines)
