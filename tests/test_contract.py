@@ -48,7 +48,7 @@ HOOKS = {
         "compute_loss": (["model", "inputs", "return_outputs", "num_items_in_batch"], "Algorithm 1"),
         "prediction_step": (["model", "inputs", "prediction_loss_only", "ignore_keys"], "loss of evaluation rows"),
         "evaluate": (["eval_dataset", "ignore_keys", "metric_key_prefix"], "log μ of evaluation rows"),
-        "train": (["resume_from_checkpoint", ...], "plans what log μ is to be scored"),
+        "train": (["resume_from_checkpoint", ...], "checks weights and checkpoint, then plans log μ"),
         "_get_num_items_in_batch": (["batch_samples", "device"], "counts rows instead of tokens"),
         "_get_train_sampler": (["train_dataset"], "sorts the rows of a step by length"),
         "get_total_train_batch_size": (["args"], "rows of a step"),
