@@ -87,9 +87,11 @@ def test_means():
 
 
 @pytest.mark.parametrize("baseline", ["mean", "group_mean"])
-def test_equal_rewards_have_no_sign(baseline):
+def test_rewards_at_the_mean_have_no_sign(baseline):
     for reward in np.arange(1, 100) / 100:
         assert not subtract_baseline([reward] * 7, baseline, [0] * 7).any()
+        below, at, above = subtract_baseline([reward, 2 * reward, 3 * reward], baseline, [0] * 3)
+        assert (below < 0, at, above > 0) == (True, 0, True)
     assert subtract_baseline([], baseline, []).size == 0
 
 

@@ -399,7 +399,9 @@ def test_what_an_earlier_push_left_does_not_stay_beside_the_new(loop):
     assert _is_stale("adapter_config.json", model)
     assert _is_stale("model-00001-of-00002.safetensors", model)
     assert not _is_stale("config.json", model)  # a new one comes
-    assert not _is_stale("notes.txt", model)
+    assert _is_stale("additional_chat_templates/tool.jinja", model)
+    for own in ("notes.txt", "training_config.json", "elsewhere/model.safetensors"):
+        assert not _is_stale(own, model)
     assert _is_stale(manifest.NAME, rows)
 
 

@@ -552,7 +552,10 @@ def test_another_runs_log_mu_is_not_replaced_in_silence(model, tokenizer, rows, 
         warnings.simplefilter("error", UserWarning)
         train(rows)  # the same again
     with pytest.warns(
-        UserWarning, match=r"log_mu.parquet is of another model, .* The old one is .*log_mu_before.parquet"
+        UserWarning, match=r"log_mu.parquet is damaged, or of another model .* The old one is .*old_1_log_mu.parquet"
     ):
         train(rows.select(range(4)))
-    assert pq.read_table(tmp_path / "log_mu_before.parquet").num_rows == len(rows)
+    with pytest.warns(UserWarning, match="old_2_log_mu.parquet"):
+        train(rows.select(range(2)))
+    for k, count in ((1, len(rows)), (2, 4)):
+        assert pq.read_table(tmp_path / f"old_{k}_log_mu.parquet").num_rows == count

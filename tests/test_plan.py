@@ -99,17 +99,24 @@ def test_lora_trains_little(shapes):
 def test_the_settings_of_a_loop_can_be_planned(tmp_path, capsys):
     config = tmp_path / "own.yaml"
     config.write_text("model_name_or_path: 70b\nlearning_rate: 1.0e-6\nnum_candidates: 4\nnum_train_problems: 100\n")
-    cli.main(["plan", "--config", str(config), "--candidates", "8"])
+    cli.main(["plan", "--config", str(config), "--num_candidates", "8"])
     printed = capsys.readouterr().out
     assert "70.55 billion parameters" in printed
     assert "An iteration: 800 candidates" in printed
+    assert "log μ of at most 800 rows" in printed  # no more than there are
+    config.write_text("num_train_problems: null\niteration_size: null\nnum_candidates: 2\n")
+    cli.main(["plan", "--config", str(config)])
+    assert "log μ of at most 14,946 rows" in capsys.readouterr().out
+    config.write_text("use_peft: true\nlora_r: 16\n")
+    with pytest.raises(ValueError, match="use_peft: name the number of parameters"):
+        cli.main(["plan", "--config", str(config)])
     config.write_text("learning_rat: 1.0e-6\n")
     with pytest.raises(ValueError, match=r"There is no setting --learning_rat \(in .*own.yaml\)"):
         cli.main(["plan", "--config", str(config)])
 
 
 def test_command(capsys):
-    cli.main(["plan", "--model", "70b", "--nodes", "4", "--tensor_parallel", "4"])
+    cli.main(["plan", "--model", "70b", "--nodes", "4", "--vllm_tensor_parallel_size", "4"])
     printed = capsys.readouterr().out
     assert "70.55 billion parameters; 4 x 8 GPUs" in printed
     rows = {line.split()[0]: line for line in printed.splitlines() if line.endswith(("fits", "too large"))}

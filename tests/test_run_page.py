@@ -121,6 +121,8 @@ def test_an_earlier_training_in_the_folder_is_not_shown(model, tokenizer, rows, 
     found = read_run(run)
     assert found.steps == 3
     assert found.rows["step"].to_pylist() == [2] * 4
+    log_rows(run, 4, completion=["new"] * 4)  # it goes on, say
+    assert read_run(run).rows["completion"].to_pylist() == ["new", "2", "3", "4", "5"]
     shutil.rmtree(run / "checkpoint-2")  # the log of the end is longer than that of a checkpoint
     assert read_run(run).steps == 3
 

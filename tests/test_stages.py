@@ -266,6 +266,7 @@ def test_a_baseline_given_to_train_is_applied_to_rows_that_were_not_curated(scor
     now = settings(tmp_path / "other", tmp_path / "curated", baseline=0.5)
     assert sorted(set(stages._trainer(now).train_dataset["reward"])) == [-1.5, 0.5]
     assert stages._trainer(settings(tmp_path / "silent", tmp_path / "curated"))
+    assert stages._trainer(settings(tmp_path / "same", tmp_path / "curated", baseline=".50"))
     with pytest.raises(ValueError, match=r"baseline=0\.9, but the rows of .*curated were chosen with baseline=0\.5"):
         stages._trainer(settings(tmp_path / "unheard", tmp_path / "curated", baseline=0.9))
 

@@ -588,6 +588,11 @@ def test_equal_rewards_with_a_mean_as_baseline_are_no_reason_to_warn(model, toke
     assert not [warning for warning in caught if "candidates" in str(warning.message)]
 
 
+def test_rewards_that_are_all_0_warn(model, tokenizer, problems, tmp_path):
+    with pytest.warns(UserWarning, match="Rewards of 0 are no negatives: set baseline=0.5"):
+        train(model, tokenizer, problems, config(tmp_path, max_steps=1), lambda completions, **_: [0.0] * 8)
+
+
 def test_sampler_log_mu_survives_tokens_it_could_not_score(model, tokenizer, problems, tmp_path):
     trainer = make_trainer(model, tokenizer, problems, config(tmp_path, preset="tis"))
     trainer.args.log_mu = "sampler"

@@ -101,12 +101,13 @@ def subtract_baseline(
 def _minus_mean(rewards: FloatArray, group_N: NDArray[np.int64]) -> FloatArray:
     """(N,) rewards minus the mean of their group, which has a number in 0 ... N - 1.
 
-    From the lowest of the group on: the mean of equal rewards may be off by rounding, and R would have a sign.
+    What differs from the mean by no more than the rounding of its sum is 0: by its sign a row would be learnt or not.
     """
-    lowest = np.full(len(rewards), np.inf)
-    np.fmin.at(lowest, group_N, rewards)
-    above = rewards - lowest[group_N]
     scored = ~np.isnan(rewards)
     counts = np.bincount(group_N, weights=scored)
-    sums = np.bincount(group_N, weights=np.where(scored, above, 0.0))
-    return above - (sums / np.maximum(counts, 1))[group_N]
+    sums = np.bincount(group_N, weights=np.where(scored, rewards, 0.0))
+    largest = np.zeros(len(counts))
+    np.fmax.at(largest, group_N, np.abs(rewards))
+    centred = rewards - (sums / np.maximum(counts, 1))[group_N]
+    rounding = (counts * largest * np.finfo(np.float64).eps)[group_N]
+    return np.where(np.abs(centred) <= rounding, 0.0, centred)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,7 +61,7 @@ class Collator:
         if self.per_token:  # of all tokens of the batch, one after the other
             counts = [len(row["input_ids"]) - row["prompt_length"] for row in rows]
             # Rows that need none may have brought none, or something else.
-            known = [hasattr(mu, "__len__") and len(mu) == n for mu, n in zip(mu_logps, counts, strict=True)]
+            known = [isinstance(mu, list | np.ndarray) and len(mu) == n for mu, n in zip(mu_logps, counts, strict=True)]
             filled = [mu if ok else [torch.nan] * n for mu, ok, n in zip(mu_logps, known, counts, strict=True)]
             mu_logps = [value for mu in filled for value in mu]
         else:

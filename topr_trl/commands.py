@@ -87,10 +87,15 @@ def _apart(argument: str) -> list[str]:
 def settings_at_once(command: str, given: list[str]) -> Any:
     """Those of a command that starts nothing."""
     kind, _ = AT_ONCE[command]
-    parser = TrlParser(kind, prog=f"topr {command}", usage=f"topr {command} [settings]", allow_abbrev=False)
+    parser = TrlParser(kind, prog=f"topr {command}", usage=_usage(command), allow_abbrev=False)
     # The YAML of a loop is one that can be planned.
     (settings,) = _parsed(parser, given, others=make_parser("iterate") if command == "plan" else None)
     return settings
+
+
+def _usage(command: str) -> str:
+    """Without one of its own an error would list all settings first."""
+    return f"topr {command} [--config FILE] [settings]"
 
 
 def _parsed(parser: TrlParser, given: list[str], others: TrlParser | None = None) -> list[Any]:
@@ -99,9 +104,9 @@ def _parsed(parser: TrlParser, given: list[str], others: TrlParser | None = None
         given, return_remaining_strings=True, separate_remaining_strings=True
     )
     elsewhere = {action.dest for action in others._actions} if others else set()
-    unknown += [f"--{name}" for name in (part[2:] for part in in_config[::2]) if name not in elsewhere]
+    unknown += [name for name in in_config[::2] if name[2:] not in elsewhere]
     if unknown:
-        similar = get_close_matches(unknown[0], [option for a in parser._actions for option in a.option_strings], 1)
+        similar = get_close_matches(unknown[0], [f"--{action.dest}" for action in parser._actions], 1)
         meant = f" (is {similar[0]} meant?)" if similar else ""
         config = "" if unknown[0] in given else f" (in {given[given.index('--config') + 1]})"
         raise ValueError(f"There is no setting {unknown[0]}{config}{meant}; {parser.prog} --help lists them.")
@@ -154,7 +159,7 @@ _NEED_A_MODEL = ("iterate", "sample", "log-mu", "train", "evaluate")
 
 def _named_model(given: list[str]) -> str | None:
     """Of the command line or its config file, whatever else they hold."""
-    parser = TrlParser(ModelConfig, prog="topr", usage="topr COMMAND [--config FILE] [settings]")
+    parser = TrlParser(ModelConfig, prog="topr", usage=_usage("COMMAND"))
     model, *_ = parser.parse_args_and_config(given, return_remaining_strings=True)
     name: str | None = model.model_name_or_path
     return name
@@ -175,9 +180,7 @@ def _settings_of_the_embedded_model(command: str, given: list[str]) -> list[str]
 def make_parser(command: str) -> TrlParser:
     """Of the loop's and all stages' settings."""
     settings = (LoopArguments, StageArguments, SamplingArguments, VLLMArguments, OfflineTOPRConfig, ModelConfig)
-    # Without a usage of its own an error would list all settings first.
-    usage = f"topr {command} [--config FILE] [settings]"
-    parser = TrlParser(settings, prog=f"topr {command}", usage=usage, allow_abbrev=False)
+    parser = TrlParser(settings, prog=f"topr {command}", usage=_usage(command), allow_abbrev=False)
     # The disk of a long run is bounded by keeping one checkpoint.
     parser.set_defaults(output_dir="topr-run", save_total_limit=1, use_cpu=not torch.accelerator.is_available())
     return parser

@@ -1,5 +1,6 @@
 """`OfflineTOPRTrainer`: learn from a table of prompts, completions and rewards, without generating a token."""
 
+import itertools
 import logging
 import shutil
 import warnings
@@ -289,12 +290,14 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 try:
                     load_log_mu(path, weights, of_rows)
                 except ValueError:
-                    aside = path.with_name(f"{path.stem}_before.parquet")
+                    names = (path.with_name(f"old_{k}_{path.name}") for k in itertools.count(1))
+                    aside = next(name for name in names if not name.exists())
                     if self.accelerator.is_main_process:
                         path.replace(aside)
                     warnings.warn(
-                        f"{path} is of another model, or of other rows, rewards or limits than now, so log μ is scored "
-                        f"anew. The old one is {aside}: the checkpoints in {path.parent} can be resumed with it alone.",
+                        f"{path} is damaged, or of another model or other rows, rewards or limits than now, so log μ "
+                        f"is scored anew. The old one is {aside}: the checkpoints in {path.parent} can be resumed with "
+                        "it alone, under its old name.",
                         stacklevel=4,
                     )
             self._to_score[path] = (dataset, needs, weights, of_rows)

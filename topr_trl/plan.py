@@ -27,7 +27,9 @@ KNOWN = {
 
 @dataclass
 class PlanArguments:
-    """What is planned. Settings that the loop has, too, are called as they are there, so that its YAML can be planned.
+    """What is planned. What the loop has, too, is called as it is there, so that its YAML can be planned.
+
+    What a YAML leaves out has the defaults below, which are not the loop's: the plan says what it counts with.
 
     Parameters:
         model_name_or_path (`str`, defaults to `"8b"`): A name on the Hub, a folder, or `"8b"`, `"70b"` (Llama 3's).
@@ -36,11 +38,13 @@ class PlanArguments:
         gpu_tflops (`float`, defaults to `989`): Its bfloat16 peak, in 10^12 a second (H100 SXM).
         mfu (`float`, defaults to `0.4`): Share of the peak that is reached.
         optim (`str`, defaults to `"adamw_torch_fused"`): Optimiser.
+        use_peft (`bool`, defaults to `False`): An adapter is trained, of `lora_parameters`.
         lora_parameters (`int`, *optional*): Trained parameters, if not all.
         per_device_train_batch_size (`int`, defaults to `1`): Rows a GPU holds at once.
         prompt_tokens, max_new_tokens (`int`, default to `1024` and `512`): Of a prompt and a response (8-shot GSM8K).
         gradient_checkpointing (`bool`, defaults to `True`): Keep the borders of layers alone.
-        num_train_problems, num_candidates, iteration_size (`int`): Of an iteration; the paper's on GSM8K.
+        num_train_problems, num_candidates, iteration_size (`int`): Of an iteration; the paper's on GSM8K. Where they
+            are `None`, 7,473 problems, and all candidates.
         vllm_tensor_parallel_size (`int`, defaults to `1`): GPUs of a vLLM engine.
     """
 
@@ -53,31 +57,26 @@ class PlanArguments:
     gpu_tflops: float = field(default=989.0, metadata={"help": "bfloat16 peak of a GPU (H100 SXM: 989)."})
     mfu: float = field(default=0.4, metadata={"help": "Share of the peak that is reached."})
     optim: str = field(default="adamw_torch_fused", metadata={"help": f"{', '.join(STATE_BYTES)} or adafactor."})
+    use_peft: bool = field(default=False, metadata={"help": "Train an adapter; see lora_parameters."})
     lora_parameters: int | None = field(default=None, metadata={"help": "Trained parameters, if not all."})
-    per_device_train_batch_size: int = field(
-        default=1, metadata={"help": "Rows a GPU holds at once.", "aliases": ["--rows"]}
-    )
+    per_device_train_batch_size: int = field(default=1, metadata={"help": "Rows a GPU holds at once."})
     prompt_tokens: int = field(default=1_024, metadata={"help": "Tokens of a prompt."})
-    max_new_tokens: int = field(
-        default=512, metadata={"help": "Tokens of a response.", "aliases": ["--response_tokens"]}
-    )
+    max_new_tokens: int = field(default=512, metadata={"help": "Tokens of a response."})
     gradient_checkpointing: bool = field(default=True, metadata={"help": "Keep the borders of layers alone."})
-    num_train_problems: int = field(
-        default=7_473, metadata={"help": "Problems of an iteration.", "aliases": ["--problems"]}
-    )
-    num_candidates: int = field(default=16, metadata={"help": "Candidates of a problem.", "aliases": ["--candidates"]})
-    iteration_size: int = field(default=50_000, metadata={"help": "Rows trained on in an iteration."})
-    vllm_tensor_parallel_size: int = field(
-        default=1, metadata={"help": "GPUs of a vLLM engine.", "aliases": ["--tensor_parallel"]}
-    )
+    num_train_problems: int | None = field(default=7_473, metadata={"help": "Problems of an iteration."})
+    num_candidates: int = field(default=16, metadata={"help": "Candidates of a problem."})
+    iteration_size: int | None = field(default=50_000, metadata={"help": "Rows trained on in an iteration, at most."})
+    vllm_tensor_parallel_size: int = field(default=1, metadata={"help": "GPUs of a vLLM engine."})
 
     def __post_init__(self) -> None:
         check_types(self, PlanArguments)
         counts = ("nodes", "gpus", "per_device_train_batch_size", "prompt_tokens", "max_new_tokens",
                   "num_train_problems", "num_candidates", "iteration_size", "vllm_tensor_parallel_size")  # fmt: skip
         for name in counts:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}.")
+        if self.use_peft and self.lora_parameters is None:
+            raise ValueError("use_peft: name the number of parameters that are trained with lora_parameters.")
         if self.gpu_memory <= 0 or self.gpu_tflops <= 0 or not 0 < self.mfu <= 1:
             raise ValueError(
                 "gpu_memory and gpu_tflops must be above 0 and mfu in (0, 1], not "
@@ -257,7 +256,9 @@ def cache_bytes(shape: Shape) -> int:
 def describe(args: PlanArguments) -> str:
     """Tables of memory and time, as text."""
     model, rows, response_tokens = args.model_name_or_path, args.per_device_train_batch_size, args.max_new_tokens
-    tensor_parallel, candidates = args.vllm_tensor_parallel_size, args.num_train_problems * args.num_candidates
+    tensor_parallel = args.vllm_tensor_parallel_size
+    candidates = (args.num_train_problems or 7_473) * args.num_candidates
+    trained_rows = min(args.iteration_size or candidates, candidates)
     try:
         config = KNOWN.get(model) or AutoConfig.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -308,7 +309,7 @@ def describe(args: PlanArguments) -> str:
     peak = args.gpu_tflops * 1e12 * args.mfu * gpus
     row = training_flops(shape, args.prompt_tokens, response_tokens, args.gradient_checkpointing)
     forward = training_flops(shape, args.prompt_tokens, response_tokens, False) / 3
-    hours = args.iteration_size * row / peak / 3600
+    hours = trained_rows * row / peak / 3600
     lines += [
         "",
         f"vLLM, {tensor_parallel} GPU(s) an engine: weights "
@@ -321,6 +322,6 @@ def describe(args: PlanArguments) -> str:
         f"A step of {rows * gpus:,} rows: {row * rows * gpus / peak:.2f} s at {args.mfu:.0%} of the peak",
         f"An iteration: {candidates:,} candidates, {candidates * response_tokens / 1e6:,.0f} million tokens sampled; "
         "log μ of at most "
-        f"{args.iteration_size:,} rows {args.iteration_size * forward / peak / 3600:.2f} h; training {hours:.2f} h",
+        f"{trained_rows:,} rows {trained_rows * forward / peak / 3600:.2f} h; training {hours:.2f} h",
     ]
     return "\n".join(lines)

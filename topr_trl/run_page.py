@@ -123,14 +123,22 @@ def _places(training: Path) -> tuple[Path, Path]:
     return training, training / manifest.WORK
 
 
+def _states(training: Path) -> list[Path]:
+    """What a training has written at its end and with each checkpoint, the newest last."""
+    found = [path for place in _places(training) for path in (place / STATE, *place.glob(f"checkpoint-*/{STATE}"))]
+    return sorted((path for path in found if path.is_file()), key=_written)
+
+
+def _written(path: Path) -> int:
+    return path.stat().st_mtime_ns
+
+
 def _history(training: Path) -> list[dict[str, Any]]:
     """The longest log of the training that was logged last: of its end, or of its last checkpoint.
 
     A folder may hold checkpoints of an earlier one, whose log begins otherwise.
     """
-    found = [path for place in _places(training) for path in (place / STATE, *place.glob(f"checkpoint-*/{STATE}"))]
-    found = sorted((path for path in found if path.is_file()), key=lambda path: path.stat().st_mtime_ns)
-    histories = [history for path in found if (history := _load(path))]
+    histories = [history for path in _states(training) if (history := _load(path))]
     if not histories:
         return []
     latest = histories[-1]
@@ -146,13 +154,19 @@ def _load(path: Path) -> list[dict[str, Any]]:
 
 
 def _logged_rows(training: Path, last: int) -> pa.Table | None:
-    """The rows that were logged last up to a step, each once, with the column `weight`; None if there are none."""
+    """The rows that were logged last, each once, with the column `weight`; None if there are none.
+
+    Args:
+        last: the step up to which the training's log is known. What is of a later one, and older than that log, is of
+            an earlier training in this folder.
+    """
+    known = max(map(_written, _states(training)), default=0)
     tables: list[pa.Table] = []
     paths = sorted(
         (p for place in _places(training) for p in place.glob("completions/completions_*.parquet")), key=_step
     )
     for path in reversed(paths):
-        if last and _step(path) > last:  # of an earlier training in this folder
+        if _step(path) > last and _written(path) < known:
             continue
         try:
             table = pq.read_table(path)

@@ -287,16 +287,27 @@ def _trainer(settings: Settings, all_rows: bool = False) -> OfflineTOPRTrainer:
 
 
 def _refuse_another_choice(settings: Settings) -> None:
-    """Rows that `curate` has chosen are not chosen again, so settings that say otherwise would go unheard."""
+    """Rows that `curate` has chosen are not chosen again, so settings that say otherwise would go unheard.
+
+    A default may have been given or not, so it is no contradiction.
+    """
     training, defaults = settings.training, TOPRArguments()
     steps = [step for step in lineage(settings.source) if "curated" in step]
     for name in CHOICE if steps else ():
         value, there = getattr(training, name), steps[0]["inputs"][name]
-        if value not in (there, getattr(defaults, name)):
+        if not any(_equal(value, other) for other in (there, getattr(defaults, name))):
             raise ValueError(
                 f"{name}={value}, but the rows of {settings.source} were chosen with {name}={there} by topr curate. "
                 f"Leave {name} out, or curate them anew."
             )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Of settings; a baseline is a number as text, or a name."""
+    try:
+        return float(one) == float(other)
+    except (TypeError, ValueError):
+        return bool(one == other)
 
 
 def _merge_adapter(adapter: Path, folder: Path, settings: Settings) -> None:

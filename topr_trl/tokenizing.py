@@ -14,7 +14,8 @@ from trl import apply_chat_template, is_conversational
 
 
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+    """Whether a value is a list of numbers that int32 holds."""
+    return isinstance(value, list) and bool(value) and all(type(x) is int and abs(x) < 2**31 for x in value)
 
 
 def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

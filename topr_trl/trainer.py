@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
+from topr_trl.baseline import BASELINES
 from topr_trl.completions_log import WEIGHT_COLUMNS, RowWeights, Shown
 from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated, compose
@@ -119,7 +120,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         batch["topr_rows"] = torch.arange(start, start + len(inputs)) + self._rows_made
         self._rows_made += len(raw_rewards)
         if train:
-            if rewards.any() or not len(rewards):  # rewards that are all the same are normal with a mean as baseline
+            # Under a mean as baseline, rewards that are all the same are normal, and say nothing of the next batch.
+            if rewards.any() or not len(rewards) or self.args.baseline not in BASELINES:
                 self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args.limits)
             if self.args.curation != "none":
                 self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))

@@ -39,8 +39,9 @@ from topr_trl.weights import STATE, check_files, is_whole_checkpoint
 MODEL_CONFIGS = ("config.json", "adapter_config.json")
 # As save_pretrained names them: what else lies in a folder is its owner's.
 _WANTED = (
-    "*.safetensors", "*.safetensors.index.json", "*config.json", "tokenizer*.json", "special_tokens_map.json",
-    "added_tokens.json", "vocab.*", "merges.txt", "*.model", "*.tiktoken", "*.jinja",
+    "*.safetensors", "*.safetensors.index.json", "config.json", "adapter_config.json", "generation_config.json",
+    "*processor_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*",
+    "merges.txt", "*.model", "*.tiktoken", "*.jinja", "additional_chat_templates/*.jinja",
 )  # fmt: skip
 
 

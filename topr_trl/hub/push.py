@@ -92,8 +92,9 @@ def push_to_hub(
 
 
 def _is_stale(path: str, parcel: Parcel) -> bool:
-    replaced = any(fnmatch(path, pattern) for pattern in parcel.replaces)
-    return replaced and "/" not in path and path not in parcel.files
+    return path not in parcel.files and any(
+        fnmatch(path, pattern) and path.count("/") == pattern.count("/") for pattern in parcel.replaces
+    )
 
 
 def pack(folder: Path, repo_id: str, before: str | Path | None = None, after: str | Path | None = None) -> Parcel:
