@@ -89,14 +89,15 @@ def test_means():
 @pytest.mark.parametrize("baseline", ["mean", "group_mean"])
 def test_rewards_at_the_mean_have_no_sign(baseline):
     for reward in np.arange(1, 100) / 100:
-        assert not subtract_baseline([reward] * 7, baseline, [0] * 7).any()
+        for scale in (1.0, 1e6):
+            assert not subtract_baseline([scale * reward] * 7, baseline, [0] * 7).any()
         below, at, above = subtract_baseline([reward, 2 * reward, 3 * reward], baseline, [0] * 3)
         assert (below < 0, at, above > 0) == (True, 0, True)
     assert subtract_baseline([], baseline, []).size == 0
 
 
 def test_bad_baselines():
-    with pytest.raises(ValueError, match="number or one of"):
+    with pytest.raises(ValueError, match=r"^baseline must be a number or one of mean, group_mean, not 'median'\.$"):
         subtract_baseline([1.0], "median")
     with pytest.raises(ValueError, match=r"^baseline='group_mean' needs .* \(group_ids\)\.$"):
         subtract_baseline([1.0], "group_mean")

@@ -294,6 +294,8 @@ def test_rows_of_other_shapes():
     with pytest.raises(ValueError, match="`problem` is empty in 1 of 1 rows"):
         hendrycks_math.prepare(Dataset.from_dict({"problem": [None], "answer": ["5"]}))
     odd = Dataset.from_dict({"problem": ["?"], "answer": ["5"], "level": ["Level ²"]})
+    huge = Dataset.from_dict({"problem": ["?"], "answer": ["5"], "level": ["1" * 20]})
+    assert hendrycks_math.prepare(huge, 0)["level"][:] == [None]
     assert hendrycks_math.prepare(odd, 0)["level"][:] == [None]  # a digit, and no number
     with pytest.raises(ValueError, match="between 0 and 4"):
         hendrycks_math.prepare(rows(), 5)

@@ -195,7 +195,7 @@ def prepare(dataset: Dataset, num_shots: int = 4, exemplars: Exemplars = EXEMPLA
 def _level(level: Any) -> int | None:
     """`"Level 5"`, `"5"` or 5; MATH has a few rows of `"Level ?"`."""
     digits = str(level).removeprefix("Level").strip()
-    return int(digits) if digits.isdecimal() else None
+    return int(digits) if digits.isdecimal() and len(digits) < 10 else None
 
 
 def _check_columns(dataset: Dataset, needed: tuple[str, ...]) -> None:
