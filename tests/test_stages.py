@@ -304,6 +304,7 @@ def test_settings_of_the_embedded_model(tmp_path, monkeypatch):
     (tmp_path / "own.yaml").write_text("num_shots: 3\nlearning_rate: 1.0e-3\n")
     assert "--num_shots=0" in embedded("iterate")
     given = embedded("iterate", "--config", str(tmp_path / "own.yaml"))
+    assert given == embedded("iterate", *commands._apart(f"--config={tmp_path / 'own.yaml'}"))
     assert not any(setting.startswith(("--num_shots", "--learning_rate")) for setting in given)
     assert any(setting.startswith("--curation") for setting in given)
     assert not any(setting.startswith(("--curation", "--iteration_size")) for setting in embedded("train"))

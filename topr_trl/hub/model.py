@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import fields
-from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -95,13 +94,11 @@ def _files_of(folder: Path) -> dict[str, Path | bytes]:
         if missing := sorted(needed - {path.name for path in weights}):
             raise ValueError(f"{folder} lacks {len(missing)} of {len(needed)} files of its weights, as {missing[0]}.")
     check_files(folder)
-    names = [path.name for path in sorted(folder.iterdir()) if path.is_file()]
     config = folder / "config.json"
     has_own_code = config.is_file() and "auto_map" in json.loads(config.read_text())
-    wanted = [n for n in names if any(fnmatch(n, p) for p in (*_WANTED, *["*.py"] * has_own_code))]
-    templates = sorted(folder.glob("additional_chat_templates/*.jinja"))
-    nested = {f"{path.parent.name}/{path.name}": path for path in templates}
-    return {**{name: folder / name for name in wanted}, **nested}
+    patterns = (*_WANTED, "*.py") if has_own_code else _WANTED
+    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return {path.relative_to(folder).as_posix(): path for path in sorted(found)}
 
 
 def _is_checkpoint(folder: Path) -> bool:
