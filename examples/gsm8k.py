@@ -32,13 +32,13 @@ from topr_trl import (
     sample_candidates,
     save_candidates,
     score_candidates,
-    settings,
 )
-from topr_trl.cli import console
-from topr_trl.plots import plot_comparison
-from topr_trl.report import comparison_table
-from topr_trl.sampling import SamplingArguments
-from topr_trl.settings import StageArguments, loading_of
+from topr_trl.cli.main import console
+from topr_trl.evaluation.plots import plot_comparison
+from topr_trl.evaluation.report import comparison_table
+from topr_trl.generation.sampling import SamplingArguments
+from topr_trl.pipeline import arguments as settings
+from topr_trl.pipeline.arguments import StageArguments, loading_of
 from topr_trl.tasks import TASKS, arithmetic
 
 

@@ -17,7 +17,7 @@ needs the extra `math`, whose math-verify judges what is in `\boxed{}`:
 
 from gsm8k import run
 
-from topr_trl.cli import console
+from topr_trl.cli.main import console
 
 if __name__ == "__main__":
     console(lambda arguments: run("math", "topr-math", arguments), "hendrycks_math.py")

@@ -27,10 +27,10 @@ from topr_trl import (
     OfflineTOPRTrainer,
     evaluate_candidates,
 )
-from topr_trl import verifier as verification
-from topr_trl.cli import console
-from topr_trl.sampling import SamplingArguments
+from topr_trl.cli.main import console
+from topr_trl.generation.sampling import SamplingArguments
 from topr_trl.tasks import TASKS, arithmetic
+from topr_trl.tasks import verifier as verification
 
 
 @dataclass

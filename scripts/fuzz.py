@@ -1,4 +1,4 @@
-"""Search the doors of the package (tests/test_doors.py) with fresh examples, one door after the other.
+"""Search the doors of the package (tests/bad_input/test_doors.py) with fresh examples, one door after the other.
 
     python scripts/fuzz.py --minutes 30
 
@@ -30,7 +30,7 @@ settings.register_profile(
 )  # fmt: skip
 settings.load_profile("search")  # before the tests are imported: they ask how many examples it allows
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests import test_doors  # noqa: E402
+from tests.bad_input import test_doors  # noqa: E402
 
 SECONDS = 20.0  # a door is searched before it is the next one's turn
 

@@ -16,8 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 from transformers import HfArgumentParser, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
-from topr_trl import verifier
-from topr_trl.tasks import gsm8k
+from topr_trl.tasks import gsm8k, verifier
 from topr_trl.tasks.arithmetic import check, make_problem, solve
 
 

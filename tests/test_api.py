@@ -13,11 +13,11 @@ import textwrap
 from pathlib import Path
 
 import topr_trl
-from topr_trl.cli import COMMANDS
-from topr_trl.iterate import LoopArguments
-from topr_trl.plan import PlanArguments
-from topr_trl.settings import StageArguments
-from topr_trl.vllm_sampling import VLLMArguments
+from topr_trl.cli.main import COMMANDS
+from topr_trl.cli.memory_plan import PlanArguments
+from topr_trl.generation.vllm import VLLMArguments
+from topr_trl.pipeline.arguments import StageArguments
+from topr_trl.pipeline.loop import LoopArguments
 
 WRITTEN = Path(__file__).with_name("api.txt")
 
@@ -73,7 +73,7 @@ def test_api():
 
 def test_names_are_imported_when_they_are_used():
     """Help and a misspelt command do not wait for PyTorch and TRL."""
-    code = "import sys, topr_trl.cli; print(*sorted({'torch', 'transformers', 'trl'} & set(sys.modules)))"
+    code = "import sys, topr_trl.cli.main; print(*sorted({'torch', 'transformers', 'trl'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import topr_trl
 from topr_trl import SamplingArguments, load_candidates, sample_candidates, save_candidates, score_candidates
-from topr_trl.cli import COMMANDS
-from topr_trl.commands import AT_ONCE, make_parser, settings_at_once
+from topr_trl.cli.commands import AT_ONCE, make_parser, settings_at_once
+from topr_trl.cli.main import COMMANDS
 from topr_trl.config import _GRPO_ONLY, _SFT_ONLY
 from topr_trl.metrics import describe
 from topr_trl.tasks import arithmetic, gsm8k
@@ -152,7 +152,7 @@ def check(words):
             started = started[2:]
         if started[0] == "-m":
             assert find_spec(started[1]) is not None, started[1]
-            if started[1] in ("topr_trl", "topr_trl.cli"):
+            if started[1] in ("topr_trl", "topr_trl.cli.main"):
                 check(["topr", *started[2:]])
         else:
             assert (ROOT / started[0]).is_file(), started[0]
@@ -196,7 +196,7 @@ def test_every_public_name_is_on_an_api_page():
     shown = directives()
     for name in topr_trl.__all__:
         value = getattr(topr_trl, name)
-        where = getattr(value, "__module__", "topr_trl.limits")  # PRESETS, a dictionary
+        where = getattr(value, "__module__", "topr_trl.loss")  # PRESETS, a dictionary
         assert where in shown or f"{where}.{name}" in shown, name
 
 

@@ -8,9 +8,9 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer, log_mu
+from topr_trl.data.collator import StepsSortedByLength
 from topr_trl.log_mu import fingerprint
 from topr_trl.loss import topr_loss
-from topr_trl.step_order import StepsSortedByLength
 from topr_trl.tasks import arithmetic
 
 

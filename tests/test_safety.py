@@ -15,20 +15,14 @@ from jinja2.exceptions import SecurityError
 from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 from trl import ModelConfig
 
-from topr_trl import (
-    OfflineTOPRConfig,
-    OfflineTOPRTrainer,
-    SamplingArguments,
-    TOPRConfig,
-    TOPRTrainer,
-    cli,
-    manifest,
-)
-from topr_trl.plan import PlanArguments, describe
-from topr_trl.settings import Settings, StageArguments, load_problems
-from topr_trl.stages import _sampler
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, SamplingArguments, TOPRConfig, TOPRTrainer
+from topr_trl.cli import main as cli
+from topr_trl.cli.memory_plan import PlanArguments, describe
+from topr_trl.generation.vllm import VLLMArguments
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline.arguments import Settings, StageArguments, load_problems
+from topr_trl.pipeline.stages import _sampler
 from topr_trl.tasks import arithmetic, gsm8k, hendrycks_math
-from topr_trl.vllm_sampling import VLLMArguments
 
 RUNS = {"use_cpu": True, "bf16": False, "report_to": "none", "gradient_checkpointing": False, "disable_tqdm": True}
 

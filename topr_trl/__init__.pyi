@@ -1,15 +1,15 @@
 from .baseline import baseline_for_positive_share, effective_positive_share, subtract_baseline
-from .candidates import load_candidates, save_candidates
-from .comparison import Difference, compare
 from .config import OfflineTOPRConfig, TOPRConfig
 from .curation import Curated, curate
-from .evaluation import Evaluation, evaluate_candidates, evaluate_samples
-from .limits import PRESETS, TruncationLimits
-from .loss import objective, taper, topr_loss, truncated_weights
+from .data.tables import load_candidates, save_candidates
+from .evaluation.answers import Samples, samples_of
+from .evaluation.bootstrap import Difference, compare
+from .evaluation.estimates import Evaluation, evaluate_candidates, evaluate_samples
+from .generation.sampling import SamplingArguments
+from .generation.transformers import sample_candidates
+from .loss import PRESETS, TruncationLimits, objective, taper, topr_loss, truncated_weights
 from .offline_trainer import OfflineTOPRTrainer
 from .rewards import score_candidates
-from .samples import Samples, samples_of
-from .sampling import SamplingArguments, sample_candidates
 from .trainer import TOPRTrainer
 
 __version__: str

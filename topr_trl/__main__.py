@@ -1,4 +1,4 @@
-from topr_trl.cli import console
+from topr_trl.cli.main import console
 
 if __name__ == "__main__":
     console()

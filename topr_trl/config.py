@@ -10,8 +10,7 @@ from trl import GRPOConfig, SFTConfig
 
 from topr_trl.baseline import BASELINES
 from topr_trl.curation import CURATIONS
-from topr_trl.limits import PRESETS, TruncationLimits
-from topr_trl.loss import RATIO_LEVELS
+from topr_trl.loss import PRESETS, RATIO_LEVELS, TruncationLimits
 
 LOG_MU_SOURCES = ("trainer", "sampler")
 

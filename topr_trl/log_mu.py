@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
-from topr_trl.limits import TruncationLimits
+from topr_trl.loss import TruncationLimits
 
 # Elements of each parameter that enter the fingerprint. Training moves nearly all of them, so a sample tells.
 _SAMPLED = 512

@@ -22,11 +22,13 @@ from trl import SFTTrainer
 from trl.trainer.utils import add_fused_lm_head, get_config_model_id
 
 from topr_trl.baseline import FloatArray
-from topr_trl.candidates import check_finish_reasons, id_column, problem_column, reward_column
-from topr_trl.collator import COLUMNS, Collator, unflatten
+from topr_trl.checkpoints import from_safetensors
 from topr_trl.completions_log import LogCompletions, RowWeights
 from topr_trl.config import OfflineTOPRConfig
 from topr_trl.curation import Curated, compose
+from topr_trl.data.collator import COLUMNS, Collator, StepsSortedByLength, unflatten
+from topr_trl.data.rows import check_finish_reasons, id_column, problem_column, reward_column
+from topr_trl.data.tokenization import MalformedRow, tokenize
 from topr_trl.log_mu import (
     check_log_mu,
     column,
@@ -41,10 +43,7 @@ from topr_trl.log_mu import (
 )
 from topr_trl.loss import log_ratios, truncated_weights, weighted_loss
 from topr_trl.metrics import response_means
-from topr_trl.step_order import StepsSortedByLength
-from topr_trl.tokenizing import MalformedRow, tokenize
 from topr_trl.trainer_base import TOPRMixin
-from topr_trl.weights import from_safetensors
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     """Tapered Off-Policy REINFORCE (arXiv 2503.14286) on stored responses.
 
     Takes what [`~trl.SFTTrainer`] takes. The dataset holds `prompt`, `completion` and `reward` (all columns:
-    `topr_trl.candidates`). Before the first step the starting model scores log μ once, for the rows whose weight
+    `topr_trl.data.rows`). Before the first step the starting model scores log μ once, for the rows whose weight
     depends on it, and writes it to `output_dir/log_mu.parquet`; a resumed run reads it there. Rows that carry
     `mu_logps` of their own keep them, for learning from what another model wrote.
 

@@ -10,7 +10,7 @@ from datasets import Dataset, Value
 from tqdm.auto import tqdm
 from trl.trainer.utils import is_async_callable
 
-from topr_trl.candidates import text_column
+from topr_trl.data.rows import text_column
 
 VERDICTS = CORRECT, INCORRECT, INVALID = "correct", "incorrect", "invalid"
 

@@ -11,6 +11,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from topr_trl.baseline import BASELINES
+from topr_trl.checkpoints import from_safetensors
 from topr_trl.completions_log import WEIGHT_COLUMNS, RowWeights, Shown
 from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated, compose
@@ -19,7 +20,6 @@ from topr_trl.loss import log_ratios, truncated_weights
 from topr_trl.metrics import response_means
 from topr_trl.rewards import checked
 from topr_trl.trainer_base import TOPRMixin
-from topr_trl.weights import from_safetensors
 
 
 class TOPRTrainer(TOPRMixin, GRPOTrainer):

@@ -16,13 +16,13 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers.trainer_utils import get_last_checkpoint
 
+from topr_trl.checkpoints import StopAtNaN, check_files, check_finite, not_finite
 from topr_trl.curation import Curated
-from topr_trl.evaluation import Evaluation
-from topr_trl.hub.cards import PAPER, PICTURE, add_evaluation, model_card, training_facts
-from topr_trl.limits import TruncationLimits
+from topr_trl.evaluation.estimates import Evaluation
+from topr_trl.evaluation.plots import plot_evaluations
+from topr_trl.loss import TruncationLimits
 from topr_trl.metrics import RowMetrics
-from topr_trl.plots import plot_evaluations
-from topr_trl.weights import StopAtNaN, check_files, check_finite, not_finite
+from topr_trl.model_card import PAPER, PICTURE, add_evaluation, model_card, training_facts
 
 
 class TOPRMixin:

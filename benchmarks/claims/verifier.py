@@ -19,8 +19,8 @@ from benchmarks.training import train
 from benchmarks.verdicts import Verdict, judge, markdown_table, not_seen
 from topr_trl import SamplingArguments, evaluate_candidates, sample_candidates, score_candidates
 from topr_trl.tasks import arithmetic, gsm8k
-from topr_trl.verifier import STOP_STRINGS, solution_scores, verification_problems
-from topr_trl.verifier import judge as judge_verification
+from topr_trl.tasks.verifier import STOP_STRINGS, solution_scores, verification_problems
+from topr_trl.tasks.verifier import judge as judge_verification
 
 PROBLEMS, SOLUTIONS, VERIFICATIONS = 120, 8, 4  # to train on: 3,840 rows
 TEST_PROBLEMS, TEST_SOLUTIONS = 60, 32

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.performance.work import GSM8K, WORDS
-from topr_trl.candidates import from_table, save_candidates
+from topr_trl.data.tables import from_table, save_candidates
 
 PROBLEMS, SAMPLES = 7_473, 64
 PROMPT = 1_000  # tokens: eight examples and the question

@@ -11,13 +11,18 @@ from typing import Any
 import numpy as np
 from huggingface_hub import ModelCard, ModelCardData
 
-from topr_trl import manifest
-from topr_trl.candidates import read_shard
+from topr_trl.checkpoints import STATE, check_files, is_whole_checkpoint
 from topr_trl.config import TOPRArguments
 from topr_trl.curation import Curated
-from topr_trl.evaluation import Evaluation
-from topr_trl.hub.cards import PICTURE, adapt, add_evaluation, model_card, training_facts
-from topr_trl.hub.lineage import (
+from topr_trl.data.tables import read_shard
+from topr_trl.evaluation.estimates import Evaluation
+from topr_trl.evaluation.plots import plot_evaluations
+from topr_trl.evaluation.report import read_evaluation
+from topr_trl.hub.parcel import README, Parcel
+from topr_trl.model_card import PICTURE, adapt, add_evaluation, model_card, training_facts
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline.arguments import CHOICE
+from topr_trl.pipeline.lineage import (
     ADAPTER,
     Manifest,
     facts_of_sampling,
@@ -29,11 +34,6 @@ from topr_trl.hub.lineage import (
     stage_folder,
     weights_of,
 )
-from topr_trl.hub.parcel import README, Parcel
-from topr_trl.plots import plot_evaluations
-from topr_trl.report import read_evaluation
-from topr_trl.settings import CHOICE
-from topr_trl.weights import STATE, check_files, is_whole_checkpoint
 
 MODEL_CONFIGS = ("config.json", "adapter_config.json")
 # As save_pretrained names them: what else lies in a folder is its owner's.

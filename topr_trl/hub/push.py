@@ -7,10 +7,11 @@ from pathlib import Path
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.utils import httpx, validate_repo_id
 
-from topr_trl import __version__, manifest
-from topr_trl.hub.candidates import holds_candidates, pack_candidates
+from topr_trl import __version__
+from topr_trl.hub.dataset import holds_candidates, pack_candidates
 from topr_trl.hub.model import MODEL_CONFIGS, holds_model, pack_model
 from topr_trl.hub.parcel import Parcel
+from topr_trl.pipeline import manifest
 
 
 @dataclass

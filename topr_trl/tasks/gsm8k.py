@@ -7,7 +7,8 @@ from fractions import Fraction
 
 from datasets import Dataset, load_dataset
 
-from topr_trl.candidates import TABLE_SUFFIXES, read_table, text_column
+from topr_trl.data.rows import text_column
+from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 from topr_trl.rewards import Judgement, verdict
 
 # What ends a response besides the stop token: a base model goes on with the next question of the prompt.

@@ -11,9 +11,10 @@ from typing import Any
 from datasets import Dataset, concatenate_datasets, get_dataset_config_names, get_dataset_split_names, load_dataset
 from tqdm.auto import tqdm
 
-from topr_trl.candidates import TABLE_SUFFIXES, read_table, text_column
+from topr_trl.data.rows import text_column
+from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 from topr_trl.rewards import CORRECT, INVALID, Judgement
-from topr_trl.worker_pool import WorkerPool
+from topr_trl.sandbox.worker_pool import WorkerPool
 
 # What ends a response besides the stop token: a base model goes on with the next problem of the prompt.
 STOP_STRINGS = ("\nProblem:",)
@@ -108,7 +109,7 @@ def pool() -> WorkerPool:
     """The workers of `judge`, shared by all that score in this process."""
     if find_spec("math_verify") is None:
         raise ImportError("MATH's answers are judged by math-verify: pip install 'topr_trl[math]'.")
-    return WorkerPool(Path(__file__).with_name("math_answers.py"), "judge")
+    return WorkerPool(Path(__file__).with_name("math_equal.py"), "judge")
 
 
 Exemplars = Sequence[tuple[str, str]]

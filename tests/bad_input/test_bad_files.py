@@ -1,0 +1,391 @@
+"""Files and folders that cannot be read or written. The page is made of these cases, see `bad_input.py`."""
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from bad_input import NO_SHARD, NOTHING_WRITTEN, UNCHANGED, Case, Kept, Kit, cases, kit
+from transformers import AutoModelForCausalLM
+
+from topr_trl import load_candidates
+from topr_trl.data.tables import save_candidates
+from topr_trl.pipeline import manifest
+
+__all__ = ["kit"]
+
+RUN = [
+    "--use_cpu",
+    "true",
+    "--bf16",
+    "false",
+    "--report_to",
+    "none",
+    "--disable_tqdm",
+    "true",
+    "--gradient_checkpointing",
+    "false",
+]
+SAMPLE = [
+    "sample",
+    "--output",
+    "out",
+    "--num_shots",
+    0,
+    "--num_train_problems",
+    4,
+    "--problems_per_shard",
+    2,
+    "--num_candidates",
+    2,
+    "--max_new_tokens",
+    8,
+    *RUN,
+]
+
+
+def read(given: str, message: str, name: str, content: bytes | None = None) -> Case:
+    """`topr curate` reads a file, or a folder that is made."""
+
+    def do(kit: Kit) -> None:
+        (kit.folder / "empty").mkdir()
+        if content is not None:
+            (kit.folder / name).write_bytes(content)
+        (kit.folder / "note").touch()
+        kit.note()
+        kit.topr("curate", "--input", name, "--output", "out")
+
+    return Case(given, do, message, NO_SHARD, SystemExit)
+
+
+def finished(kit: Kit, name: str = "rows") -> Any:
+    """A folder with two shards as a stage leaves it."""
+    folder, rows = kit.folder / name, kit["rows"]
+    manifest.begin(folder, {"seed": 1})
+    for k in range(2):
+        save_candidates(rows.select(range(4 * k, 4 * k + 4)), folder, k, 2)
+    manifest.finish(folder, 8)
+    return folder
+
+
+def damaged(given: str, message: str, damage: Any, kept: Kept = UNCHANGED) -> Case:
+    """`topr curate` reads the folder of a finished stage to which something happened."""
+
+    def do(kit: Kit) -> None:
+        damage(finished(kit))
+        kit.note()
+        kit.topr("curate", "--input", "rows", "--output", "out")
+
+    return Case(given, do, message, kept, SystemExit)
+
+
+def _cut(folder: Any) -> None:
+    shard = folder / "candidates-00001-of-00002.parquet"
+    shard.write_bytes(shard.read_bytes()[:-50])
+    (folder / manifest.NAME).unlink()
+
+
+def _overwritten(folder: Any) -> None:
+    shard = folder / "candidates-00001-of-00002.parquet"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:4] + b"\xff" * 400 + content[404:])  # of the same size, as the manifest wants it
+
+
+def _names(name: str) -> Any:
+    def damage(folder: Any) -> None:
+        (folder.parent / "precious").write_text("somebody's")
+        path = folder / manifest.NAME
+        known = json.loads(path.read_text())
+        known["files"][name.format(folder.parent)] = {"bytes": 10, "sha256": ""}
+        path.write_text(json.dumps(known))
+
+    return damage
+
+
+def _of_another_task(folder: Any) -> None:
+    path = folder / manifest.NAME
+    known = json.loads(path.read_text())
+    known["inputs"]["task"] = "gsm9k"
+    path.write_text(json.dumps(known))
+
+
+def _begun(folder: Any) -> None:
+    (folder / manifest.NAME).write_text('{"inputs": {"seed": 1}, "files": null}')
+
+
+READ = [
+    read("an input that is not there", "topr curate: There is no nowhere to read (--input).", "nowhere"),
+    read("a folder without rows", "topr curate: There are no candidates (*.parquet) in empty.", "empty"),
+    read("an empty file", "topr curate: rows.jsonl is empty: it has no row.", "rows.jsonl", b""),
+    read(
+        "a file of another kind",
+        "topr curate: Rows are read from .parquet, .json, .jsonl, not rows.csv.",
+        "rows.csv",
+        b"prompt,reward\na,1",
+    ),
+    read(
+        "a line that was cut",
+        "topr curate: rows.jsonl cannot be read: …. Make or download it anew.",
+        "rows.jsonl",
+        b'{"prompt": "a", "reward": 1}\n{"prompt": ',
+    ),
+    read(
+        "a `.parquet` that is none",
+        "topr curate: rows.parquet cannot be read: …. Make or download it anew.",
+        "rows.parquet",
+        b"prompt,reward\na,1",
+    ),
+    damaged(
+        "a shard that was cut",
+        "topr curate: rows/candidates-00001-of-00002.parquet cannot be read: …. Make or download it anew.",
+        _cut,
+    ),
+    damaged(
+        "a shard with damage inside",
+        "topr curate: rows/candidates-00001-of-00002.parquet cannot be read: …. Make or download it anew.",
+        _overwritten,
+    ),
+    damaged(
+        "a shard is missing",
+        "topr curate: rows has lost or cut files since it was finished: candidates-00000-of-00002.parquet. "
+        "Make it anew.",
+        lambda folder: next(folder.glob("*.parquet")).unlink(),
+    ),
+    damaged(
+        "a shard is missing, in somebody's folder",
+        "topr curate: rows holds 1 of 2 shards candidates-*.parquet.",
+        lambda folder: [(folder / manifest.NAME).unlink(), next(folder.glob("*.parquet")).unlink()],
+    ),
+    damaged(
+        "the folder of a stage that has not ended",
+        "topr curate: rows is not finished: run the stage that writes it to its end first.",
+        _begun,
+    ),
+    damaged(
+        "a manifest that was cut",
+        "topr curate: rows/_manifest.json is damaged: remove rows, and it is made anew.",
+        lambda folder: (folder / manifest.NAME).write_text('{"inputs": {'),
+    ),
+    damaged(
+        "a manifest that is something else",
+        "topr curate: rows/_manifest.json is damaged: remove rows, and it is made anew.",
+        lambda folder: (folder / manifest.NAME).write_text('["a"]'),
+    ),
+    damaged(
+        "a manifest that names a file outside of its folder",
+        "topr curate: rows/_manifest.json names a file outside of its folder (../precious): no stage writes "
+        "that. Remove it.",
+        _names("../precious"),
+    ),
+    damaged(
+        "a manifest that names a file by its whole path",
+        "topr curate: rows/_manifest.json names a file outside of its folder (…/precious): no stage writes "
+        "that. Remove it.",
+        _names("{}/precious"),
+    ),
+    Case(
+        "a manifest of a task that there is not",
+        lambda kit: [_of_another_task(finished(kit)), kit.topr("score", "--input", "rows", "--output", "out")],
+        "topr score: rows/_manifest.json says that its rows are of the task 'gsm9k', and there are gsm8k, math: "
+        "they were sampled by another version.",
+        NO_SHARD,
+        SystemExit,
+    ),
+    damaged(
+        "rows that were removed when their copy was made",
+        "topr curate: The rows of rows were removed when …/copy had been made of them (keep_copies=True keeps "
+        "both). If that is damaged now, remove both folders, and they are made anew.",
+        lambda folder: manifest.drop(folder, folder.with_name("copy")),
+    ),
+    Case(
+        "`--compare` with itself",
+        lambda kit: [
+            pq.write_table(
+                pa.table({"problem_id": [0], "extracted": ["7"], "answer": ["7"]}), kit.folder / "rows.parquet"
+            ),
+            kit.topr("evaluate", "--input", "rows.parquet", "--compare", "./rows.parquet", "--output", "out"),
+        ],
+        "topr evaluate: A run cannot be compared with itself: --input and --compare are both rows.parquet.",
+        NOTHING_WRITTEN,
+        SystemExit,
+    ),
+]
+
+
+def written(given: str, message: str, before: Any, *arguments: Any) -> Case:
+    """A command that would write into what is there."""
+
+    def do(kit: Kit) -> None:
+        before(kit)
+        kit.note()
+        kit.topr(*arguments)
+
+    return Case(given, do, message, UNCHANGED, SystemExit)
+
+
+def _thesis(kit: Kit) -> None:
+    kit.out.mkdir()
+    (kit.out / "thesis.tex").write_text("years of work")
+
+
+CURATE = ["curate", "--input", "rows", "--output", "out"]
+FOLDERS = [
+    written(
+        "an output folder that holds other files",
+        "topr curate: out holds files that no stage has written (thesis.tex): name an empty folder.",
+        lambda kit: [finished(kit), _thesis(kit)],
+        *CURATE,
+    ),
+    written(
+        "an `output_dir` of the loop that holds other files",
+        "topr iterate: out holds files that no loop has written (thesis.tex): name an empty folder.",
+        _thesis,
+        "iterate",
+        "--output_dir",
+        "out",
+    ),
+    written(
+        "an output folder whose manifest names a file outside of it",
+        "topr curate: rows/_manifest.json names a file outside of its folder (../precious): no stage writes that. "
+        "Remove it.",
+        lambda kit: _names("../precious")(finished(kit)),
+        "curate",
+        "--input",
+        "rows/candidates-00000-of-00002.parquet",
+        "--output",
+        "rows",
+    ),
+    written(
+        "an output that is a file",
+        "topr curate: out is a file: name a folder to write.",
+        lambda kit: [finished(kit), kit.out.write_text("a")],
+        *CURATE,
+    ),
+    written(
+        "an output folder with results for other settings",
+        "topr sample: out holds results for other settings (temperature: 1.0 there, 0.5 now). Remove the "
+        "folder and those of later stages, or use another output_dir.",
+        lambda kit: kit.topr(*SAMPLE),
+        *SAMPLE,
+        "--temperature",
+        0.5,
+    ),
+    written(
+        "an output folder with results for other rows",
+        "topr curate: out holds results for other settings (input: '…' there, '…' now). Remove the folder and "
+        "those of later stages, or use another output_dir.",
+        lambda kit: [
+            finished(kit),
+            kit.topr(*CURATE),
+            finished(kit, "others"),
+            save_candidates(kit["rows"].select([0]), kit.folder / "others", 0, 2),
+            manifest.finish(kit.folder / "others", 5),
+        ],
+        "curate",
+        "--input",
+        "others",
+        "--output",
+        "out",
+    ),
+    written(
+        "`--candidates` that are not there",
+        "topr iterate: There is no nowhere (candidates).",
+        lambda kit: (kit.folder / "a").touch(),
+        "iterate",
+        "--candidates",
+        "nowhere",
+        "--output_dir",
+        "out",
+    ),
+    written(
+        "`--candidates` without answers",
+        "topr iterate: rows.jsonl: rows without a reward need the columns completion, answer; found "
+        "['prompt', 'completion'].",
+        lambda kit: (kit.folder / "rows.jsonl").write_text('{"prompt": "3 + 4 =", "completion": "7"}'),
+        "iterate",
+        "--candidates",
+        "rows.jsonl",
+        "--output_dir",
+        "out",
+    ),
+    written(
+        "problems that are not there",
+        "topr sample: There is no file or folder nowhere.jsonl.",
+        lambda kit: (kit.folder / "a").touch(),
+        *SAMPLE,
+        "--dataset_name",
+        "nowhere.jsonl",
+        "--test_dataset_name",
+        "nowhere.jsonl",
+    ),
+    written(
+        "problems of another shape",
+        "topr sample: Rows of GSM8K's shape need question and answer; ['answer', 'question'] missing.",
+        lambda kit: (kit.folder / "problems.jsonl").write_text('{"problem": "3 + 4", "solution": "7"}'),
+        *SAMPLE,
+        "--dataset_name",
+        "problems.jsonl",
+        "--test_dataset_name",
+        "problems.jsonl",
+    ),
+    written(
+        "problems in a file, and no test problems",
+        "topr sample: A file has no test split: name the test problems with --test_dataset_name.",
+        lambda kit: (kit.folder / "a").touch(),
+        *SAMPLE,
+        "--dataset_name",
+        "problems.jsonl",
+    ),
+]
+
+
+def _full(kit: Kit) -> None:
+    kit.small_disk("16k")
+    kit.topr(*SAMPLE)
+
+
+def _goes_on(kit: Kit) -> None:
+    first = sorted(kit.out.glob("*.parquet"))
+    assert [path.name for path in first] == ["candidates-00000-of-00002.parquet"]
+    kit.before = {path: path.read_bytes() for path in first}
+    kit.small_disk("1m")
+    kit.topr(*SAMPLE)
+    UNCHANGED.check(kit)
+    assert len(load_candidates(kit.out)) == 8
+
+
+def _full_of_checkpoints(kit: Kit) -> None:
+    kit.small_disk("7m")
+    kit.offline(kit["rows"], save_strategy="steps", save_steps=1, save_only_model=True)
+
+
+def _one_checkpoint(kit: Kit) -> None:
+    checkpoint = kit.out / "checkpoint-1"
+    assert not list(kit.out.glob("checkpoint-2/trainer_state.json"))
+    AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] == 1
+
+
+FULL = [
+    Case(
+        "the disk is full while `topr sample` writes its second shard",
+        _full,
+        "topr sample: [Errno 28] Error writing bytes to file. Detail: [errno 28] No space left on device",
+        Kept("the first shard; once there is room the same command goes on from it", _goes_on),
+        SystemExit,
+    ),
+    Case(
+        "the disk is full while the second checkpoint is written",
+        _full_of_checkpoints,
+        "The model cannot be written to …/out/checkpoint-2: …",
+        Kept("the first checkpoint, whole", _one_checkpoint),
+        OSError,
+    ),
+]
+
+DOORS = {"Files and folders that are read": READ, "Files and folders that are written": [*FOLDERS, *FULL]}
+
+
+@cases([case for door in DOORS.values() for case in door])
+def test_case(case: Case, kit: Kit) -> None:
+    case.run(kit)

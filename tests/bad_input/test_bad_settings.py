@@ -1,0 +1,371 @@
+"""Settings that cannot work, in Python, YAML and on the command line. See `bad_input.py`."""
+
+from typing import Any
+
+from bad_input import Case, Kept, Kit, cases, kit
+
+from topr_trl import OfflineTOPRConfig, SamplingArguments, TOPRConfig
+from topr_trl.cli.memory_plan import PlanArguments
+from topr_trl.pipeline.arguments import StageArguments
+from topr_trl.pipeline.loop import LoopArguments
+
+__all__ = ["kit"]
+
+
+def _nothing_begun(kit: Kit) -> None:
+    assert kit.trainer is None
+    assert not kit.out.exists()
+
+
+NOTHING_BEGUN = Kept("nothing has begun", _nothing_begun)
+
+
+def setting(given: str, message: str, of: type = OfflineTOPRConfig, error: Any = ValueError, **settings: Any) -> Case:
+    """Settings of a trainer or of a stage; those that both trainers have are tried with both."""
+
+    def do(kit: Kit) -> None:
+        if of in (TOPRConfig, OfflineTOPRConfig):
+            of(str(kit.out), **{"use_cpu": True, "bf16": False, **settings})
+        else:
+            of(**settings)
+
+    return Case(given, do, message, NOTHING_BEGUN, error)
+
+
+def of_both(given: str, message: str, error: Any = ValueError, **settings: Any) -> Case:
+    def do(kit: Kit) -> None:
+        cases = [setting(given, message, of, error, **settings) for of in (TOPRConfig, OfflineTOPRConfig)]
+        cases[0].run(kit)
+        cases[1].do(kit)
+
+    return Case(given, do, message, NOTHING_BEGUN, error)
+
+
+SETTINGS = [
+    of_both(
+        "an unknown preset", "preset must be one of topr, positives_only, reinforce, opr, tis, not 'ppo'.", preset="ppo"
+    ),
+    of_both("a limit below 0", "Truncation limits must be >= 0 and a_neg finite: a_neg=-0.1, b_neg=1.0.", a_neg=-0.1),
+    of_both(
+        "an upper limit below 0",
+        "Truncation limits must be >= 0 and a_neg finite: a_neg=0.0, b_neg=-1.0.",
+        b_neg=-1.0,
+    ),
+    of_both(
+        "limits in the wrong order",
+        "The lower truncation limit a_neg=2.0 is above the upper one b_neg=1.0. Swap or raise them.",
+        a_neg=2.0,
+    ),
+    of_both(
+        "a lower limit above 0 for negatives",
+        "a_neg=0.1 is above 0: the objective has no upper bound once a reward is negative (Prop. 3.2), and "
+        "off-policy the model collapses. Good for a comparison; TOPR has a_neg=0.",
+        UserWarning,
+        a_neg=0.1,
+    ),
+    of_both(
+        "a baseline that is no number",
+        "baseline must be a number or one of mean, group_mean, not 'median'.",
+        baseline="median",
+    ),
+    of_both("a baseline that is NaN", "baseline must be finite, not nan.", baseline="nan"),
+    of_both("a share of 0", "effective_positive_share must be in (0, 1], not 0.0.", effective_positive_share=0.0),
+    of_both(
+        "a baseline and a share",
+        "baseline=0.5 and effective_positive_share=0.2 both set the baseline. Keep one of them.",
+        baseline=0.5,
+        effective_positive_share=0.2,
+    ),
+    of_both(
+        "positives alone, and a share",
+        "curation='positives' leaves no negatives, so effective_positive_share cannot be reached. Remove one.",
+        curation="positives",
+        effective_positive_share=0.2,
+    ),
+    of_both(
+        "an unknown curation",
+        "curation must be one of none, uniform, positives, positive_share, anna_karenina, not 'best'.",
+        curation="best",
+    ),
+    of_both("no row to keep", "iteration_size must be at least 1, not 0.", curation="uniform", iteration_size=0),
+    of_both(
+        "a number of rows, and no curation",
+        "iteration_size needs a curation rule; set curation='uniform' to draw rows at random.",
+        iteration_size=10,
+    ),
+    of_both(
+        "a share of positives above 1",
+        "curation_positive_share must be in [0, 1], not 2.0.",
+        curation="positive_share",
+        curation_positive_share=2.0,
+    ),
+    of_both(
+        "an unknown level of the ratio",
+        "ratio_level must be one of sequence, token, geometric, not 'word'.",
+        ratio_level="word",
+    ),
+    of_both("an unknown source of log μ", "log_mu must be one of trainer, sampler, not 'guess'.", log_mu="guess"),
+    setting(
+        "a loss of GRPO's",
+        "loss_type='dapo' is one of GRPO's losses; TOPRTrainer has its own. Remove it, or use "
+        "trl.GRPOTrainer. Related methods are presets here: topr, positives_only, reinforce, opr, tis.",
+        TOPRConfig,
+        loss_type="dapo",
+    ),
+    setting(
+        "a setting of GRPO's loss",
+        "epsilon=0.3 belongs to another loss and has no meaning for TOPRTrainer. Remove it. How far a ratio "
+        "counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`.",
+        TOPRConfig,
+        epsilon=0.3,
+    ),
+    setting(
+        "several settings of GRPO's loss",
+        "epsilon=0.3 and scale_rewards=False belong to another loss and have no meaning for TOPRTrainer. Remove them. "
+        "How far a ratio counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`. TOPR uses the raw "
+        "reward minus `baseline`; nothing is divided by a standard deviation.",
+        TOPRConfig,
+        epsilon=0.3,
+        scale_rewards=False,
+    ),
+    setting(
+        "scaled rewards",
+        "scale_rewards='none' belongs to another loss and has no meaning for TOPRTrainer. Remove it. TOPR "
+        "uses the raw reward minus `baseline`; nothing is divided by a standard deviation.",
+        TOPRConfig,
+        scale_rewards="none",
+    ),
+    setting(
+        "the sampler's log μ without vLLM",
+        "log_mu='sampler' needs use_vllm=True: transformers' generate reports no log-probabilities.",
+        TOPRConfig,
+        log_mu="sampler",
+    ),
+    setting(
+        "a KL term off-policy",
+        "beta=0.1 with use_bias_correction_kl=True needs the ratio of each token to the sampling weights once "
+        "a batch is used for several optimiser steps, and TOPR's loss does not hold it. Set "
+        "use_bias_correction_kl=False, or beta=0 (the paper's).",
+        TOPRConfig,
+        beta=0.1,
+        num_iterations=2,
+    ),
+    setting(
+        "packing",
+        "packing=True belongs to another loss and has no meaning for OfflineTOPRTrainer. Remove it. A "
+        "response is weighted as a whole, so rows are not packed.",
+        packing=True,
+    ),
+    setting("no candidate", "num_candidates must be at least 1, not 0.", SamplingArguments, num_candidates=0),
+    setting(
+        "a temperature of 0",
+        "temperature must be above 0, not 0.0: candidates have to differ.",
+        SamplingArguments,
+        temperature=0.0,
+    ),
+    setting("`top_p` above 1", "top_p must be in (0, 1], not 1.5.", SamplingArguments, top_p=1.5),
+    setting(
+        "`top_k` of 0",
+        "top_k must be at least 1, not 0; one above the vocabulary keeps every token.",
+        SamplingArguments,
+        top_k=0,
+    ),
+    setting("an unknown task", "task must be gsm8k or math, not 'gsm9k'.", StageArguments, task="gsm9k"),
+    setting(
+        "an unknown backend",
+        "sampling_backend must be transformers or vllm, not 'tgi'.",
+        StageArguments,
+        sampling_backend="tgi",
+    ),
+    setting(
+        "a worker that is none of them",
+        "worker must be k/n with k < n, as in 0/8, not '2/2'.",
+        StageArguments,
+        worker="2/2",
+    ),
+    setting("fewer examples than none", "num_shots must be at least 0, not -1.", StageArguments, num_shots=-1),
+    setting(
+        "drawn examples of the wrong task",
+        "training_shots draws from MATH's training problems: it needs task=math and a dataset_name.",
+        StageArguments,
+        training_shots=True,
+    ),
+    setting("no iteration", "iterations must be at least 1, not 0.", LoopArguments, iterations=0),
+    setting(
+        "an Accelerate config that is not there",
+        "There is no nowhere (accelerate_config).",
+        LoopArguments,
+        FileNotFoundError,
+        accelerate_config="nowhere",
+    ),
+    setting("no GPU", "gpus must be at least 1, not 0.", PlanArguments, gpus=0),
+    setting(
+        "more of a GPU than there is",
+        "gpu_memory and gpu_tflops must be above 0 and mfu in (0, 1], not 80.0, 989.0 and 1.5.",
+        PlanArguments,
+        mfu=1.5,
+    ),
+]
+
+
+def command(given: str, message: str, *arguments: Any, file: str | None = None) -> Case:
+    """A command line; `file` is written to `own.yaml`."""
+
+    def do(kit: Kit) -> None:
+        if file is not None:
+            (kit.folder / "own.yaml").write_text(file)
+        kit.topr(*arguments)
+
+    return Case(given, do, message, NOTHING_BEGUN, SystemExit)
+
+
+CONFIG = ("--config", "own.yaml")
+COMMANDS = [
+    command(
+        "an unknown command",
+        "usage: topr [-h] COMMAND topr: error: argument COMMAND: invalid choice: 'sampel' (choose from …)",
+        "sampel",
+    ),
+    command("no command", "usage: topr [-h] COMMAND topr: error: the following arguments are required: COMMAND"),
+    command(
+        "an unknown setting",
+        "topr sample: There is no setting --num_candidats (is --num_candidates meant?); topr sample --help lists them.",
+        "sample",
+        "--num_candidats",
+        3,
+    ),
+    command(
+        "a value of the wrong type",
+        "usage: topr sample [--config FILE] [settings] topr sample: error: argument "
+        "--num_candidates/--num-candidates: invalid int value: 'ten'",
+        "sample",
+        "--num_candidates",
+        "ten",
+    ),
+    command(
+        "a value that is no choice",
+        "usage: topr COMMAND [--config FILE] [settings] topr: error: argument --dtype: invalid choice: 'int3' "
+        "(choose from …)",
+        "sample",
+        "--dtype",
+        "int3",
+    ),
+    command("no `--output`", "topr sample: Name the folder to write with --output.", "sample"),
+    command(
+        "no `--input`",
+        "topr train: This stage reads rows: name their folder or file with --input.",
+        "train",
+        "--output",
+        "out",
+    ),
+    command("`--config` without a file", "topr sample: --config needs the name of a YAML file.", "sample", "--config"),
+    command(
+        "a config file that is not there",
+        "topr sample: [Errno 2] No such file or directory: 'own.yaml'",
+        "sample",
+        *CONFIG,
+    ),
+    command(
+        "YAML that is a list",
+        "topr sample: Config file own.yaml must contain a YAML mapping.",
+        "sample",
+        *CONFIG,
+        file="- a\n- b\n",
+    ),
+    command(
+        "YAML that is empty",
+        "topr sample: Config file own.yaml must contain a YAML mapping.",
+        "sample",
+        *CONFIG,
+        file="",
+    ),
+    command(
+        "YAML that is none",
+        'topr sample: while parsing a flow sequence in "own.yaml", line 1, column 4 …',
+        "sample",
+        *CONFIG,
+        file="a: [1\n",
+    ),
+    command(
+        "an unknown setting in YAML",
+        "topr sample: There is no setting --learning_rat (in own.yaml) (is --learning_rate meant?); topr sample --help "
+        "lists them.",
+        "sample",
+        *CONFIG,
+        file="learning_rat: 1\n",
+    ),
+    command(
+        "a value of the wrong type in YAML",
+        "usage: topr sample [--config FILE] [settings] topr sample: error: argument "
+        "--num_candidates/--num-candidates: invalid int value: 'many'",
+        "sample",
+        *CONFIG,
+        file="num_candidates: many\n",
+    ),
+    command(
+        "an Accelerate config that is a list",
+        "topr iterate: own.yaml must hold settings of Accelerate, as `accelerate config` writes them.",
+        "iterate",
+        "--output_dir",
+        "out",
+        "--accelerate_config",
+        "own.yaml",
+        file="- a\n",
+    ),
+    command(
+        "`--worker` for another stage than sampling",
+        "topr score: worker='0/2' is for the stage sample, not for score.",
+        "score",
+        "--worker",
+        "0/2",
+        "--input",
+        ".",
+        "--output",
+        "out",
+    ),
+    command(
+        "`--input` for the loop",
+        "topr iterate: input is for single stages; topr iterate writes to output_dir.",
+        "iterate",
+        "--input",
+        ".",
+        "--output_dir",
+        "out",
+    ),
+    command(
+        "`save_only_model` for the loop",
+        "topr iterate: save_only_model leaves no checkpoint that the loop could go on from.",
+        "iterate",
+        "--save_only_model",
+        "true",
+        "--output_dir",
+        "out",
+    ),
+    command(
+        "Adafactor under FSDP2",
+        "topr iterate: optim='adafactor' (the default) cannot step on weights that FSDP2 shards: it mixes "
+        "plain tensors with DTensors. Set optim='adamw_torch_fused', or use DeepSpeed.",
+        "iterate",
+        "--output_dir",
+        "out",
+        "--optim",
+        "adafactor",
+        "--accelerate_config",
+        "own.yaml",
+        file="distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n",
+    ),
+    command(
+        "a model to plan for that is not there",
+        "topr plan: There is no model 'nowhere': name 8b or 70b, a folder with a config.json, or a model of the Hub.",
+        "plan",
+        "--model",
+        "nowhere",
+    ),
+]
+
+DOORS = {"Settings": SETTINGS, "Command line": COMMANDS}
+
+
+@cases([case for door in DOORS.values() for case in door])
+def test_case(case: Case, kit: Kit) -> None:
+    case.run(kit)

@@ -1,0 +1,123 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
+from torch.utils.data import BatchSampler
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+from topr_trl.data.collator import Collator, StepsSortedByLength, unflatten
+
+
+def collator(ratio_level="sequence", keep_idle=False):
+    return Collator(DataCollatorForLanguageModeling(pad_token_id=0), ratio_level, keep_idle)
+
+
+def row(number=0, reward=1.0, ids=(5, 6, 7), prompt_length=1, **columns):
+    return {"row": number, "reward": reward, "input_ids": list(ids), "prompt_length": prompt_length, **columns}
+
+
+def test_flat_values_become_rows_again():
+    # Rows of 3, 1 and 2 tokens: what predicts the next token of the last place of a row belongs to none.
+    flat = torch.arange(1.0, 6.0)[None]
+    assert unflatten(flat, [3, 1, 2]).tolist() == [[1, 2, 3], [4, 0, 0], [5, 0, 0]]
+    padded = torch.arange(1.0, 8.0)[None]  # two places more: pad_to_multiple_of
+    assert unflatten(padded, [3, 1, 2]).tolist() == [[1, 2, 3], [4, 0, 0], [5, 6, 0]]
+
+
+def test_only_the_completion_has_labels():
+    batch = collator()([row(), row(1, -1.0, (5, 6), 1)])
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [5, 6, 0]]
+    assert batch["labels"].tolist() == [[-100, 6, 7], [-100, 6, -100]]
+    assert batch["lengths"] == [3, 2]
+    assert batch["reward"].tolist() == [1.0, -1.0]
+    assert batch["idle"] == 0
+    whole = collator()([row(reward=1, mu_logps=[-1, -2])])  # not int64, which a table may hold
+    assert whole["reward"].dtype == whole["mu_logps"].dtype == torch.float32
+
+
+def test_rows_without_a_gradient_are_left_out_and_counted():
+    rows = [row(0, 0.0, (1, 2)), row(1, 2.0), row(2, 0.0)]
+    batch = collator()(rows)
+    assert (batch["reward"].tolist(), batch["idle"], batch["lengths"]) == ([2.0], 2, [3])
+    assert batch["row"].tolist() == [1, 0, 2]  # in the order of the metrics: what was left out comes last
+    assert collator(keep_idle=True)(rows)["reward"].tolist() == [0.0, 2.0, 0.0]
+    assert collator(keep_idle=True)(rows)["row"].tolist() == [0, 1, 2]
+    assert collator(keep_idle=True)(rows)["idle"] == 0
+    alone = collator()([rows[0], rows[2]])  # one is kept: a forward needs a row
+    assert (alone["reward"].tolist(), alone["idle"], alone["lengths"]) == ([0.0], 1, [2])
+
+
+def test_log_mu_comes_from_the_row_or_from_what_was_scored():
+    collate = collator()
+    collate.scored = {1: -4.0, 2: -5.0}
+    rows = [
+        row(0, mu_logps=[-1.0, -2.0]),
+        row(1),
+        row(2, mu_logps=-7.0),
+        row(3),
+        row(4, mu_logps=[]),
+        row(5, mu_logps=None),
+    ]
+    assert collate(rows)["mu_logps"].tolist() == pytest.approx([-3.0, -4.0, -7.0, *[math.nan] * 3], nan_ok=True)
+
+
+def test_log_mu_of_tokens_follows_the_completions():
+    """One value after the other; unknown where a row brought none, or as many as it has no tokens."""
+    collate = collator("token")
+    collate.scored = {1: [-4.0, -5.0]}
+    rows = [
+        row(0, mu_logps=[-1.0, -2.0]),
+        row(1),
+        row(2, mu_logps=[-7.0]),
+        row(3, prompt_length=2),
+        row(4, mu_logps=-3.0),
+    ]
+    expected = [-1.0, -2.0, -4.0, -5.0, *[math.nan] * 5]
+    assert collate(rows)["mu_logps"].tolist() == pytest.approx(expected, nan_ok=True)
+
+
+def orders(epoch, rows=4, count=12):
+    lengths = np.random.default_rng(0).integers(1, 100, count)
+    plain, sorted_ = (SeedableRandomSampler(range(count), data_seed=3) for _ in range(2))
+    sorted_ = StepsSortedByLength(sorted_, lengths, rows)
+    for sampler in (plain, sorted_):
+        sampler.set_epoch(epoch)
+    assert len(sorted_) == count
+    return lengths, list(plain), list(sorted_)
+
+
+def test_steps_hold_the_same_rows_longest_first():
+    lengths, plain, in_order = orders(epoch=0)
+    for start in (0, 4, 8):
+        step = in_order[start : start + 4]
+        assert sorted(step) == sorted(plain[start : start + 4])
+        assert list(lengths[step]) == sorted(lengths[step], reverse=True)
+
+
+def test_what_does_not_fill_a_step_is_left_alone():
+    # Accelerate fills the last batches with the first rows, or drops some: the same ones as without sorting.
+    _lengths, plain, in_order = orders(epoch=0, count=14)
+    assert in_order[:4] == plain[:4]
+    assert in_order[12:] == plain[12:]
+    assert in_order[4:12] != plain[4:12]
+    for processes, drop_last in ((1, True), (2, True), (2, False)):
+        kept = []
+        for order in (plain, in_order):
+            batches = [
+                BatchSamplerShard(BatchSampler(order, 2, drop_last), processes, process) for process in range(processes)
+            ]
+            kept.append(sorted(row for batch in batches for rows in batch for row in rows))
+        assert kept[0] == kept[1]
+
+
+def test_every_epoch_has_an_order_of_its_own_that_can_be_had_again():
+    assert orders(epoch=1)[2] != orders(epoch=0)[2]
+    assert orders(epoch=1)[2] == orders(epoch=1)[2]
+
+
+def test_rows_of_one_length_keep_their_random_order():
+    plain, same = (SeedableRandomSampler(range(200), data_seed=3) for _ in range(2))
+    plain, in_order = list(plain), list(StepsSortedByLength(same, np.arange(200) % 2, 200))
+    assert in_order == [row for row in plain if row % 2] + [row for row in plain if not row % 2]

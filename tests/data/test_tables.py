@@ -1,0 +1,58 @@
+import pytest
+from datasets import Dataset
+
+from topr_trl.data.rows import problem_column
+from topr_trl.data.tables import load_candidates, save_candidates
+
+
+def test_shards_come_back_in_order(rows, tmp_path):
+    save_candidates(rows.select(range(4)), tmp_path, 0, 2)
+    with pytest.raises(FileNotFoundError, match="1 of 2 shards"):
+        load_candidates(tmp_path)
+    save_candidates(rows.select(range(4, 8)), tmp_path, 1, 2)
+    assert load_candidates(tmp_path).to_list() == rows.to_list()
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_single_files(rows, tmp_path, suffix):
+    path = tmp_path / f"logged.{suffix}"
+    rows.to_parquet(path) if suffix == "parquet" else rows.to_json(path)
+    assert load_candidates(path)["completion"][:] == rows["completion"][:]
+
+
+def test_nothing_to_load(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no candidates"):
+        load_candidates(tmp_path)
+    for missing in ("nowhere.parquet", "nowhere"):
+        with pytest.raises(FileNotFoundError, match=f"no file or folder .*{missing}"):
+            load_candidates(tmp_path / missing)
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("null", "line 1"),
+        ("\ufeffnull", "line 1"),
+        (' null\n{"prompt": "a"}', "line 1"),
+        ('{"prompt": "a"}\nnull', "line 2"),
+        ('[\nnull,\n{"prompt": "a"}]', "the first row"),
+    ],
+)
+def test_a_row_that_is_null_is_named_before_it_crashes_pyarrow(tmp_path, text, where):
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"rows\.json cannot be read: {where} is null"):
+        load_candidates(tmp_path / "rows.json")
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path):
+    (tmp_path / "rows.parquet").write_text("a,b")
+    with pytest.raises(ValueError, match=r"rows\.parquet cannot be read"):
+        load_candidates(tmp_path / "rows.parquet")
+
+
+def test_problems():
+    rows = Dataset.from_dict({"prompt": ["a", "b", "a"], "problem_id": [7, 7, 8]})
+    assert problem_column(rows).tolist() == [7, 7, 8]
+    by_prompt = problem_column(rows.remove_columns("problem_id"))
+    assert by_prompt[0] == by_prompt[2] != by_prompt[1]

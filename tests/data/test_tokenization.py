@@ -1,0 +1,51 @@
+import pyarrow as pa
+import pytest
+from datasets import Dataset
+
+from topr_trl.data.tables import from_table, load_candidates
+from topr_trl.data.tokenization import tokenize, tokenize_row
+
+
+@pytest.mark.parametrize("ids", [pa.list_(pa.int64()), pa.large_list(pa.int32())])
+def test_ids_are_joined_as_rows_are_tokenized(tokenizer, ids):
+    prompts, completions = [[1, 2], [3], [4, 5, 6], [7]], [[8], [9, 10], [11], [12, 13]]
+    table = pa.table({"prompt_ids": pa.array(prompts, ids), "completion_ids": pa.array(completions, ids),
+                      "prompt": ["a"] * 4, "mu_logps": [[-1.0], [-1.0, -2.0], [-1.0], [-1.0, -1.0]]})  # fmt: skip
+    rows = from_table(table).select([3, 1, 2])  # with an index, as curation leaves them
+    joined = tokenize(rows, tokenizer, ["mu_logps"])
+    one_by_one = [tokenize_row(row, tokenizer) for row in rows]
+    assert joined["input_ids"][:] == [prompt + completion for prompt, completion in one_by_one]
+    assert joined["prompt_length"][:] == [len(prompt) for prompt, _ in one_by_one]
+    assert joined["mu_logps"][:] == rows["mu_logps"][:]
+    assert joined.column_names == ["mu_logps", "input_ids", "prompt_length"]
+
+
+@pytest.mark.parametrize(("wrong", "message"), [(None, "1 ids that are empty"), (2**32 + 7, "no token id.*4294967303")])
+def test_ids_that_cannot_be(tokenizer, wrong, message):
+    rows = Dataset.from_dict({"prompt": ["a"], "prompt_ids": [[1]], "completion_ids": [[5, wrong]]})
+    with pytest.raises(ValueError, match=f"`completion_ids`.*{message}"):
+        tokenize(rows, tokenizer)
+
+
+@pytest.mark.parametrize("wrong", [None, True, "1", 2**31])
+def test_a_list_that_holds_no_ids_is_refused(tokenizer, wrong):
+    for row in ({"prompt": "a", "completion": [5, wrong]}, {"prompt": [5, wrong], "completion": "a"}):
+        with pytest.raises(ValueError, match=r"must be text, messages .* or token ids"):
+            tokenize_row(row, tokenizer)
+
+
+def test_rows_that_lack_ids_are_tokenized(tokenizer):
+    rows = Dataset.from_dict({"prompt": ["3 + 4 =", "1"], "prompt_ids": [[1, 2], None],
+                              "completion": ["7", "2"], "completion_ids": [[8], []]})  # fmt: skip
+    found = tokenize(rows, tokenizer)
+    assert found["input_ids"][0] == [1, 2, 8]
+    assert found["input_ids"][1] == [*tokenizer("1")["input_ids"], *tokenizer("2")["input_ids"], tokenizer.eos_token_id]
+
+
+def test_tokens_are_found_again(tokenizer, rows, tmp_path):
+    rows.to_parquet(tmp_path / "rows.parquet")
+    made = []
+    for _ in range(2):
+        found = tokenize(load_candidates(tmp_path / "rows.parquet", tmp_path / "cache"), tokenizer)
+        made.append([file["filename"] for file in found.cache_files])
+    assert made[0] == made[1] != []

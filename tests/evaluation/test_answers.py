@@ -1,0 +1,93 @@
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset
+
+from topr_trl.evaluation.answers import encode, labels, read_samples, samples_of
+
+ROWS = {"problem_id": [3, 8, 3, 8], "extracted": ["1", "2", None, "5"], "answer": ["1", "2", "1", "2"]}
+
+
+def rows(**columns):
+    return Dataset.from_dict({name: values for name, values in {**ROWS, **columns}.items() if values is not None})
+
+
+def test_rows_are_gathered_by_their_problem():
+    samples = samples_of(rows(score=[0.1, 0.2, 0.3, 0.4], subject=["a", "b"] * 2, level=[1, None, 1, None]))
+    assert list(samples.problem_ids) == [3, 8]
+    assert samples.codes_PS.tolist() == [[0, -1], [0, 1]]
+    assert samples.scores_PS.tolist() == [[0.1, 0.3], [0.2, 0.4]]
+    assert samples.groups == {"subject": ["a", "b"], "level": ["1", "none"]}
+
+
+def test_the_verdict_decides_which_answers_are_right():
+    """Of a task whose answers have several forms; without a verdict the texts are compared."""
+    forms = rows(extracted=["1/2", "3", "0.5", "4"], answer=["0.5", "3"] * 2, verdict=["correct", "correct"] * 2)
+    assert samples_of(forms).codes_PS.tolist() == [[0, 0], [0, 0]]
+    assert samples_of(forms.remove_columns("verdict")).codes_PS.tolist() == [[1, 0], [0, 1]]
+    assert samples_of(rows(verdict=["invalid", "correct", "invalid", "incorrect"])).codes_PS.tolist() == [
+        [-1, -1], [0, 1],
+    ]  # fmt: skip
+
+
+def test_an_empty_answer_is_none():
+    assert samples_of(rows(extracted=["1", "2", "", None])).codes_PS.tolist() == [[0, -1], [0, -1]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"extracted": None}, "extracted missing"),
+        ({"answer": ["1", "2", "7", "2"]}, r"same `answer`; those of 1 problems differ, as in 3"),
+        ({"level": [1, 2, 3, 2]}, "same `level`"),
+        ({"score": [1.0, None, 0.5, 0.5]}, "`score` is empty in 1 of 4"),
+        ({"score": [1.0, float("nan"), 0.5, 0.5]}, "1 of 4 are not"),
+        (
+            {"problem_id": [3, 8, 3, 3], "answer": ["1"] * 4},
+            r"the most are 3, and 1 of 2 problems have fewer \(problem 8: 1\)",
+        ),
+        ({name: [] for name in ROWS}, "no row"),
+        ({"extracted": [1, 2, 3, 4]}, "`extracted` must hold text; row 0 holds 1"),
+        ({"answer": [1, 2, 1, 2]}, "`answer` must hold text; row 0 holds 1"),
+        ({"problem_id": [[3], [8], [3], [8]]}, r"`problem_id` must hold numbers or text; row 0 holds \[3\]"),
+        ({"level": [["1"]] * 4}, r"`level` must hold numbers or text; row 0 holds \['1'\]"),
+        ({"score": [None, "0.5", None, "1"]}, "`score` must hold numbers; row 1 holds '0.5'"),
+        ({"answer": ["1", None, "1", None]}, "`answer` is empty in 2 of 4"),
+        ({"problem_id": [3, None, 3, None]}, "`problem_id` is empty in 2 of 4"),
+        ({"verdict": ["Correct", "incorrect"] * 2}, "must hold correct, incorrect, invalid; found 'Correct'"),
+        ({"verdict": ["correct", None] * 2}, "`verdict` is empty in 2 of 4"),
+    ],
+)
+def test_bad_rows(columns, message):
+    with pytest.raises(ValueError, match=message):
+        samples_of(rows(**columns))
+
+
+def test_bad_lists():
+    with pytest.raises(ValueError, match="a score for each of 1 x 2"):
+        encode([["1", "2"]], ["1"], [[1.0]])
+    with pytest.raises(ValueError, match="same number of samples"):
+        encode([[]], ["1"])
+
+
+def test_shards(tmp_path):
+    for k, (start, more) in enumerate([(0, {"score": [1.0, 0.0]}), (2, {"score": [0.5, 0.5]})]):
+        part = {name: values[start : start + 2] for name, values in ROWS.items()}
+        pq.write_table(pa.table({**part, **more}), tmp_path / f"part-{k}.parquet")
+    assert read_samples(tmp_path).scores_PS.tolist() == [[1.0, 0.5], [0.0, 0.5]]
+    pq.write_table(pa.table(ROWS), tmp_path / "part-2.parquet")
+    with pytest.raises(ValueError, match="only 2 of 3 files have the column 'score'"):
+        read_samples(tmp_path)
+    rows().to_json(tmp_path / "rows.jsonl")
+    assert read_samples(tmp_path / "rows.jsonl").codes_PS.tolist() == [[0, -1], [0, 1]]
+    pq.write_table(pa.table({"problem_id": [1]}), tmp_path / "bare.parquet")
+    with pytest.raises(ValueError, match=r"bare.parquet: rows to evaluate need .*; extracted, answer missing"):
+        read_samples(tmp_path / "bare.parquet")
+
+
+def test_labels(tmp_path):
+    assert labels(tmp_path / "base" / "scored", tmp_path / "after" / "scored") == ["base", "after"]
+    assert labels(tmp_path / "a.jsonl", tmp_path / "b.jsonl") == ["a.jsonl", "b.jsonl"]
+    assert labels(tmp_path / "x" / "a", tmp_path / "a")[0] == "x"
+    with pytest.raises(ValueError, match="with itself"):
+        labels(tmp_path / "a", tmp_path / "." / "a")

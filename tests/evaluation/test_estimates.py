@@ -1,0 +1,230 @@
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from topr_trl.evaluation import estimates as evaluation
+from topr_trl.evaluation.answers import encode
+from topr_trl.evaluation.estimates import (
+    Evaluation,
+    evaluate_candidates,
+    evaluate_in_full,
+    evaluate_samples,
+    resampled_estimate,
+    weighted_sc_solved,
+)
+from topr_trl.evaluation.exact import expected_best, expected_maj, expected_pass
+
+
+def majority(answers):
+    """The most frequent valid answer, the first seen of equals."""
+    counts = Counter(answer for answer in answers if answer is not None)
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def make(seed=0, problems=60, samples=12):
+    rng = np.random.default_rng(seed)
+    skill = rng.random(problems)
+    answers = [["7" if rng.random() < s else rng.choice(["1", "2", ""]) or None for _ in range(samples)] for s in skill]
+    return answers, ["7"] * problems
+
+
+def test_estimates_agree_with_slow_ones():
+    answers, truths = make()
+    result = evaluate_samples(answers, truths, pass_ks=[1, 4], maj_ks=[1, 5, 12], seed=1)
+    assert result.pass_at[1].value == pytest.approx(np.mean([[a == "7" for a in row] for row in answers]))
+    assert np.isnan(result.maj_at[12].standard_error)
+    assert result.to_dict()["maj_at"][12]["standard_error"] is None
+    rng = np.random.default_rng(2)
+    slow = np.mean(
+        [[majority(rng.permutation(np.array(row, object))[:5]) == "7" for row in answers] for _ in range(300)]
+    )
+    assert result.maj_at[5].value == pytest.approx(slow, abs=0.01)
+    assert result.maj_at[1].value == pytest.approx(result.pass_at[1].value, abs=0.02)
+    assert sum(result.shares.values()) == pytest.approx(1)
+    assert sum(result.cardinality) == 60
+    assert len(result.cardinality) == 13
+
+
+def test_standard_error_is_the_papers():
+    # K = 1 of S: V is the variance of a mean of single draws without replacement; sqrt(V / (S - 1)) then.
+    answers, truths = make(problems=40, samples=8)
+    correct = np.array([[a == "7" for a in row] for row in answers])
+    rng = np.random.default_rng(0)
+    means = [np.mean([row[rng.integers(8)] for row in correct]) for _ in range(4_000)]
+    error = evaluate_samples(answers, truths, seed=3).pass_at[1].standard_error
+    assert error == pytest.approx(np.sqrt(np.var(means) / 7), rel=0.25)
+    # K = 1 of S = 2 for 400 problems that are right half the time: V is 1/4 of 1/400, and S - K is 1.
+    pairs = evaluate_samples([["7", "1"]] * 400, ["7"] * 400, seed=3).pass_at[1].standard_error
+    assert pairs == pytest.approx(np.sqrt(0.25 / 400), rel=0.2)
+
+
+def test_invalid_never_wins_a_vote():
+    result = evaluate_samples([[None, None, "5"]], ["5"], maj_ks=[3])
+    assert result.maj_at[3].value == 1.0
+    assert evaluate_samples([[None, None, None]], ["5"], maj_ks=[3]).maj_at[3].value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answers", "truths", "ks", "message"),
+    [
+        ([], [], [1], "at least one"),
+        ([["1"]], ["1", "2"], [1], "as many problems as truths"),
+        ([["1"], ["1", "2"]], ["1", "2"], [1], r"1 of 2 problems have fewer"),
+        ([["1"]], ["1"], [2], "k must be between 1"),
+    ],
+)
+def test_bad_input(answers, truths, ks, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate_samples(answers, truths, pass_ks=ks)
+
+
+@pytest.mark.parametrize(("name", "k"), [(n, k) for n in ("pass", "maj", "best") for k in (1, 2, 5, 11)])
+def test_exact_values_are_the_limit_of_the_papers_draws(name, k):
+    answers, truths = make()
+    scores = np.random.default_rng(5).integers(0, 5, (60, 12)) / 4  # with ties
+    samples = encode(answers, truths, scores.tolist())
+    expected = {"pass": expected_pass, "maj": expected_maj, "best": expected_best}[name](samples, k)
+    solved = {"pass": evaluation.pass_solved, "maj": evaluation.maj_solved, "best": evaluation.best_solved}[name]
+    exact = evaluation.exact_estimate(expected, k, 12)
+    drawn = resampled_estimate(samples, solved, k, seed=6, draws=2_000)
+    # The mean of 2,000 draws is off by a standard deviation of a draw over √2000: SE² = K V / (S - K).
+    deviation = exact.standard_error * np.sqrt((12 - k) / k)
+    assert abs(drawn.value - exact.value) < 4 * deviation / np.sqrt(2_000) + 1e-12
+    assert drawn.standard_error == pytest.approx(exact.standard_error, rel=0.1)
+
+
+def test_the_papers_hundred_draws_agree_with_the_unbiased_estimator():
+    samples = encode(*make(problems=200, samples=16))
+    for k in (1, 4, 8):
+        exact = evaluation.exact_estimate(expected_pass(samples, k), k, 16)
+        drawn = resampled_estimate(samples, evaluation.pass_solved, k)
+        assert abs(drawn.value - exact.value) < 4 * exact.standard_error * np.sqrt((16 - k) / k) / 10
+
+
+def test_weighted_self_consistency_by_hand():
+    # "1" has 0.9, "2" 0.5 + 0.5 = 1.0, the invalid one 5: "2" wins all three votes, "1" the majority of none.
+    samples = [["1", "2", None, "2"]]
+    scores = [[0.9, 0.5, 5.0, 0.5]]
+
+    def value(truth, k):
+        run = evaluate_samples(samples, [truth], scores=scores, weighted_sc_ks=[k], best_ks=[k])
+        return run.weighted_sc_at[k].value, run.best_at[k].value
+
+    assert value("2", 4) == (1.0, 0.0)
+    assert value("1", 4) == (0.0, 1.0)
+    assert value("1", 1) == (0.25, 0.25)
+    # Of the six pairs "1" wins those with it: {1, 2}, {1, None}, {1, 2'}; here by draws.
+    assert value("1", 2) == (pytest.approx(0.5, abs=0.15), pytest.approx(0.5))
+
+
+def test_ties_go_to_the_first_drawn_and_rounding_makes_none():
+    """0.1 + 0.2 and 0.3 are a tie, whatever their rounding."""
+    answers, scores = [["1", "1", "2", None], ["2", "1", "1", None]], [[0.1, 0.2, 0.3, 1.0], [0.3, 0.2, 0.1, 1.0]]
+    samples, drawn = encode(answers, ["1", "1"], scores), np.tile(np.arange(4), (2, 1))
+    assert weighted_sc_solved(samples, drawn).tolist() == [True, False]
+    assert evaluation.maj_solved(samples, drawn[:, [0, 2]]).tolist() == [True, False]
+    equal = encode([["1", "2"], ["2", "1"], [None, "1"], [None, None]], ["1"] * 4, [[1.0, 1.0]] * 4)
+    assert evaluation.best_solved(equal, np.tile(np.arange(2), (4, 1))).tolist() == [True, False, True, False]
+    # Small scores are told apart as large ones are, to nine digits of the largest.
+    for answers, scores in ((["1", "2"], [1e-12, 2e-12]), (["2", "1"], [1.0, 1.0 + 4e-10])):
+        assert weighted_sc_solved(encode([answers], ["2"], [scores]), np.arange(2)[None]).all()
+    # Scores that are all zero, or below it, still choose among the valid answers.
+    none = encode([[None, "1"], ["1", "2"]], ["1", "1"], [[0.0, 0.0], [-1.0, -2.0]])
+    assert weighted_sc_solved(none, np.tile(np.arange(2), (2, 1))).all()
+
+
+def test_scores_are_needed():
+    with pytest.raises(ValueError, match=r"^Weighted .* need a score of each sample; there are none\.$"):
+        evaluate_samples([["1", "2"]], ["1"], best_ks=[1])
+    with pytest.raises(ValueError, match="need a score of each sample"):
+        evaluate_samples([["1", "2"]], ["1"], weighted_sc_ks=[2])
+
+
+def test_groups():
+    answers = [["1", "1"], ["1", "2"], ["2", None]]
+    run = evaluate_samples(answers, ["1"] * 3, groups={"subject": ["a", "b", "a"]})
+    a, b = run.groups["subject"]["a"], run.groups["subject"]["b"]
+    assert (a.num_problems, a.pass_at_1.value, a.maj_at) == (2, 0.5, {})
+    assert (b.num_problems, b.pass_at_1.value) == (1, 0.5)
+    voted = evaluate_samples(answers, ["1"] * 3, maj_ks=[1], groups={"subject": ["a", "b", "a"]}).groups["subject"]
+    assert {name: group.maj_at[1].value for name, group in voted.items()} == {"a": 0.5, "b": 0.5}
+    assert run.cardinality == [1, 1, 1]
+    assert evaluate_samples([["1", "2", "3"]], ["1"]).cardinality == [0, 1, 0, 0]
+    # One problem, half right: V = 1/4, SE = sqrt(1 * 1/4 / (2 - 1)).
+    assert b.pass_at_1.standard_error == 0.5
+    assert str(b.pass_at_1) == "50.0 % ± 100.0"
+    assert str(evaluate_samples([["1"]], ["1"]).pass_at[1]) == "100.0 %"  # a single draw has no error
+
+
+def test_everything_survives_json():
+    answers, truths = make(samples=8)
+    samples = encode(answers, truths, np.ones((60, 8)).tolist(), groups={"level": ["1", "2"] * 30})
+    run = evaluate_in_full(samples)
+    assert list(run.pass_at) == [1, 2, 4, 8]
+    assert list(run.maj_at) == list(run.weighted_sc_at) == list(run.best_at) == [2, 4]
+    assert list(run.groups["level"]["1"].maj_at) == [4]
+    # With equal scores the vote is that of the majority, and the best is any valid one.
+    assert run.weighted_sc_at[4].value == pytest.approx(run.maj_at[4].value, abs=0.02)
+    plain = json.loads(json.dumps(run.to_dict(), allow_nan=False))
+    again = Evaluation.from_dict(plain)
+    assert again.to_dict() == run.to_dict()
+    assert again.pass_at[1] == run.pass_at[1]
+    assert again.groups == run.groups
+    assert np.isnan(again.pass_at[8].standard_error)
+    old = {name: plain[name] for name in ("pass_at", "maj_at", "shares", "cardinality", "num_problems", "num_samples")}
+    assert Evaluation.from_dict(old).groups == {}
+
+
+def test_one_sample():
+    run = evaluate_in_full(encode([["1"], ["2"]], ["1", "1"], [[1.0], [0.5]]))
+    assert (list(run.pass_at), run.maj_at, run.best_at) == ([1], {}, {})
+
+
+def test_without_scores_nothing_is_made_of_them():
+    run = evaluate_in_full(encode(*make(samples=4)))
+    assert (list(run.pass_at), list(run.maj_at), run.weighted_sc_at, run.best_at) == ([1, 2, 4], [2], {}, {})
+
+
+def test_candidates_are_grouped_by_their_problem():
+    """Whatever the order of the rows: problem 3 has one right answer of two, problem 8 two."""
+    rows = Dataset.from_dict(
+        {"problem_id": [3, 8, 3, 8], "extracted": ["1", "2", None, "2"], "answer": ["1", "2", "1", "2"]}
+    )
+    evaluation = evaluate_candidates(rows)
+    assert evaluation.pass_at[1].value == 0.75
+    assert evaluation.cardinality == [0, 1, 1]
+    assert (evaluation.num_problems, evaluation.num_samples) == (2, 2)
+    with pytest.raises(ValueError, match="same number of samples"):
+        evaluate_candidates(rows.select([0, 1, 2]))
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_draws_are_those_of_the_seed(seed):
+    answers, truths = make(problems=7, samples=8)
+    scores = np.random.default_rng(5).random((7, 8)).tolist()
+    given, samples = {"seed": seed} if seed else {}, encode(answers, truths, scores)
+    expected = resampled_estimate(samples, weighted_sc_solved, 2, **given)
+    assert expected == resampled_estimate(samples, weighted_sc_solved, 2, seed, draws=100)  # the paper's
+    assert expected != resampled_estimate(samples, weighted_sc_solved, 2, seed + 1)
+    rows = Dataset.from_dict({
+        "problem_id": np.repeat(range(7), 8), "extracted": [a for row in answers for a in row],
+        "answer": ["7"] * 56, "score": [s for row in scores for s in row],
+    })  # fmt: skip
+    for run in (
+        evaluation.evaluate(samples, weighted_sc_ks=[1, 2], **given),
+        evaluate_in_full(samples, **given),
+        evaluate_samples(answers, truths, scores=scores, weighted_sc_ks=[2], **given),
+        evaluate_candidates(rows, weighted_sc_ks=[2], **given),
+    ):
+        assert run.weighted_sc_at[2] == expected
+    # A single vote decides by itself: exact, as pass@1.
+    assert evaluation.evaluate(samples, weighted_sc_ks=[1]).weighted_sc_at[1] == run.pass_at[1]
+
+
+def test_runs_are_compared_at_the_ks_that_all_have():
+    first, second = dict.fromkeys([4, 2, 1, 8]), dict.fromkeys([1, 2, 4, 16])
+    assert evaluation.shared_ks([first, second]) == [4, 2, 1]
+    assert evaluation.shared_ks([second]) == [1, 2, 4, 16]

@@ -1,0 +1,33 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from topr_trl.evaluation.answers import encode
+from topr_trl.evaluation.bootstrap import compare
+from topr_trl.evaluation.estimates import evaluate_in_full
+from topr_trl.evaluation.plots import plot_evaluations
+
+
+def make(seed, samples, scored=True, groups=None):
+    rng = np.random.default_rng(seed)
+    answers = rng.choice(["7", "1", "2"], (30, samples)).tolist()
+    return encode(answers, ["7"] * 30, rng.random((30, samples)).tolist() if scored else None, groups=groups)
+
+
+@pytest.mark.parametrize("samples", [(1,), (2,), (8,), (8, 8), (4, 16)])
+@pytest.mark.parametrize("columns", [(), ("level",), ("subject", "level")])
+def test_pictures(tmp_path, samples, columns):
+    groups = {column: ["a", "b", "none"] * 10 for column in columns}
+    runs = {f"run {i}": make(i, size, i == 0, groups) for i, size in enumerate(samples)}
+    differences = compare(*runs.values()) if len(runs) == 2 else None
+    path = tmp_path / "picture.png"
+    plot_evaluations({name: evaluate_in_full(run) for name, run in runs.items()}, path, differences)
+    width, height = Image.open(path).size
+    assert width == (1_000 if len(runs) == 1 else 1_400)
+    assert (height > 450) == bool(columns)
+
+
+def test_a_column_that_one_run_lacks_is_left_out(tmp_path):
+    runs = {"a": make(0, 4, groups={"level": ["1"] * 30}), "b": make(1, 4)}
+    plot_evaluations({name: evaluate_in_full(run) for name, run in runs.items()}, tmp_path / "picture.svg")
+    assert "By level" not in (tmp_path / "picture.svg").read_text()

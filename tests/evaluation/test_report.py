@@ -1,0 +1,74 @@
+import json
+
+import numpy as np
+import pytest
+
+from topr_trl.evaluation import report
+from topr_trl.evaluation.answers import encode
+from topr_trl.evaluation.estimates import Evaluation, evaluate_samples
+from topr_trl.evaluation.plots import plot_comparison
+from topr_trl.evaluation.report import comparison_table, groups_table, write_report
+
+
+def make(seed=0, problems=40, samples=8, scored=False, groups=None):
+    rng = np.random.default_rng(seed)
+    answers = rng.choice(["7", "1", "2", ""], (problems, samples), p=[0.4, 0.2, 0.2, 0.2])
+    scores = rng.random((problems, samples)).tolist() if scored else None
+    return encode([[a or None for a in row] for row in answers], ["7"] * problems, scores, groups=groups)
+
+
+def evaluation(seed, **ks):
+    rng = np.random.default_rng(seed)
+    return evaluate_samples(rng.choice(["7", "1"], (30, 6)).tolist(), ["7"] * 30, **ks)
+
+
+def test_table(tmp_path):
+    runs = {name: evaluation(seed, maj_ks=[6]) for seed, name in enumerate(("before", "after"))}
+    table = comparison_table(runs)
+    assert "pass@1" in table
+    assert "±" in table
+    assert "nan" not in table
+    assert len({len(line) for line in table.splitlines()[:-1]}) == 1
+    assert table.splitlines()[-1] == "(30 problems, 6 samples each; ± is two standard errors)"
+    plot_comparison(runs, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_a_run_without_an_answer_gets_a_hint():
+    runs = {"a": evaluation(0), "b": evaluate_samples([[None, None]] * 3, ["7"] * 3)}
+    assert comparison_table(runs).splitlines()[-1].startswith("b: no sample has an answer. Is it the right --task")
+
+
+def test_a_table_has_the_k_that_all_runs_have():
+    runs = {"old": evaluation(0, maj_ks=[4]), "new": evaluation(1, pass_ks=[1, 2], maj_ks=[2, 4])}
+    for order in (runs, dict(reversed(runs.items()))):
+        labels = [line.split()[0] for line in comparison_table(order).splitlines()[2:-1]]
+        assert labels == ["pass@1", "maj@4", "correct", "incorrect", "invalid"]
+
+
+def test_one_run(tmp_path):
+    groups = {"subject": ["algebra", "geometry"] * 20, "level": ["1", "2", "3", "none"] * 10}
+    text = write_report(tmp_path, {"estimate": make(scored=True, groups=groups)})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["evaluation.json", "evaluation.png"]
+    found = Evaluation.from_dict(json.loads((tmp_path / "evaluation.json").read_text()))
+    assert list(found.weighted_sc_at) == [2, 4]
+    assert groups_table(found) in text
+    assert [line.split()[:2] for line in text.splitlines() if line.startswith("geometry")] == [["geometry", "20"]]
+    assert "weighted_sc@4" in text
+
+
+def test_two_runs(tmp_path):
+    text = write_report(tmp_path, {"base": make(), "after": make(1)})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["comparison.json", "comparison.png", "evaluation.json"]
+    plain = json.loads((tmp_path / "comparison.json").read_text())
+    assert list(plain["runs"]) == ["base", "after"]
+    assert plain["runs"]["base"] == json.loads((tmp_path / "evaluation.json").read_text())
+    base, after = (Evaluation.from_dict(run).maj_at[4].value for run in plain["runs"].values())
+    assert plain["differences"]["maj@4"]["difference"] == pytest.approx(after - base)
+    assert "(after minus base, in points; paired bootstrap over the problems)" in text
+
+
+def test_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "find_spec", lambda name: None)
+    assert "matplotlib is not installed" in write_report(tmp_path, {"estimate": make()})
+    assert not list(tmp_path.glob("*.png"))

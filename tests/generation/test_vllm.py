@@ -1,0 +1,143 @@
+"""On the real engine; `make test-vllm` runs these in an environment of their own, since vLLM pins what it needs."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, SamplingArguments, load_candidates
+from topr_trl.generation.vllm import VLLMArguments, sample_candidates_with_vllm, start_engine
+from topr_trl.log_mu import fingerprint
+from topr_trl.tasks import arithmetic, gsm8k
+
+pytest.importorskip("vllm")
+
+FLOAT32 = VLLMArguments(vllm_dtype="float32", vllm_enforce_eager=True, vllm_max_model_length=512)
+# Engine and trainer compute in float32, in other orders.
+TOLERANCE = 1e-3  # of the log-probability of a token
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return gsm8k.prepare(arithmetic.arithmetic_dataset(6, seed=1), num_shots=0)
+
+
+def trainers_logps(model, row):
+    ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
+    with torch.no_grad():
+        logps = model(ids).logits[0, :-1].log_softmax(-1)
+    drawn = logps.gather(1, ids[0, 1:, None]).squeeze(1)
+    return drawn[len(row["prompt_ids"]) - 1 :]
+
+
+def assert_engine_is_the_model(rows, model):
+    for row in rows:
+        theirs = torch.tensor(row["sampler_logps"])
+        torch.testing.assert_close(theirs, trainers_logps(model, row), atol=TOLERANCE, rtol=1e-3)
+
+
+def test_checkpoints_of_the_trainer_from_iteration_to_iteration(problems, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
+    path, args = str(arithmetic.CARELESS_MODEL), SamplingArguments(num_candidates=4, max_new_tokens=80)
+    starts = []
+    for iteration in (1, 2):
+        engine = start_engine(path, FLOAT32)
+        rows = sample_candidates_with_vllm(engine, problems, args, seed=iteration)
+        if iteration == 1:
+            again = sample_candidates_with_vllm(engine, problems, args, seed=iteration)
+            other = sample_candidates_with_vllm(engine, problems, args, seed=99)
+            assert again["completion_ids"][:] == rows["completion_ids"][:] != other["completion_ids"][:]
+            # More prompts than fit into a batch.
+            many = gsm8k.prepare(arithmetic.arithmetic_dataset(300, seed=2), num_shots=0)
+            few_tokens = SamplingArguments(num_candidates=1, max_new_tokens=2)
+            assert len(sample_candidates_with_vllm(engine, many, few_tokens)) == 300
+            stopped = sample_candidates_with_vllm(engine, problems, args, stop_strings=("=",))
+            for row in stopped:
+                assert row["completion"].endswith("=") or "=" not in row["completion"]
+                assert len(row["sampler_logps"]) == len(row["completion_ids"])
+        del engine
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        start = fingerprint(model)
+        assert_engine_is_the_model(rows, model)
+        assert rows["problem_id"][:] == [i for i in range(6) for _ in range(4)]
+        assert rows["sample_id"][:] == [0, 1, 2, 3] * 6
+        assert "stop" in rows["finish_reason"][:]
+        for row in rows:
+            assert (row["completion_ids"][-1] == tokenizer.eos_token_id) == (row["finish_reason"] == "stop")
+            assert row["prompt_ids"] == tokenizer(row["prompt"])["input_ids"]
+            assert len(set(row["completion_ids"])) > 1
+        rewards = [1.0 if gsm8k.extract_answer(r["completion"]) == r["answer"] else -1.0 for r in rows]
+        scored = rows.add_column("reward", rewards)
+        path = str(tmp_path / f"iteration-{iteration}")
+        trainer = OfflineTOPRTrainer(
+            model,
+            OfflineTOPRConfig(path, learning_rate=1e-3, use_cpu=True, bf16=False, report_to="none", max_steps=3),
+            scored,
+            processing_class=tokenizer,
+        )
+        trainer.train()
+        trainer.save_model()
+        starts.append(start)
+    assert starts[0] != starts[1]  # the second engine had the trained weights
+
+
+def test_rope_settings_survive_the_round_trip(problems, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
+    rope = {"rope_type": "llama3", "rope_theta": 30_000.0, "factor": 4.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=512, rope_parameters=rope, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0)  # attention that depends on where a token stands
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    engine = start_engine(str(tmp_path), FLOAT32)
+    rows = sample_candidates_with_vllm(engine, problems, SamplingArguments(num_candidates=2, max_new_tokens=200))
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert_engine_is_the_model(rows, reloaded)
+    # The test can tell: without the scaling the log-probabilities are others.
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 10_000.0}
+    plain = LlamaForCausalLM(config)
+    plain.load_state_dict(reloaded.state_dict())
+    assert (torch.tensor(rows[0]["sampler_logps"]) - trainers_logps(plain, rows[0])).abs().max() > 100 * TOLERANCE
+
+
+def test_loop_with_the_engine_that_is_killed_while_it_samples(tmp_path):
+    command = [
+        sys.executable, "-m", "topr_trl", "iterate", "--sampling_backend", "vllm", "--vllm_dtype", "float32",
+        "--vllm_enforce_eager", "true", "--vllm_max_model_length", "512", "--num_train_problems", "12",
+        "--num_test_problems", "4", "--num_shots", "0", "--problems_per_shard", "4", "--num_candidates", "4",
+        "--eval_samples", "2", "--max_new_tokens", "60", "--bf16", "false", "--use_cpu", "true", "--dtype", "float32",
+        "--report_to", "none", "--output_dir", str(tmp_path / "run"), "--keep_copies", "true",
+    ]  # fmt: skip
+    candidates = tmp_path / "run" / "iteration-1" / "candidates"
+    with (tmp_path / "log").open("a") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        while process.poll() is None and not list(candidates.glob("*.parquet")):
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        finished = {path.name: path.stat().st_mtime_ns for path in candidates.glob("*.parquet")}
+        assert subprocess.run(command, stdout=log, stderr=log, check=False).returncode == 0, tail(tmp_path / "log")
+    assert finished, tail(tmp_path / "log")
+    assert all((candidates / name).stat().st_mtime_ns == written for name, written in finished.items())
+    rows = load_candidates(candidates)
+    assert sorted(zip(rows["problem_id"], rows["sample_id"], strict=True)) == [
+        (p, s) for p in range(12) for s in range(4)
+    ]
+    assert "pass@1" in tail(tmp_path / "log")
+
+
+def tail(path):
+    return path.read_text()[-4_000:]

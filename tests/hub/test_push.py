@@ -1,0 +1,470 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset
+from hub_server import TOKEN, serve
+from huggingface_hub import DatasetCard, ModelCard
+
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, evaluate_samples, load_candidates
+from topr_trl.cli import main as cli
+from topr_trl.data.tables import save_candidates
+from topr_trl.hub import push_to_hub
+from topr_trl.hub.push import _is_stale, pack
+from topr_trl.model_card import PAPER, add_evaluation
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline.lineage import first_weights, lineage
+from topr_trl.pipeline.loop import LoopArguments, plan
+
+HERE = Path(__file__).parent
+SETTINGS = {
+    "num_train_problems": 6, "num_test_problems": 3, "num_shots": 0, "problems_per_shard": 3, "num_candidates": 4,
+    "eval_samples": 2, "max_new_tokens": 40, "baseline": 0.25, "curation": "uniform", "iteration_size": 20,
+    "learning_rate": 1e-3, "optim": "adamw_torch", "per_device_train_batch_size": 4, "bf16": False, "max_steps": 2,
+    "report_to": "none", "gradient_checkpointing": False, "use_cpu": True, "dtype": "float32", "disable_tqdm": True,
+}  # fmt: skip
+PICKLES = (".bin", ".pt", ".pth", ".pkl")
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory):
+    """What `topr iterate` leaves behind, its stages run in this process."""
+    out = tmp_path_factory.mktemp("loop")
+    for step in plan(LoopArguments(), None, out):
+        cli.main([step.stage, *as_arguments(SETTINGS), *step.options()])
+    return out
+
+
+def as_arguments(settings):
+    return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+
+
+@pytest.fixture(scope="module")
+def pushed(loop, tmp_path_factory):
+    """A Hub to which everything has been pushed, and the folder of the trainers that did."""
+    out = tmp_path_factory.mktemp("pushed")
+    with serve() as hub:
+        done = start(hub, "pushed.py", out, loop)
+        hub.messages = done.stdout + done.stderr
+        yield hub, out
+
+
+def start(hub, script, *folders):
+    """A Python of its own: the client reads its endpoint when it is imported."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {
+        "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HOME": str(folders[0] / "home"), "OMP_NUM_THREADS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_XET": "1",  # a protocol of its own for large files; without it they go by LFS
+    }  # fmt: skip
+    command = [sys.executable, str(HERE / script), *map(str, folders)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4_000:]
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_what_was_pushed_is_loaded_without_this_package(pushed, loop):
+    hub, out = pushed
+    start(hub, "loaded.py", out, loop)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_trainers_push_their_checkpoints(pushed):
+    hub, _ = pushed
+    steps = [f"Training in progress, step {k}" for k in (1, 2)]
+    assert hub.repos["model", "me/every_save"].messages[1:] == steps
+    with_state = [message for step in steps for message in (step, f"{step}, checkpoint")]
+    for name, folders in (("checkpoint", {"last-checkpoint"}), ("all_checkpoints", {"checkpoint-1", "checkpoint-2"})):
+        repo = hub.repos["model", f"me/{name}"]
+        assert repo.messages[1:] == with_state
+        assert {path.partition("/")[0] for path in repo.files if "/" in path} == folders
+        assert {f"{folder}/optimizer.pt" for folder in folders} < set(repo.files)
+    assert hub.repos["model", "me/online"].private
+    assert not hub.repos["model", "me/offline"].private
+    assert "commit a data file" not in hub.messages
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_cards_of_the_trainers(pushed):
+    hub, _ = pushed
+    card = ModelCard(hub.repos["model", "me/offline"].files["README.md"].decode())
+    assert card.data.datasets == "me/sums"
+    assert "| pass@1 | 50.0 %" in card.text
+    assert hub.repos["model", "me/offline"].files["evaluation.png"].startswith(b"\x89PNG")
+    assert "| rows | 6 rows, 50.0% positive" in card.text
+    online = hub.repos["model", "me/online"].files["README.md"].decode()
+    assert 'model="me/online"' in online
+    assert "| baseline | 0.5 |" in online
+    for repo in ("offline", "online", "checkpoint"):
+        assert PAPER["citation"] in hub.repos["model", f"me/{repo}"].files["README.md"].decode()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_topr_push_sends_no_pickle_and_replaces_shards(pushed, loop):
+    hub, out = pushed
+    model, checkpoint = (hub.repos["model", f"me/{name}"].files for name in ("solver", "from-a-checkpoint"))
+    assert any(path.suffix in PICKLES for path in (out / "every_save" / "checkpoint-2").iterdir())
+    for files in (model, checkpoint):
+        assert not [path for path in files if path.endswith(PICKLES)]
+        assert "model.safetensors" in files
+    assert 'model="me/from-a-checkpoint"' in checkpoint["README.md"].decode()
+    assert "| steps | 2, learning rate 0.001, adafactor |" in checkpoint["README.md"].decode()
+    assert hub.repos["dataset", "me/candidates"].private
+    replaced = hub.repos["dataset", "me/replaced"]
+    assert "candidates-00000-of-00001.parquet" in replaced.commits[1]
+    shards = {path.name for path in (loop / "iteration-1" / "log_mu").glob("*.parquet")}
+    assert {path for path in replaced.files if path.endswith(".parquet")} == shards
+
+
+def test_card_of_a_loop_s_model(loop):
+    model = loop / "iteration-1" / "model"
+    parcel = pack(model, "me/solver")
+    card = ModelCard(parcel.card)
+    assert parcel.repo_type == "model"
+    assert {"model.safetensors", "config.json", "tokenizer.json", "evaluation.png", "README.md"} <= set(parcel.files)
+    assert "training_args.bin" in parcel.left_out
+    assert {"topr", "trl"} <= set(card.data.tags)
+    results = {name: folder / "test/results/evaluation.json" for name, folder in
+               (("before", loop / "base"), ("after", loop / "iteration-1"))}  # fmt: skip
+    shares = [100 * json.loads(path.read_text())["shares"]["correct"] for path in results.values()]
+    assert f"| correct | {shares[0]:.1f} % | {shares[1]:.1f} % |" in card.text
+    assert "![before and after](evaluation.png)" in card.text
+    assert "| baseline | 0.25 |" in card.text
+    assert "| curation | uniform |" in card.text
+    curated = json.loads((loop / "iteration-1/curated/_manifest.json").read_text())
+    assert f"| rows | {curated['rows']} rows, " in card.text
+    assert "| steps | 2, learning rate 0.001, adamw_torch |" in card.text
+    assert "temperature, top-p, top-k | 1, 1, 500" in card.text
+    assert 'pipeline("text-generation", model="me/solver")' in card.text
+    assert PAPER["citation"] in card.text
+    assert "## Limits" in card.text
+
+
+def test_results_of_other_weights_are_not_on_the_card(loop, tmp_path):
+    run = shutil.copytree(loop, tmp_path / "run")
+    note = run / "iteration-1/test/candidates/_manifest.json"
+    known = json.loads(note.read_text())
+    known["inputs"]["weights"] = "of another model"
+    note.write_text(json.dumps(known))
+    assert "## Evaluation" not in pack(run / "iteration-1" / "model", "me/solver").card
+    base, own = (run / name / "test" / "results" for name in ("base", "iteration-1"))
+    assert "## Evaluation" in pack(run / "iteration-1" / "model", "me/solver", base, own).card
+
+
+def test_metadata_is_of_a_whole_split_alone(loop, tmp_path):
+    run = shutil.copytree(loop, tmp_path / "run")
+    model, note = run / "iteration-1" / "model", run / "iteration-1/test/candidates/_manifest.json"
+    known = json.loads(note.read_text())
+    for count, results in ((3, None), (None, {"pass@1", "pass@2"})):
+        known["inputs"] |= {"dataset_name": "openai/gsm8k", "num_test_problems": count}
+        note.write_text(json.dumps(known))
+        card = ModelCard(pack(model, "me/solver").card)
+        assert ("the first 3 problems of [openai/gsm8k]" in card.text) == (count == 3)
+        assert (card.data.eval_results and {r.metric_type for r in card.data.eval_results}) == results
+
+
+def test_a_second_iteration_began_where_the_loop_did(loop, tmp_path):
+    run = shutil.copytree(loop, tmp_path / "run")
+    first, second = run / "iteration-1" / "model", shutil.copytree(run / "iteration-1", run / "iteration-2") / "model"
+    for folder, weights in ((second, first), (run / "iteration-2/test/candidates", second)):
+        known = json.loads((folder / manifest.NAME).read_text())
+        inputs = {n: v for n, v in known["inputs"].items() if n not in ("model", "revision")}
+        known["inputs"] = inputs | {"weights": manifest.fingerprint(weights)}
+        known["files"] |= {"config.json": known["files"].get("config.json", {}) | {"sha256": "another"}}
+        (folder / manifest.NAME).write_text(json.dumps(known))
+    assert manifest.fingerprint(first) != manifest.fingerprint(second)
+    assert first_weights(second) == first_weights(first) == {"model": "the embedded model", "revision": "main"}
+    (run / "base/test/candidates" / manifest.NAME).unlink()  # who knows what was tested there
+    assert "| measure | after |" in pack(first, "me/x").card
+
+
+def test_card_of_candidates(loop):
+    for stage, split in (
+        ("iteration-1/scored", "train"),
+        ("iteration-1/log_mu", "train"),
+        ("base/test/scored", "test"),
+    ):
+        parcel = pack(loop / stage, "me/rows")
+        card, rows = DatasetCard(parcel.card), load_candidates(loop / stage)
+        assert parcel.repo_type == "dataset"
+        assert "_manifest.json" in parcel.files
+        assert card.data.configs[0]["data_files"] == [{"split": split, "path": "*.parquet"}]
+        assert f"| responses | {len(rows)} |" in card.text
+        count = rows["verdict"][:].count("correct")
+        assert f"correct: {count} ({count / len(rows):.1%})" in card.text
+        assert all(f"| `{name}` | `" in card.text for name in rows.column_names)
+        assert "| temperature, top-p, top-k | 1, 1, 500 |" in card.text
+    fingerprint = load_candidates(loop / "iteration-1/log_mu")["mu_fingerprint"][0]
+    for stage in ("scored", "log_mu"):
+        assert f"| fingerprint of μ | `{fingerprint}` |" in pack(loop / "iteration-1" / stage, "me/rows").card
+    assert "fingerprint of μ" not in pack(loop / "base/test/scored", "me/rows").card
+
+
+def test_rows_of_others_are_pushed_with_what_is_known(rows, tmp_path):
+    rows.to_json(tmp_path / "rows.jsonl")
+    parcel = pack(tmp_path / "rows.jsonl", "me/rows")
+    card = DatasetCard(parcel.card)
+    assert set(parcel.files) == {"rows.jsonl", "README.md"}
+    assert card.data.configs[0]["data_files"] == [{"split": "train", "path": "rows.jsonl"}]
+    assert "8 responses to 2 problems:" in card.text
+    assert "| `reward` | -1: 6 (75.0%), +1: 2 (25.0%) |" in card.text
+    assert "How they were made" not in card.text
+
+
+def test_a_card_that_somebody_wrote_is_kept(loop, tmp_path):
+    files = pack(loop / "iteration-1" / "model", "me/solver").files
+    for name in ("model.safetensors", "config.json"):
+        shutil.copy(files[name], tmp_path)
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n\nMy words.\n")
+    results = loop / "base" / "test" / "results"
+    card = ModelCard(pack(tmp_path, "me/mine", before=results).card)
+    assert card.data.license == "mit"
+    assert card.text.index("My words.") < card.text.index("## Evaluation")
+    assert "| measure | before |" in card.text
+
+
+def test_a_checkpoint_has_its_own_step_on_its_card(model, tokenizer, rows, tmp_path):
+    trainer = OfflineTOPRTrainer(model, config(tmp_path, save_steps=1), rows, processing_class=tokenizer)
+    trainer.train()
+    trainer.evaluations = {"after": evaluate_samples([["7", "8"]], ["7"])}
+    trainer.create_model_card()
+    first, last = (pack(tmp_path / f"checkpoint-{step}", "me/x") for step in (1, 2))
+    assert "| steps | 1, learning rate 5e-07, adafactor |" in first.card
+    assert "| steps | 2, learning rate" in last.card
+    assert "## Evaluation" in last.card  # of the last step, and of no other
+    assert "## Evaluation" not in first.card
+    assert ("evaluation.png" in last.files, "evaluation.png" in first.files) == (True, False)
+    assert "optimizer.pt" in first.left_out
+
+
+def test_an_adapter_s_card_is_the_trainer_s(model, tokenizer, rows, tmp_path):
+    lora = pytest.importorskip("peft").LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    args = config(tmp_path, save_steps=2)
+    OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer, peft_config=lora).train()
+    assert "More Information Needed" in (tmp_path / "checkpoint-2" / "README.md").read_text()  # PEFT's form
+    parcel = pack(tmp_path / "checkpoint-2", "me/x")
+    assert {"adapter_model.safetensors", "adapter_config.json", "README.md"} <= set(parcel.files)
+    assert "More Information Needed" not in parcel.card
+    assert PAPER["citation"] in parcel.card
+    assert ModelCard(parcel.card).data.library_name == "peft"
+
+
+def config(folder, **settings):
+    return OfflineTOPRConfig(
+        str(folder), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none", max_steps=2,
+        save_strategy="steps", **settings,
+    )  # fmt: skip
+
+
+def test_evaluations_become_metadata():
+    card = ModelCard("---\nmodel_name: mine\n---\n# Mine\n\n## Training procedure\n\nLong.\n")
+    old, new = evaluate_samples([["7", "8"]], ["7"]), evaluate_samples([["7", "7"]], ["7"], maj_ks=[1])
+    add_evaluation(card, {"before": new, "after": old}, picture=True, dataset="openai/gsm8k")
+    add_evaluation(card, {"before": old, "after": new}, picture=False, dataset="openai/gsm8k")
+    assert card.text.count("## Evaluation") == 1
+    assert card.text.index("## Evaluation") < card.text.index("## Training procedure")
+    assert "evaluation.png" not in card.text
+    found = {result.metric_type: result.metric_value for result in ModelCard(str(card)).data.eval_results}
+    assert found == {"pass@1": 100.0, "maj@1": 100.0}
+
+
+def test_the_trainer_s_card_has_its_evaluations(model, tokenizer, rows, tmp_path, monkeypatch):
+    monkeypatch.setattr("trl.trainer.base_trainer.get_comet_experiment_url", lambda: "https://tracker.example/run")
+    trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
+    trainer.create_model_card()
+    assert "## Evaluation" not in (tmp_path / "README.md").read_text()
+    trainer.evaluations = {"before": evaluate_samples([["7", "8"]], ["7"])}
+    trainer.create_model_card("mine", dataset_name="openai/gsm8k", tags="sums")
+    card = ModelCard.load(tmp_path / "README.md")
+    assert {"sums", "topr", "generated_from_trainer"} <= set(card.data.tags)
+    assert card.data.datasets == "openai/gsm8k"
+    assert card.data.eval_results is None  # trained on it; who knows what it was tested on
+    assert "licence" not in card.data.to_dict()
+    assert card.text.count("](https://tracker.example/run)") == 1
+    assert (tmp_path / "evaluation.png").is_file()
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def damage(run, what):
+    """Make a copy of a loop unfit to be pushed; the folder to push."""
+    model, scored = run / "iteration-1" / "model", run / "iteration-1" / "scored"
+    checkpoint = shutil.copytree(model, run / "checkpoint-2")
+    (checkpoint / "_manifest.json").unlink()
+    (checkpoint / "trainer_state.json").write_text('{"global_step": 2}')
+    if what == "unfinished":
+        known = json.loads((scored / "_manifest.json").read_text())
+        (scored / "_manifest.json").write_text(json.dumps(known | {"files": None}))
+        return scored
+    if what == "dropped":
+        manifest.drop(run / "iteration-1" / "candidates", scored)
+        return run / "iteration-1" / "candidates"
+    if what == "a loop":
+        shutil.rmtree(checkpoint)
+        return run
+    if what == "empty":
+        (run / "empty").mkdir()
+        return run / "empty"
+    if what == "lost shard":
+        (scored / "_manifest.json").unlink()
+        next(scored.glob("*.parquet")).unlink()
+        return scored
+    if what == "columns":
+        (scored / "_manifest.json").unlink()
+        shard = sorted(scored.glob("*.parquet"))[1]
+        pq.write_table(pq.read_table(shard).drop_columns(["verdict"]), shard)
+        return scored
+    if what == "no rows":
+        path = run / "rows.parquet"
+        pq.write_table(pa.table({"prompt": pa.array([], pa.string()), "completion": pa.array([], pa.string())}), path)
+        return path
+    if what == "torn":
+        (checkpoint / "trainer_state.json").write_text('{"global_step"')
+    if what == "pickled":
+        (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
+    if what == "cut":
+        cut(checkpoint / "model.safetensors")
+    if what == "index":
+        index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model.safetensors"}}
+        (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("unfinished", "scored is not finished: run the stage"),
+        ("dropped", "The rows of .* were removed when .*scored had been made of them"),
+        ("a loop", "holds neither a model .* nor candidates .* There are .*iteration-1/model"),
+        ("empty", "empty holds neither a model .* nor candidates"),
+        ("lost shard", "holds 1 of 2 shards"),
+        ("columns", "need the same columns; they differ in verdict"),
+        ("no rows", "There is no row in"),
+        ("torn", "is not whole: trainer_state.json"),
+        ("pickled", "holds no weights as safetensors"),
+        ("cut", "model.safetensors cannot be read"),
+        ("index", "lacks 1 of 2 files of its weights, as model-00001-of-00002.safetensors"),
+        ("no card", "was trained is not known: there is no .*README.md"),
+    ],
+)
+def test_what_cannot_be_pushed(loop, tmp_path, what, message):
+    folder = damage(shutil.copytree(loop, tmp_path / "run"), what)
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as raised:
+        pack(folder, "me/x")
+    assert "\n" not in str(raised.value)
+
+
+def test_settings_that_cannot_be(loop, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    scored, model = loop / "iteration-1" / "scored", loop / "iteration-1" / "model"
+    with pytest.raises(ValueError, match="Pushing needs an account: run `hf auth login`"):
+        push_to_hub(scored, "me/x")
+    with pytest.raises(ValueError, match="Repo id"):
+        cli.main(["push", "--input", str(scored), "--repo_id", "me/x/y", "--dry_run"])
+    with pytest.raises(FileNotFoundError, match="There is no nowhere to push"):
+        pack(Path("nowhere"), "me/x")
+    with pytest.raises(ValueError, match="are for the card of a model"):
+        pack(scored, "me/x", before="results")
+    with pytest.raises(FileNotFoundError, match="--before and --after name folders of topr evaluate"):
+        pack(model, "me/x", before=tmp_path)
+    with pytest.raises(ValueError, match="topr push --input FOLDER"):
+        cli.main(["sample", *as_arguments(SETTINGS), "--output", str(tmp_path / "x"), "--push_to_hub", "true"])
+
+
+def test_dry_run(loop, capsys):
+    cli.main(["push", "--input", str(loop / "iteration-1" / "model"), "--repo_id", "me/x", "--dry_run"])
+    printed = capsys.readouterr().out
+    assert "bytes  model.safetensors" in printed
+    assert "Left out: trainer_state.json, training_args.bin" in printed
+    assert "# x\n" in printed
+
+
+def test_what_an_earlier_push_left_does_not_stay_beside_the_new(loop):
+    """An adapter's configuration beside a model, or a manifest beside other rows, would be believed."""
+    model = pack(loop / "iteration-1" / "model", "me/x")
+    rows = pack(next((loop / "iteration-1" / "scored").glob("*.parquet")), "me/rows")
+    assert _is_stale("adapter_config.json", model)
+    assert _is_stale("model-00001-of-00002.safetensors", model)
+    assert not _is_stale("config.json", model)  # a new one comes
+    assert _is_stale("additional_chat_templates/tool.jinja", model)
+    for own in ("notes.txt", "training_config.json", "elsewhere/model.safetensors"):
+        assert not _is_stale(own, model)
+    assert _is_stale(manifest.NAME, rows)
+
+
+def test_a_merged_adapter_has_the_card_of_its_model(loop, tmp_path):
+    model = shutil.copytree(loop, tmp_path / "run") / "iteration-1" / "model"
+    (model / "adapter").mkdir()
+    shutil.copy(model / "model.safetensors", model / "adapter" / "adapter_model.safetensors")
+    (model / "adapter" / "adapter_config.json").write_text("{}")
+    (model / "adapter" / "README.md").write_text("# Model Card\n\n[More Information Needed]\n")  # PEFT's form
+    card = ModelCard(pack(model / "adapter", "me/x").card)
+    assert "More Information Needed" not in card.text
+    for line in pack(model, "me/x").card.splitlines():
+        if line.startswith(("| steps", "| pass@1")):
+            assert line in card.text
+    assert card.data.library_name == "peft"
+
+
+def test_code_of_a_model_goes_with_it(loop, tmp_path):
+    """Only if its configuration names it: it cannot be loaded without."""
+    model = shutil.copytree(loop / "iteration-1" / "model", tmp_path / "model")
+    (model / "modeling_mine.py").touch()
+    assert "modeling_mine.py" in pack(model, "me/x").left_out
+    own = json.loads((model / "config.json").read_text()) | {"auto_map": {"AutoModelForCausalLM": "modeling_mine.M"}}
+    (model / manifest.NAME).unlink()
+    (model / "README.md").write_text("# Mine\n")
+    (model / "config.json").write_text(json.dumps(own))
+    assert "modeling_mine.py" in pack(model, "me/x").files
+
+
+def test_a_damaged_manifest_beside_a_model_is_not_its_own(loop, tmp_path):
+    run = shutil.copytree(loop / "iteration-1", tmp_path / "run")
+    (run / "other").mkdir()
+    (run / "other" / manifest.NAME).write_text("{")
+    assert pack(run / "model", "me/x").card
+
+
+def test_the_card_of_a_model_tells_what_its_rows_were_chosen_with(loop, tmp_path):
+    """Training by hand is told nothing of it."""
+    scored, curated, model = loop / "iteration-1" / "scored", tmp_path / "curated", tmp_path / "model"
+    chosen = {"curation": "uniform", "baseline": "0.5", "iteration_size": 20}
+    one = as_arguments({name: value for name, value in SETTINGS.items() if name not in chosen})
+    cli.main(["curate", *one, *as_arguments(chosen), "--input", str(scored), "--output", str(curated)])
+    cli.main(["train", *one, "--input", str(curated), "--output", str(model)])
+    card = pack(model, "me/x").card
+    assert "| baseline | 0.5 |" in card
+    assert "| curation | uniform |" in card
+
+
+def test_rows_that_a_stage_has_not_changed(tmp_path):
+    """Their fingerprint is that of what they were made from."""
+    rows = [{"problem_id": "1", "prompt": "1 + 1 = ", "completion": "2", "reward": 1.0, "answer": "2"}]
+    first, again = tmp_path / "first", tmp_path / "again"
+    for folder, source in ((first, "x"), (again, None)):
+        manifest.begin(folder, {"input": source or manifest.fingerprint(first), "dataset_name": str(tmp_path)})
+        save_candidates(Dataset.from_list(rows), folder)
+        manifest.finish(folder, 1)
+    assert manifest.fingerprint(first) == manifest.fingerprint(again)
+    parcel = pack(again, "me/rows")
+    assert len(lineage(again)) <= 2
+    assert str(tmp_path).encode() not in parcel.files[manifest.NAME]
+    (tmp_path / "pushed").mkdir()
+    for name, content in parcel.files.items():
+        (tmp_path / "pushed" / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+    assert manifest.fingerprint(tmp_path / "pushed") == manifest.fingerprint(again)

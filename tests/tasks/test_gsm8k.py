@@ -1,0 +1,153 @@
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from topr_trl.rewards import answer_reward, score_candidates, verdict
+from topr_trl.tasks import gsm8k
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="GSM8K's files are not beside this checkout")
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("6 * 7 = 42. The answer is 42.", "42"),
+        ("the answer is $1,234.50 in total", "1234.5"),
+        ("The answer is 18.00", "18"),
+        ("The answer is -5.", "-5"),
+        ("The answer is 3. No: The answer is 4.", "4"),
+        ("The answer is: 7 apples", "7"),
+        ("The answer is 50% of it", "50"),
+        ("The answer is\n12", None),
+        ("The answer is twelve.", None),
+        ("It is 42.", None),
+        ("", None),
+        ("The answer is -0", "0"),
+        ("The answer is .5", "0.5"),
+        ("The answer is " + "9" * 10_000_000, None),
+        ("The answer is 1e99999999", "1"),
+        ("The answer is 1,234,567.", "1234567"),
+        (r"The answer is -\$5.", "-5"),
+        ("The answer is -$1,200.50", "-1200.5"),
+        ("The answer is €12.00 per day", "12"),
+        ("The answer is £3", "3"),
+        ("The answer is −7.", "-7"),
+        ("The answer is **42**.", "42"),
+        (r"The answer is \boxed{42}.", "42"),
+        ("The answer is 42.0000", "42"),
+        ("The answer is 42 apples and 7 pears.", "42"),
+        ("So the answer is 42. Check: 6 * 7 = 42, which is 2 more than 40.", "42"),
+        ("The answer is 12. The answer is unclear.", None),
+        ("THE END", None),
+        ("The answer is 2 * 9 = 18.", "18"),
+        ("The answer is 36/2.", "18"),
+        ("The answer is 3/4", "3/4"),
+        ("The answer is 5/0", None),
+        ("The answer is:\n18", "18"),
+    ],
+)
+def test_extract_answer(response, answer):
+    assert gsm8k.extract_answer(response) == answer
+
+
+def test_no_digit_is_lost():
+    assert (
+        gsm8k.normalize_number("1234567890123456789012345678901234567.50") == "1234567890123456789012345678901234567.5"
+    )
+
+
+def test_verdict_and_reward():
+    assert [verdict(a, "4") for a in ("4", "5", None)] == ["correct", "incorrect", "invalid"]
+    reward = answer_reward(gsm8k.judge)
+    chat = [[{"role": "assistant", "content": "The answer is 4."}]]
+    assert reward(["The answer is 4.", "4", "The answer is 5."], answer=["4"] * 3) == [1.0, -1.0, -1.0]
+    assert reward(chat, answer=["4"], trainer_state=None) == [1.0]
+
+
+def test_exemplars_are_right():
+    for question, worked, answer in gsm8k.EXEMPLARS:
+        assert gsm8k.extract_answer(f"{worked} The answer is {answer}.") == answer
+        assert answer in worked, question
+
+
+def test_prompt():
+    prompt = gsm8k.build_prompt("How many?", 8)
+    assert prompt.count("Question:") == 9
+    assert prompt.endswith("Question: How many?\nAnswer:")
+    assert gsm8k.build_prompt("How many?", 0) == "Question: How many?\nAnswer:"
+    with pytest.raises(ValueError, match="between 0 and 8"):
+        gsm8k.build_prompt("How many?", 9)
+
+
+def test_malformed_rows():
+    with pytest.raises(ValueError, match=r"'answer'.* missing"):
+        gsm8k.prepare(Dataset.from_dict({"question": ["?"]}))
+    with pytest.raises(ValueError, match=r"Row 0: the answer does not end in `#### N`"):
+        gsm8k.prepare(Dataset.from_dict({"question": ["?"], "answer": ["42"]}))
+    for rows in ({"question": [None], "answer": ["#### 1"]}, {"question": ["?"], "answer": [None]}):
+        with pytest.raises(ValueError, match=r"is empty in 1 of 1 rows"):
+            gsm8k.prepare(Dataset.from_dict(rows))
+    for number in ("1e999999", "1_000", "nan"):  # the first would be a megabyte
+        with pytest.raises(ValueError, match=r"Row 0: the answer does not end in `#### N`"):
+            gsm8k.prepare(Dataset.from_dict({"question": ["?"], "answer": [f"#### {number}"]}))
+    with pytest.raises(FileNotFoundError, match="no file"):
+        gsm8k.load("nowhere.jsonl", "train")
+
+
+@needs_data
+@pytest.mark.parametrize(("name", "count"), [("gsm8k_train", 7_473), ("gsm8k_test", 1_319)])
+def test_real_rows(name, count):
+    raw = gsm8k.load(str(SHARED / f"{name}.jsonl"), "train")
+    problems = gsm8k.prepare(raw)
+    assert len(problems) == count
+    gold = [
+        f"{text.rpartition('####')[0]} The answer is {text.rpartition('####')[2].strip()}." for text in raw["answer"]
+    ]
+    reward = answer_reward(gsm8k.judge)
+    assert set(reward(gold, answer=problems["answer"][:])) == {1.0}
+    shifted = problems["answer"][1:] + problems["answer"][:1]
+    agreeing = sum(a == b for a, b in zip(problems["answer"][:], shifted, strict=True))
+    assert sum(r > 0 for r in reward(gold, answer=shifted)) == agreeing < 0.03 * count
+    assert set(reward([p[-400:] for p in problems["prompt"]], answer=problems["answer"][:])) <= {1.0, -1.0}
+    train_only = set(problems["prompt"])
+    assert len(train_only) == count
+
+
+def test_candidates_are_scored():
+    rows = Dataset.from_dict(
+        {"completion": ["The answer is 4.", "The answer is 5.", "I give up."], "answer": ["4", "4", "4"]}
+    )
+    scored = score_candidates(rows, gsm8k.judge)
+    assert scored["extracted"][:] == ["4", "5", None]
+    assert scored["verdict"][:] == ["correct", "incorrect", "invalid"]
+    assert scored["reward"][:] == [1.0, -1.0, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"completion": [None]}, "`completion` must hold text or messages; row 0 holds None"),
+        ({"answer": [4]}, "`answer` must hold text; row 0 holds 4"),
+        ({"answer": [None]}, "`answer` is empty in 1 of 1"),
+    ],
+)
+def test_rows_that_cannot_be_scored(columns, message):
+    rows = Dataset.from_dict({"completion": ["The answer is 4."], "answer": ["4"], **columns})
+    with pytest.raises(ValueError, match=message):
+        score_candidates(rows, gsm8k.judge)
+
+
+def test_of_messages_the_last_is_scored():
+    messages = [
+        [{"role": "assistant", "content": "The answer is 5."}, {"role": "assistant", "content": "The answer is 4."}]
+    ]
+    rows = Dataset.from_dict({"completion": messages, "answer": ["4"]})
+    assert score_candidates(rows, gsm8k.judge)["verdict"][:] == ["correct"]
+
+
+def test_shards_without_a_valid_answer_have_the_type_of_the_others():
+    valid, invalid = (Dataset.from_dict({"completion": [text], "answer": ["4"]}) for text in ("The answer is 4.", "?"))
+    scored = [score_candidates(rows, gsm8k.judge) for rows in (valid, invalid)]
+    assert scored[0].features == scored[1].features

@@ -1,0 +1,140 @@
+"""A training as pictures: what `topr_trl.metrics` and the trainers log, over the steps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topr_trl.evaluation.plots import COLOURS
+
+# More points than this are drawn pale, under their running mean.
+_MOST_POINTS = 200
+_WINDOW = 25
+_LINES = tuple(zip(COLOURS, ("-", "--", ":"), strict=False))
+
+
+@dataclass
+class Panel:
+    """Metrics that are read together.
+
+    Attributes:
+        title: over the panel.
+        meaning: how to read it, in a sentence or two.
+        lines: label of a line to the names it may have in a log; the first that is there counts.
+        band: names of the lower and upper border of a band around the first line.
+        scale: `"linear"`; `"log"`; `"share"`, from 0 to 1.
+    """
+
+    title: str
+    meaning: str
+    lines: Mapping[str, Sequence[str]]
+    band: tuple[str, str] | None = None
+    scale: str = "linear"
+
+
+def _ratio(sign: str, meaning: str) -> Panel:
+    name = f"topr/log_ratio/{sign}"
+    return Panel(
+        f"log π/μ of {sign}",
+        meaning,
+        {"median": [f"{name}/q50"], "mean": [f"{name}/mean"]},
+        (f"{name}/q05", f"{name}/q95"),
+    )
+
+
+PANELS = (
+    Panel("Reward", "Mean reward of what was sampled while training; held-out rows if there are some.",
+          {"sampled": ["reward"], "held out": ["eval_reward"]}),
+    Panel("Loss", "No measure of success: its weights change, and it may rise while a model improves.",
+          {"training": ["loss"], "held out": ["eval_loss"]}),
+    Panel("Weights of negatives",
+          "Mean w; share that is tapered (w < 1); share that is dead (w < 0.01) and teaches nothing.",
+          {"mean weight": ["topr/weight_mean_negatives"], "tapered": ["topr/negatives_tapered"],
+           "dead": ["topr/negatives_dead"]}, scale="share"),
+    _ratio("negatives", "Falls below 0 as the model unlearns them, and w with it; the band holds 90 % of the "
+           "responses. A fall without end, while w stays at 1, is a collapse."),
+    _ratio("positives", "Rises as the model learns them. If it falls, right answers are lost with the wrong ones."),
+    Panel("Positives",
+          "Share of rows with R ≥ 0, and the share of weight that they have: Σ of their |R| over Σ of all.",
+          {"of rows": ["topr/positive_share"], "of weight": ["topr/effective_positive_share"]}, scale="share"),
+    Panel("Gradient norm", "Before clipping. Rising without end is an early sign of a collapse.",
+          {"norm": ["grad_norm"]}, scale="log"),
+    Panel("Length of completions", "Tokens; a sudden change deserves a look at the rows below.",
+          {"mean": ["completions/mean_length"]}),
+    Panel("Entropy", "Of the next token. Near 0 the model repeats itself.", {"mean": ["entropy"]}),
+)  # fmt: skip
+
+
+def series(history: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Steps and values, each (n,), of the first of these metrics that a log has; what is not a number is left out."""
+    for name in names:
+        points = {e["step"]: float(e[name]) for e in history if isinstance(e.get(name), int | float)}
+        if points:
+            steps, values = np.array(list(points)), np.array(list(points.values()))
+            known = np.isfinite(values)
+            return steps[known], values[known]
+    return np.empty(0), np.empty(0)
+
+
+def last_step(history: Sequence[Mapping[str, Any]]) -> int:
+    return max((entry.get("step", 0) for entry in history), default=0)
+
+
+def has(panel: Panel, history: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a log has anything to draw for a panel."""
+    return any(len(series(history, names)[0]) for names in panel.lines.values())
+
+
+def draw(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
+    """A panel, as a matplotlib figure.
+
+    Args:
+        panel: one of `PANELS`.
+        histories: the `log_history` of trainings that follow each other, by name; steps of a later one count
+            on from the last of the one before.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 2.7), layout="constrained")
+    axes: Any = figure.subplots()
+    start, seen = 0, set()
+    for name, history in histories.items():
+        for look, (label, names) in zip(_LINES, panel.lines.items(), strict=False):
+            steps, values = series(history, names)
+            if len(steps) == 0:
+                continue
+            _line(axes, steps + start, values, look, None if label in seen else label)
+            seen.add(label)
+        if panel.band is not None:
+            low, high = (series(history, [border]) for border in panel.band)
+            if len(low[0]) and len(low[0]) == len(high[0]):
+                axes.fill_between(low[0] + start, low[1], high[1], color=COLOURS[0], alpha=0.15, linewidth=0)
+        if len(histories) > 1:
+            axes.axvline(start, color="#bbbbbb", linewidth=0.8)
+            axes.annotate(name, (start, 1), xycoords=("data", "axes fraction"), fontsize=8, color="#777777",
+                          xytext=(0, 2), textcoords="offset points")  # fmt: skip
+        start += last_step(history)
+    if panel.scale == "share":
+        axes.set_ylim(-0.03, 1.03)
+    if panel.scale == "log" and all(line.get_ydata().min() > 0 for line in axes.lines if line.get_label()[0] != "_"):
+        axes.set_yscale("log")
+    axes.set(xlabel="optimiser steps")
+    axes.grid(alpha=0.3)
+    axes.margins(x=0.02)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(seen) > 1:
+        figure.legend(loc="outside upper right", ncols=len(seen), frameon=False, fontsize=9)
+    return figure
+
+
+def _line(axes: Any, steps: NDArray[Any], values: NDArray[Any], look: tuple[str, str], label: str | None) -> None:
+    colour, style = look
+    many = len(steps) > _MOST_POINTS
+    if many:
+        axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.25)
+        window = np.ones(_WINDOW)
+        values = np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
+    marker = "o" if len(steps) < 15 else None
+    axes.plot(steps, values, style, color=colour, linewidth=1.6, label=label, marker=marker, markersize=3)

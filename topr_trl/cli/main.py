@@ -1,0 +1,75 @@
+"""The command `topr`: the stages of an iteration, and the loop over them."""
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+
+import yaml
+
+# What they do; how, is in `topr_trl.cli.commands`.
+COMMANDS = {
+    "iterate": "sample, score, curate, log-mu, train and evaluate, in a loop that survives being killed",
+    "sample": "draw candidates for problems",
+    "score": "judge candidates",
+    "curate": "choose the rows to train on",
+    "log-mu": "score log μ of the rows with the starting model",
+    "train": "train on the rows",
+    "plan": "memory of a GPU and time of a step, before anything is started",
+    "evaluate": "pass@k, maj@k and more of a model or of candidates, alone or beside another run",
+    "plot": "a run, finished or not, as one HTML page: evaluations, curves, rows by weight",
+    "push": "a model or candidates to the Hugging Face Hub, with a card",
+}
+
+
+def console(command: Callable[[list[str]], None] | None = None, name: str | None = None) -> None:
+    """A command as users meet it: what they can mend is said in a line, with `--debug` where it arose.
+
+    Args:
+        command: of the arguments; default: `main`.
+        name: that errors begin with; default: `topr` and the command.
+    """
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    warnings.filterwarnings("ignore", "`gradient_checkpointing` is deprecated", FutureWarning)  # TRL's default
+    try:
+        (command or main)(arguments)
+    except (ValueError, OSError, ImportError, FloatingPointError, yaml.YAMLError) as error:
+        if len(arguments) < len(sys.argv) - 1:
+            raise
+        message = " ".join(str(error).split())
+        sys.exit(f"{name or f'topr {arguments[0]}'}: {message} (--debug shows where)")
+    except KeyboardInterrupt:
+        sys.exit(f"\n{name or f'topr {arguments[0]}'}: stopped. The same command goes on from what is finished.")
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        # All is written. Taking gloo down while another process still works aborts or hangs now and then (torch 2.13),
+        # and the launcher would end the others for that.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command.
+
+    Raises:
+        ValueError, OSError, ImportError: something is wrong with settings, files, packages, or a stage.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] not in COMMANDS:
+        parser = argparse.ArgumentParser(
+            prog="topr",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            description="TOPR (arXiv 2503.14286).\n\n"
+            + "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items()),
+            epilog="topr COMMAND --help lists the settings of a command; --config FILE reads them from YAML.",
+        )
+        parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+        parser.parse_args(arguments[:1])
+    from topr_trl.cli.commands import run  # torch and TRL, which take seconds: help and typing errors do without
+
+    run(arguments[0], arguments[1:], COMMANDS[arguments[0]])
+
+
+if __name__ == "__main__":  # accelerate launch -m topr_trl.cli.main
+    console()

@@ -1,0 +1,110 @@
+"""The order of rows within an optimizer step, rows to batches, and flat batches back to rows."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.data_loader import SeedableRandomSampler
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from topr_trl.baseline import FloatArray
+
+# What is read of a row; one without `mu_logps` of its own is scored.
+COLUMNS = ("input_ids", "prompt_length", "reward", "mu_logps", "row")
+
+
+def unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
+    """Values of the next tokens of rows that follow each other, row by row.
+
+    Args:
+        flat: (1, N - 1), any dtype; N are the tokens of all rows, and perhaps some padding.
+        lengths: tokens of each of the B rows.
+
+    Returns:
+        (B, T) padded with zeros, T the longest row; in each row's last place stands what belongs to none.
+    """
+    flat = torch.nn.functional.pad(flat[0], (0, 1))
+    *rows, _ = torch.split(flat, [*lengths, len(flat) - sum(lengths)])  # the rest: pad_to_multiple_of
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+class Collator:
+    """TRL's collator for `input_ids` and `labels`, and beside it the length, R and log μ of each row.
+
+    Rows with R = 0 have no gradient and are left out of the forward, unless no other is there; `idle` counts them, and
+    their numbers are the last of `row`.
+
+    Attributes:
+        scored: log μ by row number, of rows that brought none: the response's, or at the token level its tokens'.
+    """
+
+    def __init__(self, collate: Any, ratio_level: str, keep_idle: bool) -> None:
+        self.collate, self.per_token, self.keep_idle = collate, ratio_level == "token", keep_idle
+        self.scored: dict[int, float | FloatArray] = {}
+
+    def collate_tokens(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        ids = [row["input_ids"] for row in rows]
+        labels = [[-100] * row["prompt_length"] + row["input_ids"][row["prompt_length"] :] for row in rows]
+        batch = self.collate([{"input_ids": i, "labels": label} for i, label in zip(ids, labels, strict=True)])
+        return {**batch, "lengths": list(map(len, ids))}
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        if not self.keep_idle:
+            rows = sorted(rows, key=lambda row: row["reward"] == 0)
+        numbers = torch.tensor([row["row"] for row in rows])
+        if not self.keep_idle:
+            rows = [row for row in rows if row["reward"] != 0] or rows[:1]
+        batch = self.collate_tokens(rows)
+        batch["row"] = numbers
+        batch["idle"] = len(numbers) - len(rows)
+        batch["reward"] = torch.tensor([row["reward"] for row in rows], dtype=torch.float32)
+        mu_logps: list[Any] = [row.get("mu_logps", self.scored.get(row["row"])) for row in rows]
+        if self.per_token:  # of all tokens of the batch, one after the other
+            counts = [len(row["input_ids"]) - row["prompt_length"] for row in rows]
+            # Rows that need none may have brought none, or something else.
+            known = [isinstance(mu, list | np.ndarray) and len(mu) == n for mu, n in zip(mu_logps, counts, strict=True)]
+            filled = [mu if ok else [torch.nan] * n for mu, ok, n in zip(mu_logps, known, counts, strict=True)]
+            mu_logps = [value for mu in filled for value in mu]
+        else:
+            mu_logps = [(sum(mu) if mu else torch.nan) if isinstance(mu, list) else mu for mu in mu_logps]
+            mu_logps = [torch.nan if mu is None else mu for mu in mu_logps]
+        batch["mu_logps"] = torch.tensor(mu_logps, dtype=torch.float32)
+        return batch
+
+
+class StepsSortedByLength(Sampler[int]):
+    """A random order whose optimiser steps are sorted by length, longest first.
+
+    Which rows a step has stays random, and so does what it computes, a sum over its rows: only which of them share a
+    micro-batch changes. Processes get micro-batches of the same place in the order, so none waits for another.
+
+    If the rows do not fill the last step, the first and the last are left as they are: Accelerate fills the last with
+    rows of the first, or drops what is over, and neither should hit the long rows, or the short ones.
+
+    Args:
+        order: the random order of the rows.
+        lengths_N: (N,) tokens of each row.
+        rows: of an optimiser step, over all processes and micro-batches.
+    """
+
+    def __init__(self, order: SeedableRandomSampler, lengths_N: NDArray[np.int64], rows: int) -> None:
+        self.order, self.lengths_N, self.rows = order, lengths_N, rows
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[int]:
+        order = np.fromiter(self.order, dtype=np.int64)
+        full = len(order) % self.rows == 0
+        for start in range(0, len(order), self.rows):
+            step = order[start : start + self.rows]
+            if full or 0 < start < len(order) - self.rows:
+                step = step[np.argsort(-self.lengths_N[step], kind="stable")]
+            yield from step.tolist()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Accelerate says which epoch begins; a resumed run shuffles as it would have."""
+        self.order.set_epoch(epoch)

@@ -1,0 +1,172 @@
+"""Tables of rows in files: parquet shards that are whole or not there, JSON, and how each is read."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Dataset, load_dataset
+from datasets.exceptions import DatasetGenerationError
+from datasets.fingerprint import generate_random_fingerprint
+
+
+def from_table(table: pa.Table) -> Dataset:
+    """A dataset that holds `table` in memory. `Dataset(table)` alone would hash all of it."""
+    return Dataset(table, fingerprint=generate_random_fingerprint())
+
+
+def shard_path(folder: Path, shard: int, num_shards: int) -> Path:
+    return folder / f"candidates-{shard:05d}-of-{num_shards:05d}.parquet"
+
+
+def save_candidates(dataset: Dataset, directory: str | Path, shard: int = 0, num_shards: int = 1) -> Path:
+    """Write rows as one parquet shard of `directory`; the file appears whole or not at all."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    path = shard_path(directory, shard, num_shards)
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    # Not `to_parquet`: it shows a progress bar for every shard.
+    schema = dataset.features.arrow_schema
+    with pq.ParquetWriter(partial, schema) as writer:
+        for table in dataset.with_format("arrow").iter(_WRITTEN_AT_ONCE):
+            writer.write_table(table.cast(schema))
+    partial.replace(path)
+    return path
+
+
+_WRITTEN_AT_ONCE = 16_384  # rows; a row group of the file
+
+
+def shards_of(path: str | Path) -> list[Path]:
+    """The parquet files of a folder of candidates, or the one file.
+
+    Raises:
+        FileNotFoundError: there is none, or shards are missing.
+    """
+    path = Path(path)
+    shards = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    if not shards:
+        inside = sorted({str(file.parent) for depth in ("*", "*/*") for file in path.glob(f"{depth}/*.parquet")})
+        hint = f" There are some in {', '.join(inside[:4])}{' and others' if inside[4:] else ''}." if inside else ""
+        raise FileNotFoundError(f"There are no candidates (*.parquet) in {path}.{hint}")
+    expected = shards[0].stem.rpartition("-of-")[2]
+    if path.is_dir() and expected.isdigit() and int(expected) != len(shards):
+        raise FileNotFoundError(f"{path} holds {len(shards)} of {int(expected)} shards candidates-*.parquet.")
+    return shards
+
+
+def load_candidates(path: str | Path, cache_dir: str | Path | None = None) -> Dataset:
+    """Rows from a directory of parquet shards, or from a `.parquet`, `.json` or `.jsonl` file.
+
+    Args:
+        path: the directory or file.
+        cache_dir: where `datasets` keeps its copy, if not in its own cache.
+
+    Raises:
+        FileNotFoundError: there is nothing to load, or shards are missing.
+        ValueError: the file is of another kind.
+    """
+    return read_table(*shards_of(path), cache_dir=cache_dir)
+
+
+def columns_of(file: Path) -> list[str]:
+    """The columns of a file of rows.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    if file.suffix != ".parquet":
+        return read_table(file).column_names
+    with _naming(file):
+        names: list[str] = pq.read_schema(file).names
+    return names
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Errors of pyarrow, which says neither which file it is nor always that it is a file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(file, error) from error
+
+
+def unreadable(file: str | Path, error: BaseException) -> ValueError:
+    return ValueError(f"{file} cannot be read: {' '.join(str(error).split()).rstrip(' .')}. Make or download it anew.")
+
+
+def read_shard(shard: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """One file of rows in memory; only those of the columns that it has, if they are named.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    if shard.suffix != ".parquet":
+        table = read_table(shard).with_format("arrow")[:]
+        return table if columns is None else table.select([name for name in table.column_names if name in columns])
+    names = None if columns is None else [name for name in columns_of(shard) if name in columns]
+    with _naming(shard):
+        return pq.read_table(shard, columns=names)
+
+
+def rows_of(shard: Path) -> int:
+    with _naming(shard):
+        rows: int = pq.read_metadata(shard).num_rows
+    return rows
+
+
+def _check_rows_of_json(path: Path) -> None:
+    """Refuse a row that is `null`: as the first of a list or block it crashes pyarrow (26.0), and with it the process.
+
+    Raises:
+        ValueError: naming the line, or saying that it is the first row of a list.
+    """
+    with path.open("rb") as file:
+        head = file.read(_HEAD).lstrip(_BLANK)
+        if head.startswith(b"["):
+            where = "the first row" if head[1:].lstrip().startswith(b"null") else None
+        else:
+            file.seek(0)
+            lines = enumerate(file, start=1)
+            where = next((f"line {i}" for i, line in lines if line.lstrip(_BLANK).startswith(b"null")), None)
+    if where is not None:
+        raise ValueError(f"{path} cannot be read: {where} is null. Remove it.")
+
+
+_HEAD = 65_536  # bytes; blanks that fill them are nobody's file
+
+_BLANK = b"\xef\xbb\xbf \t\r\n"  # with the byte order mark of UTF-8
+
+TABLE_SUFFIXES = (".parquet", ".json", ".jsonl")
+
+
+def read_table(*files: str | Path, cache_dir: str | Path | None = None) -> Dataset:
+    """Rows of `.parquet`, `.json` or `.jsonl` files, all of one kind.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a file is of another kind, or malformed.
+    """
+    paths = [Path(file) for file in files]
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"There is no file or folder {path}.")
+        if path.suffix not in TABLE_SUFFIXES:
+            raise ValueError(f"Rows are read from {', '.join(TABLE_SUFFIXES)}, not {path.name}.")
+        if path.stat().st_size == 0:
+            raise ValueError(f"{path} is empty: it has no row.")
+        if path.suffix != ".parquet":
+            _check_rows_of_json(path)
+    kind = "parquet" if paths[0].suffix == ".parquet" else "json"
+    if kind == "parquet":  # `datasets` 4.7 fails on files without rows
+        paths = [path for path in paths if rows_of(path)] or paths[:1]
+    cache = str(cache_dir) if cache_dir else None
+    try:
+        return load_dataset(kind, data_files=list(map(str, paths)), split="train", cache_dir=cache)
+    # `datasets` 4.7 lets the errors of its reader through.
+    except (DatasetGenerationError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise unreadable(f"{paths[0]}{' and others' * (len(paths) > 1)}", error.__cause__ or error) from error

@@ -1,0 +1,220 @@
+"""The answers of S samples for each of P problems, as arrays: what an evaluation is computed from.
+
+Legend of the shape letters: P problems, S samples of each, K drawn of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+from numpy.typing import NDArray
+
+from topr_trl.data.rows import text_column
+from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
+from topr_trl.rewards import CORRECT, INVALID, VERDICTS
+
+INVALID_CODE, RIGHT_CODE = -1, 0
+NEEDED, OPTIONAL = ("problem_id", "extracted", "answer"), ("verdict", "score", "subject", "level")
+GROUPINGS = ("subject", "level")
+_NO_GROUP = "none"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The answers of S samples for each of P problems.
+
+    Attributes:
+        codes_PS: int; -1 invalid, 0 the right answer, 1, 2, ... the other answers of the problem, equal ones alike.
+        scores_PS: float64, a verifier's score of each sample, if there are any.
+        problem_ids: P.
+        truths: the P right answers.
+        groups: `{"subject": P names, "level": ...}`, for those of the two that are known.
+    """
+
+    codes_PS: NDArray[np.int64]
+    problem_ids: Sequence[Any]
+    truths: Sequence[str]
+    scores_PS: NDArray[np.float64] | None = None
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def num_problems(self) -> int:
+        return len(self.codes_PS)
+
+    @property
+    def num_samples(self) -> int:
+        return self.codes_PS.shape[1]
+
+    def check_k(self, k: int) -> None:
+        if not 1 <= k <= self.num_samples:
+            raise ValueError(f"k must be between 1 and the number of samples, {self.num_samples}; it is {k}.")
+
+
+def encode(
+    answers: Sequence[Sequence[str | None]],
+    truths: Sequence[str],
+    scores: Sequence[Sequence[float]] | None = None,
+    problem_ids: Sequence[Any] | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
+) -> Samples:
+    """Answers as `Samples`.
+
+    Args:
+        answers: P lists of S answers in normal form, None where a sample is invalid.
+        truths: P right answers in the same form.
+        scores: P lists of S finite numbers.
+        problem_ids, groups: see `Samples`.
+
+    Raises:
+        ValueError: there is no problem, problems differ in their number of samples, or scores do not fit or are not
+            finite.
+    """
+    if len(answers) == 0 or len(answers) != len(truths):
+        raise ValueError(f"There must be as many problems as truths, and at least one: {len(answers)}, {len(truths)}.")
+    ids = list(range(len(answers))) if problem_ids is None else problem_ids
+    num_samples = max(map(len, answers))
+    odd = [(ids[i], len(row)) for i, row in enumerate(answers) if len(row) != num_samples]
+    if odd or num_samples == 0:
+        some = ", ".join(f"problem {problem!r}: {count}" for problem, count in odd[:3])
+        raise ValueError(
+            f"Every problem needs the same number of samples; the most are {num_samples}, and {len(odd)} of "
+            f"{len(answers)} problems have fewer ({some})."
+        )
+    codes = np.empty((len(answers), num_samples), dtype=np.int64)
+    for row, (given, truth) in enumerate(zip(answers, truths, strict=True)):
+        known: dict[str, int] = {truth: RIGHT_CODE}
+        codes[row] = [INVALID_CODE if a is None else known.setdefault(a, len(known)) for a in given]
+    return Samples(codes, ids, truths, _checked_scores(scores, codes.shape), dict(groups or {}))
+
+
+def _checked_scores(scores: Sequence[Sequence[float]] | None, shape: tuple[int, ...]) -> NDArray[np.float64] | None:
+    if scores is None:
+        return None
+    if len(scores) != shape[0] or any(len(row) != shape[1] for row in scores):
+        raise ValueError(f"There must be a score for each of {shape[0]} x {shape[1]} samples.")
+    array = np.array(scores, dtype=np.float64)
+    if bad := int((~np.isfinite(array)).sum()):
+        raise ValueError(f"Scores must be finite numbers; {bad} of {array.size} are not.")
+    return array
+
+
+def samples_of(rows: Dataset) -> Samples:
+    """Scored candidates as `Samples`, problems in the order in which they come first.
+
+    Args:
+        rows: columns `problem_id`, `extracted` and `answer` (`topr_trl.rewards.score_candidates`), as many rows of each
+            problem. `verdict`, if there, decides which answers are right, for tasks in which an answer has several
+            forms. `score`, `subject` and `level` are used if there.
+
+    Raises:
+        ValueError: a column is missing or holds what it should not, there is no row, rows of a problem differ in
+            their answer, subject or level, a verdict is none, a score is missing or not finite, or see `encode`.
+    """
+    columns = rows.column_names
+    if missing := [name for name in NEEDED if name not in columns]:
+        raise ValueError(f"Rows to evaluate need the columns {', '.join(NEEDED)}; {', '.join(missing)} missing.")
+    if len(rows) == 0:
+        raise ValueError("There is no row to evaluate.")
+    rows_of: dict[Any, list[int]] = {}
+    for i, problem in enumerate(_plain_column(rows, "problem_id")):
+        rows_of.setdefault(problem, []).append(i)
+    if None in rows_of:
+        raise ValueError(f"Column `problem_id` is empty in {len(rows_of[None])} of {len(rows)} rows. Fill them.")
+    places, ids = list(rows_of.values()), list(rows_of)
+    truths = _one_value_each(text_column(rows, "answer"), places, ids, "answer")
+    extracted = text_column(rows, "extracted", may_be_empty=True)
+    verdicts = verdict_column(rows) if "verdict" in columns else None
+
+    def answer_of(i: int, truth: str) -> str | None:
+        if not extracted[i]:
+            return None
+        return {CORRECT: truth, INVALID: None}.get(verdicts[i], extracted[i]) if verdicts else extracted[i]
+
+    answers = [[answer_of(i, truth) for i in place] for place, truth in zip(places, truths, strict=True)]
+    scores = None
+    if "score" in columns:
+        column = _plain_column(rows, "score", "numbers", (int, float))
+        if empty := sum(score is None for score in column):
+            raise ValueError(f"Column `score` is empty in {empty} of {len(column)} rows. Fill or drop the column.")
+        scores = [[column[i] for i in place] for place in places]
+    groups = {
+        name: _one_value_each(_plain_column(rows, name), places, ids, name) for name in GROUPINGS if name in columns
+    }
+    named = {name: [_NO_GROUP if v is None else str(v) for v in values] for name, values in groups.items()}
+    return encode(answers, truths, scores, ids, named)
+
+
+def _plain_column(
+    rows: Dataset, name: str, kinds: str = "numbers or text", types: tuple[type, ...] = (int, float, str)
+) -> list[Any]:
+    """A column of numbers or text, None where a row has none."""
+    column: list[Any] = rows.with_format(None)[name][:]
+    wrong = next((i for i, value in enumerate(column) if value is not None and not isinstance(value, types)), None)
+    if wrong is not None:
+        raise ValueError(f"Column `{name}` must hold {kinds}; row {wrong} holds {column[wrong]!r}.")
+    return column
+
+
+def verdict_column(rows: Dataset) -> list[str]:
+    """The column `verdict`, checked.
+
+    Raises:
+        ValueError: it holds other words than `"correct"`, `"incorrect"` and `"invalid"`.
+    """
+    verdicts = text_column(rows, "verdict")
+    if others := set(verdicts) - set(VERDICTS):
+        raise ValueError(f"Column `verdict` must hold {', '.join(VERDICTS)}; found {sorted(others)[0]!r}.")
+    return verdicts
+
+
+def _one_value_each(column: list[Any], places: list[list[int]], ids: list[Any], name: str) -> list[Any]:
+    odd = [problem for problem, place in zip(ids, places, strict=True) if len({column[i] for i in place}) > 1]
+    if odd:
+        raise ValueError(
+            f"All rows of a problem need the same `{name}`; those of {len(odd)} problems differ, as in {odd[0]!r}."
+        )
+    return [column[place[0]] for place in places]
+
+
+def read_samples(path: Path) -> Samples:
+    """Scored candidates from a folder of shards or a file, see `samples_of`.
+
+    Raises:
+        ValueError: see `samples_of`; shards differ in whether they have an optional column.
+    """
+    shards = shards_of(path)
+    found = {shard: columns_of(shard) for shard in shards}
+    for shard, columns in found.items():
+        if missing := [name for name in NEEDED if name not in columns]:
+            raise ValueError(
+                f"{shard}: rows to evaluate need the columns {', '.join(NEEDED)}; {', '.join(missing)} missing."
+            )
+    for name in OPTIONAL:
+        count = sum(name in columns for columns in found.values())
+        if 0 < count < len(shards):
+            raise ValueError(f"{path}: only {count} of {len(shards)} files have the column {name!r}.")
+    names = [name for name in NEEDED + OPTIONAL if name in found[shards[0]]]
+    try:
+        return samples_of(from_table(pa.concat_tables([read_shard(shard, names) for shard in shards])))
+    except (ValueError, pa.ArrowInvalid) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def labels(first: Path, second: Path) -> list[str]:
+    """Names for two runs: of their paths, the last parts in which they differ.
+
+    Raises:
+        ValueError: they are the same path.
+    """
+    parts = [list(path.resolve().parts) for path in (first, second)]
+    if parts[0] == parts[1]:
+        raise ValueError(f"A run cannot be compared with itself: --input and --compare are both {first}.")
+    while parts[0][-1] == parts[1][-1]:
+        for names in parts:
+            names.pop()
+    # Nothing but the root is left of one path where the other goes on with the same names.
+    return [names[-1] if len(names) > 1 else path.name for names, path in zip(parts, (first, second), strict=True)]

@@ -1,0 +1,115 @@
+"""Is one run better than another? A paired bootstrap over the problems that both have answered."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topr_trl.evaluation.answers import Samples
+from topr_trl.evaluation.estimates import powers_of_two
+from topr_trl.evaluation.exact import expected_maj, expected_pass
+
+_DRAWS = 10_000
+_CHUNK = 500  # draws at a time; bounds the memory
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much better a second run is than a first, in one measure.
+
+    Attributes:
+        difference: of the means over the problems, second run minus first.
+        low, high: the 95 % interval, by percentiles of the bootstrap.
+        share_better: share of the bootstrap's draws in which the second run is better.
+    """
+
+    difference: float
+    low: float
+    high: float
+    share_better: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{100 * self.difference:+.1f} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
+
+
+def paired_bootstrap(first_PM: NDArray[np.float64], second_PM: NDArray[np.float64], seed: int = 0) -> list[Difference]:
+    """Differences of M measures, with intervals over problems.
+
+    P problems are drawn with replacement 10,000 times, and both runs are compared on the same problems, so that it
+    does not matter how hard they are (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, Ch. 13).
+
+    Args:
+        first_PM, second_PM: what each run scores at each problem.
+        seed: of the draws.
+    """
+    gains_PM = second_PM - first_PM
+    problems, rng = len(gains_PM), np.random.default_rng(seed)
+    means_DM = np.concatenate([
+        rng.multinomial(problems, np.full(problems, 1 / problems), size=_CHUNK) @ gains_PM / problems
+        for _ in range(_DRAWS // _CHUNK)
+    ])  # fmt: skip
+    low_M, high_M = np.percentile(means_DM, [2.5, 97.5], axis=0)
+    better_M = (means_DM > 0).mean(axis=0)
+    columns = (gains_PM.mean(axis=0), low_M, high_M, better_M)
+    return [Difference(*map(float, values)) for values in zip(*columns, strict=True)]
+
+
+def compare(first: Samples, second: Samples, seed: int = 0) -> dict[str, Difference]:
+    """pass@k and maj@k of a second run against those of a first, problem by problem.
+
+    Args:
+        first, second: of the same problems; their numbers of samples may differ.
+        seed: of the bootstrap.
+
+    Returns:
+        `{"pass@1": difference, ...}` for k in powers of two: pass@k up to the smaller number of samples S, maj@k from 2
+        to below it.
+
+    Raises:
+        ValueError: the runs have other problems, or other right answers to them.
+    """
+    second = matched(first, second)
+    measures = list(_measures(min(first.num_samples, second.num_samples)))
+    first_PM, second_PM = (
+        np.stack([expected(samples, k) for _, expected, k in measures], axis=1) for samples in (first, second)
+    )
+    differences = paired_bootstrap(first_PM, second_PM, seed)
+    return {f"{name}@{k}": found for (name, _, k), found in zip(measures, differences, strict=True)}
+
+
+def _measures(size: int) -> Iterator[tuple[str, Callable[[Samples, int], NDArray[np.float64]], int]]:
+    ks = powers_of_two(size)
+    yield from (("pass", expected_pass, k) for k in ks)
+    yield from (("maj", expected_maj, k) for k in ks if 1 < k < size)
+
+
+def matched(first: Samples, second: Samples) -> Samples:
+    """The second run with its problems in the order of the first.
+
+    Raises:
+        ValueError: see `compare`.
+    """
+    place = {problem: i for i, problem in enumerate(second.problem_ids)}
+    lacking = [problem for problem in first.problem_ids if problem not in place]
+    more = set(place) - set(first.problem_ids)
+    if lacking or more:
+        raise ValueError(
+            f"The runs must have the same problems (problem_id): {len(lacking)} of {first.num_problems} in the first "
+            f"are not in the second, {len(more)} of {second.num_problems} in the second are not in the first."
+        )
+    order = [place[problem] for problem in first.problem_ids]
+    truths = [second.truths[i] for i in order]
+    other = [p for p, a, b in zip(first.problem_ids, first.truths, truths, strict=True) if a != b]
+    if other:
+        raise ValueError(
+            f"The runs must have the same problems: {len(other)} of {first.num_problems} have another right answer in "
+            f"the second, as problem {other[0]!r}."
+        )
+    scores = second.scores_PS[order] if second.scores_PS is not None else None
+    groups = {column: [names[i] for i in order] for column, names in second.groups.items()}
+    return Samples(second.codes_PS[order], first.problem_ids, truths, scores, groups)

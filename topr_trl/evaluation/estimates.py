@@ -1,0 +1,313 @@
+"""What the candidates of a model say about it: pass@k, maj@k, valid answers, with the paper's intervals."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import nan, sqrt
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+
+from topr_trl.evaluation.answers import RIGHT_CODE, Samples, encode, samples_of
+from topr_trl.evaluation.exact import expected_best, expected_maj, expected_pass
+from topr_trl.rewards import CORRECT, INCORRECT, INVALID
+
+_DRAWS = 100  # the paper's
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over problems and its standard error; the paper plots `value ± 2 standard_error`."""
+
+    value: float
+    standard_error: float
+
+    def __str__(self) -> str:
+        margin = f" ± {200 * self.standard_error:.1f}" if self.standard_error == self.standard_error else ""
+        return f"{100 * self.value:.1f} %{margin}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The problems of one subject or level: how many, their pass@1, and `{k: estimate}` for the largest k of maj@k."""
+
+    num_problems: int
+    pass_at_1: Estimate
+    maj_at: dict[int, Estimate]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Evaluation of S samples a problem.
+
+    Attributes:
+        pass_at, maj_at: `{k: estimate}`, exact over all draws of k samples.
+        shares: share of `correct`, `incorrect` and `invalid` samples.
+        cardinality: how many problems have 0, 1, ..., S correct samples.
+        num_problems, num_samples: problems, and samples of each.
+        weighted_sc_at: `{k: estimate}` of weighted self-consistency, by the paper's draws; empty without scores.
+        best_at: `{k: estimate}` of best-of-k, exact; empty without scores.
+        groups: `{"subject": {name: group}, "level": {name: group}}`, for what is known of the problems.
+    """
+
+    pass_at: dict[int, Estimate]
+    maj_at: dict[int, Estimate]
+    shares: dict[str, float]
+    cardinality: list[int]
+    num_problems: int
+    num_samples: int
+    weighted_sc_at: dict[int, Estimate] = field(default_factory=dict)
+    best_at: dict[int, Estimate] = field(default_factory=dict)
+    groups: dict[str, dict[str, Group]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; a standard error that does not exist is None."""
+        return _without_nan(asdict(self))
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> "Evaluation":
+        """What `to_dict` gave, perhaps by way of JSON, whose keys are text."""
+        curves = {name: _curve(plain.get(name, {})) for name in ("pass_at", "maj_at", "weighted_sc_at", "best_at")}
+        groups = {
+            column: {
+                name: Group(group["num_problems"], _estimate(group["pass_at_1"]), _curve(group["maj_at"]))
+                for name, group in members.items()
+            }
+            for column, members in plain.get("groups", {}).items()
+        }
+        return cls(**{**plain, **curves, "groups": groups})
+
+
+def shared_ks(curves: Sequence[Mapping[int, Estimate]]) -> list[int]:
+    """The k that all of these curves have."""
+    return [k for k in curves[0] if all(k in other for other in curves)]
+
+
+def _estimate(plain: dict[str, Any]) -> Estimate:
+    error = plain["standard_error"]
+    return Estimate(plain["value"], nan if error is None else error)
+
+
+def _curve(plain: dict[Any, dict[str, Any]]) -> dict[int, Estimate]:
+    return {int(k): _estimate(estimate) for k, estimate in plain.items()}
+
+
+def _without_nan(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return {key: _without_nan(value) for key, value in plain.items()}
+    return None if isinstance(plain, float) and plain != plain else plain
+
+
+# Estimates: of all problems, and of some of them.
+
+
+def _standard_error(variance: float, k: int, num_samples: int) -> float:
+    """`sqrt(K V / (S - K))` (arXiv 2503.14286, Sec. 4.1), NaN for K = S, where every draw is the same."""
+    return sqrt(k * max(variance, 0.0) / (num_samples - k)) if k < num_samples else nan
+
+
+def exact_estimate(expected_P: NDArray[np.float64], k: int, num_samples: int) -> Estimate:
+    """The estimate that the paper's procedure approaches with ever more draws.
+
+    A problem is solved in a draw or not, with the expectation e_p, and apart from the other problems; so the variance V
+    of a draw's mean is Σ e_p (1 - e_p) / P².
+    """
+    variance = float((expected_P * (1 - expected_P)).sum()) / len(expected_P) ** 2
+    return Estimate(float(expected_P.mean()), _standard_error(variance, k, num_samples))
+
+
+Solved = Callable[[Samples, NDArray[np.int64]], NDArray[np.bool_]]
+
+
+def resampled_estimate(samples: Samples, solved: Solved, k: int, seed: int = 0, draws: int = _DRAWS) -> Estimate:
+    """The paper's procedure as it stands (arXiv 2503.14286, Sec. 4.1).
+
+    K of the S samples of each problem are drawn without replacement, 100 times; the value is the mean over the draws of
+    the mean over the problems, V of its standard error the variance over the draws.
+
+    Args:
+        samples: of all problems.
+        solved: `pass_solved`, `maj_solved`, `weighted_sc_solved` or `best_solved`.
+        k: samples drawn of each problem, in [1, S].
+        seed, draws: of the draws.
+    """
+    samples.check_k(k)
+    rng = np.random.default_rng(seed)
+    order_PS = np.tile(np.arange(samples.num_samples), (samples.num_problems, 1))
+    means = [solved(samples, rng.permuted(order_PS, axis=1)[:, :k]).mean() for _ in range(draws)]
+    return Estimate(float(np.mean(means)), _standard_error(float(np.var(means)), k, samples.num_samples))
+
+
+def pass_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """(P,) whether one of the drawn samples is right. `drawn_PK`: their positions, in the order of drawing."""
+    return (np.take_along_axis(samples.codes_PS, drawn_PK, axis=1) == RIGHT_CODE).any(axis=1)
+
+
+def maj_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """(P,) whether the most frequent valid answer, the first drawn of equals, is right."""
+    codes_PK = np.take_along_axis(samples.codes_PS, drawn_PK, axis=1)
+    return _vote_is_right(codes_PK, np.ones(codes_PK.shape))
+
+
+def weighted_sc_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """(P,) whether the valid answer with the highest sum of scores, the first drawn of equals, is right."""
+    scores_PS = _scores_of(samples)
+    # Sums of the same scores in another order differ by rounding: compared to nine digits, they are equal.
+    scale = float(np.abs(scores_PS).max()) or 1.0
+    codes_PK = np.take_along_axis(samples.codes_PS, drawn_PK, axis=1)
+    return _vote_is_right(codes_PK, np.take_along_axis(scores_PS, drawn_PK, axis=1) / scale)
+
+
+def best_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """(P,) whether the valid sample with the highest score, the first drawn of equals, is right."""
+    codes_PK = np.take_along_axis(samples.codes_PS, drawn_PK, axis=1)
+    scores_PK = np.take_along_axis(_scores_of(samples), drawn_PK, axis=1)
+    return _code_of_highest(codes_PK, scores_PK) == RIGHT_CODE
+
+
+def _vote_is_right(codes_PK: NDArray[np.int64], weights_PK: NDArray[np.float64]) -> NDArray[np.bool_]:
+    width = int(codes_PK.max()) + 2  # column 0 takes what is invalid
+    cells_PK = np.arange(len(codes_PK))[:, None] * width + codes_PK + 1
+    totals = np.bincount(cells_PK.ravel(), weights_PK.ravel(), minlength=len(codes_PK) * width)
+    return _code_of_highest(codes_PK, np.round(totals[cells_PK], 9)) == RIGHT_CODE
+
+
+def _code_of_highest(codes_PK: NDArray[np.int64], values_PK: NDArray[np.float64]) -> NDArray[np.int64]:
+    """(P,) the code of the valid sample with the highest value, the first of equals; invalid only if all are."""
+    winner = np.where(codes_PK >= 0, values_PK, -np.inf).argmax(axis=1)  # argmax takes the first of equals
+    return codes_PK[np.arange(len(codes_PK)), winner]
+
+
+def _scores_of(samples: Samples) -> NDArray[np.float64]:
+    if samples.scores_PS is None:
+        raise ValueError("Weighted self-consistency and best-of-n need a score of each sample; there are none.")
+    return samples.scores_PS
+
+
+# Evaluations.
+
+
+def evaluate(
+    samples: Samples,
+    pass_ks: Sequence[int] = (1,),
+    maj_ks: Sequence[int] = (),
+    weighted_sc_ks: Sequence[int] = (),
+    best_ks: Sequence[int] = (),
+    seed: int = 0,
+) -> Evaluation:
+    """Evaluate S samples for each of P problems.
+
+    pass@k, maj@k and best@k are exact over all draws of k of the S samples, their standard errors too; weighted
+    self-consistency has no cheap expectation for k > 1 and is drawn 100 times, as in the paper.
+
+    Args:
+        samples: of all problems; with scores for `weighted_sc_ks` and `best_ks`.
+        pass_ks, maj_ks, weighted_sc_ks, best_ks: the k of each, in [1, S].
+        seed: of the draws.
+
+    Raises:
+        ValueError: a k is outside [1, S], or scores are needed and not there.
+    """
+    for k in (*pass_ks, *maj_ks, *weighted_sc_ks, *best_ks):
+        samples.check_k(k)
+    if weighted_sc_ks or best_ks:
+        _scores_of(samples)
+    size, correct_PS = samples.num_samples, samples.codes_PS == RIGHT_CODE
+    voted = {k: expected_maj(samples, k) for k in maj_ks}
+    return Evaluation(
+        pass_at={k: exact_estimate(expected_pass(samples, k), k, size) for k in pass_ks},
+        maj_at={k: exact_estimate(expected_P, k, size) for k, expected_P in voted.items()},
+        shares={
+            CORRECT: float(correct_PS.mean()),
+            INCORRECT: float((samples.codes_PS > RIGHT_CODE).mean()),
+            INVALID: float((samples.codes_PS < RIGHT_CODE).mean()),
+        },
+        cardinality=np.bincount(correct_PS.sum(axis=1), minlength=size + 1).tolist(),
+        num_problems=samples.num_problems,
+        num_samples=size,
+        weighted_sc_at={k: _weighted_sc(samples, k, seed) for k in weighted_sc_ks},
+        best_at={k: exact_estimate(expected_best(samples, k), k, size) for k in best_ks},
+        groups=_by_group(samples, {k: voted[k] for k in sorted(voted)[-1:]}),
+    )
+
+
+def _weighted_sc(samples: Samples, k: int, seed: int) -> Estimate:
+    if k == 1:  # a single vote decides: pass@1
+        return exact_estimate(expected_pass(samples, 1), 1, samples.num_samples)
+    return resampled_estimate(samples, weighted_sc_solved, k, seed)
+
+
+def _by_group(samples: Samples, voted: Mapping[int, NDArray[np.float64]]) -> dict[str, dict[str, Group]]:
+    passed, size = expected_pass(samples, 1), samples.num_samples
+
+    def group(members_P: NDArray[np.bool_]) -> Group:
+        maj = {k: exact_estimate(expected_P[members_P], k, size) for k, expected_P in voted.items()}
+        return Group(int(members_P.sum()), exact_estimate(passed[members_P], 1, size), maj)
+
+    return {
+        column: {name: group(np.array(names) == name) for name in sorted(set(names))}
+        for column, names in samples.groups.items()
+    }
+
+
+def evaluate_in_full(samples: Samples, seed: int = 0) -> Evaluation:
+    """Everything that the samples allow, k in powers of two: pass@k up to S, the others from 2 to below S.
+
+    With k = S there is only one draw, and no interval.
+    """
+    pass_ks = powers_of_two(samples.num_samples)
+    ks = [k for k in pass_ks if 1 < k < samples.num_samples]
+    scored = ks if samples.scores_PS is not None else []
+    return evaluate(samples, pass_ks, ks, scored, scored, seed)
+
+
+def powers_of_two(limit: int) -> list[int]:
+    """1, 2, 4, ... up to `limit`."""
+    return [2**i for i in range(limit.bit_length())]
+
+
+def evaluate_samples(
+    answers: Sequence[Sequence[str | None]],
+    truths: Sequence[str],
+    pass_ks: Sequence[int] = (1,),
+    maj_ks: Sequence[int] = (),
+    seed: int = 0,
+    *,
+    scores: Sequence[Sequence[float]] | None = None,
+    weighted_sc_ks: Sequence[int] = (),
+    best_ks: Sequence[int] = (),
+    groups: Mapping[str, Sequence[str]] | None = None,
+) -> Evaluation:
+    """`evaluate` from P lists of S answers and P right ones in the same form; None is an invalid answer.
+
+    Args:
+        answers, truths, scores, groups: see `topr_trl.evaluation.answers.encode`.
+        pass_ks, maj_ks, seed, weighted_sc_ks, best_ks: see `evaluate`.
+
+    Raises:
+        ValueError: see `evaluate` and `encode`.
+    """
+    samples = encode(answers, truths, scores, groups=groups)
+    return evaluate(samples, pass_ks, maj_ks, weighted_sc_ks, best_ks, seed)
+
+
+def evaluate_candidates(
+    rows: Dataset,
+    pass_ks: Sequence[int] = (1,),
+    maj_ks: Sequence[int] = (),
+    seed: int = 0,
+    *,
+    weighted_sc_ks: Sequence[int] = (),
+    best_ks: Sequence[int] = (),
+) -> Evaluation:
+    """`evaluate` from scored candidates, as `topr_trl.rewards.score_candidates` makes them.
+
+    Args:
+        rows: see `topr_trl.evaluation.answers.samples_of`.
+        pass_ks, maj_ks, seed, weighted_sc_ks, best_ks: see `evaluate`.
+
+    Raises:
+        ValueError: see `evaluate` and `samples_of`.
+    """
+    return evaluate(samples_of(rows), pass_ks, maj_ks, weighted_sc_ks, best_ks, seed)

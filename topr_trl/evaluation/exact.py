@@ -1,0 +1,105 @@
+"""Exact expectations, problem by problem, over all draws of K of a problem's S samples without replacement.
+
+All free of chance: what the paper's procedure (arXiv 2503.14286, Sec. 4.1) approaches with ever more draws.
+"""
+
+from functools import lru_cache
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topr_trl.evaluation.answers import RIGHT_CODE, Samples
+
+_MOST_SAMPLES = 1_000  # beyond, numbers of draws leave the range of float64
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Probability that at least one of k of the S samples, drawn without replacement, is correct.
+
+    `1 - C(S - c, k) / C(S, k)`, the unbiased estimator (arXiv 2107.03374, Eq. 1).
+
+    Raises:
+        ValueError: k is not between 1 and S.
+    """
+    if not 1 <= k <= num_samples:
+        raise ValueError(f"k must be between 1 and the number of samples, {num_samples}; it is {k}.")
+    return 1.0 - comb(num_samples - num_correct, k) / comb(num_samples, k)
+
+
+def expected_pass(samples: Samples, k: int) -> NDArray[np.float64]:
+    """(P,) pass@k of each problem, see `pass_at_k`."""
+    samples.check_k(k)
+    known = np.array([pass_at_k(samples.num_samples, c, k) for c in range(samples.num_samples + 1)])
+    return known[(samples.codes_PS == RIGHT_CODE).sum(axis=1)]
+
+
+def expected_maj(samples: Samples, k: int) -> NDArray[np.float64]:
+    """(P,) maj@k of each problem: probability that the most frequent valid answer of k samples is right.
+
+    Of equally frequent answers the one seen first wins. In a random draw each is equally likely to be that one.
+    """
+    samples.check_k(k)
+    if samples.num_samples > _MOST_SAMPLES:
+        raise ValueError(f"maj@k takes at most {_MOST_SAMPLES} samples a problem, not {samples.num_samples}.")
+    values = np.empty(samples.num_problems)
+    for i, codes in enumerate(samples.codes_PS):
+        counts = np.bincount(codes[codes >= 0], minlength=1)
+        others = tuple(sorted((int(n) for n in counts[1:] if n), reverse=True))
+        values[i] = _majority_is_right(int(counts[0]), others, samples.num_samples)[k]
+    return values
+
+
+def expected_best(samples: Samples, k: int) -> NDArray[np.float64]:
+    """(P,) best@k of each problem: probability that of k samples the valid one with the highest score is right.
+
+    In order of their scores, sample i of 0, ..., S - 1 is the best of the draw with probability
+    `C(S - 1 - i, k - 1) / C(S, k)`. Samples with equal scores share their probabilities equally.
+    """
+    samples.check_k(k)
+    assert samples.scores_PS is not None
+    size = samples.num_samples
+    chances_S = np.array([comb(size - 1 - i, k - 1) / comb(size, k) for i in range(size)])
+    values = np.empty(samples.num_problems)
+    for p, (codes, scores) in enumerate(zip(samples.codes_PS, samples.scores_PS, strict=True)):
+        # Invalid samples have nothing to choose: they come last, and count as wrong there.
+        _, ranks = np.unique(np.where(codes >= 0, -scores, np.inf), return_inverse=True)
+        members = np.bincount(ranks)
+        chance = np.add.reduceat(chances_S, np.cumsum(members) - members)
+        values[p] = (chance * np.bincount(ranks, weights=codes == RIGHT_CODE) / members).sum()
+    return values
+
+
+@lru_cache(maxsize=20_000)
+def _majority_is_right(right: int, others: tuple[int, ...], size: int) -> NDArray[np.float64]:
+    """(S + 1,) for k = 0, ..., S: the probability that the majority of k of S samples is right.
+
+    Args:
+        right: how many of the samples give the right answer.
+        others: how many give each of the wrong ones, in falling order; what is left is invalid.
+        size: S.
+
+    Draws are counted by polynomials: the coefficient of x^d counts ways to draw d samples. For each number c of right
+    ones drawn, an answer given n times contributes Σ_{m <= c} C(n, m) x^m, and those with m = c tie. Rows of a table
+    keep apart how many answers tie; with t of them the right one wins one time in t + 1.
+    """
+    wins = np.zeros(size + 1)
+    for c in range(1, right + 1):
+        rivals = [n for n in others if n >= c]  # the others cannot reach c, and may be drawn freely
+        free = size - right - sum(rivals)
+        table = np.zeros((min(len(rivals), size // c) + 1, size - c + 1))
+        table[0, : free + 1] = _binomials(free)
+        for n in rivals:
+            fresh = np.zeros_like(table)
+            for m in range(c):
+                fresh[:, m:] += float(comb(n, m)) * table[:, : table.shape[1] - m]
+            fresh[1:, c:] += float(comb(n, c)) * table[:-1, : table.shape[1] - c]
+            table = fresh
+        shares = table / np.arange(1, len(table) + 1)[:, None]
+        wins[c:] += float(comb(right, c)) * shares.sum(axis=0)
+    return wins / _binomials(size)
+
+
+def _binomials(n: int) -> NDArray[np.float64]:
+    """(n + 1,) C(n, 0), ..., C(n, n)."""
+    return np.array([float(comb(n, m)) for m in range(n + 1)])

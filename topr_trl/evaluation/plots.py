@@ -1,0 +1,171 @@
+"""Evaluations as a picture: accuracy over k, how many problems are solved how often, subjects and levels."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from topr_trl.evaluation.answers import GROUPINGS
+from topr_trl.evaluation.bootstrap import Difference
+from topr_trl.evaluation.estimates import Estimate, Evaluation, shared_ks
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito's, told apart by the colour-blind
+_MARKS = ("o", "s", "^", "D")
+_MOST_BARS = 32
+_LINES = {"pass@k": "-", "maj@k": "--", "weighted SC@k": ":", "best@k": "-."}
+
+
+def plot_evaluations(
+    evaluations: Mapping[str, Evaluation], path: str | Path, differences: Mapping[str, Difference] | None = None
+) -> None:
+    """One run, or two side by side, as a PNG or SVG.
+
+    Panels: pass@k, maj@k and what there is of weighted self-consistency and best-of-k, with bands of ±2 standard
+    errors; problems by their number of correct samples; pass@1 by subject and by level, if known; the differences of
+    two runs with their 95 % intervals.
+
+    Raises:
+        ImportError: matplotlib is not installed (`pip install topr_trl[plots]`).
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    columns = [c for c in GROUPINGS if all(c in run.groups for run in evaluations.values())]
+    longest = max((len(_members(evaluations, column)) for column in columns), default=0)
+    top = 4.2 if differences is None else max(4.2, 0.3 * len(differences) + 1.2)
+    heights = [top] + ([1.4 + 0.26 * longest * len(evaluations)] if columns else [])
+    figure = Figure(figsize=(10 if differences is None else 14, sum(heights)), layout="constrained")
+    rows = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    panels = rows[0].subplots(1, 2 if differences is None else 3)
+    _draw_curves(panels[0], evaluations)
+    _draw_cardinality(panels[1], evaluations)
+    if differences is not None:
+        _draw_differences(panels[2], list(evaluations), differences)
+    if columns:
+        for panel, column in zip(rows[1].subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
+            _draw_groups(panel, evaluations, column)
+    if len(evaluations) > 1:
+        patches = [Patch(color=colour, label=name) for colour, name in zip(COLOURS, evaluations, strict=False)]
+        rows[0].legend(handles=patches, loc="outside upper center", ncols=len(patches), frameon=False)
+    figure.savefig(path, dpi=100)
+
+
+def _draw_curves(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
+    """A colour for each run and a line for each measure; with one run, a colour for each measure, too."""
+    one = len(evaluations) == 1
+    for r, run in enumerate(evaluations.values()):
+        for m, (measure, curve) in enumerate(_curves(run).items()):
+            colour, line = COLOURS[m if one else r], "-" if one else _LINES[measure]
+            ks, values = list(curve), np.array([100 * e.value for e in curve.values()])
+            margins = np.array([200 * e.standard_error for e in curve.values()])  # NaN leaves a gap
+            panel.plot(
+                ks, values, line, color=colour, marker=_MARKS[m], markersize=4, label=measure if r == 0 else None
+            )
+            panel.fill_between(ks, values - margins, values + margins, color=colour, alpha=0.15, linewidth=0)
+            if np.isfinite(margins).sum() == 1:  # a band needs two
+                panel.errorbar(ks, values, margins, fmt="none", ecolor=colour, alpha=0.5)
+    low, high = panel.get_ylim()
+    if high - low < 1:  # all alike: no magnifying glass on nothing
+        panel.set_ylim(low - 2.5, high + 2.5)
+    panel.set_xscale("log", base=2)
+    ticks = sorted({k for run in evaluations.values() for k in run.pass_at})
+    panel.set_xticks(ticks, [str(k) for k in ticks])
+    panel.minorticks_off()
+    panel.set(xlabel="k samples of a problem", ylabel="problems solved (%)", title="Accuracy, ± 2 standard errors")
+    panel.grid(alpha=0.3)
+    for handle in panel.legend(frameon=False, fontsize=9, loc="upper left").legend_handles:
+        if not one:
+            handle.set_color("#555555")  # the colours are those of the runs
+
+
+def _curves(run: Evaluation) -> dict[str, dict[int, Estimate]]:
+    first = {1: run.pass_at[1]} if 1 in run.pass_at else {}  # with one sample all measures are pass@1
+    curves = {"maj@k": run.maj_at, "weighted SC@k": run.weighted_sc_at, "best@k": run.best_at}
+    return {"pass@k": run.pass_at} | {name: {**first, **curve} for name, curve in curves.items() if curve}
+
+
+def _draw_cardinality(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
+    width = 0.84 / len(evaluations)
+    for r, run in enumerate(evaluations.values()):
+        share = np.array(run.cardinality) / run.num_problems * 100
+        # Runs with other numbers of samples share an axis.
+        places = np.arange(len(share)) / run.num_samples * 100
+        step = 100 / run.num_samples
+        offset = (r - (len(evaluations) - 1) / 2) * width * step
+        if len(evaluations) > 1 and run.num_samples > _MOST_BARS:  # bars side by side would be too thin to tell apart
+            edges = np.append(places, 100 + step) - step / 2
+            panel.stairs(share, edges, fill=True, alpha=0.4, color=COLOURS[r])
+        else:
+            panel.bar(places + offset, share, width * step, color=COLOURS[r])
+    panel.set_xticks(range(0, 101, 20))
+    panel.set(xlabel="correct samples of a problem (%)", ylabel="problems (%)", title="Problems by correct samples")
+    panel.grid(axis="y", alpha=0.3)
+    panel.set_axisbelow(True)
+
+
+def _draw_differences(panel: Any, names: list[str], differences: Mapping[str, Difference]) -> None:
+    places = np.arange(len(differences))[::-1]
+    for place, found in zip(places, differences.values(), strict=True):
+        certain = found.low > 0 or found.high < 0
+        colour = COLOURS[int(found.difference > 0)] if certain else "#888888"
+        panel.plot([100 * found.low, 100 * found.high], [place, place], color=colour, linewidth=2)
+        panel.plot(100 * found.difference, place, "o", color=colour, markersize=5)
+        panel.annotate(
+            str(found), (1.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=colour
+        )
+    panel.axvline(0, color="black", linewidth=0.8)
+    panel.set_yticks(places, list(differences))
+    panel.set(xlabel="points, 95 % interval (paired bootstrap)", title=f"{names[1]} minus {names[0]}")
+    panel.grid(axis="x", alpha=0.3)
+
+
+def _members(evaluations: Mapping[str, Evaluation], column: str) -> list[str]:
+    return sorted({name for run in evaluations.values() for name in run.groups[column]})
+
+
+def _draw_groups(panel: Any, evaluations: Mapping[str, Evaluation], column: str) -> None:
+    members, width = _members(evaluations, column), 0.8 / len(evaluations)
+    places = np.arange(len(members))[::-1]
+    for r, run in enumerate(evaluations.values()):
+        groups = [run.groups[column].get(member) for member in members]
+        values = [100 * group.pass_at_1.value if group else 0.0 for group in groups]
+        margins = np.nan_to_num([200 * group.pass_at_1.standard_error if group else 0.0 for group in groups])
+        offset = ((len(evaluations) - 1) / 2 - r) * width
+        panel.barh(places + offset, values, width, xerr=margins, color=COLOURS[r], error_kw={"lw": 1})
+    found = {name: group.num_problems for run in evaluations.values() for name, group in run.groups[column].items()}
+    panel.set_yticks(places, [f"{member} ({found[member]})" for member in members])
+    panel.set_xlim(0, max(5, panel.get_xlim()[1]))
+    panel.set(xlabel="pass@1 (%), ± 2 standard errors", title=f"By {column} (number of problems)")
+    panel.grid(axis="x", alpha=0.3)
+    panel.set_axisbelow(True)
+
+
+def plot_comparison(evaluations: Mapping[str, Evaluation], path: str | Path | IO[bytes]) -> None:
+    """Accuracies with their intervals, and shares of correct, incorrect and invalid answers, as a PNG or SVG.
+
+    Raises:
+        ImportError: matplotlib is not installed (`pip install topr_trl[plots]`).
+    """
+    from matplotlib.figure import Figure
+
+    names, runs = list(evaluations), list(evaluations.values())
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    accuracy, shares = figure.subplots(1, 2)
+    measures = {"pass": [run.pass_at for run in runs], "maj": [run.maj_at for run in runs]}
+    drawn = [(f"{m}@{k}", [c[k] for c in curves]) for m, curves in measures.items() for k in shared_ks(curves)]
+    for label, estimates in drawn:
+        errors = [200 * e.standard_error if e.standard_error == e.standard_error else 0 for e in estimates]
+        accuracy.errorbar(names, [100 * e.value for e in estimates], errors, marker="o", capsize=3, label=label)
+    accuracy.set(ylabel="accuracy (%)", ylim=(0, 100), title="Test accuracy")
+    accuracy.margins(x=0.15)
+    accuracy.grid(axis="y", alpha=0.3)
+    accuracy.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    bottom = [0.0] * len(runs)
+    for share, colour in zip(runs[0].shares, ("#2a9d8f", "#e9c46a", "#d1495b"), strict=True):
+        values = [100 * run.shares[share] for run in runs]
+        shares.bar(names, values, bottom=bottom, color=colour, label=share, width=0.5)
+        bottom = [b + v for b, v in zip(bottom, values, strict=True)]
+    shares.set(ylabel="samples (%)", ylim=(0, 100), title="Answers")
+    shares.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.savefig(path, dpi=150)

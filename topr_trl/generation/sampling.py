@@ -1,0 +1,91 @@
+"""How completions are drawn, whatever draws them: settings, prompts, stop tokens and the row that results."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from datasets import Dataset
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+)
+
+from topr_trl.config import check_types
+
+
+@dataclass
+class SamplingArguments:
+    """How responses are drawn; the defaults are the paper's (arXiv 2503.14286, Sec. 4.1).
+
+    Parameters:
+        num_candidates (`int`, defaults to `16`): Responses a problem.
+        temperature (`float`, defaults to `1.0`): Sampling temperature.
+        top_p (`float`, defaults to `1.0`): Probability mass sampled from.
+        top_k (`int`, defaults to `500`): Tokens sampled from.
+        max_new_tokens (`int`, defaults to `512`): Longest response.
+        sampling_batch_size (`int`, defaults to `512`): Responses generated at once.
+    """
+
+    num_candidates: int = field(default=16, metadata={"help": "Responses a problem."})
+    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature."})
+    top_p: float = field(default=1.0, metadata={"help": "Probability mass sampled from."})
+    top_k: int = field(default=500, metadata={"help": "Tokens sampled from."})
+    max_new_tokens: int = field(default=512, metadata={"help": "Longest response, in tokens."})
+    sampling_batch_size: int = field(default=512, metadata={"help": "Responses generated at once."})
+
+    def __post_init__(self) -> None:
+        check_types(self, SamplingArguments)
+        for name in ("num_candidates", "max_new_tokens", "sampling_batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature must be above 0, not {self.temperature}: candidates have to differ.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1], not {self.top_p}.")
+        if self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, not {self.top_k}; one above the vocabulary keeps every token.")
+
+
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase, problems: Dataset, args: SamplingArguments, context: int | None
+) -> list[list[int]]:
+    """Token ids of the prompts.
+
+    Raises:
+        ValueError: a prompt and the longest response do not fit in the context.
+    """
+    prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in problems["prompt"]]
+    longest = max(map(len, prompt_ids), default=0)
+    if context is not None and longest + args.max_new_tokens > context:
+        raise ValueError(
+            f"A prompt of {longest} tokens and max_new_tokens={args.max_new_tokens} do not fit in the model's context "
+            f"of {context}. Use fewer examples in the prompt, or a lower max_new_tokens."
+        )
+    return prompt_ids
+
+
+def stop_tokens(tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig) -> list[int]:
+    """The tokens that end a response: the tokenizer's and those of the model."""
+    own = generation_config.eos_token_id
+    return sorted({tokenizer.eos_token_id, *([own] if isinstance(own, int) else own or [])} - {None})
+
+
+def candidate_row(
+    problem: dict[str, Any],
+    sample_id: int,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt_ids: list[int],
+    completion_ids: list[int],
+    finish_reason: str,
+    sampler_logps: list[float],
+) -> dict[str, Any]:
+    """A row of `topr_trl.data.rows` without a reward."""
+    return {
+        **problem,
+        "sample_id": sample_id,
+        "completion": tokenizer.decode(completion_ids, skip_special_tokens=True),
+        "prompt_ids": prompt_ids,
+        "completion_ids": completion_ids,
+        "finish_reason": finish_reason,
+        "sampler_logps": sampler_logps,
+    }

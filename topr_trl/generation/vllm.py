@@ -1,0 +1,140 @@
+"""Draw candidate responses with vLLM's offline engine: the rows of `topr_trl.generation.sampling`, faster."""
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import GenerationConfig
+
+from topr_trl.config import check_types
+from topr_trl.generation.sampling import SamplingArguments, candidate_row, encode_prompts, stop_tokens
+
+
+@dataclass
+class VLLMArguments:
+    """How the engine runs; the names are those of TRL's `GRPOConfig`.
+
+    Parameters:
+        vllm_tensor_parallel_size (`int`, defaults to `1`): GPUs that share a model.
+        vllm_gpu_memory_utilization (`float`, defaults to `0.9`): Share of a GPU's memory that the engine takes.
+        vllm_max_model_length (`int`, *optional*): Longest prompt and response; default: the model's context.
+        vllm_dtype (`str`, defaults to `"auto"`): Of weights and computation; `"auto"` is half precision for a float32
+            checkpoint.
+        vllm_enforce_eager (`bool`, defaults to `False`): No compilation: starts sooner, runs slower.
+    """
+
+    vllm_tensor_parallel_size: int = field(default=1, metadata={"help": "GPUs that share a model."})
+    vllm_gpu_memory_utilization: float = field(
+        default=0.9, metadata={"help": "Share of a GPU's memory that the engine takes."}
+    )
+    vllm_max_model_length: int | None = field(default=None, metadata={"help": "Longest prompt and response."})
+    vllm_dtype: str = field(default="auto", metadata={"help": "'auto', 'bfloat16', 'float32', ..."})
+    vllm_enforce_eager: bool = field(default=False, metadata={"help": "No compilation: starts sooner, runs slower."})
+
+    def __post_init__(self) -> None:
+        check_types(self, VLLMArguments)
+
+
+# A prompt that is read in parts makes the engine rewind the random numbers of its request, which a CPU cannot.
+_ON_THE_CPU = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8_192}
+
+
+def start_engine(
+    model: str, args: VLLMArguments, seed: int = 0, revision: str | None = None, trust_remote_code: bool = False
+) -> Any:
+    """A `vllm.LLM` with a folder's safetensors, or the Hub's. Its memory is free when this process ends.
+
+    Raises:
+        ImportError: vLLM is not installed.
+    """
+    # In this process and not in one of its own, which would outlive it and keep its memory when this one is killed.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    try:
+        from vllm import LLM
+    except ImportError as error:
+        raise ImportError("Sampling with vLLM needs vLLM: pip install topr_trl[vllm].") from error
+    return LLM(
+        model,
+        seed=seed,
+        dtype=args.vllm_dtype,
+        tensor_parallel_size=args.vllm_tensor_parallel_size,
+        gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+        max_model_len=args.vllm_max_model_length,
+        enforce_eager=args.vllm_enforce_eager,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        load_format="safetensors",
+        **({} if torch.accelerator.is_available() else _ON_THE_CPU),
+    )
+
+
+def sample_candidates_with_vllm(
+    engine: Any,
+    problems: Dataset,
+    args: SamplingArguments,
+    stop_strings: tuple[str, ...] = (),
+    seed: int = 0,
+) -> Dataset:
+    """`args.num_candidates` responses for each problem; see `topr_trl.generation.transformers.sample_candidates`.
+
+    `args.sampling_batch_size` has no meaning here: the engine forms its own batches.
+
+    Args:
+        engine: a `vllm.LLM`, see `start_engine`. Its `logprobs_mode` must be `"raw_logprobs"`, vLLM's default.
+        problems: columns `problem_id` and `prompt` (text); other columns are carried along.
+        stop_strings: end a response besides the model's stop tokens.
+        seed: with the same seed and problems the same responses are drawn, as far as the engine's kernels repeat.
+
+    Returns:
+        Rows of `topr_trl.data.rows`, a problem's together and in sampling order, without a reward.
+
+    Raises:
+        ValueError: a prompt and the longest response do not fit in the engine's context.
+    """
+    from vllm import SamplingParams
+
+    tokenizer, config = engine.get_tokenizer(), engine.llm_engine.model_config
+    prompt_ids = encode_prompts(tokenizer, problems, args, config.max_model_len)
+    try:
+        generation_config = GenerationConfig.from_pretrained(config.model, revision=config.revision)
+    except OSError:  # the model ships none
+        generation_config = GenerationConfig()
+    eos = stop_tokens(tokenizer, generation_config)
+    pad = tokenizer.pad_token_id
+    never = {pad: -100} if pad is not None and pad not in eos else None  # as with transformers
+    params = [
+        SamplingParams(
+            n=args.num_candidates,
+            temperature=args.temperature,
+            top_p=args.top_p,
+            top_k=args.top_k,
+            max_tokens=args.max_new_tokens,
+            stop=list(stop_strings) or None,
+            include_stop_str_in_output=True,
+            stop_token_ids=eos,
+            logit_bias=never,
+            logprobs=0,  # of the drawn token alone
+            seed=seed + i * args.num_candidates,  # the engine counts on from it for each of the n
+            flat_logprobs=True,
+        )
+        for i in range(len(prompt_ids))
+    ]
+    prompts = [{"prompt_token_ids": ids} for ids in prompt_ids]
+    outputs = engine.generate(prompts, params)
+    rows = []
+    for problem, output in zip(problems, outputs, strict=True):
+        for sample in output.outputs:
+            rows.append(
+                candidate_row(
+                    problem,
+                    sample.index,
+                    tokenizer,
+                    list(output.prompt_token_ids),
+                    list(sample.token_ids),
+                    "length" if sample.finish_reason == "length" else "stop",
+                    list(sample.logprobs.logprobs),
+                )
+            )
+    return Dataset.from_list(rows)

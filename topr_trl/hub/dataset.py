@@ -1,0 +1,127 @@
+"""Candidates for the Hub: the shards as they are, their manifest, and a card with what was counted in them."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+
+from topr_trl.data.rows import hash_prompts
+from topr_trl.data.tables import TABLE_SUFFIXES, columns_of, read_shard, shards_of
+from topr_trl.hub.cards import dataset_card
+from topr_trl.hub.parcel import README, Parcel
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline.lineage import (
+    facts_of_sampling,
+    lineage,
+    mu_fingerprint_beside,
+    problems_of,
+    sampling_of,
+    writer_of,
+)
+
+_COUNTED = ("reward", "raw_reward", "label", "verdict", "finish_reason", "mu_fingerprint")
+_MOST_VALUES = 6  # of a column that are counted one by one
+
+
+def holds_candidates(path: Path) -> bool:
+    """Whether a folder or a file holds rows with a prompt and a response."""
+    files = sorted(path.glob("*.parquet"))[:1] if path.is_dir() else [path] * (path.suffix in TABLE_SUFFIXES)
+    columns = set(columns_of(files[0])) if files else set()
+    return "prompt" in columns and bool({"completion", "completion_ids"} & columns)
+
+
+@dataclass
+class Counts:
+    """What is in rows: their columns with types, their number, their problems, and values of some columns."""
+
+    columns: dict[str, str] = field(default_factory=dict)
+    rows: int = 0
+    problems: set[Any] = field(default_factory=set)
+    values: dict[str, Counter[Any]] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, str]:
+        facts = {"responses": f"{self.rows:,}", "problems": f"{len(self.problems):,}"}
+        for name, counter in self.values.items():
+            if name == "mu_fingerprint":
+                continue  # told among the settings
+            if len(counter) <= _MOST_VALUES:
+                parts = [f"{_named(value)}: {n:,} ({n / self.rows:.1%})" for value, n in counter.most_common()]
+            else:
+                numbers = [value for value in counter if isinstance(value, float)]
+                parts = [f"{len(counter):,} values"]
+                parts += [f"from {min(numbers):g} to {max(numbers):g}"] if numbers else []
+            facts[f"`{name}`"] = ", ".join(parts)
+        return facts
+
+
+def _named(value: Any) -> str:
+    return "none" if value is None else f"{value:+g}" if isinstance(value, float) else str(value)
+
+
+def count_candidates(shards: list[Path]) -> Counts:
+    """Count shard by shard.
+
+    Raises:
+        ValueError: the shards differ in their columns, or there is no row.
+    """
+    found = Counts()
+    for shard in shards:
+        table = read_shard(shard)
+        columns = {column.name: str(column.type) for column in table.schema}
+        found.columns = found.columns or columns
+        if odd := sorted(set(found.columns) ^ set(columns)):
+            raise ValueError(f"{shard}: all files of rows need the same columns; they differ in {', '.join(odd)}.")
+        found.rows += len(table)
+        if "problem_id" in columns:
+            found.problems |= set(table["problem_id"].unique().to_pylist())
+        else:
+            found.problems |= set(hash_prompts(table["prompt"].to_pylist()))
+        for name in [name for name in _COUNTED if name in columns]:
+            counted = pc.value_counts(table[name]).to_pylist()
+            found.values.setdefault(name, Counter()).update({each["values"]: each["counts"] for each in counted})
+    if found.rows == 0:
+        raise ValueError(f"There is no row in {shards[0].parent}.")
+    return found
+
+
+def _without_paths(known: Any) -> Any:
+    """A manifest with the last part alone of paths on this machine; what its fingerprint is made of stays."""
+    inputs = {k: Path(v).name if str(v).startswith("/") else v for k, v in known["inputs"].items()}
+    return {name: value for name, value in known.items() if name != "dropped"} | {"inputs": inputs}
+
+
+def pack_candidates(path: Path, repo_id: str) -> Parcel:
+    """A folder of shards, or a file of rows, as a data set.
+
+    Raises:
+        FileNotFoundError: shards are missing.
+        ValueError: see `count_candidates`.
+    """
+    shards = shards_of(path)
+    found = count_candidates(shards)
+    files: dict[str, Path | bytes] = {shard.name: shard for shard in shards}
+    sampling = sampling_of(lineage(path))
+    if (note := path / manifest.NAME).is_file():
+        # With it, the stages know a folder that was loaded from the Hub.
+        files[manifest.NAME] = json.dumps(_without_paths(json.loads(note.read_text())), indent=1).encode()
+    made = facts_of_sampling(sampling)
+    scored_by = sorted(filter(None, found.values.get("mu_fingerprint", [mu_fingerprint_beside(path)])))
+    if scored_by:
+        made["fingerprint of μ"] = ", ".join(f"`{fingerprint}`" for fingerprint in scored_by)
+    card = dataset_card(
+        repo_id,
+        found.columns,
+        found.facts(),
+        found.rows,
+        "*.parquet" if path.is_dir() else path.name,
+        split=sampling.get("split", "train"),
+        made=made,
+        problems=problems_of(sampling),
+        sampler=writer_of(sampling),
+    )
+    kept = {README, *files}
+    left_out = [p.name for p in sorted(path.glob("[!.]*")) if p.name not in kept] if path.is_dir() else []
+    return Parcel("dataset", {**files, README: str(card).encode()}, tuple(left_out), ("*.parquet", manifest.NAME))

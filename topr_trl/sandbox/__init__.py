@@ -1,0 +1,3 @@
+from topr_trl.sandbox.unit_tests import run_tests
+
+__all__ = ["run_tests"]

@@ -1,0 +1,446 @@
+r"""Whether two answers in LaTeX are the same: structure first, then numbers exactly, then math-verify.
+
+Tuples, intervals, lists, sets, unions and matrices are taken apart and compared part by part, numbers are compared as
+fractions, words as words; only what is left goes to math-verify. That settles what it confuses: (2, 1) and (3, 1) are
+both empty intervals to it, 34_5 and 34_6 both 34, R and r the same letter, 0.3333333 a third, 3m a length of 3.
+
+It runs in the processes of `topr_trl.sandbox.worker_pool`, since it may hang in a power tower: it imports no PyTorch.
+"""
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+from math import comb, prod
+from typing import Any
+
+import sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy
+from math_verify import verify
+
+_LAYOUT = re.compile(
+    r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])|\\(?:displaystyle|textstyle|limits|boldsymbol|mathbf|bf|bm)(?![a-zA-Z])"
+)
+_SPACE = re.compile(r"(?<!\\)\\(?:[!,;: ]|q?quad(?![a-zA-Z]))|~|\s+")
+_THIN_THOUSANDS = re.compile(r"(?<=\d)(?:,\s*\\!|(?<!\\)\\[,;:! ]|\{,\}|~)+\s*(?=\d{3}(?!\d))")
+_THOUSANDS = re.compile(r"(?:^|(?<==)|(?<== ))[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$")
+_SPACED_THOUSANDS = re.compile(r"\d{1,3}(?: \d{3})+")
+_CURRENCY = re.compile(r"\\\$|[$€£]|\\(?:text|mathrm|mbox)\{\s*(?:USD|Rs\.?)\s*\}")
+_WORD = r"\\(?:text(?:rm|bf|it|normal)?|mbox|hbox|mathrm|rm)"
+_POWER = r"(?:\^(?:\{\d\}|\d))?"
+_BARE_UNITS = (
+    "mm|cm|km|kg|mg|ft|yd|lb|mph|sec|min|hr|inch(?:es)?|foot|feet|yards?|miles?|met(?:er|re)s?|lit(?:er|re)s?|grams?|"
+    "degrees?|radians?|seconds?|minutes?|hours?|days?|weeks?|months?|years?|cents?|dollars?|units?|points?|people|"
+    "students?|ways|square|cubic|sq|per"
+)
+_TEXT_UNIT = re.compile(rf"(?<=[\d\w}})\]])\s*{_WORD}\s*\{{(?P<words>[^{{}}]*)\}}{_POWER}\s*\.?$")
+_BARE_UNIT = re.compile(rf"(?<=[\d}})])\s*(?:{_BARE_UNITS})(?:\s+(?:{_BARE_UNITS}))*{_POWER}\s*\.?$")
+_DEGREES = re.compile(r"(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|°|\\degree)\s*$")
+_PERCENT = re.compile(r"(?:\\?%|\bpercent)\s*$")
+# Words after a number that are no unit.
+_MEANS_SOMETHING = re.compile(
+    r"\b(?:and|or|hundred|thousand|million|billion|trillion|dozen|mod|base|if|when|for|more|less|fewer|least|most|pi|"
+    r"factorial|squared|cubed|(?![mMsghlLCFNJVWK]\b)[a-zA-Z]|[ap]\.?m)\b(?!\^)"
+)
+_ALL_REALS = re.compile(r"\\mathbb\s*(?:\{R\}|R)|\\(?:Reals|R)(?![a-zA-Z])|\\text\{\s*all real numbers\s*\}")
+_TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|arc|log|ln)")
+_UNICODE = str.maketrans({"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ",
+                          "≤": r"\le ", "≥": r"\ge ", "∪": r"\cup ", "∈": r"\in ", "√": r"\sqrt ",
+                          "±": r"\pm "})  # fmt: skip
+
+
+def normalize(text: str) -> str:
+    r"""Without what does not change the value: layout, spaces, currency, units, degrees, separators of thousands."""
+    text = _THIN_THOUSANDS.sub("", text.translate(_UNICODE).strip())
+    text = _SPACE.sub(" ", _LAYOUT.sub("", _CURRENCY.sub("", text))).strip()
+    text = _ALL_REALS.sub(r"(-\\infty,\\infty)", text)
+    text = re.sub(rf"\s*{_WORD}\s*\{{\s*(?:,?\s*and|,?\s*or|,)\s*\}}\s*", ",", text)
+    # Not inside of \text{}: "3 \text{ or more}" is no list.
+    text = re.sub(rf"({_WORD}\s*\{{[^{{}}]*\}})|\s*,?\s+(?:and|or)\s+", lambda match: match[1] or ",", text)
+    text = text.removesuffix(".").strip()
+    text = re.sub(rf"{_WORD}\s*\{{\s*([ie]|[-+]?[\d.,]*\d)\s*\}}", r"\1", text)
+    if _SPACED_THOUSANDS.fullmatch(text):
+        text = text.replace(" ", "")
+    for _ in range(3):  # "5 \text{ square} \text{ cm}", "60^\circ \text{ C}"
+        text = _without_unit(text)
+    text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text)
+    text = re.sub(r"\\frac\s*(\d)", r"\\frac{\1}", text)
+    text = re.sub(r"\\frac\s*(\{[^{}]*\})\s*(\d)", r"\\frac\1{\2}", text)
+    text = re.sub(r"\\sqrt\s*(\d)", r"\\sqrt{\1}", text)
+    text = re.sub(r"\^\s*\(([^()]*)\)", r"^{\1}", text)
+    text = re.sub(r"^[a-zA-Z]\s*\\in(?![a-zA-Z])\s*", "", text)
+    text = re.sub(r"\\(?:ge|geqslant)(?![a-zA-Z])", r"\\geq", re.sub(r"\\(?:le|leqslant)(?![a-zA-Z])", r"\\leq", text))
+    text = re.sub(r"\\l(?:brace|bracket)|\\langle", lambda m: r"\{" if "brace" in m[0] else "(", text)
+    text = re.sub(r"\\r(?:brace|bracket)|\\rangle", lambda m: r"\}" if "brace" in m[0] else ")", text)
+    text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
+    text = re.sub(r"\\varnothing|\\\{\s*\\\}", r"\\emptyset", text)
+    text = re.sub(r"\s*([,;=<>+&|/()\[\]])\s*", r"\1", text).strip()
+    return re.sub(r"^(?:[a-zA-Z]|\([a-zA-Z](?:,[a-zA-Z])+\))=(?=\()", "", text)  # A = (8, -2)
+
+
+def _without_unit(text: str) -> str:
+    found = _TEXT_UNIT.search(text)
+    if found and not _MEANS_SOMETHING.search(found["words"]) and re.search(r"\d|\\pi", text[: found.start()]):
+        text = text[: found.start()].rstrip()
+    text = _BARE_UNIT.sub("", text)
+    return text if _TRIGONOMETRY.search(text) else _DEGREES.sub("", text).rstrip()
+
+
+_DECIMAL = r"(?:\d+\.?\d*|\.\d+)"
+_NUMBERS = tuple(
+    re.compile(r"(?P<sign>[-+]?)\s*" + pattern)
+    for pattern in (
+        rf"(?P<top>{_DECIMAL})(?:\s*/\s*(?P<bottom>{_DECIMAL}))?",
+        rf"\((?P<top>[-+]?{_DECIMAL})\)(?:\s*/\s*\(?(?P<bottom>{_DECIMAL})\)?)?",
+        rf"\\frac\s*\{{\s*(?P<top>[-+]?\s*{_DECIMAL})\s*\}}\s*\{{\s*(?P<bottom>[-+]?\s*{_DECIMAL})\s*\}}",
+        r"(?P<whole>\d+)\s*\\frac\s*\{\s*(?P<top>\d+)\s*\}\s*\{\s*(?P<bottom>\d+)\s*\}",
+        r"(?P<whole>\d+)\s+(?P<top>\d+)/(?P<bottom>\d+)",
+        rf"(?:(?P<top>{_DECIMAL})\s*(?:\\times|\\cdot|\*)\s*)?10\^(?:\{{(?P<power>[-+]?\d{{1,3}})\}}|(?P<digit>\d))",
+        r"(?P<top>\d*\.\d*)\\overline\s*\{(?P<repeated>\d+)\}",
+    )
+)
+
+
+def as_number(text: str) -> Fraction | None:
+    """The exact value of an integer, decimal, fraction, mixed number, repeating decimal or `2 * 10^3`; else None."""
+    for pattern in _NUMBERS:
+        match = pattern.fullmatch(text)
+        if match is None:
+            continue
+        part = {name: (value or "").replace(" ", "") for name, value in match.groupdict().items()}
+        value = Fraction(part["top"] if part.get("top") not in ("", ".", None) else int("power" in part))
+        if digits := part.get("repeated"):
+            places = len(part["top"].partition(".")[2])
+            value += Fraction(int(digits), 10**places * (10 ** len(digits) - 1))
+        if part.get("bottom"):
+            if Fraction(part["bottom"]) == 0:
+                return None
+            value /= Fraction(part["bottom"])
+        value += int(part.get("whole") or 0)
+        value *= Fraction(10) ** int(part.get("power") or part.get("digit") or 0)
+        return -value if part["sign"] == "-" else value
+    return None
+
+
+_OPENING, _CLOSING = "([{", ")]}"
+
+
+def _split(text: str, separators: tuple[str, ...]) -> list[str]:
+    """Cut at separators outside of all brackets."""
+    parts, depth, start, i = [], 0, 0, 0
+    while i < len(text):
+        if text.startswith((r"\begin{", r"\end{"), i):
+            depth += 1 if text[i + 1] == "b" else -1
+        if text[i] in _OPENING:
+            depth += 1
+        elif text[i] in _CLOSING:
+            depth -= 1
+        separator = next((s for s in separators if text.startswith(s, i)), None) if depth == 0 else None
+        if separator is not None:
+            parts.append(text[start:i].strip())
+            start = i + len(separator)
+        i += len(separator or text[i])
+    return [*parts, text[start:].strip()]
+
+
+def _outer(text: str) -> tuple[str, str, str] | None:
+    """Opening bracket, what is inside, and closing bracket, if one pair holds the whole text."""
+    for opening, width in (("(", 1), ("[", 1), (r"\{", 2)):
+        if not text.startswith(opening) or len(text) <= 2 * width:
+            continue
+        closing = text[-width:]
+        if closing not in ((r"\}",) if width == 2 else (")", "]")):
+            return None
+        depth = 0
+        for i, letter in enumerate(text):
+            depth += (letter in _OPENING) - (letter in _CLOSING)
+            if depth == 0 and i >= width - 1:
+                return (opening, text[width:-width].strip(), closing) if i == len(text) - 1 else None
+    return None
+
+
+_MATRIX = re.compile(r"\\begin\{([pbBvV]?matrix|array)\}(?:\{[lcr|]*\})?((?:(?!\\begin).)*)\\end\{\1\}")
+
+_PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
+
+# ("atom", text), ("list" or "set" or "union", parts), ("tuple", brackets, parts), ("matrix", kind, rows)
+Structure = tuple[Any, ...]
+
+
+def _structure(text: str) -> Structure:
+    if match := _MATRIX.fullmatch(text):
+        rows = [row.strip() for row in re.split(r"\\\\", match[2]) if row.strip()]
+        kind = "determinant" if match[1] in ("vmatrix", "Vmatrix") else "matrix"
+        return (kind, [_split(row, ("&",)) for row in rows])
+    if len(parts := _split(text, (r"\cup",))) > 1:
+        return ("union", parts)
+    if len(parts := _split(text, (",", ";"))) > 1:
+        return ("list", parts)
+    if outer := _outer(text):
+        opening, inner, closing = outer
+        parts = _split(inner, (",", ";"))
+        if opening == r"\{":
+            return ("set", parts)
+        if len(parts) > 1:
+            return ("tuple", opening + closing, parts)
+        if opening + closing == "()":
+            return _structure(inner)
+    if _PLUS_MINUS.search(text):
+        plus = _PLUS_MINUS.sub(lambda match: "+" if match[1] == "pm" else "-", text)
+        minus = _PLUS_MINUS.sub(lambda match: "-" if match[1] == "pm" else "+", text)
+        return ("list", [re.sub(r"^\+|(?<==)\+", "", plus), minus])
+    return ("atom", text)
+
+
+def _elements(structure: Structure) -> list[str]:
+    """Of a list or set; a `±` among them counts as two."""
+    parts: list[str] = []
+    for part in structure[-1]:
+        inner = _structure(part)
+        parts += inner[1] if inner[0] == "list" else [part]
+    return parts
+
+
+def same(given: str, truth: str) -> bool:
+    """Whether two normalized answers are equal.
+
+    Raises:
+        ValueError: a part of `given` cannot be read.
+    """
+    if given == truth:
+        return True
+    a, b = _structure(given), _structure(truth)
+    kinds = {a[0], b[0]}
+    if kinds == {"atom"}:
+        return _same_atoms(a[1], b[1])
+    if kinds == {"tuple"}:
+        return bool(a[1] == b[1]) and _same_in_order(a[2], b[2])
+    if kinds <= {"list", "set"}:
+        return _same_in_any_order(_elements(a), _elements(b))
+    if kinds == {"tuple", "list"}:  # "3, 5" for (3, 5)
+        round_brackets = "()" in (a[1], b[1])
+        return round_brackets and _same_in_order(a[-1], b[-1])
+    if kinds in ({"union"}, {"union", "tuple"}):
+        parts_agree = a[0] == b[0] and _same_in_any_order(a[1], b[1])
+        return parts_agree or _same_by_math_verify(given, truth)
+    if kinds in ({"matrix"}, {"determinant"}):
+        return len(a[1]) == len(b[1]) and all(_same_in_order(x, y) for x, y in zip(a[1], b[1], strict=True))
+    if kinds == {"matrix", "tuple"}:  # a vector may be written in either way
+        (_, rows), (_, brackets, parts) = (a, b) if a[0] == "matrix" else (b, a)
+        cells = [cell for row in rows for cell in row]
+        if brackets != "()" or 1 not in (len(rows), len(rows[0])):
+            return False
+        return _same_in_order(cells, parts) if a[0] == "matrix" else _same_in_order(parts, cells)
+    if kinds == {"set", "atom"}:
+        return len(a[1]) == 1 and same(a[1][0], truth) if a[0] == "set" else len(b[1]) == 1 and same(given, b[1][0])
+    if kinds in ({"matrix", "atom"}, {"determinant", "atom"}):  # a factor before a matrix, the value of a determinant
+        return _same_by_math_verify(given, truth)
+    if kinds <= {"atom", "tuple", "union"} and re.search(r"[<>]|\\[gl]eq|\\neq?(?![a-z])", given + truth):
+        return _same_by_math_verify(given, truth)  # x > 3 and (3, \infty)
+    _check_readable(given)
+    return False
+
+
+def _same_in_order(given: list[str], truth: list[str]) -> bool:
+    return len(given) == len(truth) and all(same(a, b) for a, b in zip(given, truth, strict=True))
+
+
+def _same_in_any_order(given: list[str], truth: list[str]) -> bool:
+    if len(given) != len(truth):
+        return False
+    left = list(truth)
+    for a in given:
+        match = next((i for i, b in enumerate(left) if same(a, b)), None)
+        if match is None:
+            return False
+        del left[match]
+    return True
+
+
+_BASED = re.compile(r"0*(?P<digits>[\dA-F]+)_(?:\{(?P<b>\d+)\}|(?P<c>\d+))")
+_TEXT = re.compile(rf"{_WORD}\s*\{{(?P<words>[^{{}}]*)\}}")
+_BARE_WORDS = re.compile(r"\(?[A-Za-z][A-Za-z' -]*\)?")
+
+
+def _based(text: str) -> tuple[str, int] | None:
+    """Digits and base of a number such as 204_5."""
+    match = _BASED.fullmatch(text)
+    return (match["digits"], int(match["b"] or match["c"])) if match else None
+
+
+def _words(text: str) -> str | None:
+    """What is written in \\text{}, if anything: lower case, without the brackets of `(B)`."""
+    match = _TEXT.fullmatch(text)
+    return (_bare(match["words"]) or None) if match else None
+
+
+def _bare(words: str) -> str:
+    words = " ".join(words.casefold().replace(".", " ").split()).strip("() ")
+    return re.sub(r"^(?:an?|the) ", "", words)
+
+
+def _same_atoms(given: str, truth: str) -> bool:
+    percent = [bool(_PERCENT.search(text)) for text in (given, truth)]
+    if any(percent):
+        bare = [normalize(_PERCENT.sub("", text)) for text in (given, truth)]
+        if same(*bare):  # 50 for 50 %: the question asks for the percentage
+            return True
+        x, y = map(as_number, bare)
+        return x is not None and y is not None and x * (100 if percent[1] else 1) == y * (100 if percent[0] else 1)
+    if (x := as_number(given)) is not None and (y := as_number(truth)) is not None:
+        return x == y
+    if _based(given) or _based(truth):
+        return _based(given) == _based(truth)
+    words = _words(given), _words(truth)
+    if words[0] is not None or words[1] is not None:
+        a, b = (w if w is not None else _bare(t) if _BARE_WORDS.fullmatch(t) else None
+                  for w, t in zip(words, (given, truth), strict=True))  # fmt: skip
+        if a is None:
+            _check_readable(given)
+        return bool(a) and a == b
+    return _same_by_math_verify(given, truth)
+
+
+@lru_cache(maxsize=256)
+def parse(text: str) -> Any:
+    r"""The SymPy object of a formula.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    if re.search(r"(?<![_\d.])\d[\d.]*\s+[\d.]", text) or not re.search(r"[a-zA-Z\d]", text):
+        raise ValueError(f"not a formula: {text!r}")
+    imaginary = re.search(r"(?<![a-zA-Z])i(?![a-zA-Z])|\di(?![a-zA-Z])|\\i(?:math)?(?![a-zA-Z])", text)
+    try:
+        parsed = latex2sympy(
+            text,
+            is_real=not imaginary,
+            convert_degrees=True,
+            # Units: it takes the m of 3m for one. Malformed operators: it looks for them across braces.
+            normalization_config=NormalizationConfig(
+                basic_latex=True, units=False, malformed_operators=False, nits=True, boxed="none", equations=False
+            ),
+            conversion_config=ConversionConfig(lowercase_symbols=False),
+        )
+    except Exception as error:
+        raise ValueError(f"not a formula: {text!r}") from error
+    if parsed is None or parsed in (sympy.nan, sympy.zoo):
+        raise ValueError(f"no value: {text!r}")
+    if imaginary:
+        parsed = parsed.subs({s: sympy.I for s in parsed.free_symbols if s.name == "i"})
+    return parsed
+
+
+def _same_by_math_verify(given: str, truth: str) -> bool:
+    a = parse(given)
+    try:
+        b = parse(truth)
+    except ValueError:
+        return False
+    if "matrix}" in given + truth:
+        a, b = a.doit(), b.doit()
+    if _differ_at_a_point(a, b):  # at once; math-verify would expand both first
+        return False
+    # 12 decimals: 0.333333 is not a third. The limit on time is the worker's.
+    equal = bool(verify(b, a, float_rounding=12, timeout_seconds=None, allow_set_relation_comp=True))
+    return equal and _are_close(a, b)
+
+
+def _differ_at_a_point(a: Any, b: Any) -> bool:
+    """Whether two formulas have clearly different values where their symbols are some positive numbers."""
+    if not all(isinstance(x, sympy.Expr) for x in (a, b)):
+        return False
+    symbols = sorted(a.free_symbols | b.free_symbols, key=str)
+    if not symbols:
+        return False
+    point = {symbol: sympy.Rational(7 + 3 * i, 5 + 2 * i) for i, symbol in enumerate(symbols)}
+    x, y = (sympy.N(formula.subs(point), 15) for formula in (a, b))
+    return bool(x.is_number and y.is_number and x.is_finite and y.is_finite and abs(x - y) > 1e-6 * (abs(x) + abs(y)))
+
+
+def _are_close(a: Any, b: Any) -> bool:
+    """Whether two values agree in their leading digits, too: to 12 decimals 2^-98 and 2^-99 are both 0."""
+    if not all(isinstance(x, sympy.Expr) and not x.free_symbols for x in (a, b)):
+        return True
+    a, b = sympy.N(a, 30), sympy.N(b, 30)
+    apart = a != b and abs(a - b) > 1e-11 * abs(b)
+    return apart not in (True, sympy.true)  # what cannot be decided is left to math-verify
+
+
+def _check_readable(text: str) -> None:
+    """Raises ValueError where a part of an answer cannot be read."""
+    structure = _structure(text)
+    if structure[0] == "atom":
+        atom = _PERCENT.sub("", structure[1]).strip()
+        if _words(atom) is None and as_number(atom) is None and not _based(atom):
+            parse(atom)
+        return
+    for part in structure[-1]:
+        for cell in part if isinstance(part, list) else [part]:
+            _check_readable(cell)
+
+
+_MOST_TERMS = 200  # more are not expanded: it takes long, and the form would be large
+
+
+def canonical(text: str) -> str:
+    """A form of a normalized answer that equal answers mostly share, for counting votes."""
+    structure = _structure(text)
+    if structure[0] == "tuple":
+        return structure[1][0] + ", ".join(map(canonical, structure[2])) + structure[1][1]
+    if structure[0] in ("list", "set"):
+        return ", ".join(sorted(map(canonical, _elements(structure))))
+    if structure[0] == "union":
+        return " U ".join(sorted(map(canonical, structure[1])))
+    if structure[0] in ("matrix", "determinant"):
+        rows = ("[" + ", ".join(map(canonical, row)) + "]" for row in structure[1])
+        return ("det" if structure[0] == "determinant" else "") + "[" + ", ".join(rows) + "]"
+    atom = re.sub(r"^[a-zA-Z]=", "", _PERCENT.sub("", structure[1]).strip())
+    if (value := as_number(atom)) is not None:
+        return str(value)
+    if based := _based(atom):
+        return f"{based[0]}_{based[1]}"
+    if (words := _words(atom)) is not None:
+        return words
+    return _canonical_formula(atom)
+
+
+def _canonical_formula(text: str) -> str:
+    try:
+        parsed = parse(text)
+        powers = [power.exp for power in parsed.atoms(sympy.Pow)]
+        slow = parsed.has(sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, sympy.Derivative, sympy.factorial)
+        if slow or any(e.is_number and not (e.is_Rational and abs(e) <= 10) for e in powers):
+            return text
+        terms = [
+            comb(len(power.base.args) + int(power.exp) - 1, int(power.exp))
+            for power in parsed.atoms(sympy.Pow)
+            if power.base.is_Add and power.exp.is_Integer and power.exp > 0
+        ]
+        if prod(terms) > _MOST_TERMS:
+            return text
+        form = str(sympy.expand(parsed.doit()))
+        return form if len(form) <= len(text) + _MOST_TERMS else text
+    except Exception:
+        return text
+
+
+def judge(pair: list[str]) -> list[str | None]:
+    """Verdict and canonical answer for `[given, truth]`.
+
+    Returns:
+        `["correct", None]`, `["incorrect", canonical form]` or `["invalid", None]`; the last where the answer is empty,
+        or cannot be read and is not literally the truth. A caller bounds the length of both.
+    """
+    given, truth = pair[0].strip(), pair[1].strip()
+    if not re.search(r"[^\s{}()\[\]$.,;]", given):
+        return ["invalid", None]
+    if given == truth:
+        return ["correct", None]
+    given, truth = normalize(given), normalize(truth)
+    try:
+        if same(given, truth):
+            return ["correct", None]
+        _check_readable(given)
+    except (ValueError, RecursionError, MemoryError, OverflowError):
+        return ["invalid", None]
+    return ["incorrect", canonical(given)]

@@ -1,0 +1,119 @@
+"""Generative verifier (arXiv 2503.14286, Sec. 4.4): a model that reasons about a solution and says whether it is right.
+
+A verification is a candidate like any other: the "problem" is a solution somebody wrote, the answer to find is yes or
+no, the reward +1 for the verdict that matches the truth and -1 for any other and for none. So problems made here go
+through the same stages: `sample_candidates`, `score_candidates(rows, judge)`, `OfflineTOPRTrainer`,
+`evaluate_candidates` (pass@1 is the verifier's accuracy). The author of the solutions may be another model.
+"""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+
+from topr_trl.evaluation.answers import verdict_column
+from topr_trl.rewards import CORRECT, Judgement, text_of, verdict
+
+YES, NO = "yes", "no"
+TEMPLATE = (
+    "Question: {question}\nAnswer:{solution}\n\nIs the answer right? Check each step, then end with "
+    '"Verdict: yes" or "Verdict: no".\nCheck:'
+)
+# A base model goes on with something new to check.
+STOP_STRINGS = ("\nQuestion:",)
+_PLACE = re.compile(r"\{question\}|\{solution\}")
+# "Verdict: no", "**Verdict**: **yes**", "Verdict: \\boxed{no}"; not "Verdict: no errors".
+_VERDICT = re.compile(
+    r"verdict\W{1,16}(?:(?:boxed|text(?:bf)?|mathbf)\W{1,3}){0,2}(yes|no)\b(?![ \t]+[a-z])", re.IGNORECASE
+)
+
+
+def extract_verdict(text: str) -> str | None:
+    """`"yes"` or `"no"` after the last "Verdict:"; None where there is none (invalid)."""
+    found = _VERDICT.findall(text)
+    return found[-1].lower() if found else None
+
+
+def judge(texts: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
+    """Verdicts on verifications, for `score_candidates` and `answer_reward`."""
+    answers = [extract_verdict(text) for text in texts]
+    return [(verdict(answer, truth), answer) for answer, truth in zip(answers, truths, strict=True)]
+
+
+def build_prompt(question: str, solution: str, template: str = TEMPLATE) -> str:
+    """The prompt of a verification."""
+    # Not str.format, and both at once: questions and solutions may hold braces.
+    texts = {"{question}": question.strip(), "{solution}": solution}
+    return _PLACE.sub(lambda place: texts[place.group()], template)
+
+
+def verification_problems(
+    solutions: Dataset, template: str = TEMPLATE, balanced: bool = False, seed: int = 0
+) -> Dataset:
+    """Each solution as a problem for a verifier.
+
+    Args:
+        solutions: scored candidates: columns `question`, `completion` and `verdict` (`score_candidates`).
+        template: text with the places `{question}` and `{solution}`.
+        balanced: drop solutions at random until as many are right as are wrong. The paper keeps all.
+        seed: of that.
+
+    Returns:
+        Columns `problem_id` (the row of the solution in `solutions`), `prompt` and `answer` (`"yes"`, `"no"`).
+
+    Raises:
+        ValueError: a column is missing or holds something else than text, the template lacks a place, or nothing is
+            left.
+    """
+    missing = {"question", "completion", "verdict"} - set(solutions.column_names)
+    if missing:
+        raise ValueError(f"Solutions to verify need question, completion and verdict; {sorted(missing)} missing.")
+    if not all(place in template for place in ("{question}", "{solution}")):
+        raise ValueError(f"The template needs the places {{question}} and {{solution}}: {template!r}.")
+    right = np.array(verdict_column(solutions)) == CORRECT
+    chosen = _balance(right, seed) if balanced else np.arange(len(right))
+    if len(chosen) == 0:
+        raise ValueError(f"There is nothing to verify: {right.sum()} of {len(right)} solutions are right.")
+
+    def problem(row: dict[str, str], index: int) -> dict[str, object]:
+        return {
+            "problem_id": int(chosen[index]),
+            "prompt": build_prompt(row["question"], text_of(row["completion"], int(chosen[index])), template),
+            "answer": YES if row["verdict"] == CORRECT else NO,
+        }
+
+    return solutions.select(chosen).map(
+        problem, with_indices=True, remove_columns=solutions.column_names, desc="Building verifications"
+    )
+
+
+def _balance(right: NDArray[np.bool_], seed: int) -> NDArray[np.int64]:
+    rng, size = np.random.default_rng(seed), min(right.sum(), (~right).sum())
+    return np.sort(np.concatenate([rng.choice(np.flatnonzero(kind), size, replace=False) for kind in (right, ~right)]))
+
+
+def solution_scores(verifications: Dataset, num_solutions: int) -> list[float]:
+    """What the verifier holds of each solution: the share of its verifications that say yes, invalid ones included.
+
+    Args:
+        verifications: scored candidates for `verification_problems`: columns `problem_id` and `extracted`.
+        num_solutions: rows of the solutions that they were made from.
+
+    Returns:
+        A score in [0, 1] for each solution, the column `score` for weighted self-consistency and best-of-n.
+
+    Raises:
+        ValueError: a solution has no verification.
+    """
+    yes, count = np.zeros(num_solutions), np.zeros(num_solutions)
+    places = np.array(verifications["problem_id"][:], dtype=np.int64)
+    if len(places) and not 0 <= places.min() <= places.max() < num_solutions:
+        raise ValueError(f"Verifications are of solutions {places.min()} to {places.max()}; there are {num_solutions}.")
+    np.add.at(count, places, 1)
+    np.add.at(yes, places, np.array([verdict == YES for verdict in verifications["extracted"]], dtype=float))
+    if (count == 0).any():
+        raise ValueError(f"{int((count == 0).sum())} of {num_solutions} solutions have not been verified.")
+    scores: Sequence[float] = (yes / count).tolist()
+    return list(scores)
