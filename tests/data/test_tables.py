@@ -2,7 +2,7 @@ import pytest
 from datasets import Dataset
 
 from topr_trl.data.rows import problem_column
-from topr_trl.data.tables import load_candidates, save_candidates
+from topr_trl.data.tables import atomic_write, load_candidates, save_candidates
 
 
 def test_shards_come_back_in_order(rows, tmp_path):
@@ -12,6 +12,19 @@ def test_shards_come_back_in_order(rows, tmp_path):
     save_candidates(rows.select(range(4, 8)), tmp_path, 1, 2)
     assert load_candidates(tmp_path).to_list() == rows.to_list()
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "new" / "file.txt"
+    with atomic_write(path) as partial:
+        partial.write_text("first")
+        assert not path.exists()
+        assert partial.parent == path.parent  # a rename across file systems would not be atomic
+    with pytest.raises(KeyboardInterrupt), atomic_write(path) as partial:
+        partial.write_text("sec")
+        raise KeyboardInterrupt
+    assert path.read_text() == "first"
+    assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])

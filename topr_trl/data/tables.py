@@ -17,22 +17,30 @@ def from_table(table: pa.Table) -> Dataset:
     return Dataset(table, fingerprint=generate_random_fingerprint())
 
 
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """A temporary path to write to; it becomes `path` at the end, so that the file appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def shard_path(folder: Path, shard: int, num_shards: int) -> Path:
     return folder / f"candidates-{shard:05d}-of-{num_shards:05d}.parquet"
 
 
 def save_candidates(dataset: Dataset, directory: str | Path, shard: int = 0, num_shards: int = 1) -> Path:
     """Write rows as one parquet shard of `directory`; the file appears whole or not at all."""
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    path = shard_path(directory, shard, num_shards)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    # Not `to_parquet`: it shows a progress bar for every shard.
+    path = shard_path(Path(directory), shard, num_shards)
     schema = dataset.features.arrow_schema
-    with pq.ParquetWriter(partial, schema) as writer:
+    # Not `to_parquet`: it shows a progress bar for every shard.
+    with atomic_write(path) as partial, pq.ParquetWriter(partial, schema) as writer:
         for table in dataset.with_format("arrow").iter(_WRITTEN_AT_ONCE):
             writer.write_table(table.cast(schema))
-    partial.replace(path)
     return path
 
 
