@@ -92,7 +92,7 @@ def parse(command: str, given: list[str]) -> Any:
     _check_types(kind, {name: value for name, value in config.items() if name in names})
     parser = TrlParser(_only(kind, names), prog=f"topr {command}", usage=_usage(command), allow_abbrev=False)
     embedded = _settings_of_the_embedded_model(command, said, config)
-    parser.set_defaults(**_defaults(names), **embedded)
+    parser.set_defaults(**{**_defaults(names), **embedded})
     parsed, *_ = parser.parse_args_and_config(given, return_remaining_strings=True)
     return kind(**{name: getattr(parsed, name) for name in names})
 

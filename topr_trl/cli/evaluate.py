@@ -63,8 +63,7 @@ def check_rows(path: Path) -> None:
         if missing := sorted(needed - columns):
             raise ValueError(
                 f"{shard}: rows to evaluate need the columns problem_id or prompt, answer, and extracted or "
-                f"completion; 
-                f"{', '.join(missing)} missing."
+                f"completion; {', '.join(missing)} missing."
             )
         if "extracted" not in columns and "reward" in columns:
             raise ValueError(

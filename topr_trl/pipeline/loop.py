@@ -104,12 +104,13 @@ def iterate(loop: IterateArguments) -> None:
                 continue
             print(title, flush=True)
             started = time.monotonic()
-            done = stages.run(step.stage, step.args) if step.stage in _HERE else _run_apart(step, loop)
-            work += done["seconds"]
-            if step.stage not in _HERE:
+            if step.stage in _HERE:
+                done = stages.run(step.stage, step.args)
+                print(*filter(None, [summary(step.stage, done)]), flush=True)
+            else:
+                done = _run_apart(step, loop)
                 starts += time.monotonic() - started - done["seconds"]
-            if said := summary(step.stage, done):
-                print(said, flush=True)
+            work += done["seconds"]
         results = Evaluations({
             step.folder.parent.parent.name: read_evaluation(step.folder / "evaluation.json")
             for step in steps if step.stage == "evaluate"
