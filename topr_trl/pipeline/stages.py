@@ -31,6 +31,7 @@ from topr_trl.config import CurationArguments
 from topr_trl.curation import compose
 from topr_trl.data.rows import finite_rewards, hash_prompts, id_column
 from topr_trl.data.tables import (
+    atomic_write,
     columns_of,
     from_table,
     load_candidates,
@@ -38,7 +39,6 @@ from topr_trl.data.tables import (
     rows_of,
     shard_path,
     shards_of,
-    atomic_write,
 )
 from topr_trl.evaluation.answers import labels, read_samples
 from topr_trl.evaluation.report import write_report
@@ -64,6 +64,8 @@ from topr_trl.tasks import TASKS
 
 REPORT = "evaluation.txt"  # the tables of the stage `evaluate`
 CHOSEN = "reward_after_baseline"  # R of the rows that `curate` has chosen; null in the others
+MU_COLUMNS = ("mu_logps", "mu_fingerprint")
+LOG_MU = "log_mu.parquet"  # what the trainer has computed, before it is in the shards
 _STAGES = b"topr_trl.stages"  # in the metadata of a shard: the stages that it has been through
 
 Made = tuple[int, dict[str, Any]]  # rows, and notes for the manifest
@@ -261,7 +263,7 @@ def log_mu(args: TrainArguments) -> Made:
     """log μ of the chosen rows whose weight depends on it, by the model that training starts from."""
     trainer, places = _trainer(args, all_rows=True)
     distance = trainer.score_log_mu()
-    computed = args.folder / manifest.WORK / "log_mu.parquet"
+    computed = args.folder / manifest.WORK / LOG_MU
     if PartialState().is_main_process:
         known = pq.read_table(computed) if computed.is_file() else None  # no row needs it, or all have brought it
         shards = shards_of(args.source)
@@ -275,7 +277,9 @@ def log_mu(args: TrainArguments) -> Made:
             here = places_in_known[starts[k] : starts[k + 1]]
             mu_logps = known["mu_logps"].take(pa.array(here, mask=here < 0))
             model = pa.array([known.schema.metadata[b"model"].decode()] * len(table), pa.string())
-            return _set_column(_set_column(table, "mu_logps", mu_logps), "mu_fingerprint", model)
+            for name, values in zip(MU_COLUMNS, (mu_logps, model), strict=True):
+                table = _set_column(table, name, values)
+            return table
 
         add_columns(args.source, args.folder, "log-mu", with_log_mu, "Writing log μ")
     return len(trainer.train_dataset), {"sampler_distance": distance}
@@ -329,6 +333,8 @@ def _trainer(args: TrainArguments, all_rows: bool = False) -> tuple[OfflineTOPRT
     own.model_init_kwargs = {**loading(args), **(args.model_init_kwargs or {})}
     with PartialState().main_process_first():
         rows = load_candidates(args.source, work / "cache")
+    if all_rows and (work / LOG_MU).is_file():  # columns of this stage itself, killed while it added them
+        rows = rows.remove_columns([name for name in MU_COLUMNS if name in rows.column_names])
     places, curated = np.arange(len(rows)), {CHOSEN, "raw_reward"} & set(rows.column_names)  # the second by version 0.1
     if CHOSEN in rows.column_names:
         places = np.flatnonzero(rows.data[CHOSEN].is_valid())
