@@ -47,21 +47,21 @@ def ones(wrong: Any, at: int = 1, rest: Any = 1.0) -> list[Any]:
 ROWS = [
     at_once(
         "no column `reward` or `label`",
-        "Candidate rows need the columns prompt, completion (or completion_ids) and reward (or label); found "
+        "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "
         "['prompt', 'completion', 'problem_id', 'sample_id']. Rename them with `dataset.rename_column`, or "
         "score the rows first.",
         reward=None,
     ),
     at_once(
         "no column `prompt`",
-        "Candidate rows need the columns prompt, completion (or completion_ids) and reward (or label); found "
+        "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "
         "['completion', 'reward', 'problem_id', 'sample_id']. Rename them with `dataset.rename_column`, or "
         "score the rows first.",
         prompt=None,
     ),
     at_once(
         "no column `completion` or `completion_ids`",
-        "Candidate rows need the columns prompt, completion (or completion_ids) and reward (or label); found "
+        "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "
         "['prompt', 'reward', 'problem_id', 'sample_id']. Rename them with `dataset.rename_column`, or score "
         "the rows first.",
         completion=None,
@@ -69,7 +69,7 @@ ROWS = [
     Case(
         "no row",
         lambda kit: kit.offline(kit["rows"].select([]), NOWHERE),
-        "The dataset of candidates has no row.",
+        "The dataset has no row.",
         NOT_LOADED,
     ),
     at_once(
@@ -106,20 +106,20 @@ ROWS = [
     ),
     at_once(
         "labels are numbers",
-        "Column `label` must hold true or false; row 0 holds 1. Fill or cast it.",
+        "Column `label` must hold true or false; row 0 holds 1 (the first of 8 such rows). Fill or cast the column.",
         reward=None,
         label=[1, 0] * 4,
     ),
     at_once(
         "a label is missing",
-        "Column `label` must hold true or false; row 1 holds None. Fill or cast it.",
+        "Column `label` must hold true or false; row 1 holds None. Fill or cast the column.",
         reward=None,
         label=ones(None, rest=True),
     ),
     at_once(
         "a `finish_reason` is misspelt",
         "Column `finish_reason` must hold stop or length; row 3 holds 'lenght'. Write `length` where a "
-        "response was cut, else `stop`; or drop the column.",
+        "completion was truncated, else `stop`; or drop the column.",
         finish_reason=ones("lenght", 3, "stop"),
     ),
     at_once(
@@ -230,7 +230,8 @@ ROWS = [
     ),
     tokenized(
         "problem ids are lists",
-        "Column `problem_id` must hold numbers or text; row 0 holds [1]. Fill or drop the column.",
+        "Column `problem_id` must hold numbers or text; row 0 holds [1] (the first of 8 such rows). Fill or drop "
+        "the column.",
         problem_id=[[1]] * 8,
     ),
     tokenized(
@@ -349,15 +350,16 @@ STAGES = [
     ),
     stage(
         "`score`: an answer is missing",
-        "topr score: rows.parquet: Column `answer` is empty in 1 of 2 rows. Fill them, or drop them.",
+        "topr score: rows.parquet: Column `answer` must hold text; row 1 holds None. Fill or drop such rows, or write "
+        'them as text: rows.cast_column("answer", Value("string")).',
         "score",
         **TWO,
         answer=["7", None],
     ),
     stage(
         "`score`: answers are numbers",
-        "topr score: rows.parquet: Column `answer` must hold text; row 0 holds 7. Write it as text, as in "
-        'rows.cast_column("answer", Value("string")).',
+        "topr score: rows.parquet: Column `answer` must hold text; row 0 holds 7 (the first of 2 such rows). Fill or "
+        'drop such rows, or write them as text: rows.cast_column("answer", Value("string")).',
         "score",
         **TWO,
         answer=[7, 8],
