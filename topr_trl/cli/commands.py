@@ -15,7 +15,7 @@ import yaml
 from trl import ModelConfig, TrlParser
 
 from topr_trl.cli.evaluate import evaluate_command
-from topr_trl.cli.memory_plan import PlanArguments, describe
+from topr_trl.cli.memory_plan import PlanArguments, plan_command
 from topr_trl.cli.run_report import PlotArguments, plot_command
 from topr_trl.config import OfflineTOPRConfig, TOPRArguments
 from topr_trl.generation.sampling import SamplingArguments
@@ -28,7 +28,7 @@ from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 
 # Commands that start nothing: what they take, and what they do.
 AT_ONCE: dict[str, tuple[type, Callable[[Any], None]]] = {
-    "plan": (PlanArguments, lambda args: print(describe(args))),
+    "plan": (PlanArguments, plan_command),
     "plot": (PlotArguments, plot_command),
     "push": (PushArguments, push_command),
 }

@@ -120,7 +120,9 @@ def samples_of(rows: Dataset) -> Samples:
     check_columns(columns)
     if len(rows) == 0:
         raise ValueError("There is no row to evaluate.")
-    problems = _plain_column(rows, "problem_id") if "problem_id" in columns else _named(rows["prompt"])
+    problems = (
+        _plain_column(rows, "problem_id") if "problem_id" in columns else _named(rows.with_format(None)["prompt"])
+    )
     rows_of: dict[Any, list[int]] = {}
     for i, problem in enumerate(problems):
         rows_of.setdefault(problem, []).append(i)
