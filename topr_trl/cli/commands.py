@@ -14,7 +14,7 @@ import yaml
 from trl import TrlParser
 
 from topr_trl.cli.evaluate import evaluate_command
-from topr_trl.cli.memory_plan import PlanArguments, describe
+from topr_trl.cli.memory_plan import PlanArguments, plan_command
 from topr_trl.cli.run_report import PlotArguments, plot_command
 from topr_trl.config import CurationArguments, LossArguments
 from topr_trl.generation.sampling import SamplingArguments
@@ -42,7 +42,7 @@ KINDS: dict[str, type] = {
 # What version 0.1 called otherwise.
 _RENAMED = {"output": "output_dir", "candidates": "rows"}
 _GONE = {"keep_copies": "The rows of an iteration are in one folder, and kept once.",
-         "compare": "It is a setting of topr evaluate."}  # fmt: skip
+         }  # fmt: skip
 
 
 def run(command: str, arguments: Sequence[str], description: str) -> None:
@@ -279,7 +279,7 @@ CARRY_OUT: dict[str, Callable[[Any], None]] = {
     **{stage: run_stage(stage) for stage in _OUTCOMES},
     "evaluate": evaluate_command,
     "iterate": _iterate,
-    "plan": lambda args: print(describe(args)),
+    "plan": plan_command,
     "plot": plot_command,
     "push": push_command,
 }

@@ -3,7 +3,7 @@
 Shape letters: P problems, S samples of each, K drawn of them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,9 +120,8 @@ def samples_of(rows: Dataset) -> Samples:
     check_columns(columns)
     if len(rows) == 0:
         raise ValueError("There is no row to evaluate.")
-    problems = _plain_column(rows, "problem_id") if "problem_id" in columns else _named(rows["prompt"])
-    rows_of: dict[Any, list[int]] = {}
-    for i, problem in enumerate(problems):
+    by_id, rows_of = "problem_id" in columns, dict[Any, list[int]]()
+    for i, problem in enumerate(_plain_column(rows, "problem_id") if by_id else _named(rows)):
         rows_of.setdefault(problem, []).append(i)
     if None in rows_of:
         raise ValueError(
@@ -166,9 +165,9 @@ def check_columns(columns: Sequence[str], needed: Sequence[Sequence[str]] = NEED
         )
 
 
-def _named(prompts: Iterable[Any]) -> list[str]:
+def _named(rows: Dataset) -> list[str]:
     """Prompts as problem ids: a hash tells them apart, their end is for errors; whole ones take much memory."""
-    return [f"…{str(prompt)[-60:]} ({hash_prompts([prompt])[0]})" for prompt in prompts]
+    return [f"…{str(prompt)[-60:]} ({hash_prompts([prompt])[0]})" for prompt in rows.with_format(None)["prompt"]]
 
 
 def _plain_column(
@@ -232,7 +231,7 @@ def _read(shard: Path, names: list[str]) -> pa.Table:
     if "problem_id" in names:
         return read_shard(shard, names)
     table = read_shard(shard, [*names, "prompt"])
-    problems = pa.array(_named(from_table(table)["prompt"]), pa.string())
+    problems = pa.array(_named(from_table(table)), pa.string())
     return table.drop_columns("prompt").append_column("problem_id", problems)
 
 
