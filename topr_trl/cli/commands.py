@@ -86,7 +86,7 @@ def parse(command: str, given: list[str]) -> Any:
     said = {part[2:].partition("=")[0].replace("-", "_") for part in given if part.startswith("--")} - {"config"}
     refuse_unknown(command, said, "")
     in_yaml = set(config) - {"env"}
-    if command == "plan":  # what can be run can be planned
+    if command == "plan" or command in SETTINGS:  # the YAML of a loop serves its stages, and can be planned
         in_yaml -= set(settings_of("iterate"))
     refuse_unknown(command, in_yaml, f" (in {given[given.index('--config') + 1]})" if config else "")
     _check_types(kind, {name: value for name, value in config.items() if name in names})
