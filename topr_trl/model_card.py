@@ -13,7 +13,7 @@ from transformers.training_args import OptimizerNames
 from topr_trl import __version__
 from topr_trl.config import TOPRArguments
 from topr_trl.evaluation.estimates import Evaluation
-from topr_trl.evaluation.report import comparison_notes, comparison_rows
+from topr_trl.evaluation.report import Evaluations
 
 PAPER: dict[str, str] = {
     "title": "Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",
@@ -113,8 +113,8 @@ def add_evaluation(
     """
     lines = ["## Evaluation", ""]
     lines += [f"Tested on {tested_on}.", ""] if tested_on else []
-    rows = [[label, *cells] for label, cells in comparison_rows(evaluations)]
-    lines += [markdown_table(["measure", *evaluations], rows), "", *comparison_notes(evaluations), ""]
+    compared = Evaluations(evaluations)
+    lines += [markdown_table(["measure", *evaluations], compared._rows()), "", *compared._notes(), ""]
     lines += [f"![{' and '.join(evaluations)}]({PICTURE})", ""] if picture else []
     section = "\n".join([*lines, ""])
     remove_evaluation(card)

@@ -21,7 +21,7 @@ import yaml
 
 from topr_trl.checkpoints import check_files
 from topr_trl.config import check_types, refuse_adafactor
-from topr_trl.evaluation.report import comparison_table, read_evaluation
+from topr_trl.evaluation.report import Evaluations, read_evaluation
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.arguments import Settings, inputs_of, load_problems
 from topr_trl.pipeline.stages import ON_SEVERAL_PROCESSES, check_candidates
@@ -137,13 +137,14 @@ def iterate(loop: LoopArguments, settings: Settings, arguments: list[str]) -> No
             if not loop.keep_copies:
                 for folder, copy in copies_after(step):
                     manifest.drop(folder, copy)
-        results = {
-            path.parent.parent.parent.name: read_evaluation(path)
-            for path in [step.output / "evaluation.json" for step in steps if step.stage == "evaluate"]
-        }
+        results = Evaluations(
+            {
+                path.parent.parent.parent.name: read_evaluation(path)
+                for path in [step.output / "evaluation.json" for step in steps if step.stage == "evaluate"]
+            }
+        )
         print(
-            f"\n{comparison_table(results)}\n\nModels, candidates and results are in {out}/; "
-            f"topr plot --input {out} draws them.",
+            f"\n{results}\n\nModels, candidates and results are in {out}/; topr plot --input {out} draws them.",
             flush=True,
         )
 
