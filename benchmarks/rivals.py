@@ -74,7 +74,7 @@ def whitened(rows: Rows) -> np.ndarray:
 
 def tapered(preset: str, ratio_level: str = "sequence") -> Callable[..., Tensor]:
     def loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tensor) -> Tensor:
-        return topr_loss(logps_BT, mu_BT, rewards_B, mask_BT, PRESETS[preset], ratio_level).mean()
+        return topr_loss(logps_BT, mu_BT, rewards_B, mask_BT, PRESETS[preset], ratio_level).losses_B.mean()
 
     return loss
 
