@@ -7,6 +7,7 @@ from dataclasses import field as new_field
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 import torch
@@ -147,15 +148,15 @@ def _aliases(command: str) -> list[str]:
 
 def _check_types(kind: type, config: dict[str, Any]) -> None:
     """Refuse values of a YAML that are of another type than their setting; argparse reads those that are text."""
-    hints = get_type_hints(kind)
     for name, value in config.items():
-        kinds = get_args(hints[name]) or (hints[name],)
-        simple = set(kinds) <= {int, float, str, bool, type(None)}
-        wide = (*kinds, int) if float in kinds or str in kinds else kinds
-        wide = (*wide, float) if str in kinds else wide  # numbers stand for their text
-        fits = isinstance(value, wide) and (not isinstance(value, bool) or bool in kinds)
-        if simple and not fits and not isinstance(value, str):
-            wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+        hint = get_type_hints(kind)[name]
+        kinds = get_args(hint) or (hint,)
+        if isinstance(value, str) or not set(kinds) <= {int, float, str, bool, NoneType}:
+            continue
+        # A whole number is a float, and a number stands for its text.
+        wide = {*kinds, *((int,) if float in kinds else ()), *((int, float) if str in kinds else ())}
+        if type(value) not in wide:
+            wanted = " or ".join("None" if each is NoneType else each.__name__ for each in kinds)
             raise ValueError(f"{name} must be {wanted}, not {value!r}.")
 
 
