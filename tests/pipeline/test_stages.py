@@ -11,10 +11,11 @@ from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
 from topr_trl import OfflineTOPRConfig, SamplingArguments, load_candidates
+from topr_trl.checkpoints import model_fingerprint
 from topr_trl.cli import commands
 from topr_trl.cli import main as cli
 from topr_trl.generation.vllm import VLLMArguments
-from topr_trl.log_mu import fingerprint, sampler_distance
+from topr_trl.metrics import sampler_distance
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.arguments import Settings, StageArguments, inputs_of
 from topr_trl.tasks import arithmetic
@@ -139,7 +140,7 @@ def test_log_mu_train_evaluate(scored, tmp_path, model):
     stages.run("log-mu", settings(tmp_path / "log_mu", tmp_path / "curated"))
     rows = load_candidates(tmp_path / "log_mu")
     assert len(rows) == 40
-    assert set(rows["mu_fingerprint"]) == {fingerprint(model)}
+    assert set(rows["mu_fingerprint"]) == {model_fingerprint(model)}
     for row in rows:
         if row["reward"] > 0:
             assert row["mu_logps"] is None
@@ -152,7 +153,7 @@ def test_log_mu_train_evaluate(scored, tmp_path, model):
     stages.run("train", settings(tmp_path / "model", tmp_path / "log_mu", log_completions=True, logging_steps=2))
     assert pq.read_metadata(tmp_path / "model" / "completions" / "completions_00002.parquet").num_rows == 8
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
-    assert fingerprint(trained) != fingerprint(model)
+    assert model_fingerprint(trained) != model_fingerprint(model)
     assert json.loads((tmp_path / "model" / "trainer_state.json").read_text())["log_history"]
 
     now = settings(tmp_path / "candidates", model=str(tmp_path / "model"))

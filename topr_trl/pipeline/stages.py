@@ -203,7 +203,7 @@ def log_mu(settings: Settings) -> Made:
     """log μ of the rows whose weight depends on it, by the model that training starts from."""
     folder, state, shards = settings.folder, PartialState(), shards_of(settings.source)
     trainer = _trainer(settings, all_rows=True)
-    distance = trainer.score_log_mu()
+    distance = trainer.compute_log_mu()
     scored = folder / manifest.WORK / "log_mu.parquet"
     if state.is_main_process:
         known = pq.read_table(scored) if scored.is_file() else None  # no row needs it, or all have brought it
