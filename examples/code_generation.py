@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from trl import SFTConfig, SFTTrainer
 
 from topr_trl import (
+    Evaluations,
     OfflineTOPRConfig,
     OfflineTOPRTrainer,
     SamplingArguments,
@@ -26,7 +27,6 @@ from topr_trl import (
     save_candidates,
     score_candidates,
 )
-from topr_trl.evaluation.report import comparison_table
 from topr_trl.sandbox.unit_tests import run_tests
 
 OUT, SEED = Path("topr-code"), 0
@@ -122,7 +122,7 @@ for row in log.select(range(min(6, CANDIDATES))):
     print(f"  {row['verdict']:<9}  {row['completion']}")
 
 # %% Two copies learn from the same rows: one from the right ones alone, one by TOPR from right and wrong ones.
-results = {"before": evaluate_candidates(write_and_test(model, held_out, OUT / "before", "Writing, before"))}
+results = Evaluations(before=evaluate_candidates(write_and_test(model, held_out, OUT / "before", "Writing, before")))
 for label, preset in (("positives only", "positives_only"), ("TOPR", "topr")):
     settings = OfflineTOPRConfig(
         str(OUT / preset), preset=preset, learning_rate=3e-4, per_device_train_batch_size=32,
@@ -137,4 +137,4 @@ for label, preset in (("positives only", "positives_only"), ("TOPR", "topr")):
     results[label] = evaluate_candidates(rows)
 
 # %% How it ends, on tasks that neither the author nor the log has shown.
-print(f"\n{comparison_table(results)}\n\nThe log, what was written for the held-out tasks and the models are in {OUT}/")
+print(f"\n{results}\n\nThe log, what was written for the held-out tasks and the models are in {OUT}/")

@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig, TrlParser, get_peft_config
 
 from topr_trl import (
+    Evaluations,
     OfflineTOPRConfig,
     OfflineTOPRTrainer,
     evaluate_candidates,
@@ -34,8 +35,6 @@ from topr_trl import (
     score_candidates,
 )
 from topr_trl.cli.main import console
-from topr_trl.evaluation.plots import plot_comparison
-from topr_trl.evaluation.report import comparison_table
 from topr_trl.generation.sampling import SamplingArguments
 from topr_trl.pipeline import arguments as settings
 from topr_trl.pipeline.arguments import StageArguments, loading_of
@@ -101,7 +100,7 @@ def main(task_name: str, script_args, sampling, training_args, model_args) -> No
     model, tokenizer = load(name, model_args, training_args.device)
     train, test = (load_problems(script_args, task_name, split) for split in ("train", "test"))
     eval_sampling = SamplingArguments(**{**vars(sampling), "num_candidates": script_args.eval_samples})
-    seed, peft_config, results = training_args.seed, get_peft_config(model_args), {}
+    seed, peft_config, results = training_args.seed, get_peft_config(model_args), Evaluations()
 
     def test_model(label: str) -> None:
         folder = out / label / "test"
@@ -128,10 +127,10 @@ def main(task_name: str, script_args, sampling, training_args, model_args) -> No
         model = trainer.accelerator.unwrap_model(trainer.model)
         test_model(label)
 
-    print_once(f"\n{comparison_table(results)}\n\nResults, checkpoints, candidates and log μ are in {out}/")
+    print_once(f"\n{results}\n\nResults, checkpoints, candidates and log μ are in {out}/")
     if PartialState().is_main_process:
         if importlib.util.find_spec("matplotlib"):
-            plot_comparison(results, out / "results.png")
+            results.plot(out / "results.png")
         else:
             print("No plot: matplotlib is not installed (the extra `plots`).")
     PartialState().wait_for_everyone()

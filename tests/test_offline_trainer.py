@@ -71,7 +71,8 @@ def test_loss_and_gradient_are_those_of_the_pure_loss(model, tokenizer, rows, tm
         i = lookup[tuple(ids[attention.bool()].tolist())]
         logps = plain_logps(model, tokenizer, rows[i])[None]
         reward = torch.tensor([rows[i]["reward"]])
-        expected.append(topr_loss(logps, torch.tensor([mu[i]]), reward, torch.ones_like(logps), PRESETS[preset], level))
+        ones = torch.ones_like(logps)
+        expected.append(topr_loss(logps, torch.tensor([mu[i]]), reward, ones, PRESETS[preset], level).losses_B)
     expected = torch.cat(expected).mean()
     expected.backward()
     torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-6)
@@ -443,7 +444,7 @@ def replaced(rows, **columns):
 
 @pytest.mark.parametrize(
     ("reward", "message"),
-    [(1.0, "None of the 8 candidates has a negative"), (-1.0, "All 8 candidates have a negative")],
+    [(1.0, "None of the 8 rows has a negative"), (-1.0, "All 8 rows have a negative")],
 )
 def test_one_sided_rewards_warn(model, tokenizer, rows, tmp_path, reward, message):
     with pytest.warns(UserWarning, match=message):

@@ -17,7 +17,7 @@ from trl import ModelConfig
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, SamplingArguments, TOPRConfig, TOPRTrainer
 from topr_trl.cli import main as cli
-from topr_trl.cli.memory_plan import PlanArguments, describe
+from topr_trl.cli.memory_plan import PlanArguments, plan_command
 from topr_trl.generation.vllm import VLLMArguments
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.arguments import Settings, StageArguments, load_problems
@@ -91,7 +91,7 @@ def test_code_of_a_model_is_run_for_those_who_ask_for_it(with_code, ran):
 
 def test_planning_runs_no_code_of_a_model(with_code, ran):
     with pytest.raises(ValueError, match="There is no model"):
-        describe(PlanArguments(model_name_or_path=str(with_code)))
+        plan_command(PlanArguments(model_name_or_path=str(with_code)))
     assert not ran.exists()
 
 

@@ -5,6 +5,7 @@ from .data.tables import load_candidates, save_candidates
 from .evaluation.answers import Samples, samples_of
 from .evaluation.bootstrap import Difference, compare
 from .evaluation.estimates import Evaluation, evaluate_candidates, evaluate_samples
+from .evaluation.report import Evaluations
 from .generation.sampling import SamplingArguments
 from .generation.transformers import sample_candidates
 from .loss import PRESETS, TruncationLimits, objective, taper, topr_loss, truncated_weights
@@ -18,6 +19,7 @@ __all__ = [
     "Curated",
     "Difference",
     "Evaluation",
+    "Evaluations",
     "OfflineTOPRConfig",
     "OfflineTOPRTrainer",
     "Samples",

@@ -1,4 +1,4 @@
-"""What a run tells about its weights, ratios and rewards, computed once a log from rows collected on the device."""
+"""Metrics of weights, ratios and rewards, computed once per log from rows collected on the device."""
 
 import torch
 from accelerate import Accelerator
@@ -13,17 +13,17 @@ ROUNDING = 1e-3
 QUANTILES = (0.05, 0.5, 0.95)
 
 
-def response_means(values: Tensor, mask_BT: Tensor) -> Tensor:
-    """(B,) values of responses, as they are; of (B, T) values the means over the tokens of each response, (B,)."""
+def completion_means(values: Tensor, mask_BT: Tensor) -> Tensor:
+    """(B,) means of (B, T) values over the tokens of each completion; (B,) values are returned as they are."""
     if values.dim() == 1:
         return values
     return values.masked_fill(mask_BT == 0, 0.0).sum(-1) / mask_BT.sum(-1).clamp(min=1)
 
 
 class RowMetrics:
-    """Collects one small tensor a batch and never synchronises until `flush`.
+    """Collects one small tensor per batch and does not wait for the device until `flush`.
 
-    Rows with NaN in the log-ratio (their weight does not depend on it, so nobody computed it) are left out of the
+    Rows with NaN in the log-ratio (their weight does not depend on it, so it was not computed) are left out of the
     metrics about ratios.
     """
 
@@ -33,7 +33,7 @@ class RowMetrics:
     def add(self, weights_B: Tensor, log_ratio_B: Tensor, rewards_B: Tensor, idle: int = 0) -> Tensor:
         """Keep a batch: (B,) weights, log-ratios and R.
 
-        `idle` rows with R = 0 beside it were not computed: weight 1, no known ratio.
+        `idle` rows with R = 0 were left out of the forward: they have weight 1 and no known ratio.
 
         Returns:
             What was kept, (B + idle, 3) float32.
@@ -58,7 +58,7 @@ class RowMetrics:
 
 
 def describe(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> dict[str, float]:
-    """Metrics of N rows, under stable names. Those that have no rows to be computed from are left out.
+    """Metrics of N rows, under stable names. A metric without rows to compute it from is left out.
 
     | name | what |
     |---|---|
@@ -68,7 +68,7 @@ def describe(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> dict[
     | `topr/negatives_dead` | share of the negatives with w < 0.01 |
     | `topr/positive_share`, `topr/effective_positive_share` | p (R >= 0) and p~ (Sec. 3.2) |
     | `topr/reward` | mean R |
-    | `topr/log_ratio/{positives,negatives}/{mean,q05,q50,q95}` | log π/μ of the response |
+    | `topr/log_ratio/{positives,negatives}/{mean,q05,q50,q95}` | log π/μ of the completion |
 
     Rows with NaN reward (padding, unscorable) are left out.
 

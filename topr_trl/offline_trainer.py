@@ -23,7 +23,7 @@ from trl.trainer.utils import add_fused_lm_head, get_config_model_id
 
 from topr_trl.baseline import FloatArray
 from topr_trl.checkpoints import from_safetensors
-from topr_trl.completions_log import LogCompletions, RowWeights
+from topr_trl.completions_log import LogCompletions
 from topr_trl.config import OfflineTOPRConfig
 from topr_trl.curation import Curated, compose
 from topr_trl.data.collator import COLUMNS, Collator, StepsSortedByLength, unflatten
@@ -41,8 +41,6 @@ from topr_trl.log_mu import (
     save_log_mu,
     score_log_mu,
 )
-from topr_trl.loss import log_ratios, truncated_weights, weighted_loss
-from topr_trl.metrics import response_means
 from topr_trl.trainer_base import TOPRMixin
 
 logger = logging.getLogger(__name__)
@@ -120,7 +118,6 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self.sampler_distance: dict[str, float] = {}
         self._to_score: dict[Path, tuple[Dataset, NDArray[np.bool_], str, str]] = {}
         self.add_callback(_ScoreLogMu(self))
-        self._row_weights = RowWeights()
         if args.log_completions:
             self.add_callback(LogCompletions(self))
 
@@ -182,7 +179,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 "learn. Add rows with other rewards, or change baseline."
             )
         self.curated, self._baseline = curated, float(raw[curated.indices[0]] - rewards[0])
-        self._warn_about_signs(curated, bool((raw == 0).any()), args.limits)
+        self._warn_about_signs(curated, bool((raw == 0).any()), args)
+
+    def _rows_trained_on(self) -> str:
+        return str(self.curated)
 
     @staticmethod
     def _by_name(datasets: Any) -> dict[str, Dataset]:
@@ -412,15 +412,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         logps, mask, outputs = self._policy_logps(model, inputs)
         if args.ratio_level == "token":
             mu_logps = torch.full_like(logps, torch.nan, dtype=torch.float32).masked_scatter(mask, mu_logps)
-        log_ratio = log_ratios(logps, mu_logps, mask, args.ratio_level)
-        weights = truncated_weights(log_ratio, rewards_B, args.limits)
-        loss_B = weighted_loss(logps, weights, rewards_B, mask, args.length_normalization)
-        mode = "train" if self.model.training else "eval"
-        weights_B, log_ratio_B = (response_means(values, mask) for values in (weights, log_ratio))
-        kept = self._row_metrics[mode].add(weights_B, log_ratio_B, rewards_B, idle)
-        if args.log_completions and mode == "train":
-            self._row_weights.add(rows, kept)
-
+        shown = rows if args.log_completions and self.model.training else None
+        loss_B = self._row_losses(logps, mu_logps, rewards_B, mask, shown, idle).losses_B
         if num_items_in_batch is None:
             loss, windows = loss_B.sum() / (len(loss_B) + idle), 1
         else:
@@ -429,7 +422,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             windows = self.current_gradient_accumulation_steps
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss / windows
-            self._metrics[mode]["aux_loss"].append(outputs.aux_loss.detach())
+            self._metrics[self._mode]["aux_loss"].append(outputs.aux_loss.detach())
         return loss
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: Any) -> Tensor:

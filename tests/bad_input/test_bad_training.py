@@ -368,7 +368,7 @@ REWARDS = [
     ),
     rewarded(
         "a function that returns None for all",
-        "No response has a reward, so there is nothing to learn from them: the weights stay as they are.",
+        "No completion has a reward, so there is nothing to learn from them: the weights stay as they are.",
         lambda completions, **_: [None] * len(completions),
         UserWarning,
     ),
@@ -488,7 +488,7 @@ TOKENIZERS = [
     Case(
         "rewards that are never negative",
         lambda kit: kit.offline(with_columns(kit["rows"], reward=[1.0, 0.0] * 4)),
-        "None of the 8 candidates has a negative reward after the baseline: TOPR then is reward-weighted "
+        "None of the 8 rows has a negative reward after the baseline: TOPR then is reward-weighted "
         "supervised fine-tuning. Rewards of 0 are no negatives: set baseline=0.5, or "
         "effective_positive_share.",
         TRAINED,
@@ -497,7 +497,7 @@ TOKENIZERS = [
     Case(
         "rewards that are never positive",
         lambda kit: kit.offline(with_columns(kit["rows"], reward=[-1.0] * 8)),
-        "All 8 candidates have a negative reward after the baseline: the model only learns what to avoid, and "
+        "All 8 rows have a negative reward after the baseline: the model only learns what to avoid, and "
         "nothing says what to write instead. Add positives, or lower the baseline.",
         TRAINED,
         UserWarning,

@@ -4,6 +4,7 @@ import pytest
 from datasets import Dataset
 
 from topr_trl.evaluation.answers import encode, labels, read_samples, samples_of
+from topr_trl.evaluation.bootstrap import compare
 
 ROWS = {"problem_id": [3, 8, 3, 8], "extracted": ["1", "2", None, "5"], "answer": ["1", "2", "1", "2"]}
 
@@ -18,6 +19,48 @@ def test_rows_are_gathered_by_their_problem():
     assert samples.codes_PS.tolist() == [[0, -1], [0, 1]]
     assert samples.scores_PS.tolist() == [[0.1, 0.3], [0.2, 0.4]]
     assert samples.groups == {"subject": ["a", "b"], "level": ["1", "none"]}
+
+
+PROMPTS = ["one " * 50 + "=", "two " * 50 + "="] * 2
+
+
+def test_without_a_problem_id_rows_with_equal_prompts_share_a_problem(tmp_path):
+    samples = samples_of(rows(problem_id=None, prompt=PROMPTS))
+    assert samples.codes_PS.tolist() == [[0, -1], [0, 1]]
+    assert [len(problem) for problem in samples.problem_ids] == [80, 80]  # a long prompt is not kept
+    chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    assert samples_of(rows(problem_id=None, prompt=chats)).codes_PS.tolist() == [[0, -1], [0, 1]]
+    # Equal ends are other problems.
+    assert samples_of(rows(problem_id=None, prompt=["a" + "=" * 90, "b" + "=" * 90] * 2)).num_problems == 2
+    # A problem_id wins: rows of a problem may have several prompts.
+    assert samples_of(rows(prompt=["a", "b", "c", "d"])).num_problems == 2
+    rows(problem_id=None, prompt=PROMPTS).to_parquet(tmp_path / "rows.parquet")
+    rows(problem_id=None, prompt=chats).to_json(tmp_path / "rows.jsonl")
+    assert read_samples(tmp_path / "rows.jsonl").codes_PS.tolist() == [[0, -1], [0, 1]]
+    assert read_samples(tmp_path / "rows.parquet").problem_ids == samples.problem_ids
+
+
+def test_two_runs_are_compared_by_prompt(tmp_path):
+    """Whatever the order of their rows, and whatever file they are in."""
+    order = [3, 1, 2, 0]
+    rows(problem_id=None, prompt=PROMPTS).select(order).to_parquet(tmp_path / "first.parquet")
+    better = rows(problem_id=None, prompt=PROMPTS, extracted=["1", "2", "1", "2"])
+    better.to_json(tmp_path / "second.jsonl")
+    first, second = read_samples(tmp_path / "first.parquet"), read_samples(tmp_path / "second.jsonl")
+    assert first.problem_ids == second.problem_ids[::-1]
+    assert compare(first, second)["pass@1"].difference == 0.5
+    with pytest.raises(ValueError, match="by problem_id, or by prompt if neither run has that column"):
+        compare(samples_of(rows()), second)
+
+
+def test_rows_of_a_prompt_with_different_right_answers_are_named():
+    wrong = rows(problem_id=None, prompt=PROMPTS, answer=["1", "2", "7", "2"])
+    with pytest.raises(
+        ValueError, match=r"same `answer`; those of 1 problems differ, as in '….*one = \([0-9a-f]{16}\)'"
+    ):
+        samples_of(wrong)
+    with pytest.raises(ValueError, match=r"1 of 2 problems have fewer \(problem '….*two = .*: 1\)"):
+        samples_of(rows(problem_id=None, prompt=PROMPTS).select([0, 1, 2]))
 
 
 def test_the_verdict_decides_which_answers_are_right():
@@ -38,6 +81,7 @@ def test_an_empty_answer_is_none():
     ("columns", "message"),
     [
         ({"extracted": None}, "extracted missing"),
+        ({"problem_id": None}, "problem_id or prompt missing"),
         ({"answer": ["1", "2", "7", "2"]}, r"same `answer`; those of 1 problems differ, as in 3"),
         ({"level": [1, 2, 3, 2]}, "same `level`"),
         ({"score": [1.0, None, 0.5, 0.5]}, "`score` is empty in 1 of 4"),
@@ -80,8 +124,12 @@ def test_shards(tmp_path):
         read_samples(tmp_path)
     rows().to_json(tmp_path / "rows.jsonl")
     assert read_samples(tmp_path / "rows.jsonl").codes_PS.tolist() == [[0, -1], [0, 1]]
+    pq.write_table(pa.table({**ROWS, "score": [1.0] * 4, "prompt": PROMPTS}).drop_columns("problem_id"),
+                   tmp_path / "part-2.parquet")  # fmt: skip
+    with pytest.raises(ValueError, match="only 2 of 3 files have the column 'problem_id'"):
+        read_samples(tmp_path)
     pq.write_table(pa.table({"problem_id": [1]}), tmp_path / "bare.parquet")
-    with pytest.raises(ValueError, match=r"bare.parquet: rows to evaluate need .*; extracted, answer missing"):
+    with pytest.raises(ValueError, match=r"bare.parquet: Rows to evaluate need .*; answer, extracted missing"):
         read_samples(tmp_path / "bare.parquet")
 
 

@@ -6,8 +6,7 @@ import pytest
 from topr_trl.evaluation import report
 from topr_trl.evaluation.answers import encode
 from topr_trl.evaluation.estimates import Evaluation, evaluate_samples
-from topr_trl.evaluation.plots import plot_comparison
-from topr_trl.evaluation.report import comparison_table, groups_table, write_report
+from topr_trl.evaluation.report import Evaluations, groups_table, write_report
 
 
 def make(seed=0, problems=40, samples=8, scored=False, groups=None):
@@ -23,27 +22,47 @@ def evaluation(seed, **ks):
 
 
 def test_table(tmp_path):
-    runs = {name: evaluation(seed, maj_ks=[6]) for seed, name in enumerate(("before", "after"))}
-    table = comparison_table(runs)
+    runs = Evaluations(before=evaluation(0, maj_ks=[6]), after=evaluation(1, maj_ks=[6]))
+    table = str(runs)
     assert "pass@1" in table
     assert "±" in table
     assert "nan" not in table
     assert len({len(line) for line in table.splitlines()[:-1]}) == 1
     assert table.splitlines()[-1] == "(30 problems, 6 samples each; ± is two standard errors)"
-    plot_comparison(runs, tmp_path / "plot.png")
+    runs.plot(tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
 def test_a_run_without_an_answer_gets_a_hint():
-    runs = {"a": evaluation(0), "b": evaluate_samples([[None, None]] * 3, ["7"] * 3)}
-    assert comparison_table(runs).splitlines()[-1].startswith("b: no sample has an answer. Is it the right --task")
+    runs = Evaluations(a=evaluation(0), b=evaluate_samples([[None, None]] * 3, ["7"] * 3))
+    assert str(runs).splitlines()[-1].startswith("b: no sample has an answer. Is it the right --task")
 
 
 def test_a_table_has_the_k_that_all_runs_have():
     runs = {"old": evaluation(0, maj_ks=[4]), "new": evaluation(1, pass_ks=[1, 2], maj_ks=[2, 4])}
-    for order in (runs, dict(reversed(runs.items()))):
-        labels = [line.split()[0] for line in comparison_table(order).splitlines()[2:-1]]
+    for order in (runs, reversed(runs.items())):
+        labels = [line.split()[0] for line in str(Evaluations(order)).splitlines()[2:-1]]
         assert labels == ["pass@1", "maj@4", "correct", "incorrect", "invalid"]
+
+
+def test_the_section_of_a_card(tmp_path, monkeypatch):
+    """Its cells are not padded: facts about a model are found again by their text."""
+    runs = Evaluations(
+        before=evaluate_samples([["7", "8"]] * 2, ["7"] * 2), after=evaluate_samples([["7"] * 2] * 2, ["7"] * 2)
+    )
+    section = runs.write_card_section(tmp_path, tested_on="10 problems")
+    assert section == (
+        "## Evaluation\n\nTested on 10 problems.\n\n"
+        "| measure | before | after |\n|-----------|---------------|---------------|\n"
+        "| pass@1 | 50.0 % ± 70.7 | 100.0 % ± 0.0 |\n| correct | 50.0 % | 100.0 % |\n| incorrect | 50.0 % | 0.0 % |\n"
+        "| invalid | 0.0 % | 0.0 % |\n\n(2 problems, 2 samples each; ± is two standard errors)\n\n"
+        "![before and after](evaluation.png)\n"
+    )
+    assert (tmp_path / "evaluation.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(report, "find_spec", lambda name: None)
+    bare = runs.write_card_section(tmp_path / "nowhere")
+    assert bare.startswith("## Evaluation\n\n| measure")
+    assert bare.endswith("standard errors)\n")
 
 
 def test_one_run(tmp_path):

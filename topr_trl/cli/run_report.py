@@ -16,9 +16,7 @@ import pyarrow.parquet as pq
 
 from topr_trl.checkpoints import STATE
 from topr_trl.cli.curves import PANELS, draw, has, last_step
-from topr_trl.evaluation.estimates import Evaluation
-from topr_trl.evaluation.plots import plot_comparison
-from topr_trl.evaluation.report import comparison_table, read_evaluation
+from topr_trl.evaluation.report import Evaluations, read_evaluation
 from topr_trl.pipeline import manifest
 
 # Rows of the last logs that are looked through, and of each kind that is shown.
@@ -54,7 +52,7 @@ class Run:
     name: str
     histories: dict[str, list[dict[str, Any]]]
     rows: pa.Table | None
-    evaluations: dict[str, Evaluation]
+    evaluations: Evaluations
 
     @property
     def steps(self) -> int:
@@ -97,11 +95,8 @@ def read_run(folder: Path) -> Run:
     trainings = {path.name: path / "model" for path in iterations} or {folder.name: folder}
     histories = {name: history for name, path in trainings.items() if (history := _history(path))}
     tests = {path.name: path / "test" / "results" for path in (folder / "base", *iterations)} | {folder.name: folder}
-    evaluations = {
-        name: read_evaluation(path)
-        for name, results in tests.items()
-        if (path := results / "evaluation.json").is_file()
-    }
+    files = {name: results / "evaluation.json" for name, results in tests.items()}
+    evaluations = Evaluations({name: read_evaluation(path) for name, path in files.items() if path.is_file()})
     if not histories and not evaluations:
         raise FileNotFoundError(
             f"{folder} has neither {STATE} nor evaluation.json: name the output_dir of a trainer or of topr iterate. A "
@@ -232,10 +227,10 @@ def render(run: Run) -> str:
     panels = [panel for panel in PANELS if any(has(panel, history) for history in run.histories.values())]
     accuracy = io.BytesIO()
     if run.evaluations:
-        plot_comparison(run.evaluations, accuracy)
+        run.evaluations.plot(accuracy)
     return template.render(
         run=run,
-        table=comparison_table(run.evaluations) if run.evaluations else None,
+        table=str(run.evaluations) if run.evaluations else None,
         accuracy=_source(accuracy.getvalue(), "png"),
         panels=[(panel, _source(_svg(draw(panel, run.histories)), "svg+xml")) for panel in panels],
         kinds=kinds_of(run.rows) if run.rows is not None else [],

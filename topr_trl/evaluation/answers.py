@@ -1,6 +1,6 @@
-"""The answers of S samples for each of P problems, as arrays: what an evaluation is computed from.
+"""Final answers of S completions (samples) for each of P problems, as arrays: what an evaluation is computed from.
 
-Legend of the shape letters: P problems, S samples of each, K drawn of them.
+Shape letters: P problems, S samples of each, K drawn of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,25 +13,26 @@ import pyarrow as pa
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from topr_trl.data.rows import text_column
+from topr_trl.data.rows import hash_prompts, text_column
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.rewards import CORRECT, INVALID, VERDICTS
 
 INVALID_CODE, RIGHT_CODE = -1, 0
-NEEDED, OPTIONAL = ("problem_id", "extracted", "answer"), ("verdict", "score", "subject", "level")
+NEEDED = (("problem_id", "prompt"), ("answer",), ("extracted",))  # the first of each, or one that stands in for it
+OPTIONAL = ("problem_id", "verdict", "score", "subject", "level")
 GROUPINGS = ("subject", "level")
 _NO_GROUP = "none"
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The answers of S samples for each of P problems.
+    """Final answers of S samples for each of P problems.
 
     Attributes:
         codes_PS: int; -1 invalid, 0 the right answer, 1, 2, ... the other answers of the problem, equal ones alike.
-        scores_PS: float64, a verifier's score of each sample, if there are any.
-        problem_ids: P.
+        problem_ids: P numbers or texts.
         truths: the P right answers.
+        scores_PS: float64, a verifier's score of each sample, if there are any.
         groups: `{"subject": P names, "level": ...}`, for those of the two that are known.
     """
 
@@ -103,29 +104,31 @@ def _checked_scores(scores: Sequence[Sequence[float]] | None, shape: tuple[int, 
 
 
 def samples_of(rows: Dataset) -> Samples:
-    """Scored candidates as `Samples`, problems in the order in which they come first.
+    """Rows with extracted answers as `Samples`, problems in the order in which they come first.
 
     Args:
-        rows: columns `problem_id`, `extracted` and `answer` (`topr_trl.rewards.score_candidates`), as many rows of each
-            problem. `verdict`, if there, decides which answers are right, for tasks in which an answer has several
+        rows: columns `extracted` and `answer` (`topr_trl.rewards.score_candidates`), the same number of rows for each
+            problem. `problem_id` tells problems apart; without it rows with equal `prompt` share a problem, as in
+            training. `verdict`, if there, decides which answers are right, for tasks in which an answer has several
             forms. `score`, `subject` and `level` are used if there.
 
     Raises:
         ValueError: a column is missing or holds what it should not, there is no row, rows of a problem differ in
-            their answer, subject or level, a verdict is none, a score is missing or not finite, or see `encode`.
+            their answer, subject or level, a verdict or score is missing, a score is not finite, or see `encode`.
     """
     columns = rows.column_names
-    if missing := [name for name in NEEDED if name not in columns]:
-        raise ValueError(f"Rows to evaluate need the columns {', '.join(NEEDED)}; {', '.join(missing)} missing.")
+    check_columns(columns)
     if len(rows) == 0:
         raise ValueError("There is no row to evaluate.")
-    rows_of: dict[Any, list[int]] = {}
-    for i, problem in enumerate(_plain_column(rows, "problem_id")):
+    by_id, rows_of = "problem_id" in columns, dict[Any, list[int]]()
+    for i, problem in enumerate(_plain_column(rows, "problem_id") if by_id else _named(rows)):
         rows_of.setdefault(problem, []).append(i)
     if None in rows_of:
-        raise ValueError(f"Column `problem_id` is empty in {len(rows_of[None])} of {len(rows)} rows. Fill them.")
-    places, ids = list(rows_of.values()), list(rows_of)
-    truths = _one_value_each(text_column(rows, "answer"), places, ids, "answer")
+        raise ValueError(
+            f"Column `problem_id` is empty in {len(rows_of[None])} of {len(rows)} rows. Fill them, or drop the column "
+            "to group rows by prompt."
+        )
+    truths = _one_value_each(text_column(rows, "answer"), rows_of, "answer")
     extracted = text_column(rows, "extracted", may_be_empty=True)
     verdicts = verdict_column(rows) if "verdict" in columns else None
 
@@ -134,18 +137,37 @@ def samples_of(rows: Dataset) -> Samples:
             return None
         return {CORRECT: truth, INVALID: None}.get(verdicts[i], extracted[i]) if verdicts else extracted[i]
 
-    answers = [[answer_of(i, truth) for i in place] for place, truth in zip(places, truths, strict=True)]
+    answers = [[answer_of(i, truth) for i in place] for place, truth in zip(rows_of.values(), truths, strict=True)]
     scores = None
     if "score" in columns:
         column = _plain_column(rows, "score", "numbers", (int, float))
         if empty := sum(score is None for score in column):
             raise ValueError(f"Column `score` is empty in {empty} of {len(column)} rows. Fill or drop the column.")
-        scores = [[column[i] for i in place] for place in places]
-    groups = {
-        name: _one_value_each(_plain_column(rows, name), places, ids, name) for name in GROUPINGS if name in columns
-    }
+        scores = [[column[i] for i in place] for place in rows_of.values()]
+    groups = {name: _one_value_each(_plain_column(rows, name), rows_of, name) for name in GROUPINGS if name in columns}
     named = {name: [_NO_GROUP if v is None else str(v) for v in values] for name, values in groups.items()}
-    return encode(answers, truths, scores, ids, named)
+    return encode(answers, truths, scores, list(rows_of), named)
+
+
+def check_columns(columns: Sequence[str], needed: Sequence[Sequence[str]] = NEEDED) -> None:
+    """Refuse rows that cannot be evaluated.
+
+    Args:
+        columns: that the rows have.
+        needed: columns, each with those that may stand in for it.
+
+    Raises:
+        ValueError: naming the columns that are missing.
+    """
+    if missing := [" or ".join(names) for names in needed if not set(names) & set(columns)]:
+        raise ValueError(
+            f"Rows to evaluate need the columns {', '.join(map(' or '.join, needed))}; {', '.join(missing)} missing."
+        )
+
+
+def _named(rows: Dataset) -> list[str]:
+    """Prompts as problem ids: a hash tells them apart, their end is for errors; whole ones take much memory."""
+    return [f"…{str(prompt)[-60:]} ({hash_prompts([prompt])[0]})" for prompt in rows.with_format(None)["prompt"]]
 
 
 def _plain_column(
@@ -171,17 +193,17 @@ def verdict_column(rows: Dataset) -> list[str]:
     return verdicts
 
 
-def _one_value_each(column: list[Any], places: list[list[int]], ids: list[Any], name: str) -> list[Any]:
-    odd = [problem for problem, place in zip(ids, places, strict=True) if len({column[i] for i in place}) > 1]
+def _one_value_each(column: list[Any], rows_of: Mapping[Any, list[int]], name: str) -> list[Any]:
+    odd = [problem for problem, place in rows_of.items() if len({column[i] for i in place}) > 1]
     if odd:
         raise ValueError(
             f"All rows of a problem need the same `{name}`; those of {len(odd)} problems differ, as in {odd[0]!r}."
         )
-    return [column[place[0]] for place in places]
+    return [column[place[0]] for place in rows_of.values()]
 
 
 def read_samples(path: Path) -> Samples:
-    """Scored candidates from a folder of shards or a file, see `samples_of`.
+    """Rows with extracted answers from a folder of shards or a file, see `samples_of`.
 
     Raises:
         ValueError: see `samples_of`; shards differ in whether they have an optional column.
@@ -189,19 +211,28 @@ def read_samples(path: Path) -> Samples:
     shards = shards_of(path)
     found = {shard: columns_of(shard) for shard in shards}
     for shard, columns in found.items():
-        if missing := [name for name in NEEDED if name not in columns]:
-            raise ValueError(
-                f"{shard}: rows to evaluate need the columns {', '.join(NEEDED)}; {', '.join(missing)} missing."
-            )
+        try:
+            check_columns(columns)
+        except ValueError as error:
+            raise ValueError(f"{shard}: {error}") from error
     for name in OPTIONAL:
         count = sum(name in columns for columns in found.values())
         if 0 < count < len(shards):
             raise ValueError(f"{path}: only {count} of {len(shards)} files have the column {name!r}.")
-    names = [name for name in NEEDED + OPTIONAL if name in found[shards[0]]]
+    names = [name for name in ("answer", "extracted", *OPTIONAL) if name in found[shards[0]]]
     try:
-        return samples_of(from_table(pa.concat_tables([read_shard(shard, names) for shard in shards])))
+        return samples_of(from_table(pa.concat_tables([_read(shard, names) for shard in shards])))
     except (ValueError, pa.ArrowInvalid) as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _read(shard: Path, names: list[str]) -> pa.Table:
+    """The columns, with `problem_id` made of the prompt where there is none."""
+    if "problem_id" in names:
+        return read_shard(shard, names)
+    table = read_shard(shard, [*names, "prompt"])
+    problems = pa.array(_named(from_table(table)), pa.string())
+    return table.drop_columns("prompt").append_column("problem_id", problems)
 
 
 def labels(first: Path, second: Path) -> list[str]:

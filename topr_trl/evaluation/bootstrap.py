@@ -99,8 +99,9 @@ def matched(first: Samples, second: Samples) -> Samples:
     more = set(place) - set(first.problem_ids)
     if lacking or more:
         raise ValueError(
-            f"The runs must have the same problems (problem_id): {len(lacking)} of {first.num_problems} in the first "
-            f"are not in the second, {len(more)} of {second.num_problems} in the second are not in the first."
+            "The runs must have the same problems (by problem_id, or by prompt if neither run has that column): "
+            f"{len(lacking)} of {first.num_problems} in the first are not in the second, {len(more)} of "
+            f"{second.num_problems} in the second are not in the first."
         )
     order = [place[problem] for problem in first.problem_ids]
     truths = [second.truths[i] for i in order]

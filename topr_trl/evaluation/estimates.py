@@ -1,6 +1,6 @@
 """What the candidates of a model say about it: pass@k, maj@k, valid answers, with the paper's intervals."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import nan, sqrt
 from typing import Any
@@ -117,66 +117,41 @@ def exact_estimate(expected_P: NDArray[np.float64], k: int, num_samples: int) ->
     return Estimate(float(expected_P.mean()), _standard_error(variance, k, num_samples))
 
 
-Solved = Callable[[Samples, NDArray[np.int64]], NDArray[np.bool_]]
-
-
-def resampled_estimate(samples: Samples, solved: Solved, k: int, seed: int = 0, draws: int = _DRAWS) -> Estimate:
-    """The paper's procedure as it stands (arXiv 2503.14286, Sec. 4.1).
+def weighted_sc_estimate(samples: Samples, k: int, seed: int = 0, draws: int = _DRAWS) -> Estimate:
+    """Weighted self-consistency by the paper's procedure (arXiv 2503.14286, Sec. 4.1).
 
     K of the S samples of each problem are drawn without replacement, 100 times; the value is the mean over the draws of
     the mean over the problems, V of its standard error the variance over the draws.
 
     Args:
-        samples: of all problems.
-        solved: `pass_solved`, `maj_solved`, `weighted_sc_solved` or `best_solved`.
+        samples: of all problems, with scores.
         k: samples drawn of each problem, in [1, S].
-        seed, draws: of the draws.
+        seed, draws: seed and number of the draws.
     """
     samples.check_k(k)
+    if k == 1:  # a single vote decides: pass@1
+        return exact_estimate(expected_pass(samples, 1), 1, samples.num_samples)
     rng = np.random.default_rng(seed)
     order_PS = np.tile(np.arange(samples.num_samples), (samples.num_problems, 1))
-    means = [solved(samples, rng.permuted(order_PS, axis=1)[:, :k]).mean() for _ in range(draws)]
+    means = [weighted_sc_solved(samples, rng.permuted(order_PS, axis=1)[:, :k]).mean() for _ in range(draws)]
     return Estimate(float(np.mean(means)), _standard_error(float(np.var(means)), k, samples.num_samples))
 
 
-def pass_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(P,) whether one of the drawn samples is right. `drawn_PK`: their positions, in the order of drawing."""
-    return (np.take_along_axis(samples.codes_PS, drawn_PK, axis=1) == RIGHT_CODE).any(axis=1)
-
-
-def maj_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(P,) whether the most frequent valid answer, the first drawn of equals, is right."""
-    codes_PK = np.take_along_axis(samples.codes_PS, drawn_PK, axis=1)
-    return _vote_is_right(codes_PK, np.ones(codes_PK.shape))
-
-
 def weighted_sc_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(P,) whether the valid answer with the highest sum of scores, the first drawn of equals, is right."""
+    """(P,) whether the valid answer with the highest sum of scores, the first drawn of equals, is right.
+
+    `drawn_PK` holds the positions of the drawn samples, in the order of drawing.
+    """
     scores_PS = _scores_of(samples)
+    codes_PK = np.take_along_axis(samples.codes_PS, drawn_PK, axis=1)
     # Sums of the same scores in another order differ by rounding: compared to nine digits, they are equal.
-    scale = float(np.abs(scores_PS).max()) or 1.0
-    codes_PK = np.take_along_axis(samples.codes_PS, drawn_PK, axis=1)
-    return _vote_is_right(codes_PK, np.take_along_axis(scores_PS, drawn_PK, axis=1) / scale)
-
-
-def best_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(P,) whether the valid sample with the highest score, the first drawn of equals, is right."""
-    codes_PK = np.take_along_axis(samples.codes_PS, drawn_PK, axis=1)
-    scores_PK = np.take_along_axis(_scores_of(samples), drawn_PK, axis=1)
-    return _code_of_highest(codes_PK, scores_PK) == RIGHT_CODE
-
-
-def _vote_is_right(codes_PK: NDArray[np.int64], weights_PK: NDArray[np.float64]) -> NDArray[np.bool_]:
-    width = int(codes_PK.max()) + 2  # column 0 takes what is invalid
+    weights_PK = np.take_along_axis(scores_PS, drawn_PK, axis=1) / (float(np.abs(scores_PS).max()) or 1.0)
+    width = int(codes_PK.max()) + 2  # column 0 is for invalid samples
     cells_PK = np.arange(len(codes_PK))[:, None] * width + codes_PK + 1
-    totals = np.bincount(cells_PK.ravel(), weights_PK.ravel(), minlength=len(codes_PK) * width)
-    return _code_of_highest(codes_PK, np.round(totals[cells_PK], 9)) == RIGHT_CODE
-
-
-def _code_of_highest(codes_PK: NDArray[np.int64], values_PK: NDArray[np.float64]) -> NDArray[np.int64]:
-    """(P,) the code of the valid sample with the highest value, the first of equals; invalid only if all are."""
-    winner = np.where(codes_PK >= 0, values_PK, -np.inf).argmax(axis=1)  # argmax takes the first of equals
-    return codes_PK[np.arange(len(codes_PK)), winner]
+    sums = np.bincount(cells_PK.ravel(), weights_PK.ravel(), minlength=len(codes_PK) * width)
+    votes_PK = np.where(codes_PK >= 0, np.round(sums[cells_PK], 9), -np.inf)
+    winner_P = votes_PK.argmax(axis=1)  # the first of equals
+    return codes_PK[np.arange(len(codes_PK)), winner_P] == RIGHT_CODE
 
 
 def _scores_of(samples: Samples) -> NDArray[np.float64]:
@@ -226,16 +201,10 @@ def evaluate(
         cardinality=np.bincount(correct_PS.sum(axis=1), minlength=size + 1).tolist(),
         num_problems=samples.num_problems,
         num_samples=size,
-        weighted_sc_at={k: _weighted_sc(samples, k, seed) for k in weighted_sc_ks},
+        weighted_sc_at={k: weighted_sc_estimate(samples, k, seed) for k in weighted_sc_ks},
         best_at={k: exact_estimate(expected_best(samples, k), k, size) for k in best_ks},
         groups=_by_group(samples, {k: voted[k] for k in sorted(voted)[-1:]}),
     )
-
-
-def _weighted_sc(samples: Samples, k: int, seed: int) -> Estimate:
-    if k == 1:  # a single vote decides: pass@1
-        return exact_estimate(expected_pass(samples, 1), 1, samples.num_samples)
-    return resampled_estimate(samples, weighted_sc_solved, k, seed)
 
 
 def _by_group(samples: Samples, voted: Mapping[int, NDArray[np.float64]]) -> dict[str, dict[str, Group]]:

@@ -141,8 +141,8 @@ def _draw_groups(panel: Any, evaluations: Mapping[str, Evaluation], column: str)
     panel.set_axisbelow(True)
 
 
-def plot_comparison(evaluations: Mapping[str, Evaluation], path: str | Path | IO[bytes]) -> None:
-    """Accuracies with their intervals, and shares of correct, incorrect and invalid answers, as a PNG or SVG.
+def plot_progress(evaluations: Mapping[str, Evaluation], path: str | Path | IO[bytes]) -> None:
+    """From one evaluation to the next: accuracies with their intervals, shares of correct and invalid answers.
 
     Raises:
         ImportError: matplotlib is not installed (`pip install topr_trl[plots]`).

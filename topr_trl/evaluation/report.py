@@ -1,47 +1,76 @@
 """Evaluations side by side: as tables for the terminal, as files and as a picture."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
+
+from tabulate import tabulate
 
 from topr_trl.evaluation.answers import Samples
 from topr_trl.evaluation.bootstrap import Difference, compare
 from topr_trl.evaluation.estimates import Evaluation, evaluate_in_full, shared_ks
-from topr_trl.evaluation.plots import plot_evaluations
+from topr_trl.evaluation.plots import plot_evaluations, plot_progress
 from topr_trl.rewards import INVALID
 
 _CURVES = {"pass": "pass_at", "maj": "maj_at", "weighted_sc": "weighted_sc_at", "best": "best_at"}
+PICTURE = "evaluation.png"  # of the card of a model
 
 
-def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
-    """A table with a column for each evaluation, see `comparison_rows`."""
-    return "\n".join([*_table(list(evaluations), comparison_rows(evaluations)), *comparison_notes(evaluations)])
+class Evaluations(dict[str, Evaluation]):
+    """Evaluations side by side, by name: `Evaluations(before=..., after=...)`.
 
-
-def comparison_rows(evaluations: Mapping[str, Evaluation]) -> list[tuple[str, list[str]]]:
-    """Measures and shares with a cell for each evaluation; intervals are the paper's ±2 standard errors, in points.
-
-    There are the k that all of them have.
+    `print` shows them as a table; the card of a model takes them as a section (`topr_trl.model_card`).
     """
-    runs = list(evaluations.values())
-    rows = []
-    for measure, curve in _CURVES.items():
-        curves = [getattr(run, curve) for run in runs]
-        rows += [(f"{measure}@{k}", [str(other[k]) for other in curves]) for k in shared_ks(curves)]
-    return rows + [(share, [f"{100 * run.shares[share]:.1f} %" for run in runs]) for share in runs[0].shares]
 
+    def __str__(self) -> str:
+        return "\n".join([_table(["", *self], self._rows()), *self._notes()])
 
-def comparison_notes(evaluations: Mapping[str, Evaluation]) -> list[str]:
-    """What is to be said below the table: of how many samples it is, and what is strange."""
-    runs = list(evaluations.values())
-    sizes = sorted({run.num_samples for run in runs})
-    samples = f"{sizes[0]} samples" if len(sizes) == 1 else f"{' or '.join(map(str, sizes))} samples"
-    return [f"({runs[0].num_problems} problems, {samples} each; ± is two standard errors)"] + [
-        f"{name}: no sample has an answer. Is it the right --task, and do prompts ask for its form of answers?"
-        for name, run in evaluations.items()
-        if run.shares[INVALID] == 1
-    ]
+    def _rows(self) -> list[list[str]]:
+        """Measures and shares: a label, and one cell per evaluation, where ± is the paper's two standard errors.
+
+        There are the k that all of the evaluations have.
+        """
+        runs, rows = list(self.values()), []
+        for measure, curve in _CURVES.items():
+            curves = [getattr(run, curve) for run in runs]
+            rows += [[f"{measure}@{k}", *(str(other[k]) for other in curves)] for k in shared_ks(curves)]
+        return rows + [[share, *(f"{100 * run.shares[share]:.1f} %" for run in runs)] for share in runs[0].shares]
+
+    def _notes(self) -> list[str]:
+        """What to read below the table: the number of samples, and what looks wrong."""
+        runs = list(self.values())
+        sizes = " or ".join(map(str, sorted({run.num_samples for run in runs})))
+        return [f"({runs[0].num_problems} problems, {sizes} samples each; ± is two standard errors)"] + [
+            f"{name}: no sample has an answer. Is it the right --task, and do prompts ask for its form of answers?"
+            for name, run in self.items()
+            if run.shares[INVALID] == 1
+        ]
+
+    def plot(self, path: str | Path | IO[bytes]) -> None:
+        """Draw accuracy and kinds of answers from one evaluation to the next, as a PNG or SVG.
+
+        Raises:
+            ImportError: matplotlib is not installed (`pip install topr_trl[plots]`).
+        """
+        plot_progress(self, path)
+
+    def write_card_section(self, folder: Path, tested_on: str | None = None) -> str:
+        """The section of a model card, in Markdown; the picture `evaluation.png` is written if matplotlib is installed.
+
+        Args:
+            folder: of the card, for the picture.
+            tested_on: the problems, and how completions were drawn.
+        """
+        parts = ["## Evaluation"]
+        parts += [f"Tested on {tested_on}."] if tested_on else []
+        table = tabulate(self._rows(), ["measure", *self], "github", disable_numparse=True, stralign=None)
+        parts += [table, "\n".join(self._notes())]
+        if find_spec("matplotlib"):
+            plot_evaluations(self, folder / PICTURE)
+            parts += [f"![{' and '.join(self)}]({PICTURE})"]
+        return "\n\n".join(parts) + "\n"
 
 
 def groups_table(evaluation: Evaluation) -> str:
@@ -49,39 +78,32 @@ def groups_table(evaluation: Evaluation) -> str:
     parts = []
     for column, groups in evaluation.groups.items():
         ks = list(next(iter(groups.values())).maj_at)
-        names = ["problems", "pass@1", *(f"maj@{k}" for k in ks)]
         rows = [
-            (name, [str(group.num_problems), str(group.pass_at_1), *(str(group.maj_at[k]) for k in ks)])
+            [name, group.num_problems, group.pass_at_1, *(group.maj_at[k] for k in ks)]
             for name, group in groups.items()
         ]
-        parts.append("\n".join(_table(names, rows, column)))
+        parts.append(_table([column, "problems", "pass@1", *(f"maj@{k}" for k in ks)], rows))
     return "\n\n".join(parts)
 
 
 def differences_table(names: tuple[str, str], differences: Mapping[str, Difference]) -> str:
     """Differences of two runs in points, with their 95 % intervals."""
-    columns = ["difference", "95 % interval", "draws with a gain"]
     rows = [
-        (
+        [
             measure,
-            [
-                f"{100 * found.difference:+.1f}",
-                f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]",
-                f"{100 * found.share_better:.1f} %",
-            ],
-        )
+            f"{100 * found.difference:+.1f}",
+            f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]",
+            f"{100 * found.share_better:.1f} %",
+        ]
         for measure, found in differences.items()
     ]
     note = f"({names[1]} minus {names[0]}, in points; paired bootstrap over the problems)"
-    return "\n".join([*_table(columns, rows), note])
+    return "\n".join([_table(["", "difference", "95 % interval", "draws with a gain"], rows), note])
 
 
-def _table(names: list[str], rows: list[tuple[str, list[str]]], corner: str = "") -> list[str]:
-    first = max(len(label) for label in (corner, *(label for label, _ in rows))) + 2
-    width = max(12, *(len(name) for name in names), *(len(cell) for _, cells in rows for cell in cells)) + 2
-    header = f"{corner:<{first}}" + "".join(f"{name:>{width}}" for name in names)
-    body = [f"{label:<{first}}" + "".join(f"{cell:>{width}}" for cell in cells) for label, cells in rows]
-    return [header, "─" * len(header), *body]
+def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    align = ("left", *["right"] * (len(header) - 1))
+    return tabulate(rows, header, disable_numparse=True, colalign=align)
 
 
 def write_report(folder: Path, runs: Mapping[str, Samples], seed: int = 0) -> str:
@@ -103,10 +125,10 @@ def write_report(folder: Path, runs: Mapping[str, Samples], seed: int = 0) -> st
     """
     names = list(runs)
     differences = compare(runs[names[0]], runs[names[1]], seed) if len(runs) == 2 else None
-    evaluations = {name: evaluate_in_full(samples, seed) for name, samples in runs.items()}
+    evaluations = Evaluations({name: evaluate_in_full(samples, seed) for name, samples in runs.items()})
     plain = {name: evaluation.to_dict() for name, evaluation in evaluations.items()}
     _write_json(folder / "evaluation.json", plain[names[0]])
-    parts = [comparison_table(evaluations)]
+    parts = [str(evaluations)]
     if differences is None:
         parts += [groups_table(evaluations[names[0]])]
     else:
@@ -114,9 +136,7 @@ def write_report(folder: Path, runs: Mapping[str, Samples], seed: int = 0) -> st
         _write_json(folder / "comparison.json", {"runs": plain, "differences": found})
         parts += [differences_table((names[0], names[1]), differences)]
     if find_spec("matplotlib"):
-        plot_evaluations(
-            evaluations, folder / ("evaluation.png" if differences is None else "comparison.png"), differences
-        )
+        plot_evaluations(evaluations, folder / (PICTURE if differences is None else "comparison.png"), differences)
     else:
         parts += ["No picture: matplotlib is not installed (the extra `plots`)."]
     return "\n\n".join(filter(None, parts))
