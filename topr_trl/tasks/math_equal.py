@@ -1,8 +1,8 @@
 r"""Whether two answers in LaTeX are the same: structure first, then numbers exactly, then math-verify.
 
-Tuples, intervals, lists, sets, unions and matrices are compared part by part, numbers as fractions, words as words. Only
-the rest goes to math-verify, which takes (2, 1) and (3, 1) both for empty intervals, 34_5 and 34_6 both for 34, R and r
-for the same letter, 0.3333333 for a third, and 3m for a length of 3.
+Tuples, intervals, lists, sets, unions and matrices are compared part by part, numbers as fractions, words as words.
+Only the rest goes to math-verify, which takes (2, 1) and (3, 1) both for empty intervals, 34_5 and 34_6 both for 34, R
+and r for the same letter, 0.3333333 for a third, and 3m for a length of 3.
 
 It runs in the processes of `topr_trl.sandbox.worker_pool`, because a power tower can hang it, and imports no PyTorch.
 """
