@@ -213,13 +213,13 @@ ROWS = [
     ),
     tokenized(
         "a token id is missing",
-        "Column `completion_ids` has 1 ids that are empty (null). Drop those rows.",
+        "Column `completion_ids` holds 1 ids that are null. Drop those rows.",
         prompt_ids=[[5, 6]] * 8,
         completion_ids=ones([7, None], 4, [7]),
     ),
     tokenized(
         "a token id that no tokenizer has",
-        "Column `completion_ids` holds what is no token id: ….",
+        "Column `completion_ids` holds values that are not token ids: ….",
         prompt_ids=[[5, 6]] * 8,
         completion_ids=ones([2**32], 4, [7]),
     ),

@@ -341,24 +341,24 @@ REWARDS = [
     ),
     rewarded(
         "a function that returns text",
-        "The reward function '<lambda>' returned 'good' for response 0. Return a number, or None where there "
+        "The reward function '<lambda>' returned 'good' for completion 0. Return a number, or None where there "
         "is no reward.",
         lambda completions, **_: ["good"] * len(completions),
     ),
     rewarded(
         "an async function that returns text",
-        "The reward function 'late_text' returned 'good' for response 0. Return a number, or None where there "
+        "The reward function 'late_text' returned 'good' for completion 0. Return a number, or None where there "
         "is no reward.",
         late_text,
     ),
     rewarded(
         "a function that returns a number",
-        "The reward function '<lambda>' returned 1.0, not a list with a reward a response.",
+        "The reward function '<lambda>' returned 1.0, not a list with one reward per completion.",
         lambda completions, **_: 1.0,
     ),
     rewarded(
         "a function that returns nothing",
-        "The reward function '<lambda>' returned None, not a list with a reward a response.",
+        "The reward function '<lambda>' returned None, not a list with one reward per completion.",
         lambda completions, **_: None,
     ),
     rewarded(

@@ -305,7 +305,7 @@ def test_exemplars_of_the_training_split(tmp_path):
     drawn = hendrycks_math.draw_exemplars(rows(), 2)
     assert any(question == "What is 0 + 1?" for question, _ in drawn)  # both subjects
     assert hendrycks_math.draw_exemplars(rows(), 2) == drawn
-    with pytest.raises(ValueError, match="9 worked examples"):
+    with pytest.raises(ValueError, match="num_shots is 9, but only"):
         hendrycks_math.draw_exemplars(rows(), 9)
     path = tmp_path / "train.jsonl"
     rows().to_json(path)
