@@ -30,6 +30,7 @@ def test_without_a_problem_id_rows_with_equal_prompts_share_a_problem(tmp_path):
     assert [len(problem) for problem in samples.problem_ids] == [80, 80]  # a long prompt is not kept
     chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
     assert samples_of(rows(problem_id=None, prompt=chats)).codes_PS.tolist() == [[0, -1], [0, 1]]
+    assert samples_of(rows(problem_id=None, prompt=PROMPTS).with_format("numpy")).problem_ids == samples.problem_ids
     # Equal ends are other problems.
     assert samples_of(rows(problem_id=None, prompt=["a" + "=" * 90, "b" + "=" * 90] * 2)).num_problems == 2
     # A problem_id wins: rows of a problem may have several prompts.
