@@ -28,6 +28,8 @@ from topr_trl import OfflineTOPRConfig, TruncationLimits, curate, load_candidate
 
 limits = TruncationLimits(0.0, 1.0, 0.0, 1.0)
 share: float = OfflineTOPRConfig("out", preset="tis").limits.b_neg
+OfflineTOPRConfig("out", baseline=0.5)
+OfflineTOPRConfig("out", baseline="mean")
 chosen: int = curate([1.0, -1.0], [0, 0], rule="uniform").chosen_positives
 load_candidates(Path("rows"))
 curate([1.0, -1.0], [0, 0], rule=3)  # type: ignore[arg-type]

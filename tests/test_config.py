@@ -4,7 +4,7 @@ import pytest
 from trl import GRPOConfig, TrlParser
 
 from topr_trl import OfflineTOPRConfig, TOPRConfig, TruncationLimits
-from topr_trl.config import _GRPO_ONLY
+from topr_trl.config import _GRPO_ONLY, CurationArguments
 
 CPU = {"bf16": False, "use_cpu": True}
 
@@ -63,6 +63,25 @@ def test_command_line(cls, tmp_path):
     assert "--effective_positive_share" in parser.format_help()
 
 
+def test_the_baseline_may_be_a_number_or_a_name():
+    """In a type checker too: `scripts/check_wheel.py`. In YAML it is either."""
+    for given, value in ((0.5, 0.5), (1, 1.0), ("-0.5", -0.5), ("group_mean", "group_mean")):
+        settings = CurationArguments(baseline=given)
+        settings.validate_curation()
+        assert settings.baseline_value == value
+
+
+def test_settings_of_curation_stand_alone():
+    """For a command that curates: it parses these alone, and refuses what contradicts itself."""
+    (settings,) = TrlParser(CurationArguments).parse_args_and_config(["--curation", "uniform", "--baseline", "mean"])
+    assert [f.name for f in dataclasses.fields(settings)] == [
+        "baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share"
+    ]  # fmt: skip
+    settings.validate_curation()
+    with pytest.raises(ValueError, match="iteration_size needs a curation rule"):
+        CurationArguments(iteration_size=3).validate_curation()
+
+
 @pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
 def test_every_setting_is_documented(cls):
     for f in dataclasses.fields(cls):
@@ -78,7 +97,7 @@ def test_kl_off_policy_must_not_be_corrected_by_a_ratio_that_is_not_there(tmp_pa
 
 def test_a_share_of_1_leaves_no_negatives_to_choose(tmp_path):
     share = {"effective_positive_share": 1.0, "curation": "positive_share"}
-    with pytest.raises(ValueError, match="makes every response a positive"):
+    with pytest.raises(ValueError, match="makes every completion a positive"):
         TOPRConfig(str(tmp_path), **share, **CPU)
     TOPRConfig(str(tmp_path), **share, **CPU, curation_positive_share=1.0)
 

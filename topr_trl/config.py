@@ -3,8 +3,9 @@
 import os
 import warnings
 from dataclasses import MISSING, dataclass, field, fields
+from math import isfinite
 from numbers import Integral, Real
-from typing import get_args, get_type_hints
+from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from trl import GRPOConfig, SFTConfig
 
@@ -13,6 +14,11 @@ from topr_trl.curation import CURATIONS
 from topr_trl.loss import PRESETS, RATIO_LEVELS, TruncationLimits
 
 LOG_MU_SOURCES = ("trainer", "sampler")
+
+if TYPE_CHECKING:
+    Baseline = float | str
+else:  # HfArgumentParser would read `float | str` as float alone, and refuse 'mean'
+    Baseline = str
 
 
 def check_types(settings: object, of: type) -> None:
@@ -34,16 +40,67 @@ def check_types(settings: object, of: type) -> None:
 
 
 @dataclass
-class TOPRArguments:
-    """What both trainers can be told about TOPR (arXiv 2503.14286).
+class LossArguments:
+    """How far the ratio π/μ counts in the loss (arXiv 2503.14286, Eq. 7), and where log μ comes from.
 
     Parameters:
         preset (`str`, defaults to `"topr"`):
             Truncation limits by name: `"topr"`, `"positives_only"`, `"reinforce"`, `"opr"` or `"tis"` (Table 1).
         a_pos, b_pos, a_neg, b_neg (`float`, *optional*):
-            Single limits that replace the preset's: the ratio π/μ of a response is clipped to `[a_pos, b_pos]` if
+            Single limits that replace the preset's: the ratio π/μ of a completion is clipped to `[a_pos, b_pos]` if
             R >= 0 and to `[a_neg, b_neg]` if R < 0 (Eq. 7).
-        baseline (`str` or `float`, defaults to `0`):
+        ratio_level (`str`, defaults to `"sequence"`):
+            `"sequence"` is the paper. `"token"` and `"geometric"` are not TOPR and exist for comparison only.
+        length_normalization (`bool`, defaults to `True`):
+            Divide the loss of a completion by its number of tokens (Sec. 4.2).
+        log_mu (`str`, defaults to `"trainer"`):
+            Where log μ comes from: the trainer's own forward with the weights μ had, or the log-probabilities that
+            the `"sampler"` reported. Over long completions the numerical noise of a sampler alone moves the ratio.
+    """
+
+    preset: str = field(default="topr", metadata={"help": f"Truncation limits by name: {', '.join(PRESETS)}."})
+    a_pos: float | None = field(default=None, metadata={"help": "Lower limit of the ratio where R >= 0."})
+    b_pos: float | None = field(default=None, metadata={"help": "Upper limit of the ratio where R >= 0."})
+    a_neg: float | None = field(default=None, metadata={"help": "Lower limit of the ratio where R < 0."})
+    b_neg: float | None = field(default=None, metadata={"help": "Upper limit of the ratio where R < 0."})
+    ratio_level: str = field(
+        default="sequence",
+        metadata={"help": "'sequence' (the paper); 'token' and 'geometric' are not TOPR, for comparison only."},
+    )
+    length_normalization: bool = field(default=True, metadata={"help": "Divide the loss by the completion's length."})
+    log_mu: str = field(default="trainer", metadata={"help": "Whose log μ: 'trainer' (own forward) or 'sampler'."})
+
+    @property
+    def limits(self) -> TruncationLimits:
+        """The truncation limits: the preset's, single ones replaced."""
+        preset = PRESETS[self.preset]
+        given = {name: getattr(self, name) for name in ("a_pos", "b_pos", "a_neg", "b_neg")}
+        return TruncationLimits(**{n: getattr(preset, n) if v is None else float(v) for n, v in given.items()})
+
+    def validate_loss(self) -> None:
+        """Check these settings.
+
+        Raises:
+            ValueError: a setting is outside its range, or a lower limit is above its upper one.
+        """
+        check_types(self, LossArguments)
+        _check_choice("preset", self.preset, tuple(PRESETS))
+        _check_choice("ratio_level", self.ratio_level, RATIO_LEVELS)
+        _check_choice("log_mu", self.log_mu, LOG_MU_SOURCES)
+        if not self.limits.bounded:  # `limits` raises with the limit's name
+            warnings.warn(
+                f"a_neg={self.limits.a_neg:g} is above 0: the objective has no upper bound once a reward is negative "
+                "(Prop. 3.2), and off-policy the model collapses. Good for a comparison; TOPR has a_neg=0.",
+                stacklevel=4,
+            )
+
+
+@dataclass
+class CurationArguments:
+    """The baseline and the rows that are trained on (arXiv 2503.14286, Sec. 3.2 and 4.3).
+
+    Parameters:
+        baseline (`float` or `str`, defaults to `0`):
             c in R = R0 - c: a number, `"mean"` (of the rows of a round) or `"group_mean"` (of the rows of the problem).
         effective_positive_share (`float`, *optional*):
             Target p~ in (0, 1]: the baseline is then solved from the data (Sec. 3.2). The paper finds 0.1 to 0.2 best.
@@ -54,24 +111,9 @@ class TOPRArguments:
             Rows of a round to keep. See `topr_trl.curation.curate` for what leaving it out means.
         curation_positive_share (`float`, defaults to `0.5`):
             Share of positives that `curation="positive_share"` keeps.
-        ratio_level (`str`, defaults to `"sequence"`):
-            `"sequence"` is the paper. `"token"` and `"geometric"` are not TOPR and exist for comparison only.
-        length_normalization (`bool`, defaults to `True`):
-            Divide the loss of a response by its number of tokens (Sec. 4.2).
-        log_mu (`str`, defaults to `"trainer"`):
-            Where log μ comes from: the trainer's own forward with the weights μ had, or the log-probabilities that
-            the `"sampler"` reported. Over long responses the numerical noise of a sampler alone moves the ratio.
-
-    Raises:
-        ValueError: a setting is outside its range, or two contradict each other.
     """
 
-    preset: str = field(default="topr", metadata={"help": f"Truncation limits by name: {', '.join(PRESETS)}."})
-    a_pos: float | None = field(default=None, metadata={"help": "Lower limit of the ratio where R >= 0."})
-    b_pos: float | None = field(default=None, metadata={"help": "Upper limit of the ratio where R >= 0."})
-    a_neg: float | None = field(default=None, metadata={"help": "Lower limit of the ratio where R < 0."})
-    b_neg: float | None = field(default=None, metadata={"help": "Upper limit of the ratio where R < 0."})
-    baseline: str = field(default="0", metadata={"help": "c in R = R0 - c: a number, 'mean' or 'group_mean'."})
+    baseline: Baseline = field(default="0", metadata={"help": "c in R = R0 - c: a number, 'mean' or 'group_mean'."})
     effective_positive_share: float | None = field(
         default=None,
         metadata={"help": "Target effective share of positives in (0, 1]; the baseline is solved for it."},
@@ -81,73 +123,38 @@ class TOPRArguments:
     curation_positive_share: float = field(
         default=0.5, metadata={"help": "Share of positives kept by curation='positive_share'."}
     )
-    ratio_level: str = field(
-        default="sequence",
-        metadata={"help": "'sequence' (the paper); 'token' and 'geometric' are not TOPR, for comparison only."},
-    )
-    length_normalization: bool = field(default=True, metadata={"help": "Divide the loss by the response's length."})
-    log_mu: str = field(default="trainer", metadata={"help": "Whose log μ: 'trainer' (own forward) or 'sampler'."})
-
-    @property
-    def limits(self) -> TruncationLimits:
-        """The truncation limits: the preset's, single ones replaced."""
-        preset = PRESETS[self.preset]
-        given = {name: getattr(self, name) for name in ("a_pos", "b_pos", "a_neg", "b_neg")}
-        return TruncationLimits(**{n: getattr(preset, n) if v is None else float(v) for n, v in given.items()})
 
     @property
     def baseline_value(self) -> float | str:
         """The baseline as a number if it is one, else its name."""
         return self.baseline if self.baseline in BASELINES else float(self.baseline)
 
-    def _validate_topr(self) -> None:
+    def validate_curation(self) -> None:
+        """Check these settings, and write the baseline as text, as the command line gives it.
+
+        Raises:
+            ValueError: a setting is outside its range, or two contradict each other.
+        """
         if isinstance(self.baseline, Real):
             self.baseline = str(self.baseline)
-        check_types(self, TOPRArguments)
-        refuse_adafactor(
-            self.optim,  # type: ignore[attr-defined]
-            os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION") == "2",
-            os.environ.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none") != "none",
-        )
-        for name, choices in (
-            ("preset", tuple(PRESETS)),
-            ("curation", CURATIONS),
-            ("ratio_level", RATIO_LEVELS),
-            ("log_mu", LOG_MU_SOURCES),
-        ):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}.")
-        if not self.limits.bounded:  # `limits` raises with the limit's name
-            warnings.warn(
-                f"a_neg={self.limits.a_neg:g} is above 0: the objective has no upper bound once a reward is negative "
-                "(Prop. 3.2), and off-policy the model collapses. Good for a comparison; TOPR has a_neg=0.",
-                stacklevel=4,
+        check_types(self, CurationArguments)
+        _check_choice("curation", self.curation, CURATIONS)
+        _check_baseline(self.baseline)
+        share = self.effective_positive_share
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"effective_positive_share must be in (0, 1], not {share}.")
+        if share is not None and self.baseline_value != 0.0:
+            raise ValueError(
+                f"baseline={self.baseline} and effective_positive_share={share} both set the baseline. Keep one of "
+                "them."
             )
-        if self.baseline not in BASELINES:
-            try:
-                value = float(self.baseline)
-            except ValueError:
-                raise ValueError(
-                    f"baseline must be a number or one of {', '.join(BASELINES)}, not {self.baseline!r}."
-                ) from None
-            if value != value or abs(value) == float("inf"):
-                raise ValueError(f"baseline must be finite, not {self.baseline}.")
-        if self.effective_positive_share is not None:
-            if not 0 < self.effective_positive_share <= 1:
-                raise ValueError(f"effective_positive_share must be in (0, 1], not {self.effective_positive_share}.")
-            if self.baseline_value != 0.0:
-                raise ValueError(
-                    f"baseline={self.baseline} and effective_positive_share={self.effective_positive_share} both set "
-                    "the baseline. Keep one of them."
-                )
-        if self.effective_positive_share is not None and self.curation == "positives":
+        if share is not None and self.curation == "positives":
             raise ValueError(
                 "curation='positives' leaves no negatives, so effective_positive_share cannot be reached. Remove one."
             )
-        wants_negatives = self.curation == "positive_share" and self.curation_positive_share < 1
-        if self.effective_positive_share == 1 and wants_negatives:
+        if share == 1 and self.curation == "positive_share" and self.curation_positive_share < 1:
             raise ValueError(
-                "effective_positive_share=1 makes every response a positive, and curation='positive_share' wants "
+                "effective_positive_share=1 makes every completion a positive, and curation='positive_share' wants "
                 "negatives too. Remove one."
             )
         if self.iteration_size is not None and self.iteration_size < 1:
@@ -156,6 +163,36 @@ class TOPRArguments:
             raise ValueError("iteration_size needs a curation rule; set curation='uniform' to draw rows at random.")
         if not 0 <= self.curation_positive_share <= 1:
             raise ValueError(f"curation_positive_share must be in [0, 1], not {self.curation_positive_share}.")
+
+
+@dataclass
+class TOPRArguments(CurationArguments, LossArguments):
+    """The settings of TOPR that both trainers share: those of [`LossArguments`] and [`CurationArguments`]."""
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")
+
+
+def _check_baseline(baseline: Baseline) -> None:
+    if baseline in BASELINES:
+        return
+    try:
+        value = float(baseline)
+    except ValueError:
+        raise ValueError(f"baseline must be a number or one of {', '.join(BASELINES)}, not {baseline!r}.") from None
+    if not isfinite(value):
+        raise ValueError(f"baseline must be finite, not {baseline}.")
+
+
+def _refuse_adafactor_here(optim: str) -> None:
+    """`refuse_adafactor` as Accelerate's launcher has set up this process."""
+    refuse_adafactor(
+        optim,
+        os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION") == "2",
+        os.environ.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none") != "none",
+    )
 
 
 def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
@@ -173,7 +210,7 @@ def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
         )
     if offloaded:
         raise ValueError(
-            "With its optimiser offloaded, DeepSpeed runs its own Adam whatever optim says, here 'adafactor' (the "
+            "With its optimizer offloaded, DeepSpeed runs its own Adam whatever optim says, here 'adafactor' (the "
             "default). Set optim='adamw_torch'."
         )
 
@@ -196,7 +233,7 @@ _GRPO_ONLY = {
     "epsilon": _LIMITS_ADVICE,
     "epsilon_high": _LIMITS_ADVICE,
     "delta": _LIMITS_ADVICE,
-    "importance_sampling_level": "The ratio is that of the whole response; see `ratio_level`.",
+    "importance_sampling_level": "The ratio is that of the whole completion; see `ratio_level`.",
     "scale_rewards": "TOPR uses the raw reward minus `baseline`; nothing is divided by a standard deviation.",
     "multi_objective_aggregation": "Rewards are summed with `reward_weights`, then `baseline` is subtracted.",
     "sapo_temperature_neg": _LIMITS_ADVICE,
@@ -228,10 +265,10 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
     In the tables of `log_completions`, `advantage` is R, and `weight` and `log_ratio` are what the loss last gave the
     row; they are empty where it has not used the row (yet).
 
-    And those of [`TOPRArguments`].
+    And those of [`LossArguments`] and [`CurationArguments`].
     """
 
-    optim: str = field(default="adafactor", metadata={"help": "Optimiser. The paper's: Adafactor."})
+    optim: str = field(default="adafactor", metadata={"help": "Optimizer. The paper's: Adafactor."})
     learning_rate: float = field(default=5e-7, metadata={"help": "Learning rate. The paper's: 5e-7."})
     lr_scheduler_type: str = field(default="constant", metadata={"help": "Schedule. The paper's: constant."})
     top_k: int = field(default=500, metadata={"help": "Tokens sampled from. The paper's: 500."})
@@ -239,7 +276,9 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Log a loss that is NaN as 0."})
 
     def __post_init__(self) -> None:
-        self._validate_topr()
+        self.validate_loss()
+        self.validate_curation()
+        _refuse_adafactor_here(self.optim)
         if self.loss_type != "topr":
             raise ValueError(
                 f"loss_type={self.loss_type!r} is one of GRPO's losses; TOPRTrainer has its own. Remove it, or use "
@@ -255,15 +294,15 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
         if self.beta != 0 and self.use_bias_correction_kl and self.gradient_accumulation_steps % generate_every != 0:
             raise ValueError(
                 f"beta={self.beta} with use_bias_correction_kl=True needs the ratio of each token to the sampling "
-                "weights once a batch is used for several optimiser steps, and TOPR's loss does not hold it. Set "
+                "weights once a batch is used for several optimizer steps, and TOPR's loss does not hold it. Set "
                 "use_bias_correction_kl=False, or beta=0 (the paper's)."
             )
 
 
 _SFT_ONLY = {
     "loss_type": "The loss is TOPR's; see `preset`.",
-    "packing": "A response is weighted as a whole, so rows are not packed.",
-    "eval_packing": "A response is weighted as a whole, so rows are not packed.",
+    "packing": "A completion is weighted as a whole, so rows are not packed.",
+    "eval_packing": "A completion is weighted as a whole, so rows are not packed.",
     "completion_only_loss": "TOPR learns from the completion alone.",
     "assistant_only_loss": "TOPR learns from the completion alone.",
     "label_smoothing_factor": "It would change log π.",
@@ -277,27 +316,27 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
 
     Defaults that differ from TRL's are the paper's (Sec. 4.1): `optim="adafactor"`, `learning_rate=5e-7`,
     `lr_scheduler_type="constant"`, `num_train_epochs=1`. `max_length` is `None`: a row is never cut, since half a
-    response has neither the reward nor the probability of the whole; longer rows than `max_length` (or the model's
+    completion has neither the reward nor the probability of the whole; longer rows than `max_length` (or the model's
     context) are an error. Settings that belong to supervised fine-tuning alone raise if given a value of their own.
     And `logging_nan_inf_filter=False`: training stops at NaN, instead of logging it as 0.
 
-    And those of [`TOPRArguments`].
+    And those of [`LossArguments`] and [`CurationArguments`].
 
     Parameters:
         sort_by_length (`bool`, defaults to `True`):
-            Sort the rows of each optimiser step by length, so that those of a micro-batch are about as long as each
+            Sort the rows of each optimizer step by length, so that those of a micro-batch are about as long as each
             other and little padding is computed. The rows of a step, and its gradient, are the same without. Only a
             random order of rows is sorted, and only where rows are padded (`padding_free=False`) and there is no
             auxiliary loss of a mixture of experts.
         log_completions (`bool`, defaults to `False`):
-            At each log, show the rows of the last optimiser step with reward, advantage (R), weight and log-ratio:
+            At each log, show the rows of the last optimizer step with reward, advantage (R), weight and log-ratio:
             printed if `rich` is installed, in `output_dir/completions/completions_{{step}}.parquet`, and as a table in
             wandb and trackio if `report_to` names them. Rows of evaluation sets are not shown.
         num_completions_to_print (`int`, *optional*):
             How many of them to print, drawn at random; all are kept in the file. Default: all.
     """
 
-    optim: str = field(default="adafactor", metadata={"help": "Optimiser. The paper's: Adafactor."})
+    optim: str = field(default="adafactor", metadata={"help": "Optimizer. The paper's: Adafactor."})
     learning_rate: float = field(default=5e-7, metadata={"help": "Learning rate. The paper's: 5e-7."})
     lr_scheduler_type: str = field(default="constant", metadata={"help": "Schedule. The paper's: constant."})
     num_train_epochs: float = field(default=1.0, metadata={"help": "Epochs over the rows. The paper's: 1."})
@@ -315,10 +354,12 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
     )
 
     def __post_init__(self) -> None:
-        self._validate_topr()
+        self.validate_loss()
+        self.validate_curation()
+        _refuse_adafactor_here(self.optim)
         _refuse_foreign_settings(self, SFTConfig, "OfflineTOPRTrainer", _SFT_ONLY)
         super().__post_init__()
 
 
 for _config in (TOPRConfig, OfflineTOPRConfig):  # so that help() has all settings of TOPR
-    _config.__doc__ = f"{_config.__doc__}\n{TOPRArguments.__doc__}"
+    _config.__doc__ = f"{_config.__doc__}\n{LossArguments.__doc__}\n{CurationArguments.__doc__}"

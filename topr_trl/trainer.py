@@ -12,12 +12,10 @@ from trl.trainer.utils import get_config_model_id, split_pixel_values_by_grid, u
 
 from topr_trl.baseline import BASELINES
 from topr_trl.checkpoints import from_safetensors
-from topr_trl.completions_log import WEIGHT_COLUMNS, RowWeights, Shown
+from topr_trl.completions_log import WEIGHT_COLUMNS, Shown
 from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated, compose
-from topr_trl.log_mu import warn_if_far
-from topr_trl.loss import log_ratios, truncated_weights
-from topr_trl.metrics import response_means
+from topr_trl.metrics import warn_if_far
 from topr_trl.rewards import checked
 from topr_trl.trainer_base import TOPRMixin
 
@@ -65,7 +63,6 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
         self._rows_made = 0  # rows generated so far, all processes; they are numbered
-        self._row_weights = RowWeights()
         self._shown_weights: dict[int, list[Shown]] = {}  # of the rows of the table of completions
         super().__init__(model, reward_funcs, args, *rest, **kwargs)
         if self._tokenizer.pad_token_id is None:
@@ -82,6 +79,9 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
                 self._refuse_own_column(name, "A reward function")
         # The loss of TRL that is `-A · ratio` averaged over the tokens of a response and then over responses.
         self.loss_type = "grpo"
+
+    def _rows_trained_on(self) -> str:
+        return "generated while training"
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         tokenized = super()._tokenize_prompts(prompts)
@@ -107,7 +107,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
         train = self.model.training
-        if distances := self._metrics["train" if train else "eval"].get("sampling/sampling_logp_difference/mean"):
+        if distances := self._metrics[self._mode].get("sampling/sampling_logp_difference/mean"):
             warn_if_far(distances[-1])  # TRL measures it with vLLM
         raw_rewards = self._raw_rewards(batch)
         rewards, curated = self._compose(raw_rewards, train)
@@ -122,7 +122,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         if train:
             # Under a mean as baseline, rewards that are all the same are normal, and say nothing of the next batch.
             if rewards.any() or not len(rewards) or self.args.baseline not in BASELINES:
-                self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args.limits)
+                self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args)
             if self.args.curation != "none":
                 self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))
                 batch = self._keep_rows(batch, curated, start, len(inputs))
@@ -263,14 +263,10 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
                 raise ValueError("log_mu='sampler', but the rollout gave no log-probabilities. Set log_mu='trainer'.")
             # NaN where the sampler could not tell: the trainer's own value, as without that token's mismatch.
             mu_logps = torch.where(sampler_logps.isnan(), mu_logps, sampler_logps)
-        log_ratio = log_ratios(policy_logps_BT, mu_logps, mask, self.args.ratio_level)
         rewards_B = inputs["topr_rewards"]
-        weights = truncated_weights(log_ratio, rewards_B, self.args.limits)
-        mode = "train" if self.model.training else "eval"
-        weights_B, log_ratio_B = (response_means(values, mask) for values in (weights, log_ratio))
-        kept = self._row_metrics[mode].add(weights_B, log_ratio_B, rewards_B)
-        if self.args.log_completions:
-            self._row_weights.add(inputs["topr_rows"], kept)
+        shown = inputs["topr_rows"] if self.args.log_completions else None
+        # Detached: TRL computes the losses from the weights.
+        weights = self._row_losses(policy_logps_BT.detach(), mu_logps, rewards_B, mask, shown).weights
 
         signal_B = rewards_B.nan_to_num(0.0) * inputs.get("topr_scale", 1.0)
         if not self.args.length_normalization:  # TRL divides by the length; undo it
@@ -282,9 +278,9 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        mode = "train" if self.model.training else "eval"
-        for name in [name for name in self._metrics[mode] if name.startswith("clip_ratio/")]:
-            del self._metrics[mode][name]  # of GRPO's clipping, always 0 here
+        metrics = self._metrics[self._mode]
+        for name in [name for name in metrics if name.startswith("clip_ratio/")]:
+            del metrics[name]  # of GRPO's clipping, always 0 here
         if self.args.log_completions:
             self._show_weights_in_completions()
         super().log(logs, start_time)

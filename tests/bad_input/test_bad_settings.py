@@ -144,7 +144,7 @@ SETTINGS = [
     setting(
         "a KL term off-policy",
         "beta=0.1 with use_bias_correction_kl=True needs the ratio of each token to the sampling weights once "
-        "a batch is used for several optimiser steps, and TOPR's loss does not hold it. Set "
+        "a batch is used for several optimizer steps, and TOPR's loss does not hold it. Set "
         "use_bias_correction_kl=False, or beta=0 (the paper's).",
         TOPRConfig,
         beta=0.1,
@@ -153,7 +153,7 @@ SETTINGS = [
     setting(
         "packing",
         "packing=True belongs to another loss and has no meaning for OfflineTOPRTrainer. Remove it. A "
-        "response is weighted as a whole, so rows are not packed.",
+        "completion is weighted as a whole, so rows are not packed.",
         packing=True,
     ),
     setting("no candidate", "num_candidates must be at least 1, not 0.", SamplingArguments, num_candidates=0),

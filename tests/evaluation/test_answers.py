@@ -97,10 +97,10 @@ def test_an_empty_answer_is_none():
         ({"problem_id": [[3], [8], [3], [8]]}, r"`problem_id` must hold numbers or text; row 0 holds \[3\]"),
         ({"level": [["1"]] * 4}, r"`level` must hold numbers or text; row 0 holds \['1'\]"),
         ({"score": [None, "0.5", None, "1"]}, "`score` must hold numbers; row 1 holds '0.5'"),
-        ({"answer": ["1", None, "1", None]}, "`answer` is empty in 2 of 4"),
+        ({"answer": ["1", None, "1", None]}, "`answer` must hold text; row 1 holds None"),
         ({"problem_id": [3, None, 3, None]}, "`problem_id` is empty in 2 of 4"),
         ({"verdict": ["Correct", "incorrect"] * 2}, "must hold correct, incorrect, invalid; found 'Correct'"),
-        ({"verdict": ["correct", None] * 2}, "`verdict` is empty in 2 of 4"),
+        ({"verdict": ["correct", None] * 2}, "`verdict` must hold text; row 1 holds None"),
     ],
 )
 def test_bad_rows(columns, message):

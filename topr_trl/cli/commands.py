@@ -1,41 +1,53 @@
-"""What `topr COMMAND` does: its settings are parsed, and handed to what carries it out."""
+"""What `topr COMMAND` does: its settings are parsed, handed to what carries it out, and it says what came out."""
 
-import argparse
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields, make_dataclass
+from dataclasses import field as new_field
 from difflib import get_close_matches
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import torch
 import yaml
-from trl import ModelConfig, TrlParser
+from trl import TrlParser
 
 from topr_trl.cli.evaluate import evaluate_command
 from topr_trl.cli.memory_plan import PlanArguments, plan_command
 from topr_trl.cli.run_report import PlotArguments, plot_command
-from topr_trl.config import OfflineTOPRConfig, TOPRArguments
+from topr_trl.config import CurationArguments, LossArguments
 from topr_trl.generation.sampling import SamplingArguments
-from topr_trl.generation.vllm import VLLMArguments
 from topr_trl.hub import PushArguments, push_command
 from topr_trl.pipeline import stages
-from topr_trl.pipeline.arguments import CHOICE, Settings, StageArguments
-from topr_trl.pipeline.loop import LoopArguments, end_with_the_loop, in_a_loop, iterate
+from topr_trl.pipeline.arguments import (
+    SETTINGS,
+    BackendArguments,
+    CurateArguments,
+    EvaluateArguments,
+    IterateArguments,
+    ProblemArguments,
+    SampleArguments,
+    ScoreArguments,
+    TrainArguments,
+)
+from topr_trl.pipeline.loop import end_with_the_loop, iterate, summary
 from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 
-# Commands that start nothing: what they take, and what they do.
-AT_ONCE: dict[str, tuple[type, Callable[[Any], None]]] = {
-    "plan": (PlanArguments, plan_command),
-    "plot": (PlotArguments, plot_command),
-    "push": (PushArguments, push_command),
-}
+KINDS: dict[str, type] = {
+    "sample": SampleArguments, "score": ScoreArguments, "curate": CurateArguments, "log-mu": TrainArguments,
+    "train": TrainArguments, "evaluate": EvaluateArguments, "iterate": IterateArguments, "plan": PlanArguments,
+    "plot": PlotArguments, "push": PushArguments,
+}  # fmt: skip
+# What version 0.1 called otherwise.
+_RENAMED = {"output": "output_dir", "candidates": "rows"}
+_GONE = {"keep_copies": "The rows of an iteration are in one folder, and kept once.",
+         }  # fmt: skip
 
 
 def run(command: str, arguments: Sequence[str], description: str) -> None:
-    """Run a command; see `topr_trl.cli.main`.
+    """Run a command; see `topr_trl.cli.main.main`.
 
     Args:
         command: its name.
@@ -43,54 +55,149 @@ def run(command: str, arguments: Sequence[str], description: str) -> None:
         description: for its help.
     """
     end_with_the_loop()
-    given = [part for a in arguments for part in _apart(a)]
-    if given[-1:] == ["--config"]:
-        raise ValueError("--config needs the name of a YAML file.")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    if command in AT_ONCE:
-        _, carry_out = AT_ONCE[command]
-        carry_out(settings_at_once(command, given))
-        return
+    given = [part for argument in arguments for part in _split(argument)]
     if {"-h", "--help", "--help_all"} & set(given):
         print_help(command, description, everything="--help_all" in given)
         return
-    if _named_model(given) is None and command in _NEED_A_MODEL:
-        own = _settings_of_the_embedded_model(command, given)
-        if not (in_a_loop() or (command == "evaluate" and any(part.startswith("--input") for part in given))):
-            shown = _SHOWN[command]
-            chosen = ", ".join(part[2:] for part in own if part[2:].partition("=")[0] in shown)
-            print(
-                "There is no --model_name_or_path: this is the embedded model, of one million parameters. For it, and "
-                f"unless you set them: {chosen}.",
-                flush=True,
-            )
-        given = own + given
-    loop, *parts = _parsed(make_parser(command), given)
-    settings = Settings(*parts)
-    if missing := [
-        n for n in ("tensorboard", "trackio", "wandb") if n in settings.training.report_to and not find_spec(n)
-    ]:
-        raise ImportError(f"--report_to {missing[0]} needs {missing[0]}: pip install topr_trl[trackers].")
-    if command == "iterate":
-        iterate(loop, settings, given)
-    elif command == "evaluate":
-        evaluate_command(settings)
-    else:
-        stages.run(command, settings)
+    CARRY_OUT[command](parse(command, given))
 
 
-def _apart(argument: str) -> list[str]:
+def _split(argument: str) -> list[str]:
     """TRL knows `--config FILE` alone."""
     return argument.split("=", 1) if argument.startswith("--config=") else [argument]
 
 
-def settings_at_once(command: str, given: list[str]) -> Any:
-    """Those of a command that starts nothing."""
-    kind, _ = AT_ONCE[command]
-    parser = TrlParser(kind, prog=f"topr {command}", usage=_usage(command), allow_abbrev=False)
-    # The YAML of a loop is one that can be planned.
-    (settings,) = _parsed(parser, given, others=make_parser("iterate") if command == "plan" else None)
-    return settings
+# Settings.
+
+
+def settings_of(command: str) -> tuple[str, ...]:
+    """The names of the settings that a command takes."""
+    return SETTINGS.get(command) or tuple(field.name for field in fields(KINDS[command]))
+
+
+def parse(command: str, given: list[str]) -> Any:
+    """The settings of a command, from its arguments and the YAML that they name.
+
+    Raises:
+        ValueError: naming a setting that the command does not take, or that has a value of another type.
+    """
+    kind, names = KINDS[command], settings_of(command)
+    config = read_config(given)
+    said = {part[2:].partition("=")[0].replace("-", "_") for part in given if part.startswith("--")} - {"config"}
+    refuse_unknown(command, said, "")
+    in_yaml = set(config) - {"env"}
+    if command == "plan" or command in SETTINGS:  # the YAML of a loop serves its stages, and can be planned
+        in_yaml -= set(settings_of("iterate"))
+    refuse_unknown(command, in_yaml, f" (in {given[given.index('--config') + 1]})" if config else "")
+    _check_types(kind, {name: value for name, value in config.items() if name in names})
+    parser = TrlParser(_only(kind, names), prog=f"topr {command}", usage=_usage(command), allow_abbrev=False)
+    embedded = _settings_of_the_embedded_model(command, said, config)
+    parser.set_defaults(**{**_defaults(names), **embedded})
+    parsed, *_ = parser.parse_args_and_config(given, return_remaining_strings=True)
+    return kind(**{name: getattr(parsed, name) for name in names})
+
+
+def read_config(given: Sequence[str]) -> dict[str, Any]:
+    """What the YAML after `--config` holds; empty if there is none.
+
+    Raises:
+        ValueError, OSError: it is not named, not there, or something else.
+    """
+    if "--config" not in given:
+        return {}
+    if given[-1] == "--config":
+        raise ValueError("--config needs the name of a YAML file.")
+    file = Path(given[given.index("--config") + 1])
+    config = yaml.safe_load(file.read_text())
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} must hold settings, one per line, as in `learning_rate: 1.0e-6`.")
+    return config
+
+
+def refuse_unknown(command: str, said: set[str], where: str) -> None:
+    """Refuse settings that a command does not take.
+
+    Args:
+        said: names of settings.
+        where: they were given; for the message.
+
+    Raises:
+        ValueError: naming the first, and what may have been meant.
+    """
+    names = settings_of(command)
+    unknown = sorted(said - set(names) - {f"no_{name}" for name in names} - set(_aliases(command)))
+    if not unknown:
+        return
+    name, others = unknown[0], [other for other in KINDS if unknown[0] in settings_of(other)]
+    if (new := _RENAMED.get(name)) in names:
+        hint = f"It is called --{new} now."
+    elif others:
+        hint = f"It is a setting of topr {', '.join(others)}."
+    elif similar := get_close_matches(name, names, 1):
+        hint = f"Is --{similar[0]} meant?"
+    else:
+        hint = _GONE.get(name, f"topr {command} --help lists its settings.")
+    raise ValueError(f"topr {command} has no setting --{name}{where}. {hint}")
+
+
+def _aliases(command: str) -> list[str]:
+    given = [field.metadata.get("aliases", []) for field in fields(KINDS[command])]
+    return [alias[2:] for names in given for alias in ([names] if isinstance(names, str) else names)]
+
+
+def _check_types(kind: type, config: dict[str, Any]) -> None:
+    """Refuse values of a YAML that are of another type than their setting; argparse reads those that are text."""
+    for name, value in config.items():
+        hint = get_type_hints(kind)[name]
+        kinds = get_args(hint) or (hint,)
+        if isinstance(value, str) or not set(kinds) <= {int, float, str, bool, NoneType}:
+            continue
+        # A whole number is a float, and a number stands for its text.
+        wide = {*kinds, *((int,) if float in kinds else ()), *((int, float) if str in kinds else ())}
+        if type(value) not in wide:
+            wanted = " or ".join("None" if each is NoneType else each.__name__ for each in kinds)
+            raise ValueError(f"{name} must be {wanted}, not {value!r}.")
+
+
+def _only(kind: type, names: Sequence[str]) -> type:
+    """A dataclass with some of the fields of another, which checks nothing: values are checked when all are known."""
+    hints, own = get_type_hints(kind), {field.name: field for field in fields(kind)}
+
+    def copied(name: str) -> Any:
+        given = {"default": own[name].default, "default_factory": own[name].default_factory}
+        known: dict[str, Any] = {what: value for what, value in given.items() if value is not MISSING}
+        return new_field(metadata=dict(own[name].metadata), kw_only=True, **known)
+
+    return make_dataclass(kind.__name__, [(name, hints[name], copied(name)) for name in names])
+
+
+def _defaults(names: Sequence[str]) -> dict[str, Any]:
+    """What depends on the machine."""
+    return {"use_cpu": not torch.accelerator.is_available()} if "use_cpu" in names else {}
+
+
+def _settings_of_the_embedded_model(command: str, said: set[str], config: dict[str, Any]) -> dict[str, Any]:
+    """Defaults that it needs, if no model is named: it is small, and learns with large steps."""
+    names = settings_of(command)
+    named = "model_name_or_path" in said or config.get("model_name_or_path")
+    if named or "model_name_or_path" not in names or command == "plan":
+        return {}
+    own = {name: value for name, value in CARELESS_SETTINGS.items() if name in names}
+    # Rows that are trained on by hand are chosen by who brings them, and a rule that is given has its own size.
+    if command != "iterate" or "curation" in said | set(config):
+        own = {name: value for name, value in own.items() if name not in ("curation", "iteration_size")}
+    if not (command == "evaluate" and "input" in said | set(config)):
+        shown = [f"{name}={value}" for name, value in own.items() if name not in said | set(config)]
+        print(
+            "There is no --model_name_or_path: this is the embedded model, of one million parameters. Its own "
+            f"defaults: {', '.join(shown)}.",
+            flush=True,
+        )
+    return own
+
+
+# Help.
 
 
 def _usage(command: str) -> str:
@@ -98,89 +205,82 @@ def _usage(command: str) -> str:
     return f"topr {command} [--config FILE] [settings]"
 
 
-def _parsed(parser: TrlParser, given: list[str], others: TrlParser | None = None) -> list[Any]:
-    """The settings, of which none may be unknown; a YAML may hold those of another parser, too."""
-    *parts, in_config, unknown = parser.parse_args_and_config(
-        given, return_remaining_strings=True, separate_remaining_strings=True
-    )
-    elsewhere = {action.dest for action in others._actions} if others else set()
-    unknown += [name for name in in_config[::2] if name[2:] not in elsewhere]
-    if unknown:
-        similar = get_close_matches(unknown[0], [f"--{action.dest}" for action in parser._actions], 1)
-        meant = f" (is {similar[0]} meant?)" if similar else ""
-        config = "" if unknown[0] in given else f" (in {given[given.index('--config') + 1]})"
-        raise ValueError(f"There is no setting {unknown[0]}{config}{meant}; {parser.prog} --help lists them.")
-    return parts
+_STEPS = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "padding_free",
+          "sort_by_length", "gradient_checkpointing", "bf16", "max_length", "dataset_num_proc", "use_cpu")  # fmt: skip
+_TRAINING = (
+    "model_name_or_path", "model_revision", "dtype", "attn_implementation", "use_peft", "lora_r", *_STEPS,
+    *(field.name for kind in (LossArguments, CurationArguments) for field in fields(kind)), "learning_rate",
+    "lr_scheduler_type", "optim", "num_train_epochs", "max_grad_norm", "logging_steps", "save_steps",
+    "save_total_limit", "report_to", "log_completions", "num_completions_to_print", "seed",
+)  # fmt: skip
+# Of commands that take all settings of a trainer, those that its help shows.
+_SHOWN = {
+    "train": ("input", "output_dir", "iteration", *_TRAINING),
+    "iterate": (
+        "output_dir", "iterations", "rows", "eval_samples", "sampling_workers", "sampling_python", "accelerate_config",
+        *(field.name for kind in (ProblemArguments, SamplingArguments, BackendArguments) for field in fields(kind)),
+        *_TRAINING,
+    ),
+}  # fmt: skip
 
 
 def print_help(command: str, description: str, everything: bool) -> None:
     """The settings that matter to a command, or all that it takes."""
-    parser = make_parser(command)
-    parser.description = f"{description.capitalize()}."
-    for action in parser._actions:
-        action.option_strings = [name for name in action.option_strings if "-" not in name[2:]]  # one of two spellings
-        if not everything and action.dest not in _SHOWN[command]:
-            action.help = argparse.SUPPRESS
-    if not everything:
-        parser.epilog = "All other settings of TRL are taken too: --help_all lists them."
+    kind, names = KINDS[command], settings_of(command)
+    parser = TrlParser(_only(kind, names if everything else _SHOWN.get(command, names)), prog=f"topr {command}",
+                       usage=_usage(command), description=f"{description.capitalize()}.")  # fmt: skip
+    parser.set_defaults(**_defaults(names))
+    if command in _SHOWN and not everything:
+        parser.epilog = "TRL's other settings of a trainer are taken too: --help_all lists them."
     parser.print_help()
 
 
-def _names(*settings: type, without: Sequence[str] = ()) -> tuple[str, ...]:
-    return tuple(field.name for part in settings for field in fields(part) if field.name not in without)
+# What the commands do, and say.
 
 
-_FOLDERS = ("input", "output", "seed")
-_MODEL = ("model_name_or_path", "model_revision", "dtype", "attn_implementation")
-_OF_ONE_STAGE = ("input", "output", "compare", "iteration", "worker", "split")
-_PROBLEMS = _names(StageArguments, without=_OF_ONE_STAGE)
-_SAMPLING = _names(SamplingArguments, VLLMArguments)
-_STEPS = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "padding_free",
-          "sort_by_length", "gradient_checkpointing", "bf16", "max_length", "dataset_num_proc", "use_cpu")  # fmt: skip
-_TRAINING = (
-    *_STEPS, *_names(TOPRArguments, without=CHOICE), "learning_rate", "lr_scheduler_type", "optim",
-    "num_train_epochs", "max_grad_norm", "logging_steps", "save_steps", "save_total_limit", "report_to",
-    "log_completions", "num_completions_to_print", "use_peft", "lora_r",
-)  # fmt: skip
-# What the help of a command shows.
-_SHOWN = {
-    "sample": (*_FOLDERS, *_MODEL, *_PROBLEMS, "split", "worker", "iteration", *_SAMPLING),
-    "score": ("input", "output", "task"),
-    "curate": (*_FOLDERS, *CHOICE, "iteration"),
-    "log-mu": (*_FOLDERS, *_MODEL, *_STEPS, *_names(TOPRArguments, without=CHOICE)),
-    "train": (*_FOLDERS, *_MODEL, *_TRAINING, *CHOICE, "iteration"),
-    "evaluate": (*_FOLDERS, "compare", *_MODEL, *_PROBLEMS, *_SAMPLING),
-    "iterate": ("output_dir", "seed", *_names(LoopArguments), *_MODEL, *_PROBLEMS, *_SAMPLING, *CHOICE,
-                *_TRAINING),
-}  # fmt: skip
+def run_stage(command: str) -> Callable[[Any], None]:
+    """What carries out a stage and says what came out."""
 
-_NEED_A_MODEL = ("iterate", "sample", "log-mu", "train", "evaluate")
+    def carry_out(args: Any) -> None:
+        check_trackers(args)
+        done = stages.run(command, args)
+        if done:
+            print(*filter(None, (summary(command, done), _OUTCOMES[command].format(**done, folder=args.folder))),
+                  sep="\n", flush=True)  # fmt: skip
+
+    return carry_out
 
 
-def _named_model(given: list[str]) -> str | None:
-    """Of the command line or its config file, whatever else they hold."""
-    parser = TrlParser(ModelConfig, prog="topr", usage=_usage("COMMAND"))
-    model, *_ = parser.parse_args_and_config(given, return_remaining_strings=True)
-    name: str | None = model.model_name_or_path
-    return name
+_OUTCOMES = {
+    "sample": "{rows:,} completions are in {folder}/.",
+    "score": "The {rows:,} rows with their rewards are in {folder}/.",
+    "curate": "The {rows:,} rows are in {folder}/; column reward_after_baseline says which are trained on.",
+    "log-mu": "log μ is in {folder}/.",
+    "train": "Trained on {rows:,} rows; the model is in {folder}/.",
+}
 
 
-def _settings_of_the_embedded_model(command: str, given: list[str]) -> list[str]:
-    """As arguments, which the loop hands to its stages; what is given, or in a config file, wins."""
-    files = [file for option, file in pairwise(given) if option == "--config"]
-    own = {name for file in files for name in yaml.safe_load(Path(file).read_text()) or {}}
-    own |= {part[2:].partition("=")[0].replace("-", "_") for part in given if part.startswith("--")}
-    # Rows that are trained on by hand are chosen by who brings them, and a rule that is given has its own size.
-    left_out = own | ({"iteration_size"} if "curation" in own else set())
-    if command != "iterate":
-        left_out |= {"curation", "iteration_size"}
-    return [f"--{name}={value}" for name, value in CARELESS_SETTINGS.items() if name not in left_out]
+def check_trackers(args: Any) -> None:
+    """Refuse trackers that are not installed.
+
+    Raises:
+        ImportError: naming the first.
+    """
+    wanted = [n for n in ("tensorboard", "trackio", "wandb") if n in (getattr(args, "report_to", None) or ())]
+    if missing := [name for name in wanted if not find_spec(name)]:
+        raise ImportError(f"--report_to {missing[0]} needs {missing[0]}: pip install topr_trl[trackers].")
 
 
-def make_parser(command: str) -> TrlParser:
-    """Of the loop's and all stages' settings."""
-    settings = (LoopArguments, StageArguments, SamplingArguments, VLLMArguments, OfflineTOPRConfig, ModelConfig)
-    parser = TrlParser(settings, prog=f"topr {command}", usage=_usage(command), allow_abbrev=False)
-    # The disk of a long run is bounded by keeping one checkpoint.
-    parser.set_defaults(output_dir="topr-run", save_total_limit=1, use_cpu=not torch.accelerator.is_available())
-    return parser
+def _iterate(args: IterateArguments) -> None:
+    check_trackers(args)
+    iterate(args)
+
+
+CARRY_OUT: dict[str, Callable[[Any], None]] = {
+    **{stage: run_stage(stage) for stage in _OUTCOMES},
+    "evaluate": evaluate_command,
+    "iterate": _iterate,
+    "plan": plan_command,
+    "plot": plot_command,
+    "push": push_command,
+}

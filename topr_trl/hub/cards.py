@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from huggingface_hub import DatasetCard, DatasetCardData
+from huggingface_hub import DatasetCard, DatasetCardData, EvalResult
 
+from topr_trl.evaluation.estimates import Evaluation
 from topr_trl.model_card import PAPER, TAGS, facts_table, markdown_table
 
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "n>1B")
@@ -14,6 +15,7 @@ COLUMNS = {
     "completion": "its response",
     "reward": "what the response is worth; after the baseline, if there is a `raw_reward` too",
     "raw_reward": "the reward before the baseline",
+    "reward_after_baseline": "what a row that was chosen for training is worth there; empty in the other rows",
     "label": "true where the response is good: a reward of +1, else -1",
     "prompt_ids": "token ids of the prompt",
     "completion_ids": "token ids of the response, its stop token included",
@@ -34,6 +36,18 @@ COLUMNS = {
     "tools": "for the chat template",
     "chat_template_kwargs": "for the chat template",
 }
+
+
+def results_metadata(evaluation: Evaluation, dataset: str) -> list[EvalResult]:
+    """The results of an evaluation for a model card's metadata; `dataset` is the problems' name on the Hub."""
+    curves = {"pass": evaluation.pass_at, "maj": evaluation.maj_at}
+    return [
+        EvalResult(
+            task_type="text-generation", dataset_type=dataset, dataset_name=dataset, dataset_split="test",
+            metric_type=f"{measure}@{k}", metric_value=round(100 * estimate.value, 2),
+        )
+        for measure, curve in curves.items() for k, estimate in curve.items()
+    ]  # fmt: skip
 
 
 def dataset_card(

@@ -13,16 +13,11 @@ from topr_trl.data.tables import TABLE_SUFFIXES, columns_of, read_shard, shards_
 from topr_trl.hub.cards import dataset_card
 from topr_trl.hub.parcel import README, Parcel
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.lineage import (
-    facts_of_sampling,
-    lineage,
-    mu_fingerprint_beside,
-    problems_of,
-    sampling_of,
-    writer_of,
-)
+from topr_trl.pipeline.lineage import facts_of_sampling, problems_of, sampling_of, writer_of
 
-_COUNTED = ("reward", "raw_reward", "label", "verdict", "finish_reason", "mu_fingerprint")
+_COUNTED = (
+    "reward", "reward_after_baseline", "raw_reward", "label", "verdict", "finish_reason", "mu_fingerprint",
+)  # fmt: skip
 _MOST_VALUES = 6  # of a column that are counted one by one
 
 
@@ -87,10 +82,12 @@ def count_candidates(shards: list[Path]) -> Counts:
     return found
 
 
-def _without_paths(known: Any) -> Any:
-    """A manifest with the last part alone of paths on this machine; what its fingerprint is made of stays."""
-    inputs = {k: Path(v).name if str(v).startswith("/") else v for k, v in known["inputs"].items()}
-    return {name: value for name, value in known.items() if name != "dropped"} | {"inputs": inputs}
+def _without_paths(path: Path) -> bytes:
+    """A manifest with only the last part of paths on this machine; what its fingerprint is made of stays."""
+    known = json.loads(path.read_text())
+    for stage in known["stages"].values() if "stages" in known else [known]:
+        stage["inputs"] = {k: Path(v).name if str(v).startswith("/") else v for k, v in stage["inputs"].items()}
+    return json.dumps(known, indent=1).encode()
 
 
 def pack_candidates(path: Path, repo_id: str) -> Parcel:
@@ -103,12 +100,12 @@ def pack_candidates(path: Path, repo_id: str) -> Parcel:
     shards = shards_of(path)
     found = count_candidates(shards)
     files: dict[str, Path | bytes] = {shard.name: shard for shard in shards}
-    sampling = sampling_of(lineage(path))
+    sampling = sampling_of(path)
     if (note := path / manifest.NAME).is_file():
         # With it, the stages know a folder that was loaded from the Hub.
-        files[manifest.NAME] = json.dumps(_without_paths(json.loads(note.read_text())), indent=1).encode()
+        files[manifest.NAME] = _without_paths(note)
     made = facts_of_sampling(sampling)
-    scored_by = sorted(filter(None, found.values.get("mu_fingerprint", [mu_fingerprint_beside(path)])))
+    scored_by = sorted(filter(None, found.values.get("mu_fingerprint", [])))
     if scored_by:
         made["fingerprint of μ"] = ", ".join(f"`{fingerprint}`" for fingerprint in scored_by)
     card = dataset_card(

@@ -1,30 +1,25 @@
 """Models for the Hub: the weights as safetensors, what is needed to load them, and a card."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import fields
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 from huggingface_hub import ModelCard, ModelCardData
 
 from topr_trl.checkpoints import STATE, check_files, is_whole_checkpoint
 from topr_trl.config import TOPRArguments
-from topr_trl.curation import Curated
 from topr_trl.data.tables import read_shard
 from topr_trl.evaluation.estimates import Evaluation
-from topr_trl.evaluation.plots import plot_evaluations
-from topr_trl.evaluation.report import read_evaluation
+from topr_trl.evaluation.report import PICTURE, Evaluations, read_evaluation
+from topr_trl.hub.cards import results_metadata
 from topr_trl.hub.parcel import README, Parcel
-from topr_trl.model_card import PICTURE, adapt, add_evaluation, model_card, training_facts
+from topr_trl.model_card import adapt, add_section, model_card, training_facts
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.arguments import CHOICE
+from topr_trl.pipeline.inputs import CHOICE
 from topr_trl.pipeline.lineage import (
     ADAPTER,
-    Manifest,
     facts_of_sampling,
     first_weights,
     lineage,
@@ -34,6 +29,7 @@ from topr_trl.pipeline.lineage import (
     stage_folder,
     weights_of,
 )
+from topr_trl.pipeline.manifest import Stage
 
 MODEL_CONFIGS = ("config.json", "adapter_config.json")
 # As save_pretrained names them: what else lies in a folder is its owner's.
@@ -59,12 +55,16 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
     if len(sizes) > 1:
         raise ValueError(f"Results before and after are of different problems: {sizes[0]} and {sizes[1]} of them.")
     if evaluations:
-        picture = _draw(evaluations)
         dataset = name_on_the_hub(sampling.get("test_dataset_name") or sampling.get("dataset_name"))
         if sampling.get("num_test_problems"):
             dataset = None  # no result of the whole split
         how = f"{problems_of(sampling)}, temperature {sampling['temperature']:g}" if sampling else None
-        add_evaluation(card, evaluations, picture=picture is not None, tested_on=how, dataset=dataset)
+        with TemporaryDirectory() as aside:
+            add_section(card, Evaluations(evaluations).write_card_section(Path(aside), how))
+            drawn = Path(aside) / PICTURE
+            picture = drawn.read_bytes() if drawn.is_file() else None
+        if dataset:
+            card.data.eval_results = results_metadata(list(evaluations.values())[-1], dataset)
     elif PICTURE in card.text:
         picture = _readme_of(folder).with_name(PICTURE).read_bytes()
     if picture:
@@ -120,7 +120,7 @@ def _card_of(folder: Path, repo_id: str) -> ModelCard:
         ValueError: there is neither.
     """
     steps, readme = lineage(stage_folder(folder)), _readme_of(folder)
-    if steps and "learning_rate" in steps[0]["inputs"]:
+    if "train" in steps:
         return _card_of_stage(folder, repo_id, steps)
     if not readme.is_file():
         raise ValueError(
@@ -132,16 +132,15 @@ def _card_of(folder: Path, repo_id: str) -> ModelCard:
     return card
 
 
-def _card_of_stage(folder: Path, repo_id: str, steps: list[Manifest]) -> ModelCard:
-    inputs, sampling, stage = steps[0]["inputs"], sampling_of(steps), stage_folder(folder)
+def _card_of_stage(folder: Path, repo_id: str, steps: dict[str, Stage]) -> ModelCard:
+    inputs, stage = steps["train"]["inputs"], stage_folder(folder)
+    sampling, chosen = sampling_of(stage), steps.get("curate")
     known = {field.name: inputs[field.name] for field in fields(TOPRArguments) if field.name in inputs}
-    chosen = next((step for step in steps if "curated" in step), None)
+    rows = f"{steps['train']['rows']:,}"
     if chosen:
         known |= {name: chosen["inputs"][name] for name in CHOICE}
+        rows = chosen["curated"] if isinstance(chosen["curated"], str) else rows  # version 0.1 noted only numbers
     last_step = _last_step(folder if (folder / STATE).is_file() else stage)
-    rows = f"{steps[1]['rows']:,}" if steps[1:] else "not recorded"
-    if chosen:
-        rows = str(Curated(np.arange(chosen["rows"]), **chosen["curated"]))
     facts = {
         **training_facts(TOPRArguments(**known), rows, last_step, inputs["learning_rate"], inputs["optim"]),
         "seed": f"{inputs['seed']}, iteration {inputs['iteration']}",
@@ -168,14 +167,16 @@ def _last_step(folder: Path) -> int:
 
 def _a_prompt(model: Path) -> Any:
     """One that the model was trained on, if its rows lie beside it."""
-    shards = (read_shard(path, ["prompt"])["prompt"] for path in sorted(model.parent.glob("log_mu/*.parquet")))
+    shards = (read_shard(path, ["prompt"])["prompt"] for path in sorted(model.parent.glob("rollouts/*.parquet")))
     return next((prompts[0].as_py() for prompts in shards if len(prompts)), None)
 
 
 # Evaluations.
 
 
-def _results(folder: Path, before: str | Path | None, after: str | Path | None) -> tuple[dict[str, Path], Manifest]:
+def _results(
+    folder: Path, before: str | Path | None, after: str | Path | None
+) -> tuple[dict[str, Path], dict[str, Any]]:
     """Folders of results by name, and how the tested responses were drawn, as far as it is known.
 
     Those that are given; else those of the loop, if its manifests say that they are of these weights.
@@ -185,7 +186,7 @@ def _results(folder: Path, before: str | Path | None, after: str | Path | None) 
         return given, {}
     folder = stage_folder(folder) if folder.name == ADAPTER else folder
     own, base = folder.parent / "test" / "results", folder.parent.parent / "base" / "test" / "results"
-    sampling, sampling_before = sampling_of(lineage(own)), sampling_of(lineage(base))
+    sampling, sampling_before = sampling_of(own), sampling_of(base)
     if not sampling or weights_of(sampling) != {"weights": manifest.fingerprint(folder)}:
         return {}, {}
     if sampling_before and weights_of(sampling_before) == first_weights(folder):
@@ -198,12 +199,3 @@ def _read_evaluation(path: Path) -> Evaluation:
     if not file.is_file():
         raise FileNotFoundError(f"There is no {file}: --before and --after name folders of topr evaluate.")
     return read_evaluation(file)
-
-
-def _draw(evaluations: Mapping[str, Evaluation]) -> bytes | None:
-    """The picture, if matplotlib is installed."""
-    if find_spec("matplotlib") is None:
-        return None
-    with TemporaryDirectory() as aside:
-        plot_evaluations(evaluations, Path(aside) / PICTURE)
-        return (Path(aside) / PICTURE).read_bytes()

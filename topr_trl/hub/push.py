@@ -114,7 +114,6 @@ def pack(folder: Path, repo_id: str, before: str | Path | None = None, after: st
     if not folder.exists():
         raise FileNotFoundError(f"There is no {folder} to push.")
     manifest.check_whole(folder)
-    manifest.check_kept(folder)
     if holds_model(folder):
         return pack_model(folder, repo_id, before, after)
     if before or after:

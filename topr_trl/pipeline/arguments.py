@@ -1,81 +1,114 @@
-"""What the stages of an iteration are told, and what of it their results depend on."""
+"""The settings of each stage and of the loop: one dataclass per command."""
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig, get_quantization_config
 
 from topr_trl.checkpoints import from_safetensors
-from topr_trl.config import OfflineTOPRConfig, check_types
+from topr_trl.config import CurationArguments, LossArguments, OfflineTOPRConfig, check_types
 from topr_trl.data.tables import TABLE_SUFFIXES
 from topr_trl.generation.sampling import SamplingArguments
 from topr_trl.generation.vllm import VLLMArguments
-from topr_trl.pipeline import manifest
-from topr_trl.tasks import TASKS, Task, arithmetic, hendrycks_math
+from topr_trl.tasks import TASKS, Task, arithmetic
 
 BACKENDS = ("transformers", "vllm")
+SPLITS = ("train", "test")
 
 
 @dataclass
-class StageArguments:
-    """Problems, and where a stage reads and writes.
+class FolderArguments:
+    """Where a stage reads and writes.
 
     Parameters:
-        task (`str`, defaults to `"gsm8k"`): `"gsm8k"` or `"math"`: shape of the problems, prompt, who judges answers.
-            The embedded problems are always of GSM8K's kind; sampled rows are judged by the task of their problems.
-        dataset_name (`str`, *optional*): Problems of the task's shape: Hub name or file; default: embedded ones.
-        test_dataset_name (`str`, *optional*): The same for the test problems; default: the test split of the first.
-        num_train_problems, num_test_problems (`int`, *optional*): Use the first so many; default: all.
+        input (`str`, *optional*): Folder of rows, or a file of them.
+        output_dir (`str`, *optional*): Folder to write. The folder of the input itself: columns are added there.
+    """
+
+    input: str | None = field(default=None, metadata={"help": "Folder of rows, or a file of them."})
+    output_dir: str | None = field(
+        default=None, metadata={"help": "Folder to write. If it is the input, columns are added to its rows."}
+    )
+
+    @property
+    def source(self) -> Path:
+        """What is read.
+
+        Raises:
+            ValueError, FileNotFoundError: it is not named, or not there.
+        """
+        if self.input is None:
+            raise ValueError("This command reads rows: name their folder or file with --input.")
+        return existing(self.input, "--input")
+
+    @property
+    def folder(self) -> Path:
+        """What is written.
+
+        Raises:
+            ValueError: it is not named.
+        """
+        return folder_to_write(self.output_dir)
+
+
+def folder_to_write(name: str | None) -> Path:
+    """A folder that `--output_dir` names.
+
+    Raises:
+        ValueError: it is not named.
+    """
+    if name is None:
+        raise ValueError("Name the folder to write with --output_dir.")
+    return Path(name)
+
+
+def existing(name: str, option: str) -> Path:
+    """A path that an option names.
+
+    Raises:
+        FileNotFoundError: it is not there.
+    """
+    if not Path(name).exists():
+        raise FileNotFoundError(f"There is no {name} to read ({option}).")
+    return Path(name)
+
+
+@dataclass
+class ProblemArguments:
+    """Which problems are sampled, and with what prompt.
+
+    Parameters:
+        task (`str`, defaults to `"gsm8k"`): `"gsm8k"` or `"math"`: shape of the problems, prompt, and how completions
+            are scored. The embedded problems are always of GSM8K's kind.
+        dataset_name (`str`, *optional*): Problems of the task's shape: Hub name or file; default: the embedded ones.
+        test_dataset_name (`str`, *optional*): Test problems; default: the test split of `dataset_name`.
+        num_train_problems, num_test_problems (`int`, *optional*): Use only the first ones; default: all.
         num_shots (`int`, *optional*): Worked examples in the prompt; default: the task's (8 for GSM8K, 4 for MATH).
         training_shots (`bool`, defaults to `False`): Draw them from the training problems (MATH).
-        eval_samples (`int`, defaults to `16`): Samples of each test problem (the paper: 64).
-        problems_per_shard (`int`, defaults to `64`): Problems a shard of candidates; what a kill loses at most.
-        sampling_backend (`str`, defaults to `"transformers"`): `"transformers"` or `"vllm"`.
-        split (`str`, defaults to `"train"`): `"train"` or `"test"` problems.
-        input, output (`str`): Folders that a stage reads and writes.
-        compare (`str`, *optional*): Candidates of another run, for `evaluate` to set beside those of the input.
-        iteration (`int`, defaults to `0`): Enters the seed.
-        worker (`str`, *optional*): `k/n`: sample every n-th shard only, from the k-th on, k < n.
+        problems_per_shard (`int`, defaults to `64`): Problems per file of rows; what a kill loses at most.
     """
 
     task: str = field(default="gsm8k", metadata={"help": " or ".join(TASKS) + "."})
     dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: embedded problems."})
-    test_dataset_name: str | None = field(default=None, metadata={"help": "The same for the test problems."})
-    num_train_problems: int | None = field(default=None, metadata={"help": "Use the first so many. Default: all."})
-    num_test_problems: int | None = field(default=None, metadata={"help": "Use the first so many. Default: all."})
-    num_shots: int | None = field(
-        default=None, metadata={"help": "Worked examples in the prompt. Default: the task's."}
+    test_dataset_name: str | None = field(
+        default=None, metadata={"help": "Test problems; default: the test split of dataset_name."}
     )
+    num_train_problems: int | None = field(default=None, metadata={"help": "Use only the first ones. Default: all."})
+    num_test_problems: int | None = field(default=None, metadata={"help": "Use only the first ones. Default: all."})
+    num_shots: int | None = field(default=None, metadata={"help": "Examples in the prompt. Default: the task's."})
     training_shots: bool = field(default=False, metadata={"help": "Draw them from the training problems (MATH)."})
-    eval_samples: int = field(default=16, metadata={"help": "Samples of each test problem (the paper: 64)."})
-    problems_per_shard: int = field(default=64, metadata={"help": "Problems a shard of candidates."})
-    sampling_backend: str = field(default="transformers", metadata={"help": " or ".join(BACKENDS) + "."})
-    split: str = field(default="train", metadata={"help": "Problems to sample: train or test."})
-    input: str | None = field(default=None, metadata={"help": "Folder (or file of rows) that the stage reads."})
-    output: str | None = field(default=None, metadata={"help": "Folder that the stage writes."})
-    compare: str | None = field(default=None, metadata={"help": "evaluate: candidates of a second run."})
-    iteration: int = field(default=0, metadata={"help": "Enters the seed."})
-    worker: str | None = field(default=None, metadata={"help": "k/n: sample only the shards k, k + n, ..."})
+    problems_per_shard: int = field(default=64, metadata={"help": "Problems per file of rows."})
 
     def __post_init__(self) -> None:
-        check_types(self, StageArguments)
-        for name, choices in (("task", tuple(TASKS)), ("sampling_backend", BACKENDS), ("split", ("train", "test"))):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be {' or '.join(choices)}, not {getattr(self, name)!r}.")
-        for name in ("eval_samples", "problems_per_shard", "num_train_problems", "num_test_problems"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        for name in ("num_shots", "iteration"):
-            if getattr(self, name) is not None and getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}.")
-        if self.worker is not None:
-            k, _, n = self.worker.partition("/")
-            if not (k.isdecimal() and n.isdecimal() and int(k) < int(n)):
-                raise ValueError(f"worker must be k/n with k < n, as in 0/8, not {self.worker!r}.")
+        check_types(self, ProblemArguments)
+        _check_choice(self, task=tuple(TASKS))
+        _check_at_least(1, self, "problems_per_shard", "num_train_problems", "num_test_problems")
+        _check_at_least(0, self, "num_shots")
         if self.test_dataset_name is None and str(self.dataset_name).endswith(TABLE_SUFFIXES):
             raise ValueError("A file has no test split: name the test problems with --test_dataset_name.")
         if self.training_shots and self.task_of_problems is not TASKS["math"]:
@@ -91,184 +124,243 @@ class StageArguments:
         return TASKS["gsm8k" if self.dataset_name is None else self.task]
 
 
-def loading_of(model: ModelConfig) -> dict[str, Any]:
-    """How a model is loaded, for `from_pretrained`."""
-    given = {"dtype": model.dtype, "revision": model.model_revision, "attn_implementation": model.attn_implementation,
-             "quantization_config": get_quantization_config(model)}  # fmt: skip
-    return {name: value for name, value in given.items() if value is not None}
+def _check_choice(settings: object, **choices: tuple[str, ...]) -> None:
+    for name, allowed in choices.items():
+        if getattr(settings, name) not in allowed:
+            raise ValueError(f"{name} must be {' or '.join(allowed)}, not {getattr(settings, name)!r}.")
+
+
+def _check_at_least(least: int, settings: object, *names: str) -> None:
+    for name in names:
+        if (value := getattr(settings, name)) is not None and value < least:
+            raise ValueError(f"{name} must be at least {least}, not {value}.")
 
 
 @dataclass
-class Settings:
-    """All that stages are told."""
+class BackendArguments(VLLMArguments):
+    """What draws the completions.
 
-    stage: StageArguments
-    sampling: SamplingArguments
-    vllm: VLLMArguments
-    training: OfflineTOPRConfig
-    model: ModelConfig
+    Parameters:
+        sampling_backend (`str`, defaults to `"transformers"`): `"transformers"` or `"vllm"`.
+    """
+
+    sampling_backend: str = field(default="transformers", metadata={"help": " or ".join(BACKENDS) + "."})
 
     def __post_init__(self) -> None:
-        if self.training.push_to_hub:
-            raise ValueError(
-                "push_to_hub is for a trainer in a script of yours. Push what a stage has made when it is finished: "
-                "topr push --input FOLDER --repo_id NAME."
-            )
+        check_types(self, BackendArguments)
+        _check_choice(self, sampling_backend=BACKENDS)
 
-    @property
-    def source(self) -> Path:
-        if self.stage.input is None:
-            raise ValueError("This stage reads rows: name their folder or file with --input.")
-        return _readable(self.stage.input, "--input")
 
-    @property
-    def compared(self) -> Path | None:
-        return _readable(self.stage.compare, "--compare") if self.stage.compare is not None else None
+# Commands.
+
+
+@dataclass
+class SampleArguments(ModelConfig, ProblemArguments, SamplingArguments, BackendArguments):
+    """Settings of `topr sample`, and of `topr evaluate` where it samples.
+
+    Parameters:
+        output_dir (`str`): Folder to write.
+        split (`str`, defaults to `"train"`): `"train"` or `"test"` problems.
+        worker (`str`, *optional*): `k/n`: sample every n-th shard only, starting with shard k; k < n.
+        seed, iteration (`int`, default to `42` and `0`): Both enter the seeds of the shards.
+        use_cpu (`bool`, defaults to `False`): Sample on the CPU.
+        trust_remote_code (`bool`, defaults to `False`): Run code that comes with the model.
+    """
+
+    output_dir: str | None = field(default=None, metadata={"help": "Folder to write."})
+    split: str = field(default="train", metadata={"help": "Problems to sample: train or test."})
+    worker: str | None = field(default=None, metadata={"help": "k/n: sample only the shards k, k + n, ..."})
+    seed: int = field(default=42, metadata={"help": "Seed."})
+    iteration: int = field(default=0, metadata={"help": "Enters the seed."})
+    use_cpu: bool = field(default=False, metadata={"help": "Sample on the CPU."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
+
+    def __post_init__(self) -> None:
+        ModelConfig.__post_init__(self)
+        ProblemArguments.__post_init__(self)
+        SamplingArguments.__post_init__(self)
+        BackendArguments.__post_init__(self)
+        _check_choice(self, split=SPLITS)
+        _check_at_least(0, self, "iteration")
+        if self.worker is not None:
+            k, _, n = self.worker.partition("/")
+            if not (k.isdecimal() and n.isdecimal() and int(k) < int(n)):
+                raise ValueError(f"worker must be k/n with k < n, as in 0/8, not {self.worker!r}.")
 
     @property
     def folder(self) -> Path:
-        if self.stage.output is None:
-            raise ValueError("Name the folder to write with --output.")
-        return Path(self.stage.output)
-
-    @property
-    def model_path(self) -> str:
-        return self.model.model_name_or_path or str(arithmetic.CARELESS_MODEL)
-
-    @property
-    def loading(self) -> dict[str, Any]:
-        # Never None, with which transformers asks on the terminal.
-        trust = {"trust_remote_code": bool(self.training.trust_remote_code)}
-        return from_safetensors(self.model_path, {**loading_of(self.model), **trust})
-
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        tokenizer = AutoTokenizer.from_pretrained(
-            self.model_path,
-            revision=self.model.model_revision,
-            trust_remote_code=bool(self.training.trust_remote_code),
-        )
-        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-        return tokenizer
-
-    @property
-    def samples_of_split(self) -> SamplingArguments:
-        """How the problems of the split are sampled: test problems `eval_samples` times."""
-        count = self.stage.eval_samples if self.stage.split == "test" else self.sampling.num_candidates
-        return SamplingArguments(**{**asdict(self.sampling), "num_candidates": count})
-
-    def seed(self, stage: str, shard: int = 0) -> int:
-        """A seed for a stage of this iteration and split, and a shard of it; below 2^31."""
-        of_stage = 2 * ("sample", "curate", "train").index(stage) + (self.stage.split == "test")
-        entropy = [self.training.seed, self.stage.iteration, of_stage, shard + 1]  # ends in no zero: those are ignored
-        return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
+        """What is written; see `FolderArguments.folder`."""
+        return folder_to_write(self.output_dir)
 
 
-def _readable(name: str, option: str) -> Path:
-    path = Path(name)
-    if not path.exists():
-        raise FileNotFoundError(f"There is no {path} to read ({option}).")
-    manifest.check_whole(path)
-    return path
+@dataclass
+class EvaluateArguments(SampleArguments):
+    """Settings of `topr evaluate`.
 
-
-def load_problems(args: StageArguments) -> Dataset:
-    """The problems of `args.split`: columns `problem_id`, `prompt`, `answer`, and what else the task has."""
-    train, task, shots = args.split == "train", args.task_of_problems, args.num_shots
-    assert shots is not None
-    count = args.num_train_problems if train else args.num_test_problems
-    if args.dataset_name is None:
-        rows = arithmetic.arithmetic_dataset(count or 400, seed=1 if train else 2)
-    else:
-        rows = task.load((not train and args.test_dataset_name) or args.dataset_name, args.split)
-    rows = rows.select(range(min(count or len(rows), len(rows))))
-    if args.training_shots and args.dataset_name is not None:
-        # One more than needed: a problem is not its own example.
-        exemplars = hendrycks_math.draw_exemplars(task.load(args.dataset_name, "train"), shots + 1)
-        return hendrycks_math.prepare(rows, shots, exemplars)
-    return task.prepare(rows, shots)
-
-
-def task_of_rows(settings: Settings) -> str:
-    """The task that the rows were sampled for, if the stage `sample` wrote them; else the one that is named.
-
-    Raises:
-        ValueError: this version does not know it.
+    Parameters:
+        input (`str`, *optional*): Folder of rows, or a file of them; default: test problems are sampled.
+        compare (`str`, *optional*): Rows of another run on the same problems.
     """
-    made = manifest.read(settings.source) or {"inputs": {}}
-    task: str = made["inputs"].get("task", settings.stage.task)
-    if task not in TASKS:
-        raise ValueError(
-            f"{settings.source / manifest.NAME} says that its rows are of the task {task!r}, and there are "
-            f"{', '.join(TASKS)}: they were sampled by another version."
-        )
-    return task
+
+    input: str | None = field(default=None, metadata={"help": "Folder or file of rows. Default: sample the model."})
+    compare: str | None = field(default=None, metadata={"help": "Folder or file of rows of a second run."})
+    split: str = "test"
 
 
-# Which rows are trained on, and their R.
-CHOICE = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")
-_RATIO = ("preset", "a_pos", "b_pos", "a_neg", "b_neg", "ratio_level", "log_mu")
-# Of the training arguments: what does not change the weights, or is an input under another name.
-_HOW_IT_IS_RUN = (
-    "output_dir", "logging", "log_level", "log_on", "log_completions", "num_completions", "save", "report_to",
-    "run_name", "push", "hub", "disable_tqdm", "dataloader_num", "dataloader_pin", "dataloader_pers",
-    "dataloader_pre", "eval", "per_device_eval", "dataset_num_proc", "project", "trackio", "ddp", "use_cpu",
-    "deepspeed", "fsdp", "seed",
-)  # fmt: skip
+@dataclass
+class ScoreArguments(FolderArguments):
+    """Settings of `topr score`.
+
+    Parameters:
+        task (`str`, defaults to `"gsm8k"`): Of rows that `topr sample` has not written; it notes theirs.
+    """
+
+    task: str = field(
+        default="gsm8k", metadata={"help": f"{' or '.join(TASKS)}; `topr sample` notes that of its rows."}
+    )
+
+    def __post_init__(self) -> None:
+        _check_choice(self, task=tuple(TASKS))
 
 
-def inputs_of(stage: str, settings: Settings) -> dict[str, Any]:
-    """What a stage's results depend on, for its manifest; settings that only say how it is run are left out."""
-    args, training, config = settings.stage, settings.training, settings.model
-    read = {"input": manifest.fingerprint(settings.source)} if stage != "sample" else {}
-    seed = {"seed": training.seed, "iteration": args.iteration}
-    if stage == "sample":
-        return {**_problems(args), **_sampling(settings), **_model(settings), **seed}
-    if stage == "score":
-        return {**read, "task": task_of_rows(settings)}
-    if stage == "curate":
-        return {**read, **seed, **{name: getattr(training, name) for name in CHOICE}}
-    if stage == "evaluate":
-        second = {"compare": manifest.fingerprint(settings.compared)} if settings.compared else {}
-        return {**read, **second, "seed": training.seed}
-    model = {**_model(settings), "peft": asdict(config) if config.use_peft else None, **seed}
-    if stage == "log-mu":
-        precision = ("bf16", "fp16", "model_init_kwargs")
-        return {**read, **model, **{name: getattr(training, name) for name in (*CHOICE, *_RATIO, *precision)}}
-    how = {n: v for n, v in training.to_dict().items() if not n.startswith(_HOW_IT_IS_RUN)}
-    return {**read, **model, **how}
+@dataclass
+class CurateArguments(FolderArguments, CurationArguments):
+    """Settings of `topr curate`.
+
+    Parameters:
+        seed, iteration (`int`, default to `42` and `0`): Both enter the seed of the choice.
+    """
+
+    seed: int = field(default=42, metadata={"help": "Seed."})
+    iteration: int = field(default=0, metadata={"help": "Enters the seed."})
+
+    def __post_init__(self) -> None:
+        self.validate_curation()
+        _check_at_least(0, self, "iteration")
 
 
-def _problems(args: StageArguments) -> dict[str, Any]:
-    own = ["num_shots", "training_shots", "split", "problems_per_shard", f"num_{args.split}_problems"]
-    data = ["dataset_name", *(["test_dataset_name"] if args.split == "test" else [])]
-    return {
-        "task": args.task_of_problems.name,
-        **{name: getattr(args, name) for name in own},
-        **{name: _absolute(getattr(args, name)) for name in data},
-    }
+@dataclass
+class TrainArguments(FolderArguments, OfflineTOPRConfig, ModelConfig):
+    """Settings of `topr train`; `topr log-mu` takes those of them that log μ depends on.
+
+    Parameters:
+        iteration (`int`, defaults to `0`): Enters the seed.
+    """
+
+    output_dir: str | None = field(default=None, metadata={"help": "Folder to write: the model."})
+    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints that are kept while training."})
+    iteration: int = field(default=0, metadata={"help": "Enters the seed."})
+
+    def __post_init__(self) -> None:
+        ModelConfig.__post_init__(self)
+        OfflineTOPRConfig.__post_init__(self)
+        _check_at_least(0, self, "iteration")
+        if self.push_to_hub:
+            raise ValueError(
+                "push_to_hub is for a trainer in your own script. Push what a command has made when it is finished: "
+                "topr push --input FOLDER --repo_id NAME."
+            )
 
 
-def _absolute(name: str | None) -> str | None:
-    """Of a file or folder that is here its whole path, of others the name: elsewhere it could be one of the Hub."""
-    return str(Path(name).absolute()) if name and Path(name).exists() else name
+@dataclass
+class IterateArguments(ProblemArguments, SamplingArguments, BackendArguments, OfflineTOPRConfig, ModelConfig):
+    """Settings of `topr iterate`: those of its stages, and how it runs them.
+
+    Parameters:
+        iterations (`int`, defaults to `1`): Rounds of sampling and training.
+        rows (`str`, *optional*): Folder or file of rows to train on in the first iteration, instead of sampling.
+        eval_samples (`int`, defaults to `16`): Completions per test problem (the paper: 64).
+        sampling_workers (`int`, defaults to `1`): Sampling processes; each gets `vllm_tensor_parallel_size` GPUs.
+        sampling_python (`str`, *optional*): Python of the environment that vLLM is installed in, if it is another one.
+        accelerate_config (`str`, *optional*): Accelerate's config for log μ and training, see
+            `examples/accelerate_configs`; default: one process.
+    """
+
+    output_dir: str | None = field(default="topr-run", metadata={"help": "Folder to write."})
+    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints of a training that are kept."})
+    iterations: int = field(default=1, metadata={"help": "Rounds of sampling and training."})
+    rows: str | None = field(
+        default=None, metadata={"help": "Folder or file of rows to train on first, instead of sampling."}
+    )
+    eval_samples: int = field(default=16, metadata={"help": "Completions per test problem (the paper: 64)."})
+    sampling_workers: int = field(default=1, metadata={"help": "Sampling processes."})
+    sampling_python: str | None = field(default=None, metadata={"help": "Python of the environment with vLLM."})
+    accelerate_config: str | None = field(default=None, metadata={"help": "Accelerate's config for training."})
+
+    def __post_init__(self) -> None:
+        ModelConfig.__post_init__(self)
+        ProblemArguments.__post_init__(self)
+        SamplingArguments.__post_init__(self)
+        BackendArguments.__post_init__(self)
+        OfflineTOPRConfig.__post_init__(self)
+        _check_at_least(1, self, "iterations", "sampling_workers", "eval_samples")
+        for name in ("rows", "accelerate_config", "sampling_python"):
+            if getattr(self, name) is not None:
+                existing(getattr(self, name), f"--{name}")
 
 
-def _sampling(settings: Settings) -> dict[str, Any]:
-    backend = {"sampling_backend": settings.stage.sampling_backend}
-    if settings.stage.sampling_backend == "vllm":
-        backend["vllm_dtype"] = settings.vllm.vllm_dtype
-    own = asdict(settings.samples_of_split)
-    if settings.stage.sampling_backend == "vllm":
-        del own["sampling_batch_size"]
-    return {**own, **backend}
+def _names(*kinds: type, without: Collection[str] = ()) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(f.name for kind in kinds for f in fields(kind) if f.init and f.name not in without))
 
 
-def _model(settings: Settings) -> dict[str, Any]:
-    """The weights if a stage made them, wherever they lie now; else the name."""
-    path = Path(settings.model_path)
-    how = {"dtype": settings.model.dtype, "attention": settings.model.attn_implementation}
-    if (path / manifest.NAME).is_file():
-        return {"weights": manifest.fingerprint(path), **how}
-    embedded = path == arithmetic.CARELESS_MODEL
-    name = "the embedded model" if embedded else _absolute(settings.model_path)
-    return {"model": name, "revision": settings.model.model_revision, **how}
+ADAPTER_SETTINGS = tuple(
+    name for name in _names(ModelConfig) if name.startswith(("use_peft", "lora_", "use_rs", "use_do"))
+)
+# What each command takes: of what its dataclass holds, all that it does not ignore.
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "sample": _names(SampleArguments, without=ADAPTER_SETTINGS),
+    "score": _names(ScoreArguments),
+    "curate": _names(CurateArguments),
+    "log-mu": (
+        *_names(FolderArguments, ModelConfig, LossArguments, without=("length_normalization",)),
+        "baseline", "effective_positive_share", "seed", "iteration", "per_device_eval_batch_size", "bf16", "fp16",
+        "tf32", "padding_free", "max_length", "dataset_num_proc", "use_cpu", "trust_remote_code", "model_init_kwargs",
+        "chat_template_path", "eos_token", "pad_token", "disable_tqdm", "use_liger_kernel",
+    ),
+    "train": _names(TrainArguments),
+    "evaluate": _names(EvaluateArguments, without=(*ADAPTER_SETTINGS, "split", "worker", "iteration")),
+    "iterate": _names(IterateArguments),
+}  # fmt: skip
+
+Stage = TypeVar("Stage", SampleArguments, EvaluateArguments, ScoreArguments, CurateArguments, TrainArguments)
+
+
+def take(kind: type[Stage], settings: object, **changes: object) -> Stage:
+    """Settings of a stage: those of the same names, and changes."""
+    names = {f.name for f in fields(kind) if f.init and hasattr(settings, f.name)}
+    return kind(**{name: deepcopy(getattr(settings, name)) for name in names} | changes)
+
+
+# Models and seeds.
+
+
+def model_path(settings: ModelConfig) -> str:
+    """The model's folder or name; that of the embedded one if there is none."""
+    return settings.model_name_or_path or str(arithmetic.CARELESS_MODEL)
+
+
+def loading(settings: SampleArguments | TrainArguments) -> dict[str, Any]:
+    """How a model is loaded, for `from_pretrained`."""
+    given = {"dtype": settings.dtype, "revision": settings.model_revision,
+             "attn_implementation": settings.attn_implementation,
+             "quantization_config": get_quantization_config(settings)}  # fmt: skip
+    # Never None, with which transformers asks on the terminal.
+    trust = {"trust_remote_code": bool(settings.trust_remote_code)}
+    known = {name: value for name, value in given.items() if value is not None}
+    return from_safetensors(model_path(settings), {**known, **trust})
+
+
+def load_tokenizer(settings: SampleArguments | TrainArguments) -> PreTrainedTokenizerBase:
+    """The model's tokenizer; its stop token pads if it has no pad token."""
+    tokenizer = AutoTokenizer.from_pretrained(
+        model_path(settings), revision=settings.model_revision, trust_remote_code=bool(settings.trust_remote_code)
+    )
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    return tokenizer
+
+
+def seed_of(stage: str, seed: int, iteration: int, split: str = "train", shard: int = 0) -> int:
+    """A seed for a stage of an iteration and split, and a shard of it; below 2^31."""
+    of_stage = 2 * ("sample", "curate", "train").index(stage) + (split == "test")
+    entropy = [seed, iteration, of_stage, shard + 1]  # ends in no zero: those are ignored
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)

@@ -1,7 +1,8 @@
-"""The outer loop: sample, score, curate, log μ, train, evaluate, again and again, each stage a process of its own.
+"""The loop over the stages: sample, score, curate, log-mu, train, evaluate, again and again.
 
-A stage's process takes its memory with it when it ends, on the GPU too. The loop can be killed at any moment and
-started again with the same command: finished stages are skipped, the others go on from their last shard or checkpoint.
+What holds a model (sampling, log μ, training) is a process of its own, which takes its memory with it when it ends, on
+the GPU too; what is cheap runs here. The loop can be killed at any moment and started again with the same command:
+finished stages are skipped, the others go on from their last shard or checkpoint.
 """
 
 import ctypes
@@ -11,158 +12,164 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
 
 from topr_trl.checkpoints import check_files
-from topr_trl.config import check_types, refuse_adafactor
+from topr_trl.config import refuse_adafactor
 from topr_trl.evaluation.report import Evaluations, read_evaluation
-from topr_trl.pipeline import manifest
-from topr_trl.pipeline.arguments import Settings, inputs_of, load_problems
-from topr_trl.pipeline.stages import ON_SEVERAL_PROCESSES, check_candidates
+from topr_trl.pipeline import manifest, stages
+from topr_trl.pipeline.arguments import (
+    SETTINGS,
+    CurateArguments,
+    EvaluateArguments,
+    IterateArguments,
+    SampleArguments,
+    ScoreArguments,
+    TrainArguments,
+    model_path,
+    take,
+)
+from topr_trl.pipeline.problems import load_problems
 
-
-@dataclass
-class LoopArguments:
-    """How the loop runs its stages.
-
-    Parameters:
-        iterations (`int`, defaults to `1`): Rounds of sampling and training.
-        candidates (`str`, *optional*): Folder or file of rows to train on in the first iteration instead of sampling.
-        sampling_workers (`int`, defaults to `1`): Sampling processes; each gets `vllm_tensor_parallel_size` GPUs.
-        sampling_python (`str`, *optional*): Python of the environment that vLLM is installed in, if it is another one.
-        accelerate_config (`str`, *optional*): Accelerate's config for log μ and training, see
-            `examples/accelerate_configs`; default: one process.
-        keep_copies (`bool`, defaults to `False`): Keep `candidates` and `curated` when `scored` and `log_mu`, which
-            hold the same rows and more, have been used.
-    """
-
-    iterations: int = field(default=1, metadata={"help": "Rounds of sampling and training."})
-    candidates: str | None = field(
-        default=None, metadata={"help": "Folder or file of rows to train on first, instead of sampling."}
-    )
-    sampling_workers: int = field(default=1, metadata={"help": "Sampling processes."})
-    sampling_python: str | None = field(default=None, metadata={"help": "Python of the environment with vLLM."})
-    accelerate_config: str | None = field(default=None, metadata={"help": "Accelerate's config for training."})
-    keep_copies: bool = field(
-        default=False, metadata={"help": "Keep `candidates` and `curated` when `scored` and `log_mu` have been used."}
-    )
-
-    def __post_init__(self) -> None:
-        check_types(self, LoopArguments)
-        for name in ("iterations", "sampling_workers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        for name in ("candidates", "accelerate_config", "sampling_python"):
-            if getattr(self, name) is not None and not Path(getattr(self, name)).exists():
-                raise FileNotFoundError(f"There is no {getattr(self, name)} ({name}).")
+_HERE = ("score", "curate", "evaluate")  # stages that run in the loop's process
 
 
 @dataclass
 class Step:
-    """A stage with its folders."""
+    """A stage of the loop, with its settings."""
 
     stage: str
-    output: Path
-    input: Path | None = None
-    model: str | None = None
-    iteration: int = 0
-    split: str = "train"
+    args: stages.Settings
 
-    def options(self) -> list[str]:
-        given = {"output": self.output, "input": self.input, "model_name_or_path": self.model,
-                 "iteration": self.iteration, "split": self.split}  # fmt: skip
-        return [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
+    @property
+    def folder(self) -> Path:
+        """What it writes, or works on."""
+        return self.args.folder
 
 
-def plan(loop: LoopArguments, model: str | None, out: Path) -> Iterator[Step]:
+def steps_of(loop: IterateArguments) -> Iterator[Step]:
     """All steps of the loop, in order."""
+    out = Path(loop.output_dir or "topr-run")
 
     def testing(folder: Path, model: str | None, iteration: int) -> Iterator[Step]:
-        yield Step("sample", folder / "candidates", None, model, iteration, "test")
-        yield Step("score", folder / "scored", folder / "candidates")
-        yield Step("evaluate", folder / "results", folder / "scored")
+        rows = str(folder / "rollouts")
+        yield sampling(rows, model, iteration, split="test", num_candidates=loop.eval_samples)
+        yield Step("score", take(ScoreArguments, loop, input=rows, output_dir=rows))
+        results = {"input": rows, "output_dir": str(folder / "results")}
+        yield Step("evaluate", take(EvaluateArguments, loop, **results))
 
+    def sampling(rows: str, model: str | None, iteration: int, **more: Any) -> Step:
+        return Step("sample", take(SampleArguments, loop, output_dir=rows, model_name_or_path=model,
+                                   iteration=iteration, **more))  # fmt: skip
+
+    model = loop.model_name_or_path
     yield from testing(out / "base" / "test", model, 0)
     for iteration in range(1, loop.iterations + 1):
         folder = out / f"iteration-{iteration}"
-        rows = Path(loop.candidates) if loop.candidates and iteration == 1 else folder / "candidates"
-        if rows == folder / "candidates":
-            yield Step("sample", rows, None, model, iteration)
-        yield Step("score", folder / "scored", rows, None, iteration)
-        yield Step("curate", folder / "curated", folder / "scored", None, iteration)
-        yield Step("log-mu", folder / "log_mu", folder / "curated", model, iteration)
-        yield Step("train", folder / "model", folder / "log_mu", model, iteration)
+        rows, given = str(folder / "rollouts"), loop.rows if iteration == 1 else None
+        if given is None:
+            yield sampling(rows, model, iteration)
+        yield Step("score", take(ScoreArguments, loop, input=given or rows, output_dir=rows))
+        here: dict[str, Any] = {"input": rows, "iteration": iteration}
+        yield Step("curate", take(CurateArguments, loop, output_dir=rows, **here))
+        start: dict[str, Any] = {**here, "model_name_or_path": model}
+        yield Step("log-mu", take(TrainArguments, loop, output_dir=rows, **start))
+        yield Step("train", take(TrainArguments, loop, output_dir=str(folder / "model"), **start))
         model = str(folder / "model")
         yield from testing(folder / "test", model, iteration)
 
 
-def copies_after(step: Step) -> Iterator[tuple[Path, Path]]:
-    """Folders of the loop whose rows nothing needs once this step is done, and the folders that hold them too."""
-    folder = step.output.parent
-    if step.stage == "evaluate":
-        yield folder / "candidates", folder / "scored"
-    elif step.stage == "train":
-        yield folder / "candidates", folder / "scored"
-        yield folder / "curated", folder / "log_mu"
-
-
-def iterate(loop: LoopArguments, settings: Settings, arguments: list[str]) -> None:
+def iterate(loop: IterateArguments) -> None:
     """Run the loop to its end, or from where it stopped.
-
-    Args:
-        loop, settings: parsed.
-        arguments: the command line that they were parsed from; every stage is started with it.
 
     Raises:
         ValueError: a folder holds results for other settings, or settings cannot work together.
         ChildProcessError: a stage failed; what it printed tells why.
     """
-    check(loop, settings)
-    out = Path(settings.training.output_dir)
+    check(loop)
+    began, out = time.monotonic(), Path(loop.output_dir or "topr-run")
+    work = starts = 0.0
     with manifest.lock(out):
-        steps = list(plan(loop, settings.model.model_name_or_path, out))
+        steps = list(steps_of(loop))
         for number, step in enumerate(steps, 1):
-            title = f"[{number}/{len(steps)}] {step.stage} -> {os.path.relpath(step.output, out)}"
-            if _is_finished(step, settings):
+            title = f"[{number}/{len(steps)}] {step.stage} -> {os.path.relpath(step.folder, out)}"
+            if stages.is_finished(step.stage, step.args):
                 print(f"{title}: done before", flush=True)
+                continue
+            print(title, flush=True)
+            started = time.monotonic()
+            if step.stage in _HERE:
+                done = stages.run(step.stage, step.args)
+                print(*filter(None, [summary(step.stage, done)]), flush=True)
             else:
-                print(title, flush=True)
-                _run(step, loop, settings, arguments)
-            if not loop.keep_copies:
-                for folder, copy in copies_after(step):
-                    manifest.drop(folder, copy)
-        results = Evaluations(
-            {
-                path.parent.parent.parent.name: read_evaluation(path)
-                for path in [step.output / "evaluation.json" for step in steps if step.stage == "evaluate"]
-            }
-        )
-        print(
-            f"\n{results}\n\nModels, candidates and results are in {out}/; topr plot --input {out} draws them.",
-            flush=True,
-        )
+                done = _run_apart(step, loop)
+                starts += time.monotonic() - started - done["seconds"]
+            work += done["seconds"]
+        results = Evaluations({
+            step.folder.parent.parent.name: read_evaluation(step.folder / "evaluation.json")
+            for step in steps if step.stage == "evaluate"
+        })  # fmt: skip
+    total = time.monotonic() - began
+    print(
+        f"\n{results}\n\nModels, rows and results are in {out}/; topr plot --input {out} draws them.\n"
+        f"{total:.0f} s: stages {work:.0f} s, starting processes {starts:.0f} s, the loop itself "
+        f"{total - work - starts:.1f} s.",
+        flush=True,
+    )
 
 
-def check(loop: LoopArguments, settings: Settings) -> None:
+def summary(stage: str, done: dict[str, Any]) -> str:
+    """What a stage found, in a line."""
+    if stage == "score":
+        return ", ".join(f"{n:,} {what}" for what, n in done["scored"].items() if n) + "."
+    if stage == "curate":
+        return f"Chosen: {done['curated']}."
+    if stage == "log-mu" and (distance := done["sampler_distance"]):
+        return (
+            f"Sampler and trainer differ by {distance['token']:.2g} per token, {distance['response']:.2g} per "
+            "completion."
+        )
+    return ""
+
+
+def check(loop: IterateArguments) -> None:
     """Refuse what would fail in a later stage, after hours of sampling.
 
     Raises:
         ValueError, ImportError: naming the setting and what to do.
     """
-    for name in ("input", "output", "worker", "compare"):
-        if getattr(settings.stage, name) is not None:
-            raise ValueError(f"{name} is for single stages; topr iterate writes to output_dir.")
-    if settings.training.save_only_model:
+    if loop.save_only_model:
         raise ValueError("save_only_model leaves no checkpoint that the loop could go on from.")
-    manifest.check_own(Path(settings.training.output_dir))
+    manifest.check_own(Path(loop.output_dir or "topr-run"))
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError("Start topr iterate in one process; name Accelerate's settings with --accelerate_config.")
+    _check_launcher(loop)
+    if loop.sampling_backend == "vllm" and not loop.sampling_python and find_spec("vllm") is None:
+        raise ImportError(
+            "sampling_backend='vllm' needs vLLM: pip install topr_trl[vllm], or name the Python of an environment that "
+            "has it (and topr_trl) with --sampling_python."
+        )
+    for split in ("train", "test"):
+        if split == "test" or not loop.rows:
+            load_problems(loop, split)
+    if loop.rows:
+        stages.check_rows(Path(loop.rows))
+    check_files(model_path(loop))
+    needed, gpus = loop.sampling_workers * loop.vllm_tensor_parallel_size, torch.cuda.device_count()
+    if gpus and needed > gpus:
+        raise ValueError(
+            f"{loop.sampling_workers} sampling_workers of vllm_tensor_parallel_size={loop.vllm_tensor_parallel_size} "
+            f"need {needed} GPUs, and there are {gpus}."
+        )
+
+
+def _check_launcher(loop: IterateArguments) -> None:
     config = yaml.safe_load(Path(loop.accelerate_config).read_text()) if loop.accelerate_config else {}
     if not isinstance(config, dict):
         raise ValueError(
@@ -171,58 +178,57 @@ def check(loop: LoopArguments, settings: Settings) -> None:
     sharding = config.get("distributed_type")
     fsdp_version = config.get("fsdp_config", {}).get("fsdp_version", 1)
     offload = config.get("deepspeed_config", {}).get("offload_optimizer_device", "none")
-    refuse_adafactor(settings.training.optim, sharding == "FSDP" and fsdp_version == 2, offload != "none")
+    refuse_adafactor(loop.optim, sharding == "FSDP" and fsdp_version == 2, offload != "none")
     if sharding == "DEEPSPEED" and find_spec("deepspeed") is None:
         raise ImportError("This accelerate_config needs DeepSpeed: pip install topr_trl[deepspeed].")
-    if settings.stage.sampling_backend == "vllm" and not loop.sampling_python and find_spec("vllm") is None:
-        raise ImportError(
-            "sampling_backend='vllm' needs vLLM: pip install topr_trl[vllm], or name the Python of an environment that "
-            "has it (and topr_trl) with --sampling_python."
-        )
-    for split in ("train", "test"):
-        if split == "test" or not loop.candidates:
-            load_problems(replace(settings.stage, split=split))
-    if loop.candidates:
-        check_candidates(Path(loop.candidates))
-    check_files(settings.model_path)
-    needed, gpus = loop.sampling_workers * settings.vllm.vllm_tensor_parallel_size, torch.cuda.device_count()
-    if gpus and needed > gpus:
-        raise ValueError(
-            f"{loop.sampling_workers} sampling_workers of vllm_tensor_parallel_size="
-            f"{settings.vllm.vllm_tensor_parallel_size} need {needed} GPUs, and there are {gpus}."
-        )
 
 
-def _is_finished(step: Step, settings: Settings) -> bool:
-    known = manifest.read(step.output)
-    if known is None or known["files"] is None:
-        return False
-    settings = deepcopy(settings)
-    settings.stage.input, settings.stage.output = str(step.input) if step.input else None, str(step.output)
-    settings.stage.iteration, settings.stage.split = step.iteration, step.split
-    if step.model is not None:
-        settings.model.model_name_or_path = step.model
-    finished = manifest.begin(step.output, inputs_of(step.stage, settings))
-    if finished:
-        manifest.clean(step.output)
-    return finished
+# Stages that are processes of their own.
 
 
-def _run(step: Step, loop: LoopArguments, settings: Settings, arguments: list[str]) -> None:
-    program = ["-m", "topr_trl", step.stage, *arguments, *step.options()]
+def _run_apart(step: Step, loop: IterateArguments) -> dict[str, Any]:
+    """Run a stage to its end in a process of its own, or several.
+
+    Returns:
+        What its manifest says of it.
+    """
+    program = ["-m", "topr_trl", step.stage, "--config", str(write_settings(step))]
     python = [sys.executable]
-    if step.stage in ON_SEVERAL_PROCESSES and loop.accelerate_config:
+    if step.stage in stages.ON_SEVERAL_PROCESSES and loop.accelerate_config:
         python += ["-m", "accelerate.commands.launch", "--config_file", loop.accelerate_config]
     if step.stage == "sample":
         python = [loop.sampling_python or sys.executable]
         if loop.sampling_workers > 1:
-            n, gpus = loop.sampling_workers, settings.vllm.vllm_tensor_parallel_size
+            n, gpus = loop.sampling_workers, loop.vllm_tensor_parallel_size
             workers = [
                 _start([*python, *program, "--worker", f"{k}/{n}"], _devices(range(k * gpus, (k + 1) * gpus)))
                 for k in range(n)
             ]
             _wait(workers, step)
     _wait([_start([*python, *program])], step)
+    known = manifest.read(step.folder)
+    assert known is not None
+    return known.stages[step.stage]
+
+
+def write_settings(step: Step) -> Path:
+    """The YAML that the stage is started with, beside its folder: settings other than the defaults."""
+    always = {name: getattr(step.args, name) for name in ("use_cpu", "bf16", "fp16") if hasattr(step.args, name)}
+    default, given = (_plain(args) for args in (type(step.args)(**always), step.args))
+    own = {name: given[name] for name in SETTINGS[step.stage] if name in always or given[name] != default[name]}
+    own["model_name_or_path"] = model_path(step.args)  # always named: defaults of the embedded model are the loop's
+    path = step.folder.parent / f"{step.stage}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(own))
+    return path
+
+
+def _plain(args: Any) -> dict[str, Any]:
+    """Values as YAML holds them."""
+    if hasattr(args, "to_dict"):  # of transformers
+        plain: dict[str, Any] = args.to_dict()
+        return plain
+    return {field.name: getattr(args, field.name) for field in fields(args)}
 
 
 def _devices(indices: range) -> dict[str, str]:
@@ -268,11 +274,6 @@ def _end_with_parent() -> None:
     set_parent_death_signal = 1
     if _LIBC is not None:
         _LIBC.prctl(set_parent_death_signal, signal.SIGKILL)
-
-
-def in_a_loop() -> bool:
-    """Whether this process is a stage that a loop has started."""
-    return _LOOP in os.environ
 
 
 def end_with_the_loop() -> None:

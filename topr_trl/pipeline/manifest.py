@@ -1,27 +1,61 @@
-"""Manifests: what a stage was given and what it made, beside its files, so that finished work is not done again."""
+"""Manifests: what each stage was given and made, beside its files, so that finished work is not done again.
 
-import fcntl
+A folder may hold the work of several stages, one after the other: those that add columns to the same rows.
+"""
+
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Readers of data sets (pandas, pyarrow, datasets) pass over names that begin so, and read the shards beside it.
+from filelock import FileLock, Timeout
+
+from topr_trl.data.tables import atomic_write
+
+# Readers of data sets (pandas, pyarrow, datasets) skip names that begin with _ or ., and read the shards beside it.
 NAME = "_manifest.json"
 WORK = "work"  # the folder in a stage's folder for what is not its result; removed when it is finished
+_LOCK = ".lock"
+
+Stage = dict[str, Any]  # `inputs`, `sources`; when it is finished: `rows`, `finished`, and what else it tells
 
 
-def begin(folder: Path, inputs: Mapping[str, Any]) -> bool:
+@dataclass
+class Manifest:
+    """What is known of a folder.
+
+    Attributes:
+        stages: by name, in the order in which they worked here.
+        files: size in `bytes` and `sha256` of each, after the last stage that was finished.
+    """
+
+    stages: dict[str, Stage] = field(default_factory=dict)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> bool:
+        """Whether no stage is under way."""
+        return all("finished" in stage for stage in self.stages.values())
+
+    @property
+    def last(self) -> Stage:
+        """The stage that came last."""
+        return list(self.stages.values())[-1]
+
+
+def begin(folder: Path, stage: str, inputs: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> bool:
     """Open a stage's folder.
 
     Args:
         folder: of the stage; made if it is not there.
+        stage: its name.
         inputs: everything that its results depend on, as JSON.
+        sources: folders that it reads, relative to its own.
 
     Returns:
         Whether the stage is finished already: its manifest says so, and the files are there in their sizes.
@@ -29,44 +63,56 @@ def begin(folder: Path, inputs: Mapping[str, Any]) -> bool:
     Raises:
         ValueError: the folder holds results for other inputs, or files of something else.
     """
-    known, inputs = read(folder), json.loads(json.dumps(inputs))
+    inputs = json.loads(json.dumps(inputs))
+    known = read(folder)
     if known is None:
         if foreign := _results(folder):
             raise ValueError(
                 f"{folder} holds files that no stage has written ({foreign[0].name}): name an empty folder."
             )
-        _write(folder, {"inputs": inputs, "files": None})
+        known = Manifest()
+    there = known.stages.get(stage)
+    nothing_made = not _results(folder) and not (folder / WORK).exists()
+    if there is None or ("finished" not in there and nothing_made):
+        known.stages[stage] = {"inputs": inputs, "sources": dict(sources or {})}
+        _write(folder, known)
         return False
-    if known["files"] is None and not _results(folder) and not (folder / WORK).exists():
-        _write(folder, {"inputs": inputs, "files": None})  # begun, and it has made nothing
+    _check_same(folder, there["inputs"], inputs)
+    if "finished" not in there:
         return False
-    changed = [name for name in {**known["inputs"], **inputs} if known["inputs"].get(name) != inputs.get(name)]
+    damaged = _damaged(folder, known)
+    if damaged:  # each stage that worked here makes what is missing again
+        for name in damaged:
+            (folder / name).unlink(missing_ok=True)
+        for entry in known.stages.values():
+            entry.pop("finished", None)
+        _write(folder, known)
+    return not damaged
+
+
+def _check_same(folder: Path, there: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    changed = sorted(name for name in {**there, **now} if there.get(name) != now.get(name))
     if changed:
-        details = "; ".join(f"{n}: {known['inputs'].get(n)!r} there, {inputs.get(n)!r} now" for n in sorted(changed))
+        details = "; ".join(f"{name}: {there.get(name)!r} there, {now.get(name)!r} now" for name in changed)
         raise ValueError(
             f"{folder} holds results for other settings ({details}). Remove the folder and those of later stages, or "
             "use another output_dir."
         )
-    if known["files"] is None:
-        return False
-    damaged = _damaged(folder, known)
-    for name in damaged:  # to be made anew
-        (folder / name).unlink(missing_ok=True)
-    return not damaged
 
 
-def finish(folder: Path, rows: int, **notes: Any) -> None:
-    """Write down that a stage is finished: its files with sizes and checksums, its rows, and what else it tells.
+def finish(folder: Path, stage: str, rows: int, **notes: Any) -> None:
+    """Write down that a stage is finished: the folder's files with sizes and checksums, its rows, and notes.
 
-    Folders in it that have manifests of their own answer for themselves.
+    Folders in it that have manifests of their own are left to those.
     """
     known = read(folder)
     assert known is not None
-    files = {
+    known.files = {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
         for path in _results(folder)
     }
-    _write(folder, {**known, **notes, "rows": rows, "files": files, "finished": time.strftime("%Y-%m-%d %H:%M:%S")})
+    known.stages[stage] |= {**notes, "rows": rows, "finished": time.strftime("%Y-%m-%d %H:%M:%S")}
+    _write(folder, known)
 
 
 def clean(folder: Path) -> None:
@@ -77,7 +123,7 @@ def clean(folder: Path) -> None:
 
 
 def check_whole(path: Path) -> None:
-    """Refuse to read a folder whose stage has not been finished, or that has lost files since.
+    """Refuse to read a folder whose stages are not finished, or that has lost files since.
 
     Raises:
         ValueError: naming what is wrong. A file, or a folder without a manifest, is taken as it is.
@@ -85,51 +131,27 @@ def check_whole(path: Path) -> None:
     known = read(path)
     if known is None:
         return
-    if known["files"] is None:
+    if not known.finished:
         raise ValueError(f"{path} is not finished: run the stage that writes it to its end first.")
     if damaged := _damaged(path, known):
-        raise ValueError(f"{path} has lost or cut files since it was finished: {', '.join(damaged[:3])}. Make it anew.")
-
-
-def drop(folder: Path, copy: Path) -> None:
-    """Remove the files of a finished stage, for which there is no more use since `copy` holds their rows and more.
-
-    The stage stays finished. A second call does nothing.
-    """
-    known = read(folder)
-    if known is None or known["files"] is None:
-        return
-    if not known.get("dropped"):
-        _write(folder, {**known, "dropped": str(copy)})
-    for name in known["files"]:
-        (folder / name).unlink(missing_ok=True)
-
-
-def check_kept(folder: Path) -> None:
-    """Refuse to work on rows that are gone.
-
-    Raises:
-        ValueError: naming the folder that holds them.
-    """
-    copy = (read(folder) or {}).get("dropped")
-    if copy:
         raise ValueError(
-            f"The rows of {folder} were removed when {copy} had been made of them (keep_copies=True keeps both). If "
-            "that is damaged now, remove both folders, and they are made anew."
+            f"{path} has lost or truncated files since it was finished: {', '.join(damaged[:3])}. Make it again."
         )
 
 
-def _damaged(folder: Path, known: dict[str, Any]) -> list[str]:
+def _damaged(folder: Path, known: Manifest) -> list[str]:
+    """Files that are missing or of another size. While a stage is under way, it may be replacing them."""
+
     def whole(path: Path, size: int) -> bool:
         return path.is_file() and path.stat().st_size == size
 
-    if known.get("dropped"):
+    if not known.finished:
         return []
-    return [name for name, entry in known["files"].items() if not whole(folder / name, entry["bytes"])]
+    return [name for name, entry in known.files.items() if not whole(folder / name, entry["bytes"])]
 
 
 def _results(folder: Path) -> list[Path]:
-    """The files that a stage has made, without those of folders in its own that have a manifest."""
+    """The files that stages have made here, without those of folders inside that have a manifest of their own."""
     others = {path.parent for path in folder.rglob(NAME)} - {folder}
     return [
         path
@@ -143,24 +165,28 @@ def _is_aside(path: Path) -> bool:
     return path.name == NAME or path.name.startswith(_LOCK) or path.suffix == ".partial" or path.parts[0] == WORK
 
 
-def read(folder: Path) -> dict[str, Any] | None:
+def read(folder: Path) -> Manifest | None:
     """The manifest of a folder, None if there is none.
 
     Raises:
-        ValueError: it is damaged, or names files outside of the folder: those would be removed with it.
+        ValueError: it is damaged, names files outside of the folder (those would be removed with it), or is of version
+            0.1 and its rows were removed.
     """
     path = folder / NAME
     if not path.is_file():
         return None
     try:
-        known: dict[str, Any] = json.loads(path.read_text())
-        files = {} if known["files"] is None else known["files"]
-        names = [name for name, entry in files.items() if isinstance(entry["bytes"], int)]
-        whole = isinstance(known["inputs"], dict) and len(names) == len(files)
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):  # no JSON, or something else in it
+        plain = json.loads(path.read_text())
+        if "stages" not in plain:
+            plain = _from_version_0_1(path, plain)
+        known = Manifest(plain["stages"], plain["files"])
+        names = [name for name, entry in known.files.items() if isinstance(entry["bytes"], int)]
+        inputs = [stage["inputs"] for stage in known.stages.values()]
+        whole = bool(inputs) and all(isinstance(each, dict) for each in inputs) and len(names) == len(known.files)
+    except (json.JSONDecodeError, UnicodeError, RecursionError, KeyError, TypeError, AttributeError):
         whole = False
     if not whole:
-        raise ValueError(f"{path} is damaged: remove {folder}, and it is made anew.")
+        raise ValueError(f"{path} is damaged: remove {folder}, and it is made again.")
     for name in names:
         # The file itself may be a link: in the Hub's cache all are.
         if (
@@ -172,37 +198,54 @@ def read(folder: Path) -> dict[str, Any] | None:
     return known
 
 
+# How inputs of each stage are told apart in manifests of version 0.1, which did not name it; the first that fits.
+_ONLY_IN = {"sample": "temperature", "train": "learning_rate", "log-mu": "preset", "curate": "curation",
+            "score": "task"}  # fmt: skip
+
+
+def _from_version_0_1(path: Path, plain: dict[str, Any]) -> dict[str, Any]:
+    if plain.get("dropped"):
+        raise ValueError(
+            f"The rows of {path.parent} were removed by version 0.1 when {plain['dropped']} had been made of them: "
+            "read that folder."
+        )
+    inputs = plain["inputs"]
+    stage = next((name for name, key in _ONLY_IN.items() if key in inputs), "evaluate")
+    known = {name: value for name, value in plain.items() if name != "files"}
+    return {"stages": {stage: {**known, "sources": {}}}, "files": {} if plain["files"] is None else plain["files"]}
+
+
 def fingerprint(path: Path) -> str:
-    """A short hash of what a finished stage made; of names and sizes, for files without a manifest."""
+    """A short hash of what finished stages made; of names and sizes, for files without a manifest."""
     known = read(path)
-    if known is not None and known["files"] is not None:
-        content: Any = known["files"]
+    if known is not None and known.finished:
+        content: Any = known.files
     else:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         content = [[file.name, file.stat().st_size] for file in files if file.is_file()]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-_LOCK = ".lock"
-
-
 def check_own(folder: Path) -> None:
     """Refuse to run a loop in a folder that is somebody else's: it holds files, and no loop has locked it yet.
 
     Raises:
-        ValueError: naming one of the files.
+        ValueError: naming one of the files; or the loop was of version 0.1, whose folders were others.
     """
     if folder.is_dir() and not (folder / _LOCK).exists() and (foreign := sorted(folder.iterdir())):
         raise ValueError(f"{folder} holds files that no loop has written ({foreign[0].name}): name an empty folder.")
+    if (folder / "base" / "test" / "candidates").is_dir():
+        raise ValueError(
+            f"{folder} is a loop of version 0.1: finish it with that version, or name another output_dir. Its models "
+            "and rows can be read by single commands."
+        )
 
 
 @contextmanager
-def lock(folder: Path, part: str = "", shared: bool = False) -> Iterator[None]:
+def lock(folder: Path, part: str = "") -> Iterator[None]:
     """Let one process work in a folder (or a part of it) at a time; it ends with the process, however that ends.
 
-    Those that share a lock work at the same time; one that does not waits for all of them.
-
-    A process left over by a loop that was killed may still be at work; it is waited for.
+    A process that a killed loop has left behind may still be at work; it is waited for.
 
     Raises:
         ValueError: `folder` is a file.
@@ -210,21 +253,31 @@ def lock(folder: Path, part: str = "", shared: bool = False) -> Iterator[None]:
     if folder.is_file():
         raise ValueError(f"{folder} is a file: name a folder to write.")
     folder.mkdir(parents=True, exist_ok=True)
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    with (folder / f"{_LOCK}{part}").open("w") as file:
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"Waiting for another process that is at work in {folder}.", flush=True)
-            fcntl.flock(file, kind)
+    held = FileLock(folder / f"{_LOCK}{part}")
+    try:
+        held.acquire(blocking=False)
+    except Timeout:
+        print(f"Waiting for another process that is at work in {folder}.", flush=True)
+        held.acquire()
+    with held:
+        held.release()  # acquired twice
         yield
 
 
-def _write(folder: Path, content: dict[str, Any]) -> None:
+@contextmanager
+def lock_all(folder: Path) -> Iterator[None]:
+    """A lock on the folder and on all of its parts, for whoever finishes what several processes have begun."""
+    with lock(folder):
+        for path in sorted(folder.glob(f"{_LOCK}-*")):
+            with lock(folder, path.name.removeprefix(_LOCK)):
+                pass
+        yield
+
+
+def _write(folder: Path, known: Manifest) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{NAME}.{os.getpid()}.partial"
-    partial.write_text(json.dumps(content, indent=1))
-    partial.replace(folder / NAME)
+    with atomic_write(folder / NAME) as partial:
+        partial.write_text(json.dumps({"stages": known.stages, "files": known.files}, indent=1))
 
 
 def _sha256(path: Path) -> str:

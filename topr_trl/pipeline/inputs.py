@@ -1,0 +1,139 @@
+"""What the results of each stage depend on, by name: a finished stage is not run again while these stay as they are."""
+
+from os.path import relpath
+from pathlib import Path
+from typing import Any
+
+from trl import ModelConfig
+
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline.arguments import (
+    ADAPTER_SETTINGS,
+    CurateArguments,
+    EvaluateArguments,
+    SampleArguments,
+    ScoreArguments,
+    TrainArguments,
+    model_path,
+)
+from topr_trl.tasks import TASKS, arithmetic
+
+# Which rows are trained on, and their R.
+CHOICE = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")
+_SAMPLING = ("num_candidates", "temperature", "top_p", "top_k", "max_new_tokens", "sampling_backend", "split",
+             "num_shots", "training_shots", "problems_per_shard", "seed", "iteration")  # fmt: skip
+_QUANTIZATION = ("load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant")
+# What log π of a row depends on, besides the weights.
+_FORWARD = ("bf16", "fp16", "model_init_kwargs", "chat_template_path", "eos_token", "pad_token")
+_RATIO = ("preset", "a_pos", "b_pos", "a_neg", "b_neg", "ratio_level", "log_mu")
+_STEPS = (
+    *_FORWARD, *_RATIO, "length_normalization", "tf32", "max_length", "padding_free", "sort_by_length",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps", "learning_rate",
+    "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay", "max_grad_norm", "optim", "optim_args",
+    "optim_target_modules", "adam_beta1", "adam_beta2", "adam_epsilon", "neftune_noise_alpha", "shuffle_dataset",
+    "train_sampling_strategy", "data_seed", "dataloader_drop_last", "full_determinism", "use_liger_kernel",
+    "router_aux_loss_coef", "accelerator_config",
+)  # fmt: skip
+
+Inputs = dict[str, Any]
+
+
+def of_sampling(args: SampleArguments) -> Inputs:
+    """Of the stage `sample`."""
+    names = {*_SAMPLING, f"num_{args.split}_problems"}
+    if args.sampling_backend == "vllm":
+        names.add("vllm_dtype")  # and the engine forms its own batches
+    else:
+        names.add("sampling_batch_size")
+    data = ["dataset_name", *(["test_dataset_name"] if args.split == "test" else [])]
+    return {
+        "task": args.task_of_problems.name,
+        **{name: getattr(args, name) for name in sorted(names)},
+        **{name: _absolute(getattr(args, name)) for name in data},
+        **_weights(args),
+    }
+
+
+def of_scoring(args: ScoreArguments) -> Inputs:
+    """Of the stage `score`."""
+    return {**_rows(args.source, args.folder), "task": task_of_rows(args)}
+
+
+def of_curation(args: CurateArguments) -> Inputs:
+    """Of the stage `curate`."""
+    return {**_rows(args.source, args.folder), **_named(args, (*CHOICE, "seed", "iteration"))}
+
+
+def of_log_mu(args: TrainArguments) -> Inputs:
+    """Of the stage `log-mu`."""
+    names = (*CHOICE, *_RATIO, *_FORWARD, "seed", "iteration")
+    return {**_rows(args.source, args.folder), **_weights(args), **_adapter(args), **_named(args, names)}
+
+
+def of_training(args: TrainArguments) -> Inputs:
+    """Of the stage `train`. The number of processes is no input: the loop does not know it."""
+    names = (*CHOICE, *_STEPS, "seed", "iteration")
+    return {**_rows(args.source, args.folder), **_weights(args), **_adapter(args), **_named(args, names)}
+
+
+def of_evaluation(args: EvaluateArguments) -> Inputs:
+    """Of the stage `evaluate`."""
+    assert args.input is not None
+    second = {"compare": manifest.fingerprint(Path(args.compare))} if args.compare else {}
+    return {"input": manifest.fingerprint(Path(args.input)), **second, "seed": args.seed}
+
+
+def sources_of(args: Any) -> dict[str, str]:
+    """Where a stage has read, relative to its folder: what `lineage` follows."""
+    found = {}
+    if getattr(args, "input", None) and Path(args.input).resolve() != args.folder.resolve():
+        found["input"] = args.input
+    if isinstance(args, ModelConfig) and (Path(model_path(args)) / manifest.NAME).is_file():
+        found["weights"] = model_path(args)
+    return {name: relpath(Path(path).resolve(), args.folder.resolve()) for name, path in found.items()}
+
+
+def _rows(source: Path, folder: Path) -> Inputs:
+    """The rows that are read; those of the folder itself are known by the stages before."""
+    return {} if source.resolve() == folder.resolve() else {"input": manifest.fingerprint(source)}
+
+
+def _named(args: Any, names: tuple[str, ...]) -> Inputs:
+    values = {name: getattr(args, name) for name in names if hasattr(args, name)}  # older versions lack some
+    return {name: value.to_dict() if hasattr(value, "to_dict") else value for name, value in values.items()}
+
+
+def _adapter(args: TrainArguments) -> Inputs:
+    return {"peft": _named(args, ADAPTER_SETTINGS) if args.use_peft else None}
+
+
+def _absolute(name: str | None) -> str | None:
+    """Of a file or folder that is here its whole path, of others the name: elsewhere it could be one of the Hub."""
+    return str(Path(name).absolute()) if name and Path(name).exists() else name
+
+
+def _weights(args: ModelConfig) -> Inputs:
+    """The weights if a stage made them, wherever they are now; else the name."""
+    path = Path(model_path(args))
+    how = {"dtype": args.dtype, "attention": args.attn_implementation, **_named(args, _QUANTIZATION)}
+    if (path / manifest.NAME).is_file():
+        return {"weights": manifest.fingerprint(path), **how}
+    name = "the embedded model" if path == arithmetic.CARELESS_MODEL else _absolute(str(path))
+    return {"model": name, "revision": args.model_revision, **how}
+
+
+def task_of_rows(args: ScoreArguments) -> str:
+    """The task that the rows were sampled for, if the stage `sample` wrote them; else the one that is named.
+
+    Raises:
+        ValueError: this version does not know it.
+    """
+    known = manifest.read(args.source)
+    sampled = known.stages.get("sample") if known else None
+    task: str = sampled["inputs"].get("task", args.task) if sampled else args.task
+    if task not in TASKS:
+        raise ValueError(
+            f"{args.source / manifest.NAME} says that its rows are of the task {task!r}, and there are "
+            f"{', '.join(TASKS)}: they were sampled by another version."
+        )
+    return task
