@@ -444,7 +444,8 @@ STAGES = [
     ),
     stage(
         "`evaluate`: an unknown verdict",
-        "topr evaluate: rows.parquet: Column `verdict` must hold correct, incorrect, invalid; found 'wrong'.",
+        "topr evaluate: rows.parquet: Column `verdict` must hold correct, incorrect, invalid; row 1 holds 'wrong'. "
+        "Fix or drop such rows.",
         "evaluate",
         **SAMPLES,
         verdict=["correct", "wrong", "correct"],

@@ -7,9 +7,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.memory import BUCKET, MODEL, RESULT
 from topr_trl.cli import main as cli
-from topr_trl.cli.commands import make_parser
 from topr_trl.cli.gpu_memory import DEEPSPEED_BUCKET, DEEPSPEED_LIVE, Shape, activation_bytes, memory
 from topr_trl.cli.memory_plan import KNOWN, PlanArguments
+from topr_trl.pipeline.arguments import IterateArguments
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +100,10 @@ def test_lora_trains_little(shapes):
 
 
 def test_what_is_left_out_is_planned_as_the_loop_runs_it(capsys):
-    loop, own = make_parser("iterate"), {"nodes", "gpus", "gpu_memory", "gpu_tflops", "mfu", "lora_parameters",
-                                         "prompt_tokens"}  # fmt: skip
-    shared = {field.name: field.default for field in fields(PlanArguments) if field.name not in own}
-    assert shared.pop("model_name_or_path") == "8b"  # the loop's is the embedded model, which needs no plan
-    assert {name: loop.get_default(name) for name in shared} == shared
+    own = {"nodes", "gpus", "gpu_memory", "gpu_tflops", "mfu", "lora_parameters", "prompt_tokens"}
+    planned = {field.name: field.default for field in fields(PlanArguments) if field.name not in own}
+    assert planned.pop("model_name_or_path") == "8b"  # the loop's is the embedded model, which needs no plan
+    assert {name: getattr(IterateArguments, name) for name in planned} == planned
     cli.main(["plan", "--gpus", "4"])
     printed = capsys.readouterr().out
     assert "Assumed, as by default: model_name_or_path=8b, nodes=1, gpu_memory=80.0, " in printed
@@ -130,7 +129,7 @@ def test_the_settings_of_a_loop_can_be_planned(tmp_path, capsys):
     with pytest.raises(ValueError, match="use_peft: set lora_parameters"):
         cli.main(["plan", "--config", str(config)])
     config.write_text("learning_rat: 1.0e-6\n")
-    with pytest.raises(ValueError, match=r"There is no setting --learning_rat \(in .*own.yaml\)"):
+    with pytest.raises(ValueError, match=r"topr plan has no setting --learning_rat \(in .*own.yaml\)"):
         cli.main(["plan", "--config", str(config)])
 
 

@@ -74,7 +74,7 @@ def test_missing_columns_and_places(solutions):
         verification_problems(solutions, template="Right? {solution}")
     verdicts = solutions["verdict"][:]
     wrong = solutions.remove_columns("verdict").add_column("verdict", ["right", *verdicts[1:]])
-    with pytest.raises(ValueError, match="found 'right'"):
+    with pytest.raises(ValueError, match="row 0 holds 'right'"):
         verification_problems(wrong)
 
 

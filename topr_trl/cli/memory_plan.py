@@ -16,10 +16,9 @@ from topr_trl.cli.gpu_memory import (
     memory,
     training_flops,
 )
-from topr_trl.config import OfflineTOPRConfig, check_types
+from topr_trl.config import check_types
 from topr_trl.curation import CURATIONS, ROWS_PER_PROBLEM
-from topr_trl.generation.sampling import SamplingArguments
-from topr_trl.generation.vllm import VLLMArguments
+from topr_trl.pipeline.arguments import IterateArguments
 
 GIB = 2**30
 GSM8K_PROBLEMS = 7_473  # planned where no number is given: how many a data set has is known when it is loaded
@@ -66,29 +65,29 @@ class PlanArguments:
     gpu_memory: float = field(default=80.0, metadata={"help": "GiB per GPU."})
     gpu_tflops: float = field(default=989.0, metadata={"help": "Peak of a GPU in bfloat16, TFLOPS (H100 SXM: 989)."})
     mfu: float = field(default=0.4, metadata={"help": "Share of the peak that is reached."})
-    optim: str = field(default=OfflineTOPRConfig.optim, metadata={"help": f"Optimizer: {', '.join(OPTIMIZERS)}."})
-    use_peft: bool = field(default=False, metadata={"help": "Train an adapter; see lora_parameters."})
+    optim: str = field(default=IterateArguments.optim, metadata={"help": f"Optimizer: {', '.join(OPTIMIZERS)}."})
+    use_peft: bool = field(default=IterateArguments.use_peft, metadata={"help": "Train an adapter (lora_parameters)."})
     lora_parameters: int | None = field(default=None, metadata={"help": "Trained parameters, if not all."})
     per_device_train_batch_size: int = field(
-        default=OfflineTOPRConfig.per_device_train_batch_size, metadata={"help": "Rows per GPU and batch."}
+        default=IterateArguments.per_device_train_batch_size, metadata={"help": "Rows per GPU and batch."}
     )
     prompt_tokens: int = field(default=1_024, metadata={"help": "Tokens per prompt."})
-    max_new_tokens: int = field(default=SamplingArguments.max_new_tokens, metadata={"help": "Tokens per completion."})
+    max_new_tokens: int = field(default=IterateArguments.max_new_tokens, metadata={"help": "Tokens per completion."})
     gradient_checkpointing: bool = field(
-        default=OfflineTOPRConfig.gradient_checkpointing,
+        default=IterateArguments.gradient_checkpointing,
         metadata={"help": "Recompute activations; keep only layer inputs."},
     )
     num_train_problems: int | None = field(
         default=None, metadata={"help": f"Problems per iteration. Default: GSM8K's {GSM8K_PROBLEMS:,}."}
     )
-    num_candidates: int = field(default=SamplingArguments.num_candidates, metadata={"help": "Completions per problem."})
-    curation: str = field(default=OfflineTOPRConfig.curation, metadata={"help": f"{', '.join(CURATIONS)}."})
+    num_candidates: int = field(default=IterateArguments.num_candidates, metadata={"help": "Completions per problem."})
+    curation: str = field(default=IterateArguments.curation, metadata={"help": f"{', '.join(CURATIONS)}."})
     iteration_size: int | None = field(
-        default=OfflineTOPRConfig.iteration_size,
+        default=IterateArguments.iteration_size,
         metadata={"help": "Rows to train on per iteration, at most. Default: that of the curation."},
     )
     vllm_tensor_parallel_size: int = field(
-        default=VLLMArguments.vllm_tensor_parallel_size, metadata={"help": "GPUs per vLLM engine."}
+        default=IterateArguments.vllm_tensor_parallel_size, metadata={"help": "GPUs per vLLM engine."}
     )
 
     def __post_init__(self) -> None:

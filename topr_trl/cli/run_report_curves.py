@@ -67,7 +67,7 @@ PANELS = (
 
 
 def series(history: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Steps and finite values, each (n,), of the first of these metrics that a log has."""
+    """Steps and values, each (n,), of the first of these metrics found in a log; values are finite."""
     for name in names:
         points = {e["step"]: float(e[name]) for e in history if isinstance(e.get(name), int | float)}
         if points:

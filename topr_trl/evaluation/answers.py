@@ -13,7 +13,7 @@ import pyarrow as pa
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from topr_trl.data.rows import hash_prompts, text_column
+from topr_trl.data.rows import checked_column, hash_prompts, id_column, text_column
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.rewards import CORRECT, INVALID, VERDICTS
 
@@ -22,6 +22,7 @@ NEEDED = (("problem_id", "prompt"), ("answer",), ("extracted",))  # the first of
 OPTIONAL = ("problem_id", "verdict", "score", "subject", "level")
 GROUPINGS = ("subject", "level")
 _NO_GROUP = "none"
+_FILL_OR_DROP = "Fill or drop the column."
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,8 @@ def samples_of(rows: Dataset) -> Samples:
     if len(rows) == 0:
         raise ValueError("There is no row to evaluate.")
     by_id, rows_of = "problem_id" in columns, dict[Any, list[int]]()
-    for i, problem in enumerate(_plain_column(rows, "problem_id") if by_id else _named(rows)):
+    for i, problem in enumerate(id_column(rows, "problem_id").tolist() if by_id else _named(rows)):
         rows_of.setdefault(problem, []).append(i)
-    if None in rows_of:
-        raise ValueError(
-            f"Column `problem_id` is empty in {len(rows_of[None])} of {len(rows)} rows. Fill them, or drop the column "
-            "to group rows by prompt."
-        )
     truths = _one_value_each(text_column(rows, "answer"), rows_of, "answer")
     extracted = text_column(rows, "extracted", may_be_empty=True)
     verdicts = verdict_column(rows) if "verdict" in columns else None
@@ -140,13 +136,10 @@ def samples_of(rows: Dataset) -> Samples:
     answers = [[answer_of(i, truth) for i in place] for place, truth in zip(rows_of.values(), truths, strict=True)]
     scores = None
     if "score" in columns:
-        column = _plain_column(rows, "score", "numbers", (int, float))
-        if empty := sum(score is None for score in column):
-            raise ValueError(f"Column `score` is empty in {empty} of {len(column)} rows. Fill or drop the column.")
+        column = checked_column(rows, "score", lambda score: isinstance(score, int | float), "numbers", _FILL_OR_DROP)
         scores = [[column[i] for i in place] for place in rows_of.values()]
-    groups = {name: _one_value_each(_plain_column(rows, name), rows_of, name) for name in GROUPINGS if name in columns}
-    named = {name: [_NO_GROUP if v is None else str(v) for v in values] for name, values in groups.items()}
-    return encode(answers, truths, scores, list(rows_of), named)
+    groups = {name: _one_value_each(_names(rows, name), rows_of, name) for name in GROUPINGS if name in columns}
+    return encode(answers, truths, scores, list(rows_of), groups)
 
 
 def check_columns(columns: Sequence[str], needed: Sequence[Sequence[str]] = NEEDED) -> None:
@@ -170,15 +163,11 @@ def _named(rows: Dataset) -> list[str]:
     return [f"…{str(prompt)[-60:]} ({hash_prompts([prompt])[0]})" for prompt in rows.with_format(None)["prompt"]]
 
 
-def _plain_column(
-    rows: Dataset, name: str, kinds: str = "numbers or text", types: tuple[type, ...] = (int, float, str)
-) -> list[Any]:
-    """A column of numbers or text, None where a row has none."""
-    column: list[Any] = rows.with_format(None)[name][:]
-    wrong = next((i for i, value in enumerate(column) if value is not None and not isinstance(value, types)), None)
-    if wrong is not None:
-        raise ValueError(f"Column `{name}` must hold {kinds}; row {wrong} holds {column[wrong]!r}.")
-    return column
+def _names(rows: Dataset, name: str) -> list[str]:
+    """The subject or level of each row, as text."""
+    types = int | float | str | None
+    values = checked_column(rows, name, lambda v: isinstance(v, types), "numbers or text", _FILL_OR_DROP)
+    return [_NO_GROUP if value is None else str(value) for value in values]
 
 
 def verdict_column(rows: Dataset) -> list[str]:
@@ -187,10 +176,7 @@ def verdict_column(rows: Dataset) -> list[str]:
     Raises:
         ValueError: it holds anything but `"correct"`, `"incorrect"` and `"invalid"`.
     """
-    verdicts = text_column(rows, "verdict")
-    if others := set(verdicts) - set(VERDICTS):
-        raise ValueError(f"Column `verdict` must hold {', '.join(VERDICTS)}; found {sorted(others)[0]!r}.")
-    return verdicts
+    return checked_column(rows, "verdict", lambda verdict: verdict in VERDICTS, ", ".join(VERDICTS))
 
 
 def _one_value_each(column: list[Any], rows_of: Mapping[Any, list[int]], name: str) -> list[Any]:

@@ -150,11 +150,13 @@ def plot_progress(evaluations: Mapping[str, Evaluation], path: str | Path | IO[b
     names, runs = list(evaluations), list(evaluations.values())
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     accuracy, shares = figure.subplots(1, 2)
-    measures = {"pass": [run.pass_at for run in runs], "maj": [run.maj_at for run in runs]}
-    drawn = [(f"{m}@{k}", [c[k] for c in curves]) for m, curves in measures.items() for k in shared_ks(curves)]
-    for label, estimates in drawn:
-        errors = [200 * e.standard_error if e.standard_error == e.standard_error else 0 for e in estimates]
-        accuracy.errorbar(names, [100 * e.value for e in estimates], errors, marker="o", capsize=3, label=label)
+    for measure, curves in {"pass": [run.pass_at for run in runs], "maj": [run.maj_at for run in runs]}.items():
+        look = {"linestyle": _LINES[f"{measure}@k"], "marker": "o", "markersize": 4, "capsize": 3}
+        for k in shared_ks(curves):
+            estimates = [curve[k] for curve in curves]
+            errors = np.nan_to_num([200 * e.standard_error for e in estimates])
+            values = [100 * e.value for e in estimates]
+            accuracy.errorbar(names, values, errors, color=f"C{k.bit_length() - 1}", label=f"{measure}@{k}", **look)
     accuracy.set(ylabel="accuracy (%)", ylim=(0, 100), title="Test accuracy")
     accuracy.margins(x=0.15)
     accuracy.grid(axis="y", alpha=0.3)
@@ -166,4 +168,6 @@ def plot_progress(evaluations: Mapping[str, Evaluation], path: str | Path | IO[b
         bottom = [b + v for b, v in zip(bottom, values, strict=True)]
     shares.set(ylabel="samples (%)", ylim=(0, 100), title="Answers")
     shares.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    for panel in (accuracy, shares):
+        panel.tick_params("x", rotation=0 if len(names) < 5 else 45)
     figure.savefig(path, dpi=150)
