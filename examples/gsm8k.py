@@ -96,7 +96,9 @@ def sample_and_score(model, tokenizer, problems, task: Task, sampling, folder: P
 def main(args: ScriptArguments, sampling: SamplingArguments, training_args: OfflineTOPRConfig, model_args: ModelConfig):
     out, seed, state = Path(training_args.output_dir), training_args.seed, PartialState()
     task = TASKS[args.task if args.dataset_name else "gsm8k"]  # the embedded problems have GSM8K's format
-    model, tokenizer = load_model(model_args.model_name_or_path, model_args, training_args.device)
+    name = model_args.model_name_or_path or str(arithmetic.CARELESS_MODEL)
+    state.print(f"{name} on {args.dataset_name or 'embedded word problems'}", flush=True)
+    model, tokenizer = load_model(name, model_args, training_args.device)
     train, test = (load_problems(args, task, split) for split in ("train", "test"))
     eval_sampling = replace(sampling, num_candidates=args.eval_samples)
     peft_config, results = get_peft_config(model_args), Evaluations()
@@ -135,6 +137,5 @@ if __name__ == "__main__":
     parser = TrlParser((ScriptArguments, SamplingArguments, OfflineTOPRConfig, ModelConfig))
     parser.set_defaults(output_dir="topr-gsm8k")
     if not any(argument.startswith(("--model_name_or_path", "--config")) for argument in sys.argv):
-        embedded = {"model_name_or_path": str(arithmetic.CARELESS_MODEL), "save_strategy": "no"}
-        parser.set_defaults_with_config(**arithmetic.CARELESS_SETTINGS, **embedded)
+        parser.set_defaults_with_config(**arithmetic.CARELESS_SETTINGS, save_strategy="no")
     main(*parser.parse_args_and_config())
