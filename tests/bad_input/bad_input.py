@@ -1,6 +1,6 @@
 """What happens to bad input: the cases' form, and the page `docs/bad_input.md` that is made of them.
 
-`python tests/bad_input.py` writes the page anew.
+`python tests/bad_input/bad_input.py` writes the page again.
 """
 
 import contextlib
@@ -183,11 +183,11 @@ INTRODUCTION = """\
 # Bad input
 
 What happens when something is wrong: what is given, the message, and what is kept. {count} cases, each a test
-(`tests/test_bad_*.py`), from which this page is written by `python tests/bad_input.py`; … stands for what differs from
-run to run. Checks come before anything expensive: what can be known from columns, settings and headers of files is said
-before a model is loaded or a token sampled. On the command line messages are one line, begin with the command (`topr
-train: ...`), and `--debug` shows where they arose. What a reward function of one's own raises is passed on; one that
-hangs is waited for, unless it judges in a `WorkerPool`.
+(`tests/bad_input/`), from which this page is written by `python tests/bad_input/bad_input.py`; … stands for what differs
+from run to run. Checks come before anything expensive: what can be known from columns, settings and headers of files is
+said before a model is loaded or a token sampled. On the command line messages are one line, begin with the command
+(`topr train: ...`), and `--debug` shows where they arose. What a reward function of one's own raises is passed on; one
+that hangs is waited for, unless it judges in a `WorkerPool`.
 """
 
 

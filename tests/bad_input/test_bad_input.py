@@ -3,7 +3,7 @@ import pytest
 
 
 def test_the_page_is_made_of_the_cases():
-    assert bad_input.PAGE.read_text() == bad_input.page(), "Run `python tests/bad_input.py`."
+    assert bad_input.PAGE.read_text() == bad_input.page(), "Run `python tests/bad_input/bad_input.py`."
 
 
 def test_there_is_a_case_for_every_door_and_none_twice():

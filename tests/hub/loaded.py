@@ -30,7 +30,9 @@ def check_rows(name: str, folder: Path, split: str = "train") -> None:
     shards = sorted(Path(snapshot_download(name, repo_type="dataset")).glob("*.parquet"))
     frame = pd.concat(map(pd.read_parquet, shards))
     assert frame["completion"].tolist() == [row["completion"] for row in rows], name
-    assert frame["reward_after_baseline"].isna().tolist() == [row["reward_after_baseline"] is None for row in rows], name
+    assert frame["reward_after_baseline"].isna().tolist() == [row["reward_after_baseline"] is None for row in rows], (
+        name
+    )
 
 
 if __name__ == "__main__":

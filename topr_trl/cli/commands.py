@@ -108,7 +108,8 @@ def read_config(given: Sequence[str]) -> dict[str, Any]:
     if given[-1] == "--config":
         raise ValueError("--config needs the name of a YAML file.")
     file = Path(given[given.index("--config") + 1])
-    config = yaml.safe_load(file.read_text())
+    with file.open(encoding="utf-8") as stream:  # not the text: errors of YAML name the file
+        config = yaml.safe_load(stream)
     if not isinstance(config, dict):
         raise ValueError(f"{file} must hold settings, one per line, as in `learning_rate: 1.0e-6`.")
     return config
@@ -137,7 +138,7 @@ def refuse_unknown(command: str, said: set[str], where: str) -> None:
         hint = f"Is --{similar[0]} meant?"
     else:
         hint = _GONE.get(name, f"topr {command} --help lists its settings.")
-    raise ValueError(f"topr {command} has no setting --{name}{where}. {hint}")
+    raise ValueError(f"There is no setting --{name}{where}. {hint}")
 
 
 def _aliases(command: str) -> list[str]:
