@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from datasets import Dataset
 from transformers import AutoTokenizer
 
 from topr_trl import load_candidates
@@ -24,7 +23,8 @@ SAMPLING = {
 CHOICE = {"baseline": "0.5", "effective_positive_share": None, "curation": "none", "iteration_size": None,
           "curation_positive_share": 0.5}  # fmt: skip
 TRAINING = {"learning_rate": 1e-3, "optim": "adafactor", "preset": "topr", "seed": 42, "iteration": 1,
-            "model": "the embedded model", "revision": "main", "dtype": None, "attention": None, "peft": None}  # fmt: skip
+            "model": "the embedded model", "revision": "main", "dtype": None, "attention": None,
+            "peft": None}  # fmt: skip
 
 
 def finished(folder, inputs, **notes):
@@ -139,7 +139,7 @@ def test_what_was_under_way_goes_on_for_the_same_settings_alone(rows, tmp_path):
     save_candidates(rows, folder, 0, 2)
     (folder / manifest.NAME).write_text(json.dumps({"inputs": SAMPLING, "files": None}))
     assert not manifest.begin(folder, "sample", SAMPLING)
-    with pytest.raises(ValueError, match="temperature: 1.0 there, 0.5 now"):
+    with pytest.raises(ValueError, match=r"temperature: 1\.0 there, 0\.5 now"):
         manifest.begin(folder, "sample", {**SAMPLING, "temperature": 0.5})
     with pytest.raises(ValueError, match="rows is not finished"):
         manifest.check_whole(folder)
@@ -164,5 +164,5 @@ def test_stages_are_told_apart_by_their_inputs(stage, inputs, tmp_path):
 def test_a_loop_is_refused(tmp_path):
     (tmp_path / "base" / "test" / "candidates").mkdir(parents=True)
     (tmp_path / ".lock").touch()
-    with pytest.raises(ValueError, match="is a loop of version 0.1: finish it with that version, or name another"):
+    with pytest.raises(ValueError, match=r"is a loop of version 0\.1: finish it with that version, or name another"):
         manifest.check_own(tmp_path)

@@ -40,9 +40,8 @@ KINDS: dict[str, type] = {
     "plot": PlotArguments, "push": PushArguments,
 }  # fmt: skip
 # What version 0.1 called otherwise.
-_RENAMED = {"output": "output_dir", "candidates": "rows"}
-_GONE = {"keep_copies": "The rows of an iteration are in one folder, and kept once.",
-         "compare": "It is a setting of topr evaluate."}  # fmt: skip
+_RENAMED = {"output": "output_dir", "candidates": "rows", "eval_samples": "num_candidates"}
+_GONE = {"keep_copies": "The rows of an iteration are in one folder, and kept once. Leave it out."}
 
 
 def run(command: str, arguments: Sequence[str], description: str) -> None:
@@ -93,7 +92,11 @@ def parse(command: str, given: list[str]) -> Any:
     parser = TrlParser(_only(kind, names), prog=f"topr {command}", usage=_usage(command), allow_abbrev=False)
     embedded = _settings_of_the_embedded_model(command, said, config)
     parser.set_defaults(**{**_defaults(names), **embedded})
-    parsed, *_ = parser.parse_args_and_config(given, return_remaining_strings=True)
+    parsed, _, more = parser.parse_args_and_config(
+        given, return_remaining_strings=True, separate_remaining_strings=True
+    )
+    if more:
+        raise ValueError(f"{more[0]!r} belongs to no setting. topr {command} --help lists its settings.")
     return kind(**{name: getattr(parsed, name) for name in names})
 
 
@@ -132,12 +135,14 @@ def refuse_unknown(command: str, said: set[str], where: str) -> None:
     name, others = unknown[0], [other for other in KINDS if unknown[0] in settings_of(other)]
     if (new := _RENAMED.get(name)) in names:
         hint = f"It is called --{new} now."
+    elif name in _GONE:
+        hint = _GONE[name]
     elif others:
         hint = f"It is a setting of topr {', '.join(others)}."
     elif similar := get_close_matches(name, names, 1):
         hint = f"Is --{similar[0]} meant?"
     else:
-        hint = _GONE.get(name, f"topr {command} --help lists its settings.")
+        hint = f"topr {command} --help lists its settings."
     raise ValueError(f"There is no setting --{name}{where}. {hint}")
 
 
@@ -151,11 +156,12 @@ def _check_types(kind: type, config: dict[str, Any]) -> None:
     hints = get_type_hints(kind)
     for name, value in config.items():
         kinds = get_args(hints[name]) or (hints[name],)
-        simple = set(kinds) <= {int, float, str, bool, type(None)}
+        if isinstance(value, str) or not set(kinds) <= {int, float, str, bool, type(None)}:
+            continue
         wide = (*kinds, int) if float in kinds or str in kinds else kinds
         wide = (*wide, float) if str in kinds else wide  # numbers stand for their text
         fits = isinstance(value, wide) and (not isinstance(value, bool) or bool in kinds)
-        if simple and not fits and not isinstance(value, str):
+        if not fits:
             wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
             raise ValueError(f"{name} must be {wanted}, not {value!r}.")
 
