@@ -1,6 +1,6 @@
 """Names, signatures and settings that users' code and config files stand on, as written down in `api.txt`.
 
-python tests/test_api.py  # writes them down anew
+python tests/test_api.py  # writes them down again
 """
 
 import ast
@@ -12,22 +12,37 @@ import sys
 import textwrap
 from pathlib import Path
 
+from trl import ModelConfig
+
 import topr_trl
+from topr_trl.cli.commands import KINDS, settings_of
 from topr_trl.cli.main import COMMANDS
-from topr_trl.cli.memory_plan import PlanArguments
-from topr_trl.generation.vllm import VLLMArguments
-from topr_trl.pipeline.arguments import StageArguments
-from topr_trl.pipeline.loop import LoopArguments
 
 WRITTEN = Path(__file__).with_name("api.txt")
 
 
 def api() -> str:
     lines = [line for name in topr_trl.__all__ for line in described(name, getattr(topr_trl, name))]
-    for arguments in (LoopArguments, StageArguments, VLLMArguments, PlanArguments):
-        lines += described(arguments.__name__, arguments)
-    lines += [f"topr {command}" for command in COMMANDS]
+    for command in COMMANDS:
+        lines += [f"topr {command}", *settings_beyond_trl(command)]
     return "\n".join(lines) + "\n"
+
+
+def settings_beyond_trl(command: str) -> list[str]:
+    """The settings that a command takes, with their defaults; those of TRL's classes are TRL's to change."""
+    kind = KINDS[command]
+    ours = [cls for cls in inspect.getmro(kind) if cls.__module__.startswith("topr_trl")]
+    own = {name for cls in ours for name in cls.__dict__.get("__annotations__", {})}
+    lines = []
+    for field in sorted(dataclasses.fields(kind), key=lambda field: field.name):
+        if field.name in settings_of(command) and field.name in own:
+            required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+            lines.append(f"    --{field.name}" + ("" if required else f" = {field.default!r}"))
+    of_model = {field.name for field in dataclasses.fields(ModelConfig)}
+    theirs = {field.name for field in dataclasses.fields(kind) if field.init} - own - of_model
+    if theirs and theirs <= set(settings_of(command)):
+        return [*lines, "    all settings of TRL's SFTConfig"]
+    return [*lines, *(f"    --{name} of SFTConfig" for name in sorted(theirs & set(settings_of(command))))]
 
 
 def described(name: str, value) -> list[str]:

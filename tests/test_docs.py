@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import topr_trl
 from topr_trl import SamplingArguments, load_candidates, sample_candidates, save_candidates, score_candidates
-from topr_trl.cli.commands import AT_ONCE, make_parser, settings_at_once
+from topr_trl.cli.commands import parse
 from topr_trl.cli.main import COMMANDS
 from topr_trl.config import _GRPO_ONLY, _SFT_ONLY
 from topr_trl.metrics import describe
@@ -131,12 +131,10 @@ def check(words):
     program, *rest = words
     if program == "topr":
         assert rest[0] in COMMANDS, rest
-        if rest[0] in AT_ONCE:
-            settings_at_once(rest[0], rest[1:])
-        elif rest[1:] not in (["--help"], ["--help_all"]):
-            make_parser(rest[0]).parse_args_and_config(rest[1:])
+        if rest[1:] not in (["--help"], ["--help_all"]):
+            parse(rest[0], rest[1:])
     elif program.startswith("--"):  # a setting by itself
-        make_parser("train").parse_args_and_config(words)
+        parse("train", words)
     elif program == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         assert rest[0] == "install"
@@ -169,7 +167,7 @@ def test_yaml(page, tmp_path):
         assert yaml.safe_load(text)
     for name, text in files_of(page).items():
         (tmp_path / name).write_text(text)
-        make_parser("iterate").parse_args_and_config(["--config", str(tmp_path / name), "--bf16", "False"])
+        parse("iterate", ["--config", str(tmp_path / name), "--bf16", "False"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

@@ -115,7 +115,7 @@ def test_stage_train_merges_an_adapter_under_zero3(tmp_path):
     rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}", "reward": float((-1) ** n)} for n in range(8)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     launch(
-        "zero3", "-m", "topr_trl", "train", "--input", tmp_path / "rows.jsonl", "--output", tmp_path / "model",
+        "zero3", "-m", "topr_trl", "train", "--input", tmp_path / "rows.jsonl", "--output_dir", tmp_path / "model",
         "--use_peft", "--lora_target_modules", "q_proj", "v_proj", "--use_cpu", "false", "--ddp_backend", "gloo",
         "--per_device_train_batch_size", 2, "--learning_rate", "1e-2", again=True,
     )  # fmt: skip

@@ -13,14 +13,13 @@ import torch
 import yaml
 from jinja2.exceptions import SecurityError
 from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
-from trl import ModelConfig
 
-from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, SamplingArguments, TOPRConfig, TOPRTrainer
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
 from topr_trl.cli import main as cli
 from topr_trl.cli.memory_plan import PlanArguments, plan_command
-from topr_trl.generation.vllm import VLLMArguments
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.arguments import Settings, StageArguments, load_problems
+from topr_trl.pipeline.arguments import ProblemArguments, SampleArguments
+from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.stages import _sampler
 from topr_trl.tasks import arithmetic, gsm8k, hendrycks_math
 
@@ -42,11 +41,8 @@ class Payload:
         return os.mkdir, (str(self.ran),)
 
 
-def settings(model, **training):
-    return Settings(
-        StageArguments(), SamplingArguments(), VLLMArguments(), OfflineTOPRConfig("out", **RUNS, **training),
-        ModelConfig(model_name_or_path=str(model)),
-    )  # fmt: skip
+def settings(model, **more):
+    return SampleArguments(model_name_or_path=str(model), use_cpu=True, **more)
 
 
 def doors(model, rows, tmp_path, **more):
@@ -151,14 +147,14 @@ def test_a_data_set_runs_no_script(ran, tmp_path):
     folder.mkdir()
     (folder / "problems.py").write_text(f"import os\nos.mkdir({str(ran)!r})\n")
     with pytest.raises((RuntimeError, ValueError, FileNotFoundError)):
-        load_problems(StageArguments(dataset_name=str(folder)))
+        load_problems(ProblemArguments(dataset_name=str(folder)), "train")
     assert not ran.exists()
 
 
 def test_a_config_file_runs_no_code(ran, tmp_path):
     (tmp_path / "evil.yaml").write_text(f"seed: !!python/object/apply:os.mkdir ['{ran}']\n")
     with pytest.raises(yaml.YAMLError):
-        cli.main(["train", "--config", str(tmp_path / "evil.yaml"), "--input", "in", "--output", "out"])
+        cli.main(["train", "--config", str(tmp_path / "evil.yaml"), "--input", "in", "--output_dir", "out"])
     assert not ran.exists()
 
 
@@ -198,14 +194,14 @@ def test_a_number_is_not_written_out_in_more_digits_than_it_has():
 @pytest.mark.parametrize("name", ["../kept", "/", "sub/../../kept", "link/kept", ".."])
 def test_a_manifest_names_no_file_outside_of_its_folder(name, tmp_path):
     folder, outside = tmp_path / "stage", tmp_path / "kept"
-    manifest.begin(folder, {})
+    manifest.begin(folder, "score", {})
     outside.write_text("rows")
     (folder / "link").symlink_to(tmp_path)
     name = str(outside) if name == "/" else name
-    content = {"inputs": {}, "rows": 1, "files": {name: {"bytes": 0, "sha256": ""}}}
+    stage = {"inputs": {}, "sources": {}, "rows": 1, "finished": "now"}
+    content = {"stages": {"score": stage}, "files": {name: {"bytes": 0, "sha256": ""}}}
     (folder / manifest.NAME).write_text(json.dumps(content))
-    for use in (lambda: manifest.begin(folder, {}), lambda: manifest.check_whole(folder),
-                lambda: manifest.drop(folder, tmp_path)):  # fmt: skip
+    for use in (lambda: manifest.begin(folder, "score", {}), lambda: manifest.check_whole(folder)):
         with pytest.raises(ValueError, match="names a file outside of its folder"):
             use()
     assert outside.read_text() == "rows"
@@ -214,11 +210,12 @@ def test_a_manifest_names_no_file_outside_of_its_folder(name, tmp_path):
 def test_a_file_that_is_a_link_goes_without_what_it_links_to(tmp_path):
     """As in the cache of the Hub."""
     folder, blob = tmp_path / "stage", tmp_path / "blob"
-    manifest.begin(folder, {})
+    manifest.begin(folder, "score", {})
     blob.write_text("rows")
     (folder / "rows.parquet").symlink_to(blob)
-    manifest.finish(folder, rows=1)
+    manifest.finish(folder, "score", rows=1)
     manifest.check_whole(folder)
-    manifest.drop(folder, tmp_path)
+    blob.write_text("rows that are others")  # so the stage makes its file again
+    assert not manifest.begin(folder, "score", {})
     assert not (folder / "rows.parquet").is_symlink()
-    assert blob.read_text() == "rows"
+    assert blob.read_text() == "rows that are others"

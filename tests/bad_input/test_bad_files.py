@@ -14,21 +14,9 @@ from topr_trl.pipeline import manifest
 
 __all__ = ["kit"]
 
-RUN = [
-    "--use_cpu",
-    "true",
-    "--bf16",
-    "false",
-    "--report_to",
-    "none",
-    "--disable_tqdm",
-    "true",
-    "--gradient_checkpointing",
-    "false",
-]
 SAMPLE = [
     "sample",
-    "--output",
+    "--output_dir",
     "out",
     "--num_shots",
     0,
@@ -40,7 +28,8 @@ SAMPLE = [
     2,
     "--max_new_tokens",
     8,
-    *RUN,
+    "--use_cpu",
+    "true",
 ]
 
 
@@ -53,7 +42,7 @@ def read(given: str, message: str, name: str, content: bytes | None = None) -> C
             (kit.folder / name).write_bytes(content)
         (kit.folder / "note").touch()
         kit.note()
-        kit.topr("curate", "--input", name, "--output", "out")
+        kit.topr("curate", "--input", name, "--output_dir", "out")
 
     return Case(given, do, message, NO_SHARD, SystemExit)
 
@@ -61,10 +50,10 @@ def read(given: str, message: str, name: str, content: bytes | None = None) -> C
 def finished(kit: Kit, name: str = "rows") -> Any:
     """A folder with two shards as a stage leaves it."""
     folder, rows = kit.folder / name, kit["rows"]
-    manifest.begin(folder, {"seed": 1})
+    manifest.begin(folder, "score", {"seed": 1})
     for k in range(2):
         save_candidates(rows.select(range(4 * k, 4 * k + 4)), folder, k, 2)
-    manifest.finish(folder, 8)
+    manifest.finish(folder, "score", 8)
     return folder
 
 
@@ -74,7 +63,7 @@ def damaged(given: str, message: str, damage: Any, kept: Kept = UNCHANGED) -> Ca
     def do(kit: Kit) -> None:
         damage(finished(kit))
         kit.note()
-        kit.topr("curate", "--input", "rows", "--output", "out")
+        kit.topr("curate", "--input", "rows", "--output_dir", "out")
 
     return Case(given, do, message, kept, SystemExit)
 
@@ -105,12 +94,17 @@ def _names(name: str) -> Any:
 def _of_another_task(folder: Any) -> None:
     path = folder / manifest.NAME
     known = json.loads(path.read_text())
-    known["inputs"]["task"] = "gsm9k"
+    known["stages"] = {"sample": {**known["stages"]["score"], "inputs": {"task": "gsm9k"}}}
     path.write_text(json.dumps(known))
 
 
 def _begun(folder: Any) -> None:
-    (folder / manifest.NAME).write_text('{"inputs": {"seed": 1}, "files": null}')
+    (folder / manifest.NAME).write_text('{"stages": {"score": {"inputs": {"seed": 1}, "sources": {}}}, "files": {}}')
+
+
+def _dropped(folder: Any) -> None:
+    known = {"inputs": {"temperature": 1.0}, "files": {}, "rows": 8, "finished": "", "dropped": "run/scored"}
+    (folder / manifest.NAME).write_text(json.dumps(known))
 
 
 READ = [
@@ -153,8 +147,8 @@ READ = [
     ),
     damaged(
         "a shard is missing",
-        "topr curate: rows has lost or cut files since it was finished: candidates-00000-of-00002.parquet. "
-        "Make it anew.",
+        "topr curate: rows has lost or truncated files since it was finished: candidates-00000-of-00002.parquet. "
+        "Make it again.",
         lambda folder: next(folder.glob("*.parquet")).unlink(),
     ),
     damaged(
@@ -169,12 +163,12 @@ READ = [
     ),
     damaged(
         "a manifest that was cut",
-        "topr curate: rows/_manifest.json is damaged: remove rows, and it is made anew.",
+        "topr curate: rows/_manifest.json is damaged: remove rows, and it is made again.",
         lambda folder: (folder / manifest.NAME).write_text('{"inputs": {'),
     ),
     damaged(
         "a manifest that is something else",
-        "topr curate: rows/_manifest.json is damaged: remove rows, and it is made anew.",
+        "topr curate: rows/_manifest.json is damaged: remove rows, and it is made again.",
         lambda folder: (folder / manifest.NAME).write_text('["a"]'),
     ),
     damaged(
@@ -191,17 +185,17 @@ READ = [
     ),
     Case(
         "a manifest of a task that there is not",
-        lambda kit: [_of_another_task(finished(kit)), kit.topr("score", "--input", "rows", "--output", "out")],
+        lambda kit: [_of_another_task(finished(kit)), kit.topr("score", "--input", "rows", "--output_dir", "out")],
         "topr score: rows/_manifest.json says that its rows are of the task 'gsm9k', and there are gsm8k, math: "
         "they were sampled by another version.",
         NO_SHARD,
         SystemExit,
     ),
     damaged(
-        "rows that were removed when their copy was made",
-        "topr curate: The rows of rows were removed when …/copy had been made of them (keep_copies=True keeps "
-        "both). If that is damaged now, remove both folders, and they are made anew.",
-        lambda folder: manifest.drop(folder, folder.with_name("copy")),
+        "rows that version 0.1 has removed when their copy was made",
+        "topr curate: The rows of rows were removed by version 0.1 when run/scored had been made of them: read that "
+        "folder.",
+        _dropped,
     ),
     Case(
         "`--compare` with itself",
@@ -209,7 +203,7 @@ READ = [
             pq.write_table(
                 pa.table({"problem_id": [0], "extracted": ["7"], "answer": ["7"]}), kit.folder / "rows.parquet"
             ),
-            kit.topr("evaluate", "--input", "rows.parquet", "--compare", "./rows.parquet", "--output", "out"),
+            kit.topr("evaluate", "--input", "rows.parquet", "--compare", "./rows.parquet", "--output_dir", "out"),
         ],
         "topr evaluate: A run cannot be compared with itself: --input and --compare are both rows.parquet.",
         NOTHING_WRITTEN,
@@ -234,7 +228,7 @@ def _thesis(kit: Kit) -> None:
     (kit.out / "thesis.tex").write_text("years of work")
 
 
-CURATE = ["curate", "--input", "rows", "--output", "out"]
+CURATE = ["curate", "--input", "rows", "--output_dir", "out"]
 FOLDERS = [
     written(
         "an output folder that holds other files",
@@ -258,7 +252,7 @@ FOLDERS = [
         "curate",
         "--input",
         "rows/candidates-00000-of-00002.parquet",
-        "--output",
+        "--output_dir",
         "rows",
     ),
     written(
@@ -285,31 +279,31 @@ FOLDERS = [
             kit.topr(*CURATE),
             finished(kit, "others"),
             save_candidates(kit["rows"].select([0]), kit.folder / "others", 0, 2),
-            manifest.finish(kit.folder / "others", 5),
+            manifest.finish(kit.folder / "others", "score", 5),
         ],
         "curate",
         "--input",
         "others",
-        "--output",
+        "--output_dir",
         "out",
     ),
     written(
-        "`--candidates` that are not there",
-        "topr iterate: There is no nowhere (candidates).",
+        "`--rows` that are not there",
+        "topr iterate: There is no nowhere to read (--rows).",
         lambda kit: (kit.folder / "a").touch(),
         "iterate",
-        "--candidates",
+        "--rows",
         "nowhere",
         "--output_dir",
         "out",
     ),
     written(
-        "`--candidates` without answers",
+        "`--rows` without answers",
         "topr iterate: rows.jsonl: rows without a reward need the columns completion, answer; found "
         "['prompt', 'completion'].",
         lambda kit: (kit.folder / "rows.jsonl").write_text('{"prompt": "3 + 4 =", "completion": "7"}'),
         "iterate",
-        "--candidates",
+        "--rows",
         "rows.jsonl",
         "--output_dir",
         "out",

@@ -330,7 +330,7 @@ LOG_MU = [
 def scored(kit: Kit, stage: str, columns: dict[str, list[Any]], *arguments: Any) -> None:
     pq.write_table(pa.table(columns), kit.folder / "rows.parquet")
     kit.note()
-    kit.topr(stage, "--input", "rows.parquet", "--output", "out", *arguments)
+    kit.topr(stage, "--input", "rows.parquet", "--output_dir", "out", *arguments)
 
 
 def stage(given: str, message: str, stage: str, *arguments: Any, **columns: list[Any]) -> Case:
@@ -373,7 +373,7 @@ STAGES = [
     ),
     stage(
         "`curate`: rows that were not scored",
-        "topr curate: rows.parquet: rows to choose from (run the stage score first?) need the columns prompt, "
+        "topr curate: rows.parquet: rows to choose from (run topr score first?) need the columns prompt, "
         "reward; found ['prompt', 'completion'].",
         "curate",
         **TWO,
@@ -421,11 +421,11 @@ STAGES = [
         problem_id=[1, None],
     ),
     stage(
-        "`evaluate`: no `problem_id`",
-        "topr evaluate: rows.parquet: rows to evaluate need the columns problem_id, answer, and extracted or "
-        "completion; problem_id missing.",
+        "`evaluate`: neither `problem_id` nor `prompt`",
+        "topr evaluate: rows.parquet: rows to evaluate need the columns problem_id or prompt, answer, and extracted or "
+        "completion; prompt missing.",
         "evaluate",
-        **TWO,
+        extracted=["7", "8"],
         answer=["7", "8"],
     ),
     stage(

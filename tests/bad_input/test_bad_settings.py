@@ -3,11 +3,11 @@
 from typing import Any
 
 from bad_input import Case, Kept, Kit, cases, kit
+from transformers import TrainingArguments
 
 from topr_trl import OfflineTOPRConfig, SamplingArguments, TOPRConfig
 from topr_trl.cli.memory_plan import PlanArguments
-from topr_trl.pipeline.arguments import StageArguments
-from topr_trl.pipeline.loop import LoopArguments
+from topr_trl.pipeline.arguments import BackendArguments, IterateArguments, ProblemArguments, SampleArguments
 
 __all__ = ["kit"]
 
@@ -24,10 +24,8 @@ def setting(given: str, message: str, of: type = OfflineTOPRConfig, error: Any =
     """Settings of a trainer or of a stage; those that both trainers have are tried with both."""
 
     def do(kit: Kit) -> None:
-        if of in (TOPRConfig, OfflineTOPRConfig):
-            of(str(kit.out), **{"use_cpu": True, "bf16": False, **settings})
-        else:
-            of(**settings)
+        on_a_cpu = {"output_dir": str(kit.out), "use_cpu": True, "bf16": False}
+        of(**{**(on_a_cpu if issubclass(of, TrainingArguments) else {}), **settings})
 
     return Case(given, do, message, NOTHING_BEGUN, error)
 
@@ -170,31 +168,31 @@ SETTINGS = [
         SamplingArguments,
         top_k=0,
     ),
-    setting("an unknown task", "task must be gsm8k or math, not 'gsm9k'.", StageArguments, task="gsm9k"),
+    setting("an unknown task", "task must be gsm8k or math, not 'gsm9k'.", ProblemArguments, task="gsm9k"),
     setting(
         "an unknown backend",
         "sampling_backend must be transformers or vllm, not 'tgi'.",
-        StageArguments,
+        BackendArguments,
         sampling_backend="tgi",
     ),
     setting(
         "a worker that is none of them",
         "worker must be k/n with k < n, as in 0/8, not '2/2'.",
-        StageArguments,
+        SampleArguments,
         worker="2/2",
     ),
-    setting("fewer examples than none", "num_shots must be at least 0, not -1.", StageArguments, num_shots=-1),
+    setting("fewer examples than none", "num_shots must be at least 0, not -1.", ProblemArguments, num_shots=-1),
     setting(
         "drawn examples of the wrong task",
         "training_shots draws from MATH's training problems: it needs task=math and a dataset_name.",
-        StageArguments,
+        ProblemArguments,
         training_shots=True,
     ),
-    setting("no iteration", "iterations must be at least 1, not 0.", LoopArguments, iterations=0),
+    setting("no iteration", "iterations must be at least 1, not 0.", IterateArguments, iterations=0),
     setting(
         "an Accelerate config that is not there",
-        "There is no nowhere (accelerate_config).",
-        LoopArguments,
+        "There is no nowhere to read (--accelerate_config).",
+        IterateArguments,
         FileNotFoundError,
         accelerate_config="nowhere",
     ),
@@ -229,7 +227,7 @@ COMMANDS = [
     command("no command", "usage: topr [-h] COMMAND topr: error: the following arguments are required: COMMAND"),
     command(
         "an unknown setting",
-        "topr sample: There is no setting --num_candidats (is --num_candidates meant?); topr sample --help lists them.",
+        "topr sample: There is no setting --num_candidats. Is --num_candidates meant?",
         "sample",
         "--num_candidats",
         3,
@@ -244,18 +242,18 @@ COMMANDS = [
     ),
     command(
         "a value that is no choice",
-        "usage: topr COMMAND [--config FILE] [settings] topr: error: argument --dtype: invalid choice: 'int3' "
+        "usage: topr sample [--config FILE] [settings] topr sample: error: argument --dtype: invalid choice: 'int3' "
         "(choose from …)",
         "sample",
         "--dtype",
         "int3",
     ),
-    command("no `--output`", "topr sample: Name the folder to write with --output.", "sample"),
+    command("no `--output_dir`", "topr sample: Name the folder to write with --output_dir.", "sample"),
     command(
         "no `--input`",
-        "topr train: This stage reads rows: name their folder or file with --input.",
+        "topr train: This command reads rows: name their folder or file with --input.",
         "train",
-        "--output",
+        "--output_dir",
         "out",
     ),
     command("`--config` without a file", "topr sample: --config needs the name of a YAML file.", "sample", "--config"),
@@ -267,14 +265,14 @@ COMMANDS = [
     ),
     command(
         "YAML that is a list",
-        "topr sample: Config file own.yaml must contain a YAML mapping.",
+        "topr sample: own.yaml must hold settings, one per line, as in `learning_rate: 1.0e-6`.",
         "sample",
         *CONFIG,
         file="- a\n- b\n",
     ),
     command(
         "YAML that is empty",
-        "topr sample: Config file own.yaml must contain a YAML mapping.",
+        "topr sample: own.yaml must hold settings, one per line, as in `learning_rate: 1.0e-6`.",
         "sample",
         *CONFIG,
         file="",
@@ -288,11 +286,10 @@ COMMANDS = [
     ),
     command(
         "an unknown setting in YAML",
-        "topr sample: There is no setting --learning_rat (in own.yaml) (is --learning_rate meant?); topr sample --help "
-        "lists them.",
+        "topr sample: There is no setting --num_candidats (in own.yaml). Is --num_candidates meant?",
         "sample",
         *CONFIG,
-        file="learning_rat: 1\n",
+        file="num_candidats: 1\n",
     ),
     command(
         "a value of the wrong type in YAML",
@@ -313,24 +310,63 @@ COMMANDS = [
         file="- a\n",
     ),
     command(
-        "`--worker` for another stage than sampling",
-        "topr score: worker='0/2' is for the stage sample, not for score.",
+        "a setting of another command",
+        "topr score: There is no setting --worker. It is a setting of topr sample.",
         "score",
         "--worker",
         "0/2",
+        "--input",
+        ".",
+        "--output_dir",
+        "out",
+    ),
+    command(
+        "`--input` for the loop",
+        "topr iterate: There is no setting --input. It is a setting of topr score, curate, log-mu, train, evaluate, "
+        "plot, push.",
+        "iterate",
+        "--input",
+        ".",
+        "--output_dir",
+        "out",
+    ),
+    command(
+        "`--output`, as version 0.1 called it",
+        "topr score: There is no setting --output. It is called --output_dir now.",
+        "score",
         "--input",
         ".",
         "--output",
         "out",
     ),
     command(
-        "`--input` for the loop",
-        "topr iterate: input is for single stages; topr iterate writes to output_dir.",
+        "`--candidates` for the loop, as version 0.1 called it",
+        "topr iterate: There is no setting --candidates. It is called --rows now.",
         "iterate",
-        "--input",
-        ".",
-        "--output_dir",
-        "out",
+        "--candidates",
+        "rows.jsonl",
+    ),
+    command(
+        "a setting of another command in YAML",
+        "topr sample: There is no setting --learning_rate (in own.yaml). It is a setting of topr train, iterate.",
+        "sample",
+        *CONFIG,
+        file="learning_rate: 1.0e-6\n",
+    ),
+    command(
+        "text that is no number in YAML",
+        "usage: topr train [--config FILE] [settings] topr train: error: argument --learning_rate/--learning-rate: "
+        "invalid float value: 'fast'",
+        "train",
+        *CONFIG,
+        file="learning_rate: fast\n",
+    ),
+    command(
+        "a list for a number in YAML",
+        "topr sample: num_candidates must be int, not [4].",
+        "sample",
+        *CONFIG,
+        file="num_candidates: [4]\n",
     ),
     command(
         "`save_only_model` for the loop",

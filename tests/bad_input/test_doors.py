@@ -34,12 +34,11 @@ from topr_trl.data.tokenization import tokenize, tokenize_row
 from topr_trl.evaluation.answers import samples_of
 from topr_trl.evaluation.bootstrap import compare
 from topr_trl.evaluation.estimates import Evaluation, evaluate_in_full
-from topr_trl.generation.sampling import SamplingArguments
 from topr_trl.loss import MAX_LOG_WEIGHT, TruncationLimits, topr_loss, truncated_weights
 from topr_trl.metrics import describe
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.arguments import StageArguments
-from topr_trl.pipeline.loop import LoopArguments
+from topr_trl.pipeline.arguments import SETTINGS
+from topr_trl.pipeline.lineage import lineage
 from topr_trl.rewards import VERDICTS, score_candidates
 from topr_trl.sandbox.worker_pool import WorkerPool
 from topr_trl.tasks import arithmetic, gsm8k, hendrycks_math, math_equal
@@ -332,10 +331,14 @@ PATHS = st.sampled_from([
     "ABSOLUTE", "missing", "_manifest.json", "x" * 300,
 ])  # fmt: skip
 ENTRIES = st.fixed_dictionaries({"bytes": st.sampled_from([4, 6, 0, -1]), "sha256": st.text(max_size=3)}) | JSON
+STAGE = st.fixed_dictionaries(
+    {"inputs": st.just({"seed": 1}) | JSON}, optional={"sources": st.just({}) | JSON, "finished": JSON, "rows": JSON}
+) | JSON  # fmt: skip
 MANIFESTS = st.fixed_dictionaries(
     {},
     optional={
-        "inputs": st.just({"seed": 1}) | JSON,
+        "inputs": st.just({"seed": 1}) | JSON,  # of version 0.1
+        "stages": st.dictionaries(st.sampled_from(["sample", "score"]), STAGE, max_size=2) | JSON,
         "files": st.none() | st.dictionaries(PATHS, ENTRIES, max_size=4) | JSON,
         "dropped": st.text(max_size=5) | JSON,
         "rows": JSON,
@@ -356,9 +359,9 @@ def test_a_manifest_never_leads_out_of_its_folder(content, tail, calls):
         text = json.dumps(content).replace("ABSOLUTE", str(outside / "victim"))
         (folder / manifest.NAME).write_bytes(text.encode() + (tail or b""))
         work = (
-            lambda: manifest.begin(folder, {"seed": 1}), lambda: manifest.check_whole(folder),
-            lambda: manifest.drop(folder, outside / "copy"), lambda: manifest.check_kept(folder),
-            lambda: manifest.fingerprint(folder),
+            lambda: manifest.begin(folder, "sample", {"seed": 1}), lambda: manifest.check_whole(folder),
+            lambda: manifest.begin(folder, "score", {}), lambda: manifest.fingerprint(folder),
+            lambda: lineage(folder),
         )  # fmt: skip
         for call in calls:
             with refused_by_name(str(folder)):
@@ -485,19 +488,20 @@ def test_settings_of_training(values):
         assert config.effective_positive_share is None or 0 < config.effective_positive_share <= 1
 
 
-NAMES = [*OF_TOPR, *StageArguments.__dataclass_fields__, *SamplingArguments.__dataclass_fields__,
-         *LoopArguments.__dataclass_fields__, "seed", "learning_rate", "no_such_setting"]  # fmt: skip
+NAMES = [*dict.fromkeys(name for names in SETTINGS.values() for name in names), "no_such_setting"]
 
 
 @fewer
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES | JSON, max_size=3) | JSON,
-       st.lists(st.tuples(st.sampled_from(NAMES), st.text(max_size=6)), max_size=2))  # fmt: skip
-def test_settings_of_the_command(content, flags):
+       st.lists(st.tuples(st.sampled_from(NAMES), st.text(max_size=6)), max_size=2),
+       st.sampled_from(["score", "curate", "log-mu", "train", "evaluate"]))  # fmt: skip
+def test_settings_of_the_command(content, flags, command):
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         (Path(folder) / "config.yaml").write_text(json.dumps(content))
         options = [part for name, value in flags for part in (f"--{name}", value)]
         # argparse leaves with SystemExit, the rest is said in a line; nothing is read: there is no such folder.
         with pytest.raises((SystemExit, ValueError, OSError)):
-            cli.main(["curate", "--config", f"{folder}/config.yaml", *options, "--input", f"{folder}/nowhere",
-                      "--output", f"{folder}/out"])  # fmt: skip
+            cli.main([command, "--config", f"{folder}/config.yaml", *options, "--input", f"{folder}/nowhere",
+                      "--output_dir", f"{folder}/out"])  # fmt: skip
+        assert not (Path(folder) / "out").exists()

@@ -24,7 +24,7 @@ def write(path, **columns):
 
 
 def run(*arguments):
-    main(["evaluate", *map(str, arguments), "--use_cpu", "true", "--bf16", "false", "--report_to", "none"])
+    main(["evaluate", *map(str, arguments), "--use_cpu", "true"])
 
 
 def fails(*arguments):
@@ -34,30 +34,30 @@ def fails(*arguments):
     return str(error.value)
 
 
-MODEL = ["--num_test_problems", 3, "--num_shots", 0, "--eval_samples", 4, "--max_new_tokens", 60, "--seed", 3]
+MODEL = ["--num_test_problems", 3, "--num_shots", 0, "--num_candidates", 4, "--max_new_tokens", 60, "--seed", 3]
 
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory):
     """The embedded model, evaluated in one command."""
     out = tmp_path_factory.mktemp("embedded") / "out"
-    run(*MODEL, "--output", out)
+    run(*MODEL, "--output_dir", out)
     return out
 
 
 def test_a_model(embedded, capsys, monkeypatch):
     assert {path.name for path in embedded.iterdir()} >= {
-        "candidates", "scored", "evaluation.json", "evaluation.png", "evaluation.txt", "_manifest.json",
+        "rollouts", "evaluation.json", "evaluation.png", "evaluation.txt", "_manifest.json",
     }  # fmt: skip
     found = json.loads((embedded / "evaluation.json").read_text())
     assert (found["num_problems"], found["num_samples"]) == (3, 4)
     assert list(found["pass_at"]) == ["1", "2", "4"]
-    verdicts = load_candidates(embedded / "scored")["verdict"][:]
+    verdicts = load_candidates(embedded / "rollouts")["verdict"][:]
     assert found["shares"]["correct"] == pytest.approx(verdicts.count("correct") / 12)
     # The rows have manifests of their own: the evaluation stands without them, and is read again.
-    assert all("/" not in name for name in manifest.read(embedded)["files"])
+    assert all("/" not in name for name in manifest.read(embedded).files)
     monkeypatch.setattr(stages, "_sampler", None)
-    run(*MODEL, "--output", embedded)
+    run(*MODEL, "--output_dir", embedded)
     assert "pass@4" in capsys.readouterr().out
 
 
@@ -65,14 +65,14 @@ def test_a_killed_evaluation_goes_on(embedded, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setitem(stages.STAGES, "score", None)
         with pytest.raises(TypeError):
-            run(*MODEL, "--output", tmp_path)
+            run(*MODEL, "--output_dir", tmp_path)
     monkeypatch.setattr(stages, "_sampler", None)  # sampled before
-    run(*MODEL, "--output", tmp_path)
+    run(*MODEL, "--output_dir", tmp_path)
     assert (tmp_path / "evaluation.json").read_text() == (embedded / "evaluation.json").read_text()
 
 
 def test_candidates_are_scored_where_they_are_not(tmp_path, capsys):
-    run("--input", write(tmp_path / "rows.parquet"), "--output", tmp_path / "out")
+    run("--input", write(tmp_path / "rows.parquet"), "--output_dir", tmp_path / "out")
     found = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     # pass@1: (3/4 + 1/4) / 2. pass@2: one problem needs a right one of two among three of four, one among one of four.
     assert found["pass_at"]["1"]["value"] == 0.5
@@ -83,15 +83,23 @@ def test_candidates_are_scored_where_they_are_not(tmp_path, capsys):
         "1": 0.75, "2": 0.25,
     }  # fmt: skip
     assert "level" in capsys.readouterr().out
-    run("--input", tmp_path / "out" / "scored", "--output", tmp_path / "again")
+    run("--input", tmp_path / "out" / "scored", "--output_dir", tmp_path / "again")
     assert not (tmp_path / "again" / "scored").exists()
     assert json.loads((tmp_path / "again" / "evaluation.json").read_text()) == found
+
+
+def test_rows_of_one_prompt_are_samples_of_one_problem(tmp_path):
+    prompts = ["2 + 3 ="] * 4 + ["1 + 1 ="] * 4
+    run("--input", write(tmp_path / "rows.parquet", problem_id=None, prompt=prompts), "--output_dir", tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert (found["num_problems"], found["num_samples"]) == (2, 4)
+    assert found["pass_at"]["1"]["value"] == 0.5
 
 
 def test_two_runs(tmp_path, capsys):
     first = write(tmp_path / "first.parquet")
     better = write(tmp_path / "better.parquet", completion=["The answer is 5."] * 4 + ["The answer is 2."] * 4)
-    run("--input", first, "--compare", better, "--output", tmp_path / "out")
+    run("--input", first, "--compare", better, "--output_dir", tmp_path / "out")
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert list(found["runs"]) == ["first.parquet", "better.parquet"]
     assert found["differences"]["pass@1"]["difference"] == 0.5
@@ -100,7 +108,7 @@ def test_two_runs(tmp_path, capsys):
 
 
 def test_a_model_beside_candidates(embedded, tmp_path):
-    run(*MODEL, "--compare", embedded / "scored", "--output", tmp_path / "out")
+    run(*MODEL, "--compare", embedded / "rollouts", "--output_dir", tmp_path / "out")
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert {d["difference"] for d in found["differences"].values()} == {0.0}  # the same seed
 
@@ -108,31 +116,31 @@ def test_a_model_beside_candidates(embedded, tmp_path):
 def test_errors_come_first(embedded, tmp_path, monkeypatch):
     monkeypatch.setitem(stages.STAGES, "sample", None)  # none of these gets as far
     monkeypatch.setitem(stages.STAGES, "evaluate", None)
-    good, out = write(tmp_path / "good.parquet"), ["--output", tmp_path / "out"]
+    good, out = write(tmp_path / "good.parquet"), ["--output_dir", tmp_path / "out"]
     assert "no " in fails("--input", tmp_path / "nowhere", *out)
     assert "--compare" in fails("--input", good, "--compare", tmp_path / "nowhere", *out)
     assert "Name the folder to write" in fails("--input", good)
     assert "answer missing" in fails("--input", write(tmp_path / "a.parquet", answer=None), *out)
     assert "completion missing" in fails("--input", write(tmp_path / "b.parquet", completion=None), *out)
-    assert "problem_id missing" in fails("--compare", write(tmp_path / "c.parquet", problem_id=None), *out)
+    assert "prompt missing" in fails("--compare", write(tmp_path / "c.parquet", problem_id=None), *out)
     assert "Drop the column `reward`" in fails("--input", write(tmp_path / "d.parquet", reward=[1.0] * 8), *out)
     assert "compared with itself" in fails("--input", good, "--compare", good, *out)
     assert "topr sample" in fails("--worker", "0/2", *out)
     assert "is not finished" in fails("--input", _open(tmp_path / "open"), *out)
     assert "another right answer" in fails(*MODEL[2:], "--num_test_problems", 2, "--compare", good, *out)
-    more = [*MODEL[2:], "--num_test_problems", 5, "--compare", embedded / "scored", "--output", tmp_path / "more"]
+    more = [*MODEL[2:], "--num_test_problems", 5, "--compare", embedded / "rollouts", "--output_dir", tmp_path / "more"]
     assert "2 of 5 in the first are not in the second" in fails(*more)
 
 
 def _open(folder):
-    manifest.begin(folder, {})
+    manifest.begin(folder, "score", {})
     return folder
 
 
 def test_errors_of_the_rows(tmp_path):
     shorter = {name: values[:-1] for name, values in ROWS.items()}
-    assert "problem 1: 3" in fails("--input", write(tmp_path / "a.parquet", **shorter), "--output", tmp_path / "a")
+    assert "problem 1: 3" in fails("--input", write(tmp_path / "a.parquet", **shorter), "--output_dir", tmp_path / "a")
     scores = [0.5] * 7 + [None]
     assert "`score` must hold numbers; row 7 holds None" in fails(
-        "--input", write(tmp_path / "b.parquet", score=scores), "--output", tmp_path / "b"
+        "--input", write(tmp_path / "b.parquet", score=scores), "--output_dir", tmp_path / "b"
     )

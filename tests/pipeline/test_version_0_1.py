@@ -24,8 +24,8 @@ SAMPLING = {
 CHOICE = {"baseline": "0.5", "effective_positive_share": None, "curation": "none", "iteration_size": None,
           "curation_positive_share": 0.5}  # fmt: skip
 TRAINING = {"learning_rate": 1e-3, "optim": "adafactor", "preset": "topr", "seed": 42, "iteration": 1,
-            "model": "the embedded model", "revision": "main", "dtype": None,
-            "attention": None, "peft": None}  # fmt: skip
+            "model": "the embedded model", "revision": "main", "dtype": None, "attention": None,
+            "peft": None}  # fmt: skip
 
 
 def finished(folder, inputs, **notes):

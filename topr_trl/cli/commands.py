@@ -41,9 +41,8 @@ KINDS: dict[str, type] = {
     "plot": PlotArguments, "push": PushArguments,
 }  # fmt: skip
 # What version 0.1 called otherwise.
-_RENAMED = {"output": "output_dir", "candidates": "rows"}
-_GONE = {"keep_copies": "The rows of an iteration are in one folder, and kept once.",
-         }  # fmt: skip
+_RENAMED = {"output": "output_dir", "candidates": "rows", "eval_samples": "num_candidates"}
+_GONE = {"keep_copies": "The rows of an iteration are in one folder, and kept once. Leave it out."}
 
 
 def run(command: str, arguments: Sequence[str], description: str) -> None:
@@ -94,7 +93,11 @@ def parse(command: str, given: list[str]) -> Any:
     parser = TrlParser(_only(kind, names), prog=f"topr {command}", usage=_usage(command), allow_abbrev=False)
     embedded = _settings_of_the_embedded_model(command, said, config)
     parser.set_defaults(**{**_defaults(names), **embedded})
-    parsed, *_ = parser.parse_args_and_config(given, return_remaining_strings=True)
+    parsed, _, more = parser.parse_args_and_config(
+        given, return_remaining_strings=True, separate_remaining_strings=True
+    )
+    if more:
+        raise ValueError(f"{more[0]!r} belongs to no setting. topr {command} --help lists its settings.")
     return kind(**{name: getattr(parsed, name) for name in names})
 
 
@@ -109,7 +112,8 @@ def read_config(given: Sequence[str]) -> dict[str, Any]:
     if given[-1] == "--config":
         raise ValueError("--config needs the name of a YAML file.")
     file = Path(given[given.index("--config") + 1])
-    config = yaml.safe_load(file.read_text())
+    with file.open(encoding="utf-8") as stream:  # not the text: errors of YAML name the file
+        config = yaml.safe_load(stream)
     if not isinstance(config, dict):
         raise ValueError(f"{file} must hold settings, one per line, as in `learning_rate: 1.0e-6`.")
     return config
@@ -132,13 +136,15 @@ def refuse_unknown(command: str, said: set[str], where: str) -> None:
     name, others = unknown[0], [other for other in KINDS if unknown[0] in settings_of(other)]
     if (new := _RENAMED.get(name)) in names:
         hint = f"It is called --{new} now."
+    elif name in _GONE:
+        hint = _GONE[name]
     elif others:
         hint = f"It is a setting of topr {', '.join(others)}."
     elif similar := get_close_matches(name, names, 1):
         hint = f"Is --{similar[0]} meant?"
     else:
-        hint = _GONE.get(name, f"topr {command} --help lists its settings.")
-    raise ValueError(f"topr {command} has no setting --{name}{where}. {hint}")
+        hint = f"topr {command} --help lists its settings."
+    raise ValueError(f"There is no setting --{name}{where}. {hint}")
 
 
 def _aliases(command: str) -> list[str]:

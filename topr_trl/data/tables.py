@@ -128,6 +128,13 @@ def read_shard(shard: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def rows_of(shard: Path) -> int:
+    """The number of rows of a file.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    if shard.suffix != ".parquet":
+        return len(read_table(shard))
     with _naming(shard):
         rows: int = pq.read_metadata(shard).num_rows
     return rows

@@ -193,8 +193,10 @@ class TrainArguments(FolderArguments, OfflineTOPRConfig, ModelConfig):
     iteration: int = SeedArguments.iteration
 
     def __post_init__(self) -> None:
+        output_dir = self.output_dir
         ModelConfig.__post_init__(self)
         OfflineTOPRConfig.__post_init__(self)
+        self.output_dir = output_dir  # where there is none, transformers has named one
         _check_at_least(0, self, "iteration")
         if self.push_to_hub:
             raise ValueError(

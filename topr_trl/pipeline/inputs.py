@@ -65,8 +65,8 @@ def of_curation(args: CurateArguments) -> Inputs:
 
 
 def of_log_mu(args: TrainArguments) -> Inputs:
-    """Of the stage `log-mu`."""
-    names = (*CHOICE, *_RATIO, *_FORWARD, "seed", "iteration")
+    """Of the stage `log-mu`. Which rows are chosen is not among them: those that are not trained on have one too."""
+    names = ("baseline", "effective_positive_share", *_RATIO, *_FORWARD, "seed", "iteration")
     return {**_rows(args.source, args.folder), **_weights(args), **_adapter(args), **_named(args, names)}
 
 

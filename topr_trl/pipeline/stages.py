@@ -38,6 +38,7 @@ from topr_trl.pipeline import inputs, manifest
 from topr_trl.pipeline.arguments import (
     CurateArguments,
     EvaluateArguments,
+    FolderArguments,
     SampleArguments,
     ScoreArguments,
     TrainArguments,
@@ -210,13 +211,23 @@ def is_finished(name: str, args: Settings) -> bool:
         ValueError: its folder holds results for other settings.
     """
     known = manifest.read(args.folder)
-    return known is not None and name in known.stages and _begin(name, args)
+    if known is None or name not in known.stages:
+        return False
+    _check_sources(args)
+    return _begin(name, args)
+
+
+def _check_sources(args: Settings) -> None:
+    """Refuse to read what is not named, not there or not whole."""
+    found = [args.source] if isinstance(args, FolderArguments) else []
+    if isinstance(args, EvaluateArguments):
+        found = [Path(path) for path in (args.input, args.compare) if path is not None]
+    for path in found:
+        if path.resolve() != args.folder.resolve():
+            manifest.check_whole(path)
 
 
 def _begin(name: str, args: Settings) -> bool:
-    for path in (getattr(args, "input", None), getattr(args, "compare", None)):
-        if path is not None and Path(path).resolve() != args.folder.resolve():
-            manifest.check_whole(Path(path))
     _, inputs_of = STAGES[name]
     return manifest.begin(args.folder, name, inputs_of(args), inputs.sources_of(args))
 
@@ -235,6 +246,7 @@ def run(name: str, args: Settings) -> dict[str, Any]:
     if state.num_processes > 1 and name not in ON_SEVERAL_PROCESSES:
         more = " For several sampling processes start each with --worker k/n." if name == "sample" else ""
         raise ValueError(f"The stage {name} runs in one process; start it without accelerate launch.{more}")
+    _check_sources(args)  # before the folder to write is made
     if isinstance(args, SampleArguments) and args.worker is not None:  # one of several; who started them finishes
         with manifest.lock(args.folder, f"-{args.worker.replace('/', '-of-')}"):
             if not _begin(name, args):

@@ -1,0 +1,348 @@
+"""Each command takes its own settings, refuses those of others, and says what came out."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from topr_trl.cli import commands
+from topr_trl.cli import main as cli
+from topr_trl.cli.commands import KINDS, parse, settings_of
+from topr_trl.pipeline import stages
+from topr_trl.pipeline.arguments import IterateArguments
+from topr_trl.pipeline.loop import steps_of, write_settings
+from topr_trl.tasks import arithmetic
+
+CPU = ["--use_cpu", "true", "--bf16", "false"]
+PAIRS = [
+    (command, other) for command in KINDS for other in KINDS if set(settings_of(other)) - set(settings_of(command))
+]
+
+
+def others_of(command, other):
+    """Settings of another command that this one does not take; one has another name here, see below."""
+    return sorted(set(settings_of(other)) - set(settings_of(command)) - set(commands._RENAMED))
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Writes a YAML."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(**settings):
+        (tmp_path / "own.yaml").write_text(yaml.safe_dump(settings))
+        return ["--config", "own.yaml"]
+
+    return write
+
+
+def refusal(command, given):
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        cli.main([command, *given])
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+# Settings of another command.
+
+
+@pytest.mark.parametrize(("command", "other"), PAIRS)
+def test_settings_of_another_command_are_refused_by_name(command, other, own, tmp_path):
+    for name in others_of(command, other):
+        for given in ([f"--{name}", "1"], [f"--{name}=1"], [f"--{name.replace('_', '-')}", "1"]):
+            message = refusal(command, given)
+            assert message.startswith(f"There is no setting --{name}. It is a setting of topr ")
+            assert other in message.partition("topr ")[2].rstrip(".").split(", ")
+        if command == "plan" and other != "plan" and name in settings_of("iterate"):
+            continue  # of a file that can be run
+        message = refusal(command, own(**{name: 1}))
+        assert message.startswith(f"There is no setting --{name} (in own.yaml). It is a setting of topr ")
+    assert {path.name for path in tmp_path.iterdir()} <= {"own.yaml"}
+
+
+def test_every_two_commands_differ():
+    assert len(PAIRS) == len(KINDS) * (len(KINDS) - 1) - sum(
+        set(settings_of(other)) <= set(settings_of(command)) for command in KINDS for other in KINDS if other != command
+    )
+    assert len(PAIRS) > 80
+
+
+def test_what_a_loop_is_run_with_can_be_planned(own):
+    config = own(iterations=3, learning_rate=1e-6, num_candidates=8, model_name_or_path="70b", use_peft=False)
+    planned = parse("plan", config)
+    assert (planned.num_candidates, planned.model_name_or_path) == (8, "70b")
+    assert "--iterations" in refusal("plan", ["--iterations", "3"])
+    assert "--split" in refusal("plan", own(split="test"))  # no setting of the loop
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "hint"),
+    [
+        ("sample", "num_candidats", "Is --num_candidates meant?"),
+        ("iterate", "learning_rat", "Is --learning_rate meant?"),
+        ("score", "zzz", "topr score --help lists its settings."),
+        ("sample", "output", "It is called --output_dir now."),
+        ("train", "output", "It is called --output_dir now."),
+        ("plan", "output", "It is a setting of topr plot."),
+        ("iterate", "candidates", "It is called --rows now."),
+        ("iterate", "keep_copies", "The rows of an iteration are in one folder, and kept once. Leave it out."),
+        ("evaluate", "eval_samples", "It is called --num_candidates now."),
+        ("train", "eval_samples", "It is a setting of topr iterate."),
+    ],
+)
+def test_what_an_unknown_setting_may_have_meant(command, name, hint, own):
+    assert refusal(command, [f"--{name}", "1"]) == f"There is no setting --{name}. {hint}"
+    assert refusal(command, own(**{name: 1})) == f"There is no setting --{name} (in own.yaml). {hint}"
+
+
+def test_words_that_belong_to_no_setting_are_refused(own):
+    for given in (["rows.jsonl"], ["--task", "gsm8k", "math"], [*own(task="gsm8k"), "rows.jsonl"], ["-x"]):
+        assert "belongs to no setting" in refusal("score", given)
+
+
+# Values.
+
+
+def test_a_config_file(own):
+    file = own(num_candidates=3, top_p=0.5)[1]
+    for given in (["--config", file], [f"--config={file}"]):
+        found = parse("sample", [part for word in given for part in commands._split(word)])
+        assert (found.num_candidates, found.top_p, found.temperature) == (3, 0.5, 1.0)
+        assert parse("sample", ["--config", file, "--num_candidates", "4"]).num_candidates == 4
+
+
+def test_config_and_its_file_in_one_word(own, monkeypatch):
+    seen, config = [], own(input="rows", output_dir="out")
+    monkeypatch.setattr(stages, "run", lambda command, args: seen.append(args) or {})
+    cli.main(["score", f"--config={config[1]}"])
+    assert seen[0].input == "rows"
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "value", "message"),
+    [
+        ("sample", "num_candidates", [4], "num_candidates must be int, not [4]."),
+        ("sample", "num_candidates", 4.5, "num_candidates must be int, not 4.5."),
+        ("sample", "num_candidates", True, "num_candidates must be int, not True."),
+        ("sample", "temperature", False, "temperature must be float, not False."),
+        ("sample", "num_train_problems", {"a": 1}, "num_train_problems must be int or None, not {'a': 1}."),
+        ("sample", "use_cpu", 1, "use_cpu must be bool, not 1."),
+        ("sample", "dataset_name", ["a"], "dataset_name must be str or None, not ['a']."),
+        ("train", "learning_rate", None, "learning_rate must be float, not None."),
+        ("curate", "iteration_size", "many", None),
+    ],
+)
+def test_values_of_another_type_in_yaml(command, name, value, message, own, capsys):
+    if message is None:  # text is read as on the command line
+        with pytest.raises(SystemExit):
+            parse(command, own(**{name: value}))
+        assert f"--{name}" in capsys.readouterr().err
+    else:
+        assert refusal(command, own(**{name: value})) == message
+
+
+def test_numbers_in_yaml(own, tmp_path):
+    (tmp_path / "own.yaml").write_text("learning_rate: 1e-4\nbaseline: 0.5\nmax_steps: '7'\nnum_train_epochs: 2\n")
+    assert isinstance(yaml.safe_load((tmp_path / "own.yaml").read_text())["learning_rate"], str)
+    found = parse("train", ["--config", "own.yaml", *CPU])
+    assert (found.learning_rate, found.baseline_value, found.max_steps, found.num_train_epochs) == (1e-4, 0.5, 7, 2)
+
+
+def test_lists_and_mappings_in_yaml(own):
+    config = own(lr_scheduler_kwargs={"num_cycles": 2}, report_to=["none"], lora_target_modules=["q_proj"])
+    found = parse("train", [*config, *CPU])
+    assert found.lr_scheduler_kwargs == {"num_cycles": 2}
+    assert found.lora_target_modules in ("q_proj", ["q_proj"])
+
+
+@pytest.mark.parametrize("training", [{}, {"curation": "anna_karenina", "iteration_size": 20, "baseline": "mean"}])
+def test_stages_of_the_loop_take_what_it_gives_them(training, tmp_path, monkeypatch):
+    """Or the loop would find the results of other settings when it is started again."""
+    loop = IterateArguments(
+        output_dir=str(tmp_path), iterations=2, num_train_problems=3, num_test_problems=2, num_shots=0, use_cpu=True,
+        bf16=False, max_steps=3, learning_rate=1e-3, optim="adamw_torch", optim_args="eps=1e-7", use_peft=True,
+        lora_target_modules=["q_proj", "v_proj"], lr_scheduler_type="cosine", dtype="float32", report_to="none",
+        ratio_level="token", accelerator_config={"split_batches": True}, top_p=0.9, temperature=0.5, seed=7, **training,
+    )  # fmt: skip
+    monkeypatch.setattr(stages.manifest, "fingerprint", lambda path: str(path))
+    apart = 0
+    for step in steps_of(loop):
+        step.folder.mkdir(parents=True, exist_ok=True)
+        if step.stage in ("sample", "log-mu", "train"):
+            args = parse(step.stage, ["--config", str(write_settings(step))])
+            _, inputs_of = stages.STAGES[step.stage]
+            assert inputs_of(args) == inputs_of(step.args)
+            apart += 1
+    assert apart == 9
+
+
+# The embedded model.
+
+
+def defaults(command, *given):
+    said = {word[2:].partition("=")[0] for word in given if word.startswith("--")} - {"config"}
+    return commands._settings_of_the_embedded_model(command, said, commands.read_config(list(given)))
+
+
+def test_settings_of_the_embedded_model(own, capsys):
+    assert defaults("iterate")["num_shots"] == 0
+    assert "num_shots=0" in capsys.readouterr().out
+    defaults("iterate", *own(num_shots=3, learning_rate=1e-3))
+    shown = capsys.readouterr().out
+    assert "num_shots" not in shown
+    assert "learning_rate" not in shown
+    assert "max_new_tokens=96" in shown
+    assert parse("iterate", [*own(num_shots=3), *CPU]).num_shots == 3
+    found = parse("iterate", CPU)
+    assert (found.curation, found.iteration_size, found.learning_rate) == ("uniform", 6_000, 1e-4)
+    # Rows that are trained on by hand are chosen by who brings them; a rule that is given has its own size.
+    assert not {"curation", "iteration_size"} & set(defaults("train"))
+    for given in (["--curation", "anna_karenina"], ["--curation=anna_karenina"], own(curation="anna_karenina")):
+        assert parse("iterate", [*given, *CPU]).iteration_size is None
+    assert parse("curate", []).curation == "none"
+    assert parse("sample", []).num_shots == 0
+    assert parse("sample", []).dtype == "float32"
+    for name in (["--model_name_or_path", "own"], ["--model-name-or-path", "own"], own(model_name_or_path="own")):
+        assert parse("sample", name).num_shots == 8
+    assert parse("plan", []).optim == "adamw_torch_fused"  # of no embedded model
+    capsys.readouterr()
+    parse("evaluate", ["--input", "rows"])
+    assert capsys.readouterr().out == ""  # no model is sampled
+    parse("evaluate", [])
+    assert "There is no --model_name_or_path" in capsys.readouterr().out
+
+
+def test_a_command_takes_only_the_defaults_of_its_own_settings():
+    for command in KINDS:
+        assert set(defaults(command)) <= set(settings_of(command)) & set(arithmetic.CARELESS_SETTINGS)
+
+
+# Help, and errors.
+
+
+@pytest.mark.parametrize("command", KINDS)
+def test_help_shows_what_matters(command, capsys):
+    cli.main([command, "--help"])
+    short = capsys.readouterr().out
+    cli.main([command, "--help_all"])
+    long = capsys.readouterr().out
+    assert f"usage: topr {command} " in short
+    assert "--rows " in short or command != "iterate"
+    for name in settings_of(command):
+        assert f"--{name} " in long or f"--{name}," in long, name
+    if command in commands._SHOWN:
+        assert len(short.splitlines()) < 260 < 600 < len(long.splitlines())
+        assert "--fsdp_config" not in short
+        for name in commands._SHOWN[command]:
+            assert name in settings_of(command)
+            assert f"--{name} " in short, f"{name} is no setting"
+    else:
+        assert short == long
+
+
+def test_every_command_has_help_and_settings():
+    assert set(KINDS) == set(cli.COMMANDS) == set(commands.CARRY_OUT)
+
+
+def console(monkeypatch, *given):
+    monkeypatch.setattr("sys.argv", ["topr", *given])
+    cli.console()
+
+
+def test_what_users_can_fix_is_said_in_a_line(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    given = ["score", "--input", "nowhere", "--output_dir", "out"]
+    for more, message in (
+        ([], r"topr score: There is no nowhere to read \(--input\)\. \(--debug shows where\)"),
+        (["--worker", "0/2"], r"topr score: There is no setting --worker\. It is a setting of topr sample\. \(--debug"),
+    ):
+        with pytest.raises(SystemExit, match=message) as raised:
+            console(monkeypatch, *given, *more)
+        assert "\n" not in raised.value.code
+    with pytest.raises(FileNotFoundError):
+        console(monkeypatch, "score", "--debug", *given[1:])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["sample", "score", "curate", "log-mu", "train", "evaluate"])
+def test_a_folder_to_write_is_asked_for_first(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1 =", "completion": " 2", "reward": 1, "answer": "2"}\n')
+    given = [] if command == "sample" else ["--input", "rows.jsonl"]
+    assert "Name the folder to write with --output_dir." in refusal(command, [*given, *on_a_cpu(command)])
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def on_a_cpu(command):
+    given = {"use_cpu": "true", "bf16": "false", "gradient_checkpointing": "false", "report_to": "none"}
+    return [part for name, value in given.items() if name in settings_of(command) for part in (f"--{name}", value)]
+
+
+# What came out.
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs a command; what it printed last."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(command, *given):
+        cli.main([command, *map(str, given), *on_a_cpu(command)])
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_each_command_ends_with_what_came_out(run, tmp_path):
+    few = ["--num_train_problems", 3, "--num_candidates", 4, "--problems_per_shard", 2]
+    printed = run("sample", "--output_dir", "rollouts", *few)
+    assert printed.endswith("\n12 completions are in rollouts/.\n")
+    here = ["--input", "rollouts", "--output_dir", "rollouts"]
+    printed = run("score", *here)
+    verdicts = read("rollouts")["verdict"].to_pylist()
+    counts = [(verdicts.count(verdict), verdict) for verdict in ("correct", "incorrect", "invalid")]
+    found = ", ".join(f"{n} {verdict}" for n, verdict in counts if n)
+    assert printed == f"{found}.\nThe 12 rows with their rewards are in rollouts/.\n"
+    printed = run("curate", *here, "--curation", "uniform", "--iteration_size", 8)
+    assert printed.startswith("Chosen: 8 rows, ")
+    assert "The 12 rows are in rollouts/; column reward_after_baseline says which are trained on.\n" in printed
+    printed = run("log-mu", *here)
+    assert "Sampler and trainer differ by " in printed
+    assert printed.endswith("log μ is in rollouts/.\n")
+    printed = run("train", "--input", "rollouts", "--output_dir", "model", "--max_steps", 1)
+    assert printed.endswith("Trained on 8 rows; the model is in model/.\n")
+    printed = run("evaluate", "--input", "rollouts", "--output_dir", "results")
+    assert "pass@4" in printed
+    assert printed.endswith("Of the rows in rollouts/. Tables, JSON and a picture are in results/.\n")
+    # What is finished is not done again, and says the same.
+    assert run("score", *here) == f"{found}.\nThe 12 rows with their rewards are in rollouts/.\n"
+
+
+def read(folder):
+    return pa.concat_tables(pq.read_table(path) for path in sorted(Path(folder).glob("*.parquet")))
+
+
+def test_rows_that_come_with_rewards_keep_them(run, tmp_path):
+    rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}", "reward": float((-1) ** n)} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    printed = run("score", "--input", "rows.jsonl", "--output_dir", "scored")
+    assert printed == "4 kept.\nThe 4 rows with their rewards are in scored/.\n"
+
+
+def test_log_mu_of_rows_in_a_file(run, tmp_path):
+    rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}", "reward": float((-1) ** n)} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run("log-mu", "--input", "rows.jsonl", "--output_dir", "with_log_mu")
+    assert [mu is None for mu in read("with_log_mu")["mu_logps"].to_pylist()] == [True, False, True, False]
+
+
+def test_train_puts_the_model_where_a_user_of_trl_says(run, tmp_path):
+    rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}", "reward": float((-1) ** n)} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    printed = run("train", "--output_dir", "x", "--input", "rows.jsonl")
+    assert printed.endswith("Trained on 4 rows; the model is in x/.\n")
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= {path.name for path in (tmp_path / "x").iterdir()}
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "x"}
