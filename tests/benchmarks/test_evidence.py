@@ -11,6 +11,8 @@ from benchmarks.cells import Store
 from benchmarks.claims import difficulty, iterations, log_mu_noise, staleness, verifier
 from benchmarks.setting import PROFILES
 
+pytestmark = pytest.mark.slow
+
 PROFILE = replace(PROFILES["full"], seeds=3)
 BASE = 0.3
 # pass@1 at the end, by rival; others stay at the base model's.

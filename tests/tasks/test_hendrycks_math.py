@@ -87,6 +87,7 @@ KNOWN_DISAGREEMENTS = {
 }
 
 
+@pytest.mark.slow
 def test_agreement_with_a_person():
     assert len(PAIRS) >= 300
     assert 0.4 < sum(pair["equal"] for pair in PAIRS) / len(PAIRS) < 0.6
