@@ -58,7 +58,7 @@ class RowWeights:
 
 
 class LogCompletions(TrainerCallback):
-    """Shows the rows of the last optimiser step of an `OfflineTOPRTrainer`, whenever the training logs."""
+    """Shows the rows of the last optimizer step of an `OfflineTOPRTrainer`, whenever the training logs."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer

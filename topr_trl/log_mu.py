@@ -235,7 +235,7 @@ def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], model:
             raise ValueError(f"Row {row} of the {name} dataset: {wrong}")
 
 
-def _what_is_wrong(mu_logps: Any, tokens: int, ratio_level: str) -> str | None:
+def _what_is_wrong(mu_logps: object, tokens: int, ratio_level: str) -> str | None:
     if isinstance(mu_logps, list) and len(mu_logps) != tokens:
         return (
             f"log μ of {len(mu_logps)} tokens for a completion of {tokens}. Give one value per token of "

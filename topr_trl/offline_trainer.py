@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.utils.data import RandomSampler
 from transformers import TrainerCallback
 from trl import SFTTrainer
-from trl.trainer.utils import add_fused_lm_head, get_config_model_id
+from trl.trainer.utils import add_fused_lm_head
 
 from topr_trl.baseline import FloatArray, subtract_baseline
-from topr_trl.checkpoints import from_safetensors, model_fingerprint
+from topr_trl.checkpoints import model_fingerprint
 from topr_trl.completions_log import LogCompletions
 from topr_trl.config import OfflineTOPRConfig
 from topr_trl.curation import compose
@@ -25,7 +25,7 @@ from topr_trl.data.collator import COLUMNS, Collator, StepsSortedByLength, check
 from topr_trl.data.rows import check_finish_reasons, id_column, problem_column, reward_column
 from topr_trl.data.tokenization import MalformedRow, tokenize
 from topr_trl.log_mu import LogMu
-from topr_trl.trainer_base import TOPRMixin
+from topr_trl.trainer_base import TOPRMixin, settings_for
 
 
 class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
@@ -60,19 +60,13 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
         **kwargs: Any,
     ) -> None:
-        if args is None:
-            model_name = model if isinstance(model, str) else get_config_model_id(model.config)
-            args = OfflineTOPRConfig(f"{model_name.split('/')[-1]}-TOPR")
-        if not isinstance(args, OfflineTOPRConfig):
-            raise TypeError(f"OfflineTOPRTrainer needs an OfflineTOPRConfig, not a {type(args).__name__}.")
         for foreign in ("data_collator", "formatting_func", "compute_loss_func"):
             if kwargs.get(foreign) is not None:
                 raise ValueError(f"{foreign} has no place in OfflineTOPRTrainer: rows and loss are TOPR's. Remove it.")
         _check_datasets(train_dataset, eval_dataset)
         if isinstance(eval_dataset, DatasetDict):
             eval_dataset = dict(eval_dataset)
-        if isinstance(model, str):
-            args.model_init_kwargs = from_safetensors(model, args.model_init_kwargs)
+        args = settings_for("OfflineTOPRTrainer", model, args, OfflineTOPRConfig)
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
         self._check_tokens({"train": self.train_dataset, **_by_name(self.eval_dataset)})
         # SFTTrainer's head computes the entropy and the likeliest token of every position too, for metrics of its own.

@@ -8,23 +8,22 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from trl import GRPOTrainer
-from trl.trainer.utils import get_config_model_id, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
+from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from topr_trl.baseline import BASELINES
-from topr_trl.checkpoints import from_safetensors
 from topr_trl.completions_log import WEIGHT_COLUMNS, Shown
 from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated, compose
 from topr_trl.metrics import warn_if_far
 from topr_trl.rewards import checked
-from topr_trl.trainer_base import TOPRMixin
+from topr_trl.trainer_base import TOPRMixin, settings_for
 
 
 class TOPRTrainer(TOPRMixin, GRPOTrainer):
-    """Tapered Off-Policy REINFORCE (arXiv 2503.14286) in the place of GRPO.
+    """Tapered Off-Policy REINFORCE (arXiv 2503.14286) instead of GRPO.
 
-    Takes what [`~trl.GRPOTrainer`] takes. What changes: a response learns from its raw reward minus the baseline
-    instead of a group-centred advantage, weighted by its own ratio π/μ, clipped to limits that depend on the sign of
+    Takes what [`~trl.GRPOTrainer`] takes. What changes: a completion learns from its raw reward minus the baseline
+    instead of a group-centered advantage, weighted by its own ratio π/μ, clipped to limits that depend on the sign of
     that reward; and `curation` can cut each generation batch to the rows worth a backward pass.
 
     How: TRL's loss with the ratio switched off is `-A · log π(y|x) / |y|` in its gradient, so with `A = w · R` it is
@@ -49,16 +48,10 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     def __init__(
         self, model: Any, reward_funcs: Any = None, args: TOPRConfig | None = None, *rest: Any, **kwargs: Any
     ) -> None:
-        if args is None:
-            model_name = model if isinstance(model, str) else get_config_model_id(model.config)
-            args = TOPRConfig(f"{model_name.split('/')[-1]}-TOPR")
-        if not isinstance(args, TOPRConfig):
-            raise TypeError(f"TOPRTrainer needs a TOPRConfig, not a {type(args).__name__}. It takes the same settings.")
         dataset = rest[0] if rest else kwargs.get("train_dataset")
         if isinstance(dataset, Dataset) and "prompt" not in dataset.column_names and not _owns_prompts(kwargs):
             raise ValueError(f"The training dataset needs a column prompt; it has {dataset.column_names}. Rename one.")
-        if isinstance(model, str):
-            args.model_init_kwargs = from_safetensors(model, args.model_init_kwargs)
+        args = settings_for("TOPRTrainer", model, args, TOPRConfig)
         self._rewards_per_func: Tensor | None = None  # raw rewards of the generation batch at hand, all processes
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
@@ -67,7 +60,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         super().__init__(model, reward_funcs, args, *rest, **kwargs)
         if self._tokenizer.pad_token_id is None:
             raise ValueError(
-                "The tokenizer has neither a pad token nor a stop token, so responses cannot be padded to a batch. "
+                "The tokenizer has neither a pad token nor a stop token, so completions cannot be padded to a batch. "
                 "Set tokenizer.pad_token and tokenizer.eos_token."
             )
         self.reward_funcs: list[Any] = [
@@ -77,7 +70,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         if args.log_completions:
             for name in self.reward_func_names:
                 self._refuse_own_column(name, "A reward function")
-        # The loss of TRL that is `-A · ratio` averaged over the tokens of a response and then over responses.
+        # The loss of TRL that is `-A · ratio` averaged over the tokens of a completion and then over completions.
         self.loss_type = "grpo"
 
     def _rows_trained_on(self) -> str:
@@ -131,7 +124,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     def _raw_rewards(self, batch: dict[str, Any]) -> Tensor:
         """(N,) weighted sums of the rewards of all processes; NaN where there is nothing to learn from.
 
-        That is a row no function scored, and one that `mask_truncated_completions` masks.
+        That is a row that no function scored, and one that `mask_truncated_completions` masks.
         """
         rewards_per_func, self._rewards_per_func = self._rewards_per_func, None
         assert rewards_per_func is not None
@@ -140,7 +133,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         return raw.masked_fill(rewards_per_func.isnan().all(dim=1) | masked, torch.nan)
 
     def _compose(self, raw_rewards: Tensor, train: bool) -> tuple[NDArray[np.float64], Curated]:
-        """R and the chosen rows of a generation batch; every process must choose alike, every optimiser step anew."""
+        """R and the chosen rows of a generation batch; every process must choose alike, and each step again."""
         raw = raw_rewards.cpu().double().numpy()
         args, share = self.args, self.args.effective_positive_share
         baseline: float | str = args.baseline_value
@@ -219,7 +212,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         return batch
 
     def _trim_padding(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Drop the trailing columns that no response here needs: TRL pads to the longest of the generation batch."""
+        """Drop the trailing columns that no completion here needs: TRL pads to the longest of the generation batch."""
         full = batch["completion_ids"].size(1)
         excess = full - max(int(batch["completion_mask"].sum(-1).max()), 1)
         with_columns = ("completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps",
@@ -231,7 +224,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         return batch
 
     @staticmethod
-    def _response_mask(inputs: dict[str, Any]) -> Tensor:
+    def _completion_mask(inputs: dict[str, Any]) -> Tensor:
         mask = inputs["completion_mask"]
         return mask * inputs["tool_mask"] if inputs.get("tool_mask") is not None else mask
 
@@ -253,7 +246,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         return output
 
     def _taper(self, inputs: dict[str, Any], policy_logps_BT: Tensor) -> None:
-        mask = self._response_mask(inputs)
+        mask = self._completion_mask(inputs)
         mu_logps = inputs.pop("old_per_token_logps", None)
         if mu_logps is None:  # TRL scores nothing when the weights are still those that sampled
             mu_logps = policy_logps_BT.detach()

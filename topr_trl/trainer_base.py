@@ -5,7 +5,7 @@ import re
 import warnings
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import is_peft_model
@@ -14,14 +14,40 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint
+from trl.trainer.utils import get_config_model_id
 
-from topr_trl.checkpoints import StopAtNaN, check_files, check_finite, not_finite
+from topr_trl.checkpoints import StopAtNaN, check_files, check_finite, from_safetensors, not_finite
 from topr_trl.completions_log import RowWeights
 from topr_trl.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.curation import Curated
 from topr_trl.loss import LossOutputs, TruncationLimits, topr_loss
 from topr_trl.metrics import RowMetrics, completion_means
 from topr_trl.model_card import PAPER, CardSection, add_section, model_card, training_facts
+
+Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)
+
+
+def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Config]) -> Config:
+    """The settings of a trainer: those that were given, or the defaults.
+
+    Args:
+        trainer: its name, for messages.
+        model: the trainer's argument; one that is loaded by name is loaded from safetensors.
+        args: the trainer's argument.
+        kind: class of its settings.
+
+    Raises:
+        TypeError: `args` is of another class.
+        FileNotFoundError, ValueError: the model's folder is unusable, see `from_safetensors`.
+    """
+    if args is None:
+        name = model if isinstance(model, str) else get_config_model_id(model.config)
+        args = kind(f"{name.split('/')[-1]}-TOPR")
+    if not isinstance(args, kind):
+        raise TypeError(f"{trainer} needs {kind.__name__} as args, not {type(args).__name__}.")
+    if isinstance(model, str):
+        args.model_init_kwargs = from_safetensors(model, args.model_init_kwargs)
+    return args
 
 
 class TOPRMixin(Trainer):

@@ -430,7 +430,7 @@ TOKENIZERS = [
     Case(
         "a tokenizer with neither pad nor stop token, online",
         lambda kit: kit.online(coin, tokenizer=without(kit, "pad_token", "eos_token")),
-        "The tokenizer has neither a pad token nor a stop token, so responses cannot be padded to a batch. "
+        "The tokenizer has neither a pad token nor a stop token, so completions cannot be padded to a batch. "
         "Set tokenizer.pad_token and tokenizer.eos_token.",
         NOTHING_WRITTEN,
     ),
@@ -474,14 +474,14 @@ TOKENIZERS = [
     Case(
         "settings of GRPO for TOPR",
         lambda kit: TOPRTrainer(NOWHERE, coin, GRPOConfig(str(kit.out), bf16=False)),
-        "TOPRTrainer needs a TOPRConfig, not a GRPOConfig. It takes the same settings.",
+        "TOPRTrainer needs TOPRConfig as args, not GRPOConfig.",
         NOT_LOADED,
         TypeError,
     ),
     Case(
         "settings of TOPR for offline TOPR",
         lambda kit: OfflineTOPRTrainer(NOWHERE, GRPOConfig(str(kit.out), bf16=False), kit["rows"]),
-        "OfflineTOPRTrainer needs an OfflineTOPRConfig, not a GRPOConfig.",
+        "OfflineTOPRTrainer needs OfflineTOPRConfig as args, not GRPOConfig.",
         NOT_LOADED,
         TypeError,
     ),

@@ -136,7 +136,7 @@ class Collator:
 
 
 class StepsSortedByLength(Sampler[int]):
-    """A random order whose optimiser steps are sorted by length, longest first.
+    """A random order whose optimizer steps are sorted by length, longest first.
 
     Which rows a step has stays random, and so does what it computes, a sum over its rows: only which of them share a
     micro-batch changes. Processes get micro-batches of the same place in the order, so none waits for another.
@@ -147,7 +147,7 @@ class StepsSortedByLength(Sampler[int]):
     Args:
         order: the random order of the rows.
         lengths_N: (N,) tokens of each row.
-        rows: of an optimiser step, over all processes and micro-batches.
+        rows: of an optimizer step, over all processes and micro-batches.
     """
 
     def __init__(self, order: SeedableRandomSampler, lengths_N: NDArray[np.int64], rows: int) -> None:
