@@ -103,6 +103,7 @@ mutate: .venv-mutate/.installed
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 type: install
 	$(BIN)/mypy

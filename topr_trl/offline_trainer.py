@@ -186,6 +186,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         """Compute log μ with the present weights and write it, without training; needs no more than `train` does.
 
         If it is interrupted, or called again, it goes on with the parts that it keeps in `output_dir/log_mu_parts`.
+        So does `train` of another trainer; under FSDP2 and DeepSpeed, Trainer shards a model only once.
 
         Raises:
             ValueError: the weights have been trained, so that they are no longer those that wrote the rows.

@@ -34,7 +34,7 @@ def at_once(given: str, message: str, error: type[BaseException] = ValueError, *
 
 
 def tokenized(given: str, message: str, settings: dict[str, Any] | None = None, **columns: Any) -> Case:
-    """Rows with other columns, refused when they have been tokenised."""
+    """Rows with other columns, refused once they are tokenized."""
     return Case(
         given, lambda kit: kit.offline(with_columns(kit["rows"], **columns), **settings or {}), message, NOTHING_WRITTEN
     )
@@ -99,7 +99,7 @@ ROWS = [
         reward=["good"] * 8,
     ),
     at_once(
-        "rewards are truth values (those belong into `label`)",
+        "rewards are booleans (those belong in `label`)",
         "Column `reward` must hold finite numbers (float32); row 0 holds True (the first of 8 such rows). Fill "
         "or drop such rows.",
         reward=[True] * 8,
@@ -117,7 +117,7 @@ ROWS = [
         label=ones(None, rest=True),
     ),
     at_once(
-        "a `finish_reason` is misspelt",
+        "a `finish_reason` is misspelled",
         "Column `finish_reason` must hold stop or length; row 3 holds 'lenght'. Write `length` where a "
         "completion was truncated, else `stop`; or drop the column.",
         finish_reason=ones("lenght", 3, "stop"),
@@ -136,7 +136,7 @@ ROWS = [
         TypeError,
     ),
     Case(
-        "all splits of a data set",
+        "all splits of a dataset",
         lambda kit: kit.offline(DatasetDict({"train": kit["rows"]}), NOWHERE),
         "OfflineTOPRTrainer needs a datasets.Dataset; found DatasetDict. Name a split, or make one of a "
         "stream: baseline, curation and log μ look at all rows before the first step.",
@@ -150,7 +150,7 @@ ROWS = [
         NOT_LOADED,
     ),
     Case(
-        "a collator of one's own",
+        "a custom collator",
         lambda kit: kit.offline(kit["rows"], NOWHERE, data_collator=list),
         "data_collator has no place in OfflineTOPRTrainer: rows and loss are TOPR's. Remove it.",
         NOT_LOADED,
@@ -292,13 +292,13 @@ LOG_MU = [
         ones(float("nan"), 4, -5.0),
     ),
     brought(
-        "a probability in place of its logarithm",
+        "a probability instead of its logarithm",
         "Row 4 of the train dataset: log μ must be a finite number of at most 0 for each token, or their sum; "
         "found 0.9. Drop the column, and log μ is computed.",
         ones(0.9, 4, -5.0),
     ),
     brought(
-        "a response that was impossible",
+        "a completion of probability 0",
         "Row 4 of the train dataset: log μ must be a finite number of at most 0 for each token, or their sum; "
         "found -inf. Drop the column, and log μ is computed.",
         ones(float("-inf"), 4, -5.0),

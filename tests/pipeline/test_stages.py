@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from topr_trl import load_candidates
 from topr_trl.checkpoints import model_fingerprint
+from topr_trl.data.tables import shards_of
 from topr_trl.metrics import sampler_distance
-from topr_trl.pipeline import inputs, manifest, stages
+from topr_trl.pipeline import inputs, manifest, shards, stages
 from topr_trl.pipeline.arguments import (
     CurateArguments,
     EvaluateArguments,
@@ -26,7 +27,8 @@ from topr_trl.pipeline.arguments import (
     seed_of,
 )
 from topr_trl.pipeline.lineage import first_weights, lineage, sampling_of, weights_of
-from topr_trl.pipeline.stages import write_shard
+from topr_trl.pipeline.shards import write_shard
+from topr_trl.pipeline.training import _check_batch, _last_whole_checkpoint, _trainer
 from topr_trl.tasks import arithmetic
 
 PROBLEMS = {"num_train_problems": 10, "num_test_problems": 4, "num_shots": 0, "problems_per_shard": 4}
@@ -122,7 +124,7 @@ def test_a_stage_that_is_killed_among_its_shards_goes_on(scored, tmp_path, monke
         write_shard(table, path, name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "write_shard", killed)
+        patch.setattr(shards, "write_shard", killed)
         with pytest.raises(KeyboardInterrupt):
             run(stage, rollouts, *where)
     times = [path.stat().st_mtime_ns for path in written]
@@ -182,15 +184,15 @@ def test_seeds_of_stages_shards_splits_and_iterations_differ():
 
 def test_going_on_with_another_number_of_rows_per_step_is_an_error(scored, tmp_path):
     now = training(tmp_path / "model", scored, gradient_accumulation_steps=2)
-    (trainer, _), rows = stages._trainer(now), 2 * now.per_device_train_batch_size
+    (trainer, _), rows = _trainer(now), 2 * now.per_device_train_batch_size
 
     def on(processes):
         return SimpleNamespace(num_processes=processes, is_main_process=True, wait_for_everyone=lambda: None)
 
     for _ in range(2):
-        stages._check_batch(trainer, tmp_path, on(1))
+        _check_batch(trainer, tmp_path, on(1))
     with pytest.raises(ValueError, match=f"started with {rows} rows per step, and now there are {8 * rows}"):
-        stages._check_batch(trainer, tmp_path, on(8))
+        _check_batch(trainer, tmp_path, on(8))
 
 
 def test_curate_applies_baseline_and_rule(scored, tmp_path):
@@ -210,7 +212,7 @@ def test_curate_applies_baseline_and_rule(scored, tmp_path):
 @pytest.mark.parametrize("lacking", [[], ["sample_id"], ["problem_id", "sample_id"]])
 @pytest.mark.parametrize("share", [None, 0.5])
 def test_what_is_chosen_does_not_depend_on_the_shards(scored, tmp_path, share, lacking):
-    table = pa.concat_tables([pq.read_table(shard) for shard in stages.shards_of(scored)])
+    table = pa.concat_tables([pq.read_table(shard) for shard in shards_of(scored)])
     table, one = table.drop_columns(lacking), tmp_path / "one.parquet"
     pq.write_table(table, one)
     scored = tmp_path / "cut"  # in the middle of a problem
@@ -263,11 +265,11 @@ def test_log_mu_train_evaluate(scored, tmp_path, model):
 
 
 def test_rows_that_version_0_1_has_curated_are_trained_on_as_they_are(scored, tmp_path):
-    table = pa.concat_tables([pq.read_table(shard) for shard in stages.shards_of(scored)]).slice(0, 12)
+    table = pa.concat_tables([pq.read_table(shard) for shard in shards_of(scored)]).slice(0, 12)
     old = table.append_column("raw_reward", table["reward"]).drop_columns(["reward"])
     pq.write_table(old.append_column("reward", pa.array([0.25] * 12)), tmp_path / "curated.parquet")
     now = training(tmp_path / "model", tmp_path / "curated.parquet", effective_positive_share=0.5)
-    assert set(stages._trainer(now)[0].train_dataset["reward"]) == {0.25}
+    assert set(_trainer(now)[0].train_dataset["reward"]) == {0.25}
 
 
 def test_an_adapter_is_merged(scored, tmp_path):
@@ -349,7 +351,7 @@ def test_a_torn_checkpoint_is_not_resumed_from(tmp_path):
         folder.mkdir()
         if state:
             (folder / "trainer_state.json").write_text(state)
-    assert stages._last_whole_checkpoint(tmp_path, PartialState()).endswith("checkpoint-4")
+    assert _last_whole_checkpoint(tmp_path, PartialState()).endswith("checkpoint-4")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "checkpoint-4"]
 
 
@@ -358,13 +360,13 @@ def test_a_far_sampler_is_warned_about():
     assert sampler_distance(mu, [None, None]) == {}
     near = sampler_distance(mu, [[-1.01, -1.98], None])
     assert near == {"token": pytest.approx(0.015), "token_max": pytest.approx(0.02), "response": pytest.approx(0.01)}
-    with pytest.warns(UserWarning, match=r"differ from the trainer's by 0.50 a token"):
+    with pytest.warns(UserWarning, match=r"differ from the trainer's by 0.50 per token"):
         sampler_distance(mu, [[-1.5, -2.5], [-1.0]])
 
 
 def test_a_baseline_given_to_train_is_applied_to_rows_that_were_not_curated(scored, tmp_path):
     def rewards(name, source, **more):
-        return sorted(set(stages._trainer(training(tmp_path / name, source, **more))[0].train_dataset["reward"]))
+        return sorted(set(_trainer(training(tmp_path / name, source, **more))[0].train_dataset["reward"]))
 
     assert rewards("model", scored, baseline=0.5) == [-1.5, 0.5]
     run("curate", tmp_path / "curated", scored, baseline=0.5)

@@ -12,6 +12,7 @@ from topr_trl.hub.push import pack
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.arguments import CurateArguments, EvaluateArguments, ScoreArguments, TrainArguments
 from topr_trl.pipeline.lineage import lineage
+from topr_trl.pipeline.training import _trainer
 from topr_trl.tasks import arithmetic
 
 SAMPLING = {
@@ -23,7 +24,8 @@ SAMPLING = {
 CHOICE = {"baseline": "0.5", "effective_positive_share": None, "curation": "none", "iteration_size": None,
           "curation_positive_share": 0.5}  # fmt: skip
 TRAINING = {"learning_rate": 1e-3, "optim": "adafactor", "preset": "topr", "seed": 42, "iteration": 1,
-            "model": "the embedded model", "revision": "main", "dtype": None, "attention": None, "peft": None}  # fmt: skip
+            "model": "the embedded model", "revision": "main", "dtype": None,
+            "attention": None, "peft": None}  # fmt: skip
 
 
 def finished(folder, inputs, **notes):
@@ -80,12 +82,12 @@ def test_columns_are_added_to_its_rows(sampled):
 
 
 def test_rewards_after_the_baseline_are_trained_on_as_they_are(curated, tmp_path):
-    trainer, places = stages._trainer(train(curated, tmp_path / "model"))
+    trainer, places = _trainer(train(curated, tmp_path / "model"))
     assert sorted(set(trainer.train_dataset["reward"])) == [-1.5, 0.5]
     assert len(places) == 8
-    stages._trainer(train(curated, tmp_path / "same", baseline=".50"))
+    _trainer(train(curated, tmp_path / "same", baseline=".50"))
     with pytest.raises(ValueError, match=r"baseline=0\.9, but the rows of .*curated were chosen with baseline=0\.5"):
-        stages._trainer(train(curated, tmp_path / "unheard", baseline=0.9))
+        _trainer(train(curated, tmp_path / "unheard", baseline=0.9))
 
 
 def test_rows_are_pushed(sampled, tmp_path):
@@ -138,7 +140,7 @@ def test_what_was_under_way_goes_on_for_the_same_settings_alone(rows, tmp_path):
     save_candidates(rows, folder, 0, 2)
     (folder / manifest.NAME).write_text(json.dumps({"inputs": SAMPLING, "files": None}))
     assert not manifest.begin(folder, "sample", SAMPLING)
-    with pytest.raises(ValueError, match="temperature: 1.0 there, 0.5 now"):
+    with pytest.raises(ValueError, match=r"temperature: 1\.0 there, 0\.5 now"):
         manifest.begin(folder, "sample", {**SAMPLING, "temperature": 0.5})
     with pytest.raises(ValueError, match="rows is not finished"):
         manifest.check_whole(folder)
@@ -163,5 +165,5 @@ def test_stages_are_told_apart_by_their_inputs(stage, inputs, tmp_path):
 def test_a_loop_is_refused(tmp_path):
     (tmp_path / "base" / "test" / "candidates").mkdir(parents=True)
     (tmp_path / ".lock").touch()
-    with pytest.raises(ValueError, match="is a loop of version 0.1: finish it with that version, or name another"):
+    with pytest.raises(ValueError, match=r"is a loop of version 0\.1: finish it with that version, or name another"):
         manifest.check_own(tmp_path)
