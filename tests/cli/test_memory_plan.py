@@ -120,7 +120,7 @@ def test_the_settings_of_a_loop_can_be_planned(tmp_path, capsys):
     cli.main(["plan", "--config", str(config), "--num_candidates", "8"])
     printed = capsys.readouterr().out
     assert "70.55 billion parameters" in printed
-    assert "An iteration: 800 candidates" in printed
+    assert "An iteration: 800 completions" in printed
     assert "log μ of at most 800 rows" in printed  # no more than there are
     config.write_text("num_train_problems: null\niteration_size: null\nnum_candidates: 2\n")
     cli.main(["plan", "--config", str(config)])

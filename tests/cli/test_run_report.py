@@ -44,7 +44,7 @@ def test_a_run_as_a_page(run, capsys):
     page = (run / "report.html").read_text()
     for title in ("Loss", "Weights of negatives", "log π/μ of negatives", "Positives", "Gradient norm"):
         assert f"<h3>{title}</h3>" in page
-    assert "<h3>Entropy</h3>" not in page  # nobody logged it
+    assert "<h3>Entropy</h3>" not in page  # it was not logged
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert "4 optimizer steps" in page

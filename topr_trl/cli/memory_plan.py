@@ -201,12 +201,12 @@ def _times(args: PlanArguments, shape: Shape) -> str:
     row = training_flops(shape, args.row_tokens, args.gradient_checkpointing) / rate
     row_of_log_mu = forward_flops(shape, args.row_tokens) / rate
     step = args.per_device_train_batch_size * args.all_gpus
-    candidates = args.problems * args.num_candidates
+    completions = args.problems * args.num_candidates
     return (
         f"vLLM, {engine_gpus} GPU(s) per engine: weights {weights / engine_gpus / GIB:.1f} GiB per GPU, "
         f"{room if sequences > 0 else 'which does not fit: raise vllm_tensor_parallel_size'}\n"
         f"A step of {step:,} rows: {row * step:.2f} s at {args.mfu:.0%} of the peak\n"
-        f"An iteration: {candidates:,} candidates, {candidates * args.max_new_tokens / 1e6:,.0f} million tokens "
+        f"An iteration: {completions:,} completions, {completions * args.max_new_tokens / 1e6:,.0f} million tokens "
         f"sampled; log μ of at most {args.trained_rows:,} rows {args.trained_rows * row_of_log_mu / 3600:.2f} h; "
         f"training {args.trained_rows * row / 3600:.2f} h"
     )

@@ -18,7 +18,7 @@ from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.rewards import CORRECT, INVALID, VERDICTS
 
 INVALID_CODE, RIGHT_CODE = -1, 0
-NEEDED = (("problem_id", "prompt"), ("answer",), ("extracted",))  # the first of each, or one that stands in for it
+NEEDED = (("problem_id", "prompt"), ("answer",), ("extracted",))  # one of each
 OPTIONAL = ("problem_id", "verdict", "score", "subject", "level")
 GROUPINGS = ("subject", "level")
 _NO_GROUP = "none"
@@ -118,7 +118,7 @@ def samples_of(rows: Dataset) -> Samples:
             their answer, subject or level, a verdict or score is missing, a score is not finite, or see `encode`.
     """
     columns = rows.column_names
-    check_columns(columns)
+    _check_columns(columns)
     if len(rows) == 0:
         raise ValueError("There is no row to evaluate.")
     by_id, rows_of = "problem_id" in columns, dict[Any, list[int]]()
@@ -142,19 +142,10 @@ def samples_of(rows: Dataset) -> Samples:
     return encode(answers, truths, scores, list(rows_of), groups)
 
 
-def check_columns(columns: Sequence[str], needed: Sequence[Sequence[str]] = NEEDED) -> None:
-    """Refuse rows that cannot be evaluated.
-
-    Args:
-        columns: that the rows have.
-        needed: columns, each with those that may stand in for it.
-
-    Raises:
-        ValueError: naming the columns that are missing.
-    """
-    if missing := [" or ".join(names) for names in needed if not set(names) & set(columns)]:
+def _check_columns(columns: Sequence[str]) -> None:
+    if missing := [" or ".join(names) for names in NEEDED if not set(names) & set(columns)]:
         raise ValueError(
-            f"Rows to evaluate need the columns {', '.join(map(' or '.join, needed))}; {', '.join(missing)} missing."
+            f"Rows to evaluate need the columns {', '.join(map(' or '.join, NEEDED))}; {', '.join(missing)} missing."
         )
 
 
@@ -198,7 +189,7 @@ def read_samples(path: Path) -> Samples:
     found = {shard: columns_of(shard) for shard in shards}
     for shard, columns in found.items():
         try:
-            check_columns(columns)
+            _check_columns(columns)
         except ValueError as error:
             raise ValueError(f"{shard}: {error}") from error
     for name in OPTIONAL:

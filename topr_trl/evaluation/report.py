@@ -11,7 +11,7 @@ from tabulate import tabulate
 from topr_trl.evaluation.answers import Samples
 from topr_trl.evaluation.bootstrap import Difference, compare
 from topr_trl.evaluation.estimates import Evaluation, evaluate_in_full, shared_ks
-from topr_trl.evaluation.plots import plot_evaluations, plot_progress
+from topr_trl.evaluation.plots import COLORS, plot_evaluations, plot_progress
 from topr_trl.rewards import INVALID
 
 _CURVES = {"pass": "pass_at", "maj": "maj_at", "weighted_sc": "weighted_sc_at", "best": "best_at"}
@@ -25,7 +25,7 @@ class Evaluations(dict[str, Evaluation]):
     """
 
     def __str__(self) -> str:
-        return "\n".join([_table(["", *self], self._rows()), *self._notes()])
+        return "\n".join([_table(["", *self], self._rows()), *self._notes()]) if self else "No evaluations."
 
     def _rows(self) -> list[list[str]]:
         """Measures and shares: a label, and one cell per evaluation, where ± is the paper's two standard errors.
@@ -41,8 +41,9 @@ class Evaluations(dict[str, Evaluation]):
     def _notes(self) -> list[str]:
         """What to read below the table: the number of samples, and what looks wrong."""
         runs = list(self.values())
-        sizes = " or ".join(map(str, sorted({run.num_samples for run in runs})))
-        return [f"({runs[0].num_problems} problems, {sizes} samples each; ± is two standard errors)"] + [
+        counts = ({run.num_problems for run in runs}, {run.num_samples for run in runs})
+        problems, samples = (" or ".join(map(str, sorted(count))) for count in counts)
+        return [f"({problems} problems, {samples} samples each; ± is two standard errors)"] + [
             f"{name}: no sample has an answer. Is it the right --task, and do prompts ask for its form of answers?"
             for name, run in self.items()
             if run.shares[INVALID] == 1
@@ -68,7 +69,8 @@ class Evaluations(dict[str, Evaluation]):
         table = tabulate(self._rows(), ["measure", *self], "github", disable_numparse=True, stralign=None)
         parts += [table, "\n".join(self._notes())]
         if find_spec("matplotlib"):
-            plot_evaluations(self, folder / PICTURE)
+            draw = plot_evaluations if len(self) <= len(COLORS) else plot_progress
+            draw(self, folder / PICTURE)
             parts += [f"![{' and '.join(self)}]({PICTURE})"]
         return "\n\n".join(parts) + "\n"
 
