@@ -1,9 +1,21 @@
 """Tapered Off-Policy REINFORCE (arXiv 2503.14286) for TRL."""
 
+import sys
+import warnings
+
 import lazy_loader
 
-__version__ = "0.1.0"
+from topr_trl.renamed import FUNCTIONS, MovedModules
+
+__version__ = "0.2.0.dev0"
 
 # What is public is listed in __init__.pyi, and imported when it is first used: torch and TRL take seconds, for which
-# neither help nor a misspelt command should wait.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+# neither help nor a misspelled command should wait.
+_find, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+sys.meta_path.append(MovedModules())
+
+
+def __getattr__(name: str) -> object:
+    if name in FUNCTIONS:
+        warnings.warn(f"topr_trl.{name} is called {FUNCTIONS[name]} now.", FutureWarning, stacklevel=2)
+    return _find(FUNCTIONS.get(name, name))
