@@ -64,6 +64,8 @@ def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRT
 def main(kinds: list[str], out: Path) -> None:
     for kind in kinds:
         whole = make_trainer(kind, out / kind, save_strategy="steps", save_steps=2, max_steps=4)
+        if kind == "offline" and whole.accelerator.num_processes > 1:
+            whole.compute_log_mu()  # apart or as training begins, sharded or not: the same log μ
         whole.train()
         whole.save_model(str(out / kind / "whole"))
         resumed = make_trainer(kind, out / kind, max_steps=4)

@@ -1,5 +1,8 @@
 """Metrics of weights, ratios and rewards, computed once per log from rows collected on the device."""
 
+import warnings
+
+import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -102,3 +105,56 @@ def describe(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> dict[
             for q, value in zip(QUANTILES, quantiles, strict=True):
                 metrics[f"topr/log_ratio/{name}/q{round(q * 100):02d}"] = value
     return {name: float(value) for name, value in metrics.items()}
+
+
+# Mean difference, in nats per token, beyond which the sampler had other weights or settings, not merely other kernels.
+_FAR = 0.1
+
+
+def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float] | None]) -> dict[str, float]:
+    """How far the sampler's log-probabilities of completions are from the trainer's; warns if they are far.
+
+    Args:
+        mu_logps: N lists of the trainer's log-probabilities, one per token.
+        sampler_logps: N lists of the sampler's, or None where it reported none.
+
+    Returns:
+        `token`: mean absolute difference of a token's log-probability; `token_max`: the largest; `response`: mean
+        absolute difference of a completion's, which is the noise in log π/μ under `log_mu="sampler"`. Empty without
+        rows.
+    """
+    pairs = [(np.asarray(m), np.asarray(s)) for m, s in zip(mu_logps, sampler_logps, strict=True) if s is not None]
+    cut = [len(s) for m, s in pairs if len(m) != len(s)]
+    if cut:
+        warnings.warn(
+            f"{len(cut)} of {len(pairs)} rows have sampler_logps of another length than their completion_ids: other "
+            "tokens are trained on than the sampler wrote. Keep the sampler's completion_ids with the rows.",
+            stacklevel=2,
+        )
+    pairs = [(m, s) for m, s in pairs if len(m) == len(s) > 0]
+    if not pairs:
+        return {}
+    tokens = np.abs(np.concatenate([m - s for m, s in pairs]))
+    distance = {
+        "token": float(tokens.mean()),
+        "token_max": float(tokens.max()),
+        "response": float(np.mean([abs((m - s).sum()) for m, s in pairs])),
+    }
+    warn_if_far(distance["token"])
+    return distance
+
+
+def warn_if_far(distance: float) -> None:
+    """Warn if sampler and trainer differ by more than rounding explains.
+
+    Args:
+        distance: mean absolute difference of a token's log-probability, in nats.
+    """
+    if distance > _FAR:
+        warnings.warn(
+            f"The sampler's log-probabilities differ from the trainer's by {distance:.2f} per token: the sampler had "
+            "other weights, another tokenizer or RoPE settings, or computed at low precision. Sample from the "
+            "checkpoint that training starts from, in the precision of training. If another model did write the rows, "
+            "set log_mu='sampler'.",
+            stacklevel=3,
+        )

@@ -15,7 +15,7 @@ from topr_trl.checkpoints import from_safetensors
 from topr_trl.completions_log import WEIGHT_COLUMNS, Shown
 from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated, compose
-from topr_trl.log_mu import warn_if_far
+from topr_trl.metrics import warn_if_far
 from topr_trl.rewards import checked
 from topr_trl.trainer_base import TOPRMixin
 

@@ -146,6 +146,8 @@ class TOPRMixin(Trainer):
         Raises:
             FloatingPointError: the loss, or the norm of its gradient, is NaN or infinite.
         """
+        if "train_runtime" in logs and not self.state.global_step:
+            return  # the summary of a training without a step, see OfflineTOPRTrainer.compute_log_mu
         # The scaler of float16 leaves out steps whose norm is infinite.
         scaled = self.accelerator.mixed_precision == "fp16"
         for name in ["loss"] if scaled else ["loss", "grad_norm"]:

@@ -157,29 +157,29 @@ ROWS = [
     ),
     tokenized(
         "a completion is empty",
-        "Row 1 of the train dataset: the completion is empty. Mend or drop it.",
+        "Row 1 of the train dataset: the completion is empty. Fix or drop it.",
         completion=ones("", rest=" 7"),
     ),
     tokenized(
         "a completion is missing",
-        "Row 1 of the train dataset: the completion is empty. Mend or drop it.",
+        "Row 1 of the train dataset: the completion is empty. Fix or drop it.",
         completion=ones(None, rest=" 7"),
     ),
     tokenized(
         "a prompt is empty",
-        "Row 0 of the train dataset: the prompt is empty. Mend or drop it.",
+        "Row 0 of the train dataset: the prompt is empty. Fix or drop it.",
         prompt=ones("", 0, "3 + 4 ="),
     ),
     tokenized(
         "prompts are numbers",
         "Row 0 of the train dataset: prompt and completion must be text, messages (both of them) or token "
-        "ids. Mend or drop it.",
+        "ids. Fix or drop it.",
         prompt=list(range(1, 9)),
     ),
     tokenized(
         "completions are messages, prompts text",
         "Row 0 of the train dataset: prompt and completion must be text, messages (both of them) or token "
-        "ids. Mend or drop it.",
+        "ids. Fix or drop it.",
         completion=[[{"role": "assistant", "content": "7"}]] * 8,
     ),
     tokenized(
@@ -198,7 +198,7 @@ ROWS = [
     tokenized(
         "a token id above the vocabulary",
         "Row 4 of the train dataset holds the token id 999, and the model has the ids 0 to 401: another "
-        "tokenizer wrote it. Drop prompt_ids and completion_ids, so that text is tokenised, or train the "
+        "tokenizer wrote it. Drop prompt_ids and completion_ids, so that text is tokenized, or train the "
         "model that they are for.",
         prompt_ids=[[5, 6]] * 8,
         completion_ids=ones([7, 999], 4, [7]),
@@ -206,7 +206,7 @@ ROWS = [
     tokenized(
         "a negative token id",
         "Row 4 of the train dataset holds the token id -100, and the model has the ids 0 to 401: another "
-        "tokenizer wrote it. Drop prompt_ids and completion_ids, so that text is tokenised, or train the "
+        "tokenizer wrote it. Drop prompt_ids and completion_ids, so that text is tokenized, or train the "
         "model that they are for.",
         prompt_ids=[[5, 6]] * 8,
         completion_ids=ones([-100], 4, [7]),
@@ -281,39 +281,39 @@ def brought(given: str, message: str, mu: list[Any], settings: dict[str, Any] | 
 LOG_MU = [
     brought(
         "one value too few",
-        "Row 2: log μ of 1 tokens for a completion of 7. Give a value for each token of `completion_ids`; "
-        "or drop the column, and log μ is scored.",
+        "Row 2 of the train dataset: log μ of 1 tokens for a completion of 7. Give one value per token of "
+        "`completion_ids`; or drop the column, and log μ is computed.",
         [[-0.1]] * 8,
     ),
     brought(
         "a NaN",
-        "Row 4: log μ must be a finite number of at most 0 for each token, or their sum; found nan. "
-        "Drop the column, and log μ is scored.",
+        "Row 4 of the train dataset: log μ must be a finite number of at most 0 for each token, or their sum; "
+        "found nan. Drop the column, and log μ is computed.",
         ones(float("nan"), 4, -5.0),
     ),
     brought(
         "a probability instead of its logarithm",
-        "Row 4: log μ must be a finite number of at most 0 for each token, or their sum; found 0.9. "
-        "Drop the column, and log μ is scored.",
+        "Row 4 of the train dataset: log μ must be a finite number of at most 0 for each token, or their sum; "
+        "found 0.9. Drop the column, and log μ is computed.",
         ones(0.9, 4, -5.0),
     ),
     brought(
         "a completion of probability 0",
-        "Row 4: log μ must be a finite number of at most 0 for each token, or their sum; found -inf. "
-        "Drop the column, and log μ is scored.",
+        "Row 4 of the train dataset: log μ must be a finite number of at most 0 for each token, or their sum; "
+        "found -inf. Drop the column, and log μ is computed.",
         ones(float("-inf"), 4, -5.0),
     ),
     brought(
         "sums, and `ratio_level='token'`",
-        "Row 2: ratio_level='token' needs log μ for each token, not their sum.",
+        "Row 2 of the train dataset: ratio_level='token' needs log μ for each token, not their sum.",
         [-5.0] * 8,
         {"ratio_level": "token"},
     ),
     brought(
         "another model's",
-        "Column `mu_logps` was scored by another model: mu_fingerprint 0123456789abcdef, and the model in "
+        "Column `mu_logps` was computed by another model: mu_fingerprint 0123456789abcdef, and the model in "
         "training has …. If that model did write these rows and is the μ you mean, remove the column "
-        "`mu_fingerprint`; to score log μ with the model in training, remove both.",
+        "`mu_fingerprint`; to compute log μ with the model in training, remove both.",
         [-5.0] * 8,
         mu_fingerprint=["0123456789abcdef"] * 8,
     ),

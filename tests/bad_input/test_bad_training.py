@@ -96,7 +96,7 @@ MODELS = [
         "a model whose weights were cut, for sampling",
         lambda kit: kit.topr(*SAMPLE, "--model_name_or_path", cut(a_copy(kit))),
         "topr sample: …/copy/model.safetensors cannot be read (…): it is damaged, or was not written to its "
-        "end. Write or download it anew, or use an earlier checkpoint.",
+        "end. Write or download it again, or use an earlier checkpoint.",
         NO_SHARD,
         SystemExit,
     ),
@@ -104,7 +104,7 @@ MODELS = [
         "a model whose weights were cut, for training",
         lambda kit: kit.offline(kit["rows"], str(cut(a_copy(kit)))),
         "…/copy/model.safetensors cannot be read (…): it is damaged, or was not written to its end. Write or "
-        "download it anew, or use an earlier checkpoint.",
+        "download it again, or use an earlier checkpoint.",
         NOT_LOADED,
     ),
     Case(
@@ -153,13 +153,13 @@ MODELS = [
     resumed(
         "resuming from a checkpoint whose weights were cut",
         "…/out/checkpoint-1/model.safetensors cannot be read (…): it is damaged, or was not written to its "
-        "end. Write or download it anew, or use an earlier checkpoint.",
+        "end. Write or download it again, or use an earlier checkpoint.",
         lambda kit: cut(kit.out / "checkpoint-1"),
     ),
     resumed(
         "resuming from the last checkpoint, whose weights were cut",
         "…/out/checkpoint-2/model.safetensors cannot be read (…): it is damaged, or was not written to its "
-        "end. Write or download it anew, or use an earlier checkpoint.",
+        "end. Write or download it again, or use an earlier checkpoint.",
         lambda kit: cut(kit.out / "checkpoint-2"),
         resume=True,
     ),
@@ -172,18 +172,18 @@ MODELS = [
     resumed(
         "resuming without the log μ of the start",
         "log μ of the run to resume is missing: …/out/log_mu.parquet. It is of the weights that the run "
-        "started with, so it cannot be scored now. Put the file back, or start anew.",
+        "started with, so it cannot be computed now. Put the file back, or start again.",
         lambda kit: (kit.out / "log_mu.parquet").unlink(),
     ),
     resumed(
         "resuming with a log μ that was cut",
-        "…/out/log_mu.parquet is damaged (…). Put it back whole, or start anew.",
+        "…/out/log_mu.parquet is damaged (…). Put it back whole, or start again.",
         lambda kit: (kit.out / "log_mu.parquet").write_bytes(b"PAR1"),
     ),
     resumed(
         "resuming with other limits",
         "…/out/log_mu.parquet holds log μ of another set of rows, rewards or limits: fingerprint …, expected "
-        "…. Resume with the model, rows and settings that the run started with, or start anew in another "
+        "…. Resume with the model, rows and settings that the run started with, or start again in another "
         "output_dir.",
         lambda kit: None,
         preset="tis",
@@ -416,7 +416,7 @@ TOKENIZERS = [
         "text, and a tokenizer without a stop token",
         lambda kit: kit.offline(kit["rows"], tokenizer=without(kit, "eos_token")),
         "Row 0 of the train dataset: the completion needs a stop token, and the tokenizer has none. Set "
-        "tokenizer.eos_token, or give completion_ids. Mend or drop it.",
+        "tokenizer.eos_token, or give completion_ids. Fix or drop it.",
         NOTHING_WRITTEN,
     ),
     Case(
@@ -439,7 +439,7 @@ TOKENIZERS = [
         lambda kit: kit.offline(dialogues(kit), tokenizer=without(kit, "chat_template")),
         "Row 0 of the train dataset: it holds messages, and the tokenizer has no chat template to write them "
         "with. Set chat_template_path (or tokenizer.chat_template), or give prompts and completions as text. "
-        "Mend or drop it.",
+        "Fix or drop it.",
         NOTHING_WRITTEN,
     ),
     Case(

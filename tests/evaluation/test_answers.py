@@ -108,7 +108,7 @@ def test_bad_rows(columns, message):
 
 
 def test_bad_lists():
-    with pytest.raises(ValueError, match="a score for each of 1 x 2"):
+    with pytest.raises(ValueError, match="one score for each of 1 x 2"):
         encode([["1", "2"]], ["1"], [[1.0]])
     with pytest.raises(ValueError, match="same number of samples"):
         encode([[]], ["1"])

@@ -95,7 +95,7 @@ def test_invalid_never_wins_a_vote():
     ("answers", "truths", "ks", "message"),
     [
         ([], [], [1], "at least one"),
-        ([["1"]], ["1", "2"], [1], "as many problems as truths"),
+        ([["1"]], ["1", "2"], [1], "one truth for each problem"),
         ([["1"], ["1", "2"]], ["1", "2"], [1], r"1 of 2 problems have fewer"),
         ([["1"]], ["1"], [2], "k must be between 1"),
     ],
@@ -161,9 +161,9 @@ def test_ties_go_to_the_first_drawn_and_rounding_makes_none():
 
 
 def test_scores_are_needed():
-    with pytest.raises(ValueError, match=r"^Weighted .* need a score of each sample; there are none\.$"):
+    with pytest.raises(ValueError, match=r"^Weighted .* need a score for each sample; there are none\.$"):
         evaluate_samples([["1", "2"]], ["1"], best_ks=[1])
-    with pytest.raises(ValueError, match="need a score of each sample"):
+    with pytest.raises(ValueError, match="need a score for each sample"):
         evaluate_samples([["1", "2"]], ["1"], weighted_sc_ks=[2])
 
 

@@ -1,11 +1,13 @@
-"""Loads what was pushed with transformers and datasets alone; see test_hub.py."""
+"""Loads what was pushed with transformers and datasets alone; see test_push.py."""
 
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pyarrow.parquet as pq
 import torch
 from datasets import load_dataset
+from huggingface_hub import snapshot_download
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -25,6 +27,12 @@ def check_rows(name: str, folder: Path, split: str = "train") -> None:
     assert list(sets) == [split], sets
     rows = [row for shard in sorted(folder.glob("*.parquet")) for row in pq.read_table(shard).to_pylist()]
     assert sets[split].to_list() == rows, name
+    shards = sorted(Path(snapshot_download(name, repo_type="dataset")).glob("*.parquet"))
+    frame = pd.concat(map(pd.read_parquet, shards))
+    assert frame["completion"].tolist() == [row["completion"] for row in rows], name
+    assert frame["reward_after_baseline"].isna().tolist() == [row["reward_after_baseline"] is None for row in rows], (
+        name
+    )
 
 
 if __name__ == "__main__":
@@ -34,6 +42,6 @@ if __name__ == "__main__":
     check_model("me/every_save", out / "every_save" / "checkpoint-2")
     check_model("me/offline", out / "offline")
     check_model("me/online", out / "online")
-    check_rows("me/candidates", loop / "iteration-1" / "scored")
-    check_rows("me/replaced", loop / "iteration-1" / "log_mu")
+    check_rows("me/rows", loop / "iteration-1" / "rollouts")
+    check_rows("me/replaced", loop / "iteration-1" / "rollouts")
     assert "topr_trl" not in sys.modules

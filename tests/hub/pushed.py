@@ -1,4 +1,4 @@
-"""Pushes to the Hub that `HF_ENDPOINT` names, with both trainers and `topr push`; see test_hub.py."""
+"""Pushes to the Hub that `HF_ENDPOINT` names, with both trainers and `topr push`; see test_push.py."""
 
 import sys
 from pathlib import Path
@@ -90,13 +90,15 @@ def resume_from_the_hub(out: Path) -> None:
 def push_folders(out: Path, loop: Path) -> None:
     cli.main(["push", "--input", str(loop / "iteration-1" / "model"), "--repo_id", "me/solver"])
     cli.main(["push", "--input", str(out / "every_save" / "checkpoint-2"), "--repo_id", "from-a-checkpoint"])
-    cli.main(["push", "--input", str(loop / "iteration-1" / "scored"), "--repo_id", "me/candidates", "--private"])
-    loaded = Path(snapshot_download("me/candidates", repo_type="dataset", local_dir=out / "loaded"))
-    assert manifest.fingerprint(loaded) == manifest.fingerprint(loop / "iteration-1" / "scored")
-    cli.main(["curate", "--input", str(loaded), "--output", str(out / "curated"), "--use_cpu", "--bf16", "false"])
+    rows = loop / "iteration-1" / "rollouts"
+    cli.main(["push", "--input", str(rows), "--repo_id", "me/rows", "--private"])
+    loaded = Path(snapshot_download("me/rows", repo_type="dataset", local_dir=out / "loaded"))
+    assert manifest.fingerprint(loaded) == manifest.fingerprint(rows)
+    cli.main(["curate", "--input", str(loaded), "--output_dir", str(out / "curated"), "--baseline", "mean"])
+    assert set(manifest.read(out / "curated").stages) == {"curate"}
     # Again, as the shards of another run: the old ones must not stay beside them.
-    cli.main(["push", "--input", str(loop / "base" / "test" / "scored"), "--repo_id", "me/replaced"])
-    commit = hub.push_to_hub(loop / "iteration-1" / "log_mu", "me/replaced")
+    cli.main(["push", "--input", str(loop / "base" / "test" / "rollouts"), "--repo_id", "me/replaced"])
+    commit = hub.push_to_hub(rows, "me/replaced")
     assert commit.repo_url.repo_id == "me/replaced"
 
 

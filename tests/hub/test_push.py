@@ -1,14 +1,16 @@
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset
+from datasets import Dataset, load_dataset
 from hub_server import TOKEN, serve
 from huggingface_hub import DatasetCard, ModelCard
 
@@ -19,9 +21,10 @@ from topr_trl.hub import push_to_hub
 from topr_trl.hub.cards import results_metadata
 from topr_trl.hub.push import _is_stale, pack
 from topr_trl.model_card import PAPER, add_section
-from topr_trl.pipeline import manifest
+from topr_trl.pipeline import manifest, stages
+from topr_trl.pipeline.arguments import CurateArguments, IterateArguments, TrainArguments, take
 from topr_trl.pipeline.lineage import first_weights, lineage
-from topr_trl.pipeline.loop import LoopArguments, plan
+from topr_trl.pipeline.loop import steps_of
 
 HERE = Path(__file__).parent
 SETTINGS = {
@@ -30,6 +33,7 @@ SETTINGS = {
     "learning_rate": 1e-3, "optim": "adamw_torch", "per_device_train_batch_size": 4, "bf16": False, "max_steps": 2,
     "report_to": "none", "gradient_checkpointing": False, "use_cpu": True, "dtype": "float32", "disable_tqdm": True,
 }  # fmt: skip
+PUSH = ["--use_cpu", "true", "--push_to_hub", "true"]
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
 
 
@@ -37,13 +41,9 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl")
 def loop(tmp_path_factory):
     """What `topr iterate` leaves behind, its stages run in this process."""
     out = tmp_path_factory.mktemp("loop")
-    for step in plan(LoopArguments(), None, out):
-        cli.main([step.stage, *as_arguments(SETTINGS), *step.options()])
+    for step in steps_of(IterateArguments(output_dir=str(out), **SETTINGS)):
+        stages.run(step.stage, step.args)
     return out
-
-
-def as_arguments(settings):
-    return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
 
 
 @pytest.fixture(scope="module")
@@ -121,10 +121,10 @@ def test_topr_push_sends_no_pickle_and_replaces_shards(pushed, loop):
         assert "model.safetensors" in files
     assert 'model="me/from-a-checkpoint"' in checkpoint["README.md"].decode()
     assert "| steps | 2, learning rate 0.001, adafactor |" in checkpoint["README.md"].decode()
-    assert hub.repos["dataset", "me/candidates"].private
+    assert hub.repos["dataset", "me/rows"].private
     replaced = hub.repos["dataset", "me/replaced"]
     assert "candidates-00000-of-00001.parquet" in replaced.commits[1]
-    shards = {path.name for path in (loop / "iteration-1" / "log_mu").glob("*.parquet")}
+    shards = {path.name for path in (loop / "iteration-1" / "rollouts").glob("*.parquet")}
     assert {path for path in replaced.files if path.endswith(".parquet")} == shards
 
 
@@ -143,8 +143,9 @@ def test_card_of_a_loop_s_model(loop):
     assert "![before and after](evaluation.png)" in card.text
     assert "| baseline | 0.25 |" in card.text
     assert "| curation | uniform |" in card.text
-    curated = json.loads((loop / "iteration-1/curated/_manifest.json").read_text())
-    assert f"| rows | {curated['rows']} rows, " in card.text
+    known = json.loads((loop / "iteration-1/rollouts/_manifest.json").read_text())
+    assert known["stages"]["curate"]["curated"].startswith("20 rows, ")
+    assert f"| rows | {known['stages']['curate']['curated']} |" in card.text
     assert "| steps | 2, learning rate 0.001, adamw_torch |" in card.text
     assert "temperature, top-p, top-k | 1, 1, 500" in card.text
     assert 'pipeline("text-generation", model="me/solver")' in card.text
@@ -154,9 +155,9 @@ def test_card_of_a_loop_s_model(loop):
 
 def test_results_of_other_weights_are_not_on_the_card(loop, tmp_path):
     run = shutil.copytree(loop, tmp_path / "run")
-    note = run / "iteration-1/test/candidates/_manifest.json"
+    note = run / "iteration-1/test/rollouts/_manifest.json"
     known = json.loads(note.read_text())
-    known["inputs"]["weights"] = "of another model"
+    known["stages"]["sample"]["inputs"]["weights"] = "of another model"
     note.write_text(json.dumps(known))
     assert "## Evaluation" not in pack(run / "iteration-1" / "model", "me/solver").card
     base, own = (run / name / "test" / "results" for name in ("base", "iteration-1"))
@@ -165,10 +166,10 @@ def test_results_of_other_weights_are_not_on_the_card(loop, tmp_path):
 
 def test_metadata_is_of_a_whole_split_alone(loop, tmp_path):
     run = shutil.copytree(loop, tmp_path / "run")
-    model, note = run / "iteration-1" / "model", run / "iteration-1/test/candidates/_manifest.json"
+    model, note = run / "iteration-1" / "model", run / "iteration-1/test/rollouts/_manifest.json"
     known = json.loads(note.read_text())
     for count, results in ((3, None), (None, {"pass@1", "pass@2"})):
-        known["inputs"] |= {"dataset_name": "openai/gsm8k", "num_test_problems": count}
+        known["stages"]["sample"]["inputs"] |= {"dataset_name": "openai/gsm8k", "num_test_problems": count}
         note.write_text(json.dumps(known))
         card = ModelCard(pack(model, "me/solver").card)
         assert ("the first 3 problems of [openai/gsm8k]" in card.text) == (count == 3)
@@ -178,38 +179,45 @@ def test_metadata_is_of_a_whole_split_alone(loop, tmp_path):
 def test_a_second_iteration_began_where_the_loop_did(loop, tmp_path):
     run = shutil.copytree(loop, tmp_path / "run")
     first, second = run / "iteration-1" / "model", shutil.copytree(run / "iteration-1", run / "iteration-2") / "model"
-    for folder, weights in ((second, first), (run / "iteration-2/test/candidates", second)):
+    for folder, stage, weights in ((second, "train", first), (run / "iteration-2/test/rollouts", "sample", second)):
         known = json.loads((folder / manifest.NAME).read_text())
-        inputs = {n: v for n, v in known["inputs"].items() if n not in ("model", "revision")}
-        known["inputs"] = inputs | {"weights": manifest.fingerprint(weights)}
+        inputs = {n: v for n, v in known["stages"][stage]["inputs"].items() if n not in ("model", "revision")}
+        known["stages"][stage]["inputs"] = inputs | {"weights": manifest.fingerprint(weights)}
+        known["stages"][stage]["sources"]["weights"] = os.path.relpath(weights, folder)
         known["files"] |= {"config.json": known["files"].get("config.json", {}) | {"sha256": "another"}}
         (folder / manifest.NAME).write_text(json.dumps(known))
     assert manifest.fingerprint(first) != manifest.fingerprint(second)
     assert first_weights(second) == first_weights(first) == {"model": "the embedded model", "revision": "main"}
-    (run / "base/test/candidates" / manifest.NAME).unlink()  # who knows what was tested there
+    (run / "base/test/rollouts" / manifest.NAME).unlink()  # who knows what was tested there
     assert "| measure | after |" in pack(first, "me/x").card
 
 
 def test_card_of_candidates(loop):
-    for stage, split in (
-        ("iteration-1/scored", "train"),
-        ("iteration-1/log_mu", "train"),
-        ("base/test/scored", "test"),
-    ):
-        parcel = pack(loop / stage, "me/rows")
-        card, rows = DatasetCard(parcel.card), load_candidates(loop / stage)
+    for folder, split in (("iteration-1/rollouts", "train"), ("base/test/rollouts", "test")):
+        parcel = pack(loop / folder, "me/rows")
+        card, rows = DatasetCard(parcel.card), load_candidates(loop / folder)
         assert parcel.repo_type == "dataset"
         assert "_manifest.json" in parcel.files
         assert card.data.configs[0]["data_files"] == [{"split": split, "path": "*.parquet"}]
         assert f"| responses | {len(rows)} |" in card.text
         count = rows["verdict"][:].count("correct")
         assert f"correct: {count} ({count / len(rows):.1%})" in card.text
-        assert all(f"| `{name}` | `" in card.text for name in rows.column_names)
+        for name in rows.column_names:
+            assert re.search(rf"^\| `{name}` \| `[^|]+` \| [^| ][^|]* \|$", card.text, re.MULTILINE), name
         assert "| temperature, top-p, top-k | 1, 1, 500 |" in card.text
-    fingerprint = load_candidates(loop / "iteration-1/log_mu")["mu_fingerprint"][0]
-    for stage in ("scored", "log_mu"):
-        assert f"| fingerprint of μ | `{fingerprint}` |" in pack(loop / "iteration-1" / stage, "me/rows").card
-    assert "fingerprint of μ" not in pack(loop / "base/test/scored", "me/rows").card
+    rows = load_candidates(loop / "iteration-1/rollouts")
+    text = pack(loop / "iteration-1/rollouts", "me/rows").card
+    assert f"| fingerprint of μ | `{rows['mu_fingerprint'][0]}` |" in text
+    assert "fingerprint of μ" not in pack(loop / "base/test/rollouts", "me/rows").card
+    assert re.search(r"^\| `reward_after_baseline` \| .*none: 4 \(16\.7%\)", text, re.MULTILINE)
+
+
+def test_a_folder_of_rows_is_read_by_others(loop, tmp_path):
+    folder, ours = loop / "iteration-1" / "rollouts", load_candidates(loop / "iteration-1" / "rollouts")
+    assert load_dataset(str(folder), split="train", cache_dir=tmp_path).to_list() == ours.to_list()
+    frame = pd.read_parquet(folder)
+    assert frame["completion"].tolist() == ours["completion"][:]
+    assert frame["reward_after_baseline"].notna().sum() == 20
 
 
 def test_rows_of_others_are_pushed_with_what_is_known(rows, tmp_path):
@@ -302,17 +310,15 @@ def cut(path):
 
 def damage(run, what):
     """Make a copy of a loop unfit to be pushed; the folder to push."""
-    model, scored = run / "iteration-1" / "model", run / "iteration-1" / "scored"
+    model, rows = run / "iteration-1" / "model", run / "iteration-1" / "rollouts"
     checkpoint = shutil.copytree(model, run / "checkpoint-2")
     (checkpoint / "_manifest.json").unlink()
     (checkpoint / "trainer_state.json").write_text('{"global_step": 2}')
     if what == "unfinished":
-        known = json.loads((scored / "_manifest.json").read_text())
-        (scored / "_manifest.json").write_text(json.dumps(known | {"files": None}))
-        return scored
-    if what == "dropped":
-        manifest.drop(run / "iteration-1" / "candidates", scored)
-        return run / "iteration-1" / "candidates"
+        known = json.loads((rows / "_manifest.json").read_text())
+        del known["stages"]["log-mu"]["finished"]
+        (rows / "_manifest.json").write_text(json.dumps(known))
+        return rows
     if what == "a loop":
         shutil.rmtree(checkpoint)
         return run
@@ -320,14 +326,14 @@ def damage(run, what):
         (run / "empty").mkdir()
         return run / "empty"
     if what == "lost shard":
-        (scored / "_manifest.json").unlink()
-        next(scored.glob("*.parquet")).unlink()
-        return scored
+        (rows / "_manifest.json").unlink()
+        next(rows.glob("*.parquet")).unlink()
+        return rows
     if what == "columns":
-        (scored / "_manifest.json").unlink()
-        shard = sorted(scored.glob("*.parquet"))[1]
+        (rows / "_manifest.json").unlink()
+        shard = sorted(rows.glob("*.parquet"))[1]
         pq.write_table(pq.read_table(shard).drop_columns(["verdict"]), shard)
-        return scored
+        return rows
     if what == "no rows":
         path = run / "rows.parquet"
         pq.write_table(pa.table({"prompt": pa.array([], pa.string()), "completion": pa.array([], pa.string())}), path)
@@ -347,8 +353,7 @@ def damage(run, what):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("unfinished", "scored is not finished: run the stage"),
-        ("dropped", "The rows of .* were removed when .*scored had been made of them"),
+        ("unfinished", "rollouts is not finished: run the stage"),
         ("a loop", "holds neither a model .* nor candidates .* There are .*iteration-1/model"),
         ("empty", "empty holds neither a model .* nor candidates"),
         ("lost shard", "holds 1 of 2 shards"),
@@ -372,19 +377,19 @@ def test_settings_that_cannot_be(loop, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
-    scored, model = loop / "iteration-1" / "scored", loop / "iteration-1" / "model"
+    rows, model = loop / "iteration-1" / "rollouts", loop / "iteration-1" / "model"
     with pytest.raises(ValueError, match="Pushing needs an account: run `hf auth login`"):
-        push_to_hub(scored, "me/x")
+        push_to_hub(rows, "me/x")
     with pytest.raises(ValueError, match="Repo id"):
-        cli.main(["push", "--input", str(scored), "--repo_id", "me/x/y", "--dry_run"])
+        cli.main(["push", "--input", str(rows), "--repo_id", "me/x/y", "--dry_run"])
     with pytest.raises(FileNotFoundError, match="There is no nowhere to push"):
         pack(Path("nowhere"), "me/x")
     with pytest.raises(ValueError, match="are for the card of a model"):
-        pack(scored, "me/x", before="results")
+        pack(rows, "me/x", before="results")
     with pytest.raises(FileNotFoundError, match="--before and --after name folders of topr evaluate"):
         pack(model, "me/x", before=tmp_path)
     with pytest.raises(ValueError, match="topr push --input FOLDER"):
-        cli.main(["sample", *as_arguments(SETTINGS), "--output", str(tmp_path / "x"), "--push_to_hub", "true"])
+        cli.main(["train", "--input", str(rows), "--output_dir", str(tmp_path / "x"), "--bf16", "false", *PUSH])
 
 
 def test_dry_run(loop, capsys):
@@ -398,7 +403,7 @@ def test_dry_run(loop, capsys):
 def test_what_an_earlier_push_left_does_not_stay_beside_the_new(loop):
     """An adapter's configuration beside a model, or a manifest beside other rows, would be believed."""
     model = pack(loop / "iteration-1" / "model", "me/x")
-    rows = pack(next((loop / "iteration-1" / "scored").glob("*.parquet")), "me/rows")
+    rows = pack(next((loop / "iteration-1" / "rollouts").glob("*.parquet")), "me/rows")
     assert _is_stale("adapter_config.json", model)
     assert _is_stale("model-00001-of-00002.safetensors", model)
     assert not _is_stale("config.json", model)  # a new one comes
@@ -443,29 +448,37 @@ def test_a_damaged_manifest_beside_a_model_is_not_its_own(loop, tmp_path):
 
 def test_the_card_of_a_model_tells_what_its_rows_were_chosen_with(loop, tmp_path):
     """Training by hand is told nothing of it."""
-    scored, curated, model = loop / "iteration-1" / "scored", tmp_path / "curated", tmp_path / "model"
-    chosen = {"curation": "uniform", "baseline": "0.5", "iteration_size": 20}
-    one = as_arguments({name: value for name, value in SETTINGS.items() if name not in chosen})
-    cli.main(["curate", *one, *as_arguments(chosen), "--input", str(scored), "--output", str(curated)])
-    cli.main(["train", *one, "--input", str(curated), "--output", str(model)])
+    rows, curated, model = loop / "iteration-1" / "rollouts", tmp_path / "curated", tmp_path / "model"
+    chosen = {"curation": "uniform", "baseline": "0.5", "iteration_size": 10}
+    stages.run("curate", CurateArguments(input=str(rows), output_dir=str(curated), **chosen))
+    unsaid = {name: value for name, value in SETTINGS.items() if name not in chosen}
+    stages.run("train", take(TrainArguments, IterateArguments(**unsaid), input=str(curated), output_dir=str(model)))
     card = pack(model, "me/x").card
     assert "| baseline | 0.5 |" in card
     assert "| curation | uniform |" in card
+    assert "| rows | 10 rows, " in card
 
 
-def test_rows_that_a_stage_has_not_changed(tmp_path):
-    """Their fingerprint is that of what they were made from."""
+def test_rows_of_a_copy_that_are_as_they_were(tmp_path):
+    """Their fingerprint is that of what they were made from: the lineage comes to an end all the same."""
     rows = [{"problem_id": "1", "prompt": "1 + 1 = ", "completion": "2", "reward": 1.0, "answer": "2"}]
     first, again = tmp_path / "first", tmp_path / "again"
-    for folder, source in ((first, "x"), (again, None)):
-        manifest.begin(folder, {"input": source or manifest.fingerprint(first), "dataset_name": str(tmp_path)})
+    for folder, source in ((first, again), (again, first)):
+        fingerprint = manifest.fingerprint(source) if source.exists() else "x"
+        inputs = {"input": fingerprint, "dataset_name": str(tmp_path)}
+        manifest.begin(folder, "score", inputs, {"input": f"../{source.name}"})
         save_candidates(Dataset.from_list(rows), folder)
-        manifest.finish(folder, 1)
+        manifest.finish(folder, "score", 1)
     assert manifest.fingerprint(first) == manifest.fingerprint(again)
     parcel = pack(again, "me/rows")
-    assert len(lineage(again)) <= 2
+    assert list(lineage(again)) == ["score"]
     assert str(tmp_path).encode() not in parcel.files[manifest.NAME]
-    (tmp_path / "pushed").mkdir()
+    assert manifest.fingerprint(unpacked(parcel, tmp_path / "pushed")) == manifest.fingerprint(again)
+
+
+def unpacked(parcel, folder):
+    """What is pushed, in a folder, as it comes from the Hub."""
+    folder.mkdir()
     for name, content in parcel.files.items():
-        (tmp_path / "pushed" / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
-    assert manifest.fingerprint(tmp_path / "pushed") == manifest.fingerprint(again)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+    return folder

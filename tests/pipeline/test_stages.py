@@ -14,7 +14,8 @@ from datasets import load_dataset
 from transformers import AutoModelForCausalLM
 
 from topr_trl import load_candidates
-from topr_trl.log_mu import fingerprint, sampler_distance
+from topr_trl.checkpoints import model_fingerprint
+from topr_trl.metrics import sampler_distance
 from topr_trl.pipeline import inputs, manifest, stages
 from topr_trl.pipeline.arguments import (
     CurateArguments,
@@ -233,7 +234,7 @@ def test_log_mu_train_evaluate(scored, tmp_path, model):
     run("log-mu", rollouts, rollouts)
     rows = load_candidates(rollouts)
     assert len(rows) == 40
-    assert set(rows["mu_fingerprint"]) == {fingerprint(model)}
+    assert set(rows["mu_fingerprint"]) == {model_fingerprint(model)}
     for row in rows:
         if row["reward_after_baseline"] is None or row["reward"] > 0:
             assert row["mu_logps"] is None
@@ -247,7 +248,7 @@ def test_log_mu_train_evaluate(scored, tmp_path, model):
     run("train", tmp_path / "model", rollouts, log_completions=True, logging_steps=2)
     assert pq.read_metadata(tmp_path / "model" / "completions" / "completions_00002.parquet").num_rows == 8
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
-    assert fingerprint(trained) != fingerprint(model)
+    assert model_fingerprint(trained) != model_fingerprint(model)
     assert json.loads((tmp_path / "model" / "trainer_state.json").read_text())["log_history"]
     assert list(lineage(tmp_path / "model")) == ["sample", "score", "curate", "log-mu", "train"]
 

@@ -62,20 +62,20 @@ def encode(
     problem_ids: Sequence[Any] | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Samples:
-    """Answers as `Samples`.
+    """Encode answers as `Samples`.
 
     Args:
-        answers: P lists of S answers in normal form, None where a sample is invalid.
+        answers: P lists of S answers in normal form; None where a sample is invalid.
         truths: P right answers in the same form.
         scores: P lists of S finite numbers.
         problem_ids, groups: see `Samples`.
 
     Raises:
-        ValueError: there is no problem, problems differ in their number of samples, or scores do not fit or are not
+        ValueError: there is no problem, problems differ in their number of samples, or a score is missing or not
             finite.
     """
     if len(answers) == 0 or len(answers) != len(truths):
-        raise ValueError(f"There must be as many problems as truths, and at least one: {len(answers)}, {len(truths)}.")
+        raise ValueError(f"There must be one truth for each problem, and at least one: {len(answers)}, {len(truths)}.")
     ids = list(range(len(answers))) if problem_ids is None else problem_ids
     num_samples = max(map(len, answers))
     odd = [(ids[i], len(row)) for i, row in enumerate(answers) if len(row) != num_samples]
@@ -96,7 +96,7 @@ def _checked_scores(scores: Sequence[Sequence[float]] | None, shape: tuple[int, 
     if scores is None:
         return None
     if len(scores) != shape[0] or any(len(row) != shape[1] for row in scores):
-        raise ValueError(f"There must be a score for each of {shape[0]} x {shape[1]} samples.")
+        raise ValueError(f"There must be one score for each of {shape[0]} x {shape[1]} samples.")
     array = np.array(scores, dtype=np.float64)
     if bad := int((~np.isfinite(array)).sum()):
         raise ValueError(f"Scores must be finite numbers; {bad} of {array.size} are not.")
@@ -185,7 +185,7 @@ def verdict_column(rows: Dataset) -> list[str]:
     """The column `verdict`, checked.
 
     Raises:
-        ValueError: it holds other words than `"correct"`, `"incorrect"` and `"invalid"`.
+        ValueError: it holds anything but `"correct"`, `"incorrect"` and `"invalid"`.
     """
     verdicts = text_column(rows, "verdict")
     if others := set(verdicts) - set(VERDICTS):
@@ -236,7 +236,7 @@ def _read(shard: Path, names: list[str]) -> pa.Table:
 
 
 def labels(first: Path, second: Path) -> list[str]:
-    """Names for two runs: of their paths, the last parts in which they differ.
+    """Names for two runs: the last parts in which their paths differ.
 
     Raises:
         ValueError: they are the same path.
@@ -247,5 +247,5 @@ def labels(first: Path, second: Path) -> list[str]:
     while parts[0][-1] == parts[1][-1]:
         for names in parts:
             names.pop()
-    # Nothing but the root is left of one path where the other goes on with the same names.
+    # Where one path is a suffix of the other, only its root is left.
     return [names[-1] if len(names) > 1 else path.name for names, path in zip(parts, (first, second), strict=True)]

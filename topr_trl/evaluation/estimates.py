@@ -1,4 +1,4 @@
-"""What the candidates of a model say about it: pass@k, maj@k, valid answers, with the paper's intervals."""
+"""pass@k, maj@k and shares of valid answers of a model, with the paper's intervals."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -30,7 +30,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Group:
-    """The problems of one subject or level: how many, their pass@1, and `{k: estimate}` for the largest k of maj@k."""
+    """Problems of one subject or level: their number, pass@1, and `{k: estimate}` for the largest k of maj@k."""
 
     num_problems: int
     pass_at_1: Estimate
@@ -39,16 +39,16 @@ class Group:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Evaluation of S samples a problem.
+    """Evaluation of S samples per problem.
 
     Attributes:
         pass_at, maj_at: `{k: estimate}`, exact over all draws of k samples.
-        shares: share of `correct`, `incorrect` and `invalid` samples.
-        cardinality: how many problems have 0, 1, ..., S correct samples.
-        num_problems, num_samples: problems, and samples of each.
-        weighted_sc_at: `{k: estimate}` of weighted self-consistency, by the paper's draws; empty without scores.
+        shares: shares of `correct`, `incorrect` and `invalid` samples.
+        cardinality: numbers of problems that have 0, 1, ..., S correct samples.
+        num_problems, num_samples: problems, and samples per problem.
+        weighted_sc_at: `{k: estimate}` of weighted self-consistency, from 100 draws; empty without scores.
         best_at: `{k: estimate}` of best-of-k, exact; empty without scores.
-        groups: `{"subject": {name: group}, "level": {name: group}}`, for what is known of the problems.
+        groups: `{"subject": {name: group}, "level": {name: group}}`, where known.
     """
 
     pass_at: dict[int, Estimate]
@@ -62,12 +62,12 @@ class Evaluation:
     groups: dict[str, dict[str, Group]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; a standard error that does not exist is None."""
+        """Plain values, for JSON; an undefined standard error is None."""
         return _without_nan(asdict(self))
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "Evaluation":
-        """What `to_dict` gave, perhaps by way of JSON, whose keys are text."""
+        """Inverse of `to_dict`, also after JSON, whose keys are text."""
         curves = {name: _curve(plain.get(name, {})) for name in ("pass_at", "maj_at", "weighted_sc_at", "best_at")}
         groups = {
             column: {
@@ -80,7 +80,7 @@ class Evaluation:
 
 
 def shared_ks(curves: Sequence[Mapping[int, Estimate]]) -> list[int]:
-    """The k that all of these curves have."""
+    """The k that all curves have."""
     return [k for k in curves[0] if all(k in other for other in curves)]
 
 
@@ -99,19 +99,19 @@ def _without_nan(plain: Any) -> Any:
     return None if isinstance(plain, float) and plain != plain else plain
 
 
-# Estimates: of all problems, and of some of them.
+# Estimates.
 
 
 def _standard_error(variance: float, k: int, num_samples: int) -> float:
-    """`sqrt(K V / (S - K))` (arXiv 2503.14286, Sec. 4.1), NaN for K = S, where every draw is the same."""
+    """`sqrt(K V / (S - K))` (arXiv 2503.14286, Sec. 4.1), NaN for K = S, where all draws are the same."""
     return sqrt(k * max(variance, 0.0) / (num_samples - k)) if k < num_samples else nan
 
 
 def exact_estimate(expected_P: NDArray[np.float64], k: int, num_samples: int) -> Estimate:
-    """The estimate that the paper's procedure approaches with ever more draws.
+    """The limit of the paper's procedure for many draws.
 
-    A problem is solved in a draw or not, with the expectation e_p, and apart from the other problems; so the variance V
-    of a draw's mean is Σ e_p (1 - e_p) / P².
+    A draw solves problem p with probability e_p, independently of the other problems, so the variance V of the mean of
+    a draw is Σ e_p (1 - e_p) / P².
     """
     variance = float((expected_P * (1 - expected_P)).sum()) / len(expected_P) ** 2
     return Estimate(float(expected_P.mean()), _standard_error(variance, k, num_samples))
@@ -156,7 +156,7 @@ def weighted_sc_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray
 
 def _scores_of(samples: Samples) -> NDArray[np.float64]:
     if samples.scores_PS is None:
-        raise ValueError("Weighted self-consistency and best-of-n need a score of each sample; there are none.")
+        raise ValueError("Weighted self-consistency and best-of-k need a score for each sample; there are none.")
     return samples.scores_PS
 
 
@@ -173,16 +173,16 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate S samples for each of P problems.
 
-    pass@k, maj@k and best@k are exact over all draws of k of the S samples, their standard errors too; weighted
+    pass@k, maj@k and best@k and their standard errors are exact over all draws of k of the S samples; weighted
     self-consistency has no cheap expectation for k > 1 and is drawn 100 times, as in the paper.
 
     Args:
         samples: of all problems; with scores for `weighted_sc_ks` and `best_ks`.
-        pass_ks, maj_ks, weighted_sc_ks, best_ks: the k of each, in [1, S].
-        seed: of the draws.
+        pass_ks, maj_ks, weighted_sc_ks, best_ks: the k of each measure, in [1, S].
+        seed: seed of the draws.
 
     Raises:
-        ValueError: a k is outside [1, S], or scores are needed and not there.
+        ValueError: a k is outside [1, S], or scores are missing that a measure needs.
     """
     for k in (*pass_ks, *maj_ks, *weighted_sc_ks, *best_ks):
         samples.check_k(k)
@@ -221,9 +221,9 @@ def _by_group(samples: Samples, voted: Mapping[int, NDArray[np.float64]]) -> dic
 
 
 def evaluate_in_full(samples: Samples, seed: int = 0) -> Evaluation:
-    """Everything that the samples allow, k in powers of two: pass@k up to S, the others from 2 to below S.
+    """All measures that the samples allow, at powers of two: pass@k up to S, the others from 2 to below S.
 
-    With k = S there is only one draw, and no interval.
+    With k = S there is one draw, and no interval.
     """
     pass_ks = powers_of_two(samples.num_samples)
     ks = [k for k in pass_ks if 1 < k < samples.num_samples]
@@ -248,7 +248,7 @@ def evaluate_samples(
     best_ks: Sequence[int] = (),
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Evaluation:
-    """`evaluate` from P lists of S answers and P right ones in the same form; None is an invalid answer.
+    """`evaluate` for P lists of S answers and P right answers in the same form; None is an invalid answer.
 
     Args:
         answers, truths, scores, groups: see `topr_trl.evaluation.answers.encode`.
@@ -270,7 +270,7 @@ def evaluate_candidates(
     weighted_sc_ks: Sequence[int] = (),
     best_ks: Sequence[int] = (),
 ) -> Evaluation:
-    """`evaluate` from scored candidates, as `topr_trl.rewards.score_candidates` makes them.
+    """`evaluate` for rows scored by `topr_trl.rewards.score_candidates`.
 
     Args:
         rows: see `topr_trl.evaluation.answers.samples_of`.

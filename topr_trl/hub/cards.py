@@ -15,6 +15,7 @@ COLUMNS = {
     "completion": "its response",
     "reward": "what the response is worth; after the baseline, if there is a `raw_reward` too",
     "raw_reward": "the reward before the baseline",
+    "reward_after_baseline": "what a row that was chosen for training is worth there; empty in the other rows",
     "label": "true where the response is good: a reward of +1, else -1",
     "prompt_ids": "token ids of the prompt",
     "completion_ids": "token ids of the response, its stop token included",

@@ -15,7 +15,9 @@ from topr_trl.hub.parcel import README, Parcel
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.lineage import facts_of_sampling, problems_of, sampling_of, writer_of
 
-_COUNTED = ("reward", "raw_reward", "label", "verdict", "finish_reason", "mu_fingerprint")
+_COUNTED = (
+    "reward", "reward_after_baseline", "raw_reward", "label", "verdict", "finish_reason", "mu_fingerprint",
+)  # fmt: skip
 _MOST_VALUES = 6  # of a column that are counted one by one
 
 

@@ -262,7 +262,7 @@ def _choice_columns(shard: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[An
 def log_mu(args: TrainArguments) -> Made:
     """log μ of the chosen rows whose weight depends on it, by the model that training starts from."""
     trainer, places = _trainer(args, all_rows=True)
-    distance = trainer.score_log_mu()
+    distance = trainer.compute_log_mu()
     computed = args.folder / manifest.WORK / LOG_MU
     if PartialState().is_main_process:
         known = pq.read_table(computed) if computed.is_file() else None  # no row needs it, or all have brought it
