@@ -8,7 +8,8 @@ import pytest
 from datasets import Dataset
 
 from topr_trl import evaluate_candidates
-from topr_trl.pipeline.arguments import StageArguments, load_problems
+from topr_trl.pipeline.arguments import ProblemArguments
+from topr_trl.pipeline.problems import load_problems
 from topr_trl.rewards import answer_reward, score_candidates
 from topr_trl.sandbox.worker_pool import WorkerPool
 from topr_trl.tasks import TASKS, hendrycks_math
@@ -310,14 +311,14 @@ def test_exemplars_of_the_training_split(tmp_path):
         hendrycks_math.draw_exemplars(rows(), 9)
     path = tmp_path / "train.jsonl"
     rows().to_json(path)
-    args = StageArguments(
+    args = ProblemArguments(
         task="math", dataset_name=str(path), test_dataset_name=str(path), training_shots=True, num_shots=3
     )
-    for prompt in load_problems(args)["prompt"]:
+    for prompt in load_problems(args, "train")["prompt"]:
         assert prompt.count("Problem:") == 4
         assert prompt.count(prompt.rpartition("Problem:")[2].split("\n")[0]) == 1  # never its own example
     with pytest.raises(ValueError, match="training_shots"):
-        StageArguments(training_shots=True)
+        ProblemArguments(training_shots=True)
 
 
 def test_the_hub(monkeypatch):
@@ -342,9 +343,9 @@ def test_the_hub(monkeypatch):
 
 
 def test_the_task_of_the_problems():
-    assert StageArguments(task="math").task_of_problems is TASKS["gsm8k"]  # the embedded problems
-    math = StageArguments(task="math", dataset_name="some/math")
+    assert ProblemArguments(task="math").task_of_problems is TASKS["gsm8k"]  # the embedded problems
+    math = ProblemArguments(task="math", dataset_name="some/math")
     assert math.task_of_problems is TASKS["math"]
-    assert (math.num_shots, StageArguments().num_shots) == (4, 8)
+    assert (math.num_shots, ProblemArguments().num_shots) == (4, 8)
     with pytest.raises(ValueError, match="gsm8k or math"):
-        StageArguments(task="maths")
+        ProblemArguments(task="maths")
