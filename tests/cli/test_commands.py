@@ -17,7 +17,9 @@ from topr_trl.pipeline.loop import steps_of, write_settings
 from topr_trl.tasks import arithmetic
 
 CPU = ["--use_cpu", "true", "--bf16", "false"]
-PAIRS = [(command, other) for command in KINDS for other in KINDS if set(settings_of(other)) - set(settings_of(command))]
+PAIRS = [
+    (command, other) for command in KINDS for other in KINDS if set(settings_of(other)) - set(settings_of(command))
+]
 
 
 def others_of(command, other):

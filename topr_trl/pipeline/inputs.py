@@ -103,9 +103,9 @@ def _named(args: Any, names: tuple[str, ...]) -> Inputs:
 
 
 def _adapter(args: TrainArguments) -> Inputs:
-    """How the adapter is made, and how the weights under it are stored."""
-    names = [field.name for field in fields(ModelConfig)]
-    return {"peft": {name: getattr(args, name) for name in names} if args.use_peft else None}
+    """How the adapter is made, and how the weights under it are stored; which they are, `_weights` tells."""
+    names = {field.name for field in fields(ModelConfig)} - {"model_name_or_path", "model_revision"}
+    return {"peft": {name: getattr(args, name) for name in sorted(names)} if args.use_peft else None}
 
 
 def _absolute(name: str | None) -> str | None:
