@@ -8,15 +8,16 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install demo docs bench reproduce reproduce-quick test test-min test-matrix test-trackers test-vllm fuzz mutate lint type licenses wheel clean help
+.PHONY: install demo docs bench reproduce reproduce-quick test test-all coverage test-min test-matrix test-trackers test-vllm fuzz mutate lint type licenses wheel clean help
 
 help:
 	@echo "make demo      train the embedded model with TOPR, before -> after (minutes on a CPU)"
 	@echo "make reproduce measure every claim of the paper (hours; goes on where it stopped); make reproduce-quick: minutes"
 	@echo "make bench     time and memory beside TRL's other trainers (ten minutes; writes docs/performance.md)"
 	@echo "make docs      build the documentation into site/, warnings are errors"
-	@echo "make test      run the tests, two at a time (JOBS=8: eight)"
-	@echo "make test-min  run the tests on the oldest supported versions; make test-vllm: with vLLM's engine on the CPU;"
+	@echo "make test      run the fast tests, two at a time (JOBS=8: eight); make test-all: all of them; make coverage: all,"
+	@echo "               and which branches of the package they run"
+	@echo "make test-min  run the fast tests on the oldest supported versions; make test-vllm: with vLLM's engine on the CPU;"
 	@echo "               make test-trackers: with tensorboard, wandb and trackio"
 	@echo "make test-matrix  run what versions can break (not slow, not processes, no benchmarks) on the oldest and newest"
 	@echo "               versions under Python 3.11, 3.12 and 3.13 (PYTHONS=\"3.11 3.12\" VERSIONS=oldest: fewer cells)"
@@ -50,15 +51,27 @@ bench: install
 
 # So many tests at a time, each on one thread; those that share a long fixture stay together.
 JOBS ?= 2
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup
+	$(PYTEST) -m "not slow"
+
+test-all: install
+	$(PYTEST)
+
+# Processes that tests start are measured, too.
+coverage: install
+	rm -rf .coverage*
+	PYTHONPATH=. COVERAGE_RCFILE=$(CURDIR)/pyproject.toml OMP_NUM_THREADS=1 \
+		$(BIN)/python -m coverage run -m pytest --numprocesses $(JOBS) --dist loadgroup
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
 
 # TRL 1.15 computes log-probabilities in Triton kernels alone; Triton's interpreter runs them on a CPU.
 test-min:
 	$(MAKE) install VENV=.venv-min CONSTRAINTS=constraints-min.txt EXTRAS=dev
 	.venv-min/bin/python -m pip install --quiet triton
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-min/bin/python -m pytest --numprocesses $(JOBS) --dist loadgroup \
-		-m "not processes"
+		-m "not slow and not processes"
 
 PYTHONS ?= 3.11 3.12 3.13
 VERSIONS ?= newest oldest
@@ -103,6 +116,7 @@ mutate: .venv-mutate/.installed
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 type: install
 	$(BIN)/mypy

@@ -42,32 +42,32 @@ def _page(
         "",
         "The paper's figures and propositions, measured on a model of 0.3 million parameters that solves generated "
         "word problems "
-        f"carelessly ({TASK_STEPS['main']} steps a problem, {TASK_STEPS['hard']} in the harder task). Written by "
+        f"carelessly ({TASK_STEPS['main']} steps per problem, {TASK_STEPS['hard']} in the harder task). Written by "
         "`python -m benchmarks --report` from the results in `benchmarks/results/`; do not edit. `make reproduce` "
         "measures all of it again.",
         "",
-        "**How it was measured.** All methods start from the same model, read the same candidates in the same order, "
-        f"{profile.steps} steps of 32 rows an epoch (AdamW, constant learning rate, gradient clip 1), and are tested "
+        "**How it was measured.** All methods start from the same model, read the same rows in the same order, "
+        f"{profile.steps} steps of 32 rows per epoch (AdamW, constant learning rate, gradient clip 1), and are tested "
         f"on {profile.test_problems} other problems. Each has its own best learning rate from one grid, chosen on "
         "validation problems with a seed that nothing else uses, after one epoch. (DPO reads pairs of the same "
-        "candidates, as many rows a step.) ± is a 95 % t-interval over the seeds, and never less than two bootstrap "
+        "rows, as many rows per step.) ± is a 95 % t-interval over the seeds, and never less than two bootstrap "
         "errors of the evaluations (of the answers; the test problems are always the same). *Above* and *below* "
-        "compare seed by seed: same candidates, same test problems. Seeds: 5 for Fig. 1, 3, 4, 7, the harder task and "
+        "compare seed by seed: same rows, same test problems. Seeds: 5 for Fig. 1, 3, 4, 7, the harder task and "
         "Table 2, 2 for stale rows, 1 for the base model and the learning rates, 3 for the others.",
         "",
         "**Words.** A row is *positive* if its answer is right (R = +1), *negative* if it is wrong or missing (R = "
-        "-1). p: share of positives among the rows; where nothing else is said, the base model's. c: baseline, "
-        "subtracted from R; 0 where nothing else is said. p~: share of positives in the sum of |R - c|; at c = 0 it "
-        "is p. Methods that normalise rewards within the answers to a problem (GRPO and its kin, M2PO, group-centred "
-        "“TOPR”) have p~ = 50 % by that, so what sets them apart from TOPR at c = 0 is their share as much as their "
-        "loss. a⁻: lower limit of a negative's weight. Plain IS and TIS: importance sampling, with the ratio as it is "
-        "or cut at 1, for both signs. maj@n: majority of n answers. Anna Karenina sampling: the first right answer to "
-        "each problem, wrong ones for the rest.",
+        "-1). p: share of positives among the rows; the base model's unless stated otherwise. c: baseline, subtracted"
+        " from R; 0 unless stated otherwise. p~: share of positives in the sum of |R - c|; at c = 0 it is p. Methods "
+        "that normalize rewards within a group (GRPO and its variants, M2PO, group-centered “TOPR”) have p~ = 50 % "
+        "for that reason, so they differ from TOPR at c = 0 in their share as much as in their loss. log μ: "
+        "log-probability of a completion under the model that wrote it. a⁻: lower limit of a negative's weight. Plain"
+        " IS and TIS: importance sampling, with the ratio as it is or truncated at 1, for both signs. maj@n: majority"
+        " of n answers. Anna Karenina sampling: the first right answer to each problem, wrong ones for the rest.",
         "",
         "**What it cannot say.** These are not GSM8K and 8 billion parameters: a slip and a missing answer are the "
         "only kinds of "
-        f"error, a response has some forty tokens, and the whole model moves within {profile.steps} steps. Where a "
-        "claim does not hold here, that is said, and is no statement about large models.",
+        f"error, a completion has about forty tokens, and the whole model moves within {profile.steps} steps. Where a "
+        "claim does not hold here, the page says so; that is no statement about large models.",
         "",
         "| claim | verdict |",
         "|---|---|",

@@ -23,7 +23,8 @@ from benchmarks.cells import versions
 from benchmarks.performance.__main__ import quiet
 from benchmarks.performance.timing import in_turn, peak_memory, seconds_per_step
 from benchmarks.performance.work import GSM8K, LONG_TAILS, VARIANTS, WORDS, Case, candidates
-from topr_trl.cli.memory_plan import KNOWN, Shape, training_flops
+from topr_trl.cli.gpu_memory import Shape, training_flops
+from topr_trl.cli.memory_plan import KNOWN
 
 MODELS = {
     "8b": KNOWN["8b"],
@@ -48,7 +49,7 @@ def measure(case: Case, peak_tflops: float, repeats: int) -> dict[str, dict[str,
     prompt = sum(len(row["prompt"]) for row in case.rows) / len(case.rows)
     response = sum(len(row["completion"]) for row in case.rows) / len(case.rows)
     # What has to be computed: neither padding, nor what is recomputed to save memory.
-    flops = step * training_flops(Shape.of(case.model), round(prompt), round(response), checkpointing=False)
+    flops = step * training_flops(Shape.of(case.model), round(prompt) + round(response), checkpointing=False)
     two_steps = replace(case, rows=case.rows[: 2 * step])
     return {
         name: {

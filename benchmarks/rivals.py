@@ -74,7 +74,7 @@ def whitened(rows: Rows) -> np.ndarray:
 
 def tapered(preset: str, ratio_level: str = "sequence") -> Callable[..., Tensor]:
     def loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tensor) -> Tensor:
-        return topr_loss(logps_BT, mu_BT, rewards_B, mask_BT, PRESETS[preset], ratio_level).mean()
+        return topr_loss(logps_BT, mu_BT, rewards_B, mask_BT, PRESETS[preset], ratio_level).losses_B.mean()
 
     return loss
 
@@ -277,6 +277,6 @@ RIVALS: dict[str, Rival] = {
     "m2po": Rival("M2PO", _direct(m2po_loss, whitened)),
     "topr_token": Rival("“TOPR” per token", _direct(tapered("topr", "token"))),
     "topr_geometric": Rival("“TOPR”, geometric mean", _direct(tapered("topr", "geometric"))),
-    "topr_group_sign": Rival("“TOPR”, group-centred reward", _direct(tapered("topr"), whitened)),
+    "topr_group_sign": Rival("“TOPR”, group-centered reward", _direct(tapered("topr"), whitened)),
 }  # fmt: skip
 PUBLISHED_AS_TOPR = ("topr_token", "topr_geometric", "topr_group_sign")

@@ -27,7 +27,7 @@ from topr_trl import (
     save_candidates,
     score_candidates,
 )
-from topr_trl.sandbox.unit_tests import run_tests
+from topr_trl.sandbox import run_tests
 
 OUT, SEED = Path("topr-code"), 0
 WARM_UP_ROWS, LOGGED_TASKS, HELD_OUT_TASKS, CANDIDATES = 24_000, 300, 200, 16

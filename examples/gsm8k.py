@@ -1,157 +1,141 @@
-"""TOPR on GSM8K: sample, score, curate, train, evaluate (arXiv 2503.14286, Sec. 4).
+r"""TOPR's loop on GSM8K or MATH: sample, score, curate, train, evaluate (arXiv 2503.14286, Sec. 4).
 
-Without arguments: an embedded small model on embedded word problems, a few minutes on a laptop's CPU.
+Without arguments: a small embedded model on embedded word problems, a few minutes on a laptop's CPU.
 
     accelerate launch examples/gsm8k.py
 
-The paper's set-up (8-shot chain of thought, 16 candidates a problem, Adafactor at 5e-7, one epoch an iteration):
+The paper's setup (8-shot chain of thought, Adafactor at 5e-7, one epoch per iteration):
 
-    accelerate launch examples/gsm8k.py --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct \\
-        --dataset_name openai/gsm8k --iterations 5 --curation anna_karenina --num_candidates 64 \\
+    accelerate launch examples/gsm8k.py --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct \
+        --dataset_name openai/gsm8k --iterations 5 --curation anna_karenina --num_candidates 64 \
         --per_device_train_batch_size 1
 
-`--dataset_name` and `--test_dataset_name` may be files of GSM8K's shape (`.jsonl`). `--use_peft` trains an adapter.
+The same on MATH (4 shots; pip install 'topr_trl[math]' for math-verify, which compares what is in `\boxed{}`):
+
+    accelerate launch examples/gsm8k.py --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct \
+        --task math --dataset_name EleutherAI/hendrycks_math --test_dataset_name HuggingFaceH4/MATH-500 \
+        --iterations 5 --num_candidates 32 --per_device_train_batch_size 1
+
+`--dataset_name` and `--test_dataset_name` may be `.jsonl` files with the same columns. `--use_peft` trains an adapter.
 """
 
 import importlib.util
 import json
-import logging
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from accelerate import PartialState
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import ModelConfig, TrlParser, get_peft_config
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from topr_trl import (
     Evaluations,
     OfflineTOPRConfig,
     OfflineTOPRTrainer,
+    SamplingArguments,
     evaluate_candidates,
     load_candidates,
     sample_candidates,
     save_candidates,
     score_candidates,
 )
-from topr_trl.cli.main import console
-from topr_trl.generation.sampling import SamplingArguments
-from topr_trl.pipeline import arguments as settings
-from topr_trl.pipeline.arguments import StageArguments, loading_of
-from topr_trl.tasks import TASKS, arithmetic
+from topr_trl.tasks import TASKS, Task, arithmetic
 
 
 @dataclass
 class ScriptArguments:
+    task: str = field(default="gsm8k", metadata={"help": "gsm8k or math.", "choices": list(TASKS)})
     dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: embedded problems."})
     test_dataset_name: str | None = field(default=None, metadata={"help": "The same for the test problems."})
-    num_train_problems: int | None = field(default=None, metadata={"help": "Use the first so many. Default: all."})
-    num_test_problems: int | None = field(default=None, metadata={"help": "Use the first so many. Default: all."})
-    num_shots: int | None = field(
-        default=None, metadata={"help": "Worked examples in the prompt. Default: the task's."}
-    )
+    num_train_problems: int | None = field(default=None, metadata={"help": "Use only the first ones. Default: all."})
+    num_test_problems: int | None = field(default=None, metadata={"help": "Use only the first ones. Default: all."})
+    num_shots: int | None = field(default=None, metadata={"help": "Examples in the prompt. Default: the task's."})
     iterations: int = field(default=1, metadata={"help": "Rounds of sample, score, curate, train."})
-    eval_samples: int = field(default=16, metadata={"help": "Samples of each test problem (the paper: 64)."})
-
-    def __post_init__(self) -> None:
-        for name in ("iterations", "eval_samples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+    eval_samples: int = field(default=16, metadata={"help": "Completions per test problem (the paper: 64)."})
 
 
-def load_problems(args: ScriptArguments, task: str, split: str) -> Dataset:
-    counts = {name: getattr(args, name) or None for name in ("num_train_problems", "num_test_problems")}
-    names = {name: getattr(args, name) for name in ("dataset_name", "test_dataset_name", "num_shots")}
-    return settings.load_problems(StageArguments(task=task, split=split, **names, **counts))
+def load_problems(args: ScriptArguments, task: Task, split: str) -> Dataset:
+    """Columns `problem_id`, `prompt`, `answer`."""
+    name, count, seed = args.dataset_name, args.num_train_problems, 1
+    if split == "test":
+        name, count, seed = args.test_dataset_name or name, args.num_test_problems, 2
+    rows = task.load(name, split) if name else arithmetic.arithmetic_dataset(count or 400, seed)
+    rows = rows.select(range(min(count or len(rows), len(rows))))
+    return task.prepare(rows, task.num_shots if args.num_shots is None else args.num_shots)
 
 
-def load(name: str, model_args: ModelConfig, device):
-    """A model and its tokenizer."""
-    model = AutoModelForCausalLM.from_pretrained(name, **loading_of(model_args))
-    tokenizer = AutoTokenizer.from_pretrained(name, revision=model_args.model_revision)
+def load_model(name: str, args: ModelConfig, device):
+    model = AutoModelForCausalLM.from_pretrained(
+        name,
+        revision=args.model_revision,
+        dtype=args.dtype,
+        attn_implementation=args.attn_implementation,
+        quantization_config=get_quantization_config(args),
+    )
+    tokenizer = AutoTokenizer.from_pretrained(name, revision=args.model_revision)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return model.to(device), tokenizer
 
 
-def sample_and_score(
-    model, tokenizer, problems, sampling, stop_strings, judge, directory, seed: int, what: str
-) -> Dataset:
-    """Every process samples its share; all of them read back the whole."""
+def sample_and_score(model, tokenizer, problems, task: Task, sampling, folder: Path, seed: int, what: str) -> Dataset:
+    """Every process samples its share of the problems and reads back the rows of all."""
     state = PartialState()
-    rows = sample_candidates(model, tokenizer, problems, sampling, stop_strings, seed, what)
-    rows = score_candidates(rows, judge)
-    if state.is_main_process:  # of an earlier run, perhaps with another number of processes
-        for old in directory.glob("candidates-*.parquet"):
+    rows = sample_candidates(model, tokenizer, problems, sampling, task.stop_strings, seed, what)
+    rows = score_candidates(rows, task.judge)
+    if state.is_main_process:  # an earlier run may have had another number of processes
+        for old in folder.glob("candidates-*.parquet"):
             old.unlink()
     state.wait_for_everyone()
-    save_candidates(rows, directory, state.process_index, state.num_processes)
+    save_candidates(rows, folder, state.process_index, state.num_processes)
     state.wait_for_everyone()
-    return load_candidates(directory)
+    return load_candidates(folder)
 
 
-def main(task_name: str, script_args, sampling, training_args, model_args) -> None:
-    out, task = Path(training_args.output_dir), TASKS[task_name]
-    embedded = model_args.model_name_or_path is None
-    name = str(arithmetic.CARELESS_MODEL) if embedded else model_args.model_name_or_path
-    if script_args.dataset_name is None:
-        print_once("No --dataset_name: embedded word problems, of GSM8K's kind.")
-    elif embedded:
-        print_once("No --model_name_or_path: the embedded model, which can do nothing but the embedded word problems.")
-    model, tokenizer = load(name, model_args, training_args.device)
-    train, test = (load_problems(script_args, task_name, split) for split in ("train", "test"))
-    eval_sampling = SamplingArguments(**{**vars(sampling), "num_candidates": script_args.eval_samples})
-    seed, peft_config, results = training_args.seed, get_peft_config(model_args), Evaluations()
+def main(args: ScriptArguments, sampling: SamplingArguments, training_args: OfflineTOPRConfig, model_args: ModelConfig):
+    out, seed, state = Path(training_args.output_dir), training_args.seed, PartialState()
+    task = TASKS[args.task if args.dataset_name else "gsm8k"]  # the embedded problems have GSM8K's format
+    name = model_args.model_name_or_path or str(arithmetic.CARELESS_MODEL)
+    state.print(f"{name} on {args.dataset_name or 'embedded word problems'}", flush=True)
+    model, tokenizer = load_model(name, model_args, training_args.device)
+    train, test = (load_problems(args, task, split) for split in ("train", "test"))
+    eval_sampling = replace(sampling, num_candidates=args.eval_samples)
+    peft_config, results = get_peft_config(model_args), Evaluations()
+    ks = [k for k in (2, 4, 8, 16) if k < args.eval_samples]
 
-    def test_model(label: str) -> None:
-        folder = out / label / "test"
-        how, what = (eval_sampling, task.stop_strings, task.judge), f"Testing, {label}"
-        rows = sample_and_score(model, tokenizer, test, *how, folder, seed, what)
-        ks = [k for k in (2, 4, 8, 16) if k < script_args.eval_samples]  # maj@k has an interval for k below the samples
+    def evaluate(label: str) -> None:
+        what = f"Testing, {label}"
+        rows = sample_and_score(model, tokenizer, test, task, eval_sampling, out / label / "test", seed, what)
         results[label] = evaluate_candidates(rows, maj_ks=ks[-1:])
-        if PartialState().is_main_process:  # at once: a later failure loses nothing
+        if state.is_main_process:  # now, so that a later failure loses nothing
             (out / "results.json").write_text(json.dumps({k: v.to_dict() for k, v in results.items()}, indent=1))
 
-    test_model("before")
-    for i in range(1, script_args.iterations + 1):
-        label = "after" if script_args.iterations == 1 else f"iteration-{i}"
-        folder, what = out / label / "candidates", f"Sampling candidates, {label}"
-        how = (sampling, task.stop_strings, task.judge)
-        candidates = sample_and_score(model, tokenizer, train, *how, folder, seed + i, what)
+    evaluate("before")
+    for i in range(1, args.iterations + 1):
+        label = "after" if args.iterations == 1 else f"iteration-{i}"
+        what, folder = f"Sampling candidates, {label}", out / label / "candidates"
+        rows = sample_and_score(model, tokenizer, train, task, sampling, folder, seed + i, what)
         training_args.output_dir = str(out / label)
         trainer = OfflineTOPRTrainer(
-            model, training_args, candidates, processing_class=tokenizer, peft_config=peft_config if i == 1 else None
+            model, training_args, rows, processing_class=tokenizer, peft_config=peft_config if i == 1 else None
         )
-        print_once(f"Training on {trainer.curated}.")
+        state.print(f"Training on {trainer.curated}.", flush=True)
         trainer.train()
         trainer.save_model(out / label / "model")
         model = trainer.accelerator.unwrap_model(trainer.model)
-        test_model(label)
+        evaluate(label)
 
-    print_once(f"\n{results}\n\nResults, checkpoints, candidates and log μ are in {out}/")
-    if PartialState().is_main_process:
-        if importlib.util.find_spec("matplotlib"):
-            results.plot(out / "results.png")
-        else:
-            print("No plot: matplotlib is not installed (the extra `plots`).")
-    PartialState().wait_for_everyone()
-    PartialState().destroy_process_group()
-
-
-def print_once(text: str) -> None:
-    if PartialState().is_main_process:
-        print(text, flush=True)
-
-
-def run(task: str, output_dir: str, arguments: list[str]) -> None:
-    """Read the command line and go through the loop; the embedded problems are of GSM8K's kind whatever the task."""
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    parser = TrlParser((ScriptArguments, SamplingArguments, OfflineTOPRConfig, ModelConfig))
-    parser.set_defaults(output_dir=output_dir)
-    if not any(arg.startswith(("--model_name_or_path", "--config")) for arg in arguments):
-        parser.set_defaults_with_config(**arithmetic.CARELESS_SETTINGS, save_strategy="no")
-    script_args, *others = parser.parse_args_and_config(arguments)
-    main("gsm8k" if script_args.dataset_name is None else task, script_args, *others)
+    state.print(f"\n{results}\n\nResults, checkpoints, candidates and log μ are in {out}/", flush=True)
+    if state.is_main_process and importlib.util.find_spec("matplotlib"):
+        results.plot(out / "results.png")
+    state.wait_for_everyone()
+    state.destroy_process_group()
 
 
 if __name__ == "__main__":
-    console(lambda arguments: run("gsm8k", "topr-gsm8k", arguments), "gsm8k.py")
+    parser = TrlParser((ScriptArguments, SamplingArguments, OfflineTOPRConfig, ModelConfig))
+    parser.set_defaults(output_dir="topr-gsm8k")
+    if not any(argument.startswith(("--model_name_or_path", "--config")) for argument in sys.argv):
+        parser.set_defaults_with_config(**arithmetic.CARELESS_SETTINGS, save_strategy="no")
+    main(*parser.parse_args_and_config())

@@ -1,10 +1,10 @@
 """A generative verifier trained with TOPR (arXiv 2503.14286, Sec. 4.4): solve, verify, train, choose answers.
 
-Without arguments: an embedded solver and a smaller embedded verifier, some minutes on a laptop's CPU.
+Without arguments: an embedded solver and a smaller embedded verifier, a few minutes on a laptop's CPU.
 
     accelerate launch examples/verifier.py
 
-With a model of the Hub as solver and verifier (the paper's solver is a 70B model, see docs/verifier.md):
+With models from the Hub (the paper's solver has 70B parameters, see docs/verifier.md):
 
     accelerate launch examples/verifier.py --task math --dataset_name EleutherAI/hendrycks_math \\
         --test_dataset_name HuggingFaceH4/MATH-500 --solver_name_or_path meta-llama/Meta-Llama-3-8B-Instruct \\
@@ -12,120 +12,135 @@ With a model of the Hub as solver and verifier (the paper's solver is a 70B mode
 """
 
 import json
-import logging
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import gsm8k
 import numpy as np
+import pandas as pd
 from accelerate import PartialState
 from datasets import Dataset
-from trl import ModelConfig, TrlParser, get_peft_config
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from topr_trl import (
     OfflineTOPRConfig,
     OfflineTOPRTrainer,
+    SamplingArguments,
     evaluate_candidates,
+    load_candidates,
+    sample_candidates,
+    save_candidates,
+    score_candidates,
 )
-from topr_trl.cli.main import console
-from topr_trl.generation.sampling import SamplingArguments
-from topr_trl.tasks import TASKS, arithmetic
-from topr_trl.tasks import verifier as verification
+from topr_trl.tasks import TASKS, Task, arithmetic, verifier
 
 
 @dataclass
-class ScriptArguments(gsm8k.ScriptArguments):
-    task: str = field(default="gsm8k", metadata={"help": " or ".join(TASKS) + "."})
+class ScriptArguments:
+    task: str = field(default="gsm8k", metadata={"help": "gsm8k or math.", "choices": list(TASKS)})
+    dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: embedded problems."})
+    test_dataset_name: str | None = field(default=None, metadata={"help": "The same for the test problems."})
+    num_train_problems: int | None = field(default=None, metadata={"help": "Use only the first ones. Default: all."})
+    num_test_problems: int | None = field(default=None, metadata={"help": "Use only the first ones. Default: all."})
+    num_shots: int | None = field(default=None, metadata={"help": "Examples in the prompt. Default: the task's."})
     solver_name_or_path: str | None = field(default=None, metadata={"help": "Writes the solutions. Default: embedded."})
-    num_solutions: int = field(default=16, metadata={"help": "Solutions of each training problem."})
-    eval_samples: int = field(default=32, metadata={"help": "Solutions of each test problem."})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_solutions < 1:
-            raise ValueError(f"num_solutions must be at least 1, not {self.num_solutions}.")
-        if self.iterations != 1:
-            raise ValueError(f"iterations={self.iterations}: the verifier is trained once.")
-        if self.task not in TASKS:
-            raise ValueError(f"task must be {' or '.join(TASKS)}, not {self.task!r}.")
+    num_solutions: int = field(default=16, metadata={"help": "Solutions per training problem."})
+    eval_samples: int = field(default=32, metadata={"help": "Solutions per test problem."})
 
 
-def main(script_args, sampling, training_args, model_args) -> None:
-    out, seed, n = Path(training_args.output_dir), training_args.seed, script_args.eval_samples
-    name = "gsm8k" if script_args.dataset_name is None else script_args.task
-    task, problems = TASKS[name], {s: gsm8k.load_problems(script_args, name, s) for s in ("train", "test")}
+def load_problems(args: ScriptArguments, task: Task, split: str) -> Dataset:
+    """Columns `problem_id`, `prompt`, `answer`."""
+    name, count, seed = args.dataset_name, args.num_train_problems, 1
+    if split == "test":
+        name, count, seed = args.test_dataset_name or name, args.num_test_problems, 2
+    rows = task.load(name, split) if name else arithmetic.arithmetic_dataset(count or 400, seed)
+    rows = rows.select(range(min(count or len(rows), len(rows))))
+    return task.prepare(rows, task.num_shots if args.num_shots is None else args.num_shots)
 
-    def solve(split: str, solver, solver_tokenizer) -> Dataset:
-        count = n if split == "test" else script_args.num_solutions
-        how = (replace(sampling, num_candidates=count), task.stop_strings, task.judge)
-        folder, what = out / "solutions" / split, f"Solving {split} problems"
-        return gsm8k.sample_and_score(solver, solver_tokenizer, problems[split], *how, folder, seed, what)
 
-    solver = script_args.solver_name_or_path or str(arithmetic.CARELESS_MODEL)
-    solver = gsm8k.load(solver, model_args, training_args.device)
-    solutions = {split: solve(split, *solver) for split in ("train", "test")}
+def load_model(name: str, args: ModelConfig, device):
+    kwargs = {"dtype": args.dtype, "attn_implementation": args.attn_implementation}
+    kwargs |= {"revision": args.model_revision, "quantization_config": get_quantization_config(args)}
+    tokenizer = AutoTokenizer.from_pretrained(name, revision=args.model_revision)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    return AutoModelForCausalLM.from_pretrained(name, **kwargs).to(device), tokenizer
+
+
+def sample_and_score(model, tokenizer, problems, sampling, stop_strings, judge, folder: Path, seed: int) -> Dataset:
+    """Every process samples its share of the problems and reads back the rows of all."""
+    state = PartialState()
+    rows = sample_candidates(model, tokenizer, problems, sampling, stop_strings, seed, f"Sampling {folder}")
+    rows = score_candidates(rows, judge)
+    if state.is_main_process:  # an earlier run may have had another number of processes
+        for old in folder.glob("candidates-*.parquet"):
+            old.unlink()
+    state.wait_for_everyone()
+    save_candidates(rows, folder, state.process_index, state.num_processes)
+    state.wait_for_everyone()
+    return load_candidates(folder)
+
+
+def main(args: ScriptArguments, sampling: SamplingArguments, training_args: OfflineTOPRConfig, model_args: ModelConfig):
+    out, seed, n, state = Path(training_args.output_dir), training_args.seed, args.eval_samples, PartialState()
+    task = TASKS[args.task if args.dataset_name else "gsm8k"]  # the embedded problems have GSM8K's format
+    solver_name = args.solver_name_or_path or str(arithmetic.CARELESS_MODEL)
+    solver, tokenizer = load_model(solver_name, model_args, training_args.device)
+    solutions = {}
+    for split, count in (("train", args.num_solutions), ("test", n)):
+        problems, how = load_problems(args, task, split), replace(sampling, num_candidates=count)
+        folder, stops = out / "solutions" / split, task.stop_strings
+        solutions[split] = sample_and_score(solver, tokenizer, problems, how, stops, task.judge, folder, seed)
     del solver
-    verifier = model_args.model_name_or_path or str(arithmetic.CARELESS_VERIFIER)
-    verifier, tokenizer = gsm8k.load(verifier, model_args, training_args.device)
+    model_name = model_args.model_name_or_path or str(arithmetic.CARELESS_VERIFIER)
+    model, tokenizer = load_model(model_name, model_args, training_args.device)
 
     def verify(split: str, label: str) -> Dataset:
-        rows = verification.verification_problems(solutions[split])
-        how = (sampling, verification.STOP_STRINGS, verification.judge)
-        folder = out / "verifications" / label
-        return gsm8k.sample_and_score(verifier, tokenizer, rows, *how, folder, seed, f"Verifying, {label}")
+        problems, folder = verifier.verification_problems(solutions[split]), out / "verifications" / label
+        stops = verifier.STOP_STRINGS
+        return sample_and_score(model, tokenizer, problems, sampling, stops, verifier.judge, folder, seed)
 
     majority = evaluate_candidates(solutions["test"], maj_ks=[n])
     results = {"none": {"maj": majority.maj_at[n].value}}
 
-    def test(label: str, folder: str) -> None:
+    def evaluate(label: str, folder: str) -> None:
         rows = verify("test", folder)
         own = evaluate_candidates(rows)
-        answers, rewards = np.array(rows["answer"]), np.array(rows["reward"])
-        scored = solutions["test"].add_column("score", verification.solution_scores(rows, len(solutions["test"])))
+        right, truths = np.array(rows["reward"]) > 0, np.array(rows["answer"])
+        scored = solutions["test"].add_column("score", verifier.solution_scores(rows, len(solutions["test"])))
         chosen = evaluate_candidates(scored, weighted_sc_ks=[n], best_ks=[n])
         results[label] = {
-            "accuracy": own.pass_at[1].value, "invalid": own.shares["invalid"],
-            # A verifier that always says the same has an accuracy, too.
-            "of right": float((rewards[answers == verification.YES] > 0).mean()),
-            "of wrong": float((rewards[answers == verification.NO] > 0).mean()),
-            "weighted SC": chosen.weighted_sc_at[n].value, "best of n": chosen.best_at[n].value,
-        }  # fmt: skip
-        if PartialState().is_main_process:  # at once: a later failure loses nothing
+            "accuracy": own.pass_at[1].value,
+            "of right": float(right[truths == verifier.YES].mean()),  # "always yes" has an accuracy, too
+            "of wrong": float(right[truths == verifier.NO].mean()),
+            "invalid": own.shares["invalid"],
+            "weighted SC": chosen.weighted_sc_at[n].value,
+            "best of n": chosen.best_at[n].value,
+        }
+        if state.is_main_process:  # now, so that a later failure loses nothing
             (out / "results.json").write_text(json.dumps(results, indent=1))
 
-    test("base verifier", "test-base")
-    trainer = OfflineTOPRTrainer(
-        verifier, training_args, verify("train", "train"), processing_class=tokenizer,
-        peft_config=get_peft_config(model_args),
-    )  # fmt: skip
+    evaluate("base verifier", "test-base")
+    rows, peft_config = verify("train", "train"), get_peft_config(model_args)
+    trainer = OfflineTOPRTrainer(model, training_args, rows, processing_class=tokenizer, peft_config=peft_config)
     trainer.train()
     trainer.save_model(out / "model")
-    verifier = trainer.accelerator.unwrap_model(trainer.model)
-    test("trained verifier", "test-trained")
-    if PartialState().is_main_process:
-        columns = ("accuracy", "of right", "of wrong", "invalid", "maj", "weighted SC", "best of n")
-        print(f"\n{'verifier':<18}" + "".join(f"{name:>13}" for name in columns) + "\n" + "─" * 109)
-        for label, values in results.items():
-            cells = (f"{100 * values[name]:.1f} %" if name in values else "" for name in columns)
-            print(f"{label:<18}" + "".join(f"{cell:>13}" for cell in cells))
-        print(
-            f"({majority.num_problems} problems, n = {n} solutions each; accuracy of verdicts: of all, of those about "
-            f"right solutions, about wrong ones)\n\nEverything is in {out}/"
-        )
-    PartialState().wait_for_everyone()
-    PartialState().destroy_process_group()
-
-
-def run(arguments: list[str]) -> None:
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    parser = TrlParser((ScriptArguments, SamplingArguments, OfflineTOPRConfig, ModelConfig))
-    parser.set_defaults(output_dir="topr-verifier", num_candidates=4)
-    if not any(arg.startswith(("--model_name_or_path", "--solver_name_or_path", "--config")) for arg in arguments):
-        small = {"num_train_problems": 100, "num_test_problems": 100, "num_solutions": 8, "iteration_size": None}
-        settings = {**arithmetic.CARELESS_SETTINGS, "curation": "none", **small, "save_strategy": "no"}
-        parser.set_defaults_with_config(**settings)
-    main(*parser.parse_args_and_config(arguments))
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    evaluate("trained verifier", "test-trained")
+    state.print(
+        f"\nIn percent, of {majority.num_problems} problems with n = {n} solutions each; everything is in {out}/"
+    )
+    state.print((100 * pd.DataFrame(results).T).round(1).to_string(na_rep=""), flush=True)
+    state.wait_for_everyone()
+    state.destroy_process_group()
 
 
 if __name__ == "__main__":
-    console(run, "verifier.py")
+    parser = TrlParser((ScriptArguments, SamplingArguments, OfflineTOPRConfig, ModelConfig))
+    parser.set_defaults(output_dir="topr-verifier", num_candidates=4)
+    named = ("--model_name_or_path", "--solver_name_or_path", "--config")
+    if not any(argument.startswith(named) for argument in sys.argv):
+        small = {"num_train_problems": 100, "num_test_problems": 100, "num_solutions": 8, "save_strategy": "no"}
+        every_row = {"curation": "none", "iteration_size": None}
+        parser.set_defaults_with_config(**{**arithmetic.CARELESS_SETTINGS, **small, **every_row})
+    main(*parser.parse_args_and_config())

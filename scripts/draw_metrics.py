@@ -2,8 +2,8 @@
 
     python scripts/draw_metrics.py [run ...]
 
-All runs start from the small model of the benchmarks, read the candidates that it wrote for 160 embedded problems, and
-log every eight steps; every 40 steps the model is tested on 100 other problems. What was measured is kept beside
+All runs start from the small model of the benchmarks, read the completions that it wrote for 160 embedded problems, and
+log every eight steps; every 40 steps the model is tested on 100 other problems. What was measured is kept next to
 the pictures, in `docs/metrics`: runs that are there are drawn without being run again.
 """
 
@@ -40,12 +40,12 @@ EPOCHS, LOG_EVERY, TEST_EVERY = 2, 8, 40
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "healthy": ("TOPR, 27 % of the rows positive", {}),
     "reinforce": ('preset="reinforce": nothing is tapered', {"preset": "reinforce"}),
-    "positives_only": ('preset="positives_only": nothing is learnt from negatives', {"preset": "positives_only"}),
+    "positives_only": ('preset="positives_only": nothing is learned from negatives', {"preset": "positives_only"}),
     "all_negative": ("baseline=1.5: all rewards are negative", {"baseline": 1.5}),
     "learning_rate": ("learning_rate=1e-3: ten times too high", {"learning_rate": 1e-3}),
-    "rescored": ("log μ scored anew before each epoch", {"rescored": True}),
+    "recomputed": ("log μ computed again before each epoch", {"recomputed": True}),
 }
-COLOURS = {"correct": "#2a9d8f", "incorrect": "#d1495b", "invalid": "#888888"}
+COLORS = {"correct": "#2a9d8f", "incorrect": "#d1495b", "invalid": "#888888"}
 rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
                  "legend.frameon": False, "font.size": 9, "axes.titlesize": 10})  # fmt: skip
 
@@ -99,15 +99,15 @@ def train(
     return [{**entry, "step": start + entry["step"]} for entry in logged]
 
 
-def run(rows: Dataset, rescored: bool = False, **settings: Any) -> dict[str, Any]:
+def run(rows: Dataset, recomputed: bool = False, **settings: Any) -> dict[str, Any]:
     """A whole run: what it logged, and its tests."""
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     logs: list[dict[str, float]] = []
     tests: list[dict[str, float]] = []
-    for _ in range(EPOCHS if rescored else 1):
-        epochs = 1 if rescored else EPOCHS
-        how = {**settings, "log_mu": "trainer"} if rescored else settings
+    for _ in range(EPOCHS if recomputed else 1):
+        epochs = 1 if recomputed else EPOCHS
+        how = {**settings, "log_mu": "trainer"} if recomputed else settings
         logs += train(model, tokenizer, rows, epochs, tests, int(logs[-1]["step"]) if logs else 0, **how)
     kept = ("step", "grad_norm")
     return {
@@ -126,25 +126,25 @@ def draw(title: str, measured: dict[str, Any], path: Path) -> None:
         points = [(log["step"], log[name]) for log in logs if name in log]
         return [p[0] for p in points], [p[1] for p in points]
 
-    for name, colour in COLOURS.items():
-        answers.plot([t["step"] for t in tests], [100 * t[name] for t in tests], color=colour, label=name, marker=".")
+    for name, color in COLORS.items():
+        answers.plot([t["step"] for t in tests], [100 * t[name] for t in tests], color=color, label=name, marker=".")
     answers.set(title="test answers, %", ylim=(-3, 103))
 
-    for name, colour, line in (
+    for name, color, line in (
         ("weight_mean_negatives", "#3d405b", "-"),
         ("negatives_tapered", "#edae49", "--"),
         ("negatives_dead", "#d1495b", ":"),
     ):
-        weights.plot(*curve(f"topr/{name}"), line, color=colour, label=name)
+        weights.plot(*curve(f"topr/{name}"), line, color=color, label=name)
     weights.set(title="weights of negatives", ylim=(-0.03, 1.03))
 
-    for sign, colour in (("positives", COLOURS["correct"]), ("negatives", COLOURS["incorrect"])):
+    for sign, color in (("positives", COLORS["correct"]), ("negatives", COLORS["incorrect"])):
         steps, low = curve(f"topr/log_ratio/{sign}/q05")
         if steps:
-            ratios.fill_between(steps, low, curve(f"topr/log_ratio/{sign}/q95")[1], color=colour, alpha=0.15, lw=0)
-            ratios.plot(steps, curve(f"topr/log_ratio/{sign}/q50")[1], color=colour, label=f"{sign}, q05 to q95")
+            ratios.fill_between(steps, low, curve(f"topr/log_ratio/{sign}/q95")[1], color=color, alpha=0.15, lw=0)
+            ratios.plot(steps, curve(f"topr/log_ratio/{sign}/q50")[1], color=color, label=f"{sign}, q05 to q95")
     ratios.axhline(0, color="black", lw=0.8)
-    ratios.set(title="log_ratio, nats a response")
+    ratios.set(title="log_ratio, nats per completion")
     for axes in (answers, weights, ratios):
         axes.set_xlabel("step")
         axes.legend(fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.18), labelspacing=0.3)

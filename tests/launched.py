@@ -63,6 +63,9 @@ def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRT
 
 def main(kinds: list[str], out: Path) -> None:
     for kind in kinds:
+        if kind == "offline" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            # By a trainer of its own, sharded: the next one finds the parts, and trains as one process does.
+            make_trainer(kind, out / kind, max_steps=4).compute_log_mu()
         whole = make_trainer(kind, out / kind, save_strategy="steps", save_steps=2, max_steps=4)
         whole.train()
         whole.save_model(str(out / kind / "whole"))

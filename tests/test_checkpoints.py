@@ -8,7 +8,7 @@ from torch.distributed.tensor import distribute_tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
-from topr_trl.checkpoints import check_files, check_finite
+from topr_trl.checkpoints import check_files, check_finite, model_fingerprint
 from topr_trl.tasks import arithmetic
 
 
@@ -79,3 +79,25 @@ def test_what_is_logged_ends_a_training(model, tokenizer, rows, tmp_path, monkey
     monkeypatch.setattr(trainer.accelerator.state, "_mixed_precision", "no")
     with pytest.raises(FloatingPointError, match="The gradient of step 1"):
         stop.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
+
+
+def test_fingerprint(model):
+    first = model_fingerprint(model)
+    assert first == model_fingerprint(model)
+    assert model_fingerprint(model.to(torch.bfloat16)) == first  # it was saved in bfloat16
+    with torch.no_grad():
+        model.model.norm.weight.mul_(1.01)
+    assert model_fingerprint(model) != first
+
+
+def test_one_training_step_changes_the_fingerprint(model):
+    first = model_fingerprint(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    model(torch.tensor([[1, 2, 3]]), labels=torch.tensor([[1, 2, 3]])).loss.backward()
+    optimizer.step()
+    assert model_fingerprint(model) != first
+
+
+def test_fingerprint_of_a_parameter_too_long_for_float32():
+    # float32 rounds 17,825,791 up to 17,825,792, one past the end.
+    assert model_fingerprint(torch.nn.Linear(1, 17_825_792, bias=False))

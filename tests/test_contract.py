@@ -123,7 +123,7 @@ def test_attribute(owner, name):
 
 def uses(owner):
     """What our trainer overrides, calls, reads and sets of theirs."""
-    own = [OURS[owner], trainer_base.TOPRMixin, *([offline_trainer._ScoreLogMu] if owner is SFTTrainer else [])]
+    own = [OURS[owner], trainer_base.TOPRMixin, *([offline_trainer._ComputeLogMu] if owner is SFTTrainer else [])]
     defined = {name for cls in own for name in vars(cls)}
     read, made = set(), set()
     for node in (node for cls in own for node in ast.walk(ast.parse(source(cls)))):

@@ -1,4 +1,4 @@
-"""What the pages say is run: README.md and docs/. Under the names they use lies something small (`world`)."""
+"""The code of README.md and docs/ is run, with small models, datasets and files under its names (`world`)."""
 
 import logging
 import os
@@ -42,7 +42,7 @@ def with_blocks(language):
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory):
-    """16 candidates of each of four embedded problems, by the embedded model."""
+    """16 completions for each of four embedded problems, by the embedded model."""
     model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
     problems = gsm8k.prepare(arithmetic.arithmetic_dataset(4, seed=2), num_shots=0)
@@ -54,7 +54,7 @@ def sampled(tmp_path_factory):
 
 @pytest.fixture
 def world(sampled, tokenizer, tmp_path, monkeypatch):
-    """A working directory in which the names of the pages are there: models, data sets, files and folders."""
+    """A working directory with everything that the pages name: models, datasets, files and folders."""
     monkeypatch.chdir(tmp_path)
     # On a machine without an accelerator, TRL's default of bf16 asks for `use_cpu`, which the pages do not set.
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
@@ -76,7 +76,7 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
     other = [{"role": "assistant", "content": "No."}]
     pairs = {"prompt": said[:1] * 2, "chosen": said[1:] * 2, "rejected": [other] * 2}
     save("trl-lib/ultrafeedback_binarized/train.jsonl", Dataset.from_dict(pairs))
-    for folder in ("before/test", "after/test", "candidates"):
+    for folder in ("before/test", "after/test", "rollouts"):
         save_candidates(rows, folder)
     return tmp_path
 
@@ -89,7 +89,7 @@ def test_python(page, world):
 
 
 def commands(text):
-    """The commands of a block: continued lines joined, sums replaced by 0, comments and background marks left out."""
+    """The commands of a block: continued lines joined, sums replaced by 0, comments and `&` left out."""
     text = re.sub(r"\$\(\(.*?\)\)", "0", text.replace("\\\n", " "))
     for line in text.splitlines():
         words = shlex.split(line.rstrip("& "), comments=True)
@@ -104,14 +104,15 @@ def test_bash(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
     Path("examples").symlink_to(ROOT / "examples")
-    Path("candidates").mkdir()
+    Path("rollouts").mkdir()
     for path, text in files_of(page).items():
         Path(path).write_text(text)
     variables = {}
     for _, text in blocks(page, "bash"):
         for words in commands(text):
             if assigned := re.fullmatch(r"(\w+)=(.*)", words[0]):
-                variables[f"${assigned[1]}"] = shlex.split(assigned[2])
+                value = re.sub(r"\$\w+", lambda name: " ".join(variables.get(name[0], [name[0]])), assigned[2])
+                variables[f"${assigned[1]}"] = shlex.split(value)
                 continue
             check([part for word in words for part in variables.get(word, [word])])
 
@@ -126,7 +127,7 @@ def files_of(page):
 
 
 def check(words):
-    """That a command would be understood: by the parser of `topr`, or that what it names is there."""
+    """The parser of `topr` takes its command, and other programs are given what exists."""
     program, *rest = words
     if program == "topr":
         assert rest[0] in COMMANDS, rest
@@ -155,7 +156,9 @@ def check(words):
         else:
             assert (ROOT / started[0]).is_file(), started[0]
     else:
-        assert program in ("cd", "wait", "pre-commit", "git", "hf", "source", "."), f"{words}: what is that?"
+        assert program in ("cd", "wait", "pre-commit", "git", "hf", "source", "."), (
+            f"{words}: add this program to `check`"
+        )
 
 
 @with_blocks("yaml")
@@ -169,13 +172,13 @@ def test_yaml(page, tmp_path):
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_blocks_are_of_a_kind_that_is_tried(page):
-    """Code in another language would be tried by nobody; what a program prints has no language."""
+    """Code in another language would not be tried; what a program prints has no language."""
     assert {m[2] for m in _FENCE.finditer(page.read_text())} <= {"", "python", "bash", "yaml"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_links_lead_somewhere(page):
-    """Pages of the site reach nothing outside of it, so those in docs/ name other files without a link."""
+    """Pages in docs/ link to pages of the site only, and name other files without a link."""
     text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text()))
     home = ROOT if page.name == "README.md" else ROOT / "docs"
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)|(?:src|href)=\"([^\"#]+)\"", text):
@@ -221,6 +224,18 @@ def test_docstrings_are_read_without_a_warning(caplog):
     assert not caplog.messages
 
 
+def test_every_page_is_in_the_navigation_once():
+    nav = re.findall(r'"([\w/]+\.md)"', (ROOT / "zensical.toml").read_text())
+    assert sorted(nav) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES[1:])
+
+
+def test_every_folder_of_the_package_has_an_api_page():
+    folders = {path.parent.name for path in (ROOT / "topr_trl").glob("*/__init__.py")}
+    for folder in folders:
+        text = (ROOT / "docs" / "api" / f"{folder}.md").read_text()
+        assert re.findall(r"^::: topr_trl\.(\w+)", text, re.MULTILINE).count(folder), folder
+
+
 def test_every_refused_setting_is_in_the_tables():
     text = (ROOT / "docs" / "migrating.md").read_text()
     for name in _GRPO_ONLY:
@@ -239,7 +254,7 @@ def test_every_metric_is_on_its_page():
 
 
 def test_datasets_are_not_fetched(world):
-    """The world stands in for the Hub: what is not in it is not there."""
+    """The world stands in for the Hub, which cannot be reached."""
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     with pytest.raises((FileNotFoundError, ConnectionError, datasets.exceptions.DatasetNotFoundError)):
         datasets.load_dataset("my/other-prompts", split="train")

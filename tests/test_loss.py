@@ -49,7 +49,7 @@ def batch(seed=0, rows=6, tokens=5):
 def test_agrees_with_a_loop_in_value_and_gradient(limits, normalize):
     policy, mu, rewards, mask = batch()
     ours, loops = policy.clone().requires_grad_(), policy.clone().requires_grad_()
-    loss = topr_loss(ours, mu, rewards, mask, limits, length_normalization=normalize)
+    loss = topr_loss(ours, mu, rewards, mask, limits, length_normalization=normalize).losses_B
     expected = loop_loss(loops, mu, rewards, mask, limits, normalize)
     torch.testing.assert_close(loss, expected)
     (gradient,) = torch.autograd.grad(loss.sum(), ours)
@@ -62,7 +62,7 @@ def test_hand_arithmetic():
     # -e^-2 · (-1) · (-3) / 2 = -1.5 e^-2, and its gradient in each log π_t is +e^-2 / 2.
     policy = torch.tensor([[-1.0, -2.0]], dtype=torch.float64, requires_grad=True)
     mu = torch.tensor([[-0.5, -0.5]], dtype=torch.float64)
-    loss = topr_loss(policy, mu, torch.tensor([-1.0]), torch.ones(1, 2), PRESETS["topr"])
+    loss = topr_loss(policy, mu, torch.tensor([-1.0]), torch.ones(1, 2), PRESETS["topr"]).losses_B
     assert loss.item() == pytest.approx(-1.5 * math.exp(-2))
     loss.backward()
     assert policy.grad.tolist() == [[pytest.approx(math.exp(-2) / 2)] * 2]
@@ -78,17 +78,17 @@ def test_gradient_is_that_of_the_objective(limits):
     a, b = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     (through_j,) = torch.autograd.grad(objective(torch.log_softmax(a, 0), mu, rewards, limits), a)
     policy = torch.log_softmax(b, 0)[:, None]
-    losses = topr_loss(policy, mu, rewards, torch.ones(12, 1), limits, length_normalization=False)
+    losses = topr_loss(policy, mu, rewards, torch.ones(12, 1), limits, length_normalization=False).losses_B
     (of_loss,) = torch.autograd.grad(-(mu.exp() * losses).sum(), b)
     torch.testing.assert_close(through_j, of_loss)
 
 
 def test_padding_may_hold_garbage():
     policy, mu, rewards, mask = batch()
-    clean = topr_loss(policy, mu, rewards, mask, PRESETS["tis"])
+    clean = topr_loss(policy, mu, rewards, mask, PRESETS["tis"]).losses_B
     garbage = mask == 0
     dirty_policy = policy.masked_fill(garbage, float("nan")).requires_grad_()
-    loss = topr_loss(dirty_policy, mu.masked_fill(garbage, float("-inf")), rewards, mask, PRESETS["tis"])
+    loss = topr_loss(dirty_policy, mu.masked_fill(garbage, float("-inf")), rewards, mask, PRESETS["tis"]).losses_B
     torch.testing.assert_close(loss, clean)
     loss.sum().backward()
     assert torch.isfinite(dirty_policy.grad).all()
@@ -96,10 +96,10 @@ def test_padding_may_hold_garbage():
 
 
 @pytest.mark.parametrize("level", ["sequence", "token", "geometric"])
-def test_empty_response_has_zero_loss(level):
+def test_empty_completion_has_zero_loss(level):
     policy = torch.full((1, 3), -1.0, requires_grad=True)
     zero = torch.zeros(1, 3)
-    loss = topr_loss(policy, policy.detach(), torch.tensor([-1.0]), zero, PRESETS["topr"], level)
+    loss = topr_loss(policy, policy.detach(), torch.tensor([-1.0]), zero, PRESETS["topr"], level).losses_B
     loss.sum().backward()
     assert loss.tolist() == [0.0]
     assert policy.grad.abs().sum() == 0
@@ -117,7 +117,7 @@ def test_on_policy_weight_is_one():
 def test_extreme_ratios_are_finite(dtype, log_ratio, name):
     policy = torch.full((2, 100), -1.0, dtype=dtype, requires_grad=True)
     mu = torch.full((2, 100), -1.0 - log_ratio / 100, dtype=dtype)
-    loss = topr_loss(policy, mu, torch.tensor([1.0, -1.0]), torch.ones(2, 100), PRESETS[name])
+    loss = topr_loss(policy, mu, torch.tensor([1.0, -1.0]), torch.ones(2, 100), PRESETS[name]).losses_B
     loss.sum().backward()
     assert torch.isfinite(loss).all()
     assert torch.isfinite(policy.grad.float()).all() or dtype == torch.float16  # e^40 is beyond float16
@@ -155,7 +155,7 @@ def test_unknown_ratio_is_fine_where_it_does_not_matter():
     assert truncated_weights(nan, torch.tensor([0.0, 0.0]), PRESETS["opr"]).tolist() == [1.0, 1.0]
 
 
-def test_the_limits_of_a_token_are_those_of_its_response():
+def test_the_limits_of_a_token_are_those_of_its_completion():
     weights = truncated_weights(torch.tensor([[-1.0, -2.0], [-1.0, -2.0]]), torch.tensor([1.0, -1.0]), PRESETS["topr"])
     assert weights.tolist() == [[1.0, 1.0], pytest.approx([math.exp(-1), math.exp(-2)])]
 
@@ -165,10 +165,26 @@ def test_the_limits_of_a_token_are_those_of_its_response():
 def test_rows_that_learn_nothing_need_no_log_mu(name, level):
     policy = torch.full((1, 2), -1.0, requires_grad=True)
     mu = torch.full((1, 2), float("nan"))
-    loss = topr_loss(policy, mu, torch.tensor([0.0]), torch.ones(1, 2), PRESETS[name], level)
+    loss = topr_loss(policy, mu, torch.tensor([0.0]), torch.ones(1, 2), PRESETS[name], level).losses_B
     loss.sum().backward()
     assert loss.item() == 0
     assert (policy.grad == 0).all()
+
+
+def test_what_the_loss_was_computed_from_comes_with_it():
+    policy, mu, rewards, mask = batch()
+    losses_B, weights, log_ratio = topr_loss(policy, mu, rewards, mask, PRESETS["tis"])
+    assert torch.equal(log_ratio, log_ratios(policy, mu, mask))
+    assert torch.equal(weights, truncated_weights(log_ratio, rewards, PRESETS["tis"]))
+    assert torch.equal(losses_B, weighted_loss(policy, weights, rewards, mask))
+
+
+@pytest.mark.parametrize("name", ["mean", "backward", "item"])
+def test_the_outputs_are_no_tensor_and_say_where_it_is(name):
+    """Version 0.1 returned the losses alone."""
+    outputs = topr_loss(*batch(), PRESETS["topr"])
+    with pytest.raises(AttributeError, match=rf"no '{name}'\. Use `\.losses_B`"):
+        getattr(outputs, name)()
 
 
 def test_weights_are_detached():
@@ -182,8 +198,8 @@ def test_mu_as_sums_or_per_token():
     sums = sequence_logps(mu, mask)
     for level in ("sequence", "geometric"):
         torch.testing.assert_close(
-            topr_loss(policy, mu, rewards, mask, PRESETS["tis"], level),
-            topr_loss(policy, sums, rewards, mask, PRESETS["tis"], level),
+            topr_loss(policy, mu, rewards, mask, PRESETS["tis"], level).losses_B,
+            topr_loss(policy, sums, rewards, mask, PRESETS["tis"], level).losses_B,
         )
     with pytest.raises(ValueError, match=r"^ratio_level='token' needs .* shape \(B, T\); .* as sums, \(B,\)\.$"):
         topr_loss(policy, sums, rewards, mask, PRESETS["tis"], "token")
@@ -242,7 +258,7 @@ def test_weights_stay_within_the_limits_of_their_sign(log_ratio, a, width, rewar
 
 
 def test_objective_is_bounded_only_without_a_lower_limit_for_negatives():
-    # Prop. 3.2: push the one negative response to probability 0 and watch J.
+    # Prop. 3.2: push the one negative completion to probability 0 and watch J.
     mu = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
     rewards = torch.tensor([1.0, -1.0], dtype=torch.float64)
 
@@ -263,7 +279,7 @@ def test_ratios_of_tokens_and_their_geometric_mean_by_hand():
     assert geometric.tolist() == [-2.0, -2.0]
     assert token.dtype == geometric.dtype == torch.float32
     # The loss of the token level: -Σ_t w_t R log π_t / |y|, w = e^ratio, R = -1.
-    loss = topr_loss(policy, mu, torch.tensor([-1.0, -1.0]), mask, PRESETS["topr"], "token")
+    loss = topr_loss(policy, mu, torch.tensor([-1.0, -1.0]), mask, PRESETS["topr"], "token").losses_B
     expected = [-3 * math.exp(-2), (-2 * math.exp(-1) - 4 * math.exp(-3)) / 2]
     assert loss.tolist() == pytest.approx(expected)
 

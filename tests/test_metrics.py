@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from topr_trl.metrics import RowMetrics, describe, response_means
+from topr_trl.metrics import RowMetrics, completion_means, describe
 
 NAN = float("nan")
 # People's dashboards stand on these: a name that goes is a change for the changelog.
@@ -67,9 +67,9 @@ def test_padding_rows_do_not_count():
 
 def test_padding_is_in_no_mean_over_tokens():
     values, mask = torch.tensor([[0.2, 0.4, 9.0], [0.6, NAN, NAN]]), torch.tensor([[1, 1, 0], [1, 0, 0]])
-    assert response_means(values, mask).tolist() == pytest.approx([0.3, 0.6])
-    assert response_means(values[:, 0], mask).tolist() == values[:, 0].tolist()
-    assert response_means(values, torch.zeros(2, 3)).tolist() == [0, 0]
+    assert completion_means(values, mask).tolist() == pytest.approx([0.3, 0.6])
+    assert completion_means(values[:, 0], mask).tolist() == values[:, 0].tolist()
+    assert completion_means(values, torch.zeros(2, 3)).tolist() == [0, 0]
 
 
 def test_batches_are_joined_and_forgotten():

@@ -8,8 +8,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer, log_mu
+from topr_trl.checkpoints import model_fingerprint
 from topr_trl.data.collator import StepsSortedByLength
-from topr_trl.log_mu import fingerprint
 from topr_trl.loss import topr_loss
 from topr_trl.tasks import arithmetic
 
@@ -71,7 +71,8 @@ def test_loss_and_gradient_are_those_of_the_pure_loss(model, tokenizer, rows, tm
         i = lookup[tuple(ids[attention.bool()].tolist())]
         logps = plain_logps(model, tokenizer, rows[i])[None]
         reward = torch.tensor([rows[i]["reward"]])
-        expected.append(topr_loss(logps, torch.tensor([mu[i]]), reward, torch.ones_like(logps), PRESETS[preset], level))
+        ones = torch.ones_like(logps)
+        expected.append(topr_loss(logps, torch.tensor([mu[i]]), reward, ones, PRESETS[preset], level).losses_B)
     expected = torch.cat(expected).mean()
     expected.backward()
     torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-6)
@@ -79,56 +80,123 @@ def test_loss_and_gradient_are_those_of_the_pure_loss(model, tokenizer, rows, tm
         torch.testing.assert_close(a, p.grad, rtol=2e-4, atol=2e-6)
 
 
-def test_log_mu_is_scored_once_for_the_rows_that_need_it(model, tokenizer, rows, tmp_path):
+def test_log_mu_is_computed_once_for_the_rows_that_need_it(model, tokenizer, rows, tmp_path):
     expected = [plain_logps(model, tokenizer, row).tolist() for row in rows]
     trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), rows, processing_class=tokenizer)
     trainer.train()
-    scored = pq.read_table(tmp_path / "log_mu.parquet")["mu_logps"].to_pylist()
-    for reward, mu, reference in zip(rows["reward"], scored, expected, strict=True):
+    computed = pq.read_table(tmp_path / "log_mu.parquet")["mu_logps"].to_pylist()
+    for reward, mu, reference in zip(rows["reward"], computed, expected, strict=True):
         if reward > 0:
             assert mu is None
         else:
             assert mu == pytest.approx(reference, abs=1e-4)
     metadata = pq.read_schema(tmp_path / "log_mu.parquet").metadata
-    assert metadata[b"model"].decode() == fingerprint(fresh_model())
+    assert metadata[b"model"].decode() == model_fingerprint(fresh_model())
     first = next(entry for entry in trainer.state.log_history if "loss" in entry)
     assert first["topr/log_ratio/negatives/mean"] == pytest.approx(0, abs=1e-3)  # π = μ at the first step
     assert "topr/log_ratio/positives/mean" not in first
 
 
-def test_log_mu_is_the_same_scored_in_several_parts(tokenizer, rows, tmp_path, monkeypatch):
-    scored = []
+def test_log_mu_is_the_same_computed_in_several_parts(tokenizer, rows, tmp_path, monkeypatch):
+    computed = []
     for at_once in (8_192, 2):
         monkeypatch.setattr(log_mu, "_AT_ONCE", at_once)
         trainer = OfflineTOPRTrainer(fresh_model(), config(tmp_path, preset="tis"), rows, processing_class=tokenizer)
-        trainer.score_log_mu()
-        scored.append(pq.read_table(tmp_path / "log_mu.parquet")["mu_logps"].to_pylist())
+        trainer.compute_log_mu()
+        computed.append(pq.read_table(tmp_path / "log_mu.parquet")["mu_logps"].to_pylist())
         assert trainer.state.global_step == 0
-    for whole, parts in zip(*scored, strict=True):
+    for whole, parts in zip(*computed, strict=True):
         assert whole == pytest.approx(parts, abs=1e-4)
 
 
-def test_log_mu_is_not_scored_with_trained_weights(model, tokenizer, rows, tmp_path):
+def test_computing_log_mu_alone_trains_nothing_and_leaves_no_trace(tokenizer, rows, tmp_path, capsys):
+    settings = {"eval_on_start": True, "lr_scheduler_type": "polynomial", "max_steps": 1}
+    whole, model = fresh_model(), fresh_model()
+    args = config(tmp_path / "whole", **settings)
+    OfflineTOPRTrainer(whole, args, rows, rows, processing_class=tokenizer).train()
+    capsys.readouterr()
+    args = config(tmp_path / "apart", **settings)
+    trainer = OfflineTOPRTrainer(model, args, rows, rows, processing_class=tokenizer)
+    assert trainer.compute_log_mu() == {}
+    assert torch.equal(flat(model), flat(fresh_model()))
+    assert trainer.args is args
+    assert (args.max_steps, args.eval_on_start, args.lr_scheduler_type) == (1, True, "polynomial")
+    assert trainer.state.log_history == []
+    assert "train_runtime" not in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "apart").iterdir()) == [
+        "log_mu.parquet", "log_mu_eval.parquet", "log_mu_eval_parts", "log_mu_parts"
+    ]  # fmt: skip
+    before = (tmp_path / "apart" / "log_mu.parquet").stat().st_mtime_ns
+    trainer.train()
+    assert (tmp_path / "apart" / "log_mu.parquet").stat().st_mtime_ns == before  # known by now
+    assert torch.equal(flat(model), flat(whole))
+    assert trainer.state.log_history[0]["eval_loss"] is not None
+
+
+def test_the_distance_to_the_sampler_is_logged_once(model, tokenizer, rows, tmp_path):
+    counts = [len(plain_logps(model, tokenizer, row)) for row in rows]
+    sampled = rows.add_column("sampler_logps", [[-0.2] * n for n in counts])
+    trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=2), sampled, processing_class=tokenizer)
+    with pytest.warns(UserWarning, match="The sampler's log-probabilities differ from the trainer's by"):
+        trainer.train()
+    (logged,) = (entry for entry in trainer.state.log_history if "topr/sampler_distance/token" in entry)
+    assert logged["topr/sampler_distance/response"] == trainer.sampler_distance["response"] > 0.1
+
+
+def test_the_former_name_says_the_new_one(model, tokenizer, rows, tmp_path):
+    trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
+    with pytest.warns(FutureWarning, match=r"score_log_mu\(\) is now compute_log_mu\(\)"):
+        trainer.score_log_mu()
+    assert (tmp_path / "log_mu.parquet").is_file()
+
+
+def test_rows_of_several_datasets_are_not_taken_for_each_other(model, tokenizer, rows, tmp_path):
+    # Row 0 of the training set, of the evaluation set, and of one that is given later under the same name.
+    evaluation, later = rows.select([1, 0]), rows.select([2])
+    trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, evaluation, processing_class=tokenizer)
+    trainer.evaluate(later)
+    trainer.compute_log_mu()
+    expected = {
+        (dataset, row): plain_logps(fresh_model(), tokenizer, rows[place]).sum().item()
+        for dataset, row, place in ((0, 0, 0), (1, 0, 1), (1, 1, 0), (2, 0, 2))
+    }
+    found = trainer.data_collator.log_mu
+    assert {key: found[key] for key in expected} == pytest.approx(expected, abs=1e-3)
+
+
+def test_rows_in_messages_are_those_that_were_given(model, tokenizer, rows, tmp_path):
+    evaluation = rows.select([0, 1, 2]).add_column("mu_logps", [-5.0, -5.0, 0.5])
+    trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, {"held_out": evaluation}, processing_class=tokenizer)
+    with pytest.raises(ValueError, match=r"^Row 2 of the held_out dataset: log μ must be .* found 0\.5\."):
+        trainer.train()
+    chosen = rows.select([3, 7, 4]).add_column("mu_logps", [-5.0, -5.0, 0.5])
+    args = config(tmp_path, curation="positive_share", curation_positive_share=0.0)
+    trainer = OfflineTOPRTrainer(model, args, chosen, processing_class=tokenizer)
+    with pytest.raises(ValueError, match=r"^Row 2 of the train dataset: log μ"):
+        trainer.train()
+
+
+def test_log_mu_is_not_computed_with_trained_weights(model, tokenizer, rows, tmp_path):
     trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
     trainer.train()
     with pytest.raises(ValueError, match="log μ is that of the starting weights, and training has moved them"):
-        trainer.score_log_mu()
+        trainer.compute_log_mu()
 
 
 def test_rows_may_be_shuffled_before_training(model, tokenizer, rows, tmp_path):
-    scored = []
+    computed = []
     for shuffle in (False, True):
         args = config(tmp_path / str(shuffle))
         trainer = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer)
         if shuffle:
             trainer.train_dataset = trainer.train_dataset.shuffle(seed=1)
-        trainer.score_log_mu()
-        scored.append(trainer.data_collator.scored)
-    assert scored[0] == pytest.approx(scored[1], abs=1e-3)
-    assert len(scored[0]) == 6
+        trainer.compute_log_mu()
+        computed.append(trainer.data_collator.log_mu)
+    assert computed[0] == pytest.approx(computed[1], abs=1e-3)
+    assert len(computed[0]) == 6
 
 
-def test_scoring_that_was_killed_goes_on(tokenizer, rows, tmp_path, monkeypatch):
+def test_computing_that_was_killed_goes_on(tokenizer, rows, tmp_path, monkeypatch):
     monkeypatch.setattr(log_mu, "_AT_ONCE", 2)
     forward, calls = OfflineTOPRTrainer._policy_logps, []
 
@@ -138,38 +206,38 @@ def test_scoring_that_was_killed_goes_on(tokenizer, rows, tmp_path, monkeypatch)
             raise KeyboardInterrupt
         return forward(self, model, batch)
 
-    def score(out, model):
+    def compute(out, model):
         args = config(out, preset="tis", per_device_eval_batch_size=2)
-        OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).score_log_mu()
+        OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).compute_log_mu()
         return pq.read_table(out / "log_mu.parquet")["mu_logps"].to_pylist()
 
-    expected = score(tmp_path / "whole", fresh_model())
+    expected = compute(tmp_path / "whole", fresh_model())
     monkeypatch.setattr(OfflineTOPRTrainer, "_policy_logps", dies_in_the_third_part)
     with pytest.raises(KeyboardInterrupt):
-        score(tmp_path / "killed", fresh_model())
-    assert score(tmp_path / "killed", fresh_model()) == expected
+        compute(tmp_path / "killed", fresh_model())
+    assert compute(tmp_path / "killed", fresh_model()) == expected
     assert len(calls) == 3 + len(rows) // 2 - 2
-    assert score(tmp_path / "killed", fresh_model()) == expected
+    assert compute(tmp_path / "killed", fresh_model()) == expected
     assert len(calls) == 3 + len(rows) // 2 - 2  # all parts were there
 
     calls[:] = [0]
     with pytest.raises(KeyboardInterrupt):
-        score(tmp_path / "other", fresh_model())
+        compute(tmp_path / "other", fresh_model())
     calls[:] = [0] * 3
     moved = fresh_model()
     with torch.no_grad():
         moved.lm_head.weight.mul_(1.1)
-    score(tmp_path / "other", moved)  # parts of other weights are of no use
+    compute(tmp_path / "other", moved)  # parts of other weights are of no use
     assert len(calls) == 3 + len(rows) // 2
 
 
-def test_rows_without_reward_after_the_baseline_are_not_scored(model, tokenizer, rows, tmp_path):
+def test_rows_without_reward_after_the_baseline_have_no_log_mu(model, tokenizer, rows, tmp_path):
     trainer = OfflineTOPRTrainer(
         model, config(tmp_path, baseline=-1, max_steps=1, preset="tis"), rows, processing_class=tokenizer
     )
     trainer.train()
-    scored = pq.read_table(tmp_path / "log_mu.parquet")["mu_logps"].to_pylist()
-    assert [mu is not None for mu in scored] == [False, False, False, True] * 2
+    computed = pq.read_table(tmp_path / "log_mu.parquet")["mu_logps"].to_pylist()
+    assert [mu is not None for mu in computed] == [False, False, False, True] * 2
 
 
 def test_accumulation_weighs_rows_like_one_big_batch(tokenizer, rows, tmp_path):
@@ -216,7 +284,7 @@ def test_rows_with_no_gradient_are_left_out_and_count(tokenizer, rows, tmp_path,
 
 @pytest.mark.parametrize("ratio_level", ["sequence", "token"])
 def test_fast_paths_train_the_same_weights(tokenizer, rows, tmp_path, ratio_level):
-    # Sorted by length, without padding, or plainly: the same rows a step, log μ scored by the path itself.
+    # Sorted by length, without padding, or plainly: the same rows a step, log μ computed by the path itself.
     weights = {}
     for name, settings in {"plain": {"sort_by_length": False}, "sorted": {},
                            "padding_free": {"padding_free": True}}.items():  # fmt: skip
@@ -258,7 +326,7 @@ def test_same_seed_same_weights_and_resume_equals_uninterrupted(tokenizer, rows,
     trainer = OfflineTOPRTrainer(resumed, config(tmp_path / "whole", **args), rows, processing_class=tokenizer)
     before = (tmp_path / "whole" / "log_mu.parquet").stat().st_mtime_ns
     trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
-    assert (tmp_path / "whole" / "log_mu.parquet").stat().st_mtime_ns == before  # read, not scored again
+    assert (tmp_path / "whole" / "log_mu.parquet").stat().st_mtime_ns == before  # read, not computed again
     assert torch.equal(flat(whole), flat(resumed))
 
 
@@ -369,12 +437,12 @@ def test_given_log_mu(model, tokenizer, rows, tmp_path):
     sums = rows.add_column("mu_logps", [-10.0] * 8)
     trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), sums, processing_class=tokenizer)
     trainer.train()
-    assert not (tmp_path / "log_mu.parquet").exists()  # nothing was scored
+    assert not (tmp_path / "log_mu.parquet").exists()  # nothing was computed
     ratio = next(entry for entry in trainer.state.log_history if "loss" in entry)["topr/log_ratio/negatives/mean"]
     assert abs(ratio) > 0.5
 
     own = rows.add_column("mu_logps", [[-0.1] * n for n in lengths])
-    good = own.add_column("mu_fingerprint", [fingerprint(fresh_model())] * 8)
+    good = own.add_column("mu_fingerprint", [model_fingerprint(fresh_model())] * 8)
     OfflineTOPRTrainer(fresh_model(), config(tmp_path, max_steps=1), good, processing_class=tokenizer).train()
 
 
@@ -443,7 +511,7 @@ def replaced(rows, **columns):
 
 @pytest.mark.parametrize(
     ("reward", "message"),
-    [(1.0, "None of the 8 candidates has a negative"), (-1.0, "All 8 candidates have a negative")],
+    [(1.0, "None of the 8 rows has a negative"), (-1.0, "All 8 rows have a negative")],
 )
 def test_one_sided_rewards_warn(model, tokenizer, rows, tmp_path, reward, message):
     with pytest.warns(UserWarning, match=message):
@@ -493,15 +561,15 @@ def test_an_evaluation_set_gets_the_baseline_of_the_training_set(model, tokenize
     assert trainer.eval_dataset["reward"][:] == [pytest.approx(1.5)] * 2
 
 
-def test_log_mu_is_scored_without_dropout(tokenizer, rows, tmp_path):
+def test_log_mu_is_computed_without_dropout(tokenizer, rows, tmp_path):
     model = fresh_model()
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.5
     model.train()
     trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), rows, processing_class=tokenizer)
     trainer.train()
-    scored = pq.read_table(tmp_path / "log_mu.parquet")["mu_logps"].to_pylist()
-    assert scored[0] == pytest.approx(plain_logps(fresh_model(), tokenizer, rows[0]).tolist(), abs=1e-4)
+    computed = pq.read_table(tmp_path / "log_mu.parquet")["mu_logps"].to_pylist()
+    assert computed[0] == pytest.approx(plain_logps(fresh_model(), tokenizer, rows[0]).tolist(), abs=1e-4)
     assert model.training
 
 
@@ -552,7 +620,7 @@ def test_another_runs_log_mu_is_not_replaced_in_silence(model, tokenizer, rows, 
         warnings.simplefilter("error", UserWarning)
         train(rows)  # the same again
     with pytest.warns(
-        UserWarning, match=r"log_mu.parquet is damaged, or of another model .* The old one is .*old_1_log_mu.parquet"
+        UserWarning, match=r"log_mu.parquet is damaged, or of another model .* The old file is .*old_1_log_mu.parquet"
     ):
         train(rows.select(range(4)))
     with pytest.warns(UserWarning, match="old_2_log_mu.parquet"):

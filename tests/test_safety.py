@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_uti
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
 from topr_trl.cli import main as cli
-from topr_trl.cli.memory_plan import PlanArguments, describe
+from topr_trl.cli.memory_plan import PlanArguments, plan_command
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.arguments import ProblemArguments, SampleArguments
 from topr_trl.pipeline.problems import load_problems
@@ -87,7 +87,7 @@ def test_code_of_a_model_is_run_for_those_who_ask_for_it(with_code, ran):
 
 def test_planning_runs_no_code_of_a_model(with_code, ran):
     with pytest.raises(ValueError, match="There is no model"):
-        describe(PlanArguments(model_name_or_path=str(with_code)))
+        plan_command(PlanArguments(model_name_or_path=str(with_code)))
     assert not ran.exists()
 
 

@@ -99,7 +99,7 @@ def test_gradient_is_that_of_the_pure_loss(model, tokenizer, problems, tmp_path,
     topr_loss(
         logps, batch["old_per_token_logps"], batch["topr_rewards"], batch["completion_mask"], PRESETS[preset], level,
         normalize,
-    ).mean().backward()  # fmt: skip
+    ).losses_B.mean().backward()  # fmt: skip
     for a, p in zip(ours, model.parameters(), strict=True):
         torch.testing.assert_close(a, p.grad, rtol=2e-4, atol=2e-6)
 
@@ -203,7 +203,7 @@ def test_filler_rows_of_a_curated_batch_have_no_weight(model, tokenizer, problem
         logps = plain_logps(model, batch)
         losses = topr_loss(
             logps, logps.detach(), batch["topr_rewards"].nan_to_num(0.0), batch["completion_mask"], PRESETS["topr"]
-        )
+        ).losses_B
         expected = expected + losses.sum() / 3
     expected.backward()
     torch.testing.assert_close(ours, torch.cat([p.grad.flatten() for p in model.parameters()]), rtol=1e-3, atol=2e-6)
@@ -498,7 +498,7 @@ def test_truncated_completions_that_are_masked_are_no_rows(model, tokenizer, pro
     trainer = make_trainer(model, tokenizer, problems, args)  # no response ends within twelve tokens
     with (
         pytest.warns(UserWarning, match="too few rows"),
-        pytest.warns(UserWarning, match="No response has a reward.* cut at max_completion_length have none"),
+        pytest.warns(UserWarning, match="No completion has a reward.* cut at max_completion_length have none"),
     ):
         batches = generation_batch(trainer)
     assert torch.cat([b["topr_rewards"] for b in batches]).isnan().all()
@@ -567,7 +567,7 @@ def test_a_batch_of_equal_rewards_does_not_end_a_run_with_a_target_share(model, 
         return coin(completions) if len(calls) == 1 else [-1.0] * len(completions)
 
     args = config(tmp_path, effective_positive_share=0.2)
-    with pytest.warns(UserWarning, match="All 8 candidates have a negative reward"):
+    with pytest.warns(UserWarning, match="All 8 rows have a negative reward"):
         trainer, logs, _ = train(model, tokenizer, problems, args, later_all_wrong)
     # p = 1/2 and p~ = 0.2 give c = 0.6, kept for the second batch: R = -1.6.
     assert [round(entry["topr/reward"], 6) for entry in logs] == [-0.6, -1.6]
@@ -575,7 +575,7 @@ def test_a_batch_of_equal_rewards_does_not_end_a_run_with_a_target_share(model, 
 
 
 def test_all_positive_rewards_warn_whatever_their_value(model, tokenizer, problems, tmp_path):
-    with pytest.warns(UserWarning, match="None of the 8 candidates has a negative"):
+    with pytest.warns(UserWarning, match="None of the 8 rows has a negative"):
         train(model, tokenizer, problems, config(tmp_path, max_steps=1), lambda completions, **_: [5.0] * 8)
 
 

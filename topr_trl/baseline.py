@@ -14,7 +14,7 @@ def effective_positive_share(rewards: ArrayLike) -> float:
         rewards: (N,) rewards R *after* the baseline. NaN marks a row without a reward and is left out.
 
     Returns:
-        A number in [0, 1]; NaN if every reward is 0, since then nothing is learnt from any row.
+        A number in [0, 1]; NaN if every reward is 0, since then nothing is learned from any row.
     """
     scored = _scored(rewards)
     # Not by Σ |R|: summed in another order, rounding could carry the share past 1.
@@ -101,13 +101,13 @@ def subtract_baseline(
 def _minus_mean(rewards: FloatArray, group_N: NDArray[np.int64]) -> FloatArray:
     """(N,) rewards minus the mean of their group, which has a number in 0 ... N - 1.
 
-    What differs from the mean by no more than the rounding of its sum is 0: by its sign a row would be learnt or not.
+    What differs from the mean by no more than the rounding of its sum is 0: its sign decides whether a row is learned.
     """
     scored = ~np.isnan(rewards)
     counts = np.bincount(group_N, weights=scored)
     sums = np.bincount(group_N, weights=np.where(scored, rewards, 0.0))
     largest = np.zeros(len(counts))
     np.fmax.at(largest, group_N, np.abs(rewards))
-    centred = rewards - (sums / np.maximum(counts, 1))[group_N]
+    centered = rewards - (sums / np.maximum(counts, 1))[group_N]
     rounding = (counts * largest * np.finfo(np.float64).eps)[group_N]
-    return np.where(np.abs(centred) <= rounding, 0.0, centred)
+    return np.where(np.abs(centered) <= rounding, 0.0, centered)

@@ -1,11 +1,15 @@
-"""Weights that are not to be used: pickles, files that were cut short, values that are no numbers."""
+"""Rejects unusable weights (pickles, truncated files, NaN or infinity), and tells models apart by their weights."""
 
+import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -36,7 +40,7 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
         except SafetensorError as error:
             raise ValueError(
                 f"{path} cannot be read ({error}): it is damaged, or was not written to its end. Write or download it "
-                "anew, or use an earlier checkpoint."
+                "again, or use an earlier checkpoint."
             ) from error
         for key, there in shapes.items():
             here = tuple(getattr(parameters[key], "ds_shape", parameters[key].shape))  # of the whole, under ZeRO-3
@@ -64,9 +68,49 @@ def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[s
     if loading["use_safetensors"] and pickles and not any(folder.glob("*.safetensors")):
         raise ValueError(
             f"{folder} holds pickled weights ({pickles[0]}) and no safetensors. Reading a pickle can run code: load it "
-            "where you trust it, and save it anew with model.save_pretrained, which writes safetensors."
+            "where you trust it, and save it again with model.save_pretrained, which writes safetensors."
         )
     return loading
+
+
+# Elements of each parameter that enter the fingerprint. One step moves nearly all of them, so a sample is enough.
+_SAMPLED = 512
+
+
+def model_fingerprint(model: nn.Module, accelerator: Accelerator | None = None) -> str:
+    """A short hash of a model's weights: names, shapes and evenly spaced values of all parameters.
+
+    Equal weights give equal fingerprints whatever the dtype they were widened to and however they are sharded.
+    Adapters count.
+
+    Args:
+        model: all processes must call it together if its weights are sharded (DTensor, ZeRO-3).
+        accelerator: if given, every process gets the main process's: elsewhere the weights may not be loaded yet.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        with _whole(parameter) as whole:
+            flat = whole.detach().reshape(-1)
+            count = min(len(flat), _SAMPLED)
+            digest.update(f"{name}{tuple(whole.shape)}".encode())
+            if not flat.is_meta:
+                # In integers: float32 cannot tell the last of over 2^24 elements from the one after it.
+                sample = flat[torch.arange(count, device=flat.device) * (len(flat) - 1) // max(count - 1, 1)]
+                digest.update(sample.float().cpu().numpy().tobytes())
+    result = [digest.hexdigest()[:16]]
+    return (broadcast_object_list(result) if accelerator and accelerator.num_processes > 1 else result)[0]
+
+
+@contextmanager
+def _whole(parameter: nn.Parameter) -> Iterator[Tensor]:
+    """The whole of a parameter that may be sharded."""
+    if hasattr(parameter, "ds_id"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([parameter]):
+            yield parameter
+    else:
+        yield parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
 # What a trainer has logged; of a checkpoint it is written last.

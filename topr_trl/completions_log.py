@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from transformers.utils import is_rich_available
 from trl.trainer.utils import print_prompt_completions_sample
 
-from topr_trl.log_mu import column
+from topr_trl.data.collator import column
 
 WEIGHT_COLUMNS = ("weight", "log_ratio")
 
@@ -58,7 +58,7 @@ class RowWeights:
 
 
 class LogCompletions(TrainerCallback):
-    """Shows the rows of the last optimiser step of an `OfflineTOPRTrainer`, whenever the training logs."""
+    """Shows the rows of the last optimizer step of an `OfflineTOPRTrainer`, whenever the training logs."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer

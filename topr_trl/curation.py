@@ -1,4 +1,4 @@
-"""Which candidates an iteration trains on (arXiv 2503.14286, Sec. 4.3)."""
+"""Which rows an iteration trains on (arXiv 2503.14286, Sec. 4.3)."""
 
 import warnings
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from topr_trl.baseline import subtract_baseline
 
 CURATIONS = ("none", "uniform", "positives", "positive_share", "anna_karenina")
 
-# The paper trains on 50,000 rows an iteration for the 7,473 problems of GSM8K, whence 15 % first positives.
+# The paper trains on 50,000 rows per iteration for the 7,473 problems of GSM8K, so 15 % are first positives.
 ROWS_PER_PROBLEM = 50_000 / 7_473
 
 
@@ -21,9 +21,9 @@ class Curated:
     Attributes:
         indices: (M,) int64 positions of the chosen rows, ascending. Shuffle before training.
         size: rows that were asked for.
-        available_positives, available_negatives: rows with R >= 0 and R < 0 among the candidates.
+        available_positives, available_negatives: rows with R >= 0 and R < 0 that there were.
         chosen_positives: rows with R >= 0 among the chosen.
-        problems, problems_without_positive: problems among the candidates, and those never answered right.
+        problems, problems_without_positive: problems that there were, and those without a positive.
     """
 
     indices: NDArray[np.int64]
@@ -36,7 +36,7 @@ class Curated:
 
     @property
     def shortfall(self) -> int:
-        """Rows that were asked for and could not be had under the rule."""
+        """Rows that were asked for and are missing under the rule."""
         return self.size - len(self.indices)
 
     def __str__(self) -> str:
@@ -67,9 +67,9 @@ def curate(
     | `"uniform"` | `size` rows at random | all |
     | `"positives"` | `size` positives at random | all positives |
     | `"positive_share"` | both at random, positives a share `positive_share` | as many as there are |
-    | `"anna_karenina"` | the first positive of each problem, then negatives at random up to `size` | 6.69 a problem |
+    | `"anna_karenina"` | the first positive of each problem, then negatives at random up to `size` | 6.69 per problem |
 
-    Too few rows: fewer are returned, never others in their place. `"positive_share"` keeps the share and gives up
+    Too few rows: fewer are returned, never others instead. `"positive_share"` keeps the share and gives up
     size; `"anna_karenina"` returns all negatives there are, and if even the first positives are more than `size`,
     `size` of them at random and no negative. A shortfall, and a choice without positives or without negatives where
     the rule wants both, warns; `Curated` holds the counts.
@@ -87,12 +87,11 @@ def curate(
     Raises:
         ValueError: an unknown rule, lengths that differ, a size below 1, a share outside [0, 1].
     """
-    rewards = np.asarray(rewards, dtype=np.float64)
-    problem_ids = np.asarray(problem_ids)
+    rewards, problem_ids = np.asarray(rewards, dtype=np.float64), np.asarray(problem_ids)
     if rule not in CURATIONS:
         raise ValueError(f"curation must be one of {CURATIONS}, not {rule!r}.")
     if len(rewards) != len(problem_ids):
-        raise ValueError(f"{len(rewards)} rewards but {len(problem_ids)} problem ids: one of each is needed a row.")
+        raise ValueError(f"{len(rewards)} rewards but {len(problem_ids)} problem ids: each row needs one of each.")
     if size is not None and size < 1:
         raise ValueError(f"The number of rows to choose must be at least 1, not {size}.")
     if not 0 <= positive_share <= 1:
@@ -104,20 +103,45 @@ def curate(
     order = order[~np.isnan(rewards[order])]
     is_positive = rewards[order] >= 0
     positives, negatives = order[is_positive], order[~is_positive]
+    asked, chosen = _choose(rule, order, is_positive, problem, size, positive_share, seed)
+    indices = np.sort(np.concatenate(chosen)).astype(np.int64)
+    count = len(np.unique(problem))
+    curated = Curated(
+        indices=indices,
+        size=asked,
+        available_positives=len(positives),
+        available_negatives=len(negatives),
+        chosen_positives=int((rewards[indices] >= 0).sum()),
+        problems=count,
+        problems_without_positive=count - len(np.unique(problem[positives])),
+    )
+    _warn_if_short(curated, rule)
+    return curated
+
+
+def _choose(
+    rule: str,
+    order: NDArray[np.int64],
+    is_positive: NDArray[np.bool_],
+    problem: NDArray[np.int64],
+    size: int | None,
+    positive_share: float,
+    seed: int,
+) -> tuple[int, list[NDArray[np.int64]]]:
+    """The number of rows that are asked for, and the chosen ones; `order` and `is_positive` are in sampling order."""
+    positives, negatives = order[is_positive], order[~is_positive]
     rng = np.random.default_rng(seed)
 
     def draw(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         return rows if count >= len(rows) else rng.choice(rows, count, replace=False)
 
     if rule == "none":
-        asked, chosen = len(order), [order]
-    elif rule == "uniform":
-        asked = len(order) if size is None else size
-        chosen = [draw(order, asked)]
-    elif rule == "positives":
-        asked = len(positives) if size is None else size
-        chosen = [draw(positives, asked)]
-    elif rule == "positive_share":
+        return len(order), [order]
+    if rule in ("uniform", "positives"):
+        rows = order if rule == "uniform" else positives
+        asked = len(rows) if size is None else size
+        return asked, [draw(rows, asked)]
+    if rule == "positive_share":
         most = min(
             len(positives) / positive_share if positive_share > 0 else np.inf,
             len(negatives) / (1 - positive_share) if positive_share < 1 else np.inf,
@@ -126,27 +150,12 @@ def curate(
         asked = most if size is None else size
         count = min(asked, most)
         count_positive = min(round(count * positive_share), len(positives))
-        chosen = [draw(positives, count_positive), draw(negatives, count - count_positive)]
-    else:
-        _, first = np.unique(problem[positives], return_index=True)
-        papers = round(ROWS_PER_PROBLEM * len(np.unique(problem)))
-        asked = min(papers, len(first) + len(negatives)) if size is None else size
-        kept = draw(positives[first], asked)
-        chosen = [kept, draw(negatives, asked - len(kept))]
-
-    indices = np.sort(np.concatenate(chosen)).astype(np.int64)
-    answered = len(np.unique(problem[positives]))
-    curated = Curated(
-        indices=indices,
-        size=asked,
-        available_positives=len(positives),
-        available_negatives=len(negatives),
-        chosen_positives=int((rewards[indices] >= 0).sum()),
-        problems=len(np.unique(problem)),
-        problems_without_positive=len(np.unique(problem)) - answered,
-    )
-    _warn_if_short(curated, rule)
-    return curated
+        return asked, [draw(positives, count_positive), draw(negatives, count - count_positive)]
+    _, first = np.unique(problem[positives], return_index=True)
+    papers = round(ROWS_PER_PROBLEM * len(np.unique(problem)))
+    asked = min(papers, len(first) + len(negatives)) if size is None else size
+    kept = draw(positives[first], asked)
+    return asked, [kept, draw(negatives, asked - len(kept))]
 
 
 def _warn_if_short(curated: Curated, rule: str) -> None:
@@ -176,9 +185,9 @@ def compose(
     sample_ids: ArrayLike | None = None,
     seed: int = 0,
 ) -> tuple[NDArray[np.float64], Curated]:
-    """Subtract the baseline and choose rows: from raw rewards to what a round of training sees.
+    """Subtract the baseline and choose rows: from raw rewards to R of the rows to train on.
 
-    The baseline is taken over all candidates, and its sign decides which rows are positive for the curation. A target
+    The baseline is taken over all rows, and the sign of R decides which of them are positive for the curation. A target
     share p~ describes the rows trained on, so it is solved once more over the chosen ones.
 
     Returns:

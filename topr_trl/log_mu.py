@@ -1,10 +1,17 @@
-"""log μ: the log-probability of each response under the model that starts the round, scored once and kept."""
+"""log μ: the log-probability of each completion under the model that starts the round, computed once and kept.
+
+Its life: what needs it, where it comes from (the rows, the file of the run that is resumed, or the model that starts
+training), computing it, keeping it in files, and finding it again.
+"""
 
 import hashlib
+import itertools
+import logging
 import math
+import shutil
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,269 +24,280 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
-from topr_trl.loss import TruncationLimits
+from topr_trl.baseline import FloatArray
+from topr_trl.config import OfflineTOPRConfig
+from topr_trl.data.collator import column, lengths_of
+from topr_trl.metrics import sampler_distance
 
-# Elements of each parameter that enter the fingerprint. Training moves nearly all of them, so a sample tells.
-_SAMPLED = 512
+logger = logging.getLogger(__name__)
 
+# A batch to (B, T) log-probabilities of the next tokens and the (B, T) mask of completion tokens.
+Forward = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
+# Tokenized rows to a batch.
+Collate = Callable[[list[dict[str, Any]]], dict[str, Tensor]]
 
-def fingerprint(model: nn.Module, accelerator: Accelerator | None = None) -> str:
-    """A short hash of a model's weights: names, shapes and evenly spaced values of all parameters.
-
-    Equal weights give equal fingerprints whatever the dtype they were widened to and however they are sharded.
-    Adapters count.
-
-    Args:
-        model: all processes must call it together if its weights are sharded (DTensor, ZeRO-3).
-        accelerator: if given, every process gets the main process's: elsewhere the weights may not be loaded yet.
-    """
-    digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        with _whole(parameter) as whole:
-            flat = whole.detach().reshape(-1)
-            count = min(len(flat), _SAMPLED)
-            digest.update(f"{name}{tuple(whole.shape)}".encode())
-            if not flat.is_meta:
-                # In integers: float32 cannot tell the last of over 2^24 elements from the one after it.
-                sample = flat[torch.arange(count, device=flat.device) * (len(flat) - 1) // max(count - 1, 1)]
-                digest.update(sample.float().cpu().numpy().tobytes())
-    result = [digest.hexdigest()[:16]]
-    return (broadcast_object_list(result) if accelerator and accelerator.num_processes > 1 else result)[0]
-
-
-@contextmanager
-def _whole(parameter: nn.Parameter) -> Iterator[Tensor]:
-    """The whole of a parameter that may be sharded."""
-    if hasattr(parameter, "ds_id"):
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters([parameter]):
-            yield parameter
-    else:
-        yield parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-
-
-def rows_that_need_log_mu(rewards_N: NDArray[np.float64], limits: TruncationLimits) -> NDArray[np.bool_]:
-    """(N,) Which rows have a weight that depends on the ratio: none with R = 0, no sign whose two limits are equal."""
-    return np.where(rewards_N > 0, limits.ratio_matters_pos, limits.ratio_matters_neg) & (rewards_N != 0)
-
-
-def check_log_mu(
-    dataset: Dataset, needs: NDArray[np.bool_], model: str, ratio_level: str, rows: NDArray[np.int64] | None = None
-) -> None:
-    """Check log μ that came with the rows, where it is needed.
-
-    Args:
-        dataset: rows with `mu_logps` (floats, one a token, or their sum), `input_ids`, `prompt_length`, and perhaps
-            `mu_fingerprint`.
-        needs: (N,) which rows need it.
-        model: fingerprint of the model in training.
-        ratio_level: of the loss; `"token"` needs a value a token.
-        rows: (N,) their numbers in messages; default: from 0.
-
-    Raises:
-        ValueError: it was scored by another model, or a row's values are missing, impossible or not one a token.
-    """
-    if "mu_fingerprint" in dataset.column_names:
-        others = set(pc.unique(column(dataset, "mu_fingerprint").filter(pa.array(needs))).to_pylist()) - {model}
-        if others:
-            raise ValueError(
-                f"Column `mu_logps` was scored by another model: mu_fingerprint {sorted(map(str, others))[0]}, and the "
-                f"model in training has {model}. If that model did write these rows and is the μ you mean, remove the "
-                "column `mu_fingerprint`; to score log μ with the model in training, remove both."
-            )
-    all_tokens = lengths_of(dataset) - column(dataset, "prompt_length").to_numpy()
-    numbers = np.arange(len(dataset)) if rows is None else rows
-    for i, mu, tokens, needed in zip(numbers, dataset["mu_logps"], all_tokens, needs, strict=True):
-        if not needed:
-            continue
-        values = mu if isinstance(mu, list) else [mu]
-        if isinstance(mu, list) and len(mu) != tokens:
-            raise ValueError(
-                f"Row {i}: log μ of {len(mu)} tokens for a completion of {tokens}. Give a value for each token of "
-                "`completion_ids`; or drop the column, and log μ is scored."
-            )
-        # Rounding may leave a certain token a little above 0.
-        wrong = [value for value in values if not (isinstance(value, int | float) and -math.inf < value <= 1e-3)]
-        if wrong:
-            raise ValueError(
-                f"Row {i}: log μ must be a finite number of at most 0 for each token, or their sum; "
-                f"found {wrong[0]}. Drop the column, and log μ is scored."
-            )
-        if ratio_level == "token" and not isinstance(mu, list):
-            raise ValueError(f"Row {i}: ratio_level='token' needs log μ for each token, not their sum.")
-
-
-def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
-    """A column as Arrow holds it, in the order of the dataset, which may have an index beside its table."""
-    return dataset.select_columns([name]).with_format("arrow")[:][name]
-
-
-def lengths_of(dataset: Dataset) -> NDArray[np.int64]:
-    """(N,) tokens of `input_ids`."""
-    return np.asarray(pc.list_value_length(column(dataset, "input_ids")), dtype=np.int64)
-
-
-_AT_ONCE = 8_192  # rows that are held as Python objects, and sorted by length
-
-
-@torch.no_grad()
-def score_log_mu(
-    forward: Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]],
-    dataset: Dataset,
-    collate: Callable[[list[dict[str, Any]]], dict[str, Tensor]],
-    accelerator: Accelerator,
-    batch_size: int,
-    folder: Path,
-    model: str,
-    rows: str,
-) -> pa.Array:
-    """Per-token log-probabilities of the responses, in the order of the dataset, on every process.
-
-    Each process scores its share; rows of similar length go together so that little padding is scored. Every so many
-    rows what has been scored is kept in `folder`; a run that was killed goes on from there.
-
-    Args:
-        forward: a collated batch to (B, T) log-probabilities and the (B, T) mask of response tokens.
-        dataset: rows with `input_ids`.
-        collate: rows to a batch of tensors.
-        accelerator: shards the rows over the processes and gathers the results.
-        batch_size: rows a process scores at once.
-        folder: for the parts; whoever calls removes it when the whole is safe.
-        model, rows: fingerprints that go with the parts. Parts with others are scored anew.
-
-    Returns:
-        Arrow list of float32, a value for each response token.
-    """
-    progress = tqdm(total=len(dataset), desc="Scoring log μ", disable=not accelerator.is_main_process, leave=False)
-    scored = []
-    for start in range(0, len(dataset), _AT_ONCE):
-        part = dataset.select(range(start, min(start + _AT_ONCE, len(dataset))))
-        path = folder / f"{start}.parquet"
-        logps = _kept(path, model, rows, accelerator)
-        if logps is None:
-            logps = _score(forward, part, collate, accelerator, batch_size, progress)
-            if accelerator.is_main_process:
-                save_log_mu(path, pa.array(logps, _LOGPS), model, rows)
-        else:
-            progress.update(len(part))
-        scored.append(pa.array(logps, _LOGPS))
-    progress.close()
-    return pa.concat_arrays(scored) if scored else pa.array([], _LOGPS)
-
-
-def _kept(path: Path, model: str, rows: str, accelerator: Accelerator) -> list[list[float]] | None:
-    """What the main process finds in a part, on every process: the others may have no such disk."""
-    found: list[list[list[float]] | None] = [None]
-    if accelerator.is_main_process and path.is_file():
-        try:
-            found = [load_log_mu(path, model, rows).to_pylist()]
-        except ValueError:
-            path.unlink()
-    return broadcast_object_list(found)[0]
-
-
+_AT_ONCE = 8_192  # rows of a part: held as Python objects, and sorted by length
+_COMPARED = 1_000  # rows whose log μ is compared with the sampler's
 _LOGPS = pa.list_(pa.float32())
 
 
-def _score(
-    forward: Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]],
-    dataset: Dataset,
-    collate: Callable[[list[dict[str, Any]]], dict[str, Tensor]],
-    accelerator: Accelerator,
-    batch_size: int,
-    progress: Any,
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be computed: the rows of a dataset that need log μ, and the fingerprints that go with the result."""
+
+    dataset: Dataset
+    needs_N: NDArray[np.bool_]
+    model: str
+    rows: str
+
+
+class LogMu:
+    """log μ of the rows of an `OfflineTOPRTrainer`.
+
+    `plan` finds out for each dataset where its log μ comes from. Rows keep the column `mu_logps` that they brought; a
+    resumed run reads the file that it wrote when it began; what is left is planned, `compute` computes it, and it is
+    written to `log_mu.parquet` (of evaluation datasets `log_mu_NAME.parquet`) in the output folder.
+
+    Attributes:
+        values: log μ by the columns `dataset` and `row`: the sum over the completion, or with `ratio_level="token"` a
+            value per token. Rows that brought their own are not in it.
+        planned: what is to be computed, by the name of the dataset.
+        sampler_distance: how far the training rows' `sampler_logps` are from log μ, once that has been computed.
+    """
+
+    def __init__(self, args: OfflineTOPRConfig, accelerator: Accelerator) -> None:
+        self.args, self.accelerator = args, accelerator
+        self.values: dict[tuple[int, int], float | FloatArray] = {}
+        self.planned: dict[str, _Plan] = {}
+        self.sampler_distance: dict[str, float] = {}
+
+    def needs(self, dataset: Dataset) -> NDArray[np.bool_]:
+        """(N,) which rows have a weight that depends on π/μ: none with R = 0, no sign whose two limits are equal."""
+        rewards_N, limits = column(dataset, "reward").to_numpy(), self.args.limits
+        return np.where(rewards_N > 0, limits.ratio_matters_pos, limits.ratio_matters_neg) & (rewards_N != 0)
+
+    def plan(self, name: str, dataset: Dataset, model: str, resumed: bool = False) -> None:
+        """Find out where log μ of a dataset comes from; what is neither in the rows nor on disk is planned.
+
+        Args:
+            name: of the dataset: `train`, or that of an evaluation dataset.
+            dataset: tokenized rows, see `topr_trl.data.collator`.
+            model: fingerprint of the model that starts training.
+            resumed: read what this run computed when it began.
+
+        Raises:
+            ValueError: the rows' own log μ is malformed or of another model; or the run is resumed, and its file is
+                missing, damaged, or of another model or other rows.
+        """
+        needs_N = self.needs(dataset)
+        if "mu_logps" in dataset.column_names:
+            check_log_mu(name, dataset, needs_N, model, self.args.ratio_level)
+        elif not self.values.keys() >= set(_keys(dataset, needs_N)):
+            rows = rows_fingerprint(dataset, needs_N)
+            if resumed:
+                self._use(dataset, load_log_mu(self._path(name), model, rows))
+            else:
+                self._set_aside(self._path(name), model, rows)
+                self.planned[name] = _Plan(dataset, needs_N, model, rows)
+
+    def compute(self, forward: Forward, collate: Collate, batch_size: int, keep_parts: bool = False) -> None:
+        """Compute and write what was planned; all processes call it together.
+
+        Every so many rows the result so far is kept in `log_mu_parts`; a run that was killed goes on from there.
+
+        Args:
+            forward: of the model that wrote the rows.
+            collate: rows to a batch for `forward`.
+            batch_size: rows per process and forward.
+            keep_parts: keep that folder afterwards, so that computing again costs nothing.
+        """
+        while self.planned:
+            name, plan = next(iter(self.planned.items()))
+            path, indices = self._path(name), np.flatnonzero(plan.needs_N)
+            logger.info("Computing log μ of %d of %d rows.", len(indices), len(plan.dataset))
+            parts = path.with_name(f"{path.stem}_parts")
+            computed = self._compute(plan, plan.dataset.select(indices), parts, forward, collate, batch_size)
+            places = np.full(len(plan.dataset), -1)
+            places[indices] = np.arange(len(indices))
+            mu_logps = computed.take(pa.array(places, mask=places < 0))  # None where the row needs none
+            if self.accelerator.is_main_process:
+                save_log_mu(path, mu_logps, plan.model, plan.rows)
+                if not keep_parts:
+                    shutil.rmtree(parts, ignore_errors=True)
+            if name == "train" and "sampler_logps" in plan.dataset.column_names:
+                some = np.unique(np.linspace(0, len(indices) - 1, _COMPARED).astype(int))
+                sampled = plan.dataset.select(indices[some])["sampler_logps"][:]
+                self.sampler_distance = sampler_distance(computed.take(pa.array(some)).to_pylist(), sampled)
+            self._use(plan.dataset, pa.chunked_array([mu_logps]))
+            self.accelerator.wait_for_everyone()
+            del self.planned[name]
+
+    @torch.no_grad()
+    def _compute(
+        self, plan: _Plan, rows: Dataset, folder: Path, forward: Forward, collate: Collate, batch_size: int
+    ) -> pa.Array:
+        """Lists of float32, a value per completion token, in the order of the rows; on every process."""
+        main = self.accelerator.is_main_process
+        computed = []
+        with tqdm(total=len(rows), desc="Computing log μ", disable=not main, leave=False) as progress:
+            for start in range(0, len(rows), _AT_ONCE):
+                part = rows.select(range(start, min(start + _AT_ONCE, len(rows))))
+                path = folder / f"{start}.parquet"
+                logps = self._part(path, plan)
+                if logps is None:
+                    logps = _per_token_logps(forward, part, collate, self.accelerator, batch_size, progress)
+                    if main:
+                        save_log_mu(path, pa.array(logps, _LOGPS), plan.model, plan.rows)
+                else:
+                    progress.update(len(part))
+                computed.append(pa.array(logps, _LOGPS))
+        return pa.concat_arrays(computed) if computed else pa.array([], _LOGPS)
+
+    def _part(self, path: Path, plan: _Plan) -> list[list[float]] | None:
+        """What the main process finds in a part, on every process: the others may have no such disk."""
+        found: list[list[list[float]] | None] = [None]
+        if self.accelerator.is_main_process and path.is_file():
+            try:
+                found = [load_log_mu(path, plan.model, plan.rows).to_pylist()]
+            except ValueError:
+                path.unlink()
+        return broadcast_object_list(found)[0]
+
+    def _use(self, dataset: Dataset, mu_logps: pa.ChunkedArray) -> None:
+        """Let the loss find log μ of a dataset's rows (None where a row has none)."""
+        keys = _keys(dataset, mu_logps.is_valid().to_numpy())
+        mu_logps = mu_logps.drop_null()
+        values, lengths = pc.list_flatten(mu_logps).to_numpy(), pc.list_value_length(mu_logps).to_numpy()
+        starts = lengths.cumsum() - lengths
+        per_token = self.args.ratio_level == "token"
+        by_row = np.split(values, starts[1:]) if per_token else np.add.reduceat(values.astype(np.float64), starts)
+        self.values.update(zip(keys, by_row, strict=bool(keys)))
+
+    def _path(self, name: str) -> Path:
+        return Path(self.args.output_dir) / ("log_mu.parquet" if name == "train" else f"log_mu_{name}.parquet")
+
+    def _set_aside(self, path: Path, model: str, rows: str) -> None:
+        """Rename the file of another run that would be overwritten, and whose checkpoints cannot do without it."""
+        if not path.is_file() or not any(path.parent.glob("checkpoint-*")):
+            return
+        try:
+            load_log_mu(path, model, rows)
+        except ValueError:
+            names = (path.with_name(f"old_{k}_{path.name}") for k in itertools.count(1))
+            aside = next(name for name in names if not name.exists())
+            if self.accelerator.is_main_process:
+                path.replace(aside)
+            warnings.warn(
+                f"{path} is damaged, or of another model or other rows, rewards or limits than now, so log μ is "
+                f"computed again. The old file is {aside}: the checkpoints in {path.parent} can be resumed only with "
+                "it, under its old name.",
+                stacklevel=6,
+            )
+
+
+def _keys(dataset: Dataset, which_N: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """The columns `dataset` and `row` of some of the rows."""
+    datasets, rows = (column(dataset, name).to_numpy()[which_N].tolist() for name in ("dataset", "row"))
+    return list(zip(datasets, rows, strict=True))
+
+
+# Log μ that came with the rows.
+
+
+def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], model: str, ratio_level: str) -> None:
+    """Check the column `mu_logps` where it is needed.
+
+    Args:
+        name: of the dataset, for messages.
+        dataset: tokenized rows with `mu_logps` (floats, one per token, or their sum), and perhaps `mu_fingerprint`.
+        needs_N: (N,) which rows need it.
+        model: fingerprint of the model in training.
+        ratio_level: of the loss; `"token"` needs a value per token.
+
+    Raises:
+        ValueError: it was computed by another model, or a row's values are missing, impossible or not one per token.
+    """
+    if "mu_fingerprint" in dataset.column_names:
+        others = set(pc.unique(column(dataset, "mu_fingerprint").filter(pa.array(needs_N))).to_pylist()) - {model}
+        if others:
+            raise ValueError(
+                f"Column `mu_logps` was computed by another model: mu_fingerprint {sorted(map(str, others))[0]}, and "
+                f"the model in training has {model}. If that model did write these rows and is the μ you mean, remove "
+                "the column `mu_fingerprint`; to compute log μ with the model in training, remove both."
+            )
+    counts, rows = lengths_of(dataset) - column(dataset, "prompt_length").to_numpy(), column(dataset, "row").to_numpy()
+    for row, mu_logps, count, needed in zip(rows, dataset["mu_logps"], counts, needs_N, strict=True):
+        if needed and (wrong := _what_is_wrong(mu_logps, int(count), ratio_level)):
+            raise ValueError(f"Row {row} of the {name} dataset: {wrong}")
+
+
+def _what_is_wrong(mu_logps: object, tokens: int, ratio_level: str) -> str | None:
+    if isinstance(mu_logps, list) and len(mu_logps) != tokens:
+        return (
+            f"log μ of {len(mu_logps)} tokens for a completion of {tokens}. Give one value per token of "
+            "`completion_ids`; or drop the column, and log μ is computed."
+        )
+    # Rounding may leave a certain token a little above 0.
+    for value in mu_logps if isinstance(mu_logps, list) else [mu_logps]:
+        if not (isinstance(value, int | float) and -math.inf < value <= 1e-3):
+            return (
+                f"log μ must be a finite number of at most 0 for each token, or their sum; found {value}. Drop the "
+                "column, and log μ is computed."
+            )
+    if ratio_level == "token" and not isinstance(mu_logps, list):
+        return "ratio_level='token' needs log μ for each token, not their sum."
+    return None
+
+
+# Computing.
+
+
+def _per_token_logps(
+    forward: Forward, rows: Dataset, collate: Collate, accelerator: Accelerator, batch_size: int, progress: Any
 ) -> list[list[float]]:
-    order = np.argsort(-lengths_of(dataset), kind="stable")
-    loader = DataLoader(dataset.select(order), batch_size=batch_size, collate_fn=collate)
-    loader = accelerator.prepare_data_loader(loader)
-    scored: list[list[float]] = []
-    for batch in loader:
+    """Log-probabilities of the completions' tokens, in the order of the rows, on every process.
+
+    Each process computes its share; rows of similar length go together, so that there is little padding.
+    """
+    order = np.argsort(-lengths_of(rows), kind="stable")
+    loader = DataLoader(rows.select(order), batch_size=batch_size, collate_fn=collate)
+    computed: list[list[float]] = []
+    for batch in accelerator.prepare_data_loader(loader):
         logps, mask = forward(batch)
-        # Response tokens to the front, so that rows of different processes can be laid on each other.
+        # Completion tokens to the front, so that rows of different processes can be laid on each other.
         counts = mask.sum(-1, keepdim=True)
         packed = logps.new_full(logps.shape, torch.nan, dtype=torch.float32)
         packed[torch.arange(mask.size(1), device=mask.device) < counts] = logps[mask.bool()].float()
         packed = accelerator.pad_across_processes(packed, dim=1, pad_index=torch.nan)
         packed, counts = accelerator.gather_for_metrics((packed, counts))
-        scored += [row[:n] for row, n in zip(packed.tolist(), counts.squeeze(1).tolist(), strict=True)]
+        computed += [row[:n] for row, n in zip(packed.tolist(), counts.squeeze(1).tolist(), strict=True)]
         progress.update(len(counts))
     result: list[list[float]] = [[]] * len(order)
-    for position, logps_row in zip(order, scored, strict=True):
+    for position, logps_row in zip(order, computed, strict=True):
         result[position] = logps_row
     return result
 
 
-# Mean difference, in nats a token, beyond which the sampler had other weights or settings, not merely other kernels.
-_FAR = 0.1
+# Files.
 
 
-def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float] | None]) -> dict[str, float]:
-    """How far the sampler's log-probabilities of responses are from the trainer's; warns if they are far.
-
-    Args:
-        mu_logps: N lists of the trainer's log-probabilities, one a token.
-        sampler_logps: N lists of the sampler's, or None where it reported none.
-
-    Returns:
-        `token`: mean absolute difference of a token's log-probability; `token_max`: the largest; `response`: mean
-        absolute difference of a response's, which is the noise in log π/μ under `log_mu="sampler"`. Empty without rows.
-    """
-    pairs = [(np.asarray(m), np.asarray(s)) for m, s in zip(mu_logps, sampler_logps, strict=True) if s is not None]
-    cut = [len(s) for m, s in pairs if len(m) != len(s)]
-    if cut:
-        warnings.warn(
-            f"{len(cut)} of {len(pairs)} rows have sampler_logps of another length than their completion_ids: other "
-            "tokens are trained on than the sampler wrote. Keep the sampler's completion_ids with the rows.",
-            stacklevel=2,
-        )
-    pairs = [(m, s) for m, s in pairs if len(m) == len(s) > 0]
-    if not pairs:
-        return {}
-    tokens = np.abs(np.concatenate([m - s for m, s in pairs]))
-    distance = {
-        "token": float(tokens.mean()),
-        "token_max": float(tokens.max()),
-        "response": float(np.mean([abs((m - s).sum()) for m, s in pairs])),
-    }
-    warn_if_far(distance["token"])
-    return distance
-
-
-def warn_if_far(distance: float) -> None:
-    """Warn if sampler and trainer differ by more than rounding explains.
-
-    Args:
-        distance: mean absolute difference of a token's log-probability, in nats.
-    """
-    if distance > _FAR:
-        warnings.warn(
-            f"The sampler's log-probabilities differ from the trainer's by {distance:.2f} a token: the sampler had "
-            "other weights, another tokenizer or RoPE settings, or computed at low precision. Sample from the "
-            "checkpoint that training starts from, in the precision of training. If another model did write the rows, "
-            "set log_mu='sampler'.",
-            stacklevel=3,
-        )
-
-
-def rows_fingerprint(dataset: Dataset, needs: NDArray[np.bool_]) -> str:
+def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
     """A short hash of the tokens and rewards of all rows, and of which of them need log μ."""
     digest = hashlib.sha256()
     for ids in column(dataset, "input_ids").chunks:
         digest.update(ids.flatten().to_numpy().tobytes())
     prompts, rewards = (column(dataset, name).to_numpy() for name in ("prompt_length", "reward"))
-    for values in (lengths_of(dataset), prompts, rewards, needs):
+    for values in (lengths_of(dataset), prompts, rewards, needs_N):
         digest.update(values.tobytes())
     return digest.hexdigest()[:16]
 
 
 def save_log_mu(path: Path, mu_logps: pa.Array, model: str, rows: str) -> None:
-    """Write log μ with the fingerprints of the model that scored it and of the rows; whole or not at all."""
+    """Write log μ with the fingerprints of the model that computed it and of the rows; whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table({"mu_logps": mu_logps})
     partial = path.with_suffix(".partial")
@@ -291,24 +309,24 @@ def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
     """What `save_log_mu` wrote.
 
     Raises:
-        ValueError: there is nothing; or it was scored by another model, or for other rows, rewards or limits.
+        ValueError: there is nothing; or it was computed by another model, or for other rows, rewards or limits.
     """
     if not path.is_file():
         raise ValueError(
             f"log μ of the run to resume is missing: {path}. It is of the weights that the run started with, so it "
-            "cannot be scored now. Put the file back, or start anew."
+            "cannot be computed now. Put the file back, or start again."
         )
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
         why = " ".join(str(error).split()).rstrip(".")
-        raise ValueError(f"{path} is damaged ({why}). Put it back whole, or start anew.") from error
+        raise ValueError(f"{path} is damaged ({why}). Put it back whole, or start again.") from error
     for what, expected in (("model", model), ("rows", rows)):
         found = (table.schema.metadata or {}).get(what.encode(), b"unknown").decode()
         if found != expected:
             raise ValueError(
                 f"{path} holds log μ of another {'model' if what == 'model' else 'set of rows, rewards or limits'}: "
                 f"fingerprint {found}, expected {expected}. Resume with the model, rows and settings that the run "
-                "started with, or start anew in another output_dir."
+                "started with, or start again in another output_dir."
             )
     return table["mu_logps"]

@@ -1,11 +1,12 @@
 """The loss of TOPR (arXiv 2503.14286, Algorithm 1) and the objective whose gradient it follows (Eq. 11).
 
-Pure functions. Letters in names: B rows (responses), T response tokens. π is the policy in training, μ the policy
-that wrote the responses, R the reward after the baseline is subtracted.
+Pure functions; both trainers call `topr_loss`. Letters in names: B rows (completions), T completion tokens. π is the
+policy in training, μ the policy that wrote the completions, R the reward after the baseline is subtracted.
 """
 
 from dataclasses import dataclass
 from math import exp, inf, log
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TruncationLimits:
-    """Between which values the ratio π/μ of a response is clipped, for responses with R >= 0 and with R < 0.
+    """Between which values the ratio π/μ of a completion is clipped, for completions with R >= 0 and with R < 0.
 
     `w = clip(π/μ, a_pos, b_pos)` if R >= 0, else `clip(π/μ, a_neg, b_neg)` (arXiv 2503.14286, Eq. 7).
 
@@ -38,12 +39,12 @@ class TruncationLimits:
 
     @property
     def ratio_matters_pos(self) -> bool:
-        """Whether the weight of a response with R >= 0 depends on π/μ, and so on log μ."""
+        """Whether the weight of a completion with R >= 0 depends on π/μ, and so on log μ."""
         return self.a_pos < self.b_pos
 
     @property
     def ratio_matters_neg(self) -> bool:
-        """Whether the weight of a response with R < 0 depends on π/μ, and so on log μ."""
+        """Whether the weight of a completion with R < 0 depends on π/μ, and so on log μ."""
         return self.a_neg < self.b_neg
 
     @property
@@ -70,11 +71,11 @@ MAX_LOG_WEIGHT = 40.0
 
 
 def sequence_logps(logps_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Log-probability of each response, `log π(y|x) = Σ_t log π(y_t|x,y_<t)`, summed in float32 (or wider).
+    """Log-probability of each completion, `log π(y|x) = Σ_t log π(y_t|x,y_<t)`, summed in float32 (or wider).
 
     Args:
-        logps_BT: (B, T) log-probabilities of the response tokens, any float dtype. Padding may hold anything.
-        mask_BT: (B, T), non-zero where a token belongs to the response.
+        logps_BT: (B, T) log-probabilities of the completion tokens, any float dtype. Padding may hold anything.
+        mask_BT: (B, T), non-zero where a token belongs to the completion.
 
     Returns:
         (B,) float32, or float64 if the input is float64.
@@ -84,16 +85,16 @@ def sequence_logps(logps_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def log_ratios(policy_logps_BT: Tensor, mu_logps: Tensor, mask_BT: Tensor, ratio_level: str = "sequence") -> Tensor:
-    """`log π/μ` of each response (or token), detached.
+    """`log π/μ` of each completion (or token), detached.
 
     Args:
-        policy_logps_BT: (B, T) log π of the response tokens, any float dtype.
-        mu_logps: log μ, either (B, T) per token or (B,) summed over the response.
-        mask_BT: (B, T), non-zero where a token belongs to the response.
-        ratio_level: `"sequence"` is the paper: the ratio of the whole response, a product over its tokens. The other
+        policy_logps_BT: (B, T) log π of the completion tokens, any float dtype.
+        mu_logps: log μ, either (B, T) per token or (B,) summed over the completion.
+        mask_BT: (B, T), non-zero where a token belongs to the completion.
+        ratio_level: `"sequence"` is the paper: the ratio of the whole completion, a product over its tokens. The other
             two are *not* TOPR. They are here so that what other systems ship under its name can be compared with it:
-            `"token"` tapers each token by its own ratio, `"geometric"` by the length-normalised (geometric mean)
-            ratio, from which the taper all but vanishes on long responses.
+            `"token"` tapers each token by its own ratio, `"geometric"` by the length-normalized (geometric mean)
+            ratio, from which the taper all but vanishes on long completions.
 
     Returns:
         (B,), or (B, T) with `"token"` and zero at padding; float32 or wider.
@@ -141,10 +142,36 @@ def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLi
 
     # Stop-gradient: the weight scales the gradient of log π, it is not differentiated (Algorithm 1).
     log_ratio = log_ratio.detach()
-    # Nobody computes the ratio of a row that learns nothing, and 0 times an unknown weight must be 0.
+    # The ratio of a row that learns nothing may not have been computed, and 0 times an unknown weight must be 0.
     nothing_to_learn = (rewards_B == 0).view_as(positive)
     log_ratio = log_ratio.masked_fill(nothing_to_learn & log_ratio.isnan(), 0.0)
     return torch.where(positive, clipped(limits.a_pos, limits.b_pos), clipped(limits.a_neg, limits.b_neg))
+
+
+class _LossOutputs(NamedTuple):
+    losses_B: Tensor
+    weights: Tensor
+    log_ratios: Tensor
+
+
+class LossOutputs(_LossOutputs):
+    """What `topr_loss` returns.
+
+    Attributes:
+        losses_B: (B,) losses, float32 or wider, attached to the graph. Average them for the loss of a batch.
+        weights: (B,) truncated weights w, or (B, T) with `ratio_level="token"`; detached.
+        log_ratios: log π/μ, of the shape of `weights`; detached. NaN where log μ is not known.
+    """
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # a type checker names the missing attribute by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"topr_loss returns the losses together with the weights and log-ratios, and they have no {name!r}. "
+                "Use `.losses_B`, as in topr_loss(...).losses_B.mean()."
+            )
 
 
 def topr_loss(
@@ -155,29 +182,34 @@ def topr_loss(
     limits: TruncationLimits,
     ratio_level: str = "sequence",
     length_normalization: bool = True,
-) -> Tensor:
-    """Loss of each response, `ℓ = -stop_grad(w) · R · log π(y|x) / |y|` (Algorithm 1; the division: Sec. 4.2).
+) -> LossOutputs:
+    """Loss of each completion, `ℓ = -stop_grad(w) · R · log π(y|x) / |y|` (Algorithm 1; the division: Sec. 4.2).
 
     Args:
-        policy_logps_BT: (B, T) log π of the response tokens, attached to the graph, any float dtype.
+        policy_logps_BT: (B, T) log π of the completion tokens, attached to the graph, any float dtype.
         mu_logps: (B, T) or (B,) log μ, see `log_ratios`. NaN where the row's weight does not need it.
         rewards_B: (B,) R, after the baseline; its sign decides which limits apply.
-        mask_BT: (B, T), non-zero where a token belongs to the response. A row without tokens has loss 0.
+        mask_BT: (B, T), non-zero where a token belongs to the completion. A row without tokens has loss 0.
         limits: the truncation limits.
         ratio_level: `"sequence"` for TOPR; see `log_ratios` for the others.
-        length_normalization: divide by the number of response tokens, as the paper does.
+        length_normalization: divide by the number of completion tokens, as the paper does.
 
     Returns:
-        (B,) losses, float32 or wider. Average them for the loss of a batch.
+        The losses, with the weights and log-ratios that they were computed from.
+
+    Raises:
+        ValueError: see `log_ratios`.
     """
-    weights = truncated_weights(log_ratios(policy_logps_BT, mu_logps, mask_BT, ratio_level), rewards_B, limits)
-    return weighted_loss(policy_logps_BT, weights, rewards_B, mask_BT, length_normalization)
+    log_ratio = log_ratios(policy_logps_BT, mu_logps, mask_BT, ratio_level)
+    weights = truncated_weights(log_ratio, rewards_B, limits)
+    losses_B = weighted_loss(policy_logps_BT, weights, rewards_B, mask_BT, length_normalization)
+    return LossOutputs(losses_B, weights, log_ratio)
 
 
 def weighted_loss(
     policy_logps_BT: Tensor, weights: Tensor, rewards_B: Tensor, mask_BT: Tensor, length_normalization: bool = True
 ) -> Tensor:
-    """The loss of each response, see `topr_loss`, where the weights are known: (B,), or (B, T) for each token."""
+    """The loss of each completion, see `topr_loss`, where the weights are known: (B,), or (B, T) for each token."""
     if weights.dim() == 2:
         weighted_B = sequence_logps(weights * policy_logps_BT, mask_BT)
     else:
@@ -205,9 +237,9 @@ def taper(ratio: Tensor, a: float, b: float) -> Tensor:
 
 
 def objective(policy_logps_B: Tensor, mu_logps_B: Tensor, rewards_B: Tensor, limits: TruncationLimits) -> Tensor:
-    """The objective `J = Σ_τ μ(τ) ρ(π(τ)/μ(τ), a, b) R(τ)` over an enumerated set of responses (Eq. 11).
+    """The objective `J = Σ_τ μ(τ) ρ(π(τ)/μ(τ), a, b) R(τ)` over an enumerated set of completions (Eq. 11).
 
-    Its gradient is Eq. 7: that of `-Σ μ(τ) topr_loss(τ)` without length division.
+    Its gradient is Eq. 7: that of `-Σ μ(τ) topr_loss(τ).losses_B` without length division.
 
     Args:
         policy_logps_B: (B,) log π(τ), attached to the graph.

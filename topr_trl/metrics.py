@@ -1,5 +1,8 @@
-"""What a run tells about its weights, ratios and rewards, computed once a log from rows collected on the device."""
+"""Metrics of weights, ratios and rewards, computed once per log from rows collected on the device."""
 
+import warnings
+
+import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -13,17 +16,17 @@ ROUNDING = 1e-3
 QUANTILES = (0.05, 0.5, 0.95)
 
 
-def response_means(values: Tensor, mask_BT: Tensor) -> Tensor:
-    """(B,) values of responses, as they are; of (B, T) values the means over the tokens of each response, (B,)."""
+def completion_means(values: Tensor, mask_BT: Tensor) -> Tensor:
+    """(B,) means of (B, T) values over the tokens of each completion; (B,) values are returned as they are."""
     if values.dim() == 1:
         return values
     return values.masked_fill(mask_BT == 0, 0.0).sum(-1) / mask_BT.sum(-1).clamp(min=1)
 
 
 class RowMetrics:
-    """Collects one small tensor a batch and never synchronises until `flush`.
+    """Collects one small tensor per batch and does not wait for the device until `flush`.
 
-    Rows with NaN in the log-ratio (their weight does not depend on it, so nobody computed it) are left out of the
+    Rows with NaN in the log-ratio (their weight does not depend on it, so it was not computed) are left out of the
     metrics about ratios.
     """
 
@@ -33,7 +36,7 @@ class RowMetrics:
     def add(self, weights_B: Tensor, log_ratio_B: Tensor, rewards_B: Tensor, idle: int = 0) -> Tensor:
         """Keep a batch: (B,) weights, log-ratios and R.
 
-        `idle` rows with R = 0 beside it were not computed: weight 1, no known ratio.
+        `idle` rows with R = 0 were left out of the forward: they have weight 1 and no known ratio.
 
         Returns:
             What was kept, (B + idle, 3) float32.
@@ -58,7 +61,7 @@ class RowMetrics:
 
 
 def describe(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> dict[str, float]:
-    """Metrics of N rows, under stable names. Those that have no rows to be computed from are left out.
+    """Metrics of N rows, under stable names. A metric without rows to compute it from is left out.
 
     | name | what |
     |---|---|
@@ -68,7 +71,7 @@ def describe(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> dict[
     | `topr/negatives_dead` | share of the negatives with w < 0.01 |
     | `topr/positive_share`, `topr/effective_positive_share` | p (R >= 0) and p~ (Sec. 3.2) |
     | `topr/reward` | mean R |
-    | `topr/log_ratio/{positives,negatives}/{mean,q05,q50,q95}` | log π/μ of the response |
+    | `topr/log_ratio/{positives,negatives}/{mean,q05,q50,q95}` | log π/μ of the completion |
 
     Rows with NaN reward (padding, unscorable) are left out.
 
@@ -102,3 +105,56 @@ def describe(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> dict[
             for q, value in zip(QUANTILES, quantiles, strict=True):
                 metrics[f"topr/log_ratio/{name}/q{round(q * 100):02d}"] = value
     return {name: float(value) for name, value in metrics.items()}
+
+
+# Mean difference, in nats per token, beyond which the sampler had other weights or settings, not merely other kernels.
+_FAR = 0.1
+
+
+def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float] | None]) -> dict[str, float]:
+    """How far the sampler's log-probabilities of completions are from the trainer's; warns if they are far.
+
+    Args:
+        mu_logps: N lists of the trainer's log-probabilities, one per token.
+        sampler_logps: N lists of the sampler's, or None where it reported none.
+
+    Returns:
+        `token`: mean absolute difference of a token's log-probability; `token_max`: the largest; `response`: mean
+        absolute difference of a completion's, which is the noise in log π/μ under `log_mu="sampler"`. Empty without
+        rows.
+    """
+    pairs = [(np.asarray(m), np.asarray(s)) for m, s in zip(mu_logps, sampler_logps, strict=True) if s is not None]
+    cut = [len(s) for m, s in pairs if len(m) != len(s)]
+    if cut:
+        warnings.warn(
+            f"{len(cut)} of {len(pairs)} rows have sampler_logps of another length than their completion_ids: other "
+            "tokens are trained on than the sampler wrote. Keep the sampler's completion_ids with the rows.",
+            stacklevel=2,
+        )
+    pairs = [(m, s) for m, s in pairs if len(m) == len(s) > 0]
+    if not pairs:
+        return {}
+    tokens = np.abs(np.concatenate([m - s for m, s in pairs]))
+    distance = {
+        "token": float(tokens.mean()),
+        "token_max": float(tokens.max()),
+        "response": float(np.mean([abs((m - s).sum()) for m, s in pairs])),
+    }
+    warn_if_far(distance["token"])
+    return distance
+
+
+def warn_if_far(distance: float) -> None:
+    """Warn if sampler and trainer differ by more than rounding explains.
+
+    Args:
+        distance: mean absolute difference of a token's log-probability, in nats.
+    """
+    if distance > _FAR:
+        warnings.warn(
+            f"The sampler's log-probabilities differ from the trainer's by {distance:.2f} per token: the sampler had "
+            "other weights, another tokenizer or RoPE settings, or computed at low precision. Sample from the "
+            "checkpoint that training starts from, in the precision of training. If another model did write the rows, "
+            "set log_mu='sampler'.",
+            stacklevel=3,
+        )

@@ -1,19 +1,17 @@
-"""The card of a model: what it was trained with and on, and what was measured."""
+"""The card of a model: how and on what it was trained, and what was measured."""
 
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import ModelCard, ModelCardData
 from transformers.training_args import OptimizerNames
 
 from topr_trl import __version__
 from topr_trl.config import TOPRArguments
-from topr_trl.evaluation.estimates import Evaluation
-from topr_trl.evaluation.report import Evaluations
 
 PAPER: dict[str, str] = {
     "title": "Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",
@@ -31,15 +29,13 @@ PAPER: dict[str, str] = {
 
 TAGS = ("trl", "topr", "arxiv:2503.14286")
 
-PICTURE = "evaluation.png"
-
 _TEMPLATE = Path(__file__).with_name("model_card.md")
 
 _LONGEST_PROMPT = 600  # characters; a longer one would bury the card
 
 
 def training_facts(args: TOPRArguments, rows: str, steps: int, learning_rate: float, optim: str) -> dict[str, str]:
-    """What both trainers and the stage `train` can tell of a training."""
+    """What both trainers and the stage `train` know about a run."""
     limits, share = args.limits, args.effective_positive_share
     return {
         "rows": rows,
@@ -67,11 +63,11 @@ def model_card(
     Args:
         data: metadata; the base model is taken from there.
         repo_id: the model's name on the Hub.
-        facts: of the training.
-        problems: whose answers it was trained on.
+        facts: settings of the training, by name.
+        problems: what the model was trained to solve, in Markdown.
         prompt: text or messages, for the quick start; a long one is left out.
-        max_new_tokens: of a response.
-        links: Markdown, to what trackers have recorded.
+        max_new_tokens: of a completion, for the quick start.
+        links: Markdown, to the run's pages at trackers.
     """
     packages = {"TRL": "trl", "Transformers": "transformers", "PyTorch": "torch", "Datasets": "datasets",
                 "Tokenizers": "tokenizers"}  # fmt: skip
@@ -94,55 +90,30 @@ def model_card(
     return card
 
 
-def add_evaluation(
-    card: ModelCard,
-    evaluations: Mapping[str, Evaluation],
-    *,
-    picture: bool,
-    tested_on: str | None = None,
-    dataset: str | None = None,
-) -> None:
-    """Put a table of evaluations, and the last one's results as metadata, into a card; one that is there is replaced.
+@runtime_checkable
+class CardSection(Protocol):
+    """What can be shown on the card of a model, such as `topr_trl.Evaluations`."""
 
-    Args:
-        card: changed in place.
-        evaluations: by name, such as `before` and `after`.
-        picture: whether `PICTURE` is pushed with it.
-        tested_on: what the problems are, and how responses were drawn.
-        dataset: the problems' name on the Hub; without it there is no metadata.
-    """
-    lines = ["## Evaluation", ""]
-    lines += [f"Tested on {tested_on}.", ""] if tested_on else []
-    compared = Evaluations(evaluations)
-    lines += [markdown_table(["measure", *evaluations], compared._rows()), "", *compared._notes(), ""]
-    lines += [f"![{' and '.join(evaluations)}]({PICTURE})", ""] if picture else []
-    section = "\n".join([*lines, ""])
+    def write_card_section(self, folder: Path) -> str:
+        """Markdown for the card, beginning with `## Evaluation`; pictures that it shows are written to the folder."""
+
+
+def add_section(card: ModelCard, section: str) -> None:
+    """Put the section `## Evaluation` into a card, before how the model was trained; an older one is replaced."""
     remove_evaluation(card)
     start, heading, end = card.text.partition("## Training procedure")
+    section = f"{section.rstrip()}\n\n"
     card.text = f"{start}{section}{heading}{end}" if heading else f"{card.text.rstrip()}\n\n{section}"
-    last = list(evaluations.values())[-1]
-    if dataset:
-        curves = {"pass": last.pass_at, "maj": last.maj_at}
-        card.data.eval_results = [
-            EvalResult(
-                task_type="text-generation", dataset_type=dataset, dataset_name=dataset, dataset_split="test",
-                metric_type=f"{measure}@{k}", metric_value=round(100 * estimate.value, 2),
-            )
-            for measure, curve in curves.items() for k, estimate in curve.items()
-        ]  # fmt: skip
 
 
 def remove_evaluation(card: ModelCard) -> None:
-    """Take what `add_evaluation` has put there out of a card."""
+    """Remove the section `## Evaluation` and the results in the metadata."""
     card.text = re.sub(r"^## Evaluation\n.*?(?=^## |\Z)", "", card.text, flags=re.MULTILINE | re.DOTALL)
     card.data.eval_results = None
 
 
 def adapt(card: ModelCard, repo_id: str, step: int | None = None) -> None:
-    """Let a card that a trainer has written speak of where the model is pushed, and of the step that is pushed.
-
-    What was measured after another step is taken out.
-    """
+    """Set the name and the step in a card that a trainer wrote; evaluations of another step are removed."""
     start = r'(?<=pipeline\("text-generation", model=")[^"]*'
     card.text = re.sub(start, lambda _: repo_id, card.text)
     told = re.search(r"(?<=^\| steps \| )\d+", card.text, re.MULTILINE)

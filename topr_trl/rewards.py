@@ -1,4 +1,4 @@
-"""Rewards in the sense of the paper: +1 for a right answer, -1 for a wrong one and for no answer at all."""
+"""Rewards as in the paper: +1 for a right answer, -1 for a wrong one or none."""
 
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
@@ -14,13 +14,14 @@ from topr_trl.data.rows import text_column
 
 VERDICTS = CORRECT, INCORRECT, INVALID = "correct", "incorrect", "invalid"
 
-# A verdict, and the answer in a form that equal answers share: the truth's own where it is right, None where invalid.
+# A verdict, and the answer in a form that equal answers share: the right answer itself where the verdict is correct,
+# None where it is invalid.
 Judgement = tuple[str, str | None]
 
-# From the texts of responses and the right answers to judgements, in their order.
+# From the texts of completions and the right answers to judgements, in the same order.
 Judge = Callable[[Sequence[str], Sequence[str]], list[Judgement]]
 
-_AT_ONCE = 4_096  # rows that a judge gets; bounds what is held in memory
+_AT_ONCE = 4_096  # rows per call of a judge; bounds the memory
 
 
 def verdict(answer: str | None, truth: str) -> str:
@@ -31,11 +32,11 @@ def verdict(answer: str | None, truth: str) -> str:
 
 
 def score_candidates(rows: Dataset, judge: Judge, description: str = "Judging") -> Dataset:
-    """Candidates with what their responses answer and are worth.
+    """Rows with the answers, verdicts and rewards of their completions.
 
     Args:
         rows: columns `completion` (text, or messages: the last counts) and `answer` (the right one, in normal form).
-        judge: of the task, as `topr_trl.tasks.gsm8k.judge`.
+        judge: the task's, such as `topr_trl.tasks.gsm8k.judge`.
         description: of the progress bar.
 
     Returns:
@@ -54,17 +55,17 @@ def score_candidates(rows: Dataset, judge: Judge, description: str = "Judging") 
             judgements += judge(texts, answers[start : start + _AT_ONCE])
             progress.update(len(texts))
     verdicts = [verdict for verdict, _ in judgements]
-    # A shard in which nothing is valid must have the same type as the others.
+    # Explicit types: a shard without a valid answer must have the same types as the others.
     rows = rows.add_column("extracted", [answer for _, answer in judgements], feature=Value("string"))
     rows = rows.add_column("verdict", verdicts, feature=Value("string"))
     return rows.add_column("reward", [1.0 if v == CORRECT else -1.0 for v in verdicts], feature=Value("float64"))
 
 
 def text_of(completion: Any, row: int) -> str:
-    """The text of a completion, which may be messages: that of the last.
+    """The text of a completion; of messages, the last one's.
 
     Raises:
-        ValueError: it is something else; `row` says where.
+        ValueError: it is neither text nor messages; the error names `row`.
     """
     text = completion[-1].get("content") if _is_messages(completion) else completion
     if not isinstance(text, str):
@@ -77,7 +78,7 @@ def _is_messages(value: Any) -> bool:
 
 
 def answer_reward(judge: Judge) -> Callable[..., list[float]]:
-    """A reward function for TRL's trainers: +1 where the response's answer is that of the column `answer`, else -1."""
+    """A reward function for TRL's trainers: +1 where the completion has the answer of the column `answer`, else -1."""
 
     def reward(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
         texts = [text_of(completion, i) for i, completion in enumerate(completions)]
@@ -88,26 +89,28 @@ def answer_reward(judge: Judge) -> Callable[..., list[float]]:
 
 
 def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A reward function of TRL's trainers, sync or async, that refuses what is no list of rewards.
+    """A reward function of TRL's trainers, sync or async, that must return a list of rewards.
 
-    TRL checks their number, and would make a tensor of anything else.
+    TRL itself checks only the length of the list.
 
     Args:
-        function: returns numbers, or None where a response has no reward.
+        function: returns numbers, or None where a completion has no reward.
         name: its name, for messages.
 
     Raises:
-        ValueError: when called, if it returns something else.
+        ValueError: when called, and the function returns something else.
     """
 
     def check(rewards: Any) -> list[Any]:
         if not isinstance(rewards, Iterable) or isinstance(rewards, str):
-            raise ValueError(f"The reward function {name!r} returned {rewards!r}, not a list with a reward a response.")
+            raise ValueError(
+                f"The reward function {name!r} returned {rewards!r}, not a list with one reward per completion."
+            )
         rewards = list(rewards)
         for i, reward in enumerate(rewards):
             if not (reward is None or isinstance(reward, (Real, np.bool_, torch.Tensor))):
                 raise ValueError(
-                    f"The reward function {name!r} returned {reward!r} for response {i}. Return a number, or "
+                    f"The reward function {name!r} returned {reward!r} for completion {i}. Return a number, or "
                     "None where there is no reward."
                 )
         return rewards

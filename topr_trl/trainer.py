@@ -8,25 +8,22 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from trl import GRPOTrainer
-from trl.trainer.utils import get_config_model_id, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
+from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from topr_trl.baseline import BASELINES
-from topr_trl.checkpoints import from_safetensors
-from topr_trl.completions_log import WEIGHT_COLUMNS, RowWeights, Shown
+from topr_trl.completions_log import WEIGHT_COLUMNS, Shown
 from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated, compose
-from topr_trl.log_mu import warn_if_far
-from topr_trl.loss import log_ratios, truncated_weights
-from topr_trl.metrics import response_means
+from topr_trl.metrics import warn_if_far
 from topr_trl.rewards import checked
-from topr_trl.trainer_base import TOPRMixin
+from topr_trl.trainer_base import TOPRMixin, settings_for
 
 
 class TOPRTrainer(TOPRMixin, GRPOTrainer):
-    """Tapered Off-Policy REINFORCE (arXiv 2503.14286) in the place of GRPO.
+    """Tapered Off-Policy REINFORCE (arXiv 2503.14286) instead of GRPO.
 
-    Takes what [`~trl.GRPOTrainer`] takes. What changes: a response learns from its raw reward minus the baseline
-    instead of a group-centred advantage, weighted by its own ratio π/μ, clipped to limits that depend on the sign of
+    Takes what [`~trl.GRPOTrainer`] takes. What changes: a completion learns from its raw reward minus the baseline
+    instead of a group-centered advantage, weighted by its own ratio π/μ, clipped to limits that depend on the sign of
     that reward; and `curation` can cut each generation batch to the rows worth a backward pass.
 
     How: TRL's loss with the ratio switched off is `-A · log π(y|x) / |y|` in its gradient, so with `A = w · R` it is
@@ -51,26 +48,19 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     def __init__(
         self, model: Any, reward_funcs: Any = None, args: TOPRConfig | None = None, *rest: Any, **kwargs: Any
     ) -> None:
-        if args is None:
-            model_name = model if isinstance(model, str) else get_config_model_id(model.config)
-            args = TOPRConfig(f"{model_name.split('/')[-1]}-TOPR")
-        if not isinstance(args, TOPRConfig):
-            raise TypeError(f"TOPRTrainer needs a TOPRConfig, not a {type(args).__name__}. It takes the same settings.")
         dataset = rest[0] if rest else kwargs.get("train_dataset")
         if isinstance(dataset, Dataset) and "prompt" not in dataset.column_names and not _owns_prompts(kwargs):
             raise ValueError(f"The training dataset needs a column prompt; it has {dataset.column_names}. Rename one.")
-        if isinstance(model, str):
-            args.model_init_kwargs = from_safetensors(model, args.model_init_kwargs)
+        args = settings_for("TOPRTrainer", model, args, TOPRConfig)
         self._rewards_per_func: Tensor | None = None  # raw rewards of the generation batch at hand, all processes
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
         self._rows_made = 0  # rows generated so far, all processes; they are numbered
-        self._row_weights = RowWeights()
         self._shown_weights: dict[int, list[Shown]] = {}  # of the rows of the table of completions
         super().__init__(model, reward_funcs, args, *rest, **kwargs)
         if self._tokenizer.pad_token_id is None:
             raise ValueError(
-                "The tokenizer has neither a pad token nor a stop token, so responses cannot be padded to a batch. "
+                "The tokenizer has neither a pad token nor a stop token, so completions cannot be padded to a batch. "
                 "Set tokenizer.pad_token and tokenizer.eos_token."
             )
         self.reward_funcs: list[Any] = [
@@ -80,8 +70,11 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         if args.log_completions:
             for name in self.reward_func_names:
                 self._refuse_own_column(name, "A reward function")
-        # The loss of TRL that is `-A · ratio` averaged over the tokens of a response and then over responses.
+        # The loss of TRL that is `-A · ratio` averaged over the tokens of a completion and then over completions.
         self.loss_type = "grpo"
+
+    def _rows_trained_on(self) -> str:
+        return "generated while training"
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         tokenized = super()._tokenize_prompts(prompts)
@@ -107,7 +100,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
         train = self.model.training
-        if distances := self._metrics["train" if train else "eval"].get("sampling/sampling_logp_difference/mean"):
+        if distances := self._metrics[self._mode].get("sampling/sampling_logp_difference/mean"):
             warn_if_far(distances[-1])  # TRL measures it with vLLM
         raw_rewards = self._raw_rewards(batch)
         rewards, curated = self._compose(raw_rewards, train)
@@ -122,7 +115,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         if train:
             # Under a mean as baseline, rewards that are all the same are normal, and say nothing of the next batch.
             if rewards.any() or not len(rewards) or self.args.baseline not in BASELINES:
-                self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args.limits)
+                self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args)
             if self.args.curation != "none":
                 self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))
                 batch = self._keep_rows(batch, curated, start, len(inputs))
@@ -131,7 +124,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     def _raw_rewards(self, batch: dict[str, Any]) -> Tensor:
         """(N,) weighted sums of the rewards of all processes; NaN where there is nothing to learn from.
 
-        That is a row no function scored, and one that `mask_truncated_completions` masks.
+        That is a row that no function scored, and one that `mask_truncated_completions` masks.
         """
         rewards_per_func, self._rewards_per_func = self._rewards_per_func, None
         assert rewards_per_func is not None
@@ -140,7 +133,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         return raw.masked_fill(rewards_per_func.isnan().all(dim=1) | masked, torch.nan)
 
     def _compose(self, raw_rewards: Tensor, train: bool) -> tuple[NDArray[np.float64], Curated]:
-        """R and the chosen rows of a generation batch; every process must choose alike, every optimiser step anew."""
+        """R and the chosen rows of a generation batch; every process must choose alike, and each step again."""
         raw = raw_rewards.cpu().double().numpy()
         args, share = self.args, self.args.effective_positive_share
         baseline: float | str = args.baseline_value
@@ -219,7 +212,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         return batch
 
     def _trim_padding(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Drop the trailing columns that no response here needs: TRL pads to the longest of the generation batch."""
+        """Drop the trailing columns that no completion here needs: TRL pads to the longest of the generation batch."""
         full = batch["completion_ids"].size(1)
         excess = full - max(int(batch["completion_mask"].sum(-1).max()), 1)
         with_columns = ("completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps",
@@ -231,7 +224,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         return batch
 
     @staticmethod
-    def _response_mask(inputs: dict[str, Any]) -> Tensor:
+    def _completion_mask(inputs: dict[str, Any]) -> Tensor:
         mask = inputs["completion_mask"]
         return mask * inputs["tool_mask"] if inputs.get("tool_mask") is not None else mask
 
@@ -253,7 +246,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         return output
 
     def _taper(self, inputs: dict[str, Any], policy_logps_BT: Tensor) -> None:
-        mask = self._response_mask(inputs)
+        mask = self._completion_mask(inputs)
         mu_logps = inputs.pop("old_per_token_logps", None)
         if mu_logps is None:  # TRL scores nothing when the weights are still those that sampled
             mu_logps = policy_logps_BT.detach()
@@ -263,14 +256,10 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
                 raise ValueError("log_mu='sampler', but the rollout gave no log-probabilities. Set log_mu='trainer'.")
             # NaN where the sampler could not tell: the trainer's own value, as without that token's mismatch.
             mu_logps = torch.where(sampler_logps.isnan(), mu_logps, sampler_logps)
-        log_ratio = log_ratios(policy_logps_BT, mu_logps, mask, self.args.ratio_level)
         rewards_B = inputs["topr_rewards"]
-        weights = truncated_weights(log_ratio, rewards_B, self.args.limits)
-        mode = "train" if self.model.training else "eval"
-        weights_B, log_ratio_B = (response_means(values, mask) for values in (weights, log_ratio))
-        kept = self._row_metrics[mode].add(weights_B, log_ratio_B, rewards_B)
-        if self.args.log_completions:
-            self._row_weights.add(inputs["topr_rows"], kept)
+        shown = inputs["topr_rows"] if self.args.log_completions else None
+        # Detached: TRL computes the losses from the weights.
+        weights = self._row_losses(policy_logps_BT.detach(), mu_logps, rewards_B, mask, shown).weights
 
         signal_B = rewards_B.nan_to_num(0.0) * inputs.get("topr_scale", 1.0)
         if not self.args.length_normalization:  # TRL divides by the length; undo it
@@ -282,9 +271,9 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        mode = "train" if self.model.training else "eval"
-        for name in [name for name in self._metrics[mode] if name.startswith("clip_ratio/")]:
-            del self._metrics[mode][name]  # of GRPO's clipping, always 0 here
+        metrics = self._metrics[self._mode]
+        for name in [name for name in metrics if name.startswith("clip_ratio/")]:
+            del metrics[name]  # of GRPO's clipping, always 0 here
         if self.args.log_completions:
             self._show_weights_in_completions()
         super().log(logs, start_time)

@@ -1,77 +1,148 @@
-"""What both trainers share: the paper on model cards, metrics of rows, warnings about settings that cannot learn."""
+"""What both trainers share: the loss and its metrics, checks of weights and checkpoints, warnings, the model card."""
 
 import math
 import re
 import warnings
-from collections.abc import Mapping
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
+from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint
+from trl.trainer.utils import get_config_model_id
 
-from topr_trl.checkpoints import StopAtNaN, check_files, check_finite, not_finite
+from topr_trl.checkpoints import StopAtNaN, check_files, check_finite, from_safetensors, not_finite
+from topr_trl.completions_log import RowWeights
+from topr_trl.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.curation import Curated
-from topr_trl.evaluation.estimates import Evaluation
-from topr_trl.evaluation.plots import plot_evaluations
-from topr_trl.loss import TruncationLimits
-from topr_trl.metrics import RowMetrics
-from topr_trl.model_card import PAPER, PICTURE, add_evaluation, model_card, training_facts
+from topr_trl.loss import LossOutputs, TruncationLimits, topr_loss
+from topr_trl.metrics import RowMetrics, completion_means
+from topr_trl.model_card import PAPER, CardSection, add_section, model_card, training_facts
+
+Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)
 
 
-class TOPRMixin:
-    """Goes before a trainer of TRL in the bases of a TOPR trainer.
+def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Config]) -> Config:
+    """The settings of a trainer: those that were given, or the defaults.
 
-    Attributes:
-        evaluations (`Mapping[str, Evaluation]`): by name, such as `before` and `after`; for the model card.
+    Args:
+        trainer: its name, for messages.
+        model: the trainer's argument; one that is loaded by name is loaded from safetensors.
+        args: the trainer's argument.
+        kind: class of its settings.
+
+    Raises:
+        TypeError: `args` is of another class.
+        FileNotFoundError, ValueError: the model's folder is unusable, see `from_safetensors`.
     """
+    if args is None:
+        name = model if isinstance(model, str) else get_config_model_id(model.config)
+        args = kind(f"{name.split('/')[-1]}-TOPR")
+    if not isinstance(args, kind):
+        raise TypeError(f"{trainer} needs {kind.__name__} as args, not {type(args).__name__}.")
+    if isinstance(model, str):
+        args.model_init_kwargs = from_safetensors(model, args.model_init_kwargs)
+    return args
+
+
+class TOPRMixin(Trainer):
+    """Goes before a trainer of TRL in the bases of a TOPR trainer."""
 
     _tag_names = ["trl", "topr"]
     _name = "TOPR"
     _paper = PAPER
+    args: TOPRConfig | OfflineTOPRConfig
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
+        self._row_weights = RowWeights()
         self._warned_about_signs: set[str] = set()
-        self.evaluations: Mapping[str, Evaluation] = {}
+        self._evaluations: CardSection | None = None
         super().__init__(*args, **kwargs)
-        self.add_callback(StopAtNaN(self))  # type: ignore[attr-defined]
-        _warn_if_updates_vanish(self.model, self.is_deepspeed_enabled)  # type: ignore[attr-defined]
+        self.add_callback(StopAtNaN(self))
+        _warn_if_updates_vanish(self.model, self.is_deepspeed_enabled)
 
-    def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
+    @property
+    def evaluations(self) -> CardSection | None:
+        """What was measured, as `topr_trl.Evaluations(before=..., after=...)`; for the model card.
+
+        Raises:
+            TypeError: set to something else, a plain dictionary for instance.
+        """
+        return self._evaluations
+
+    @evaluations.setter
+    def evaluations(self, evaluations: CardSection | None) -> None:
+        if not isinstance(evaluations, CardSection | None):
+            raise TypeError(
+                f"evaluations must be a topr_trl.Evaluations, not a {type(evaluations).__name__}. Set "
+                "trainer.evaluations = Evaluations(before=..., after=...)."
+            )
+        self._evaluations = evaluations
+
+    def _row_losses(
+        self,
+        policy_logps_BT: Tensor,
+        mu_logps: Tensor,
+        rewards_B: Tensor,
+        mask_BT: Tensor,
+        shown_rows: Tensor | None,
+        idle: int = 0,
+    ) -> LossOutputs:
+        """`topr_loss` with the settings of this trainer; its weights and ratios go to the metrics.
+
+        Args:
+            policy_logps_BT, mu_logps, rewards_B, mask_BT: see `topr_loss`.
+            shown_rows: (B + idle,) row numbers for the table of completions, if it is to show these rows.
+            idle: rows with R = 0 that were left out of the forward.
+        """
+        args = self.args
+        outputs = topr_loss(
+            policy_logps_BT, mu_logps, rewards_B, mask_BT, args.limits, args.ratio_level, args.length_normalization
+        )
+        weights_B, log_ratio_B = (completion_means(x, mask_BT) for x in (outputs.weights, outputs.log_ratios))
+        kept = self._row_metrics[self._mode].add(weights_B, log_ratio_B, rewards_B, idle)
+        if shown_rows is not None:
+            self._row_weights.add(shown_rows, kept)
+        return outputs
+
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train, if weights and checkpoint can be used; see `transformers.Trainer.train`.
 
         What was logged is in `output_dir/trainer_state.json` afterwards, however it ends.
 
         Raises:
             FloatingPointError: weights, loss or gradients are NaN or infinite.
-            ValueError: a file of the checkpoint is damaged. Offline: rows carry log μ that is malformed or another
-                model's; or the run is resumed, and its log μ is missing or of other rows.
+            ValueError: a file of the checkpoint is damaged. Offline: rows carry log μ that is malformed or of another
+                model; or the run is resumed, and its log μ is missing or of other rows.
         """
-        check_finite(self.model, "The model to train")  # type: ignore[attr-defined]
+        check_finite(self.model, "The model to train")
         self._check_checkpoint(resume_from_checkpoint)
         self._before_training(resumed=bool(resume_from_checkpoint))
         try:
-            return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
+            return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         finally:
-            if self.state.log_history:  # type: ignore[attr-defined]
+            if self.state.log_history:
                 with suppress(OSError):  # a full disk would hide what has ended the training
-                    self.save_state()  # type: ignore[attr-defined]
+                    self.save_state()
 
-    def _check_checkpoint(self, checkpoint: Any) -> None:
-        folder = self.args.output_dir  # type: ignore[attr-defined]
+    def _check_checkpoint(self, checkpoint: str | bool | None) -> None:
+        folder = self.args.output_dir
         if checkpoint is True and (checkpoint := get_last_checkpoint(folder)) is None:
             raise ValueError(f"There is no checkpoint in {folder} to resume from.")
         if checkpoint:
             if not Path(checkpoint).is_dir():
                 raise ValueError(f"There is no checkpoint {checkpoint} to resume from.")
-            check_files(checkpoint, self.model)  # type: ignore[attr-defined]
+            check_files(checkpoint, self.model)
 
     def _before_training(self, resumed: bool) -> None:
         """For what a trainer does before a checkpoint is loaded."""
@@ -81,14 +152,19 @@ class TOPRMixin:
 
         Raises:
             FloatingPointError: they are not. Nothing is written, and no older checkpoint removed.
-            OSError: the disk is full, say.
+            OSError: the model cannot be written; the disk may be full.
         """
-        folder = output_dir or self.args.output_dir  # type: ignore[attr-defined]
-        check_finite(self.model, f"The model is not saved to {folder}")  # type: ignore[attr-defined]
+        folder = output_dir or self.args.output_dir
+        check_finite(self.model, f"The model is not saved to {folder}")
         try:
-            super().save_model(output_dir, *args, **kwargs)  # type: ignore[misc]
+            super().save_model(output_dir, *args, **kwargs)
         except SafetensorError as error:
             raise OSError(f"The model cannot be written to {folder}: {error}") from error
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Wait for the other processes: what is written next says that the checkpoint is whole."""
+        super()._save_rng_state(output_dir)
+        self.accelerator.wait_for_everyone()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the metrics of `topr_trl.metrics.describe` to what TRL logs.
@@ -96,20 +172,20 @@ class TOPRMixin:
         Raises:
             FloatingPointError: the loss, or the norm of its gradient, is NaN or infinite.
         """
+        if "train_runtime" in logs and not self.state.global_step:
+            return  # the summary of a training without a step, see OfflineTOPRTrainer.compute_log_mu
         # The scaler of float16 leaves out steps whose norm is infinite.
-        scaled = self.accelerator.mixed_precision == "fp16"  # type: ignore[attr-defined]
-        known = ["loss"] if scaled else ["loss", "grad_norm"]
-        for name in known:
+        scaled = self.accelerator.mixed_precision == "fp16"
+        for name in ["loss"] if scaled else ["loss", "grad_norm"]:
             if not math.isfinite(logs.get(name) or 0.0):
-                what = f"`{name}` at step {self.state.global_step}"  # type: ignore[attr-defined]
-                raise not_finite(what, self.args.output_dir)  # type: ignore[attr-defined]
-        mode = "train" if self.model.training else "eval"  # type: ignore[attr-defined]
-        for name, value in self._row_metrics[mode].flush(self.accelerator).items():  # type: ignore[attr-defined]
-            self._metrics[mode][name].append(value)  # type: ignore[attr-defined]
-        for values in self._metrics[mode].values():  # type: ignore[attr-defined]
-            if values and isinstance(values[0], torch.Tensor):  # left on the device until now
+                raise not_finite(f"`{name}` at step {self.state.global_step}", self.args.output_dir)
+        collected = self._metrics[self._mode]
+        for name, value in self._row_metrics[self._mode].flush(self.accelerator).items():
+            collected[name].append(value)
+        for values in collected.values():
+            if values and isinstance(values[0], Tensor):  # left on the device until now
                 values[:] = [torch.stack(values).mean().item()]
-        super().log(logs, start_time)  # type: ignore[misc]
+        super().log(logs, start_time)
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
@@ -118,62 +194,71 @@ class TOPRMixin:
 
         With `evaluations` set, their table, and a picture if matplotlib is installed, are part of it.
         """
-        super().create_model_card(model_name, dataset_name, tags)  # type: ignore[misc]
-        if not self.is_world_process_zero():  # type: ignore[attr-defined]
+        super().create_model_card(model_name, dataset_name, tags)
+        if not self.is_world_process_zero():
             return
-        args, path = self.args, Path(self.args.output_dir) / "README.md"  # type: ignore[attr-defined]
-        of_trl, curated = ModelCard.load(path), getattr(self, "curated", None)  # its metadata, and links to trackers
+        args, folder = self.args, Path(self.args.output_dir)
+        of_trl = ModelCard.load(folder / "README.md")  # its metadata, and links to trackers
         of_trl.data.pop("licence")
-        if is_peft_model(self.model):  # type: ignore[attr-defined]
+        if is_peft_model(self.model):
             of_trl.data.library_name = "peft"
-        rows = "generated while training" if curated is None else str(curated)
-        facts = training_facts(args, rows, self.state.global_step, args.learning_rate, args.optim)  # type: ignore[attr-defined]
+        facts = training_facts(args, self._rows_trained_on(), self.state.global_step, args.learning_rate, args.optim)
         card = model_card(
             of_trl.data,
-            self.hub_model_id or model_name or args.output_dir,  # type: ignore[attr-defined]
+            self.hub_model_id or model_name or args.output_dir,
             facts,
             problems=dataset_name and f"[{dataset_name}](https://huggingface.co/datasets/{dataset_name})",
             links="\n".join(re.findall(r"^\[<img .*", of_trl.text, re.MULTILINE)),
         )
         if self.evaluations:
-            picture = find_spec("matplotlib") is not None
-            if picture:
-                plot_evaluations(self.evaluations, path.with_name(PICTURE))
-            add_evaluation(card, self.evaluations, picture=picture)
-        card.save(path)
+            add_section(card, self.evaluations.write_card_section(folder))
+        card.save(folder / "README.md")
 
-    def _save_rng_state(self, output_dir: str) -> None:
-        """Wait for the other processes: what is written next says that the checkpoint is whole."""
-        super()._save_rng_state(output_dir)  # type: ignore[misc]
-        self.accelerator.wait_for_everyone()  # type: ignore[attr-defined]
+    def _rows_trained_on(self) -> str:
+        """For the model card."""
+        raise NotImplementedError
 
-    def _warn_about_signs(self, curated: Curated, zeros: bool, limits: TruncationLimits) -> None:
-        """Warn, once each, of candidates that are all positive, all negative, or without a reward at all."""
-        positives, negatives = curated.available_positives, curated.available_negatives
-        if not positives and not negatives:
-            sign = "no"
-            message = "No response has a reward, so there is nothing to learn from them: the weights stay as they are."
-            if getattr(self.args, "mask_truncated_completions", False):  # type: ignore[attr-defined]
-                message += " Those that are cut at max_completion_length have none with mask_truncated_completions."
-        elif positives and not negatives and limits.b_neg > 0:
-            sign = "positive"
-            message = (
-                f"None of the {positives} candidates has a negative reward after the baseline: TOPR then is "
-                "reward-weighted supervised fine-tuning."
-            )
-            if zeros:
-                message += " Rewards of 0 are no negatives: set baseline=0.5, or effective_positive_share."
-        elif negatives and not positives:
-            sign = "negative"
-            message = (
-                f"All {negatives} candidates have a negative reward after the baseline: the model only learns what "
-                "to avoid, and nothing says what to write instead. Add positives, or lower the baseline."
-            )
-        else:
+    def _warn_about_signs(self, curated: Curated, zeros: bool, args: TOPRConfig | OfflineTOPRConfig) -> None:
+        """Warn, once each, of rows that are all positive, all negative, or without a reward at all.
+
+        Args:
+            curated: the rows and their signs.
+            zeros: whether one of their rewards is 0 before the baseline.
+            args: settings; offline, rows are prepared before `self.args` is set.
+        """
+        found = _one_sign(curated, args.limits)
+        if found is None or found[0] in self._warned_about_signs:
             return
-        if sign not in self._warned_about_signs:
-            self._warned_about_signs.add(sign)
-            warnings.warn(message, stacklevel=2)
+        sign, message = found
+        if sign == "positive" and zeros:
+            message += " Rewards of 0 are no negatives: set baseline=0.5, or effective_positive_share."
+        if sign == "none" and isinstance(args, TOPRConfig) and args.mask_truncated_completions:
+            message += " Those that are cut at max_completion_length have none with mask_truncated_completions."
+        self._warned_about_signs.add(sign)
+        warnings.warn(message, stacklevel=2)
+
+
+def _one_sign(curated: Curated, limits: TruncationLimits) -> tuple[str, str] | None:
+    """The only sign that rewards have, and what follows from it; None if there are both."""
+    positives, negatives = curated.available_positives, curated.available_negatives
+    if not positives and not negatives:
+        return (
+            "none",
+            "No completion has a reward, so there is nothing to learn from them: the weights stay as they are.",
+        )
+    if positives and not negatives and limits.b_neg > 0:
+        return (
+            "positive",
+            f"None of the {positives} rows has a negative reward after the baseline: TOPR then is reward-weighted "
+            "supervised fine-tuning.",
+        )
+    if negatives and not positives:
+        return (
+            "negative",
+            f"All {negatives} rows have a negative reward after the baseline: the model only learns what to avoid, "
+            "and nothing says what to write instead. Add positives, or lower the baseline.",
+        )
+    return None
 
 
 def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:

@@ -88,7 +88,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             "TOPR higher on GSM8K and MATH",
             f"pass@1: TOPR {passes('topr')}, positives only {passes('positives_only')} %, difference "
             f"{gap.percent(signed=True)} points; maj@{largest}: TOPR {maj['topr'][largest].percent()}, positives only "
-            f"{maj['positives_only'][largest].percent()}, base model {maj['base'][largest].percent()} %, TOPR less "
+            f"{maj['positives_only'][largest].percent()}, base model {maj['base'][largest].percent()} %, TOPR minus "
             f"positives only {gap_maj.percent(signed=True)} points",
             judge(gap.low > 0, gap_maj.low > 0),
             WHY,
@@ -110,10 +110,10 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
 
 BINS = ((0, 0), (1, 4), (5, 16), (17, 32), (33, 48), (49, 63), (64, 64))
 WHY = (
-    "A tiny model that slips at random: its right answers already say all that the task needs, while wrong answers "
-    "differ from right ones in a digit, and pushing them down also moves what they share with right ones. At c = 0 "
-    "negatives have most of the weight here; Fig. 5 and 6 show the share p~ at which TOPR does best. (Positives only "
-    "takes all steps here, its negatives at weight 0; the paper drops them, and takes fewer.)"
+    "A tiny model that makes random slips: its right answers already teach all that the task needs, while wrong "
+    "answers differ from right ones in one digit, and pushing them down also moves what they share with right ones. "
+    "At c = 0 negatives have most of the weight here; Fig. 5 and 6 show the share p~ at which TOPR does best. "
+    "(Positives only takes all steps here, with its negatives at weight 0; the paper drops them, and takes fewer.)"
 )
 
 

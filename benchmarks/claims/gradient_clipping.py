@@ -90,7 +90,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             yscale="log", title=f"Gradient norm, rate {rate:g}", ylabel="before clipping; median of the seeds"
         )
     for axes in panels:
-        axes.set(xlabel="optimiser steps")
+        axes.set(xlabel="optimizer steps")
     panels[0].legend(fontsize=7.5)
     name = save(picture, out, "fig7")
 
@@ -114,14 +114,14 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     return [
         Verdict(
             "Fig. 7: with a loose gradient clip plain importance sampling harms the model, TOPR still improves it",
-            "31 % bad answers with plain IS at clip 100, against 12 % of the base model",
+            "31 % bad answers with plain IS at clip 100, 12 % with the base model",
             f"at TOPR's learning rate, {own:g}, and the next, {high:g}, 60 % negatives, {profile.steps} steps. pass@1 "
-            "of plain IS at clip 100 less that at clip 1: "
+            "of plain IS at clip 100 minus that at clip 1: "
             + ", ".join(f"{gap.percent(signed=True)} points (rate {r:g})" for r, gap in loose.items())
             + not_seen(parts),
             judge(*parts.values()),
             f"What breaks plain IS here is the learning rate, with either clip: few of its gradients are above 1, and "
-            f"none of TOPR's. And 60 % negatives is no stress: of the base model's own answers "
+            f"none of TOPR's. And 60 % negatives is not much: of the base model's own answers "
             f"{1 - start['pass@1']:.0%} are negative, in the paper a third.",
             name,
             markdown_table(header, rows),

@@ -50,7 +50,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     axes.set(xlabel="pass@1 (%)", title="The harder task, one epoch")
     return [
         Verdict(
-            "Beyond the paper's Fig. 1: a harder task, on which the base model is seldom right",
+            "Beyond the paper's Fig. 1: a harder task, on which the base model is rarely right",
             "",
             f"base {100 * start['pass@1']:.1f} %; {ranking(done, names, steps)}",
             MEASURED,

@@ -140,11 +140,11 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
                 f"{tokens_[c] / 1e6:.1f} million tokens sampled"
                 for c in runs
             )
-            + f"; Anna Karenina less uniform {ak.percent(signed=True)}, uniform less positives only "
+            + f"; Anna Karenina minus uniform {ak.percent(signed=True)}, uniform minus positives only "
             f"{un.percent(signed=True)} points of pass@1",
             judge(ak.low > 0, un.low > 0),
             f"Anna Karenina keeps {ak_share:.0%} positives in all iterations, uniform has as many as the model gets "
-            "right. On this task TOPR wants most of the weight on positives (Fig. 5), and its learning rate is too "
+            "right. On this task TOPR needs most of the weight on positives (Fig. 5), and its learning rate is too "
             "high for so few; a lower one was not tried.",
             name,
         ),
@@ -153,9 +153,9 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             "",
             f"uniform rows, p~ = {TARGET:.0%} at the first iteration; after {ITERATIONS}: "
             + "; ".join(f"{s}: pass@1 {end[s].percent()} %, p~ now {share[s]:.0%}" for s in ends)
-            + f"; c = 0: {end['uniform'].percent()} %. Target less fixed baseline {of_target['fixed baseline']}, "
-            f"target less c = 0 {of_target['uniform']} points: as the model gets better, a share that is held gives "
-            "its few mistakes ever more weight",
+            + f"; c = 0: {end['uniform'].percent()} %. Target minus fixed baseline {of_target['fixed baseline']}, "
+            f"target minus c = 0 {of_target['uniform']} points: as the model gets better, a fixed share gives its "
+            "few mistakes more and more weight",
             MEASURED,
             "",
             name,

@@ -74,8 +74,8 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             "Learning rates",
             "",
             "each rival's best of one grid (bold), by pass@1 (%) on validation problems after one epoch. Each number "
-            "has a sampling error of about one point, and is of one seed, so near ties say nothing. Runs of several "
-            "epochs use the same rate",
+            "has a sampling error of about one point and comes from one seed, so near ties say nothing. Runs of "
+            "several epochs use the same rate",
             MEASURED,
             details=markdown_table(["method", *(f"{rate:g}" for rate in rates)], rows),
         )

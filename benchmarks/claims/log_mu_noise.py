@@ -102,7 +102,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     picture, (axes,) = figure(1, 4.8, 3.3)
     for sigma in SIGMAS:
         points = [over_seeds(measured(tokens, sigma)) for tokens in LENGTHS]
-        curve(axes, list(range(len(LENGTHS))), points, f"noise of {sigma:g} a token", marker="o", ms=3)
+        curve(axes, list(range(len(LENGTHS))), points, f"noise of {sigma:g} per token", marker="o", ms=3)
     axes.set_xticks(range(len(LENGTHS)), ["trainer's log μ"] + [f"{tokens:,} tokens" for tokens in LENGTHS[1:]])
     axes.set(ylabel="pass@1 (%)", title="TOPR with noise on log μ")
     axes.legend()
@@ -112,13 +112,13 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     table = [[f"e^{r}", f"{exp(r):.3f}", *(f"{weights[f'{n}, {r}']:.3f}" for n in LENGTHS[1:])] for r in LOG_RATIOS]
     return [
         Verdict(
-            "Beyond the paper: log μ of another engine moves the ratio of long responses (simulated)",
+            "Beyond the paper: log μ of another engine moves the ratio of long completions (simulated)",
             "",
-            f"the trainer's model in float32 and in bfloat16 differs by σ = {spread_['sigma']:.4f} a token (mean "
-            f"{spread_['bias']:+.1e}); over n tokens that is taken as normal noise of σ√n on log μ of the response. "
+            f"the trainer's model in float32 and in bfloat16 differs by σ = {spread_['sigma']:.4f} per token (mean "
+            f"{spread_['bias']:+.1e}); over n tokens that is taken as normal noise of σ√n on log μ of the completion. "
             "The table gives the mean weight of negatives under it: those at π = μ lose weight, those that were "
-            "tapered get some back. Training with such noise on the log μ of responses of forty tokens, as if they "
-            f"had n: pass@1 without {over_seeds(measured(0, SIGMAS[0])).percent()} %; less, "
+            "tapered get some back. Training with such noise on the log μ of completions of forty tokens, as if they "
+            f"had n: pass@1 without {over_seeds(measured(0, SIGMAS[0])).percent()} %; with noise minus that, "
             + "; ".join(
                 f"at σ = {sigma:g}: " + ", ".join(f"{lost(n, sigma)} points (n = {n:,})" for n in LENGTHS[1:])
                 for sigma in SIGMAS

@@ -142,22 +142,22 @@ def _best_share(topr: dict[float, Curve], name: str) -> list[Verdict]:
             "10–20 % on GSM8K, for p = 10 % and 50 %",
             "at TOPR's learning rate, "
             + "; ".join(
-                f"p = {p:.0%}: highest at p~ = {top[p]:.0%} ({over_seeds(topr[p][top[p]]).percent()} %), not to be "
-                f"told from it: {', '.join(f'{s:.0%}' for s in level[p]) or 'none'}"
+                f"p = {p:.0%}: highest at p~ = {top[p]:.0%} ({over_seeds(topr[p][top[p]]).percent()} %), not "
+                f"distinguishable from it: {', '.join(f'{s:.0%}' for s in level[p]) or 'none'}"
                 for p in POSITIVES
             ),
             judge(*(0.1 <= top[p] <= 0.2 for p in POSITIVES)),
-            "On this task right answers alone teach nearly all (Fig. 4), at both learning rates, and negatives take "
-            "weight from them.",
+            "On this task right answers alone teach nearly everything (Fig. 4), at both learning rates, and negatives "
+            "take weight from them.",
             name,
         ),
         Verdict(
             "Fig. 5: past p~ = 50 % accuracy falls",
             "a fall towards 100 %, positives only",
-            "pass@1 at p~ = 50 % less that at 100 %: "
+            "pass@1 at p~ = 50 % minus that at 100 %: "
             + "; ".join(f"p = {p:.0%}: {fall[p].percent(signed=True)} points" for p in POSITIVES),
             judge(*(gap.low > 0 for gap in fall.values())),
-            "See Fig. 4: on this task positives alone teach nearly all.",
+            "See Fig. 4: on this task positives alone teach nearly everything.",
             name,
         ),
     ]
@@ -179,7 +179,7 @@ def _topr_and_tis(
         Verdict(
             "Fig. 6: TOPR is robust at low p~, where TIS fails",
             "at p = 10 % TOPR keeps its accuracy at low p~, TIS does not",
-            f"p = 10 %, pass@1 (%) by p~ in the table, base model {100 * start['pass@1']:.1f} %. TOPR less TIS: "
+            f"p = 10 %, pass@1 (%) by p~ in the table, base model {100 * start['pass@1']:.1f} %. TOPR minus TIS: "
             + "; ".join(
                 f"at rate {r:g}: "
                 + ", ".join(
@@ -196,8 +196,8 @@ def _topr_and_tis(
                 kept["topr"] > start["pass@1"],
                 kept["tis"] < start["pass@1"],
             ),
-            "At the lower rate neither fails, and they cannot be told apart. At the higher one TIS is gone where TOPR "
-            "keeps most, but where nearly all of the weight is negative the taper only slows TOPR's fall.",
+            "At the lower rate neither fails, and they cannot be told apart. At the higher one TIS collapses where "
+            "TOPR keeps most, but where nearly all of the weight is negative the taper only slows TOPR's fall.",
             name,
             markdown_table(["learning rate", "method", *(f"p~ {share:.0%}" for share in SHARES)], table),
         ),
@@ -205,8 +205,8 @@ def _topr_and_tis(
             "Fig. 6: at its best share TIS is as good as TOPR or slightly better",
             "slightly higher on GSM8K",
             f"highest points at p = 10 %: TOPR {over_seeds(tops['topr']).percent()} %, TIS "
-            f"{over_seeds(tops['tis']).percent()} %; TIS less TOPR {gap.percent(signed=True)} points"
-            + (": not to be told apart" if gap.low <= 0 <= gap.high else ""),
+            f"{over_seeds(tops['tis']).percent()} %; TIS minus TOPR {gap.percent(signed=True)} points"
+            + (": they cannot be told apart" if gap.low <= 0 <= gap.high else ""),
             judge(gap.high > 0),
             "",
             name,
@@ -224,7 +224,7 @@ def _by_rows(rows: Curve, by_c: Curve, name: str) -> Verdict:
     return Verdict(
         "A share reached by choosing rows is slightly better than the same share by c",
         "slightly higher, consistently",
-        "pass@1 by rows less by c (p = 10 %): "
+        "pass@1 by rows minus that by c (p = 10 %): "
         + ", ".join(f"p~ {s:.0%}: {difference(rows[s], by_c[s]).percent(signed=True)}" for s in both)
         + f"; on average {gap.percent(signed=True)} points",
         judge(gap.low > 0, all(difference(rows[s], by_c[s]).mean > 0 for s in both)),

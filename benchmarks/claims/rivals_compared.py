@@ -103,8 +103,8 @@ def _papers_figure_1(done: Done, names: list[str], start: dict[str, float], one:
         f"pass@1 of {100 * start['pass@1']:.1f} % becomes, after {one} steps, {line(one)}; after {last}: {line(last)} %"
         + not_seen(parts),
         judge(*parts.values()),
-        "Within one epoch none of the four has moved far at the learning rate that is best for it then; they part in "
-        "the epochs after it, on rows that grow staler.",
+        "Within one epoch none of the four has moved far at the learning rate that is best for it then; they diverge "
+        "in the epochs after it, on rows that become staler.",
         "fig1.png",
     )
 
@@ -115,7 +115,7 @@ def _papers_figure_3(done: Done, start: dict[str, float], last: int) -> Verdict:
         RIVALS[n].label: at(done, n, last, "invalid") for n in ("ppo", "dpo") if any(c["rival"] == n for c, _ in done)
     }
     return Verdict(
-        "Fig. 3: TOPR ends invalid answers, alone of the four, and naive REINFORCE ends in them",
+        "Fig. 3: of the four only TOPR ends invalid answers, and naive REINFORCE ends in them",
         "TOPR about 0 %, naive REINFORCE almost all; PPO and DPO do not reduce them",
         f"invalid answers after {last} steps: base {100 * start['invalid']:.1f} %, TOPR {topr.percent()} %, naive "
         f"REINFORCE {reinforce.percent()} %" + "".join(f", {label} {i.percent()} %" for label, i in others.items()),
@@ -138,12 +138,13 @@ def _published_as_topr(done: Done, names: list[str], one: int, last: int) -> Ver
         f"{RIVALS[n].label} {at(done, n, one).percent()} → {at(done, n, last).percent()} %" for n in ("topr", *variants)
     )
     return Verdict(
-        "Beyond the paper: what others ship as TOPR does worse (ratio per token, geometric mean, group-centred reward)",
+        "Beyond the paper: what others ship as TOPR does worse (ratio per token, geometric mean, group-centered "
+        "reward)",
         "",
         f"{said} ({one} → {last} steps)",
         judge(*worse.values()),
-        "With group-centred rewards the ratio is still that of the whole response. They set p~ to 50 % in every "
-        "problem, where TOPR at c = 0 has the share of right answers, under 30 %; Fig. 5 shows how much that is worth.",
+        "With group-centered rewards the ratio is still that of the whole completion. They set p~ to 50 % in every "
+        "group, while TOPR at c = 0 has the share of right answers, under 30 %; Fig. 5 shows how much that is worth.",
         "fig1.png",
     )
 
@@ -176,14 +177,14 @@ def ranking(done: Done, names: list[str], steps: Sequence[int]) -> str:
         below = sum(gap.low > 0 for gap in gaps.values())
         said.append(
             f"after {step} steps TOPR is above {below} of {len(gaps)} rivals, below {', '.join(above) or 'none'}, and "
-            f"not to be told from {len(gaps) - below - len(above)}"
+            f"cannot be told from {len(gaps) - below - len(above)}"
         )
-    return "; ".join(said) + f" (95 % intervals; of {len(steps) * (len(names) - 1)} comparisons one in twenty may err)"
+    return "; ".join(said) + f" (95 % intervals; of {len(steps) * (len(names) - 1)} comparisons 1 in 20 may be wrong)"
 
 
 def table(done: Done, names: list[str], steps: Sequence[int]) -> str:
     rates = {cell["rival"]: cell["learning_rate"] for cell, _ in done}
-    compared = [title for step in steps for title in (f"pass@1 after {step} steps, %", "TOPR less this, points")]
+    compared = [title for step in steps for title in (f"pass@1 after {step} steps, %", "TOPR minus this, points")]
     lines = []
     for name in sorted(names, key=lambda name: -at(done, name, steps[-1]).mean):
         row = [f"**{RIVALS[name].label}**" if name == "topr" else RIVALS[name].label, f"{rates[name]:g}"]
@@ -207,10 +208,10 @@ def _fig1(done: Done, profile: Profile, out: Path, names: list[str], start: dict
         curve(axes, steps, points, RIVALS[name].label, color=COLOURS[name], **style)
     curve(others, steps, [origin] + [at(done, "topr", s) for s in steps[1:]], "TOPR", color=COLOURS["topr"], lw=2.6)
     papers.set(title="TOPR and the paper's rivals", ylabel="pass@1 (%)")
-    others.set(title="What else one would pick today")
+    others.set(title="Other methods in use today")
     for axes in (papers, others):
         axes.axvline(profile.steps, color="#999999", lw=0.8, ls=":")
-        axes.set(xlabel="optimiser steps of 32 rows (dotted: one epoch)", ylim=(-2, None))
+        axes.set(xlabel="optimizer steps of 32 rows (dotted: one epoch)", ylim=(-2, None))
         axes.legend(fontsize=7.5, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     last = steps[-1]
     order = sorted(names, key=lambda name: at(done, name, last).mean)
@@ -234,7 +235,7 @@ def _fig3(done: Done, profile: Profile, out: Path, names: list[str], start: dict
         for name in names:
             points = [Interval(start[share], 0.0)] + [at(done, name, step, share) for step in steps[1:]]
             curve(axes, steps, points, RIVALS[name].label, color=COLOURS[name], lw=2.6 if name == "topr" else 1.4)
-        axes.set(title=share, xlabel="optimiser steps", ylim=(-2, 102))
+        axes.set(title=share, xlabel="optimizer steps", ylim=(-2, 102))
     all_axes[0].set(ylabel="answers (%)")
     all_axes[-1].legend(fontsize=7.5, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     save(picture, out, "fig3")

@@ -31,7 +31,7 @@ OTHERS = ("m2po", "trl_dapo", "trl_vespo")
 METHODS = ("topr", *VARIANTS, *OTHERS)
 AGE_OF_VARIANTS = 256  # the age at which published studies see a degradation
 MEASURED_AT = (256, 512, UPDATES)
-LABELS = {name: RIVALS[name].label if name in RIVALS else "“TOPR”, log μ rescored" for name in METHODS}
+LABELS = {name: RIVALS[name].label if name in RIVALS else "“TOPR”, log μ recomputed" for name in METHODS}
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
@@ -113,23 +113,23 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     worse = [LABELS[m] for m in VARIANTS if difference(measured("topr", 256), measured(m, 256)).low > 0]
     return [
         Verdict(
-            "Beyond the paper: rows that are 256 updates old degrade TOPR, and M2PO not",
+            "Beyond the paper: rows that are 256 updates old degrade TOPR, but not M2PO",
             "so published studies of M2PO and of losses like TOPR's (arXiv 2510.01161)",
-            f"pass@1 after {UPDATES:,} updates, by the age of the rows, in the table. At 256 less fresh rows: "
+            f"pass@1 after {UPDATES:,} updates, by the age of the rows, in the table. At 256 minus at 0: "
             + ", ".join(f"{LABELS[m]} {gap.percent(signed=True)}" for m, gap in loss.items())
             + f" points. At 256 TOPR is above {', '.join(above) or 'none'}, and below {', '.join(below) or 'none'} of "
             "the others",
             judge(loss["topr"].high < 0 <= loss["m2po"].high),
-            "With log μ of the policy that wrote a row, the taper knows how stale it is. Where log μ is computed anew "
-            "by the policy that is about to train (“rescored”; what a trainer's own old log-probabilities are), it "
-            "does not, and naive REINFORCE's collapse is back.",
+            "With log μ of the policy that wrote a row, the taper knows how stale it is. If the policy that is about "
+            "to train recomputes log μ (“recomputed”; a trainer's own old log-probabilities are of this kind), it does "
+            "not, and naive REINFORCE's collapse is back.",
             name,
             markdown_table(["pass@1, %", *(f"{age:,} updates old" for age in AGES)], table),
         ),
         Verdict(
             "Beyond the paper: which change to TOPR makes it degrade on old rows",
             "",
-            f"TOPR less the variant at {AGE_OF_VARIANTS} updates: "
+            f"TOPR minus the variant at {AGE_OF_VARIANTS} updates: "
             + ", ".join(
                 f"{LABELS[m]} {difference(measured('topr', 256), measured(m, 256)).percent(signed=True)}"
                 for m in VARIANTS

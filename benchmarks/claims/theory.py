@@ -47,7 +47,8 @@ def identity() -> dict[str, Any]:
         def direct(logps: Tensor, mu=mu, rewards=rewards, c=c) -> Tensor:
             # The package's loss of naive REINFORCE, each response a single token.
             mask = torch.ones(RESPONSES, 1)
-            return -(mu.exp() * topr_loss(logps[:, None], mu, rewards - c, mask, PRESETS["reinforce"])).sum()
+            losses_B = topr_loss(logps[:, None], mu, rewards - c, mask, PRESETS["reinforce"]).losses_B
+            return -(mu.exp() * losses_B).sum()
 
         def by_parts(logps: Tensor, mu=mu, rewards=rewards, c=c) -> Tensor:
             total = c * _kl(mu.exp(), logps)

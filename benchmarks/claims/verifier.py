@@ -143,11 +143,11 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     why = (
         "before training the verifier is right about "
         f"{shown('base', 'accuracy on yes')} % of the right solutions and {shown('base', 'accuracy on no')} % of the "
-        "wrong ones (a missing verdict is wrong): a yes says little. Seven solutions of ten are wrong, so the reward "
-        "is had more cheaply by saying no more often than by checking better, and scores near 0 throw votes away. A "
-        "base verifier that can check, as an 8B model can, was not made: another one of this size, taught with slips "
-        "of 10 % an equation instead of 25 % (one seed, not kept), was right about 45 and 37 %, and TOPR took its "
-        "accuracy from 40 to 64 % and its weighted SC@32 from 83 to 75 %, at a majority of 83 %."
+        "wrong ones (a missing verdict is wrong): a yes says little. Seven solutions of ten are wrong, so saying "
+        "no more often earns the reward more easily than checking better, and scores near 0 throw votes away. A base "
+        "verifier that can check, as an 8B model can, was not made: another one of this size, taught with 10 % slips "
+        "per equation instead of 25 % (one seed, not kept), was right about 45 and 37 %, and TOPR took its accuracy "
+        "from 40 to 64 % and its weighted SC@32 from 83 to 75 %, at a majority of 83 %."
     )
     return [
         Verdict(
@@ -156,9 +156,9 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             "61.5 %",
             f"solver of 1.1 million parameters (pass@1 {solver} %), verifier of 0.3 million, {rows:,.0f} verifications "
             f"to learn from ({positives:.0%} right), one epoch at the "
-            f"better of {len(LEARNING_RATES)} learning rates, {len(done)} seeds; TOPR less base: accuracy "
+            f"better of {len(LEARNING_RATES)} learning rates, {len(done)} seeds; TOPR minus base: accuracy "
             f"{gain['accuracy'].percent(signed=True)}, invalid {gain['invalid'].percent(signed=True)}, weighted "
-            f"SC@{last} {gain[f'SC@{last}'].percent(signed=True)} points; weighted SC less majority "
+            f"SC@{last} {gain[f'SC@{last}'].percent(signed=True)} points; weighted SC minus majority "
             + ", ".join(f"{interval.percent(signed=True)} at {k}" for k, interval in over_majority.items())
             + not_seen(parts),
             judge(*parts.values()),

@@ -10,7 +10,7 @@ from benchmarks.pictures import figure, save
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "performance.json"
-COLOURS = {"topr": "#d1495b", "sft": "#30638e", "grpo": "#edae49"}
+COLORS = {"topr": "#d1495b", "sft": "#30638e", "grpo": "#edae49"}
 
 
 def paired(results: dict[str, list[float]], name: str, other: str) -> list[float]:
@@ -112,9 +112,9 @@ def write(content: dict[str, Any], folder: Path) -> Path:
 
 _PAGE = """# Performance
 
-What TOPR costs beside TRL's other trainers. Written by `make bench` (`python -m benchmarks.performance`, {minutes}
-minutes) from `benchmarks/results/performance.json`; do not edit. Where the
-time goes, and what was tried: `benchmarks/notes.md`.
+What TOPR costs compared with TRL's other trainers. Written by `make bench` (`python -m benchmarks.performance`,
+{minutes} minutes) from `benchmarks/results/performance.json`; do not edit. Where the time goes, and what was tried:
+[profiles](profiles.md).
 
 {machine}, {threads} threads; {versions}; {date}.
 
@@ -122,19 +122,20 @@ time goes, and what was tried: `benchmarks/notes.md`.
 |---|---|---|
 {goals}
 
-Bold: not met, see below. Ratios are medians of {repeats} rounds (the range in brackets) in which the variants ran in
-turn; a round starts with another variant each time.
+Bold: not met, see below. Ratios are medians of {repeats} rounds (with their range) in which the variants ran in turn;
+each round starts with another variant.
 
-**What was timed.** Whole optimiser steps of real trainers over {rows} candidates, {step} a step in micro-batches of
-{micro}, the first step left out. Prompts and responses are as long as GSM8K's (and for *long tails* log-normal up to
-2,048 tokens); a problem has eight candidates, half of them right. The model is a Llama of four layers, {parameters}
-million parameters, in float32. GRPO and online TOPR take their rollouts from memory, so theirs is all but generation:
-scoring and the update. Rows of offline TOPR bring log μ; scored by the trainer it costs one forward for each row with
-a negative reward, once (rows of their own in the table).
+**What was timed.** Whole optimizer steps of real trainers over {rows} rows, {step} per step in micro-batches of
+{micro}, without the first step. Prompts and completions are as long as GSM8K's (for *long tails*, log-normal up to
+2,048 tokens); each problem has eight completions, half of them right. The model is a Llama of four layers, {parameters}
+million parameters, in float32. GRPO and online TOPR take their rollouts from memory, so everything but generation is
+timed: scoring and the update. Rows of offline TOPR have `mu_logps` (log-probabilities under the model that wrote the
+completion, as the trainer computes them); computed by the trainer, log μ costs one forward for each row with a negative
+reward, once (separate lines of the table).
 
 {unmet}
 
-## Seconds a step, GSM8K's lengths
+## Seconds per step, GSM8K's lengths
 
 | variant | median | range | peak memory, MB |
 |---|---|---|---|
@@ -145,11 +146,11 @@ PyTorch's own account of allocations, weights, gradients and Adafactor's state i
 
 ## Time against tokens, rows and processes
 
-![seconds a step against tokens a response](performance/tokens.png)
+![seconds per step against tokens per completion](performance/tokens.png)
 
 ![seconds against rows, for curation and start](performance/rows.png)
 
-![rows a second with one and two processes](performance/processes.png)
+![rows per second with one and two processes](performance/processes.png)
 
 ## Correctness of the fast paths
 
@@ -160,24 +161,25 @@ agree to 1e-4. `test_accumulation_weighs_rows_like_one_big_batch`: 3 + 3 + 2 row
 ## On a GPU
 
 Not measured yet. `python -m benchmarks.gpu` runs offline TOPR, SFT and GRPO at the shape of 8 billion parameters with
-random weights on one GPU (`--model 0.5b` for a small one) and writes tokens/s, share of the peak and memory beside
-each other.
+random weights on one GPU (`--model 0.5b` for a small one) and compares tokens/s, share of the peak and memory.
 """
 
 # Why a goal cannot be met, or is not: shown if it is not.
 _FLOORS = {
     "time, TOPR / TOPR with a frozen copy at every step": "The copy adds one forward without gradients to a "
-    "forward and a backward, whatever the loss: in operations that is 3 / (3 + 1) = 0.75×, which is what to expect of "
-    "large models. Against what TRL does with a frozen copy, GRPO with `beta` > 0, the goal is met.",
+    "forward and a backward, whatever the loss: in operations that is 3 / (3 + 1) = 0.75×, which is what to expect "
+    "with large models. Against what TRL does with a frozen copy, GRPO with `beta` > 0, the goal is met.",
 }
 
 
 def _by_tokens(results: dict[str, Any], out: Path) -> None:
     picture, (axes,) = figure(1, width=4.4)
     by_tokens = {int(name.split()[0]): times for name, times in results.items() if name.endswith(" tokens")}
-    for variant, colour in COLOURS.items():
-        axes.plot(list(by_tokens), [median(t[variant]) for t in by_tokens.values()], "o-", label=variant, color=colour)
-    axes.set(xlabel="tokens a response (all alike: no padding)", ylabel="seconds a step of 16 rows", xscale="log")
+    for variant, color in COLORS.items():
+        axes.plot(list(by_tokens), [median(t[variant]) for t in by_tokens.values()], "o-", label=variant, color=color)
+    axes.set(
+        xlabel="tokens per completion (all the same: no padding)", ylabel="seconds per step of 16 rows", xscale="log"
+    )
     axes.set_yscale("log")
     axes.set_xticks(list(by_tokens), list(map(str, by_tokens)))
     axes.yaxis.set_minor_formatter(ScalarFormatter())
@@ -201,6 +203,6 @@ def _by_rows(results: dict[str, Any], out: Path) -> None:
 def _by_processes(results: dict[str, Any], out: Path) -> None:
     picture, (axes,) = figure(1, width=3.0)
     by_processes = results["processes"]
-    axes.bar(list(by_processes), [median(values) for values in by_processes.values()], color=COLOURS["topr"], width=0.5)
-    axes.set(xlabel="processes, one thread each", ylabel="rows a second")
+    axes.bar(list(by_processes), [median(values) for values in by_processes.values()], color=COLORS["topr"], width=0.5)
+    axes.set(xlabel="processes, one thread each", ylabel="rows per second")
     save(picture, out, "processes")

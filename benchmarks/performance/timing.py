@@ -14,7 +14,7 @@ from trl.kernels import chunked_logprob
 
 from benchmarks.memory import allocations, peak_of
 from benchmarks.performance.work import Build, Case, offline_topr
-from topr_trl import offline_trainer
+from topr_trl.log_mu import LogMu
 
 
 class Clock(TrainerCallback):
@@ -67,21 +67,20 @@ def peak_memory(build: Build, case: Case) -> int:
 
 def scoring_seconds(build: Build, case: Case) -> float:
     """Of the log μ pass alone, over the rows of the case that need it; 0 if there is none."""
-    score, seconds = offline_trainer.score_log_mu, 0.0
+    compute, seconds = LogMu.compute, 0.0
 
-    def timed(*args: Any) -> Any:
+    def timed(*args: Any) -> None:
         nonlocal seconds
         start = time.perf_counter()
-        scored = score(*args)
+        compute(*args)
         seconds += time.perf_counter() - start
-        return scored
 
-    offline_trainer.score_log_mu = timed
+    LogMu.compute = timed
     try:
         with tempfile.TemporaryDirectory() as folder:
-            build(case, folder, []).score_log_mu()
+            build(case, folder, []).compute_log_mu()
     finally:
-        offline_trainer.score_log_mu = score
+        LogMu.compute = compute
     return seconds
 
 

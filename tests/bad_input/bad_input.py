@@ -182,12 +182,12 @@ def doors() -> dict[str, list[Case]]:
 INTRODUCTION = """\
 # Bad input
 
-What happens when something is wrong: what is given, the message, and what is kept. {count} cases, each a test
-(`tests/bad_input/`), from which this page is written by `python tests/bad_input/bad_input.py`; … stands for what differs
-from run to run. Checks come before anything expensive: what can be known from columns, settings and headers of files is
-said before a model is loaded or a token sampled. On the command line messages are one line, begin with the command
-(`topr train: ...`), and `--debug` shows where they arose. What a reward function of one's own raises is passed on; one
-that hangs is waited for, unless it judges in a `WorkerPool`.
+What happens when something is wrong: what is given, the message, and what is kept. {count} cases, each of them a test
+in `tests/bad_input/`; `python tests/bad_input/bad_input.py` writes this page from them. … stands for what differs from
+run to run. Checks come before anything expensive: what can be known from columns, settings and file headers is reported
+before a model is loaded or a token is sampled. On the command line a message is one line that begins with the command
+(`topr train: ...`), and `--debug` shows its traceback. An error of your own reward function is passed on; a reward
+function that hangs is waited for, unless it works in a `WorkerPool`.
 """
 
 

@@ -109,7 +109,13 @@ def _dropped(folder: Any) -> None:
 
 READ = [
     read("an input that is not there", "topr curate: There is no nowhere to read (--input).", "nowhere"),
-    read("a folder without rows", "topr curate: There are no candidates (*.parquet) in empty.", "empty"),
+    read("a folder without rows", "topr curate: There are no rows (*.parquet) in empty.", "empty"),
+    read(
+        "a first row that is null",
+        "topr curate: rows.jsonl cannot be read: the first row is null. Remove it.",
+        "rows.jsonl",
+        b'null\n{"prompt": "a"}\n',
+    ),
     read("an empty file", "topr curate: rows.jsonl is empty: it has no row.", "rows.jsonl", b""),
     read(
         "a file of another kind",
@@ -118,25 +124,25 @@ READ = [
         b"prompt,reward\na,1",
     ),
     read(
-        "a line that was cut",
-        "topr curate: rows.jsonl cannot be read: …. Make or download it anew.",
+        "a truncated line",
+        "topr curate: rows.jsonl cannot be read: …. Write or download it again.",
         "rows.jsonl",
         b'{"prompt": "a", "reward": 1}\n{"prompt": ',
     ),
     read(
-        "a `.parquet` that is none",
-        "topr curate: rows.parquet cannot be read: …. Make or download it anew.",
+        "a `.parquet` file that is something else",
+        "topr curate: rows.parquet cannot be read: …. Write or download it again.",
         "rows.parquet",
         b"prompt,reward\na,1",
     ),
     damaged(
-        "a shard that was cut",
-        "topr curate: rows/candidates-00001-of-00002.parquet cannot be read: …. Make or download it anew.",
+        "a truncated shard",
+        "topr curate: rows/candidates-00001-of-00002.parquet cannot be read: …. Write or download it again.",
         _cut,
     ),
     damaged(
         "a shard with damage inside",
-        "topr curate: rows/candidates-00001-of-00002.parquet cannot be read: …. Make or download it anew.",
+        "topr curate: rows/candidates-00001-of-00002.parquet cannot be read: …. Write or download it again.",
         _overwritten,
     ),
     damaged(

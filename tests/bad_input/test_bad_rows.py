@@ -34,7 +34,7 @@ def at_once(given: str, message: str, error: type[BaseException] = ValueError, *
 
 
 def tokenized(given: str, message: str, settings: dict[str, Any] | None = None, **columns: Any) -> Case:
-    """Rows with other columns, refused when they have been tokenised."""
+    """Rows with other columns, refused once they are tokenized."""
     return Case(
         given, lambda kit: kit.offline(with_columns(kit["rows"], **columns), **settings or {}), message, NOTHING_WRITTEN
     )
@@ -47,21 +47,21 @@ def ones(wrong: Any, at: int = 1, rest: Any = 1.0) -> list[Any]:
 ROWS = [
     at_once(
         "no column `reward` or `label`",
-        "Candidate rows need the columns prompt, completion (or completion_ids) and reward (or label); found "
+        "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "
         "['prompt', 'completion', 'problem_id', 'sample_id']. Rename them with `dataset.rename_column`, or "
         "score the rows first.",
         reward=None,
     ),
     at_once(
         "no column `prompt`",
-        "Candidate rows need the columns prompt, completion (or completion_ids) and reward (or label); found "
+        "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "
         "['completion', 'reward', 'problem_id', 'sample_id']. Rename them with `dataset.rename_column`, or "
         "score the rows first.",
         prompt=None,
     ),
     at_once(
         "no column `completion` or `completion_ids`",
-        "Candidate rows need the columns prompt, completion (or completion_ids) and reward (or label); found "
+        "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "
         "['prompt', 'reward', 'problem_id', 'sample_id']. Rename them with `dataset.rename_column`, or score "
         "the rows first.",
         completion=None,
@@ -69,7 +69,7 @@ ROWS = [
     Case(
         "no row",
         lambda kit: kit.offline(kit["rows"].select([]), NOWHERE),
-        "The dataset of candidates has no row.",
+        "The dataset has no row.",
         NOT_LOADED,
     ),
     at_once(
@@ -99,27 +99,27 @@ ROWS = [
         reward=["good"] * 8,
     ),
     at_once(
-        "rewards are truth values (those belong into `label`)",
+        "rewards are booleans (those belong in `label`)",
         "Column `reward` must hold finite numbers (float32); row 0 holds True (the first of 8 such rows). Fill "
         "or drop such rows.",
         reward=[True] * 8,
     ),
     at_once(
         "labels are numbers",
-        "Column `label` must hold true or false; row 0 holds 1. Fill or cast it.",
+        "Column `label` must hold true or false; row 0 holds 1 (the first of 8 such rows). Fill or cast the column.",
         reward=None,
         label=[1, 0] * 4,
     ),
     at_once(
         "a label is missing",
-        "Column `label` must hold true or false; row 1 holds None. Fill or cast it.",
+        "Column `label` must hold true or false; row 1 holds None. Fill or cast the column.",
         reward=None,
         label=ones(None, rest=True),
     ),
     at_once(
-        "a `finish_reason` is misspelt",
+        "a `finish_reason` is misspelled",
         "Column `finish_reason` must hold stop or length; row 3 holds 'lenght'. Write `length` where a "
-        "response was cut, else `stop`; or drop the column.",
+        "completion was truncated, else `stop`; or drop the column.",
         finish_reason=ones("lenght", 3, "stop"),
     ),
     at_once(
@@ -136,7 +136,7 @@ ROWS = [
         TypeError,
     ),
     Case(
-        "all splits of a data set",
+        "all splits of a dataset",
         lambda kit: kit.offline(DatasetDict({"train": kit["rows"]}), NOWHERE),
         "OfflineTOPRTrainer needs a datasets.Dataset; found DatasetDict. Name a split, or make one of a "
         "stream: baseline, curation and log μ look at all rows before the first step.",
@@ -150,36 +150,36 @@ ROWS = [
         NOT_LOADED,
     ),
     Case(
-        "a collator of one's own",
+        "a custom collator",
         lambda kit: kit.offline(kit["rows"], NOWHERE, data_collator=list),
         "data_collator has no place in OfflineTOPRTrainer: rows and loss are TOPR's. Remove it.",
         NOT_LOADED,
     ),
     tokenized(
         "a completion is empty",
-        "Row 1 of the train dataset: the completion is empty. Mend or drop it.",
+        "Row 1 of the train dataset: the completion is empty. Fix or drop it.",
         completion=ones("", rest=" 7"),
     ),
     tokenized(
         "a completion is missing",
-        "Row 1 of the train dataset: the completion is empty. Mend or drop it.",
+        "Row 1 of the train dataset: the completion is empty. Fix or drop it.",
         completion=ones(None, rest=" 7"),
     ),
     tokenized(
         "a prompt is empty",
-        "Row 0 of the train dataset: the prompt is empty. Mend or drop it.",
+        "Row 0 of the train dataset: the prompt is empty. Fix or drop it.",
         prompt=ones("", 0, "3 + 4 ="),
     ),
     tokenized(
         "prompts are numbers",
         "Row 0 of the train dataset: prompt and completion must be text, messages (both of them) or token "
-        "ids. Mend or drop it.",
+        "ids. Fix or drop it.",
         prompt=list(range(1, 9)),
     ),
     tokenized(
         "completions are messages, prompts text",
         "Row 0 of the train dataset: prompt and completion must be text, messages (both of them) or token "
-        "ids. Mend or drop it.",
+        "ids. Fix or drop it.",
         completion=[[{"role": "assistant", "content": "7"}]] * 8,
     ),
     tokenized(
@@ -198,7 +198,7 @@ ROWS = [
     tokenized(
         "a token id above the vocabulary",
         "Row 4 of the train dataset holds the token id 999, and the model has the ids 0 to 401: another "
-        "tokenizer wrote it. Drop prompt_ids and completion_ids, so that text is tokenised, or train the "
+        "tokenizer wrote it. Drop prompt_ids and completion_ids, so that text is tokenized, or train the "
         "model that they are for.",
         prompt_ids=[[5, 6]] * 8,
         completion_ids=ones([7, 999], 4, [7]),
@@ -206,20 +206,20 @@ ROWS = [
     tokenized(
         "a negative token id",
         "Row 4 of the train dataset holds the token id -100, and the model has the ids 0 to 401: another "
-        "tokenizer wrote it. Drop prompt_ids and completion_ids, so that text is tokenised, or train the "
+        "tokenizer wrote it. Drop prompt_ids and completion_ids, so that text is tokenized, or train the "
         "model that they are for.",
         prompt_ids=[[5, 6]] * 8,
         completion_ids=ones([-100], 4, [7]),
     ),
     tokenized(
         "a token id is missing",
-        "Column `completion_ids` has 1 ids that are empty (null). Drop those rows.",
+        "Column `completion_ids` holds 1 ids that are null. Drop those rows.",
         prompt_ids=[[5, 6]] * 8,
         completion_ids=ones([7, None], 4, [7]),
     ),
     tokenized(
         "a token id that no tokenizer has",
-        "Column `completion_ids` holds what is no token id: ….",
+        "Column `completion_ids` holds values that are not token ids: ….",
         prompt_ids=[[5, 6]] * 8,
         completion_ids=ones([2**32], 4, [7]),
     ),
@@ -230,7 +230,8 @@ ROWS = [
     ),
     tokenized(
         "problem ids are lists",
-        "Column `problem_id` must hold numbers or text; row 0 holds [1]. Fill or drop the column.",
+        "Column `problem_id` must hold numbers or text; row 0 holds [1] (the first of 8 such rows). Fill or drop "
+        "the column.",
         problem_id=[[1]] * 8,
     ),
     tokenized(
@@ -280,39 +281,39 @@ def brought(given: str, message: str, mu: list[Any], settings: dict[str, Any] | 
 LOG_MU = [
     brought(
         "one value too few",
-        "Row 2: log μ of 1 tokens for a completion of 7. Give a value for each token of `completion_ids`; "
-        "or drop the column, and log μ is scored.",
+        "Row 2 of the train dataset: log μ of 1 tokens for a completion of 7. Give one value per token of "
+        "`completion_ids`; or drop the column, and log μ is computed.",
         [[-0.1]] * 8,
     ),
     brought(
         "a NaN",
-        "Row 4: log μ must be a finite number of at most 0 for each token, or their sum; found nan. "
-        "Drop the column, and log μ is scored.",
+        "Row 4 of the train dataset: log μ must be a finite number of at most 0 for each token, or their sum; "
+        "found nan. Drop the column, and log μ is computed.",
         ones(float("nan"), 4, -5.0),
     ),
     brought(
-        "a probability in place of its logarithm",
-        "Row 4: log μ must be a finite number of at most 0 for each token, or their sum; found 0.9. "
-        "Drop the column, and log μ is scored.",
+        "a probability instead of its logarithm",
+        "Row 4 of the train dataset: log μ must be a finite number of at most 0 for each token, or their sum; "
+        "found 0.9. Drop the column, and log μ is computed.",
         ones(0.9, 4, -5.0),
     ),
     brought(
-        "a response that was impossible",
-        "Row 4: log μ must be a finite number of at most 0 for each token, or their sum; found -inf. "
-        "Drop the column, and log μ is scored.",
+        "a completion of probability 0",
+        "Row 4 of the train dataset: log μ must be a finite number of at most 0 for each token, or their sum; "
+        "found -inf. Drop the column, and log μ is computed.",
         ones(float("-inf"), 4, -5.0),
     ),
     brought(
         "sums, and `ratio_level='token'`",
-        "Row 2: ratio_level='token' needs log μ for each token, not their sum.",
+        "Row 2 of the train dataset: ratio_level='token' needs log μ for each token, not their sum.",
         [-5.0] * 8,
         {"ratio_level": "token"},
     ),
     brought(
         "another model's",
-        "Column `mu_logps` was scored by another model: mu_fingerprint 0123456789abcdef, and the model in "
+        "Column `mu_logps` was computed by another model: mu_fingerprint 0123456789abcdef, and the model in "
         "training has …. If that model did write these rows and is the μ you mean, remove the column "
-        "`mu_fingerprint`; to score log μ with the model in training, remove both.",
+        "`mu_fingerprint`; to compute log μ with the model in training, remove both.",
         [-5.0] * 8,
         mu_fingerprint=["0123456789abcdef"] * 8,
     ),
@@ -349,15 +350,16 @@ STAGES = [
     ),
     stage(
         "`score`: an answer is missing",
-        "topr score: rows.parquet: Column `answer` is empty in 1 of 2 rows. Fill them, or drop them.",
+        "topr score: rows.parquet: Column `answer` must hold text; row 1 holds None. Fill or drop such rows, or write "
+        'them as text: rows.cast_column("answer", Value("string")).',
         "score",
         **TWO,
         answer=["7", None],
     ),
     stage(
         "`score`: answers are numbers",
-        "topr score: rows.parquet: Column `answer` must hold text; row 0 holds 7. Write it as text, as in "
-        'rows.cast_column("answer", Value("string")).',
+        "topr score: rows.parquet: Column `answer` must hold text; row 0 holds 7 (the first of 2 such rows). Fill or "
+        'drop such rows, or write them as text: rows.cast_column("answer", Value("string")).',
         "score",
         **TWO,
         answer=[7, 8],
@@ -442,7 +444,8 @@ STAGES = [
     ),
     stage(
         "`evaluate`: an unknown verdict",
-        "topr evaluate: rows.parquet: Column `verdict` must hold correct, incorrect, invalid; found 'wrong'.",
+        "topr evaluate: rows.parquet: Column `verdict` must hold correct, incorrect, invalid; row 1 holds 'wrong'. "
+        "Fix or drop such rows.",
         "evaluate",
         **SAMPLES,
         verdict=["correct", "wrong", "correct"],

@@ -157,7 +157,7 @@ SETTINGS = [
     setting("no candidate", "num_candidates must be at least 1, not 0.", SamplingArguments, num_candidates=0),
     setting(
         "a temperature of 0",
-        "temperature must be above 0, not 0.0: candidates have to differ.",
+        "temperature must be above 0, not 0.0: completions of one prompt have to differ.",
         SamplingArguments,
         temperature=0.0,
     ),

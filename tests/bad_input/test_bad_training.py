@@ -96,7 +96,7 @@ MODELS = [
         "a model whose weights were cut, for sampling",
         lambda kit: kit.topr(*SAMPLE, "--model_name_or_path", cut(a_copy(kit))),
         "topr sample: …/copy/model.safetensors cannot be read (…): it is damaged, or was not written to its "
-        "end. Write or download it anew, or use an earlier checkpoint.",
+        "end. Write or download it again, or use an earlier checkpoint.",
         NO_SHARD,
         SystemExit,
     ),
@@ -104,7 +104,7 @@ MODELS = [
         "a model whose weights were cut, for training",
         lambda kit: kit.offline(kit["rows"], str(cut(a_copy(kit)))),
         "…/copy/model.safetensors cannot be read (…): it is damaged, or was not written to its end. Write or "
-        "download it anew, or use an earlier checkpoint.",
+        "download it again, or use an earlier checkpoint.",
         NOT_LOADED,
     ),
     Case(
@@ -153,13 +153,13 @@ MODELS = [
     resumed(
         "resuming from a checkpoint whose weights were cut",
         "…/out/checkpoint-1/model.safetensors cannot be read (…): it is damaged, or was not written to its "
-        "end. Write or download it anew, or use an earlier checkpoint.",
+        "end. Write or download it again, or use an earlier checkpoint.",
         lambda kit: cut(kit.out / "checkpoint-1"),
     ),
     resumed(
         "resuming from the last checkpoint, whose weights were cut",
         "…/out/checkpoint-2/model.safetensors cannot be read (…): it is damaged, or was not written to its "
-        "end. Write or download it anew, or use an earlier checkpoint.",
+        "end. Write or download it again, or use an earlier checkpoint.",
         lambda kit: cut(kit.out / "checkpoint-2"),
         resume=True,
     ),
@@ -172,18 +172,18 @@ MODELS = [
     resumed(
         "resuming without the log μ of the start",
         "log μ of the run to resume is missing: …/out/log_mu.parquet. It is of the weights that the run "
-        "started with, so it cannot be scored now. Put the file back, or start anew.",
+        "started with, so it cannot be computed now. Put the file back, or start again.",
         lambda kit: (kit.out / "log_mu.parquet").unlink(),
     ),
     resumed(
         "resuming with a log μ that was cut",
-        "…/out/log_mu.parquet is damaged (…). Put it back whole, or start anew.",
+        "…/out/log_mu.parquet is damaged (…). Put it back whole, or start again.",
         lambda kit: (kit.out / "log_mu.parquet").write_bytes(b"PAR1"),
     ),
     resumed(
         "resuming with other limits",
         "…/out/log_mu.parquet holds log μ of another set of rows, rewards or limits: fingerprint …, expected "
-        "…. Resume with the model, rows and settings that the run started with, or start anew in another "
+        "…. Resume with the model, rows and settings that the run started with, or start again in another "
         "output_dir.",
         lambda kit: None,
         preset="tis",
@@ -341,24 +341,24 @@ REWARDS = [
     ),
     rewarded(
         "a function that returns text",
-        "The reward function '<lambda>' returned 'good' for response 0. Return a number, or None where there "
+        "The reward function '<lambda>' returned 'good' for completion 0. Return a number, or None where there "
         "is no reward.",
         lambda completions, **_: ["good"] * len(completions),
     ),
     rewarded(
         "an async function that returns text",
-        "The reward function 'late_text' returned 'good' for response 0. Return a number, or None where there "
+        "The reward function 'late_text' returned 'good' for completion 0. Return a number, or None where there "
         "is no reward.",
         late_text,
     ),
     rewarded(
         "a function that returns a number",
-        "The reward function '<lambda>' returned 1.0, not a list with a reward a response.",
+        "The reward function '<lambda>' returned 1.0, not a list with one reward per completion.",
         lambda completions, **_: 1.0,
     ),
     rewarded(
         "a function that returns nothing",
-        "The reward function '<lambda>' returned None, not a list with a reward a response.",
+        "The reward function '<lambda>' returned None, not a list with one reward per completion.",
         lambda completions, **_: None,
     ),
     rewarded(
@@ -368,7 +368,7 @@ REWARDS = [
     ),
     rewarded(
         "a function that returns None for all",
-        "No response has a reward, so there is nothing to learn from them: the weights stay as they are.",
+        "No completion has a reward, so there is nothing to learn from them: the weights stay as they are.",
         lambda completions, **_: [None] * len(completions),
         UserWarning,
     ),
@@ -416,7 +416,7 @@ TOKENIZERS = [
         "text, and a tokenizer without a stop token",
         lambda kit: kit.offline(kit["rows"], tokenizer=without(kit, "eos_token")),
         "Row 0 of the train dataset: the completion needs a stop token, and the tokenizer has none. Set "
-        "tokenizer.eos_token, or give completion_ids. Mend or drop it.",
+        "tokenizer.eos_token, or give completion_ids. Fix or drop it.",
         NOTHING_WRITTEN,
     ),
     Case(
@@ -430,7 +430,7 @@ TOKENIZERS = [
     Case(
         "a tokenizer with neither pad nor stop token, online",
         lambda kit: kit.online(coin, tokenizer=without(kit, "pad_token", "eos_token")),
-        "The tokenizer has neither a pad token nor a stop token, so responses cannot be padded to a batch. "
+        "The tokenizer has neither a pad token nor a stop token, so completions cannot be padded to a batch. "
         "Set tokenizer.pad_token and tokenizer.eos_token.",
         NOTHING_WRITTEN,
     ),
@@ -439,7 +439,7 @@ TOKENIZERS = [
         lambda kit: kit.offline(dialogues(kit), tokenizer=without(kit, "chat_template")),
         "Row 0 of the train dataset: it holds messages, and the tokenizer has no chat template to write them "
         "with. Set chat_template_path (or tokenizer.chat_template), or give prompts and completions as text. "
-        "Mend or drop it.",
+        "Fix or drop it.",
         NOTHING_WRITTEN,
     ),
     Case(
@@ -474,21 +474,21 @@ TOKENIZERS = [
     Case(
         "settings of GRPO for TOPR",
         lambda kit: TOPRTrainer(NOWHERE, coin, GRPOConfig(str(kit.out), bf16=False)),
-        "TOPRTrainer needs a TOPRConfig, not a GRPOConfig. It takes the same settings.",
+        "TOPRTrainer needs TOPRConfig as args, not GRPOConfig.",
         NOT_LOADED,
         TypeError,
     ),
     Case(
         "settings of TOPR for offline TOPR",
         lambda kit: OfflineTOPRTrainer(NOWHERE, GRPOConfig(str(kit.out), bf16=False), kit["rows"]),
-        "OfflineTOPRTrainer needs an OfflineTOPRConfig, not a GRPOConfig.",
+        "OfflineTOPRTrainer needs OfflineTOPRConfig as args, not GRPOConfig.",
         NOT_LOADED,
         TypeError,
     ),
     Case(
         "rewards that are never negative",
         lambda kit: kit.offline(with_columns(kit["rows"], reward=[1.0, 0.0] * 4)),
-        "None of the 8 candidates has a negative reward after the baseline: TOPR then is reward-weighted "
+        "None of the 8 rows has a negative reward after the baseline: TOPR then is reward-weighted "
         "supervised fine-tuning. Rewards of 0 are no negatives: set baseline=0.5, or "
         "effective_positive_share.",
         TRAINED,
@@ -497,7 +497,7 @@ TOKENIZERS = [
     Case(
         "rewards that are never positive",
         lambda kit: kit.offline(with_columns(kit["rows"], reward=[-1.0] * 8)),
-        "All 8 candidates have a negative reward after the baseline: the model only learns what to avoid, and "
+        "All 8 rows have a negative reward after the baseline: the model only learns what to avoid, and "
         "nothing says what to write instead. Add positives, or lower the baseline.",
         TRAINED,
         UserWarning,

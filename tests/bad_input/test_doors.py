@@ -447,7 +447,8 @@ def test_losses_of_any_log_probabilities_are_finite(data, level, normalized):
     mu, rewards = torch.tensor(data.draw(logps)), torch.tensor([data.draw(st.floats(-1e3, 1e3)) for _ in range(rows)])
     mask = torch.tensor([[data.draw(st.booleans()) for _ in range(tokens)] for _ in range(rows)]).long()
     a, width = data.draw(st.floats(0, 10)), data.draw(st.floats(0, 10) | st.just(math.inf))
-    loss = topr_loss(policy, mu, rewards, mask, TruncationLimits(a, a + width, a, a + width), level, normalized)
+    limits = TruncationLimits(a, a + width, a, a + width)
+    loss = topr_loss(policy, mu, rewards, mask, limits, level, normalized).losses_B
     loss.sum().backward()
     assert torch.isfinite(loss).all()
     assert torch.isfinite(policy.grad).all()

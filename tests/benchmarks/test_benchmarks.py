@@ -21,9 +21,12 @@ from benchmarks.training import batches, train
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
 from topr_trl.tasks import arithmetic
 
-pytestmark = pytest.mark.skipif(
-    Version(trl.__version__) < Version("1.16"), reason="the benchmarks are of the newest TRL; 1.15 is slow on a CPU"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        Version(trl.__version__) < Version("1.16"), reason="the benchmarks are of the newest TRL; 1.15 is slow on a CPU"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

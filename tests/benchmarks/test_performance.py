@@ -50,6 +50,7 @@ def test_variants_run_in_turn():
     assert order == list("abcbca")
 
 
+@pytest.mark.slow
 def test_rows_on_disk(tmp_path):
     count = data.write_candidates(tmp_path / "rows", 65)
     rows = load_candidates(tmp_path / "rows", tmp_path / "cache")

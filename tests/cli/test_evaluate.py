@@ -141,6 +141,6 @@ def test_errors_of_the_rows(tmp_path):
     shorter = {name: values[:-1] for name, values in ROWS.items()}
     assert "problem 1: 3" in fails("--input", write(tmp_path / "a.parquet", **shorter), "--output_dir", tmp_path / "a")
     scores = [0.5] * 7 + [None]
-    assert "`score` is empty in 1 of 8 rows" in fails(
+    assert "`score` must hold numbers; row 7 holds None" in fails(
         "--input", write(tmp_path / "b.parquet", score=scores), "--output_dir", tmp_path / "b"
     )

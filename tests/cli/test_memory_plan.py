@@ -1,4 +1,5 @@
 import json
+from dataclasses import fields
 
 import pytest
 import torch
@@ -6,15 +7,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.memory import BUCKET, MODEL, RESULT
 from topr_trl.cli import main as cli
-from topr_trl.cli.memory_plan import (
-    DEEPSPEED_BUCKET,
-    DEEPSPEED_LIVE,
-    KNOWN,
-    PlanArguments,
-    Shape,
-    activation_bytes,
-    memory,
-)
+from topr_trl.cli.gpu_memory import DEEPSPEED_BUCKET, DEEPSPEED_LIVE, Shape, activation_bytes, memory
+from topr_trl.cli.memory_plan import KNOWN, PlanArguments
+from topr_trl.pipeline.arguments import IterateArguments
 
 
 @pytest.fixture(scope="module")
@@ -104,33 +99,49 @@ def test_lora_trains_little(shapes):
     assert adapter.optimizer < 0.01 * whole.optimizer
 
 
+def test_what_is_left_out_is_planned_as_the_loop_runs_it(capsys):
+    own = {"nodes", "gpus", "gpu_memory", "gpu_tflops", "mfu", "lora_parameters", "prompt_tokens"}
+    planned = {field.name: field.default for field in fields(PlanArguments) if field.name not in own}
+    assert planned.pop("model_name_or_path") == "8b"  # the loop's is the embedded model, which needs no plan
+    assert {name: getattr(IterateArguments, name) for name in planned} == planned
+    cli.main(["plan", "--gpus", "4"])
+    printed = capsys.readouterr().out
+    assert "Assumed, as by default: model_name_or_path=8b, nodes=1, gpu_memory=80.0, " in printed
+    assert "optim=adafactor" in printed
+    assert "num_train_problems=7473 (GSM8K's)" in printed
+    assert "log μ of at most 119,568 rows" in printed  # without curation all are trained on
+    assert PlanArguments(curation="anna_karenina").trained_rows == 50_000  # the paper's
+    assert PlanArguments(curation="anna_karenina", iteration_size=70_000).trained_rows == 70_000
+
+
 def test_the_settings_of_a_loop_can_be_planned(tmp_path, capsys):
     config = tmp_path / "own.yaml"
     config.write_text("model_name_or_path: 70b\nlearning_rate: 1.0e-6\nnum_candidates: 4\nnum_train_problems: 100\n")
     cli.main(["plan", "--config", str(config), "--num_candidates", "8"])
     printed = capsys.readouterr().out
     assert "70.55 billion parameters" in printed
-    assert "An iteration: 800 candidates" in printed
+    assert "An iteration: 800 completions" in printed
     assert "log μ of at most 800 rows" in printed  # no more than there are
     config.write_text("num_train_problems: null\niteration_size: null\nnum_candidates: 2\n")
     cli.main(["plan", "--config", str(config)])
     assert "log μ of at most 14,946 rows" in capsys.readouterr().out
     config.write_text("use_peft: true\nlora_r: 16\n")
-    with pytest.raises(ValueError, match="use_peft: name the number of parameters"):
+    with pytest.raises(ValueError, match="use_peft: set lora_parameters"):
         cli.main(["plan", "--config", str(config)])
     config.write_text("learning_rat: 1.0e-6\n")
-    with pytest.raises(ValueError, match=r"There is no setting --learning_rat \(in .*own.yaml\)"):
+    with pytest.raises(ValueError, match=r"topr plan has no setting --learning_rat \(in .*own.yaml\)"):
         cli.main(["plan", "--config", str(config)])
 
 
 def test_command(capsys):
-    cli.main(["plan", "--model", "70b", "--nodes", "4", "--vllm_tensor_parallel_size", "4"])
+    cli.main(["plan", "--model", "70b", "--nodes", "4", "--vllm_tensor_parallel_size", "4", "--optim",
+              "adamw_torch_fused", "--per_device_train_batch_size", "1"])  # fmt: skip
     printed = capsys.readouterr().out
     assert "70.55 billion parameters; 4 x 8 GPUs" in printed
     rows = {line.split()[0]: line for line in printed.splitlines() if line.endswith(("fits", "too large"))}
     assert rows["ddp"].endswith("too large")
     assert rows["zero3"].endswith("fits")
-    cli.main(["plan", "--optim", "adafactor"])
+    cli.main(["plan"])
     assert "not with adafactor" in capsys.readouterr().out
     cli.main(["plan", "--model", "70b"])
     assert "which does not fit: raise vllm_tensor_parallel_size" in capsys.readouterr().out
@@ -140,5 +151,6 @@ def test_command(capsys):
                   {"vllm_tensor_parallel_size": 16}, {"iteration_size": 0}):  # fmt: skip
         with pytest.raises(ValueError, match=next(iter(wrong))):
             PlanArguments(**wrong)
-    with pytest.raises(ValueError, match="optim must be one of"):
-        PlanArguments(optim="lion")
+    for wrong in ({"optim": "lion"}, {"curation": "best"}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be one of"):
+            PlanArguments(**wrong)

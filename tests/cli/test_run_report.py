@@ -8,8 +8,8 @@ import pytest
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
 from topr_trl.cli import main as cli
-from topr_trl.cli.curves import PANELS, draw, has, series
-from topr_trl.cli.run_report import kinds_of, read_run, render
+from topr_trl.cli.run_report import read_run, render, rows_to_show
+from topr_trl.cli.run_report_curves import PANELS, draw, has, series
 from topr_trl.evaluation.answers import encode
 from topr_trl.evaluation.report import write_report
 from topr_trl.pipeline import manifest
@@ -40,14 +40,14 @@ def log_rows(folder, step, **columns):
 def test_a_run_as_a_page(run, capsys):
     log_rows(run, 3, prompt=["<script>alert(1)</script>"] * 4)
     cli.main(["plot", "--input", str(run)])
-    assert "report.html: 4 optimiser steps, 4 logged rows" in capsys.readouterr().out
+    assert "report.html: 4 optimizer steps, 4 logged rows" in capsys.readouterr().out
     page = (run / "report.html").read_text()
     for title in ("Loss", "Weights of negatives", "log π/μ of negatives", "Positives", "Gradient norm"):
         assert f"<h3>{title}</h3>" in page
-    assert "<h3>Entropy</h3>" not in page  # nobody logged it
+    assert "<h3>Entropy</h3>" not in page  # it was not logged
     assert "<script" not in page
     assert "&lt;script&gt;" in page
-    assert "4 optimiser steps" in page
+    assert "4 optimizer steps" in page
     # All that it needs is in it.
     assert re.findall(r'(?:src|href)="(?!data:)', page) == []
     assert "No rows were logged" not in page
@@ -62,7 +62,7 @@ def test_a_run_that_is_not_finished(run):
     found = read_run(run)
     assert [entry["step"] for entry in found.histories["run"] if "loss" in entry] == [1, 2]
     assert found.rows.num_rows == 4
-    assert "2 optimiser steps" in render(found)
+    assert "2 optimizer steps" in render(found)
 
 
 def test_a_training_that_fails_leaves_its_log(model, tokenizer, rows, tmp_path, monkeypatch):
@@ -100,7 +100,7 @@ def test_a_loop(run, tmp_path):
     assert found.rows["step"].to_pylist() == [8] * 4
     assert list(found.histories) == list(found.evaluations) == ["iteration-1", "iteration-2", "iteration-10"]
     page = render(found)
-    assert "10 optimiser steps in 3 iterations" in page
+    assert "10 optimizer steps in 3 iterations" in page
     assert "pass@1" in page
     # Steps of an iteration count on from those before.
     axes = draw(next(p for p in PANELS if p.title == "Loss"), found.histories).axes[0]
@@ -112,21 +112,17 @@ def test_a_loop(run, tmp_path):
     assert drawn == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
 
 
-def test_an_earlier_training_in_the_folder_is_not_shown(model, tokenizer, rows, run):
-    log_rows(run, 2)
-    log_rows(run, 4, completion=["old"] * 4)
+def test_the_newest_log_is_shown(model, tokenizer, rows, run):
+    """That of a shorter second training in the same folder, too."""
     args = OfflineTOPRConfig(
         str(run), per_device_train_batch_size=4, max_steps=3, learning_rate=1e-4, bf16=False, use_cpu=True,
         gradient_checkpointing=False, logging_steps=1, report_to="none", disable_tqdm=True,
     )  # fmt: skip
     OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).train()
-    found = read_run(run)
-    assert found.steps == 3
-    assert found.rows["step"].to_pylist() == [2] * 4
-    log_rows(run, 4, completion=["new"] * 4)  # it goes on, say
-    assert read_run(run).rows["completion"].to_pylist() == ["new", "2", "3", "4", "5"]
-    shutil.rmtree(run / "checkpoint-2")  # the log of the end is longer than that of a checkpoint
     assert read_run(run).steps == 3
+    log_rows(run, 4, completion=["old"] * 4)
+    log_rows(run, 2)
+    assert read_run(run).rows["completion"].to_pylist() == ["2", "3", "4", "5", "old"]
 
 
 def test_a_row_that_was_logged_twice_is_shown_once_as_it_was_last(run):
@@ -154,21 +150,21 @@ def test_rows_worth_a_look():
     advantages = [1.0, 0.5, 0.0] + [-1.0] * 12
     weights = [1.0, 1.0, 1.0, *np.linspace(0, 1, 12)]
     table = pa.table({"advantage": advantages, "weight": weights, "name": [str(i) for i in range(15)]})
-    kinds = {kind.title: [row["name"] for row in kind.rows] for kind in kinds_of(table)}
+    kinds = {kind: [row["name"] for row in rows] for kind, rows in rows_to_show(table).items()}
     assert kinds == {
-        "Negatives that weigh most": ["14", "13", "12", "11", "10"],
-        "Negatives that are tapered most": ["3", "4", "5", "6", "7"],
+        "Negatives of most weight": ["14", "13", "12", "11", "10"],
+        "Negatives of least weight": ["3", "4", "5", "6", "7"],
         "Positives": ["0", "1"],
     }
     table = table.append_column("log_ratio", pa.array([0.5, 2.0, *[-1.0] * 13]))
-    assert [row["name"] for kind in kinds_of(table) if "likeliest" in kind.title for row in kind.rows] == ["1", "0"]
+    assert [row["name"] for kind, rows in rows_to_show(table).items() if "likely" in kind for row in rows] == ["1", "0"]
 
 
-def test_rows_whose_turn_has_not_come_are_not_shown():
+def test_rows_without_a_weight_yet_are_not_shown():
     table = pa.table({"advantage": [-1.0] * 9, "weight": [0.5, None, None, 0.1, None, 0.2, 0.3, 0.4, 0.6]})
     table = table.append_column("name", pa.array(list("abcdefghi")))
-    kinds = {kind.title: [row["name"] for row in kind.rows] for kind in kinds_of(table)}
-    assert kinds == {"Negatives that weigh most": list("iahgf"), "Negatives that are tapered most": ["d"]}
+    kinds = {kind: [row["name"] for row in rows] for kind, rows in rows_to_show(table).items()}
+    assert kinds == {"Negatives of most weight": list("iahgf"), "Negatives of least weight": ["d"]}
 
 
 def test_an_earlier_log_outlives_a_training_that_does_not_begin(run, rows):
@@ -183,7 +179,7 @@ def test_an_earlier_log_outlives_a_training_that_does_not_begin(run, rows):
 
 def test_files_of_something_else(run):
     (run / "evaluation.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"evaluation.json is no evaluation that topr evaluate wrote"):
+    with pytest.raises(ValueError, match=r"evaluation.json is damaged, or was not written by topr evaluate"):
         read_run(run)
     (run / "evaluation.json").unlink()
     (run / "checkpoint-4" / "trainer_state.json").write_text("[]")

@@ -10,12 +10,19 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from topr_trl.data.collator import Collator, StepsSortedByLength, unflatten
 
 
-def collator(ratio_level="sequence", keep_idle=False):
-    return Collator(DataCollatorForLanguageModeling(pad_token_id=0), ratio_level, keep_idle)
+def collator(ratio_level="sequence", keep_idle=False, log_mu=None):
+    return Collator(DataCollatorForLanguageModeling(pad_token_id=0), ratio_level, keep_idle, log_mu or {})
 
 
-def row(number=0, reward=1.0, ids=(5, 6, 7), prompt_length=1, **columns):
-    return {"row": number, "reward": reward, "input_ids": list(ids), "prompt_length": prompt_length, **columns}
+def row(number=0, reward=1.0, ids=(5, 6, 7), prompt_length=1, dataset=0, **columns):
+    return {
+        "dataset": dataset,
+        "row": number,
+        "reward": reward,
+        "input_ids": list(ids),
+        "prompt_length": prompt_length,
+        **columns,
+    }
 
 
 def test_flat_values_become_rows_again():
@@ -49,9 +56,8 @@ def test_rows_without_a_gradient_are_left_out_and_counted():
     assert (alone["reward"].tolist(), alone["idle"], alone["lengths"]) == ([0.0], 1, [2])
 
 
-def test_log_mu_comes_from_the_row_or_from_what_was_scored():
-    collate = collator()
-    collate.scored = {1: -4.0, 2: -5.0}
+def test_log_mu_comes_from_the_row_or_from_what_was_computed():
+    collate = collator(log_mu={(0, 1): -4.0, (0, 2): -5.0, (1, 1): -6.0})
     rows = [
         row(0, mu_logps=[-1.0, -2.0]),
         row(1),
@@ -59,14 +65,14 @@ def test_log_mu_comes_from_the_row_or_from_what_was_scored():
         row(3),
         row(4, mu_logps=[]),
         row(5, mu_logps=None),
+        row(1, dataset=1),
     ]
-    assert collate(rows)["mu_logps"].tolist() == pytest.approx([-3.0, -4.0, -7.0, *[math.nan] * 3], nan_ok=True)
+    assert collate(rows)["mu_logps"].tolist() == pytest.approx([-3.0, -4.0, -7.0, *[math.nan] * 3, -6.0], nan_ok=True)
 
 
 def test_log_mu_of_tokens_follows_the_completions():
     """One value after the other; unknown where a row brought none, or as many as it has no tokens."""
-    collate = collator("token")
-    collate.scored = {1: [-4.0, -5.0]}
+    collate = collator("token", log_mu={(0, 1): np.array([-4.0, -5.0])})
     rows = [
         row(0, mu_logps=[-1.0, -2.0]),
         row(1),

@@ -20,7 +20,9 @@ def test_ids_are_joined_as_rows_are_tokenized(tokenizer, ids):
     assert joined.column_names == ["mu_logps", "input_ids", "prompt_length"]
 
 
-@pytest.mark.parametrize(("wrong", "message"), [(None, "1 ids that are empty"), (2**32 + 7, "no token id.*4294967303")])
+@pytest.mark.parametrize(
+    ("wrong", "message"), [(None, "1 ids that are null"), (2**32 + 7, "not token ids.*4294967303")]
+)
 def test_ids_that_cannot_be(tokenizer, wrong, message):
     rows = Dataset.from_dict({"prompt": ["a"], "prompt_ids": [[1]], "completion_ids": [[5, wrong]]})
     with pytest.raises(ValueError, match=f"`completion_ids`.*{message}"):

@@ -30,6 +30,7 @@ def test_without_a_problem_id_rows_with_equal_prompts_share_a_problem(tmp_path):
     assert [len(problem) for problem in samples.problem_ids] == [80, 80]  # a long prompt is not kept
     chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
     assert samples_of(rows(problem_id=None, prompt=chats)).codes_PS.tolist() == [[0, -1], [0, 1]]
+    assert samples_of(rows(problem_id=None, prompt=PROMPTS).with_format("numpy")).problem_ids == samples.problem_ids
     # Equal ends are other problems.
     assert samples_of(rows(problem_id=None, prompt=["a" + "=" * 90, "b" + "=" * 90] * 2)).num_problems == 2
     # A problem_id wins: rows of a problem may have several prompts.
@@ -84,7 +85,7 @@ def test_an_empty_answer_is_none():
         ({"problem_id": None}, "problem_id or prompt missing"),
         ({"answer": ["1", "2", "7", "2"]}, r"same `answer`; those of 1 problems differ, as in 3"),
         ({"level": [1, 2, 3, 2]}, "same `level`"),
-        ({"score": [1.0, None, 0.5, 0.5]}, "`score` is empty in 1 of 4"),
+        ({"score": [1.0, None, 0.5, 0.5]}, r"`score` must hold numbers; row 1 holds None\. Fill or drop the column"),
         ({"score": [1.0, float("nan"), 0.5, 0.5]}, "1 of 4 are not"),
         (
             {"problem_id": [3, 8, 3, 3], "answer": ["1"] * 4},
@@ -95,11 +96,14 @@ def test_an_empty_answer_is_none():
         ({"answer": [1, 2, 1, 2]}, "`answer` must hold text; row 0 holds 1"),
         ({"problem_id": [[3], [8], [3], [8]]}, r"`problem_id` must hold numbers or text; row 0 holds \[3\]"),
         ({"level": [["1"]] * 4}, r"`level` must hold numbers or text; row 0 holds \['1'\]"),
-        ({"score": [None, "0.5", None, "1"]}, "`score` must hold numbers; row 1 holds '0.5'"),
-        ({"answer": ["1", None, "1", None]}, "`answer` is empty in 2 of 4"),
-        ({"problem_id": [3, None, 3, None]}, "`problem_id` is empty in 2 of 4"),
-        ({"verdict": ["Correct", "incorrect"] * 2}, "must hold correct, incorrect, invalid; found 'Correct'"),
-        ({"verdict": ["correct", None] * 2}, "`verdict` is empty in 2 of 4"),
+        ({"score": ["1", "0.5", "0", "1"]}, "`score` must hold numbers; row 0 holds '1'"),
+        ({"answer": ["1", None, "1", None]}, "`answer` must hold text; row 1 holds None"),
+        (
+            {"problem_id": [3, None, 3, None]},
+            r"numbers or text; row 1 holds None \(the first of 2 such rows\)",
+        ),
+        ({"verdict": ["Correct", "incorrect"] * 2}, "must hold correct, incorrect, invalid; row 0 holds 'Correct'"),
+        ({"verdict": ["correct", None] * 2}, "`verdict` must hold correct, incorrect, invalid; row 1 holds None"),
     ],
 )
 def test_bad_rows(columns, message):
@@ -108,7 +112,7 @@ def test_bad_rows(columns, message):
 
 
 def test_bad_lists():
-    with pytest.raises(ValueError, match="a score for each of 1 x 2"):
+    with pytest.raises(ValueError, match="one score for each of 1 x 2"):
         encode([["1", "2"]], ["1"], [[1.0]])
     with pytest.raises(ValueError, match="same number of samples"):
         encode([[]], ["1"])

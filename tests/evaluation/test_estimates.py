@@ -1,5 +1,6 @@
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from topr_trl.evaluation.estimates import (
     evaluate_candidates,
     evaluate_in_full,
     evaluate_samples,
-    resampled_estimate,
+    weighted_sc_estimate,
     weighted_sc_solved,
 )
 from topr_trl.evaluation.exact import expected_best, expected_maj, expected_pass
@@ -22,6 +23,29 @@ def majority(answers):
     """The most frequent valid answer, the first seen of equals."""
     counts = Counter(answer for answer in answers if answer is not None)
     return counts.most_common(1)[0][0] if counts else None
+
+
+def drawn_estimate(samples, solved, k, seed=0, draws=100):
+    """The paper's procedure (Sec. 4.1), for any measure: see `weighted_sc_estimate`."""
+    rng, size = np.random.default_rng(seed), samples.num_samples
+    order_PS = np.tile(np.arange(size), (samples.num_problems, 1))
+    means = [solved(samples, rng.permuted(order_PS, axis=1)[:, :k]).mean() for _ in range(draws)]
+    return evaluation.Estimate(np.mean(means), np.sqrt(k * np.var(means) / (size - k)))
+
+
+def pass_solved(samples, drawn_PK):
+    return (np.take_along_axis(samples.codes_PS, drawn_PK, axis=1) == 0).any(axis=1)
+
+
+def maj_solved(samples, drawn_PK):
+    """The most frequent valid answer is that with the highest sum of equal scores."""
+    return weighted_sc_solved(replace(samples, scores_PS=np.ones(samples.codes_PS.shape)), drawn_PK)
+
+
+def best_solved(samples, drawn_PK):
+    codes_PK, scores_PK = (np.take_along_axis(a, drawn_PK, axis=1) for a in (samples.codes_PS, samples.scores_PS))
+    best = np.where(codes_PK >= 0, scores_PK, -np.inf).argmax(axis=1)
+    return codes_PK[np.arange(len(codes_PK)), best] == 0
 
 
 def make(seed=0, problems=60, samples=12):
@@ -71,7 +95,7 @@ def test_invalid_never_wins_a_vote():
     ("answers", "truths", "ks", "message"),
     [
         ([], [], [1], "at least one"),
-        ([["1"]], ["1", "2"], [1], "as many problems as truths"),
+        ([["1"]], ["1", "2"], [1], "one truth for each problem"),
         ([["1"], ["1", "2"]], ["1", "2"], [1], r"1 of 2 problems have fewer"),
         ([["1"]], ["1"], [2], "k must be between 1"),
     ],
@@ -87,9 +111,9 @@ def test_exact_values_are_the_limit_of_the_papers_draws(name, k):
     scores = np.random.default_rng(5).integers(0, 5, (60, 12)) / 4  # with ties
     samples = encode(answers, truths, scores.tolist())
     expected = {"pass": expected_pass, "maj": expected_maj, "best": expected_best}[name](samples, k)
-    solved = {"pass": evaluation.pass_solved, "maj": evaluation.maj_solved, "best": evaluation.best_solved}[name]
+    solved = {"pass": pass_solved, "maj": maj_solved, "best": best_solved}[name]
     exact = evaluation.exact_estimate(expected, k, 12)
-    drawn = resampled_estimate(samples, solved, k, seed=6, draws=2_000)
+    drawn = drawn_estimate(samples, solved, k, seed=6, draws=2_000)
     # The mean of 2,000 draws is off by a standard deviation of a draw over √2000: SE² = K V / (S - K).
     deviation = exact.standard_error * np.sqrt((12 - k) / k)
     assert abs(drawn.value - exact.value) < 4 * deviation / np.sqrt(2_000) + 1e-12
@@ -100,7 +124,7 @@ def test_the_papers_hundred_draws_agree_with_the_unbiased_estimator():
     samples = encode(*make(problems=200, samples=16))
     for k in (1, 4, 8):
         exact = evaluation.exact_estimate(expected_pass(samples, k), k, 16)
-        drawn = resampled_estimate(samples, evaluation.pass_solved, k)
+        drawn = drawn_estimate(samples, pass_solved, k)
         assert abs(drawn.value - exact.value) < 4 * exact.standard_error * np.sqrt((16 - k) / k) / 10
 
 
@@ -125,9 +149,9 @@ def test_ties_go_to_the_first_drawn_and_rounding_makes_none():
     answers, scores = [["1", "1", "2", None], ["2", "1", "1", None]], [[0.1, 0.2, 0.3, 1.0], [0.3, 0.2, 0.1, 1.0]]
     samples, drawn = encode(answers, ["1", "1"], scores), np.tile(np.arange(4), (2, 1))
     assert weighted_sc_solved(samples, drawn).tolist() == [True, False]
-    assert evaluation.maj_solved(samples, drawn[:, [0, 2]]).tolist() == [True, False]
+    assert maj_solved(samples, drawn[:, [0, 2]]).tolist() == [True, False]
     equal = encode([["1", "2"], ["2", "1"], [None, "1"], [None, None]], ["1"] * 4, [[1.0, 1.0]] * 4)
-    assert evaluation.best_solved(equal, np.tile(np.arange(2), (4, 1))).tolist() == [True, False, True, False]
+    assert best_solved(equal, np.tile(np.arange(2), (4, 1))).tolist() == [True, False, True, False]
     # Small scores are told apart as large ones are, to nine digits of the largest.
     for answers, scores in ((["1", "2"], [1e-12, 2e-12]), (["2", "1"], [1.0, 1.0 + 4e-10])):
         assert weighted_sc_solved(encode([answers], ["2"], [scores]), np.arange(2)[None]).all()
@@ -137,9 +161,9 @@ def test_ties_go_to_the_first_drawn_and_rounding_makes_none():
 
 
 def test_scores_are_needed():
-    with pytest.raises(ValueError, match=r"^Weighted .* need a score of each sample; there are none\.$"):
+    with pytest.raises(ValueError, match=r"^Weighted .* need a score for each sample; there are none\.$"):
         evaluate_samples([["1", "2"]], ["1"], best_ks=[1])
-    with pytest.raises(ValueError, match="need a score of each sample"):
+    with pytest.raises(ValueError, match="need a score for each sample"):
         evaluate_samples([["1", "2"]], ["1"], weighted_sc_ks=[2])
 
 
@@ -206,9 +230,9 @@ def test_draws_are_those_of_the_seed(seed):
     answers, truths = make(problems=7, samples=8)
     scores = np.random.default_rng(5).random((7, 8)).tolist()
     given, samples = {"seed": seed} if seed else {}, encode(answers, truths, scores)
-    expected = resampled_estimate(samples, weighted_sc_solved, 2, **given)
-    assert expected == resampled_estimate(samples, weighted_sc_solved, 2, seed, draws=100)  # the paper's
-    assert expected != resampled_estimate(samples, weighted_sc_solved, 2, seed + 1)
+    expected = weighted_sc_estimate(samples, 2, **given)
+    assert expected == weighted_sc_estimate(samples, 2, seed, draws=100)  # the paper's
+    assert expected != weighted_sc_estimate(samples, 2, seed + 1)
     rows = Dataset.from_dict({
         "problem_id": np.repeat(range(7), 8), "extracted": [a for row in answers for a in row],
         "answer": ["7"] * 56, "score": [s for row in scores for s in row],

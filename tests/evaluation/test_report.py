@@ -65,6 +65,15 @@ def test_the_section_of_a_card(tmp_path, monkeypatch):
     assert bare.endswith("standard errors)\n")
 
 
+def test_any_number_of_evaluations(tmp_path):
+    assert str(Evaluations()) == "No evaluations."
+    runs = Evaluations({f"iteration-{i}": evaluation(i) for i in range(7)})
+    assert "![iteration-0 and iteration-1 and" in runs.write_card_section(tmp_path)
+    assert (tmp_path / "evaluation.png").is_file()
+    runs["more"] = evaluate_samples([["7", "1"]], ["7"])
+    assert str(runs).splitlines()[-1] == "(1 or 30 problems, 2 or 6 samples each; ± is two standard errors)"
+
+
 def test_one_run(tmp_path):
     groups = {"subject": ["algebra", "geometry"] * 20, "level": ["1", "2", "3", "none"] * 10}
     text = write_report(tmp_path, {"estimate": make(scored=True, groups=groups)})

@@ -1,3 +1,6 @@
+import random
+
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -30,7 +33,25 @@ def test_rows(model, tokenizer, problems):
     assert rows["completion"][:] != sample_candidates(model, tokenizer, problems, args, seed=6)["completion"][:]
 
 
-def test_responses_follow_the_model(model, tokenizer):
+def test_global_generators_are_left_as_they_were(model, tokenizer, problems):
+    args = SamplingArguments(num_candidates=2, max_new_tokens=8)
+    accelerators = range(torch.accelerator.device_count())
+
+    def states():
+        on_devices = [
+            torch.get_device_module(torch.accelerator.current_accelerator()).get_rng_state(i).tolist()
+            for i in accelerators
+        ]
+        return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist(), on_devices
+
+    before = states()
+    rows = sample_candidates(model, tokenizer, problems, args, seed=5)
+    assert states() == before
+    torch.manual_seed(7)  # nor do they decide what is drawn
+    assert sample_candidates(model, tokenizer, problems, args, seed=5)["completion_ids"][:] == rows["completion_ids"][:]
+
+
+def test_completions_follow_the_model(model, tokenizer):
     # The share of each first token over many samples is the model's probability of it.
     prompt = "Question: Ana has 4 pens. Ana finds 3 more. How many pens does Ana have now?\nAnswer: 4 + 3 ="
     problem = Dataset.from_dict({"problem_id": [0], "prompt": [prompt]})

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, SamplingArguments, load_candidates
+from topr_trl.checkpoints import model_fingerprint
 from topr_trl.generation.vllm import VLLMArguments, sample_candidates_with_vllm, start_engine
-from topr_trl.log_mu import fingerprint
 from topr_trl.tasks import arithmetic, gsm8k
 
 pytest.importorskip("vllm")
@@ -62,7 +62,7 @@ def test_checkpoints_of_the_trainer_from_iteration_to_iteration(problems, tmp_pa
                 assert len(row["sampler_logps"]) == len(row["completion_ids"])
         del engine
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-        start = fingerprint(model)
+        start = model_fingerprint(model)
         assert_engine_is_the_model(rows, model)
         assert rows["problem_id"][:] == [i for i in range(6) for _ in range(4)]
         assert rows["sample_id"][:] == [0, 1, 2, 3] * 6

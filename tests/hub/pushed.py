@@ -9,7 +9,7 @@ from huggingface_hub import snapshot_download
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer, evaluate_samples, hub
+from topr_trl import Evaluations, OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer, evaluate_samples, hub
 from topr_trl.cli import main as cli
 from topr_trl.pipeline import manifest
 from topr_trl.tasks import arithmetic
@@ -58,10 +58,9 @@ def push_from_checkpoints(out: Path) -> None:
 def push_at_the_end(out: Path) -> None:
     trainer = offline(out / "offline", max_steps=1)
     trainer.train()
-    trainer.evaluations = {
-        "before": evaluate_samples([["7", "8"]], ["7"]),
-        "after": evaluate_samples([["7"] * 2], ["7"]),
-    }
+    trainer.evaluations = Evaluations(
+        before=evaluate_samples([["7", "8"]], ["7"]), after=evaluate_samples([["7"] * 2], ["7"])
+    )
     trainer.push_to_hub(dataset_name="me/sums")
 
     def reward(completions, **_):

@@ -14,12 +14,13 @@ from datasets import Dataset, load_dataset
 from hub_server import TOKEN, serve
 from huggingface_hub import DatasetCard, ModelCard
 
-from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, evaluate_samples, load_candidates
+from topr_trl import Evaluations, OfflineTOPRConfig, OfflineTOPRTrainer, evaluate_samples, load_candidates
 from topr_trl.cli import main as cli
 from topr_trl.data.tables import save_candidates
 from topr_trl.hub import push_to_hub
+from topr_trl.hub.cards import results_metadata
 from topr_trl.hub.push import _is_stale, pack
-from topr_trl.model_card import PAPER, add_evaluation
+from topr_trl.model_card import PAPER, add_section
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.arguments import CurateArguments, IterateArguments, TrainArguments, take
 from topr_trl.pipeline.lineage import first_weights, lineage
@@ -245,7 +246,7 @@ def test_a_card_that_somebody_wrote_is_kept(loop, tmp_path):
 def test_a_checkpoint_has_its_own_step_on_its_card(model, tokenizer, rows, tmp_path):
     trainer = OfflineTOPRTrainer(model, config(tmp_path, save_steps=1), rows, processing_class=tokenizer)
     trainer.train()
-    trainer.evaluations = {"after": evaluate_samples([["7", "8"]], ["7"])}
+    trainer.evaluations = Evaluations(after=evaluate_samples([["7", "8"]], ["7"]))
     trainer.create_model_card()
     first, last = (pack(tmp_path / f"checkpoint-{step}", "me/x") for step in (1, 2))
     assert "| steps | 1, learning rate 5e-07, adafactor |" in first.card
@@ -275,14 +276,14 @@ def config(folder, **settings):
     )  # fmt: skip
 
 
-def test_evaluations_become_metadata():
+def test_evaluations_become_a_section_and_metadata(tmp_path):
     card = ModelCard("---\nmodel_name: mine\n---\n# Mine\n\n## Training procedure\n\nLong.\n")
     old, new = evaluate_samples([["7", "8"]], ["7"]), evaluate_samples([["7", "7"]], ["7"], maj_ks=[1])
-    add_evaluation(card, {"before": new, "after": old}, picture=True, dataset="openai/gsm8k")
-    add_evaluation(card, {"before": old, "after": new}, picture=False, dataset="openai/gsm8k")
-    assert card.text.count("## Evaluation") == 1
-    assert card.text.index("## Evaluation") < card.text.index("## Training procedure")
-    assert "evaluation.png" not in card.text
+    add_section(card, Evaluations(before=new, after=old).write_card_section(tmp_path))
+    add_section(card, Evaluations(now=new).write_card_section(tmp_path))
+    assert card.text.count("## Evaluation") == card.text.count("evaluation.png") == 1
+    assert card.text.index("## Evaluation") < card.text.index("| now") < card.text.index("## Training procedure")
+    card.data.eval_results = results_metadata(new, "openai/gsm8k")
     found = {result.metric_type: result.metric_value for result in ModelCard(str(card)).data.eval_results}
     assert found == {"pass@1": 100.0, "maj@1": 100.0}
 
@@ -292,7 +293,7 @@ def test_the_trainer_s_card_has_its_evaluations(model, tokenizer, rows, tmp_path
     trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
     trainer.create_model_card()
     assert "## Evaluation" not in (tmp_path / "README.md").read_text()
-    trainer.evaluations = {"before": evaluate_samples([["7", "8"]], ["7"])}
+    trainer.evaluations = Evaluations(before=evaluate_samples([["7", "8"]], ["7"]))
     trainer.create_model_card("mine", dataset_name="openai/gsm8k", tags="sums")
     card = ModelCard.load(tmp_path / "README.md")
     assert {"sums", "topr", "generated_from_trainer"} <= set(card.data.tags)

@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 from safetensors.torch import load_file
-from trl import ModelConfig
 
-from topr_trl import OfflineTOPRConfig, SamplingArguments, load_candidates
+from topr_trl import load_candidates
 from topr_trl.cli import commands
-from topr_trl.cli import main as cli
-from topr_trl.generation.vllm import VLLMArguments
-from topr_trl.pipeline.arguments import Settings, StageArguments
-from topr_trl.pipeline.loop import LoopArguments, _devices, check, plan
+from topr_trl.pipeline import stages
+from topr_trl.pipeline.arguments import IterateArguments
+from topr_trl.pipeline.loop import _devices, check, steps_of, write_settings
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"
 KILLS = 20
@@ -37,61 +35,65 @@ def start(out, **more):
     return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
 
-@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name not in commands.AT_ONCE])
-def test_help_shows_what_matters(command, capsys):
-    cli.main([command, "--help"])
-    short = capsys.readouterr().out
-    cli.main([command, "--help_all"])
-    assert len(short.splitlines()) < 240 < 600 < len(capsys.readouterr().out.splitlines())
-    assert f"usage: topr {command} " in short
-    assert ("--input" in short) == (command != "iterate")
-    assert "--fsdp_config" not in short
-    for shown in commands._SHOWN[command]:
-        assert f"--{shown} " in short, f"{shown} is no setting"
+def loop(tmp_path, **more):
+    return IterateArguments(output_dir=str(tmp_path), **{"use_cpu": True, "bf16": False, **more})
 
 
-def test_plan(tmp_path):
-    steps = list(plan(LoopArguments(iterations=2), "base", tmp_path))
+def test_steps(tmp_path):
+    steps = list(steps_of(loop(tmp_path, iterations=2, model_name_or_path="base")))
     names = [step.stage for step in steps]
     testing = ["sample", "score", "evaluate"]
     assert names == testing + 2 * (["sample", "score", "curate", "log-mu", "train", *testing])
-    models = {step.model for step in steps if step.stage in ("log-mu", "train")}
+    models = {step.args.model_name_or_path for step in steps if step.stage in ("log-mu", "train")}
     assert models == {"base", str(tmp_path / "iteration-1" / "model")}
-    given = list(plan(LoopArguments(candidates=str(tmp_path)), None, tmp_path))
+    # The rows of an iteration are in one folder, to which its stages add columns.
+    for step in steps[3:7]:
+        assert step.folder == tmp_path / "iteration-1" / "rollouts"
+    given = list(steps_of(loop(tmp_path, rows=str(tmp_path))))
     assert [step.stage for step in given] == [*testing, *names[4:8], *testing]
-    assert given[3].input == tmp_path
+    assert given[3].args.source == tmp_path
+    assert given[3].folder == tmp_path / "iteration-1" / "rollouts"
 
 
-def settings(tmp_path, **training):
-    return Settings(
-        StageArguments(), SamplingArguments(), VLLMArguments(),
-        OfflineTOPRConfig(str(tmp_path), use_cpu=True, bf16=False, **training), ModelConfig(),
-    )  # fmt: skip
+def test_stages_get_the_settings_of_the_loop(tmp_path):
+    given = {"learning_rate": 3e-4, "max_new_tokens": 7, "eval_samples": 3, "num_shots": 2, "task": "math",
+             "baseline": "group_mean", "preset": "tis", "seed": 5, "use_peft": True, "lora_r": 4,
+             "lr_scheduler_type": "cosine", "max_grad_norm": 2.0, "num_candidates": 5,
+             "model_init_kwargs": {"attn_implementation": "eager"}, "lora_target_modules": ["q_proj", "v_proj"],
+             "sampling_backend": "vllm", "vllm_dtype": "float32"}  # fmt: skip
+    for step in steps_of(loop(tmp_path, **given)):
+        counted = 3 if getattr(step.args, "split", "train") == "test" else 5
+        for name, value in {**given, "num_candidates": counted}.items():
+            if step.stage != "evaluate" and hasattr(step.args, name):
+                assert getattr(step.args, name) == value, (step.stage, name)
+        if step.stage in ("sample", "log-mu", "train"):  # by the YAML that they are started with
+            parsed = commands.parse(step.stage, ["--config", str(write_settings(step))])
+            _, inputs_of = stages.STAGES[step.stage]
+            if step.stage != "sample":
+                (step.folder.parent / "rollouts").mkdir(parents=True, exist_ok=True)
+            assert inputs_of(parsed) == inputs_of(step.args)
+            assert parsed.folder == step.folder
 
 
 def test_what_would_fail_later_is_refused_first(tmp_path, monkeypatch):
     for name, message in (("fsdp2", "DTensors"), ("zero3_offload", "its own Adam")):
-        loop = LoopArguments(accelerate_config=str(CONFIGS / f"{name}.yaml"))
         with pytest.raises(ValueError, match=message):
-            check(loop, settings(tmp_path))
-    check(LoopArguments(accelerate_config=str(CONFIGS / "fsdp2.yaml")), settings(tmp_path, optim="adamw_torch"))
-    for name in ("input", "output", "worker", "compare"):
-        now = settings(tmp_path)
-        setattr(now.stage, name, "0/1")
-        with pytest.raises(ValueError, match=f"{name} is for single stages"):
-            check(LoopArguments(), now)
-    now = settings(tmp_path)
-    now.stage.dataset_name, now.stage.test_dataset_name = "nowhere.jsonl", "nowhere.jsonl"
+            check(loop(tmp_path, accelerate_config=str(CONFIGS / f"{name}.yaml")))
+    check(loop(tmp_path, accelerate_config=str(CONFIGS / "fsdp2.yaml"), optim="adamw_torch"))
+    with pytest.raises(ValueError, match="save_only_model"):
+        check(loop(tmp_path, save_only_model=True))
+    nowhere = {"dataset_name": "nowhere.jsonl", "test_dataset_name": "nowhere.jsonl"}
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        check(LoopArguments(), now)
-    now = settings(tmp_path)
+        check(loop(tmp_path, **nowhere))
+    with pytest.raises(FileNotFoundError, match=r"There is no nowhere to read \(--rows\)"):
+        loop(tmp_path, rows="nowhere")
     if find_spec("vllm") is None:
-        now.stage.sampling_backend = "vllm"
         with pytest.raises(ImportError, match="sampling_python"):
-            check(LoopArguments(), now)
+            check(loop(tmp_path, sampling_backend="vllm"))
+    now = loop(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="--accelerate_config"):
-        check(LoopArguments(), now)
+        check(now)
 
 
 def test_workers_share_the_gpus_that_the_loop_sees(monkeypatch):
@@ -100,22 +102,6 @@ def test_workers_share_the_gpus_that_the_loop_sees(monkeypatch):
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert _devices(range(2, 4)).get("CUDA_VISIBLE_DEVICES") == seen
-
-
-def test_stages_get_the_settings_of_the_embedded_model(tmp_path, monkeypatch):
-    """Those that the loop chose because no model was named; it names one to every stage."""
-    started = []
-    monkeypatch.setattr(
-        "topr_trl.pipeline.loop._run", lambda step, loop, settings, arguments: started.append(arguments)
-    )
-    monkeypatch.setattr("topr_trl.pipeline.loop._is_finished", lambda step, settings: False)
-    with pytest.raises(FileNotFoundError):  # no stage has run
-        cli.main(["iterate", "--output_dir", str(tmp_path), "--num_shots", "2"])
-    parser = commands.make_parser("train")
-    for arguments in started:
-        _, stage, sampling, _, training, model = parser.parse_args_and_config([*arguments, "--model_name_or_path", "x"])
-        assert (stage.num_shots, sampling.max_new_tokens, training.learning_rate) == (2, 96, 1e-4)
-        assert model.model_name_or_path == "x"
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +134,9 @@ def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
             process.kill()
             process.wait()
     assert start(out, **several).wait() == 0, log_of(out)
-    for folder in ("base/test/scored", "iteration-1/scored", "iteration-1/log_mu"):
+    for folder in ("base/test/rollouts", "iteration-1/rollouts"):
         assert keys(whole / folder) == keys(out / folder), folder
-    one, two = (load_candidates(run / "iteration-1/log_mu")["mu_logps"][:] for run in (whole, out))
+    one, two = (load_candidates(run / "iteration-1/rollouts")["mu_logps"][:] for run in (whole, out))
     for a, b in zip(one, two, strict=True):
         assert (a is None) == (b is None)
         assert a is None or a == pytest.approx(b, abs=1e-4)
@@ -186,7 +172,7 @@ def test_a_loop_that_is_killed_ends_as_one_that_is_not(whole, tmp_path):
         break
     assert kills >= KILLS, f"the loop ended after {kills} kills: make it longer"
     lost = repeated = 0
-    for folder in ("base/test/scored", "iteration-1/scored", "iteration-1/log_mu", "iteration-1/test/scored"):
+    for folder in ("base/test/rollouts", "iteration-1/rollouts", "iteration-1/test/rollouts"):
         expected, found = keys(whole / folder), keys(tmp_path / "killed" / folder)
         lost += len(set(expected) - set(found))
         repeated += len(found) - len(set(found))
@@ -201,7 +187,8 @@ def test_a_loop_that_is_killed_ends_as_one_that_is_not(whole, tmp_path):
 
 def keys(folder: Path):
     rows = load_candidates(folder)
-    return [(row["problem_id"], row["sample_id"], tuple(row["completion_ids"])) for row in rows]
+    names = [n for n in ("problem_id", "sample_id", "reward", "reward_after_baseline") if n in rows.column_names]
+    return [(tuple(row["completion_ids"]), *(row[name] for name in names)) for row in rows]
 
 
 def difference_of_weights(*runs: Path):

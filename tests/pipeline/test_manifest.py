@@ -9,59 +9,89 @@ from topr_trl.pipeline import manifest
 
 def test_a_finished_stage_is_known_by_its_inputs_and_files(tmp_path):
     folder, inputs = tmp_path / "stage", {"seed": 1, "limits": (0.0, 1.0)}
-    assert manifest.begin(folder, inputs) is False
-    assert manifest.begin(folder, inputs) is False  # begun, not finished
+    assert manifest.begin(folder, "sample", inputs) is False
+    assert manifest.begin(folder, "sample", inputs) is False  # begun, not finished
     (folder / "rows.parquet").write_bytes(b"rows")
     (folder / manifest.WORK).mkdir()
     (folder / manifest.WORK / "scratch").write_bytes(b"scratch")
-    manifest.finish(folder, rows=4, note="kept")
+    manifest.finish(folder, "sample", rows=4, note="kept")
     known = manifest.read(folder)
-    assert (known["rows"], known["note"]) == (4, "kept")
-    assert known["files"] == {"rows.parquet": {"bytes": 4, "sha256": known["files"]["rows.parquet"]["sha256"]}}
-    assert manifest.begin(folder, inputs) is True
+    assert (known.stages["sample"]["rows"], known.stages["sample"]["note"]) == (4, "kept")
+    assert known.files == {"rows.parquet": {"bytes": 4, "sha256": known.files["rows.parquet"]["sha256"]}}
+    assert manifest.begin(folder, "sample", inputs) is True
     (folder / "rows.parquet").write_bytes(b"row")  # cut off
-    assert manifest.begin(folder, inputs) is False
+    assert manifest.begin(folder, "sample", inputs) is False
     assert not (folder / "rows.parquet").exists()  # or whoever makes what is missing would leave it
 
 
-def test_rows_that_another_folder_holds_too_can_be_dropped(tmp_path):
-    folder = tmp_path / "candidates"
-    manifest.begin(folder, {"seed": 1})
-    (folder / "rows.parquet").write_bytes(b"rows")
-    manifest.drop(folder, tmp_path / "scored")  # not finished: nothing is removed
-    assert (folder / "rows.parquet").is_file()
-    manifest.finish(folder, rows=4)
-    before = manifest.fingerprint(folder)
-    manifest.check_kept(folder)
-    for _ in range(2):
-        manifest.drop(folder, tmp_path / "scored")
-        assert not (folder / "rows.parquet").exists()
-        assert manifest.begin(folder, {"seed": 1}) is True
-    assert manifest.fingerprint(folder) == before
-    manifest.check_whole(folder)
-    with pytest.raises(ValueError, match="remove both folders"):
-        manifest.check_kept(folder)
+def test_several_stages_work_on_a_folder_one_after_the_other(tmp_path):
+    manifest.begin(tmp_path, "sample", {"seed": 1})
+    (tmp_path / "rows.parquet").write_bytes(b"rows")
+    manifest.finish(tmp_path, "sample", rows=4)
+    before = manifest.fingerprint(tmp_path)
+    assert manifest.begin(tmp_path, "score", {"task": "math"}) is False
+    with pytest.raises(ValueError, match="is not finished"):
+        manifest.check_whole(tmp_path)
+    (tmp_path / "rows.parquet").write_bytes(b"rows, scored")
+    assert manifest.begin(tmp_path, "sample", {"seed": 1}) is True  # its file is being replaced
+    manifest.finish(tmp_path, "score", rows=4)
+    assert manifest.fingerprint(tmp_path) != before
+    manifest.check_whole(tmp_path)
+    assert manifest.begin(tmp_path, "sample", {"seed": 1}) is True
+    assert manifest.begin(tmp_path, "score", {"task": "math"}) is True
+    with pytest.raises(ValueError, match=r"task: 'math' there, 'gsm8k' now"):
+        manifest.begin(tmp_path, "score", {"task": "gsm8k"})
+    (tmp_path / "rows.parquet").unlink()
+    assert manifest.begin(tmp_path, "score", {"task": "math"}) is False
+    assert manifest.begin(tmp_path, "sample", {"seed": 1}) is False  # the stage that makes it, too
 
 
 def test_results_for_other_settings_are_an_error_that_names_them(tmp_path):
-    manifest.begin(tmp_path, {"seed": 3, "top_p": 1.0})
-    manifest.begin(tmp_path, {"seed": 1, "top_p": 1.0})  # it has made nothing yet
+    manifest.begin(tmp_path, "sample", {"seed": 3, "top_p": 1.0})
+    manifest.begin(tmp_path, "sample", {"seed": 1, "top_p": 1.0})  # it has made nothing yet
     (tmp_path / "rows.parquet").write_bytes(b"rows")
     with pytest.raises(ValueError, match=r"other settings \(seed: 1 there, 2 now\)"):
-        manifest.begin(tmp_path, {"seed": 2, "top_p": 1.0})
+        manifest.begin(tmp_path, "sample", {"seed": 2, "top_p": 1.0})
 
 
 def test_fingerprint_follows_the_content(tmp_path):
     prints = []
     for content in (b"one", b"two", b"one"):
         folder = tmp_path / str(len(prints))
-        manifest.begin(folder, {})
+        manifest.begin(folder, "sample", {})
         (folder / "rows").write_bytes(content)
         prints.append(manifest.fingerprint(folder))  # without a finished manifest: by names and sizes
-        manifest.finish(folder, rows=1)
+        manifest.finish(folder, "sample", rows=1)
         prints.append(manifest.fingerprint(folder))
     assert prints[0] == prints[2] == prints[4]
     assert prints[1] == prints[5] != prints[3]
+
+
+def test_a_manifest_of_version_0_1_is_read(tmp_path):
+    old = {
+        "inputs": {"temperature": 1.0, "num_candidates": 4},
+        "files": {},
+        "rows": 3,
+        "finished": "2026-11-01 10:00:00",
+    }
+    (tmp_path / manifest.NAME).write_text(json.dumps(old))
+    known = manifest.read(tmp_path)
+    assert known.finished
+    assert list(known.stages) == ["sample"]
+    assert known.stages["sample"]["inputs"]["temperature"] == 1.0
+    (tmp_path / manifest.NAME).write_text(json.dumps({**old, "dropped": "run/scored"}))
+    with pytest.raises(ValueError, match=r"removed by version 0\.1 when run/scored had been made of them: read that"):
+        manifest.read(tmp_path)
+    (tmp_path / manifest.NAME).write_text(json.dumps({"inputs": {"task": "math"}, "files": None}))
+    assert not manifest.read(tmp_path).finished  # begun
+
+
+def test_a_loop_of_version_0_1_is_refused(tmp_path):
+    (tmp_path / ".lock").touch()
+    manifest.check_own(tmp_path)
+    (tmp_path / "base" / "test" / "candidates").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"is a loop of version 0\.1: finish it with that version"):
+        manifest.check_own(tmp_path)
 
 
 def _hold(folder, seconds):
@@ -77,15 +107,16 @@ def test_the_lock_ends_with_its_process(tmp_path):
         time.sleep(0.01)
     process.kill()
     process.join()
-    with manifest.lock(tmp_path):  # waits for nobody
+    with manifest.lock(tmp_path):  # does not wait
         pass
 
 
-@pytest.mark.parametrize("content", ['{"inputs": {}, "files": []}', "[" * 100_000, "null", '{"inputs": {}}'])
+@pytest.mark.parametrize("content", ['{"inputs": {}, "files": []}', "[" * 100_000, "null", '{"inputs": {}}',
+                                     '{"stages": {}, "files": {}}', '{"stages": {"a": 1}, "files": {}}'])  # fmt: skip
 def test_what_is_no_manifest_is_refused(tmp_path, content):
     (tmp_path / manifest.NAME).write_text(content)
     with pytest.raises(ValueError, match=r"_manifest\.json is damaged"):
-        manifest.begin(tmp_path, {})
+        manifest.begin(tmp_path, "sample", {})
 
 
 @pytest.mark.parametrize("name", ["../victim", "link/victim", "/victim", "sub/../../victim", "..", "\0"])
@@ -94,40 +125,43 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path, name):
     folder.mkdir()
     victim.write_bytes(b"victim")
     (folder / "link").symlink_to(tmp_path)
-    (folder / manifest.NAME).write_text(json.dumps({"inputs": {}, "files": {name: {"bytes": 1}}}))
-    for work in (manifest.begin, manifest.drop):
+    files = {name: {"bytes": 1}}
+    for content in (
+        {"inputs": {}, "files": files},
+        {"stages": {"sample": {"inputs": {}, "sources": {}}}, "files": files},
+    ):
+        (folder / manifest.NAME).write_text(json.dumps(content))
         with pytest.raises(ValueError, match="names a file outside of its folder"):
-            work(folder, {})
+            manifest.begin(folder, "sample", {})
     assert victim.is_file()
 
 
 def test_files_of_something_else_are_not_taken_for_results(tmp_path):
-    (tmp_path / "candidates-00000-of-00001.parquet").write_bytes(b"rows")
+    (tmp_path / "rows-00000-of-00001.parquet").write_bytes(b"rows")
     with pytest.raises(ValueError, match="files that no stage has written"):
-        manifest.begin(tmp_path, {"seed": 1})
+        manifest.begin(tmp_path, "sample", {"seed": 1})
 
 
-def _work(folder, order, name, shared, seconds):
-    with manifest.lock(folder, shared=shared):
-        order.put((time.monotonic(), f"{name} begins"))
+def _work(folder, order, part, seconds):
+    with manifest.lock(folder, part) if part else manifest.lock_all(folder):
+        order.put((time.monotonic(), f"{part or 'closing'} begins"))
         time.sleep(seconds)
-        order.put((time.monotonic(), f"{name} ends"))
+        order.put((time.monotonic(), f"{part or 'closing'} ends"))
 
 
-def test_workers_share_a_lock_and_who_closes_waits_for_them(tmp_path):
+def test_workers_have_a_lock_each_and_who_closes_waits_for_them(tmp_path):
     context = multiprocessing.get_context("fork")
     order = context.Queue()
-    workers = [context.Process(target=_work, args=(tmp_path, order, "worker", True, 1.0)) for _ in range(2)]
+    workers = [context.Process(target=_work, args=(tmp_path, order, part, 1.0)) for part in ("-0-of-2", "-1-of-2")]
     for worker in workers:
         worker.start()
     seen = [order.get(timeout=10) for _ in range(2)]
-    closing = context.Process(target=_work, args=(tmp_path, order, "closing", False, 0.0))
+    closing = context.Process(target=_work, args=(tmp_path, order, "", 0.0))
     closing.start()
     seen += [order.get(timeout=10) for _ in range(4)]
     # A queue does not keep the order of several processes.
-    assert [what for _, what in sorted(seen)] == ["worker begins"] * 2 + ["worker ends"] * 2 + [
-        "closing begins",
-        "closing ends",
-    ]
+    what = [event.rpartition(" ")[2] for _, event in sorted(seen)]
+    assert what == ["begins", "begins", "ends", "ends", "begins", "ends"]
+    assert sorted(seen)[-1][1] == "closing ends"
     for process in (*workers, closing):
         process.join()

@@ -12,6 +12,7 @@ from topr_trl.hub.push import pack
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.arguments import CurateArguments, EvaluateArguments, ScoreArguments, TrainArguments
 from topr_trl.pipeline.lineage import lineage
+from topr_trl.pipeline.training import _trainer
 from topr_trl.tasks import arithmetic
 
 SAMPLING = {
@@ -81,12 +82,12 @@ def test_columns_are_added_to_its_rows(sampled):
 
 
 def test_rewards_after_the_baseline_are_trained_on_as_they_are(curated, tmp_path):
-    trainer, places = stages._trainer(train(curated, tmp_path / "model"))
+    trainer, places = _trainer(train(curated, tmp_path / "model"))
     assert sorted(set(trainer.train_dataset["reward"])) == [-1.5, 0.5]
     assert len(places) == 8
-    stages._trainer(train(curated, tmp_path / "same", baseline=".50"))
+    _trainer(train(curated, tmp_path / "same", baseline=".50"))
     with pytest.raises(ValueError, match=r"baseline=0\.9, but the rows of .*curated were chosen with baseline=0\.5"):
-        stages._trainer(train(curated, tmp_path / "unheard", baseline=0.9))
+        _trainer(train(curated, tmp_path / "unheard", baseline=0.9))
 
 
 def test_rows_are_pushed(sampled, tmp_path):

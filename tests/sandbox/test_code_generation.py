@@ -14,7 +14,7 @@ SIZES = "WARM_UP_ROWS, LOGGED_TASKS, HELD_OUT_TASKS, CANDIDATES = 24_000, 300, 2
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="programs are run on Linux alone")
+@pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 def test_the_example_in_miniature(tmp_path):
     source = EXAMPLE.read_text()
     assert source.count(SIZES) == 1

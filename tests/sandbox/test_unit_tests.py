@@ -18,7 +18,7 @@ from topr_trl.sandbox.child import NOT_STARTED, _read, canonical
 from topr_trl.sandbox.unit_tests import parse_tests, run_tests
 from topr_trl.sandbox.worker_pool import WorkerPool
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="programs are run on Linux alone")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 TEST = "assert f(2) == 4\nassert f(-1) == -2"
 RIGHT = "def f(x): return 2 * x"
 
@@ -272,7 +272,7 @@ def test_a_sandbox_that_fails_is_no_verdict(tmp_path, monkeypatch):
 
 def test_other_systems_are_refused(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(OSError, match="on Linux alone, not on darwin"):
+    with pytest.raises(OSError, match="needs Linux, and this is darwin"):
         run_tests([RIGHT], [TEST], seconds=0.123)
 
 

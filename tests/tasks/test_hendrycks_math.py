@@ -87,6 +87,7 @@ KNOWN_DISAGREEMENTS = {
 }
 
 
+@pytest.mark.slow
 def test_agreement_with_a_person():
     assert len(PAIRS) >= 300
     assert 0.4 < sum(pair["equal"] for pair in PAIRS) / len(PAIRS) < 0.6
@@ -291,7 +292,7 @@ def test_rows_of_other_shapes():
         hendrycks_math.prepare(Dataset.from_dict({"problem": ["?"], "solution": ["5"]}))
     with pytest.raises(ValueError, match="Row 1: no answer in column 'solution'"):
         hendrycks_math.prepare(Dataset.from_dict({"problem": ["?", "?"], "solution": [r"\boxed{5}", None]}))
-    with pytest.raises(ValueError, match="`problem` is empty in 1 of 1 rows"):
+    with pytest.raises(ValueError, match="`problem` must hold text; row 0 holds None"):
         hendrycks_math.prepare(Dataset.from_dict({"problem": [None], "answer": ["5"]}))
     odd = Dataset.from_dict({"problem": ["?"], "answer": ["5"], "level": ["Level ²"]})
     huge = Dataset.from_dict({"problem": ["?"], "answer": ["5"], "level": ["1" * 20]})
@@ -305,7 +306,7 @@ def test_exemplars_of_the_training_split(tmp_path):
     drawn = hendrycks_math.draw_exemplars(rows(), 2)
     assert any(question == "What is 0 + 1?" for question, _ in drawn)  # both subjects
     assert hendrycks_math.draw_exemplars(rows(), 2) == drawn
-    with pytest.raises(ValueError, match="9 worked examples"):
+    with pytest.raises(ValueError, match="num_shots is 9, but only"):
         hendrycks_math.draw_exemplars(rows(), 9)
     path = tmp_path / "train.jsonl"
     rows().to_json(path)

@@ -70,11 +70,11 @@ def test_balanced_drops_of_the_larger_kind(solutions):
 def test_missing_columns_and_places(solutions):
     with pytest.raises(ValueError, match=r"\['question'\] missing"):
         verification_problems(solutions.remove_columns("question"))
-    with pytest.raises(ValueError, match="needs the places"):
+    with pytest.raises(ValueError, match="needs the placeholders"):
         verification_problems(solutions, template="Right? {solution}")
     verdicts = solutions["verdict"][:]
     wrong = solutions.remove_columns("verdict").add_column("verdict", ["right", *verdicts[1:]])
-    with pytest.raises(ValueError, match="found 'right'"):
+    with pytest.raises(ValueError, match="row 0 holds 'right'"):
         verification_problems(wrong)
 
 
@@ -89,7 +89,7 @@ def test_scores_are_shares_of_yes():
     scored = score_candidates(verifications, judge)
     assert scored["reward"][:] == [1.0, 1.0, 1.0, -1.0, -1.0, -1.0]
     assert solution_scores(scored, 2) == [0.5, 0.0]
-    with pytest.raises(ValueError, match="1 of 3 solutions have not been verified"):
+    with pytest.raises(ValueError, match="1 of 3 solutions have no verification"):
         solution_scores(scored, 3)
     with pytest.raises(ValueError, match="of solutions 0 to 1; there are 1"):
         solution_scores(scored, 1)

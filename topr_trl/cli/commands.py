@@ -7,6 +7,7 @@ from dataclasses import field as new_field
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 import torch
@@ -14,7 +15,7 @@ import yaml
 from trl import TrlParser
 
 from topr_trl.cli.evaluate import evaluate_command
-from topr_trl.cli.memory_plan import PlanArguments, describe
+from topr_trl.cli.memory_plan import PlanArguments, plan_command
 from topr_trl.cli.run_report import PlotArguments, plot_command
 from topr_trl.config import CurationArguments, LossArguments
 from topr_trl.generation.sampling import SamplingArguments
@@ -85,7 +86,7 @@ def parse(command: str, given: list[str]) -> Any:
     said = {part[2:].partition("=")[0].replace("-", "_") for part in given if part.startswith("--")} - {"config"}
     refuse_unknown(command, said, "")
     in_yaml = set(config) - {"env"}
-    if command == "plan":  # what can be run can be planned
+    if command == "plan" or command in SETTINGS:  # the YAML of a loop serves its stages, and can be planned
         in_yaml -= set(settings_of("iterate"))
     refuse_unknown(command, in_yaml, f" (in {given[given.index('--config') + 1]})" if config else "")
     _check_types(kind, {name: value for name, value in config.items() if name in names})
@@ -153,16 +154,15 @@ def _aliases(command: str) -> list[str]:
 
 def _check_types(kind: type, config: dict[str, Any]) -> None:
     """Refuse values of a YAML that are of another type than their setting; argparse reads those that are text."""
-    hints = get_type_hints(kind)
     for name, value in config.items():
-        kinds = get_args(hints[name]) or (hints[name],)
-        if isinstance(value, str) or not set(kinds) <= {int, float, str, bool, type(None)}:
+        hint = get_type_hints(kind)[name]
+        kinds = get_args(hint) or (hint,)
+        if isinstance(value, str) or not set(kinds) <= {int, float, str, bool, NoneType}:
             continue
-        wide = (*kinds, int) if float in kinds or str in kinds else kinds
-        wide = (*wide, float) if str in kinds else wide  # numbers stand for their text
-        fits = isinstance(value, wide) and (not isinstance(value, bool) or bool in kinds)
-        if not fits:
-            wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+        # A whole number is a float, and a number stands for its text.
+        wide = {*kinds, *((int,) if float in kinds else ()), *((int, float) if str in kinds else ())}
+        if type(value) not in wide:
+            wanted = " or ".join("None" if each is NoneType else each.__name__ for each in kinds)
             raise ValueError(f"{name} must be {wanted}, not {value!r}.")
 
 
@@ -286,7 +286,7 @@ CARRY_OUT: dict[str, Callable[[Any], None]] = {
     **{stage: run_stage(stage) for stage in _OUTCOMES},
     "evaluate": evaluate_command,
     "iterate": _iterate,
-    "plan": lambda args: print(describe(args)),
+    "plan": plan_command,
     "plot": plot_command,
     "push": push_command,
 }

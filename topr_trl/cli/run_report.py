@@ -1,4 +1,4 @@
-"""A run as one HTML page that needs no server and no account: evaluations, curves, rows by weight."""
+"""The command `topr plot`: a run as one HTML page that needs no server and no account."""
 
 import base64
 import io
@@ -15,14 +15,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from topr_trl.checkpoints import STATE
-from topr_trl.cli.curves import PANELS, draw, has, last_step
+from topr_trl.cli.run_report_curves import PANELS, draw, has, last_step
 from topr_trl.evaluation.report import Evaluations, read_evaluation
 from topr_trl.pipeline import manifest
 
-# Rows of the last logs that are looked through, and of each kind that is shown.
-_RECENT_ROWS = 2_000
-_SHOWN_ROWS = 5
-_LONG = 400  # characters of a text that are shown before it is folded
+_RECENT_ROWS = 2_000  # that are searched for rows worth a look
+_SHOWN_ROWS = 5  # of each kind
+_LONG = 400  # characters; the rest of a text is folded
 
 
 @dataclass
@@ -30,12 +29,14 @@ class PlotArguments:
     """What `topr plot` reads and writes.
 
     Parameters:
-        input (`str`): `output_dir` of a trainer, or of the loop; finished or not.
-        output (`str`, *optional*): The page; default: `report.html` in the input.
+        input (`str`): `output_dir` of a trainer or of `topr iterate`, finished or not.
+        output (`str`, *optional*): The page to write; default: `report.html` in the input folder.
     """
 
     input: str = field(metadata={"help": "output_dir of a trainer or of topr iterate, finished or not."})
-    output: str | None = field(default=None, metadata={"help": "The page. Default: report.html in the input."})
+    output: str | None = field(
+        default=None, metadata={"help": "Page to write. Default: report.html in the input folder."}
+    )
 
 
 @dataclass
@@ -45,8 +46,8 @@ class Run:
     Attributes:
         name: of its folder.
         histories: `log_history` of its trainings, by name, in order.
-        rows: completions that the last training has logged last, with `weight` and the like; or None.
-        evaluations: of the loop's models on the test problems, by name, in order.
+        rows: what the last training logged last, with `weight` and other columns; or None.
+        evaluations: of the models of the loop on the test problems, in order.
     """
 
     name: str
@@ -56,12 +57,12 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of all trainings."""
+        """Optimizer steps of all trainings."""
         return sum(map(last_step, self.histories.values()))
 
 
 def plot_command(args: PlotArguments) -> None:
-    """Read a run, write its page, say where it is.
+    """Write the page of a run, and print where it is.
 
     Raises:
         FileNotFoundError: there is no such folder, or it has nothing to show.
@@ -76,14 +77,14 @@ def plot_command(args: PlotArguments) -> None:
     page = render(run)
     path.write_text(page, encoding="utf-8")
     if run.steps == 0:
-        print("No steps are known yet: a training writes its log with each checkpoint (save_steps), and when it ends.")
-    counts = {"optimiser step": run.steps, "evaluated model": len(run.evaluations),
+        print("There are no steps yet: a training writes its log with each checkpoint (save_steps) and at its end.")
+    counts = {"optimizer step": run.steps, "evaluated model": len(run.evaluations),
               "logged row": run.rows.num_rows if run.rows else 0}  # fmt: skip
     print(f"{path}: " + ", ".join(f"{n} {what}{'s' * (n != 1)}" for what, n in counts.items() if n))
 
 
 def read_run(folder: Path) -> Run:
-    """What there is of a trainer's `output_dir`, or of the loop's.
+    """Read the `output_dir` of a trainer, or of the loop.
 
     Raises:
         FileNotFoundError: there is no such folder, or neither a log nor an evaluation in it.
@@ -100,71 +101,46 @@ def read_run(folder: Path) -> Run:
     if not histories and not evaluations:
         raise FileNotFoundError(
             f"{folder} has neither {STATE} nor evaluation.json: name the output_dir of a trainer or of topr iterate. A "
-            "run that has just begun writes the first at its first checkpoint."
+            "new run writes the first at its first checkpoint."
         )
     rows, before = None, 0
     for name, path in trainings.items():
         steps = last_step(histories.get(name, []))
-        if (found := _logged_rows(path, steps)) is not None:  # its steps count on, as the curves do
+        if (found := _logged_rows(path)) is not None:  # its steps continue those before, as in the curves
             place = found.column_names.index("step")
             rows = found.set_column(place, "step", pc.add(found["step"], before))
         before += steps
     return Run(folder.resolve().name, histories, rows, evaluations)
 
 
-def _places(training: Path) -> tuple[Path, Path]:
-    """Where a trainer's files are: in its output_dir, and under way in a stage of the loop."""
-    return training, training / manifest.WORK
-
-
-def _states(training: Path) -> list[Path]:
-    """What a training has written at its end and with each checkpoint, the newest last."""
-    found = [path for place in _places(training) for path in (place / STATE, *place.glob(f"checkpoint-*/{STATE}"))]
-    return sorted((path for path in found if path.is_file()), key=_written)
-
-
-def _written(path: Path) -> int:
-    return path.stat().st_mtime_ns
+def _newest_first(training: Path, *patterns: str) -> list[Path]:
+    """Files in its output_dir, and in that of a stage of the loop that is still running."""
+    places = (training, training / manifest.WORK)
+    found = [path for place in places for pattern in patterns for path in place.glob(pattern)]
+    return sorted(found, key=lambda path: (path.stat().st_mtime_ns, _step(path)), reverse=True)
 
 
 def _history(training: Path) -> list[dict[str, Any]]:
-    """The longest log of the training that was logged last: of its end, or of its last checkpoint.
-
-    A folder may hold checkpoints of an earlier one, whose log begins otherwise.
-    """
-    histories = [history for path in _states(training) if (history := _load(path))]
-    if not histories:
-        return []
-    latest = histories[-1]
-    return max((h for h in histories if repr(h[: len(latest)]) == repr(latest)), key=last_step)
+    """The newest log: a training writes it with each checkpoint, and when it ends."""
+    newest = _newest_first(training, STATE, f"checkpoint-*/{STATE}")
+    return next((history for path in newest if (history := _load(path))), [])
 
 
 def _load(path: Path) -> list[dict[str, Any]]:
     try:
         history: list[dict[str, Any]] = json.loads(path.read_text())["log_history"]
-    except (OSError, ValueError, KeyError, TypeError):  # not there, or a trainer is writing it
+    except (OSError, ValueError, KeyError, TypeError):  # a trainer is writing it
         return []
     return history
 
 
-def _logged_rows(training: Path, last: int) -> pa.Table | None:
-    """The rows that were logged last, each once, with the column `weight`; None if there are none.
-
-    Args:
-        last: the step up to which the training's log is known. What is of a later one, and older than that log, is of
-            an earlier training in this folder.
-    """
-    known = max(map(_written, _states(training)), default=0)
+def _logged_rows(training: Path) -> pa.Table | None:
+    """The rows that were logged last, each once, with the column `weight`; None if there are none."""
     tables: list[pa.Table] = []
-    paths = sorted(
-        (p for place in _places(training) for p in place.glob("completions/completions_*.parquet")), key=_step
-    )
-    for path in reversed(paths):
-        if _step(path) > last and _written(path) < known:
-            continue
+    for path in _newest_first(training, "completions/completions_*.parquet"):
         try:
             table = pq.read_table(path)
-        except (OSError, pa.ArrowInvalid):  # torn
+        except (OSError, pa.ArrowInvalid):  # a trainer is writing it
             continue
         if "weight" in table.column_names:
             tables.append(table)
@@ -182,43 +158,35 @@ def _step(path: Path) -> int:
     return int(re.sub(r"\D", "", path.stem) or 0)
 
 
-@dataclass
-class Kind:
-    """Rows of one kind, for the page."""
-
-    title: str
-    rows: list[dict[str, Any]]
-
-
-def kinds_of(rows: pa.Table) -> list[Kind]:
-    """Rows worth a look: negatives that push most and least, positives that are likeliest and least likely."""
+def rows_to_show(rows: pa.Table) -> dict[str, list[dict[str, Any]]]:
+    """Rows worth a look, by kind: negatives of most and least weight, most and least likely positives."""
     columns = {name: rows[name].to_pylist() for name in rows.column_names}
     number = {name: np.array([np.nan if x is None else x for x in columns[name]], dtype=float)
               for name in ("advantage", "weight", "log_ratio") if name in columns}  # fmt: skip
     rewards, weights = number["advantage"], number["weight"]
     ratios = number.get("log_ratio", np.full(len(weights), np.nan))
-    # A row whose turn has not come has no weight yet.
+    # A row that no step has used yet has no weight.
     negative, positive = np.flatnonzero((rewards < 0) & ~np.isnan(weights)), np.flatnonzero(rewards > 0)
     by_weight = negative[np.lexsort((-ratios[negative], -weights[negative]))]
     by_ratio = positive[np.argsort(-ratios[positive], kind="stable")]
     by_ratio = by_ratio[~np.isnan(ratios[by_ratio])]
     chosen = {
-        "Negatives that weigh most": by_weight[:_SHOWN_ROWS],
-        "Negatives that are tapered most": by_weight[_SHOWN_ROWS:][::-1][:_SHOWN_ROWS],
-        "Positives that became likeliest": by_ratio[:_SHOWN_ROWS],
-        "Positives that became least likely": by_ratio[_SHOWN_ROWS:][::-1][:_SHOWN_ROWS],
+        "Negatives of most weight": by_weight[:_SHOWN_ROWS],
+        "Negatives of least weight": by_weight[_SHOWN_ROWS:][::-1][:_SHOWN_ROWS],
+        "Most likely positives, relative to μ": by_ratio[:_SHOWN_ROWS],
+        "Least likely positives, relative to μ": by_ratio[_SHOWN_ROWS:][::-1][:_SHOWN_ROWS],
     }
-    if len(by_ratio) == 0:  # their ratio is not needed, so it may not be known
+    if len(by_ratio) == 0:  # no weight depends on their ratio, so it may be unknown
         chosen["Positives"] = positive[:_SHOWN_ROWS]
-    return [
-        Kind(title, [{name: values[i] for name, values in columns.items()} for i in places.tolist()])
-        for title, places in chosen.items()
+    return {
+        kind: [{name: values[i] for name, values in columns.items()} for i in places.tolist()]
+        for kind, places in chosen.items()
         if len(places)
-    ]
+    }
 
 
 def render(run: Run) -> str:
-    """The page. Texts of rows are escaped: they are a model's, or a user's."""
+    """The page as HTML; texts of rows are escaped."""
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -233,7 +201,7 @@ def render(run: Run) -> str:
         table=str(run.evaluations) if run.evaluations else None,
         accuracy=_source(accuracy.getvalue(), "png"),
         panels=[(panel, _source(_svg(draw(panel, run.histories)), "svg+xml")) for panel in panels],
-        kinds=kinds_of(run.rows) if run.rows is not None else [],
+        kinds=rows_to_show(run.rows) if run.rows is not None else {},
         long=_LONG,
     )
 

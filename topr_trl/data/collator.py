@@ -1,19 +1,70 @@
-"""The order of rows within an optimizer step, rows to batches, and flat batches back to rows."""
+"""Tokenized rows to batches: their columns, the order within an optimizer step, and flat batches back to rows.
 
-from collections.abc import Iterator
+Tokenized rows have `input_ids` (prompt and completion), `prompt_length` and `reward` (R); `dataset` and `row` say which
+of a trainer's datasets they are from, and where they stood in it; `mu_logps` is there if they brought log μ.
+"""
+
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from accelerate.data_loader import SeedableRandomSampler
+from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
 
 from topr_trl.baseline import FloatArray
 
-# What is read of a row; one without `mu_logps` of its own is scored.
-COLUMNS = ("input_ids", "prompt_length", "reward", "mu_logps", "row")
+COLUMNS = ("input_ids", "prompt_length", "reward", "mu_logps", "dataset", "row")
+_NAMED = 20  # rows that a message lists
+
+
+def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
+    """A column as Arrow holds it, in the order of the dataset, which may have an index beside its table."""
+    return dataset.select_columns([name]).with_format("arrow")[:][name]
+
+
+def lengths_of(dataset: Dataset) -> NDArray[np.int64]:
+    """(N,) tokens of `input_ids`."""
+    return np.asarray(pc.list_value_length(column(dataset, "input_ids")), dtype=np.int64)
+
+
+def check_tokens(name: str, dataset: Dataset, vocabulary: int, limits: Mapping[str, int | None]) -> None:
+    """Refuse rows that the model cannot read.
+
+    Args:
+        name: of the dataset, for messages.
+        dataset: tokenized rows.
+        vocabulary: token ids that the model has.
+        limits: tokens of the longest row allowed, by what limits them.
+
+    Raises:
+        ValueError: a token id is unknown to the model, or rows are too long.
+    """
+    lengths, ids, rows = lengths_of(dataset), pc.list_flatten(column(dataset, "input_ids")), column(dataset, "row")
+    extremes = pc.min_max(ids)
+    if extremes["min"].as_py() < 0 or extremes["max"].as_py() >= vocabulary:
+        wrong = int(np.argmax((ids.to_numpy() < 0) | (ids.to_numpy() >= vocabulary)))
+        row = rows[int(np.searchsorted(lengths.cumsum(), wrong, side="right"))]
+        raise ValueError(
+            f"Row {row} of the {name} dataset holds the token id {ids[wrong]}, and the model has the ids 0 to "
+            f"{vocabulary - 1}: another tokenizer wrote it. Drop prompt_ids and completion_ids, so that text is "
+            "tokenized, or train the model that they are for."
+        )
+    for what, limit in limits.items():
+        too_long = np.flatnonzero(lengths > (np.inf if limit is None else limit))
+        if len(too_long):
+            places = rows.to_numpy()[too_long].tolist()
+            which = f": rows {', '.join(map(str, places[:_NAMED]))}{', ...' if places[_NAMED:] else ''}"
+            raise ValueError(
+                f"{len(too_long)} of {len(lengths)} rows of the {name} dataset are longer than {what}, {limit} "
+                f"tokens; the first is row {places[0]} with {lengths[too_long[0]]}. Drop or shorten "
+                f"them{which if places[1:] else ''}."
+            )
 
 
 def unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
@@ -37,13 +88,22 @@ class Collator:
     Rows with R = 0 have no gradient and are left out of the forward, unless no other is there; `idle` counts them, and
     their numbers are the last of `row`.
 
-    Attributes:
-        scored: log μ by row number, of rows that brought none: the response's, or at the token level its tokens'.
+    Args:
+        collate: TRL's collator.
+        ratio_level: of the loss; with `"token"` log μ is a value per token.
+        keep_idle: compute rows with R = 0 too.
+        log_mu: log μ by the columns `dataset` and `row`, of rows that brought none; filled before training.
     """
 
-    def __init__(self, collate: Any, ratio_level: str, keep_idle: bool) -> None:
+    def __init__(
+        self,
+        collate: Any,
+        ratio_level: str,
+        keep_idle: bool,
+        log_mu: Mapping[tuple[int, int], float | FloatArray],
+    ) -> None:
         self.collate, self.per_token, self.keep_idle = collate, ratio_level == "token", keep_idle
-        self.scored: dict[int, float | FloatArray] = {}
+        self.log_mu = log_mu
 
     def collate_tokens(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         ids = [row["input_ids"] for row in rows]
@@ -61,7 +121,7 @@ class Collator:
         batch["row"] = numbers
         batch["idle"] = len(numbers) - len(rows)
         batch["reward"] = torch.tensor([row["reward"] for row in rows], dtype=torch.float32)
-        mu_logps: list[Any] = [row.get("mu_logps", self.scored.get(row["row"])) for row in rows]
+        mu_logps: list[Any] = [row.get("mu_logps", self.log_mu.get((row["dataset"], row["row"]))) for row in rows]
         if self.per_token:  # of all tokens of the batch, one after the other
             counts = [len(row["input_ids"]) - row["prompt_length"] for row in rows]
             # Rows that need none may have brought none, or something else.
@@ -76,7 +136,7 @@ class Collator:
 
 
 class StepsSortedByLength(Sampler[int]):
-    """A random order whose optimiser steps are sorted by length, longest first.
+    """A random order whose optimizer steps are sorted by length, longest first.
 
     Which rows a step has stays random, and so does what it computes, a sum over its rows: only which of them share a
     micro-batch changes. Processes get micro-batches of the same place in the order, so none waits for another.
@@ -87,7 +147,7 @@ class StepsSortedByLength(Sampler[int]):
     Args:
         order: the random order of the rows.
         lengths_N: (N,) tokens of each row.
-        rows: of an optimiser step, over all processes and micro-batches.
+        rows: of an optimizer step, over all processes and micro-batches.
     """
 
     def __init__(self, order: SeedableRandomSampler, lengths_N: NDArray[np.int64], rows: int) -> None:

@@ -1,24 +1,24 @@
-"""Candidate rows: what a response to learn from looks like, on disk and in the trainer.
+"""Rows: what a rollout (prompt, completion, reward) looks like in files and in the offline trainer.
 
 | column | type | |
 |---|---|---|
 | `prompt` | text, messages or token ids | required |
 | `completion` | text, messages or token ids | required, unless `completion_ids` is there |
 | `reward` | float | required by the trainer; finite in float32 |
-| `label` | bool | in the place of `reward`, as in KTO's data sets: true is +1, false -1 |
-| `prompt_ids`, `completion_ids` | token ids | what the sampler really read and wrote, stop token included |
-| `problem_id`, `sample_id` | int | the problem, and the position in its sampling order |
-| `finish_reason` | `"stop"` or `"length"` | whether the response ended by itself |
-| `sampler_logps` | floats, one a token | log-probabilities as the sampler reported them |
-| `mu_logps` | floats, one a token, or their sum | log μ |
-| `mu_fingerprint` | text | fingerprint of the model that scored `mu_logps` |
+| `label` | bool | instead of `reward`, as in KTO's datasets: true is +1, false -1 |
+| `prompt_ids`, `completion_ids` | token ids | what the sampler read and wrote, stop token included |
+| `problem_id`, `sample_id` | int | the group of the row (completions of one prompt), and its place in sampling order |
+| `finish_reason` | `"stop"` or `"length"` | whether the completion ended by itself |
+| `sampler_logps` | floats, one per token | log-probabilities as the sampler reported them |
+| `mu_logps` | floats, one per token, or their sum | log μ: log-probabilities under the policy that wrote the row |
+| `mu_fingerprint` | text | fingerprint of the model that computed `mu_logps` |
 | `tools`, `chat_template_kwargs` | | for the chat template, as in TRL |
 
-Token ids win over text: text that is tokenised anew loses the stop token and need not give the same tokens.
+Token ids win over text: text that is tokenized again loses the stop token and need not give the same tokens.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -26,102 +26,99 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 
-def reward_column(dataset: Dataset) -> NDArray[np.float64]:
-    """The rewards of candidate rows, checked.
+def checked_column(
+    rows: Dataset, name: str, is_right: Callable[[Any], bool], expected: str, remedy: str = "Fix or drop such rows."
+) -> list[Any]:
+    """The values of a column as Python objects.
 
-    Returns:
-        (N,) float64.
-
-    Raises:
-        ValueError: there is no row, a required column is missing, or a reward is None, NaN, infinite (in float32, too)
-            or no number (a label no truth value).
-    """
-    columns = set(dataset.column_names)
-    if "prompt" not in columns or not {"completion", "completion_ids"} & columns or not {"reward", "label"} & columns:
-        raise ValueError(
-            "Candidate rows need the columns prompt, completion (or completion_ids) and reward (or label); found "
-            f"{dataset.column_names}. Rename them with `dataset.rename_column`, or score the rows first."
-        )
-    if len(dataset) == 0:
-        raise ValueError("The dataset of candidates has no row.")
-    if "reward" not in columns:
-        labels = dataset.with_format(None)["label"][:]
-        wrong = next((i for i, label in enumerate(labels) if not isinstance(label, bool)), None)
-        if wrong is not None:
-            raise ValueError(
-                f"Column `label` must hold true or false; row {wrong} holds {labels[wrong]!r}. Fill or cast it."
-            )
-        return np.where(labels, 1.0, -1.0)
-    return finite_rewards(dataset)
-
-
-def finite_rewards(dataset: Dataset) -> NDArray[np.float64]:
-    """(N,) float64: the column `reward`, checked.
+    Args:
+        is_right: whether a value is what the column must hold.
+        expected: the same in words.
+        remedy: what to do about wrong rows.
 
     Raises:
-        ValueError: a reward is None, NaN, infinite (in float32, too) or no number.
+        ValueError: naming the column, the first wrong row and what it holds.
     """
-    rewards = dataset.with_format(None)["reward"][:]
-    wrong = [
-        i
-        for i, reward in enumerate(rewards)
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= _LARGEST
-    ]
+    values: list[Any] = rows.with_format(None)[name][:]
+    wrong = [i for i, value in enumerate(values) if not is_right(value)]
     if wrong:
         more = f" (the first of {len(wrong)} such rows)" if wrong[1:] else ""
         raise ValueError(
-            f"Column `reward` must hold finite numbers (float32); row {wrong[0]} holds {rewards[wrong[0]]!r}{more}. "
-            "Fill or drop such rows."
+            f"Column `{name}` must hold {expected}; row {wrong[0]} holds {values[wrong[0]]!r}{more}. {remedy}"
         )
+    return values
+
+
+def text_column(rows: Dataset, name: str, may_be_empty: bool = False) -> list[Any]:
+    """N texts; None where a row has none and `may_be_empty`.
+
+    Raises:
+        ValueError: the column holds something else.
+    """
+    types = (str, type(None)) if may_be_empty else (str,)
+    remedy = f'Fill or drop such rows, or write them as text: rows.cast_column("{name}", Value("string")).'
+    return checked_column(rows, name, lambda value: isinstance(value, types), "text", remedy)
+
+
+def id_column(rows: Dataset, name: str) -> NDArray[Any]:
+    """(N,) numbers or texts.
+
+    Raises:
+        ValueError: a row holds something else, or nothing.
+    """
+    remedy = "Fill or drop the column."
+    return np.asarray(checked_column(rows, name, lambda v: isinstance(v, int | float | str), "numbers or text", remedy))
+
+
+def reward_column(rows: Dataset) -> NDArray[np.float64]:
+    """(N,) float64: the rewards of rows to learn from.
+
+    Raises:
+        ValueError: there is no row, a required column is missing, or a row has a wrong reward (see `finite_rewards`) or
+            label (neither true nor false).
+    """
+    columns = set(rows.column_names)
+    if "prompt" not in columns or not {"completion", "completion_ids"} & columns or not {"reward", "label"} & columns:
+        raise ValueError(
+            "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "
+            f"{rows.column_names}. Rename them with `dataset.rename_column`, or score the rows first."
+        )
+    if len(rows) == 0:
+        raise ValueError("The dataset has no row.")
+    if "reward" in columns:
+        return finite_rewards(rows)
+    labels = checked_column(
+        rows, "label", lambda value: isinstance(value, bool), "true or false", "Fill or cast the column."
+    )
+    return np.where(labels, 1.0, -1.0)
+
+
+def finite_rewards(rows: Dataset) -> NDArray[np.float64]:
+    """(N,) float64: the column `reward`.
+
+    Raises:
+        ValueError: a reward is None, not a number, NaN, or infinite (in float32, too).
+    """
+    rewards = checked_column(rows, "reward", _is_reward, "finite numbers (float32)", "Fill or drop such rows.")
     return np.array(rewards, dtype=np.float64)
+
+
+def _is_reward(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 _LARGEST = float(np.finfo(np.float32).max)  # beyond it a reward is infinite in the loss
 
 
-def problem_column(dataset: Dataset) -> NDArray[Any]:
-    """(N,) the problem of each row: `problem_id` if there, else rows with equal prompts share a problem.
+def problem_column(rows: Dataset) -> NDArray[Any]:
+    """(N,) the group of each row: `problem_id` if there, else rows with equal prompts share a group.
 
     Raises:
         ValueError: a row has no `problem_id`, or one that is neither a number nor text.
     """
-    if "problem_id" in dataset.column_names:
-        return id_column(dataset, "problem_id")
-    return np.unique(hash_prompts(dataset["prompt"]), return_inverse=True)[1]
-
-
-def id_column(dataset: Dataset, name: str) -> NDArray[Any]:
-    """(N,) numbers or texts.
-
-    Raises:
-        ValueError: a row has none, or something else.
-    """
-    values = dataset.with_format(None)[name][:]
-    wrong = next((i for i, value in enumerate(values) if not isinstance(value, int | float | str)), None)
-    if wrong is not None:
-        raise ValueError(
-            f"Column `{name}` must hold numbers or text; row {wrong} holds {values[wrong]!r}. Fill or drop the column."
-        )
-    return np.asarray(values)
-
-
-def check_finish_reasons(dataset: Dataset) -> None:
-    """Refuse reasons that are none: a response that was cut would be taught to stop there.
-
-    Raises:
-        ValueError: the column `finish_reason`, if there is one, holds something else than `"stop"` or `"length"`.
-    """
-    if "finish_reason" in dataset.column_names:
-        reasons = dataset.with_format(None)["finish_reason"][:]
-        wrong = next((i for i, reason in enumerate(reasons) if reason not in (*FINISH_REASONS, None)), None)
-        if wrong is not None:
-            raise ValueError(
-                f"Column `finish_reason` must hold {' or '.join(FINISH_REASONS)}; row {wrong} holds "
-                f"{reasons[wrong]!r}. Write `length` where a response was cut, else `stop`; or drop the column."
-            )
-
-
-FINISH_REASONS = ("stop", "length")
+    if "problem_id" in rows.column_names:
+        return id_column(rows, "problem_id")
+    return np.unique(hash_prompts(rows["prompt"]), return_inverse=True)[1]
 
 
 def hash_prompts(prompts: Iterable[Any]) -> NDArray[np.str_]:
@@ -131,22 +128,17 @@ def hash_prompts(prompts: Iterable[Any]) -> NDArray[np.str_]:
     )
 
 
-def text_column(rows: Dataset, name: str, may_be_empty: bool = False) -> list[Any]:
-    """A column of text, checked.
+FINISH_REASONS = ("stop", "length")
 
-    Returns:
-        N texts; None where a row has none and `may_be_empty`.
+
+def check_finish_reasons(rows: Dataset) -> None:
+    """A truncated completion under another name would be taught to stop where it was truncated.
 
     Raises:
-        ValueError: the column holds something else, or rows lack it that may not.
+        ValueError: the column `finish_reason`, if there is one, holds something else than `"stop"` or `"length"`.
     """
-    column: list[Any] = rows.with_format(None)[name][:]
-    found = next((i for i, value in enumerate(column) if value is not None and not isinstance(value, str)), None)
-    if found is not None:
-        raise ValueError(
-            f"Column `{name}` must hold text; row {found} holds {column[found]!r}. Write it as text, as in "
-            f'rows.cast_column("{name}", Value("string")).'
+    if "finish_reason" in rows.column_names:
+        remedy = "Write `length` where a completion was truncated, else `stop`; or drop the column."
+        checked_column(
+            rows, "finish_reason", lambda value: value in (*FINISH_REASONS, None), " or ".join(FINISH_REASONS), remedy
         )
-    if not may_be_empty and (missing := sum(value is None for value in column)):
-        raise ValueError(f"Column `{name}` is empty in {missing} of {len(column)} rows. Fill them, or drop them.")
-    return column

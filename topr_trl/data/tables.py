@@ -1,6 +1,7 @@
-"""Tables of rows in files: parquet shards that are whole or not there, JSON, and how each is read."""
+"""Tables of rows in files: parquet shards, which are whole or not there, and JSON."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,11 +45,11 @@ def save_candidates(dataset: Dataset, directory: str | Path, shard: int = 0, num
     return path
 
 
-_WRITTEN_AT_ONCE = 16_384  # rows; a row group of the file
+_WRITTEN_AT_ONCE = 16_384  # rows; one row group of the file
 
 
 def shards_of(path: str | Path) -> list[Path]:
-    """The parquet files of a folder of candidates, or the one file.
+    """The parquet files of a folder of rows, or the one file.
 
     Raises:
         FileNotFoundError: there is none, or shards are missing.
@@ -58,7 +59,7 @@ def shards_of(path: str | Path) -> list[Path]:
     if not shards:
         inside = sorted({str(file.parent) for depth in ("*", "*/*") for file in path.glob(f"{depth}/*.parquet")})
         hint = f" There are some in {', '.join(inside[:4])}{' and others' if inside[4:] else ''}." if inside else ""
-        raise FileNotFoundError(f"There are no candidates (*.parquet) in {path}.{hint}")
+        raise FileNotFoundError(f"There are no rows (*.parquet) in {path}.{hint}")
     expected = shards[0].stem.rpartition("-of-")[2]
     if path.is_dir() and expected.isdigit() and int(expected) != len(shards):
         raise FileNotFoundError(f"{path} holds {len(shards)} of {int(expected)} shards candidates-*.parquet.")
@@ -70,7 +71,7 @@ def load_candidates(path: str | Path, cache_dir: str | Path | None = None) -> Da
 
     Args:
         path: the directory or file.
-        cache_dir: where `datasets` keeps its copy, if not in its own cache.
+        cache_dir: where `datasets` keeps its copy; default: its own cache.
 
     Raises:
         FileNotFoundError: there is nothing to load, or shards are missing.
@@ -94,7 +95,7 @@ def columns_of(file: Path) -> list[str]:
 
 @contextmanager
 def _naming(file: Path) -> Iterator[None]:
-    """Errors of pyarrow, which says neither which file it is nor always that it is a file."""
+    """Errors of pyarrow with the name of the file, which pyarrow leaves out."""
     try:
         yield
     except FileNotFoundError:
@@ -104,11 +105,16 @@ def _naming(file: Path) -> Iterator[None]:
 
 
 def unreadable(file: str | Path, error: BaseException) -> ValueError:
-    return ValueError(f"{file} cannot be read: {' '.join(str(error).split()).rstrip(' .')}. Make or download it anew.")
+    return ValueError(
+        f"{file} cannot be read: {' '.join(str(error).split()).rstrip(' .')}. Write or download it again."
+    )
 
 
 def read_shard(shard: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """One file of rows in memory; only those of the columns that it has, if they are named.
+    """One file of rows in memory.
+
+    Args:
+        columns: those to read, as far as the file has them; default: all.
 
     Raises:
         ValueError: the file cannot be read.
@@ -134,27 +140,15 @@ def rows_of(shard: Path) -> int:
     return rows
 
 
-def _check_rows_of_json(path: Path) -> None:
-    """Refuse a row that is `null`: as the first of a list or block it crashes pyarrow (26.0), and with it the process.
+# As the first row of a JSON file, null crashes pyarrow (26.0), and with it the process.
+_NULL_FIRST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[?\s*null")
 
-    Raises:
-        ValueError: naming the line, or saying that it is the first row of a list.
-    """
+
+def _check_first_row(path: Path) -> None:
     with path.open("rb") as file:
-        head = file.read(_HEAD).lstrip(_BLANK)
-        if head.startswith(b"["):
-            where = "the first row" if head[1:].lstrip().startswith(b"null") else None
-        else:
-            file.seek(0)
-            lines = enumerate(file, start=1)
-            where = next((f"line {i}" for i, line in lines if line.lstrip(_BLANK).startswith(b"null")), None)
-    if where is not None:
-        raise ValueError(f"{path} cannot be read: {where} is null. Remove it.")
+        if _NULL_FIRST.match(file.read(4_096)):
+            raise ValueError(f"{path} cannot be read: the first row is null. Remove it.")
 
-
-_HEAD = 65_536  # bytes; blanks that fill them are nobody's file
-
-_BLANK = b"\xef\xbb\xbf \t\r\n"  # with the byte order mark of UTF-8
 
 TABLE_SUFFIXES = (".parquet", ".json", ".jsonl")
 
@@ -175,7 +169,7 @@ def read_table(*files: str | Path, cache_dir: str | Path | None = None) -> Datas
         if path.stat().st_size == 0:
             raise ValueError(f"{path} is empty: it has no row.")
         if path.suffix != ".parquet":
-            _check_rows_of_json(path)
+            _check_first_row(path)
     kind = "parquet" if paths[0].suffix == ".parquet" else "json"
     if kind == "parquet":  # `datasets` 4.7 fails on files without rows
         paths = [path for path in paths if rows_of(path)] or paths[:1]

@@ -1,4 +1,4 @@
-"""Candidate rows to token ids, as the trainer reads them."""
+"""From rows to token ids, as the offline trainer reads them."""
 
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -21,12 +21,13 @@ def _is_ids(value: Any) -> bool:
 def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Token ids of a row's prompt and completion.
 
-    Ids in the row are taken as they are. Text is tokenised apart, prompt and completion, and gets the stop token
-    unless `finish_reason` is `"length"`. Messages go through the chat template, which writes its own stop.
+    Ids in the row are taken as they are. Prompt and completion as text are tokenized separately, and the completion
+    gets the stop token unless `finish_reason` is `"length"`. Messages go through the chat template, which writes its
+    own stop.
 
     Raises:
-        ValueError: prompt or completion is missing, empty, or neither text, messages nor ids; or the tokenizer lacks
-            the chat template or the stop token that they need.
+        ValueError: prompt or completion is missing, empty, or neither text, messages nor ids; or the tokenizer has no
+            chat template or stop token, and they need one.
     """
     prompt = row.get("prompt_ids") or row["prompt"]
     completion = row.get("completion_ids") or row.get("completion")
@@ -63,10 +64,11 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tup
 
 
 class MalformedRow(ValueError):
-    """A row that cannot be tokenised.
+    """A row that cannot be tokenized.
 
     Attributes:
         row (`int`): its place in the dataset.
+        why (`str`): what is wrong with it.
     """
 
     def __init__(self, row: int, why: str) -> None:
@@ -79,13 +81,13 @@ def tokenize(
 ) -> Dataset:
     """Rows as the trainer reads them: `input_ids` (prompt and completion), `prompt_length`, and the columns `keep`.
 
-    See `tokenize_row`. A dataset that lies in files is mapped to a file, and found there when it is tokenised again.
+    See `tokenize_row`. For a dataset in files the result is a file, too, and found again next time.
 
     Args:
         map_kwargs: for `datasets.Dataset.map`.
 
     Raises:
-        MalformedRow: a row is, see `tokenize_row`.
+        MalformedRow: see `tokenize_row`.
     """
     kept = {name: dataset.features[name] for name in keep}
     features = Features({**kept, "input_ids": List(Value("int32")), "prompt_length": Value("int32")})
@@ -102,7 +104,7 @@ def tokenize(
 
 
 def _has_ids(dataset: Dataset, column: str) -> bool:
-    """Whether every row of the table has ids there (also those that are not selected)."""
+    """Whether every row of the table has ids in this column (rows that are not selected included)."""
     if column not in dataset.column_names:
         return False
     ids = dataset.data[column]
@@ -112,7 +114,7 @@ def _has_ids(dataset: Dataset, column: str) -> bool:
     return pa.types.is_integer(ids.type.value_type) and bool(shortest)
 
 
-_VERSION = version("topr_trl")  # enters what `datasets` finds again: another version may tokenise otherwise
+_VERSION = version("topr_trl")  # part of what `datasets` finds results by: another version may tokenize differently
 
 
 def _join_ids(table: pa.Table, keep: list[str], package: str) -> pa.Table:
@@ -130,11 +132,11 @@ def _join_ids(table: pa.Table, keep: list[str], package: str) -> pa.Table:
 def _ids(lists: pa.ListArray, name: str) -> NDArray[np.int32]:
     values = lists.flatten()
     if values.null_count:
-        raise ValueError(f"Column `{name}` has {values.null_count} ids that are empty (null). Drop those rows.")
+        raise ValueError(f"Column `{name}` holds {values.null_count} ids that are null. Drop those rows.")
     try:
         return values.cast(pa.int32()).to_numpy()
     except pa.ArrowInvalid as error:
-        raise ValueError(f"Column `{name}` holds what is no token id: {error}.") from error
+        raise ValueError(f"Column `{name}` holds values that are not token ids: {error}.") from error
 
 
 def _tokenize_for_map(

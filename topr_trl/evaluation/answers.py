@@ -3,7 +3,7 @@
 Shape letters: P problems, S samples of each, K drawn of them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,16 @@ import pyarrow as pa
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from topr_trl.data.rows import hash_prompts, text_column
+from topr_trl.data.rows import checked_column, hash_prompts, id_column, text_column
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.rewards import CORRECT, INVALID, VERDICTS
 
 INVALID_CODE, RIGHT_CODE = -1, 0
-NEEDED = (("problem_id", "prompt"), ("answer",), ("extracted",))  # the first of each, or one that stands in for it
+NEEDED = (("problem_id", "prompt"), ("answer",), ("extracted",))  # one of each
 OPTIONAL = ("problem_id", "verdict", "score", "subject", "level")
 GROUPINGS = ("subject", "level")
 _NO_GROUP = "none"
+_FILL_OR_DROP = "Fill or drop the column."
 
 
 @dataclass(frozen=True)
@@ -62,20 +63,20 @@ def encode(
     problem_ids: Sequence[Any] | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Samples:
-    """Answers as `Samples`.
+    """Encode answers as `Samples`.
 
     Args:
-        answers: P lists of S answers in normal form, None where a sample is invalid.
+        answers: P lists of S answers in normal form; None where a sample is invalid.
         truths: P right answers in the same form.
         scores: P lists of S finite numbers.
         problem_ids, groups: see `Samples`.
 
     Raises:
-        ValueError: there is no problem, problems differ in their number of samples, or scores do not fit or are not
+        ValueError: there is no problem, problems differ in their number of samples, or a score is missing or not
             finite.
     """
     if len(answers) == 0 or len(answers) != len(truths):
-        raise ValueError(f"There must be as many problems as truths, and at least one: {len(answers)}, {len(truths)}.")
+        raise ValueError(f"There must be one truth for each problem, and at least one: {len(answers)}, {len(truths)}.")
     ids = list(range(len(answers))) if problem_ids is None else problem_ids
     num_samples = max(map(len, answers))
     odd = [(ids[i], len(row)) for i, row in enumerate(answers) if len(row) != num_samples]
@@ -96,7 +97,7 @@ def _checked_scores(scores: Sequence[Sequence[float]] | None, shape: tuple[int, 
     if scores is None:
         return None
     if len(scores) != shape[0] or any(len(row) != shape[1] for row in scores):
-        raise ValueError(f"There must be a score for each of {shape[0]} x {shape[1]} samples.")
+        raise ValueError(f"There must be one score for each of {shape[0]} x {shape[1]} samples.")
     array = np.array(scores, dtype=np.float64)
     if bad := int((~np.isfinite(array)).sum()):
         raise ValueError(f"Scores must be finite numbers; {bad} of {array.size} are not.")
@@ -117,18 +118,12 @@ def samples_of(rows: Dataset) -> Samples:
             their answer, subject or level, a verdict or score is missing, a score is not finite, or see `encode`.
     """
     columns = rows.column_names
-    check_columns(columns)
+    _check_columns(columns)
     if len(rows) == 0:
         raise ValueError("There is no row to evaluate.")
-    problems = _plain_column(rows, "problem_id") if "problem_id" in columns else _named(rows["prompt"])
-    rows_of: dict[Any, list[int]] = {}
-    for i, problem in enumerate(problems):
+    by_id, rows_of = "problem_id" in columns, dict[Any, list[int]]()
+    for i, problem in enumerate(id_column(rows, "problem_id").tolist() if by_id else _named(rows)):
         rows_of.setdefault(problem, []).append(i)
-    if None in rows_of:
-        raise ValueError(
-            f"Column `problem_id` is empty in {len(rows_of[None])} of {len(rows)} rows. Fill them, or drop the column "
-            "to group rows by prompt."
-        )
     truths = _one_value_each(text_column(rows, "answer"), rows_of, "answer")
     extracted = text_column(rows, "extracted", may_be_empty=True)
     verdicts = verdict_column(rows) if "verdict" in columns else None
@@ -141,57 +136,38 @@ def samples_of(rows: Dataset) -> Samples:
     answers = [[answer_of(i, truth) for i in place] for place, truth in zip(rows_of.values(), truths, strict=True)]
     scores = None
     if "score" in columns:
-        column = _plain_column(rows, "score", "numbers", (int, float))
-        if empty := sum(score is None for score in column):
-            raise ValueError(f"Column `score` is empty in {empty} of {len(column)} rows. Fill or drop the column.")
+        column = checked_column(rows, "score", lambda score: isinstance(score, int | float), "numbers", _FILL_OR_DROP)
         scores = [[column[i] for i in place] for place in rows_of.values()]
-    groups = {name: _one_value_each(_plain_column(rows, name), rows_of, name) for name in GROUPINGS if name in columns}
-    named = {name: [_NO_GROUP if v is None else str(v) for v in values] for name, values in groups.items()}
-    return encode(answers, truths, scores, list(rows_of), named)
+    groups = {name: _one_value_each(_names(rows, name), rows_of, name) for name in GROUPINGS if name in columns}
+    return encode(answers, truths, scores, list(rows_of), groups)
 
 
-def check_columns(columns: Sequence[str], needed: Sequence[Sequence[str]] = NEEDED) -> None:
-    """Refuse rows that cannot be evaluated.
-
-    Args:
-        columns: that the rows have.
-        needed: columns, each with those that may stand in for it.
-
-    Raises:
-        ValueError: naming the columns that are missing.
-    """
-    if missing := [" or ".join(names) for names in needed if not set(names) & set(columns)]:
+def _check_columns(columns: Sequence[str]) -> None:
+    if missing := [" or ".join(names) for names in NEEDED if not set(names) & set(columns)]:
         raise ValueError(
-            f"Rows to evaluate need the columns {', '.join(map(' or '.join, needed))}; {', '.join(missing)} missing."
+            f"Rows to evaluate need the columns {', '.join(map(' or '.join, NEEDED))}; {', '.join(missing)} missing."
         )
 
 
-def _named(prompts: Iterable[Any]) -> list[str]:
+def _named(rows: Dataset) -> list[str]:
     """Prompts as problem ids: a hash tells them apart, their end is for errors; whole ones take much memory."""
-    return [f"…{str(prompt)[-60:]} ({hash_prompts([prompt])[0]})" for prompt in prompts]
+    return [f"…{str(prompt)[-60:]} ({hash_prompts([prompt])[0]})" for prompt in rows.with_format(None)["prompt"]]
 
 
-def _plain_column(
-    rows: Dataset, name: str, kinds: str = "numbers or text", types: tuple[type, ...] = (int, float, str)
-) -> list[Any]:
-    """A column of numbers or text, None where a row has none."""
-    column: list[Any] = rows.with_format(None)[name][:]
-    wrong = next((i for i, value in enumerate(column) if value is not None and not isinstance(value, types)), None)
-    if wrong is not None:
-        raise ValueError(f"Column `{name}` must hold {kinds}; row {wrong} holds {column[wrong]!r}.")
-    return column
+def _names(rows: Dataset, name: str) -> list[str]:
+    """The subject or level of each row, as text."""
+    types = int | float | str | None
+    values = checked_column(rows, name, lambda v: isinstance(v, types), "numbers or text", _FILL_OR_DROP)
+    return [_NO_GROUP if value is None else str(value) for value in values]
 
 
 def verdict_column(rows: Dataset) -> list[str]:
     """The column `verdict`, checked.
 
     Raises:
-        ValueError: it holds other words than `"correct"`, `"incorrect"` and `"invalid"`.
+        ValueError: it holds anything but `"correct"`, `"incorrect"` and `"invalid"`.
     """
-    verdicts = text_column(rows, "verdict")
-    if others := set(verdicts) - set(VERDICTS):
-        raise ValueError(f"Column `verdict` must hold {', '.join(VERDICTS)}; found {sorted(others)[0]!r}.")
-    return verdicts
+    return checked_column(rows, "verdict", lambda verdict: verdict in VERDICTS, ", ".join(VERDICTS))
 
 
 def _one_value_each(column: list[Any], rows_of: Mapping[Any, list[int]], name: str) -> list[Any]:
@@ -213,7 +189,7 @@ def read_samples(path: Path) -> Samples:
     found = {shard: columns_of(shard) for shard in shards}
     for shard, columns in found.items():
         try:
-            check_columns(columns)
+            _check_columns(columns)
         except ValueError as error:
             raise ValueError(f"{shard}: {error}") from error
     for name in OPTIONAL:
@@ -232,12 +208,12 @@ def _read(shard: Path, names: list[str]) -> pa.Table:
     if "problem_id" in names:
         return read_shard(shard, names)
     table = read_shard(shard, [*names, "prompt"])
-    problems = pa.array(_named(from_table(table)["prompt"]), pa.string())
+    problems = pa.array(_named(from_table(table)), pa.string())
     return table.drop_columns("prompt").append_column("problem_id", problems)
 
 
 def labels(first: Path, second: Path) -> list[str]:
-    """Names for two runs: of their paths, the last parts in which they differ.
+    """Names for two runs: the last parts in which their paths differ.
 
     Raises:
         ValueError: they are the same path.
@@ -248,5 +224,5 @@ def labels(first: Path, second: Path) -> list[str]:
     while parts[0][-1] == parts[1][-1]:
         for names in parts:
             names.pop()
-    # Nothing but the root is left of one path where the other goes on with the same names.
+    # Where one path is a suffix of the other, only its root is left.
     return [names[-1] if len(names) > 1 else path.name for names, path in zip(parts, (first, second), strict=True)]

@@ -1,4 +1,4 @@
-"""Is one run better than another? A paired bootstrap over the problems that both have answered."""
+"""Is one run better than another? A paired bootstrap over the problems of both."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -12,16 +12,16 @@ from topr_trl.evaluation.estimates import powers_of_two
 from topr_trl.evaluation.exact import expected_maj, expected_pass
 
 _DRAWS = 10_000
-_CHUNK = 500  # draws at a time; bounds the memory
+_CHUNK = 500  # draws at a time, to bound memory
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better a second run is than a first, in one measure.
+    """How much better the second of two runs is, in one measure.
 
     Attributes:
         difference: of the means over the problems, second run minus first.
-        low, high: the 95 % interval, by percentiles of the bootstrap.
+        low, high: the 95 % interval, from percentiles of the bootstrap.
         share_better: share of the bootstrap's draws in which the second run is better.
     """
 
@@ -40,12 +40,12 @@ class Difference:
 def paired_bootstrap(first_PM: NDArray[np.float64], second_PM: NDArray[np.float64], seed: int = 0) -> list[Difference]:
     """Differences of M measures, with intervals over problems.
 
-    P problems are drawn with replacement 10,000 times, and both runs are compared on the same problems, so that it
-    does not matter how hard they are (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, Ch. 13).
+    P problems are drawn with replacement 10,000 times, and both runs are compared on the same problems, so that
+    their difficulty cancels (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, Ch. 13).
 
     Args:
-        first_PM, second_PM: what each run scores at each problem.
-        seed: of the draws.
+        first_PM, second_PM: each measure of each run, by problem.
+        seed: seed of the draws.
     """
     gains_PM = second_PM - first_PM
     problems, rng = len(gains_PM), np.random.default_rng(seed)
@@ -60,18 +60,18 @@ def paired_bootstrap(first_PM: NDArray[np.float64], second_PM: NDArray[np.float6
 
 
 def compare(first: Samples, second: Samples, seed: int = 0) -> dict[str, Difference]:
-    """pass@k and maj@k of a second run against those of a first, problem by problem.
+    """Differences in pass@k and maj@k between two runs, paired by problem.
 
     Args:
-        first, second: of the same problems; their numbers of samples may differ.
-        seed: of the bootstrap.
+        first, second: runs on the same problems; their numbers of samples may differ.
+        seed: seed of the bootstrap.
 
     Returns:
         `{"pass@1": difference, ...}` for k in powers of two: pass@k up to the smaller number of samples S, maj@k from 2
         to below it.
 
     Raises:
-        ValueError: the runs have other problems, or other right answers to them.
+        ValueError: the runs differ in their problems, or in the right answers to them.
     """
     second = matched(first, second)
     measures = list(_measures(min(first.num_samples, second.num_samples)))
@@ -108,8 +108,8 @@ def matched(first: Samples, second: Samples) -> Samples:
     other = [p for p, a, b in zip(first.problem_ids, first.truths, truths, strict=True) if a != b]
     if other:
         raise ValueError(
-            f"The runs must have the same problems: {len(other)} of {first.num_problems} have another right answer in "
-            f"the second, as problem {other[0]!r}."
+            f"The runs must have the same problems: {len(other)} of {first.num_problems} have a different right "
+            f"answer in the second, such as problem {other[0]!r}."
         )
     scores = second.scores_PS[order] if second.scores_PS is not None else None
     groups = {column: [names[i] for i in order] for column, names in second.groups.items()}

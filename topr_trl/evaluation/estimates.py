@@ -1,6 +1,6 @@
-"""What the candidates of a model say about it: pass@k, maj@k, valid answers, with the paper's intervals."""
+"""pass@k, maj@k and shares of valid answers of a model, with the paper's intervals."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import nan, sqrt
 from typing import Any
@@ -30,7 +30,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Group:
-    """The problems of one subject or level: how many, their pass@1, and `{k: estimate}` for the largest k of maj@k."""
+    """Problems of one subject or level: their number, pass@1, and `{k: estimate}` for the largest k of maj@k."""
 
     num_problems: int
     pass_at_1: Estimate
@@ -39,16 +39,16 @@ class Group:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Evaluation of S samples a problem.
+    """Evaluation of S samples per problem.
 
     Attributes:
         pass_at, maj_at: `{k: estimate}`, exact over all draws of k samples.
-        shares: share of `correct`, `incorrect` and `invalid` samples.
-        cardinality: how many problems have 0, 1, ..., S correct samples.
-        num_problems, num_samples: problems, and samples of each.
-        weighted_sc_at: `{k: estimate}` of weighted self-consistency, by the paper's draws; empty without scores.
+        shares: shares of `correct`, `incorrect` and `invalid` samples.
+        cardinality: numbers of problems that have 0, 1, ..., S correct samples.
+        num_problems, num_samples: problems, and samples per problem.
+        weighted_sc_at: `{k: estimate}` of weighted self-consistency, from 100 draws; empty without scores.
         best_at: `{k: estimate}` of best-of-k, exact; empty without scores.
-        groups: `{"subject": {name: group}, "level": {name: group}}`, for what is known of the problems.
+        groups: `{"subject": {name: group}, "level": {name: group}}`, where known.
     """
 
     pass_at: dict[int, Estimate]
@@ -62,12 +62,12 @@ class Evaluation:
     groups: dict[str, dict[str, Group]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; a standard error that does not exist is None."""
+        """Plain values, for JSON; an undefined standard error is None."""
         return _without_nan(asdict(self))
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "Evaluation":
-        """What `to_dict` gave, perhaps by way of JSON, whose keys are text."""
+        """Inverse of `to_dict`, also after JSON, whose keys are text."""
         curves = {name: _curve(plain.get(name, {})) for name in ("pass_at", "maj_at", "weighted_sc_at", "best_at")}
         groups = {
             column: {
@@ -80,7 +80,7 @@ class Evaluation:
 
 
 def shared_ks(curves: Sequence[Mapping[int, Estimate]]) -> list[int]:
-    """The k that all of these curves have."""
+    """The k that all curves have."""
     return [k for k in curves[0] if all(k in other for other in curves)]
 
 
@@ -99,89 +99,64 @@ def _without_nan(plain: Any) -> Any:
     return None if isinstance(plain, float) and plain != plain else plain
 
 
-# Estimates: of all problems, and of some of them.
+# Estimates.
 
 
 def _standard_error(variance: float, k: int, num_samples: int) -> float:
-    """`sqrt(K V / (S - K))` (arXiv 2503.14286, Sec. 4.1), NaN for K = S, where every draw is the same."""
+    """`sqrt(K V / (S - K))` (arXiv 2503.14286, Sec. 4.1), NaN for K = S, where all draws are the same."""
     return sqrt(k * max(variance, 0.0) / (num_samples - k)) if k < num_samples else nan
 
 
 def exact_estimate(expected_P: NDArray[np.float64], k: int, num_samples: int) -> Estimate:
-    """The estimate that the paper's procedure approaches with ever more draws.
+    """The limit of the paper's procedure for many draws.
 
-    A problem is solved in a draw or not, with the expectation e_p, and apart from the other problems; so the variance V
-    of a draw's mean is Σ e_p (1 - e_p) / P².
+    A draw solves problem p with probability e_p, independently of the other problems, so the variance V of the mean of
+    a draw is Σ e_p (1 - e_p) / P².
     """
     variance = float((expected_P * (1 - expected_P)).sum()) / len(expected_P) ** 2
     return Estimate(float(expected_P.mean()), _standard_error(variance, k, num_samples))
 
 
-Solved = Callable[[Samples, NDArray[np.int64]], NDArray[np.bool_]]
-
-
-def resampled_estimate(samples: Samples, solved: Solved, k: int, seed: int = 0, draws: int = _DRAWS) -> Estimate:
-    """The paper's procedure as it stands (arXiv 2503.14286, Sec. 4.1).
+def weighted_sc_estimate(samples: Samples, k: int, seed: int = 0, draws: int = _DRAWS) -> Estimate:
+    """Weighted self-consistency by the paper's procedure (arXiv 2503.14286, Sec. 4.1).
 
     K of the S samples of each problem are drawn without replacement, 100 times; the value is the mean over the draws of
     the mean over the problems, V of its standard error the variance over the draws.
 
     Args:
-        samples: of all problems.
-        solved: `pass_solved`, `maj_solved`, `weighted_sc_solved` or `best_solved`.
+        samples: of all problems, with scores.
         k: samples drawn of each problem, in [1, S].
-        seed, draws: of the draws.
+        seed, draws: seed and number of the draws.
     """
     samples.check_k(k)
+    if k == 1:  # a single vote decides: pass@1
+        return exact_estimate(expected_pass(samples, 1), 1, samples.num_samples)
     rng = np.random.default_rng(seed)
     order_PS = np.tile(np.arange(samples.num_samples), (samples.num_problems, 1))
-    means = [solved(samples, rng.permuted(order_PS, axis=1)[:, :k]).mean() for _ in range(draws)]
+    means = [weighted_sc_solved(samples, rng.permuted(order_PS, axis=1)[:, :k]).mean() for _ in range(draws)]
     return Estimate(float(np.mean(means)), _standard_error(float(np.var(means)), k, samples.num_samples))
 
 
-def pass_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(P,) whether one of the drawn samples is right. `drawn_PK`: their positions, in the order of drawing."""
-    return (np.take_along_axis(samples.codes_PS, drawn_PK, axis=1) == RIGHT_CODE).any(axis=1)
-
-
-def maj_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(P,) whether the most frequent valid answer, the first drawn of equals, is right."""
-    codes_PK = np.take_along_axis(samples.codes_PS, drawn_PK, axis=1)
-    return _vote_is_right(codes_PK, np.ones(codes_PK.shape))
-
-
 def weighted_sc_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(P,) whether the valid answer with the highest sum of scores, the first drawn of equals, is right."""
+    """(P,) whether the valid answer with the highest sum of scores, the first drawn of equals, is right.
+
+    `drawn_PK` holds the positions of the drawn samples, in the order of drawing.
+    """
     scores_PS = _scores_of(samples)
+    codes_PK = np.take_along_axis(samples.codes_PS, drawn_PK, axis=1)
     # Sums of the same scores in another order differ by rounding: compared to nine digits, they are equal.
-    scale = float(np.abs(scores_PS).max()) or 1.0
-    codes_PK = np.take_along_axis(samples.codes_PS, drawn_PK, axis=1)
-    return _vote_is_right(codes_PK, np.take_along_axis(scores_PS, drawn_PK, axis=1) / scale)
-
-
-def best_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(P,) whether the valid sample with the highest score, the first drawn of equals, is right."""
-    codes_PK = np.take_along_axis(samples.codes_PS, drawn_PK, axis=1)
-    scores_PK = np.take_along_axis(_scores_of(samples), drawn_PK, axis=1)
-    return _code_of_highest(codes_PK, scores_PK) == RIGHT_CODE
-
-
-def _vote_is_right(codes_PK: NDArray[np.int64], weights_PK: NDArray[np.float64]) -> NDArray[np.bool_]:
-    width = int(codes_PK.max()) + 2  # column 0 takes what is invalid
+    weights_PK = np.take_along_axis(scores_PS, drawn_PK, axis=1) / (float(np.abs(scores_PS).max()) or 1.0)
+    width = int(codes_PK.max()) + 2  # column 0 is for invalid samples
     cells_PK = np.arange(len(codes_PK))[:, None] * width + codes_PK + 1
-    totals = np.bincount(cells_PK.ravel(), weights_PK.ravel(), minlength=len(codes_PK) * width)
-    return _code_of_highest(codes_PK, np.round(totals[cells_PK], 9)) == RIGHT_CODE
-
-
-def _code_of_highest(codes_PK: NDArray[np.int64], values_PK: NDArray[np.float64]) -> NDArray[np.int64]:
-    """(P,) the code of the valid sample with the highest value, the first of equals; invalid only if all are."""
-    winner = np.where(codes_PK >= 0, values_PK, -np.inf).argmax(axis=1)  # argmax takes the first of equals
-    return codes_PK[np.arange(len(codes_PK)), winner]
+    sums = np.bincount(cells_PK.ravel(), weights_PK.ravel(), minlength=len(codes_PK) * width)
+    votes_PK = np.where(codes_PK >= 0, np.round(sums[cells_PK], 9), -np.inf)
+    winner_P = votes_PK.argmax(axis=1)  # the first of equals
+    return codes_PK[np.arange(len(codes_PK)), winner_P] == RIGHT_CODE
 
 
 def _scores_of(samples: Samples) -> NDArray[np.float64]:
     if samples.scores_PS is None:
-        raise ValueError("Weighted self-consistency and best-of-n need a score of each sample; there are none.")
+        raise ValueError("Weighted self-consistency and best-of-k need a score for each sample; there are none.")
     return samples.scores_PS
 
 
@@ -198,16 +173,16 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate S samples for each of P problems.
 
-    pass@k, maj@k and best@k are exact over all draws of k of the S samples, their standard errors too; weighted
+    pass@k, maj@k and best@k and their standard errors are exact over all draws of k of the S samples; weighted
     self-consistency has no cheap expectation for k > 1 and is drawn 100 times, as in the paper.
 
     Args:
         samples: of all problems; with scores for `weighted_sc_ks` and `best_ks`.
-        pass_ks, maj_ks, weighted_sc_ks, best_ks: the k of each, in [1, S].
-        seed: of the draws.
+        pass_ks, maj_ks, weighted_sc_ks, best_ks: the k of each measure, in [1, S].
+        seed: seed of the draws.
 
     Raises:
-        ValueError: a k is outside [1, S], or scores are needed and not there.
+        ValueError: a k is outside [1, S], or scores are missing that a measure needs.
     """
     for k in (*pass_ks, *maj_ks, *weighted_sc_ks, *best_ks):
         samples.check_k(k)
@@ -226,16 +201,10 @@ def evaluate(
         cardinality=np.bincount(correct_PS.sum(axis=1), minlength=size + 1).tolist(),
         num_problems=samples.num_problems,
         num_samples=size,
-        weighted_sc_at={k: _weighted_sc(samples, k, seed) for k in weighted_sc_ks},
+        weighted_sc_at={k: weighted_sc_estimate(samples, k, seed) for k in weighted_sc_ks},
         best_at={k: exact_estimate(expected_best(samples, k), k, size) for k in best_ks},
         groups=_by_group(samples, {k: voted[k] for k in sorted(voted)[-1:]}),
     )
-
-
-def _weighted_sc(samples: Samples, k: int, seed: int) -> Estimate:
-    if k == 1:  # a single vote decides: pass@1
-        return exact_estimate(expected_pass(samples, 1), 1, samples.num_samples)
-    return resampled_estimate(samples, weighted_sc_solved, k, seed)
 
 
 def _by_group(samples: Samples, voted: Mapping[int, NDArray[np.float64]]) -> dict[str, dict[str, Group]]:
@@ -252,9 +221,9 @@ def _by_group(samples: Samples, voted: Mapping[int, NDArray[np.float64]]) -> dic
 
 
 def evaluate_in_full(samples: Samples, seed: int = 0) -> Evaluation:
-    """Everything that the samples allow, k in powers of two: pass@k up to S, the others from 2 to below S.
+    """All measures that the samples allow, at powers of two: pass@k up to S, the others from 2 to below S.
 
-    With k = S there is only one draw, and no interval.
+    With k = S there is one draw, and no interval.
     """
     pass_ks = powers_of_two(samples.num_samples)
     ks = [k for k in pass_ks if 1 < k < samples.num_samples]
@@ -279,7 +248,7 @@ def evaluate_samples(
     best_ks: Sequence[int] = (),
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Evaluation:
-    """`evaluate` from P lists of S answers and P right ones in the same form; None is an invalid answer.
+    """`evaluate` for P lists of S answers and P right answers in the same form; None is an invalid answer.
 
     Args:
         answers, truths, scores, groups: see `topr_trl.evaluation.answers.encode`.
@@ -301,7 +270,7 @@ def evaluate_candidates(
     weighted_sc_ks: Sequence[int] = (),
     best_ks: Sequence[int] = (),
 ) -> Evaluation:
-    """`evaluate` from scored candidates, as `topr_trl.rewards.score_candidates` makes them.
+    """`evaluate` for rows scored by `topr_trl.rewards.score_candidates`.
 
     Args:
         rows: see `topr_trl.evaluation.answers.samples_of`.

@@ -1,6 +1,6 @@
-"""Exact expectations, problem by problem, over all draws of K of a problem's S samples without replacement.
+"""Exact expectations per problem over all draws of K of its S samples without replacement.
 
-All free of chance: what the paper's procedure (arXiv 2503.14286, Sec. 4.1) approaches with ever more draws.
+The paper's procedure (arXiv 2503.14286, Sec. 4.1) approaches them as its number of draws grows.
 """
 
 from functools import lru_cache
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from topr_trl.evaluation.answers import RIGHT_CODE, Samples
 
-_MOST_SAMPLES = 1_000  # beyond, numbers of draws leave the range of float64
+_MOST_SAMPLES = 1_000  # with more, the number of draws overflows float64
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
@@ -37,11 +37,11 @@ def expected_pass(samples: Samples, k: int) -> NDArray[np.float64]:
 def expected_maj(samples: Samples, k: int) -> NDArray[np.float64]:
     """(P,) maj@k of each problem: probability that the most frequent valid answer of k samples is right.
 
-    Of equally frequent answers the one seen first wins. In a random draw each is equally likely to be that one.
+    Among equally frequent answers the first drawn wins; in a random draw each is equally likely to be the first.
     """
     samples.check_k(k)
     if samples.num_samples > _MOST_SAMPLES:
-        raise ValueError(f"maj@k takes at most {_MOST_SAMPLES} samples a problem, not {samples.num_samples}.")
+        raise ValueError(f"maj@k takes at most {_MOST_SAMPLES} samples per problem, not {samples.num_samples}.")
     values = np.empty(samples.num_problems)
     for i, codes in enumerate(samples.codes_PS):
         counts = np.bincount(codes[codes >= 0], minlength=1)
@@ -62,7 +62,7 @@ def expected_best(samples: Samples, k: int) -> NDArray[np.float64]:
     chances_S = np.array([comb(size - 1 - i, k - 1) / comb(size, k) for i in range(size)])
     values = np.empty(samples.num_problems)
     for p, (codes, scores) in enumerate(zip(samples.codes_PS, samples.scores_PS, strict=True)):
-        # Invalid samples have nothing to choose: they come last, and count as wrong there.
+        # Invalid samples come last, and count as wrong there.
         _, ranks = np.unique(np.where(codes >= 0, -scores, np.inf), return_inverse=True)
         members = np.bincount(ranks)
         chance = np.add.reduceat(chances_S, np.cumsum(members) - members)
@@ -76,16 +76,16 @@ def _majority_is_right(right: int, others: tuple[int, ...], size: int) -> NDArra
 
     Args:
         right: how many of the samples give the right answer.
-        others: how many give each of the wrong ones, in falling order; what is left is invalid.
+        others: how many give each of the wrong ones, in falling order; the remaining samples are invalid.
         size: S.
 
     Draws are counted by polynomials: the coefficient of x^d counts ways to draw d samples. For each number c of right
-    ones drawn, an answer given n times contributes Σ_{m <= c} C(n, m) x^m, and those with m = c tie. Rows of a table
-    keep apart how many answers tie; with t of them the right one wins one time in t + 1.
+    ones drawn, an answer given n times contributes Σ_{m <= c} C(n, m) x^m, and those with m = c tie. The rows of the
+    table count the ties; with t of them the right answer wins with probability 1 / (t + 1).
     """
     wins = np.zeros(size + 1)
     for c in range(1, right + 1):
-        rivals = [n for n in others if n >= c]  # the others cannot reach c, and may be drawn freely
+        rivals = [n for n in others if n >= c]  # the others cannot reach c, and are drawn freely
         free = size - right - sum(rivals)
         table = np.zeros((min(len(rivals), size // c) + 1, size - c + 1))
         table[0, : free + 1] = _binomials(free)

@@ -1,4 +1,4 @@
-"""Evaluations as a picture: accuracy over k, how many problems are solved how often, subjects and levels."""
+"""Pictures of evaluations: accuracy over k, problems by correct samples, subjects and levels, progress."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from topr_trl.evaluation.answers import GROUPINGS
 from topr_trl.evaluation.bootstrap import Difference
 from topr_trl.evaluation.estimates import Estimate, Evaluation, shared_ks
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito's, told apart by the colour-blind
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito's, safe for the color-blind
 _MARKS = ("o", "s", "^", "D")
 _MOST_BARS = 32
 _LINES = {"pass@k": "-", "maj@k": "--", "weighted SC@k": ":", "best@k": "-."}
@@ -19,10 +19,10 @@ _LINES = {"pass@k": "-", "maj@k": "--", "weighted SC@k": ":", "best@k": "-."}
 def plot_evaluations(
     evaluations: Mapping[str, Evaluation], path: str | Path, differences: Mapping[str, Difference] | None = None
 ) -> None:
-    """One run, or two side by side, as a PNG or SVG.
+    """Draw one run, or two side by side, as a PNG or SVG.
 
-    Panels: pass@k, maj@k and what there is of weighted self-consistency and best-of-k, with bands of ±2 standard
-    errors; problems by their number of correct samples; pass@1 by subject and by level, if known; the differences of
+    Panels: pass@k, maj@k, and weighted self-consistency and best-of-k if evaluated, with bands of ±2 standard
+    errors; problems by their number of correct samples; pass@1 by subject and by level, if known; differences of
     two runs with their 95 % intervals.
 
     Raises:
@@ -46,37 +46,35 @@ def plot_evaluations(
         for panel, column in zip(rows[1].subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
             _draw_groups(panel, evaluations, column)
     if len(evaluations) > 1:
-        patches = [Patch(color=colour, label=name) for colour, name in zip(COLOURS, evaluations, strict=False)]
+        patches = [Patch(color=color, label=name) for color, name in zip(COLORS, evaluations, strict=False)]
         rows[0].legend(handles=patches, loc="outside upper center", ncols=len(patches), frameon=False)
     figure.savefig(path, dpi=100)
 
 
 def _draw_curves(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
-    """A colour for each run and a line for each measure; with one run, a colour for each measure, too."""
+    """One color per run and one line style per measure; with a single run, one color per measure."""
     one = len(evaluations) == 1
     for r, run in enumerate(evaluations.values()):
         for m, (measure, curve) in enumerate(_curves(run).items()):
-            colour, line = COLOURS[m if one else r], "-" if one else _LINES[measure]
+            color, line = COLORS[m if one else r], "-" if one else _LINES[measure]
             ks, values = list(curve), np.array([100 * e.value for e in curve.values()])
             margins = np.array([200 * e.standard_error for e in curve.values()])  # NaN leaves a gap
-            panel.plot(
-                ks, values, line, color=colour, marker=_MARKS[m], markersize=4, label=measure if r == 0 else None
-            )
-            panel.fill_between(ks, values - margins, values + margins, color=colour, alpha=0.15, linewidth=0)
+            panel.plot(ks, values, line, color=color, marker=_MARKS[m], markersize=4, label=measure if r == 0 else None)
+            panel.fill_between(ks, values - margins, values + margins, color=color, alpha=0.15, linewidth=0)
             if np.isfinite(margins).sum() == 1:  # a band needs two
-                panel.errorbar(ks, values, margins, fmt="none", ecolor=colour, alpha=0.5)
+                panel.errorbar(ks, values, margins, fmt="none", ecolor=color, alpha=0.5)
     low, high = panel.get_ylim()
-    if high - low < 1:  # all alike: no magnifying glass on nothing
+    if high - low < 1:  # differences too small to magnify
         panel.set_ylim(low - 2.5, high + 2.5)
     panel.set_xscale("log", base=2)
     ticks = sorted({k for run in evaluations.values() for k in run.pass_at})
     panel.set_xticks(ticks, [str(k) for k in ticks])
     panel.minorticks_off()
-    panel.set(xlabel="k samples of a problem", ylabel="problems solved (%)", title="Accuracy, ± 2 standard errors")
+    panel.set(xlabel="k samples per problem", ylabel="problems solved (%)", title="Accuracy, ± 2 standard errors")
     panel.grid(alpha=0.3)
     for handle in panel.legend(frameon=False, fontsize=9, loc="upper left").legend_handles:
         if not one:
-            handle.set_color("#555555")  # the colours are those of the runs
+            handle.set_color("#555555")  # the colors are those of the runs
 
 
 def _curves(run: Evaluation) -> dict[str, dict[int, Estimate]]:
@@ -89,17 +87,17 @@ def _draw_cardinality(panel: Any, evaluations: Mapping[str, Evaluation]) -> None
     width = 0.84 / len(evaluations)
     for r, run in enumerate(evaluations.values()):
         share = np.array(run.cardinality) / run.num_problems * 100
-        # Runs with other numbers of samples share an axis.
+        # Shares, so that runs with different numbers of samples have one axis.
         places = np.arange(len(share)) / run.num_samples * 100
         step = 100 / run.num_samples
         offset = (r - (len(evaluations) - 1) / 2) * width * step
-        if len(evaluations) > 1 and run.num_samples > _MOST_BARS:  # bars side by side would be too thin to tell apart
+        if len(evaluations) > 1 and run.num_samples > _MOST_BARS:  # bars side by side would be too thin
             edges = np.append(places, 100 + step) - step / 2
-            panel.stairs(share, edges, fill=True, alpha=0.4, color=COLOURS[r])
+            panel.stairs(share, edges, fill=True, alpha=0.4, color=COLORS[r])
         else:
-            panel.bar(places + offset, share, width * step, color=COLOURS[r])
+            panel.bar(places + offset, share, width * step, color=COLORS[r])
     panel.set_xticks(range(0, 101, 20))
-    panel.set(xlabel="correct samples of a problem (%)", ylabel="problems (%)", title="Problems by correct samples")
+    panel.set(xlabel="correct samples per problem (%)", ylabel="problems (%)", title="Problems by correct samples")
     panel.grid(axis="y", alpha=0.3)
     panel.set_axisbelow(True)
 
@@ -108,11 +106,11 @@ def _draw_differences(panel: Any, names: list[str], differences: Mapping[str, Di
     places = np.arange(len(differences))[::-1]
     for place, found in zip(places, differences.values(), strict=True):
         certain = found.low > 0 or found.high < 0
-        colour = COLOURS[int(found.difference > 0)] if certain else "#888888"
-        panel.plot([100 * found.low, 100 * found.high], [place, place], color=colour, linewidth=2)
-        panel.plot(100 * found.difference, place, "o", color=colour, markersize=5)
+        color = COLORS[int(found.difference > 0)] if certain else "#888888"
+        panel.plot([100 * found.low, 100 * found.high], [place, place], color=color, linewidth=2)
+        panel.plot(100 * found.difference, place, "o", color=color, markersize=5)
         panel.annotate(
-            str(found), (1.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=colour
+            str(found), (1.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=color
         )
     panel.axvline(0, color="black", linewidth=0.8)
     panel.set_yticks(places, list(differences))
@@ -132,7 +130,7 @@ def _draw_groups(panel: Any, evaluations: Mapping[str, Evaluation], column: str)
         values = [100 * group.pass_at_1.value if group else 0.0 for group in groups]
         margins = np.nan_to_num([200 * group.pass_at_1.standard_error if group else 0.0 for group in groups])
         offset = ((len(evaluations) - 1) / 2 - r) * width
-        panel.barh(places + offset, values, width, xerr=margins, color=COLOURS[r], error_kw={"lw": 1})
+        panel.barh(places + offset, values, width, xerr=margins, color=COLORS[r], error_kw={"lw": 1})
     found = {name: group.num_problems for run in evaluations.values() for name, group in run.groups[column].items()}
     panel.set_yticks(places, [f"{member} ({found[member]})" for member in members])
     panel.set_xlim(0, max(5, panel.get_xlim()[1]))
@@ -142,7 +140,7 @@ def _draw_groups(panel: Any, evaluations: Mapping[str, Evaluation], column: str)
 
 
 def plot_progress(evaluations: Mapping[str, Evaluation], path: str | Path | IO[bytes]) -> None:
-    """From one evaluation to the next: accuracies with their intervals, shares of correct and invalid answers.
+    """Draw accuracies with their intervals, and kinds of answers, from one evaluation to the next, as a PNG or SVG.
 
     Raises:
         ImportError: matplotlib is not installed (`pip install topr_trl[plots]`).
@@ -152,20 +150,24 @@ def plot_progress(evaluations: Mapping[str, Evaluation], path: str | Path | IO[b
     names, runs = list(evaluations), list(evaluations.values())
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     accuracy, shares = figure.subplots(1, 2)
-    measures = {"pass": [run.pass_at for run in runs], "maj": [run.maj_at for run in runs]}
-    drawn = [(f"{m}@{k}", [c[k] for c in curves]) for m, curves in measures.items() for k in shared_ks(curves)]
-    for label, estimates in drawn:
-        errors = [200 * e.standard_error if e.standard_error == e.standard_error else 0 for e in estimates]
-        accuracy.errorbar(names, [100 * e.value for e in estimates], errors, marker="o", capsize=3, label=label)
+    for measure, curves in {"pass": [run.pass_at for run in runs], "maj": [run.maj_at for run in runs]}.items():
+        look = {"linestyle": _LINES[f"{measure}@k"], "marker": "o", "markersize": 4, "capsize": 3}
+        for k in shared_ks(curves):
+            estimates = [curve[k] for curve in curves]
+            errors = np.nan_to_num([200 * e.standard_error for e in estimates])
+            values = [100 * e.value for e in estimates]
+            accuracy.errorbar(names, values, errors, color=f"C{k.bit_length() - 1}", label=f"{measure}@{k}", **look)
     accuracy.set(ylabel="accuracy (%)", ylim=(0, 100), title="Test accuracy")
     accuracy.margins(x=0.15)
     accuracy.grid(axis="y", alpha=0.3)
     accuracy.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     bottom = [0.0] * len(runs)
-    for share, colour in zip(runs[0].shares, ("#2a9d8f", "#e9c46a", "#d1495b"), strict=True):
+    for share, color in zip(runs[0].shares, ("#2a9d8f", "#e9c46a", "#d1495b"), strict=True):
         values = [100 * run.shares[share] for run in runs]
-        shares.bar(names, values, bottom=bottom, color=colour, label=share, width=0.5)
+        shares.bar(names, values, bottom=bottom, color=color, label=share, width=0.5)
         bottom = [b + v for b, v in zip(bottom, values, strict=True)]
     shares.set(ylabel="samples (%)", ylim=(0, 100), title="Answers")
     shares.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    for panel in (accuracy, shares):
+        panel.tick_params("x", rotation=0 if len(names) < 5 else 45)
     figure.savefig(path, dpi=150)

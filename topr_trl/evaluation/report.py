@@ -1,4 +1,4 @@
-"""Evaluations side by side: as tables for the terminal, as files and as a picture."""
+"""Evaluations side by side: as tables, files, pictures, and a section of a model card."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from tabulate import tabulate
 from topr_trl.evaluation.answers import Samples
 from topr_trl.evaluation.bootstrap import Difference, compare
 from topr_trl.evaluation.estimates import Evaluation, evaluate_in_full, shared_ks
-from topr_trl.evaluation.plots import plot_evaluations, plot_progress
+from topr_trl.evaluation.plots import COLORS, plot_evaluations, plot_progress
 from topr_trl.rewards import INVALID
 
 _CURVES = {"pass": "pass_at", "maj": "maj_at", "weighted_sc": "weighted_sc_at", "best": "best_at"}
@@ -25,7 +25,7 @@ class Evaluations(dict[str, Evaluation]):
     """
 
     def __str__(self) -> str:
-        return "\n".join([_table(["", *self], self._rows()), *self._notes()])
+        return "\n".join([_table(["", *self], self._rows()), *self._notes()]) if self else "No evaluations."
 
     def _rows(self) -> list[list[str]]:
         """Measures and shares: a label, and one cell per evaluation, where ± is the paper's two standard errors.
@@ -41,8 +41,9 @@ class Evaluations(dict[str, Evaluation]):
     def _notes(self) -> list[str]:
         """What to read below the table: the number of samples, and what looks wrong."""
         runs = list(self.values())
-        sizes = " or ".join(map(str, sorted({run.num_samples for run in runs})))
-        return [f"({runs[0].num_problems} problems, {sizes} samples each; ± is two standard errors)"] + [
+        counts = ({run.num_problems for run in runs}, {run.num_samples for run in runs})
+        problems, samples = (" or ".join(map(str, sorted(count))) for count in counts)
+        return [f"({problems} problems, {samples} samples each; ± is two standard errors)"] + [
             f"{name}: no sample has an answer. Is it the right --task, and do prompts ask for its form of answers?"
             for name, run in self.items()
             if run.shares[INVALID] == 1
@@ -68,13 +69,14 @@ class Evaluations(dict[str, Evaluation]):
         table = tabulate(self._rows(), ["measure", *self], "github", disable_numparse=True, stralign=None)
         parts += [table, "\n".join(self._notes())]
         if find_spec("matplotlib"):
-            plot_evaluations(self, folder / PICTURE)
+            draw = plot_evaluations if len(self) <= len(COLORS) else plot_progress
+            draw(self, folder / PICTURE)
             parts += [f"![{' and '.join(self)}]({PICTURE})"]
         return "\n\n".join(parts) + "\n"
 
 
 def groups_table(evaluation: Evaluation) -> str:
-    """Problems, pass@1 and maj@k by subject and by level, as far as known; else an empty text."""
+    """Problems, pass@1 and maj@k by subject and by level, where known; else an empty text."""
     parts = []
     for column, groups in evaluation.groups.items():
         ks = list(next(iter(groups.values())).maj_at)
@@ -107,21 +109,21 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def write_report(folder: Path, runs: Mapping[str, Samples], seed: int = 0) -> str:
-    """Evaluate one run, or two side by side, and write down what is found.
+    """Evaluate one run, or two side by side, and write the results.
 
-    Files: `evaluation.json`, of the first run; with a second one `comparison.json`, of both and of their differences; a
+    Files: `evaluation.json` of the first run; for two runs `comparison.json` with both and their differences; the
     picture `evaluation.png` or `comparison.png`, if matplotlib is installed.
 
     Args:
-        folder: to write to.
-        runs: by name; one or two.
-        seed: of the draws.
+        folder: folder to write to.
+        runs: one or two, by name.
+        seed: seed of the draws.
 
     Returns:
         The tables for the terminal.
 
     Raises:
-        ValueError: two runs have not the same problems, see `topr_trl.evaluation.bootstrap.compare`.
+        ValueError: the two runs differ in their problems, see `topr_trl.evaluation.bootstrap.compare`.
     """
     names = list(runs)
     differences = compare(runs[names[0]], runs[names[1]], seed) if len(runs) == 2 else None
@@ -143,15 +145,15 @@ def write_report(folder: Path, runs: Mapping[str, Samples], seed: int = 0) -> st
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """What `topr evaluate` wrote to a file `evaluation.json`.
+    """Read a file `evaluation.json` of `topr evaluate`.
 
     Raises:
-        ValueError: it is damaged, or something else.
+        ValueError: it is damaged, or not such a file.
     """
     try:
         return Evaluation.from_dict(json.loads(path.read_text()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no evaluation that topr evaluate wrote, or is damaged: {error!r}.") from error
+        raise ValueError(f"{path} is damaged, or was not written by topr evaluate: {error!r}.") from error
 
 
 def _write_json(path: Path, content: object) -> None:

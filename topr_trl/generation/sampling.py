@@ -1,37 +1,34 @@
-"""How completions are drawn, whatever draws them: settings, prompts, stop tokens and the row that results."""
+"""What transformers and vLLM share in drawing completions: settings, prompts, stop tokens, rows."""
 
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from datasets import Dataset
-from transformers import (
-    GenerationConfig,
-    PreTrainedTokenizerBase,
-)
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from topr_trl.config import check_types
 
 
 @dataclass
 class SamplingArguments:
-    """How responses are drawn; the defaults are the paper's (arXiv 2503.14286, Sec. 4.1).
+    """How completions are drawn; the defaults are the paper's (arXiv 2503.14286, Sec. 4.1).
 
     Parameters:
-        num_candidates (`int`, defaults to `16`): Responses a problem.
+        num_candidates (`int`, defaults to `16`): Completions per prompt.
         temperature (`float`, defaults to `1.0`): Sampling temperature.
         top_p (`float`, defaults to `1.0`): Probability mass sampled from.
         top_k (`int`, defaults to `500`): Tokens sampled from.
-        max_new_tokens (`int`, defaults to `512`): Longest response.
-        sampling_batch_size (`int`, defaults to `512`): Responses generated at once.
+        max_new_tokens (`int`, defaults to `512`): Longest completion, in tokens.
+        sampling_batch_size (`int`, defaults to `512`): Completions generated at once.
     """
 
-    num_candidates: int = field(default=16, metadata={"help": "Responses a problem."})
+    num_candidates: int = field(default=16, metadata={"help": "Completions per prompt."})
     temperature: float = field(default=1.0, metadata={"help": "Sampling temperature."})
     top_p: float = field(default=1.0, metadata={"help": "Probability mass sampled from."})
     top_k: int = field(default=500, metadata={"help": "Tokens sampled from."})
-    max_new_tokens: int = field(default=512, metadata={"help": "Longest response, in tokens."})
-    sampling_batch_size: int = field(default=512, metadata={"help": "Responses generated at once."})
+    max_new_tokens: int = field(default=512, metadata={"help": "Longest completion, in tokens."})
+    sampling_batch_size: int = field(default=512, metadata={"help": "Completions generated at once."})
 
     def __post_init__(self) -> None:
         check_types(self, SamplingArguments)
@@ -39,7 +36,9 @@ class SamplingArguments:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature must be above 0, not {self.temperature}: candidates have to differ.")
+            raise ValueError(
+                f"temperature must be above 0, not {self.temperature}: completions of one prompt have to differ."
+            )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], not {self.top_p}.")
         if self.top_k < 1:
@@ -52,7 +51,7 @@ def encode_prompts(
     """Token ids of the prompts.
 
     Raises:
-        ValueError: a prompt and the longest response do not fit in the context.
+        ValueError: the longest prompt and max_new_tokens do not fit in the context.
     """
     prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in problems["prompt"]]
     longest = max(map(len, prompt_ids), default=0)
@@ -65,7 +64,7 @@ def encode_prompts(
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig) -> list[int]:
-    """The tokens that end a response: the tokenizer's and those of the model."""
+    """The tokens that end a completion: the tokenizer's and the model's."""
     own = generation_config.eos_token_id
     return sorted({tokenizer.eos_token_id, *([own] if isinstance(own, int) else own or [])} - {None})
 

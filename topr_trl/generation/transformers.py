@@ -1,7 +1,7 @@
-"""Draw candidate responses from a model with transformers' `generate`."""
+"""Draw completions from a model with transformers' `generate`."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     SuppressTokensLogitsProcessor,
-    set_seed,
 )
 
 from topr_trl.checkpoints import check_finite
@@ -33,23 +32,25 @@ def sample_candidates(
     seed: int = 0,
     description: str = "Sampling",
 ) -> Dataset:
-    """`args.num_candidates` responses for each problem of this process's share.
+    """`args.num_candidates` completions for each problem of this process's share.
 
-    Every process of `accelerate launch` takes a share of the problems; each gets its own rows back.
+    Every process of `accelerate launch` takes a share of the problems and gets the rows of that share back.
 
     Args:
         model: samples; its dropout is switched off meanwhile.
         problems: columns `problem_id` and `prompt` (text); other columns are carried along.
-        stop_strings: end a response besides the model's stop tokens.
-        seed: with the same seed and batch size the same responses are drawn.
+        stop_strings: end a completion besides the model's stop tokens.
+        seed: the same seed and batch size give the same completions. Global random number generators are left as they
+            were.
+        description: of the progress bar.
 
     Returns:
-        Rows of `topr_trl.data.rows`, a problem's together and in sampling order, without a reward. `sampler_logps` are
-        those of the model itself, before temperature, top_p and top_k.
+        Rows of `topr_trl.data.rows` without a reward: those of one problem together, in sampling order.
+        `sampler_logps` are those of the model itself, before temperature, top_p and top_k.
 
     Raises:
-        ValueError: a prompt and the longest response do not fit in the model's context, or there are fewer problems
-            than processes.
+        ValueError: the longest prompt and `max_new_tokens` do not fit in the model's context, or there are fewer
+            problems than processes.
         FloatingPointError: weights of the model are NaN or infinite.
     """
     check_finite(model, "The model to sample from")
@@ -57,53 +58,68 @@ def sample_candidates(
     if len(problems) < state.num_processes:
         raise ValueError(f"{len(problems)} problems are too few for {state.num_processes} processes; each needs one.")
     problems = problems.shard(state.num_processes, state.process_index, contiguous=True)
-    text_config = model.config.get_text_config()
-    prompt_ids = encode_prompts(tokenizer, problems, args, getattr(text_config, "max_position_embeddings", None))
-    eos = stop_tokens(tokenizer, model.generation_config)
-    config = GenerationConfig(
-        do_sample=True,
-        temperature=args.temperature,
-        top_p=args.top_p,
-        # Where it keeps every token, the filter would only sort the vocabulary at each step.
-        top_k=args.top_k if args.top_k < text_config.vocab_size else 0,
-        max_new_tokens=args.max_new_tokens,
-        num_return_sequences=args.num_candidates,
-        eos_token_id=eos,
-        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
-        stop_strings=list(stop_strings) or None,
-    )
-    pad_is_foreign = tokenizer.pad_token_id is not None and tokenizer.pad_token_id not in eos
-    # Prompts of like length go together; the rows are put back in the order of the problems.
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    prompt_ids = encode_prompts(tokenizer, problems, args, context)
+    config = _generation_config(model, tokenizer, args, stop_strings)
+    # Prompts of similar length go together; the rows come back in the order of the problems.
     order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
     step = max(args.sampling_batch_size // args.num_candidates, 1)
     rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
-    others = {} if state.is_main_process else {"disable": True}  # said only there, TQDM_DISABLE keeps its say elsewhere
-    progress = tqdm(total=len(order) * args.num_candidates, desc=description, **others)
-    for start in range(0, len(order), step):
-        set_seed(seed + 1_000_003 * state.process_index + start)
-        batch = order[start : start + step]
-        padded = tokenizer.pad({"input_ids": [prompt_ids[i] for i in batch]}, padding_side="left", return_tensors="pt")
-        padded = {name: padded[name].to(model.device) for name in ("input_ids", "attention_mask")}
-        recorder = _RecordLogps()
-        processors = [recorder, *([SuppressTokensLogitsProcessor([tokenizer.pad_token_id])] if pad_is_foreign else [])]
-        with _sampling_by(model, config):
-            generated = model.generate(**padded, tokenizer=tokenizer, logits_processor=LogitsProcessorList(processors))
-        responses = generated[:, padded["input_ids"].size(1) :].tolist()
-        logps = recorder.finish(generated).tolist()
-        batch_problems = problems.select(batch).to_list()
-        for n, response in enumerate(responses):
-            position, sample_id = divmod(n, args.num_candidates)
-            i = batch[position]
-            completion_ids, finish_reason = _cut(response, set(eos), tokenizer, stop_strings, args.max_new_tokens)
-            rows[i].append(
-                candidate_row(
-                    batch_problems[position], sample_id, tokenizer, prompt_ids[i], completion_ids, finish_reason,
-                    logps[n][: len(completion_ids)],
-                )
-            )  # fmt: skip
-        progress.update(len(responses))
-    progress.close()
+    others = {} if state.is_main_process else {"disable": True}  # None would override TQDM_DISABLE
+    with _kept_generators(), tqdm(total=len(order) * args.num_candidates, desc=description, **others) as progress:
+        for start in range(0, len(order), step):
+            torch.manual_seed(seed + 1_000_003 * state.process_index + start)
+            batch = order[start : start + step]
+            drawn, logps = _generate(model, tokenizer, [prompt_ids[i] for i in batch], config)
+            batch_problems = problems.select(batch).to_list()
+            for n, tokens in enumerate(drawn):
+                position, sample_id = divmod(n, args.num_candidates)
+                i, problem = batch[position], batch_problems[position]
+                ids, reason = _cut(tokens, config.eos_token_id, tokenizer, stop_strings, args.max_new_tokens)
+                row = candidate_row(problem, sample_id, tokenizer, prompt_ids[i], ids, reason, logps[n][: len(ids)])
+                rows[i].append(row)
+            progress.update(len(drawn))
     return Dataset.from_list([row for problem in rows for row in problem])
+
+
+def _generation_config(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, args: SamplingArguments, stop_strings: tuple[str, ...]
+) -> GenerationConfig:
+    vocabulary = model.config.get_text_config().vocab_size
+    return GenerationConfig(
+        do_sample=True,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        # A top_k that keeps every token would only sort the vocabulary at each step.
+        top_k=args.top_k if args.top_k < vocabulary else 0,
+        max_new_tokens=args.max_new_tokens,
+        num_return_sequences=args.num_candidates,
+        eos_token_id=stop_tokens(tokenizer, model.generation_config),
+        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+        stop_strings=list(stop_strings) or None,
+    )
+
+
+def _kept_generators() -> AbstractContextManager[None]:
+    """Afterwards torch's global generators, which `generate` draws from, are in the state in which they were."""
+    accelerator = torch.accelerator.current_accelerator()
+    kind = accelerator.type if accelerator is not None else "cuda"  # then there are no devices of it
+    return torch.random.fork_rng(range(torch.accelerator.device_count()), device_type=kind)
+
+
+def _generate(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt_ids: list[list[int]], config: GenerationConfig
+) -> tuple[list[list[int]], list[list[float]]]:
+    """The tokens that were drawn for a batch of prompts, with padding, and their log-probabilities."""
+    padded = tokenizer.pad({"input_ids": prompt_ids}, padding_side="left", return_tensors="pt")
+    padded = {name: padded[name].to(model.device) for name in ("input_ids", "attention_mask")}
+    recorder, pad = _RecordLogps(), tokenizer.pad_token_id
+    processors = LogitsProcessorList([recorder])
+    if pad is not None and pad not in config.eos_token_id:
+        processors.append(SuppressTokensLogitsProcessor([pad]))
+    with _sampling_by(model, config):
+        generated = model.generate(**padded, tokenizer=tokenizer, logits_processor=processors)
+    return generated[:, padded["input_ids"].size(1) :].tolist(), recorder.finish(generated).tolist()
 
 
 class _RecordLogps(LogitsProcessor):
@@ -131,7 +147,7 @@ class _RecordLogps(LogitsProcessor):
 
 @contextmanager
 def _sampling_by(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
-    """Let `generate` see no settings but ours: what is left out it takes from the model, a repetition penalty, say."""
+    """Hide the model's own generation settings: `generate` would fill gaps with them (a repetition penalty, say)."""
     owners = [model, model.get_base_model()] if is_peft_model(model) else [model]
     own_configs, was_training = [owner.generation_config for owner in owners], model.training
     model.generation_config = config
@@ -145,13 +161,13 @@ def _sampling_by(model: PreTrainedModel, config: GenerationConfig) -> Iterator[N
 
 
 def _cut(
-    response: list[int], eos: set[int], tokenizer: PreTrainedTokenizerBase, stop_strings: tuple[str, ...], longest: int
+    tokens: list[int], eos: list[int], tokenizer: PreTrainedTokenizerBase, stop_strings: tuple[str, ...], longest: int
 ) -> tuple[list[int], str]:
-    """The response without the padding of its batch, and how it ended: its stop token or string stays."""
-    ends = [n for n, token in enumerate(response) if token in eos or token == tokenizer.pad_token_id]
+    """A completion without the padding of its batch, and how it ended; its stop token or string stays."""
+    ends = [n for n, token in enumerate(tokens) if token in eos or token == tokenizer.pad_token_id]
     if not ends:
-        return response, "length" if len(response) >= longest else "stop"
-    before = response[: ends[0]]
-    # Where the pad token is also the stop token, only the text tells whether a stop string ended the response.
+        return tokens, "length" if len(tokens) >= longest else "stop"
+    before = tokens[: ends[0]]
+    # Where the pad token is also the stop token, only the text tells whether a stop string ended the completion.
     stopped_by_string = any(stop in tokenizer.decode(before) for stop in stop_strings)
-    return (before if stopped_by_string or response[ends[0]] not in eos else response[: ends[0] + 1]), "stop"
+    return (before if stopped_by_string or tokens[ends[0]] not in eos else tokens[: ends[0] + 1]), "stop"

@@ -1,4 +1,4 @@
-"""Draw candidate responses with vLLM's offline engine: the rows of `topr_trl.generation.sampling`, faster."""
+"""Draw completions with vLLM's offline engine: the same rows as `topr_trl.generation.transformers`, faster."""
 
 import os
 from dataclasses import dataclass, field
@@ -19,37 +19,37 @@ class VLLMArguments:
     Parameters:
         vllm_tensor_parallel_size (`int`, defaults to `1`): GPUs that share a model.
         vllm_gpu_memory_utilization (`float`, defaults to `0.9`): Share of a GPU's memory that the engine takes.
-        vllm_max_model_length (`int`, *optional*): Longest prompt and response; default: the model's context.
-        vllm_dtype (`str`, defaults to `"auto"`): Of weights and computation; `"auto"` is half precision for a float32
-            checkpoint.
-        vllm_enforce_eager (`bool`, defaults to `False`): No compilation: starts sooner, runs slower.
+        vllm_max_model_length (`int`, *optional*): Longest prompt and completion; default: the model's context.
+        vllm_dtype (`str`, defaults to `"auto"`): Precision of weights and computation; `"auto"` is half precision for
+            a float32 checkpoint.
+        vllm_enforce_eager (`bool`, defaults to `False`): Skip compilation: starts sooner, runs slower.
     """
 
     vllm_tensor_parallel_size: int = field(default=1, metadata={"help": "GPUs that share a model."})
     vllm_gpu_memory_utilization: float = field(
         default=0.9, metadata={"help": "Share of a GPU's memory that the engine takes."}
     )
-    vllm_max_model_length: int | None = field(default=None, metadata={"help": "Longest prompt and response."})
+    vllm_max_model_length: int | None = field(default=None, metadata={"help": "Longest prompt and completion."})
     vllm_dtype: str = field(default="auto", metadata={"help": "'auto', 'bfloat16', 'float32', ..."})
-    vllm_enforce_eager: bool = field(default=False, metadata={"help": "No compilation: starts sooner, runs slower."})
+    vllm_enforce_eager: bool = field(default=False, metadata={"help": "Skip compilation: starts sooner, runs slower."})
 
     def __post_init__(self) -> None:
         check_types(self, VLLMArguments)
 
 
-# A prompt that is read in parts makes the engine rewind the random numbers of its request, which a CPU cannot.
+# Chunked prefill rewinds the random numbers of a request, which the CPU's generator cannot do.
 _ON_THE_CPU = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8_192}
 
 
 def start_engine(
     model: str, args: VLLMArguments, seed: int = 0, revision: str | None = None, trust_remote_code: bool = False
 ) -> Any:
-    """A `vllm.LLM` with a folder's safetensors, or the Hub's. Its memory is free when this process ends.
+    """A `vllm.LLM` with the safetensors of a folder or of the Hub. Its memory is freed when this process ends.
 
     Raises:
         ImportError: vLLM is not installed.
     """
-    # In this process and not in one of its own, which would outlive it and keep its memory when this one is killed.
+    # In this process: a child process would outlive a killed parent and keep its memory.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     try:
         from vllm import LLM
@@ -77,21 +77,21 @@ def sample_candidates_with_vllm(
     stop_strings: tuple[str, ...] = (),
     seed: int = 0,
 ) -> Dataset:
-    """`args.num_candidates` responses for each problem; see `topr_trl.generation.transformers.sample_candidates`.
+    """`args.num_candidates` completions per problem; see `topr_trl.generation.transformers.sample_candidates`.
 
-    `args.sampling_batch_size` has no meaning here: the engine forms its own batches.
+    `args.sampling_batch_size` is not used: the engine forms its own batches.
 
     Args:
         engine: a `vllm.LLM`, see `start_engine`. Its `logprobs_mode` must be `"raw_logprobs"`, vLLM's default.
         problems: columns `problem_id` and `prompt` (text); other columns are carried along.
-        stop_strings: end a response besides the model's stop tokens.
-        seed: with the same seed and problems the same responses are drawn, as far as the engine's kernels repeat.
+        stop_strings: end a completion besides the model's stop tokens.
+        seed: the same seed and problems give the same completions, as far as the engine's kernels are deterministic.
 
     Returns:
-        Rows of `topr_trl.data.rows`, a problem's together and in sampling order, without a reward.
+        Rows of `topr_trl.data.rows` without a reward: those of one problem together, in sampling order.
 
     Raises:
-        ValueError: a prompt and the longest response do not fit in the engine's context.
+        ValueError: the longest prompt and max_new_tokens do not fit in the engine's context.
     """
     from vllm import SamplingParams
 
@@ -99,7 +99,7 @@ def sample_candidates_with_vllm(
     prompt_ids = encode_prompts(tokenizer, problems, args, config.max_model_len)
     try:
         generation_config = GenerationConfig.from_pretrained(config.model, revision=config.revision)
-    except OSError:  # the model ships none
+    except OSError:  # the model has none
         generation_config = GenerationConfig()
     eos = stop_tokens(tokenizer, generation_config)
     pad = tokenizer.pad_token_id
@@ -115,8 +115,8 @@ def sample_candidates_with_vllm(
             include_stop_str_in_output=True,
             stop_token_ids=eos,
             logit_bias=never,
-            logprobs=0,  # of the drawn token alone
-            seed=seed + i * args.num_candidates,  # the engine counts on from it for each of the n
+            logprobs=0,  # of the drawn token only
+            seed=seed + i * args.num_candidates,  # the engine adds 1 for each of the n
             flat_logprobs=True,
         )
         for i in range(len(prompt_ids))

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from huggingface_hub import DatasetCard, DatasetCardData
+from huggingface_hub import DatasetCard, DatasetCardData, EvalResult
 
+from topr_trl.evaluation.estimates import Evaluation
 from topr_trl.model_card import PAPER, TAGS, facts_table, markdown_table
 
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "n>1B")
@@ -35,6 +36,18 @@ COLUMNS = {
     "tools": "for the chat template",
     "chat_template_kwargs": "for the chat template",
 }
+
+
+def results_metadata(evaluation: Evaluation, dataset: str) -> list[EvalResult]:
+    """The results of an evaluation for a model card's metadata; `dataset` is the problems' name on the Hub."""
+    curves = {"pass": evaluation.pass_at, "maj": evaluation.maj_at}
+    return [
+        EvalResult(
+            task_type="text-generation", dataset_type=dataset, dataset_name=dataset, dataset_split="test",
+            metric_type=f"{measure}@{k}", metric_value=round(100 * estimate.value, 2),
+        )
+        for measure, curve in curves.items() for k, estimate in curve.items()
+    ]  # fmt: skip
 
 
 def dataset_card(

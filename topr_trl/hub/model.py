@@ -1,9 +1,7 @@
 """Models for the Hub: the weights as safetensors, what is needed to load them, and a card."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import fields
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,10 +12,10 @@ from topr_trl.checkpoints import STATE, check_files, is_whole_checkpoint
 from topr_trl.config import TOPRArguments
 from topr_trl.data.tables import read_shard
 from topr_trl.evaluation.estimates import Evaluation
-from topr_trl.evaluation.plots import plot_evaluations
-from topr_trl.evaluation.report import read_evaluation
+from topr_trl.evaluation.report import PICTURE, Evaluations, read_evaluation
+from topr_trl.hub.cards import results_metadata
 from topr_trl.hub.parcel import README, Parcel
-from topr_trl.model_card import PICTURE, adapt, add_evaluation, model_card, training_facts
+from topr_trl.model_card import adapt, add_section, model_card, training_facts
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.inputs import CHOICE
 from topr_trl.pipeline.lineage import (
@@ -57,12 +55,16 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
     if len(sizes) > 1:
         raise ValueError(f"Results before and after are of different problems: {sizes[0]} and {sizes[1]} of them.")
     if evaluations:
-        picture = _draw(evaluations)
         dataset = name_on_the_hub(sampling.get("test_dataset_name") or sampling.get("dataset_name"))
         if sampling.get("num_test_problems"):
             dataset = None  # no result of the whole split
         how = f"{problems_of(sampling)}, temperature {sampling['temperature']:g}" if sampling else None
-        add_evaluation(card, evaluations, picture=picture is not None, tested_on=how, dataset=dataset)
+        with TemporaryDirectory() as aside:
+            add_section(card, Evaluations(evaluations).write_card_section(Path(aside), how))
+            drawn = Path(aside) / PICTURE
+            picture = drawn.read_bytes() if drawn.is_file() else None
+        if dataset:
+            card.data.eval_results = results_metadata(list(evaluations.values())[-1], dataset)
     elif PICTURE in card.text:
         picture = _readme_of(folder).with_name(PICTURE).read_bytes()
     if picture:
@@ -197,12 +199,3 @@ def _read_evaluation(path: Path) -> Evaluation:
     if not file.is_file():
         raise FileNotFoundError(f"There is no {file}: --before and --after name folders of topr evaluate.")
     return read_evaluation(file)
-
-
-def _draw(evaluations: Mapping[str, Evaluation]) -> bytes | None:
-    """The picture, if matplotlib is installed."""
-    if find_spec("matplotlib") is None:
-        return None
-    with TemporaryDirectory() as aside:
-        plot_evaluations(evaluations, Path(aside) / PICTURE)
-        return (Path(aside) / PICTURE).read_bytes()

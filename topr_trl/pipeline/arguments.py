@@ -23,12 +23,7 @@ SPLITS = ("train", "test")
 
 @dataclass
 class FolderArguments:
-    """Where a stage reads and writes.
-
-    Parameters:
-        input (`str`, *optional*): Folder of rows, or a file of them.
-        output_dir (`str`, *optional*): Folder to write. The folder of the input itself: columns are added there.
-    """
+    """Where a stage reads and writes."""
 
     input: str | None = field(default=None, metadata={"help": "Folder of rows, or a file of them."})
     output_dir: str | None = field(
@@ -53,18 +48,17 @@ class FolderArguments:
         Raises:
             ValueError: it is not named.
         """
-        return folder_to_write(self.output_dir)
+        if self.output_dir is None:
+            raise ValueError("Name the folder to write with --output_dir.")
+        return Path(self.output_dir)
 
 
-def folder_to_write(name: str | None) -> Path:
-    """A folder that `--output_dir` names.
+@dataclass
+class SeedArguments:
+    """What the seeds of a stage are made of."""
 
-    Raises:
-        ValueError: it is not named.
-    """
-    if name is None:
-        raise ValueError("Name the folder to write with --output_dir.")
-    return Path(name)
+    seed: int = field(default=42, metadata={"help": "Seed."})
+    iteration: int = field(default=0, metadata={"help": "Iteration of the loop; enters the seed, too."})
 
 
 def existing(name: str, option: str) -> Path:
@@ -80,18 +74,7 @@ def existing(name: str, option: str) -> Path:
 
 @dataclass
 class ProblemArguments:
-    """Which problems are sampled, and with what prompt.
-
-    Parameters:
-        task (`str`, defaults to `"gsm8k"`): `"gsm8k"` or `"math"`: shape of the problems, prompt, and how completions
-            are scored. The embedded problems are always of GSM8K's kind.
-        dataset_name (`str`, *optional*): Problems of the task's shape: Hub name or file; default: the embedded ones.
-        test_dataset_name (`str`, *optional*): Test problems; default: the test split of `dataset_name`.
-        num_train_problems, num_test_problems (`int`, *optional*): Use only the first ones; default: all.
-        num_shots (`int`, *optional*): Worked examples in the prompt; default: the task's (8 for GSM8K, 4 for MATH).
-        training_shots (`bool`, defaults to `False`): Draw them from the training problems (MATH).
-        problems_per_shard (`int`, defaults to `64`): Problems per file of rows; what a kill loses at most.
-    """
+    """Which problems are sampled, and with what prompt."""
 
     task: str = field(default="gsm8k", metadata={"help": " or ".join(TASKS) + "."})
     dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: embedded problems."})
@@ -138,11 +121,7 @@ def _check_at_least(least: int, settings: object, *names: str) -> None:
 
 @dataclass
 class BackendArguments(VLLMArguments):
-    """What draws the completions.
-
-    Parameters:
-        sampling_backend (`str`, defaults to `"transformers"`): `"transformers"` or `"vllm"`.
-    """
+    """What draws the completions."""
 
     sampling_backend: str = field(default="transformers", metadata={"help": " or ".join(BACKENDS) + "."})
 
@@ -155,23 +134,13 @@ class BackendArguments(VLLMArguments):
 
 
 @dataclass
-class SampleArguments(ModelConfig, ProblemArguments, SamplingArguments, BackendArguments):
-    """Settings of `topr sample`, and of `topr evaluate` where it samples.
+class SampleArguments(
+    FolderArguments, SeedArguments, ModelConfig, ProblemArguments, SamplingArguments, BackendArguments
+):
+    """Settings of `topr sample`, and of `topr evaluate` where it samples."""
 
-    Parameters:
-        output_dir (`str`): Folder to write.
-        split (`str`, defaults to `"train"`): `"train"` or `"test"` problems.
-        worker (`str`, *optional*): `k/n`: sample every n-th shard only, starting with shard k; k < n.
-        seed, iteration (`int`, default to `42` and `0`): Both enter the seeds of the shards.
-        use_cpu (`bool`, defaults to `False`): Sample on the CPU.
-        trust_remote_code (`bool`, defaults to `False`): Run code that comes with the model.
-    """
-
-    output_dir: str | None = field(default=None, metadata={"help": "Folder to write."})
     split: str = field(default="train", metadata={"help": "Problems to sample: train or test."})
     worker: str | None = field(default=None, metadata={"help": "k/n: sample only the shards k, k + n, ..."})
-    seed: int = field(default=42, metadata={"help": "Seed."})
-    iteration: int = field(default=0, metadata={"help": "Enters the seed."})
     use_cpu: bool = field(default=False, metadata={"help": "Sample on the CPU."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
 
@@ -187,52 +156,28 @@ class SampleArguments(ModelConfig, ProblemArguments, SamplingArguments, BackendA
             if not (k.isdecimal() and n.isdecimal() and int(k) < int(n)):
                 raise ValueError(f"worker must be k/n with k < n, as in 0/8, not {self.worker!r}.")
 
-    @property
-    def folder(self) -> Path:
-        """What is written; see `FolderArguments.folder`."""
-        return folder_to_write(self.output_dir)
-
 
 @dataclass
 class EvaluateArguments(SampleArguments):
-    """Settings of `topr evaluate`.
+    """Settings of `topr evaluate`."""
 
-    Parameters:
-        input (`str`, *optional*): Folder of rows, or a file of them; default: test problems are sampled.
-        compare (`str`, *optional*): Rows of another run on the same problems.
-    """
-
-    input: str | None = field(default=None, metadata={"help": "Folder or file of rows. Default: sample the model."})
     compare: str | None = field(default=None, metadata={"help": "Folder or file of rows of a second run."})
     split: str = "test"
 
 
 @dataclass
 class ScoreArguments(FolderArguments):
-    """Settings of `topr score`.
+    """Settings of `topr score`."""
 
-    Parameters:
-        task (`str`, defaults to `"gsm8k"`): Of rows that `topr sample` has not written; it notes theirs.
-    """
-
-    task: str = field(
-        default="gsm8k", metadata={"help": f"{' or '.join(TASKS)}; `topr sample` notes that of its rows."}
-    )
+    task: str = field(default="gsm8k", metadata={"help": f"{' or '.join(TASKS)}; topr sample notes that of its rows."})
 
     def __post_init__(self) -> None:
         _check_choice(self, task=tuple(TASKS))
 
 
 @dataclass
-class CurateArguments(FolderArguments, CurationArguments):
-    """Settings of `topr curate`.
-
-    Parameters:
-        seed, iteration (`int`, default to `42` and `0`): Both enter the seed of the choice.
-    """
-
-    seed: int = field(default=42, metadata={"help": "Seed."})
-    iteration: int = field(default=0, metadata={"help": "Enters the seed."})
+class CurateArguments(FolderArguments, SeedArguments, CurationArguments):
+    """Settings of `topr curate`."""
 
     def __post_init__(self) -> None:
         self.validate_curation()
@@ -241,15 +186,11 @@ class CurateArguments(FolderArguments, CurationArguments):
 
 @dataclass
 class TrainArguments(FolderArguments, OfflineTOPRConfig, ModelConfig):
-    """Settings of `topr train`; `topr log-mu` takes those of them that log μ depends on.
-
-    Parameters:
-        iteration (`int`, defaults to `0`): Enters the seed.
-    """
+    """Settings of `topr train`; `topr log-mu` takes those of them that log μ depends on."""
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder to write: the model."})
     save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints that are kept while training."})
-    iteration: int = field(default=0, metadata={"help": "Enters the seed."})
+    iteration: int = SeedArguments.iteration
 
     def __post_init__(self) -> None:
         output_dir = self.output_dir
@@ -266,17 +207,7 @@ class TrainArguments(FolderArguments, OfflineTOPRConfig, ModelConfig):
 
 @dataclass
 class IterateArguments(ProblemArguments, SamplingArguments, BackendArguments, OfflineTOPRConfig, ModelConfig):
-    """Settings of `topr iterate`: those of its stages, and how it runs them.
-
-    Parameters:
-        iterations (`int`, defaults to `1`): Rounds of sampling and training.
-        rows (`str`, *optional*): Folder or file of rows to train on in the first iteration, instead of sampling.
-        eval_samples (`int`, defaults to `16`): Completions per test problem (the paper: 64).
-        sampling_workers (`int`, defaults to `1`): Sampling processes; each gets `vllm_tensor_parallel_size` GPUs.
-        sampling_python (`str`, *optional*): Python of the environment that vLLM is installed in, if it is another one.
-        accelerate_config (`str`, *optional*): Accelerate's config for log μ and training, see
-            `examples/accelerate_configs`; default: one process.
-    """
+    """Settings of `topr iterate`: those of its stages, and how it runs them."""
 
     output_dir: str | None = field(default="topr-run", metadata={"help": "Folder to write."})
     save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints of a training that are kept."})
@@ -310,7 +241,7 @@ ADAPTER_SETTINGS = tuple(
 )
 # What each command takes: of what its dataclass holds, all that it does not ignore.
 SETTINGS: dict[str, tuple[str, ...]] = {
-    "sample": _names(SampleArguments, without=ADAPTER_SETTINGS),
+    "sample": _names(SampleArguments, without=("input", *ADAPTER_SETTINGS)),
     "score": _names(ScoreArguments),
     "curate": _names(CurateArguments),
     "log-mu": (
@@ -320,7 +251,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "chat_template_path", "eos_token", "pad_token", "disable_tqdm", "use_liger_kernel",
     ),
     "train": _names(TrainArguments),
-    "evaluate": _names(EvaluateArguments, without=(*ADAPTER_SETTINGS, "split", "worker", "iteration")),
+    "evaluate": _names(EvaluateArguments, without=("split", "worker", "iteration", *ADAPTER_SETTINGS)),
     "iterate": _names(IterateArguments),
 }  # fmt: skip
 

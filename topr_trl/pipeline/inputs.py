@@ -1,6 +1,5 @@
 """What the results of each stage depend on, by name: a finished stage is not run again while these stay as they are."""
 
-from dataclasses import fields
 from os.path import relpath
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from trl import ModelConfig
 
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.arguments import (
+    ADAPTER_SETTINGS,
     CurateArguments,
     EvaluateArguments,
     SampleArguments,
@@ -22,6 +22,7 @@ from topr_trl.tasks import TASKS, arithmetic
 CHOICE = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")
 _SAMPLING = ("num_candidates", "temperature", "top_p", "top_k", "max_new_tokens", "sampling_backend", "split",
              "num_shots", "training_shots", "problems_per_shard", "seed", "iteration")  # fmt: skip
+_QUANTIZATION = ("load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant")
 # What log π of a row depends on, besides the weights.
 _FORWARD = ("bf16", "fp16", "model_init_kwargs", "chat_template_path", "eos_token", "pad_token")
 _RATIO = ("preset", "a_pos", "b_pos", "a_neg", "b_neg", "ratio_level", "log_mu")
@@ -103,9 +104,7 @@ def _named(args: Any, names: tuple[str, ...]) -> Inputs:
 
 
 def _adapter(args: TrainArguments) -> Inputs:
-    """How the adapter is made, and how the weights under it are stored; which they are, `_weights` tells."""
-    names = {field.name for field in fields(ModelConfig)} - {"model_name_or_path", "model_revision"}
-    return {"peft": {name: getattr(args, name) for name in sorted(names)} if args.use_peft else None}
+    return {"peft": _named(args, ADAPTER_SETTINGS) if args.use_peft else None}
 
 
 def _absolute(name: str | None) -> str | None:
@@ -116,7 +115,7 @@ def _absolute(name: str | None) -> str | None:
 def _weights(args: ModelConfig) -> Inputs:
     """The weights if a stage made them, wherever they are now; else the name."""
     path = Path(model_path(args))
-    how = {"dtype": args.dtype, "attention": args.attn_implementation}
+    how = {"dtype": args.dtype, "attention": args.attn_implementation, **_named(args, _QUANTIZATION)}
     if (path / manifest.NAME).is_file():
         return {"weights": manifest.fingerprint(path), **how}
     name = "the embedded model" if path == arithmetic.CARELESS_MODEL else _absolute(str(path))

@@ -212,7 +212,7 @@ def _from_version_0_1(path: Path, plain: dict[str, Any]) -> dict[str, Any]:
     inputs = plain["inputs"]
     stage = next((name for name, key in _ONLY_IN.items() if key in inputs), "evaluate")
     known = {name: value for name, value in plain.items() if name != "files"}
-    return {"stages": {stage: {**known, "sources": {}}}, "files": plain["files"] or {}}
+    return {"stages": {stage: {**known, "sources": {}}}, "files": {} if plain["files"] is None else plain["files"]}
 
 
 def fingerprint(path: Path) -> str:

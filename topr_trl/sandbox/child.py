@@ -1,8 +1,8 @@
-"""Where a program runs: the worker's side of `topr_trl.sandbox.unit_tests`. It imports the standard library alone.
+"""Runs programs: the worker's side of `topr_trl.sandbox.unit_tests`. It imports only the standard library.
 
-A worker enters namespaces of its own once. For each program it forks a keeper, and the keeper forks the inmate, which
-runs the program. The keeper ends the inmate, and with it all that it started, when the inmate is done or when the
-worker lets go of the leash, be it because the worker was killed.
+A worker enters its own namespaces once. For each program it forks a supervisor, and the supervisor forks the child that
+runs the program. The supervisor kills the child, and all processes that the child started, when the child is done or
+when the control pipe closes: the worker holds its other end, so it closes when the worker is killed, too.
 """
 
 import ctypes
@@ -22,18 +22,18 @@ from typing import Any
 if sys.platform == "linux":
     import resource
 
-NO_PROGRAM = "no program"  # what is found of a text that does not compile
-NOT_STARTED = "not started"  # ... if the sandbox failed, and not the program
-RAN = "ran\n"  # what a program has led to comes after this
+NO_PROGRAM = "no program"  # the result for a text that does not compile
+NOT_STARTED = "not started"  # the result if the sandbox failed, and not the program
+RAN = "ran\n"  # the program's own output comes after this
 
-_PROCESSES = 16  # of a program, its threads included
-_FILE_BYTES = 1 << 20  # that a program may write to a file; all of its files together: four times that
+_PROCESSES = 16  # per program, threads included
+_FILE_BYTES = 1 << 20  # per file that a program writes; all of its files together: four times that
 _OPEN_FILES = 64
 _RESULT_BYTES = 1 << 20
 _RESULT_FD, _STARTED, _REFUSED, _COMPILED = 3, b"\n", b"-", b"+"
 _SECONDS_TO_START = 10.0
 
-# linux/sched.h, linux/mount.h, linux/prctl.h, linux/capability.h. System calls as new as these have one number on all
+# linux/sched.h, linux/mount.h, linux/prctl.h, linux/capability.h. These system calls have the same number on all
 # architectures.
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
 _CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
@@ -44,12 +44,10 @@ _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _CAPABILITY_VERSION_3 = 36, 38, 0
 
 
 def canonical(value: Any) -> str:
-    """Text of plain data that is the same for values that are equal (`1 == 1.0 == True`), and a single line.
-
-    Nothing that a subclass defines is called.
+    """One line of text that equal values share (`1 == 1.0 == True`). Methods of subclasses are never called.
 
     Raises:
-        TypeError: there is something else in it than None, numbers, text, bytes, lists, tuples, sets and dicts.
+        TypeError: the value holds something other than None, numbers, text, bytes, lists, tuples, sets and dicts.
     """
     if value is None:
         return "None"
@@ -71,7 +69,7 @@ def canonical(value: Any) -> str:
         return f"{{{', '.join(sorted(map(canonical, frozenset.__iter__(value))))}}}"
     if isinstance(value, dict):
         return f"dict {sorted((canonical(k), canonical(v)) for k, v in dict.items(value))}"
-    raise TypeError(f"{type(value).__name__} is no plain data.")
+    raise TypeError(f"{type(value).__name__} is not plain data.")
 
 
 @dataclass(frozen=True)
@@ -81,9 +79,9 @@ class Job:
     Attributes:
         program, calls: source texts.
         seconds, memory: limits; memory in bytes of address space.
-        directory: where it starts.
-        alone: whether it has namespaces of its own.
-        user: who runs it, if that is not the worker's user.
+        directory: its working directory.
+        isolated: whether it has its own namespaces.
+        user: who runs it, if not the worker's user.
     """
 
     program: str
@@ -91,7 +89,7 @@ class Job:
     seconds: float
     memory: int
     directory: str
-    alone: bool
+    isolated: bool
     user: int | None
 
 
@@ -99,15 +97,15 @@ def run(item: list[Any] | None) -> str:
     """Run a program and evaluate calls in it.
 
     Args:
-        item: `[program, calls, seconds, memory]`; None: nothing is run.
+        item: `[program, calls, seconds, memory]`, or None to only ask how strong the sandbox is.
 
     Returns:
-        `RAN` and a line for each call, the canonical text of its value or `!` and the name of an exception; fewer
-        lines if the program ended before, `!Timeout` if it took too long. `NO_PROGRAM`, if it does not compile;
-        `NOT_STARTED`, if the sandbox failed. A program's doing is what comes after `RAN`. For None: in what the sandbox
-        is weaker here than it can be.
+        `RAN` and one line per call: the canonical text of its value, or `!` and the name of an exception; fewer lines
+        if the program ended early, `!Timeout` if it took too long. `NO_PROGRAM` if it does not compile, `NOT_STARTED`
+        if the sandbox failed. A program can only influence what comes after `RAN`. For None: which protections are
+        missing on this machine, empty if none.
     """
-    refused, user = enter(), nobody()
+    refused, user = enter_namespaces(), unprivileged_user()
     if item is None:
         if user is None and os.geteuid() == 0:
             refused += f"{'; ' * bool(refused)}programs run as root, since no other user can read {os.__file__}"
@@ -119,20 +117,20 @@ def run(item: list[Any] | None) -> str:
             os.chown(directory, user, user)
         job = Job(program, calls, seconds, memory, directory, not refused, user)
         results, to_results = os.pipe()
-        end_of_leash, leash = os.pipe()
-        keeper = os.fork()
+        control, held_open = os.pipe()
+        supervisor = os.fork()
     except OSError:
         return NOT_STARTED
-    if keeper == 0:
-        os.close(leash)
-        _and_exit(lambda: _keep(job, to_results, end_of_leash))
+    if supervisor == 0:
+        os.close(held_open)
+        _and_exit(lambda: _supervise(job, to_results, control))
     os.close(to_results)
-    os.close(end_of_leash)
+    os.close(control)
     try:
         return _read(results, seconds)
     finally:
-        os.close(leash)
-        os.waitpid(keeper, 0)
+        os.close(held_open)
+        os.waitpid(supervisor, 0)
         os.close(results)
         if refused:
             shutil.rmtree(directory, ignore_errors=True)
@@ -155,7 +153,7 @@ def _read(results: int, seconds: float) -> str:
 
 
 def _and_exit(work: Callable[[], object]) -> None:
-    """In a forked process: nothing of the worker's runs in it afterwards."""
+    """Do the work of a forked process, in which no code of the worker must run afterwards."""
     code = 1
     try:
         work()
@@ -165,7 +163,7 @@ def _and_exit(work: Callable[[], object]) -> None:
 
 
 def _works(work: Callable[[], object]) -> bool:
-    """Whether something can be done, tried in a process of its own."""
+    """Whether something succeeds, tried in another process."""
     child = os.fork()
     if child == 0:
         _and_exit(work)
@@ -173,11 +171,11 @@ def _works(work: Callable[[], object]) -> bool:
 
 
 @cache
-def enter() -> str:
-    """Give up the network, writable files, and the sight of other processes and of what is in `_hidden`.
+def enter_namespaces() -> str:
+    """Give up the network, writable files, other processes and the directories of `_hidden`.
 
     Returns:
-        What the kernel refuses, or nothing.
+        What the kernel refuses; empty if nothing.
     """
     user, group = os.geteuid(), os.getegid()
     os.umask(0o022)
@@ -190,7 +188,7 @@ def enter() -> str:
                     opened.write(content)
         _libc("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
         if not _works(_own_processes_and_files):
-            raise OSError("those of processes")
+            raise OSError("PID namespaces")
         for directory in _hidden():
             _hide(directory, kept={os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)})
         attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY)
@@ -202,13 +200,13 @@ def enter() -> str:
 
 
 def _hidden() -> list[str]:
-    """Other processes with their environments, daemons' sockets, keys and tokens."""
+    """Directories with other processes' environments, sockets, keys and tokens."""
     places = ["/proc", "/run", "/tmp", "/var/tmp", os.path.expanduser("~")]
     return [place for place in map(os.path.realpath, places) if os.path.isdir(place) and place != "/"]
 
 
 def _hide(directory: str, kept: set[str]) -> None:
-    """Put an empty directory there, with nothing in it but those of `kept` that were."""
+    """Mount an empty directory over this one; only the directories of `kept` stay visible in it."""
     inside = [path for path in kept if os.path.commonpath([path, directory]) == directory]
     trees = {path: _libc("syscall", _SYS_OPEN_TREE, _AT_FDCWD, path.encode(), _CLONED_TREE) for path in inside}
     _libc("mount", b"tmpfs", directory.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, b"size=64k,mode=0755")
@@ -219,45 +217,45 @@ def _hide(directory: str, kept: set[str]) -> None:
 
 
 @cache
-def nobody() -> int | None:
-    """As whom programs run where the worker is root: a user that nobody is, one for each worker.
+def unprivileged_user() -> int | None:
+    """The user who runs programs where the worker is root: an id that no account has, one per worker.
 
-    Root's files are not theirs, root's processes are out of their reach, and the limit on processes, which does not
-    hold for root, counts theirs alone. None if the worker is not root, or no other user can read Python's own files.
+    It cannot write root's files or signal root's processes, and the limit on processes, which does not bind root,
+    counts only its own. None if the worker is not root, or if other users cannot read Python's own files.
     """
-    user = 61_184 + os.getpid() % 4_096  # systemd's range for users of a moment
+    user = 61_184 + os.getpid() % 4_096  # systemd's range for temporary users
     return user if os.geteuid() == 0 and _works(lambda: _become(user, os.__file__)) else None
 
 
 def _own_processes_and_files() -> None:
-    """The next process forked is the first of a namespace, all of which ends with it; /dev/shm is an empty one."""
+    """New namespaces: all processes of the PID namespace end with its first, the next fork; /dev/shm is empty."""
     _libc("unshare", _CLONE_NEWPID | _CLONE_NEWNS)
     size = f"size={4 * _FILE_BYTES},mode=0777".encode()
     _libc("mount", b"tmpfs", b"/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, size)
 
 
-def _keep(job: Job, to_results: int, end_of_leash: int) -> None:
-    if job.alone:
+def _supervise(job: Job, to_results: int, control: int) -> None:
+    if job.isolated:
         _own_processes_and_files()
     else:
         _libc("prctl", _PR_SET_CHILD_SUBREAPER, 1)
-    inmate = os.fork()
-    if inmate == 0:
-        _and_exit(lambda: _live(job, to_results))
+    child = os.fork()
+    if child == 0:
+        _and_exit(lambda: _run_program(job, to_results))
     os.close(to_results)
-    select.select([end_of_leash, os.pidfd_open(inmate)], [], [])
-    for kill in (os.killpg, os.kill):  # the first of a namespace takes all of it along
+    select.select([control, os.pidfd_open(child)], [], [])
+    for kill in (os.killpg, os.kill):  # the first process of a PID namespace takes the others with it
         with suppress(ProcessLookupError):
-            kill(inmate, signal.SIGKILL)
-    os.waitpid(inmate, 0)
-    while not job.alone and (left := _children()):  # what has left the group
-        for child in left:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    while not job.isolated and (left := _children()):  # processes that left the group
+        for orphan in left:
+            os.kill(orphan, signal.SIGKILL)
+            os.waitpid(orphan, 0)
 
 
 def _children() -> list[int]:
-    """Of this process. Those of its children's that lost their parent are among them (`PR_SET_CHILD_SUBREAPER`)."""
+    """Children of this process, including adopted descendants (`PR_SET_CHILD_SUBREAPER`)."""
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return [int(pid) for pid in file.read().split()]
 
@@ -270,15 +268,15 @@ def _become(user: int, and_read: str = os.devnull) -> None:
         pass
 
 
-def _live(job: Job, to_results: int) -> None:
+def _run_program(job: Job, to_results: int) -> None:
     os.setsid()
     os.chdir(job.directory)
     os.dup2(to_results, _RESULT_FD)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    os.closerange(_RESULT_FD + 1, 256)  # the worker's channels among them
-    _give_up_rights(job)
+    os.closerange(_RESULT_FD + 1, 256)  # among them the worker's pipes
+    _drop_rights(job)
     os.write(_RESULT_FD, _STARTED)
     space = {"__name__": "program"}
     try:
@@ -286,7 +284,7 @@ def _live(job: Job, to_results: int) -> None:
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
         os.write(_RESULT_FD, _REFUSED)
         return
-    os.write(_RESULT_FD, _COMPILED)  # before anything of the program's runs
+    os.write(_RESULT_FD, _COMPILED)  # before the program runs
     try:
         exec(compiled, space)
     except BaseException as error:
@@ -299,7 +297,7 @@ def _live(job: Job, to_results: int) -> None:
         _write(result)
 
 
-def _give_up_rights(job: Job) -> None:
+def _drop_rights(job: Job) -> None:
     limits = {
         resource.RLIMIT_AS: job.memory,
         resource.RLIMIT_CPU: int(job.seconds) + 2,

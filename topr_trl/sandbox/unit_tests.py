@@ -1,7 +1,7 @@
-"""Programs that a model wrote, run apart and judged by their unit tests.
+"""Programs that a model wrote, run in a sandbox and judged by their unit tests.
 
-The calls of the tests are evaluated beside the program; their values come back as text and are compared here. The right
-values are never where the program is, so there is nothing for it to forge: it passes only by computing them.
+The calls of the tests are evaluated in the program's process; their values come back as text and are compared here. The
+right values never enter the sandbox, so a program passes only by computing them.
 """
 
 import ast
@@ -17,29 +17,29 @@ from topr_trl.rewards import CORRECT, INCORRECT, INVALID, Judgement
 from topr_trl.sandbox.child import NO_PROGRAM, NOT_STARTED, RAN, canonical
 from topr_trl.sandbox.worker_pool import WorkerPool
 
-_SECONDS_AROUND = 15.0  # to start a program and to end it
+_SECONDS_AROUND = 15.0  # to start and end a program
 
 
 def run_tests(
     programs: Sequence[str], tests: Sequence[str], seconds: float = 3.0, memory_mb: int = 256
 ) -> list[Judgement]:
-    """Judge Python programs by their unit tests, many at a time. A `topr_trl.rewards.Judge` whose truths are tests.
+    """Judge Python programs by their unit tests, several at a time. A `topr_trl.rewards.Judge` whose truths are tests.
 
     Args:
-        programs: source texts. Programs are never run in this process.
-        tests: for each program, lines of the form `assert CALL == LITERAL`, as in `assert f([1, 2]) == 3`.
-        seconds: wall-clock time that a program and its tests may take.
-        memory_mb: MiB of address space of each of its processes.
+        programs: source texts. They are never run in this process.
+        tests: one text per program, lines of the form `assert CALL == LITERAL`, as in `assert f([1, 2]) == 3`.
+        seconds: wall-clock limit for a program and its tests.
+        memory_mb: MiB of address space for each of its processes.
 
     Returns:
-        For each program a verdict and what was found: `"correct"` and its tests if all pass, `"invalid"` and None if it
-        does not compile, otherwise `"incorrect"` and the values of the calls, a line each (`!` and a name where one
-        raised or the program ended), which programs that behave alike share.
+        One verdict and answer per program: `"correct"` and its tests if all pass, `"invalid"` and None if it does not
+        compile, otherwise `"incorrect"` and the values of the calls, one per line (`!` and a name where a call raised
+        or the program ended). Programs that behave alike share an answer.
 
     Raises:
         OSError: this is not Linux.
         RuntimeError: the sandbox itself failed.
-        ValueError: tests are of another form, there is none, or a limit is not positive.
+        ValueError: tests have another form, there is none, or a limit is not positive.
     """
     if seconds <= 0 or memory_mb < 1:
         raise ValueError(f"A program needs time and memory: seconds={seconds}, memory_mb={memory_mb}.")
@@ -68,7 +68,7 @@ def parse_tests(tests: str) -> tuple[list[str], list[str]]:
     """The calls of tests, and their right values in canonical text.
 
     Raises:
-        ValueError: they are no lines `assert CALL == LITERAL`, or there is none.
+        ValueError: a line is not `assert CALL == LITERAL`, or there is none.
     """
     calls, values = [], []
     try:
@@ -91,11 +91,11 @@ def parse_tests(tests: str) -> tuple[list[str], list[str]]:
 @lru_cache(maxsize=4)
 def _pool(seconds: float, memory_mb: int) -> WorkerPool:
     if sys.platform != "linux":
-        raise OSError(f"Programs are run on Linux alone, not on {sys.platform}: start this in a container.")
+        raise OSError(f"The sandbox needs Linux, and this is {sys.platform}. Run this in a Linux container.")
     pool = WorkerPool(
         Path(__file__).with_name("child.py"), "run", seconds=seconds + _SECONDS_AROUND,
         memory=(memory_mb + 256) << 20,
-        # Text hashes alike, so that a program whose result depends on the order of a set always does the same.
+        # A fixed seed of hashes: a program whose result depends on the order of a set always gives the same.
         environment={"PYTHONHASHSEED": "0"},
     )  # fmt: skip
     refused = pool.map([None])[0]
@@ -104,7 +104,7 @@ def _pool(seconds: float, memory_mb: int) -> WorkerPool:
     if refused:
         warnings.warn(
             f"The sandbox is weaker here than it can be: {refused}. Programs have their limits of time and memory, but "
-            "may reach the network, and do to files and processes what their user may. Run models that you do not "
+            "can reach the network, and change files and processes as their user can. Run models that you do not "
             "trust in a container. See docs/code_generation.md.",
             stacklevel=3,
         )

@@ -1,9 +1,8 @@
-"""Work of which a single item may hang, crash or eat all memory, in processes that are killed when it does.
+"""Worker processes for items that may hang, crash or use all memory; a worker is killed when one does.
 
-A worker is a fresh Python that reads items from its standard input and writes results to its standard output, a line
-of JSON each. It is started from files, not by importing this package: it holds no PyTorch, starts quickly, and knows
-nothing of a GPU that its parent uses. It ends when its parent does: at the end of its input, or, while it is stuck in
-an item, by an alarm of its own.
+A worker is a fresh Python that reads items from its standard input and writes results to its standard output, one line
+of JSON each. It is started from files, not by importing this package: it holds no PyTorch, starts quickly, and inherits
+no GPU from its parent. It ends with its parent: at the end of its input or, while stuck in an item, by its own alarm.
 """
 
 import atexit
@@ -28,16 +27,16 @@ _SECONDS_TO_START = 120.0
 
 
 class WorkerPool:
-    """Calls a function on items in worker processes, within a time and a memory for each item.
+    """Calls a function on items in worker processes, with limits of time and memory per item.
 
     Args:
         file: the Python file that defines the function; it should import little.
-        function: its name. It takes and returns what JSON can say.
-        workers: processes, started when there is work for them; default: one for each core that this process may use,
-            shared among the processes of `accelerate launch`.
-        seconds: how long an item may take, from when a started worker gets it.
-        memory: bytes of address space of a worker (Linux).
-        environment: environment variables of a worker; default: those of this process.
+        function: its name. Its argument and result must be JSON.
+        workers: processes, started when there is work for them; default: one per core that this process may use,
+            divided among the processes of `accelerate launch`.
+        seconds: limit per item, from when a started worker gets it.
+        memory: bytes of address space per worker (Linux).
+        environment: environment variables of the workers; default: those of this process.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class WorkerPool:
         """The results in the order of the items; None where a worker was killed, died or raised.
 
         Args:
-            items: what JSON can say.
+            items: JSON.
             done: called with 1 after each item, for a progress bar.
         """
         if os.getpid() != self._owner:  # a fork: the workers belong to the parent
@@ -75,7 +74,7 @@ class WorkerPool:
             try:
                 return self._map(items, done)
             except BaseException:
-                self._end_workers()  # they would answer the next call with results of this one
+                self._end_workers()  # or they would answer the next call with results of this one
                 raise
 
     def _start(self) -> "_Worker":
@@ -92,8 +91,8 @@ class WorkerPool:
                     index = waiting.popleft()
                     worker.send(index, items[index])
             busy = [worker for worker in self._workers if not worker.idle]
-            patience = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
-            ready = wait([worker.output for worker in busy], patience)
+            timeout = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
+            ready = wait([worker.output for worker in busy], timeout)
             for k, worker in enumerate(self._workers):
                 if worker.idle:
                     continue
@@ -132,7 +131,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process, and the item that it works on."""
+    """One process and the item that it works on."""
 
     def __init__(self, command: list[str], seconds: float, environment: Mapping[str, str] | None) -> None:
         self.process = subprocess.Popen(
@@ -155,11 +154,11 @@ class _Worker:
         self.item, self.result, self.finished = index, None, False
         self.deadline = time.monotonic() + self.seconds
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it has been killed meanwhile, which reading will show
+        with suppress(BrokenPipeError):  # it was killed while idle; `read` will see it
             self.process.stdin.write(json.dumps(item).encode() + b"\n")
 
     def read(self) -> bool:
-        """Take what it wrote; False at the end of its output."""
+        """Take its output; False at the end of it."""
         read = os.read(self.output, 1 << 16)
         self._read += read
         while b"\n" in self._read:
@@ -184,8 +183,8 @@ def _cores() -> int:
 
 
 def _serve(file: str, name: str, seconds: float, memory: int) -> None:
-    """What a worker does: a result for each item, None where the function raises."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, with which this ends
+    """The loop of a worker: one result per item, None where the function raises."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, and the worker with it
     logging.disable(logging.CRITICAL)
     if sys.platform == "linux":
         import resource
@@ -199,13 +198,13 @@ def _serve(file: str, name: str, seconds: float, memory: int) -> None:
     sys.modules["served"] = module
     spec.loader.exec_module(module)
     function = getattr(module, name)
-    # What libraries print must not be taken for a result.
+    # Libraries that print must not write into the results.
     output = os.fdopen(os.dup(1), "wb", buffering=0)
     for printed in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), printed)
     output.write(_READY + b"\n")
     for line in sys.stdin.buffer:
-        # Unhandled, the alarm ends the process whatever it is doing; the parent, if there is one, is faster.
+        # The unhandled alarm ends the process whatever it is doing; the parent, if it is alive, kills it earlier.
         signal.setitimer(signal.ITIMER_REAL, 2 * seconds + 1)
         try:
             result = function(json.loads(line))

@@ -1,8 +1,8 @@
-"""The embedded task: generated arithmetic word problems in GSM8K's format, and a careless author of solutions.
+"""The embedded task: generated word problems in GSM8K's format, and a careless author of solutions.
 
-It exists so that the whole loop of the paper (sample, score, curate, train, evaluate) runs on a laptop without a
-download. The careless author teaches the embedded model how to solve the problems but also to slip, as a base model
-does: it gets a step wrong now and then, and sometimes forgets the line that states the answer.
+With it the whole loop of the paper (sample, score, curate, train, evaluate) runs on a laptop without a download. The
+embedded model learned from the careless author, so it can solve the problems but makes mistakes, as a base model does:
+it gets a step wrong now and then, and sometimes forgets the line that states the answer.
 """
 
 import random
@@ -16,10 +16,10 @@ from datasets import Dataset
 # The embedded model and its tokenizer, made by scripts/make_careless_model.py.
 CARELESS_MODEL = Path(__file__).parent / "careless_model"
 
-# A smaller one that checks solutions, as carelessly; made by the same script with --verifier.
+# A smaller model that checks solutions just as carelessly; made by the same script with --verifier.
 CARELESS_VERIFIER = Path(__file__).parent / "careless_verifier"
 
-# What it wants; it is small and careless, so it learns with large steps.
+# Settings for the embedded model: it is small, so it learns with large steps.
 CARELESS_SETTINGS = {
     "max_new_tokens": 96, "num_shots": 0, "num_train_problems": 400, "num_test_problems": 400,
     "learning_rate": 1e-4, "optim": "adamw_torch", "per_device_train_batch_size": 32,
@@ -81,7 +81,7 @@ def make_problem(rng: random.Random, num_steps: int = 2) -> Problem:
 def solve(problem: Problem, rng: random.Random | None = None, slip: float = 0.0, forget: float = 0.0) -> str:
     """A worked solution that ends with `The answer is N.`
 
-    With `rng`, each result is wrong by a little with probability `slip` (and the mistake is carried on), and the
+    With `rng`, each result is slightly wrong with probability `slip` (later steps use the wrong result), and the
     sentence that states the answer is missing with probability `forget`.
     """
 
@@ -109,7 +109,7 @@ _EQUATION = re.compile(r"(\d+) ([*+-]) (\d+) = (\d+)\.")
 
 
 def check(solution: str, rng: random.Random | None = None, slip: float = 0.0, forget: float = 0.0) -> str:
-    """A verification of a worked solution: every equation anew up to the first wrong one, then `Verdict: yes.` or `no`.
+    """A check of a worked solution: each equation again, up to the first wrong one, then `Verdict: yes.` or `no`.
 
     With `rng`, an equation is misjudged with probability `slip` (a right result called wrong, a wrong one overlooked),
     and the verdict is missing with probability `forget`.
@@ -133,7 +133,7 @@ def check(solution: str, rng: random.Random | None = None, slip: float = 0.0, fo
 def arithmetic_dataset(num_problems: int, seed: int = 0, num_steps: int = 2) -> Dataset:
     """Problems in GSM8K's shape: columns `question` and `answer` (worked solution, then `#### N`).
 
-    The same seed always gives the same problems; different seeds give different, practically disjoint, ones.
+    The same seed always gives the same problems; two seeds share practically none.
     """
     rng = random.Random(seed)
     problems = [make_problem(rng, num_steps) for _ in range(num_problems)]

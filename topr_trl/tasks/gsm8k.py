@@ -11,10 +11,10 @@ from topr_trl.data.rows import text_column
 from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 from topr_trl.rewards import Judgement, verdict
 
-# What ends a response besides the stop token: a base model goes on with the next question of the prompt.
+# End a completion besides the stop token: a base model goes on with the next question of the prompt.
 STOP_STRINGS = ("\nQuestion:",)
 
-# Eight worked examples of our own, in the manner of chain-of-thought prompting (arXiv 2201.11903).
+# Eight worked examples of our own, in the style of chain-of-thought prompting (arXiv 2201.11903).
 EXEMPLARS = (
     (
         "A florist has 24 tulips and buys 3 bunches of 8 tulips each. How many tulips are there now?",
@@ -60,29 +60,29 @@ EXEMPLARS = (
 
 _STATED = ("The answer is", "the answer is")
 _NUMBER = re.compile(r"(?P<number>-?(?:\d[\d,]*(?:\.\d+)?|\.\d+))(?:/(?P<bottom>\d{1,9})(?!\d|\.\d))?")
-_PLAIN_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)")  # no exponent: 1e999999 would be a megabyte in normal form
+_PLAIN_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)")  # no exponent: 1e999999 would take a megabyte in normal form
 _CURRENCY = str.maketrans("", "", "\\$€£")
-_LONGEST_ANSWER = 40  # characters; longer runs of digits are no answers, and would cost time to read
-_EXACT = Context(prec=_LONGEST_ANSWER)  # by default Decimal rounds to 28 digits
+_LONGEST_ANSWER = 40  # characters; longer runs of digits are not answers and would take long to parse
+_EXACT = Context(prec=_LONGEST_ANSWER)  # Decimal rounds to 28 digits by default
 
 
 def normalize_number(text: str) -> str | None:
-    """A number in its normal form: no thousands separators, no trailing zeros, no `-0`; None if it is not one."""
+    """A number in normal form: no thousands separators, no trailing zeros, no `-0`; None if it is not one."""
     text = text.strip().rstrip(".").replace(",", "")
     if len(text) > _LONGEST_ANSWER or not _PLAIN_NUMBER.fullmatch(text):
         return None
     return format(_EXACT.plus(Decimal(text).normalize(_EXACT)), "f")
 
 
-def extract_answer(response: str) -> str | None:
+def extract_answer(completion: str) -> str | None:
     """The number after the last "The answer is", in normal form; None if there is none (the paper's *invalid*).
 
     Currency signs, units and other words between the phrase and the number, up to the end of the line, are skipped.
     """
-    start = max(response.rfind(phrase) for phrase in _STATED)
+    start = max(completion.rfind(phrase) for phrase in _STATED)
     if start < 0:
         return None
-    tail = response[start + len(_STATED[0]) :][:200]
+    tail = completion[start + len(_STATED[0]) :][:200]
     tail = re.sub(r"^[ *]*:\s*", "", tail).split("\n", 1)[0]
     tail = tail.split(". ", 1)[0].rpartition("=")[2]  # "2 * 9 = 18"
     number = _NUMBER.search(tail.replace("−", "-").translate(_CURRENCY).replace("- ", "-"))
@@ -97,9 +97,9 @@ def extract_answer(response: str) -> str | None:
     return str(fraction)  # an integer if it is one
 
 
-def judge(responses: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
-    """Verdicts on responses, and the numbers that they state."""
-    answers = [extract_answer(response) for response in responses]
+def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
+    """Verdicts on completions, and the numbers that they state."""
+    answers = [extract_answer(completion) for completion in completions]
     return [(verdict(answer, truth), answer) for answer, truth in zip(answers, truths, strict=True)]
 
 

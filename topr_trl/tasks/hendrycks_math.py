@@ -16,10 +16,10 @@ from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 from topr_trl.rewards import CORRECT, INVALID, Judgement
 from topr_trl.sandbox.worker_pool import WorkerPool
 
-# What ends a response besides the stop token: a base model goes on with the next problem of the prompt.
+# End a completion besides the stop token: a base model goes on with the next problem of the prompt.
 STOP_STRINGS = ("\nProblem:",)
 
-# Four worked examples of our own, each of another subject.
+# Four worked examples of our own, of four subjects.
 EXEMPLARS = (
     (
         "Find all real $x$ with $2x^2 - 7x + 3 = 0$. Separate your answers by a comma.",
@@ -45,10 +45,10 @@ EXEMPLARS = (
     ),
 )
 
-_LONGEST = 1_000  # characters of an answer; longer ones are right only if they are literally the right one
-_LAST_CHARACTERS = 100_000  # of a response that are searched for a box
+_LONGEST = 1_000  # characters; a longer answer is correct only if it is literally the right one
+_LAST_CHARACTERS = 100_000  # of a completion, searched for a box
 _TOKEN = re.compile(
-    r"(?P<box>\\{1,4}(?:boxed|fbox)\s{0,9}\{)|"  # bounded, or a run of backslashes would take quadratic time
+    r"(?P<box>\\{1,4}(?:boxed|fbox)\s{0,9}\{)|"  # bounded: else a run of backslashes takes quadratic time
     r"\\{1,4}(?:boxed|fbox)(?:\s{0,9}(?P<fraction>\\[dt]?frac\s?(?:\d\d|\{[^{}]{1,99}\}\{[^{}]{1,99}\}))|"
     r"\s{1,9}(?P<bare>[^\s{}$\\]+)|(?P<digit>\d))|\\.|(?P<brace>[{}])",
     re.S,
@@ -56,9 +56,9 @@ _TOKEN = re.compile(
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""What is in the box that opens last of those that are closed again: `\boxed{...}`, `\fbox{...}` or `\boxed 5`.
+    r"""The content of the last box that is closed: `\boxed{...}`, `\fbox{...}` or `\boxed 5`.
 
-    None if there is none, or nothing in it. The time is linear in the length of the text.
+    None if there is no such box or it is empty. Of nested boxes the inner one is the last. Takes linear time.
     """
     text = text[-_LAST_CHARACTERS:]
     open_braces: list[int | None] = []  # where the content of a box begins; None for other braces
@@ -77,17 +77,17 @@ def extract_boxed(text: str) -> str | None:
     return content.strip() if content.strip("{}$ \t\n\r") else None
 
 
-def judge(responses: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
-    r"""Verdicts on responses, in worker processes, which are killed when they take longer than five seconds for one.
+def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
+    r"""Verdicts on completions, from worker processes that are killed after five seconds on one answer.
 
-    *Invalid* is a response without a box, with nothing in it, or with what cannot be read as an answer within the time
-    and is not literally the right one.
+    A completion is *invalid* if it has no box, the box is empty, or its content cannot be parsed as an answer in that
+    time (unless it is literally the right one).
 
     Raises:
         ImportError: math-verify is not installed.
     """
-    pairs = [(extract_boxed(response), truth) for response, truth in zip(responses, truths, strict=True)]
-    # Candidates of a problem often agree: each answer is judged once.
+    pairs = [(extract_boxed(completion), truth) for completion, truth in zip(completions, truths, strict=True)]
+    # Completions of a prompt often agree: each answer is judged once.
     distinct = list(dict.fromkeys((a, b) for a, b in pairs if a and a != b and max(len(a), len(b)) <= _LONGEST))
     judged: dict[Any, Any] = {}
     if distinct:
@@ -98,7 +98,7 @@ def judge(responses: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
     for given, truth in pairs:
         if given is not None and given == truth:
             verdict, canonical = CORRECT, None
-        else:  # None: a worker was killed over it
+        else:  # None: its worker was killed
             verdict, canonical = judged.get((given, truth)) or (INVALID, None)
         judgements.append((verdict, truth if verdict == CORRECT else canonical))
     return judgements
@@ -106,7 +106,7 @@ def judge(responses: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
 
 @lru_cache(maxsize=1)
 def pool() -> WorkerPool:
-    """The workers of `judge`, shared by all that score in this process."""
+    """The workers of `judge`, shared by all callers in this process."""
     if find_spec("math_verify") is None:
         raise ImportError("MATH's answers are judged by math-verify: pip install 'topr_trl[math]'.")
     return WorkerPool(Path(__file__).with_name("math_equal.py"), "judge")
@@ -116,12 +116,12 @@ Exemplars = Sequence[tuple[str, str]]
 
 
 def draw_exemplars(rows: Dataset, num_shots: int, seed: int = 0, longest: int = 800) -> Exemplars:
-    r"""Worked examples from training rows, each of another subject as far as there are subjects.
+    r"""Worked examples from training rows, of as many subjects as possible.
 
     Only solutions of at most `longest` characters that end with a box are drawn.
 
     Raises:
-        ValueError: there are too few.
+        ValueError: too few rows have one.
     """
     _check_columns(rows, ("problem", "solution"))
     order = random.Random(seed).sample(range(len(rows)), len(rows))
@@ -144,7 +144,7 @@ def draw_exemplars(rows: Dataset, num_shots: int, seed: int = 0, longest: int = 
             break
     chosen = [*chosen, *rest][:num_shots]
     if len(chosen) < num_shots:
-        raise ValueError(f"{num_shots} worked examples are asked for; {len(chosen)} rows have a short boxed solution.")
+        raise ValueError(f"num_shots is {num_shots}, but only {len(chosen)} rows have a short boxed solution.")
     return chosen
 
 
@@ -212,7 +212,7 @@ def _check_columns(dataset: Dataset, needed: tuple[str, ...]) -> None:
 def load(name_or_path: str, split: str) -> Dataset:
     """Rows of MATH's shape: a `.jsonl`, `.json` or `.parquet` file (`split` is not used), or a dataset of the Hub.
 
-    A dataset whose configurations are the subjects is loaded whole, and told apart in the column `subject`.
+    If the configurations of a dataset are subjects, all are loaded, with their names in the column `subject`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -227,7 +227,7 @@ def load(name_or_path: str, split: str) -> Dataset:
     if split not in splits:
         raise ValueError(
             f"{name_or_path} has the splits {', '.join(splits)}, not {split}. "
-            "Name another data set with --dataset_name (training) or --test_dataset_name."
+            "Name another dataset with --dataset_name (training) or --test_dataset_name."
         )
     parts = [load_dataset(name_or_path, name, split=split) for name in names]
     if len(parts) > 1 and not {"subject", "type"} & set(parts[0].column_names):

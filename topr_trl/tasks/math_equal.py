@@ -1,10 +1,10 @@
 r"""Whether two answers in LaTeX are the same: structure first, then numbers exactly, then math-verify.
 
-Tuples, intervals, lists, sets, unions and matrices are taken apart and compared part by part, numbers are compared as
-fractions, words as words; only what is left goes to math-verify. That settles what it confuses: (2, 1) and (3, 1) are
-both empty intervals to it, 34_5 and 34_6 both 34, R and r the same letter, 0.3333333 a third, 3m a length of 3.
+Tuples, intervals, lists, sets, unions and matrices are compared part by part, numbers as fractions, words as words.
+Only the rest goes to math-verify, which takes (2, 1) and (3, 1) both for empty intervals, 34_5 and 34_6 both for 34, R
+and r for the same letter, 0.3333333 for a third, and 3m for a length of 3.
 
-It runs in the processes of `topr_trl.sandbox.worker_pool`, since it may hang in a power tower: it imports no PyTorch.
+It runs in the processes of `topr_trl.sandbox.worker_pool`, because a power tower can hang it, and imports no PyTorch.
 """
 
 import re
@@ -36,7 +36,7 @@ _TEXT_UNIT = re.compile(rf"(?<=[\d\w}})\]])\s*{_WORD}\s*\{{(?P<words>[^{{}}]*)\}
 _BARE_UNIT = re.compile(rf"(?<=[\d}})])\s*(?:{_BARE_UNITS})(?:\s+(?:{_BARE_UNITS}))*{_POWER}\s*\.?$")
 _DEGREES = re.compile(r"(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|°|\\degree)\s*$")
 _PERCENT = re.compile(r"(?:\\?%|\bpercent)\s*$")
-# Words after a number that are no unit.
+# Words after a number that are not units.
 _MEANS_SOMETHING = re.compile(
     r"\b(?:and|or|hundred|thousand|million|billion|trillion|dozen|mod|base|if|when|for|more|less|fewer|least|most|pi|"
     r"factorial|squared|cubed|(?![mMsghlLCFNJVWK]\b)[a-zA-Z]|[ap]\.?m)\b(?!\^)"
@@ -49,12 +49,12 @@ _UNICODE = str.maketrans({"−": "-", "–": "-", "×": r"\times ", "·": r"\cdo
 
 
 def normalize(text: str) -> str:
-    r"""Without what does not change the value: layout, spaces, currency, units, degrees, separators of thousands."""
+    r"""Remove what does not change the value: layout, spaces, currency, units, degrees, thousands separators."""
     text = _THIN_THOUSANDS.sub("", text.translate(_UNICODE).strip())
     text = _SPACE.sub(" ", _LAYOUT.sub("", _CURRENCY.sub("", text))).strip()
     text = _ALL_REALS.sub(r"(-\\infty,\\infty)", text)
     text = re.sub(rf"\s*{_WORD}\s*\{{\s*(?:,?\s*and|,?\s*or|,)\s*\}}\s*", ",", text)
-    # Not inside of \text{}: "3 \text{ or more}" is no list.
+    # Not inside \text{}: "3 \text{ or more}" is not a list.
     text = re.sub(rf"({_WORD}\s*\{{[^{{}}]*\}})|\s*,?\s+(?:and|or)\s+", lambda match: match[1] or ",", text)
     text = text.removesuffix(".").strip()
     text = re.sub(rf"{_WORD}\s*\{{\s*([ie]|[-+]?[\d.,]*\d)\s*\}}", r"\1", text)
@@ -143,7 +143,7 @@ def _split(text: str, separators: tuple[str, ...]) -> list[str]:
 
 
 def _outer(text: str) -> tuple[str, str, str] | None:
-    """Opening bracket, what is inside, and closing bracket, if one pair holds the whole text."""
+    """Opening bracket, content and closing bracket, if one pair encloses the whole text."""
     for opening, width in (("(", 1), ("[", 1), (r"\{", 2)):
         if not text.startswith(opening) or len(text) <= 2 * width:
             continue
@@ -192,7 +192,7 @@ def _structure(text: str) -> Structure:
 
 
 def _elements(structure: Structure) -> list[str]:
-    """Of a list or set; a `±` among them counts as two."""
+    """The elements of a list or set; one with `±` counts as two."""
     parts: list[str] = []
     for part in structure[-1]:
         inner = _structure(part)
@@ -204,7 +204,7 @@ def same(given: str, truth: str) -> bool:
     """Whether two normalized answers are equal.
 
     Raises:
-        ValueError: a part of `given` cannot be read.
+        ValueError: a part of `given` cannot be parsed.
     """
     if given == truth:
         return True
@@ -224,7 +224,7 @@ def same(given: str, truth: str) -> bool:
         return parts_agree or _same_by_math_verify(given, truth)
     if kinds in ({"matrix"}, {"determinant"}):
         return len(a[1]) == len(b[1]) and all(_same_in_order(x, y) for x, y in zip(a[1], b[1], strict=True))
-    if kinds == {"matrix", "tuple"}:  # a vector may be written in either way
+    if kinds == {"matrix", "tuple"}:  # a vector may be written either way
         (_, rows), (_, brackets, parts) = (a, b) if a[0] == "matrix" else (b, a)
         cells = [cell for row in rows for cell in row]
         if brackets != "()" or 1 not in (len(rows), len(rows[0])):
@@ -268,7 +268,7 @@ def _based(text: str) -> tuple[str, int] | None:
 
 
 def _words(text: str) -> str | None:
-    """What is written in \\text{}, if anything: lower case, without the brackets of `(B)`."""
+    """The words of \\text{}, if any, in lower case and without the brackets of `(B)`."""
     match = _TEXT.fullmatch(text)
     return (_bare(match["words"]) or None) if match else None
 
@@ -305,7 +305,7 @@ def parse(text: str) -> Any:
     r"""The SymPy object of a formula.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: it cannot be parsed.
     """
     if re.search(r"(?<![_\d.])\d[\d.]*\s+[\d.]", text) or not re.search(r"[a-zA-Z\d]", text):
         raise ValueError(f"not a formula: {text!r}")
@@ -315,7 +315,7 @@ def parse(text: str) -> Any:
             text,
             is_real=not imaginary,
             convert_degrees=True,
-            # Units: it takes the m of 3m for one. Malformed operators: it looks for them across braces.
+            # With units, the m of 3m would be one; malformed operators are searched for across braces.
             normalization_config=NormalizationConfig(
                 basic_latex=True, units=False, malformed_operators=False, nits=True, boxed="none", equations=False
             ),
@@ -338,15 +338,15 @@ def _same_by_math_verify(given: str, truth: str) -> bool:
         return False
     if "matrix}" in given + truth:
         a, b = a.doit(), b.doit()
-    if _differ_at_a_point(a, b):  # at once; math-verify would expand both first
+    if _differ_at_a_point(a, b):  # fast; math-verify would expand both first
         return False
-    # 12 decimals: 0.333333 is not a third. The limit on time is the worker's.
+    # 12 decimals: 0.333333 is not a third. The worker pool limits the time.
     equal = bool(verify(b, a, float_rounding=12, timeout_seconds=None, allow_set_relation_comp=True))
     return equal and _are_close(a, b)
 
 
 def _differ_at_a_point(a: Any, b: Any) -> bool:
-    """Whether two formulas have clearly different values where their symbols are some positive numbers."""
+    """Whether two formulas have clearly different values at one point with positive coordinates."""
     if not all(isinstance(x, sympy.Expr) for x in (a, b)):
         return False
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
@@ -358,16 +358,16 @@ def _differ_at_a_point(a: Any, b: Any) -> bool:
 
 
 def _are_close(a: Any, b: Any) -> bool:
-    """Whether two values agree in their leading digits, too: to 12 decimals 2^-98 and 2^-99 are both 0."""
+    """Whether two values agree in their leading digits: to 12 decimals 2^-98 and 2^-99 are both 0."""
     if not all(isinstance(x, sympy.Expr) and not x.free_symbols for x in (a, b)):
         return True
     a, b = sympy.N(a, 30), sympy.N(b, 30)
     apart = a != b and abs(a - b) > 1e-11 * abs(b)
-    return apart not in (True, sympy.true)  # what cannot be decided is left to math-verify
+    return apart not in (True, sympy.true)  # if undecided, math-verify's answer stands
 
 
 def _check_readable(text: str) -> None:
-    """Raises ValueError where a part of an answer cannot be read."""
+    """Raise ValueError if a part of an answer cannot be parsed."""
     structure = _structure(text)
     if structure[0] == "atom":
         atom = _PERCENT.sub("", structure[1]).strip()
@@ -379,11 +379,11 @@ def _check_readable(text: str) -> None:
             _check_readable(cell)
 
 
-_MOST_TERMS = 200  # more are not expanded: it takes long, and the form would be large
+_MOST_TERMS = 200  # larger formulas are not expanded: slow, and the form would be long
 
 
 def canonical(text: str) -> str:
-    """A form of a normalized answer that equal answers mostly share, for counting votes."""
+    """A form of a normalized answer that equal answers usually share, for counting votes."""
     structure = _structure(text)
     if structure[0] == "tuple":
         return structure[1][0] + ", ".join(map(canonical, structure[2])) + structure[1][1]
@@ -428,8 +428,8 @@ def judge(pair: list[str]) -> list[str | None]:
     """Verdict and canonical answer for `[given, truth]`.
 
     Returns:
-        `["correct", None]`, `["incorrect", canonical form]` or `["invalid", None]`; the last where the answer is empty,
-        or cannot be read and is not literally the truth. A caller bounds the length of both.
+        `["correct", None]`, `["incorrect", canonical form]` or `["invalid", None]`; the last if the answer is empty, or
+        cannot be parsed and is not literally the truth. The caller limits the length of both.
     """
     given, truth = pair[0].strip(), pair[1].strip()
     if not re.search(r"[^\s{}()\[\]$.,;]", given):

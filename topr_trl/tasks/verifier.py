@@ -1,9 +1,9 @@
-"""Generative verifier (arXiv 2503.14286, Sec. 4.4): a model that reasons about a solution and says whether it is right.
+"""Generative verifier (arXiv 2503.14286, Sec. 4.4): a model that reasons about a solution and rates it right or wrong.
 
-A verification is a candidate like any other: the "problem" is a solution somebody wrote, the answer to find is yes or
-no, the reward +1 for the verdict that matches the truth and -1 for any other and for none. So problems made here go
-through the same stages: `sample_candidates`, `score_candidates(rows, judge)`, `OfflineTOPRTrainer`,
-`evaluate_candidates` (pass@1 is the verifier's accuracy). The author of the solutions may be another model.
+A verification is a completion like any other: its prompt holds a solution, its answer is yes or no, its reward +1 for
+the right answer, else -1. So problems made here go through the same stages: `sample_candidates`,
+`score_candidates(rows, judge)`, `OfflineTOPRTrainer`, `evaluate_candidates` (pass@1 is the verifier's accuracy).
+Another model may have written the solutions.
 """
 
 import re
@@ -21,7 +21,7 @@ TEMPLATE = (
     "Question: {question}\nAnswer:{solution}\n\nIs the answer right? Check each step, then end with "
     '"Verdict: yes" or "Verdict: no".\nCheck:'
 )
-# A base model goes on with something new to check.
+# End a verification besides the stop token: a base model goes on with the next question.
 STOP_STRINGS = ("\nQuestion:",)
 _PLACE = re.compile(r"\{question\}|\{solution\}")
 # "Verdict: no", "**Verdict**: **yes**", "Verdict: \\boxed{no}"; not "Verdict: no errors".
@@ -55,8 +55,8 @@ def verification_problems(
     """Each solution as a problem for a verifier.
 
     Args:
-        solutions: scored candidates: columns `question`, `completion` and `verdict` (`score_candidates`).
-        template: text with the places `{question}` and `{solution}`.
+        solutions: scored rows: columns `question`, `completion` and `verdict` (`score_candidates`).
+        template: text with the placeholders `{question}` and `{solution}`.
         balanced: drop solutions at random until as many are right as are wrong. The paper keeps all.
         seed: of that.
 
@@ -64,14 +64,13 @@ def verification_problems(
         Columns `problem_id` (the row of the solution in `solutions`), `prompt` and `answer` (`"yes"`, `"no"`).
 
     Raises:
-        ValueError: a column is missing or holds something else than text, the template lacks a place, or nothing is
-            left.
+        ValueError: a column is missing or does not hold text, the template lacks a placeholder, or no solution is left.
     """
     missing = {"question", "completion", "verdict"} - set(solutions.column_names)
     if missing:
         raise ValueError(f"Solutions to verify need question, completion and verdict; {sorted(missing)} missing.")
     if not all(place in template for place in ("{question}", "{solution}")):
-        raise ValueError(f"The template needs the places {{question}} and {{solution}}: {template!r}.")
+        raise ValueError(f"The template needs the placeholders {{question}} and {{solution}}; found {template!r}.")
     right = np.array(verdict_column(solutions)) == CORRECT
     chosen = _balance(right, seed) if balanced else np.arange(len(right))
     if len(chosen) == 0:
@@ -95,14 +94,14 @@ def _balance(right: NDArray[np.bool_], seed: int) -> NDArray[np.int64]:
 
 
 def solution_scores(verifications: Dataset, num_solutions: int) -> list[float]:
-    """What the verifier holds of each solution: the share of its verifications that say yes, invalid ones included.
+    """The verifier's rating of each solution: the share of its verifications (invalid ones included) that say yes.
 
     Args:
-        verifications: scored candidates for `verification_problems`: columns `problem_id` and `extracted`.
-        num_solutions: rows of the solutions that they were made from.
+        verifications: scored rows of `verification_problems`: columns `problem_id` and `extracted`.
+        num_solutions: number of rows of the solutions that they verify.
 
     Returns:
-        A score in [0, 1] for each solution, the column `score` for weighted self-consistency and best-of-n.
+        One score in [0, 1] per solution, for the column `score` of weighted self-consistency and best-of-n.
 
     Raises:
         ValueError: a solution has no verification.
@@ -114,6 +113,6 @@ def solution_scores(verifications: Dataset, num_solutions: int) -> list[float]:
     np.add.at(count, places, 1)
     np.add.at(yes, places, np.array([verdict == YES for verdict in verifications["extracted"]], dtype=float))
     if (count == 0).any():
-        raise ValueError(f"{int((count == 0).sum())} of {num_solutions} solutions have not been verified.")
+        raise ValueError(f"{int((count == 0).sum())} of {num_solutions} solutions have no verification.")
     scores: Sequence[float] = (yes / count).tolist()
     return list(scores)

@@ -1,4 +1,4 @@
-"""A training as pictures: what `topr_trl.metrics` and the trainers log, over the steps."""
+"""Pictures of a training: what `topr_trl.metrics` and the trainers log, over the steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,24 +7,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from topr_trl.evaluation.plots import COLOURS
+from topr_trl.evaluation.plots import COLORS
 
-# More points than this are drawn pale, under their running mean.
-_MOST_POINTS = 200
-_WINDOW = 25
-_LINES = tuple(zip(COLOURS, ("-", "--", ":"), strict=False))
+_MOST_POINTS = 200  # more are drawn pale, under their running mean
+_WINDOW = 25  # points of the running mean
+_LINES = tuple(zip(COLORS, ("-", "--", ":"), strict=False))
 
 
 @dataclass
 class Panel:
-    """Metrics that are read together.
+    """Metrics drawn in one panel.
 
     Attributes:
-        title: over the panel.
-        meaning: how to read it, in a sentence or two.
-        lines: label of a line to the names it may have in a log; the first that is there counts.
-        band: names of the lower and upper border of a band around the first line.
-        scale: `"linear"`; `"log"`; `"share"`, from 0 to 1.
+        title: of the panel.
+        meaning: how to read it.
+        lines: labels, each with the names of its metric; the first name found in a log is drawn.
+        band: metrics that bound a band around the first line.
+        scale: `"linear"`, `"log"` or `"share"` (0 to 1).
     """
 
     title: str
@@ -45,30 +44,30 @@ def _ratio(sign: str, meaning: str) -> Panel:
 
 
 PANELS = (
-    Panel("Reward", "Mean reward of what was sampled while training; held-out rows if there are some.",
+    Panel("Reward", "Mean reward of completions sampled in training, and of held-out rows, if there are any.",
           {"sampled": ["reward"], "held out": ["eval_reward"]}),
-    Panel("Loss", "No measure of success: its weights change, and it may rise while a model improves.",
+    Panel("Loss", "Not a measure of success: its weights change, and it may rise while the model improves.",
           {"training": ["loss"], "held out": ["eval_loss"]}),
     Panel("Weights of negatives",
-          "Mean w; share that is tapered (w < 1); share that is dead (w < 0.01) and teaches nothing.",
+          "Mean w; share of tapered ones (w < 1); share of dead ones (w < 0.01), which teach nothing.",
           {"mean weight": ["topr/weight_mean_negatives"], "tapered": ["topr/negatives_tapered"],
            "dead": ["topr/negatives_dead"]}, scale="share"),
-    _ratio("negatives", "Falls below 0 as the model unlearns them, and w with it; the band holds 90 % of the "
-           "responses. A fall without end, while w stays at 1, is a collapse."),
-    _ratio("positives", "Rises as the model learns them. If it falls, right answers are lost with the wrong ones."),
+    _ratio("negatives", "Falls below 0 as the model unlearns them, and w falls with it; the band holds 90 % of "
+           "the completions. If it keeps falling while w stays at 1, the model collapses."),
+    _ratio("positives", "Rises as the model learns them. If it falls, the model loses right answers too."),
     Panel("Positives",
-          "Share of rows with R ≥ 0, and the share of weight that they have: Σ of their |R| over Σ of all.",
+          "Share of rows with R ≥ 0, and their share of the weight: Σ of their |R| over Σ of all |R|.",
           {"of rows": ["topr/positive_share"], "of weight": ["topr/effective_positive_share"]}, scale="share"),
-    Panel("Gradient norm", "Before clipping. Rising without end is an early sign of a collapse.",
+    Panel("Gradient norm", "Before clipping. A steady rise is an early sign of a collapse.",
           {"norm": ["grad_norm"]}, scale="log"),
-    Panel("Length of completions", "Tokens; a sudden change deserves a look at the rows below.",
+    Panel("Length of completions", "Tokens. After a sudden change, look at the rows below.",
           {"mean": ["completions/mean_length"]}),
     Panel("Entropy", "Of the next token. Near 0 the model repeats itself.", {"mean": ["entropy"]}),
 )  # fmt: skip
 
 
 def series(history: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Steps and values, each (n,), of the first of these metrics that a log has; what is not a number is left out."""
+    """Steps and values, each (n,), of the first of these metrics found in a log; values are finite."""
     for name in names:
         points = {e["step"]: float(e[name]) for e in history if isinstance(e.get(name), int | float)}
         if points:
@@ -83,17 +82,16 @@ def last_step(history: Sequence[Mapping[str, Any]]) -> int:
 
 
 def has(panel: Panel, history: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a log has anything to draw for a panel."""
+    """Whether a log has a metric of the panel."""
     return any(len(series(history, names)[0]) for names in panel.lines.values())
 
 
 def draw(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
-    """A panel, as a matplotlib figure.
+    """Draw a panel as a matplotlib figure.
 
     Args:
         panel: one of `PANELS`.
-        histories: the `log_history` of trainings that follow each other, by name; steps of a later one count
-            on from the last of the one before.
+        histories: the `log_history` of successive trainings, by name; steps continue from one to the next.
     """
     from matplotlib.figure import Figure
 
@@ -110,7 +108,7 @@ def draw(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
         if panel.band is not None:
             low, high = (series(history, [border]) for border in panel.band)
             if len(low[0]) and len(low[0]) == len(high[0]):
-                axes.fill_between(low[0] + start, low[1], high[1], color=COLOURS[0], alpha=0.15, linewidth=0)
+                axes.fill_between(low[0] + start, low[1], high[1], color=COLORS[0], alpha=0.15, linewidth=0)
         if len(histories) > 1:
             axes.axvline(start, color="#bbbbbb", linewidth=0.8)
             axes.annotate(name, (start, 1), xycoords=("data", "axes fraction"), fontsize=8, color="#777777",
@@ -120,7 +118,7 @@ def draw(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
         axes.set_ylim(-0.03, 1.03)
     if panel.scale == "log" and all(line.get_ydata().min() > 0 for line in axes.lines if line.get_label()[0] != "_"):
         axes.set_yscale("log")
-    axes.set(xlabel="optimiser steps")
+    axes.set(xlabel="optimizer steps")
     axes.grid(alpha=0.3)
     axes.margins(x=0.02)
     axes.spines[["top", "right"]].set_visible(False)
@@ -130,11 +128,11 @@ def draw(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
 
 
 def _line(axes: Any, steps: NDArray[Any], values: NDArray[Any], look: tuple[str, str], label: str | None) -> None:
-    colour, style = look
+    color, style = look
     many = len(steps) > _MOST_POINTS
     if many:
-        axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.25)
+        axes.plot(steps, values, color=color, linewidth=0.8, alpha=0.25)
         window = np.ones(_WINDOW)
         values = np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
     marker = "o" if len(steps) < 15 else None
-    axes.plot(steps, values, style, color=colour, linewidth=1.6, label=label, marker=marker, markersize=3)
+    axes.plot(steps, values, style, color=color, linewidth=1.6, label=label, marker=marker, markersize=3)

@@ -1,0 +1,85 @@
+import re
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from topr_trl.data.rows import (
+    check_finish_reasons,
+    checked_column,
+    finite_rewards,
+    id_column,
+    problem_column,
+    reward_column,
+    text_column,
+)
+
+
+def rows_with(**columns):
+    return Dataset.from_dict(columns)
+
+
+def test_the_error_names_column_first_wrong_row_value_and_remedy():
+    rows = rows_with(size=[1, -2, 3, -4])
+    assert checked_column(rows, "size", lambda value: value > -9, "sizes") == [1, -2, 3, -4]
+    message = "Column `size` must hold positive sizes; row 1 holds -2 (the first of 2 such rows). Drop them."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        checked_column(rows, "size", lambda value: value > 0, "positive sizes", "Drop them.")
+    with pytest.raises(ValueError, match=r"row 3 holds -4\. Fix or drop such rows\."):
+        checked_column(rows, "size", lambda value: value > -4, "sizes")
+
+
+def test_values_are_python_objects_whatever_the_format_of_the_rows():
+    rows = rows_with(answer=["a", "b"], reward=[1.0, 0.0], label=[True, False]).with_format("numpy")
+    assert text_column(rows, "answer") == ["a", "b"]
+    assert finite_rewards(rows).tolist() == [1.0, 0.0]
+
+
+def test_text():
+    rows = rows_with(answer=["a", None])
+    assert text_column(rows, "answer", may_be_empty=True) == ["a", None]
+    with pytest.raises(ValueError, match=r"`answer` must hold text; row 1 holds None\. Fill"):
+        text_column(rows, "answer")
+    with pytest.raises(ValueError, match=r"`answer` must hold text; row 0 holds 4 .*cast_column\(\"answer\""):
+        text_column(rows_with(answer=[4, 5]), "answer", may_be_empty=True)
+
+
+def test_ids_are_numbers_or_text():
+    assert id_column(rows_with(problem_id=[3, 1]), "problem_id").tolist() == [3, 1]
+    assert id_column(rows_with(problem_id=["b", "a"]), "problem_id").tolist() == ["b", "a"]
+    with pytest.raises(ValueError, match="`problem_id` must hold numbers or text; row 1 holds None"):
+        id_column(rows_with(problem_id=[3, None]), "problem_id")
+
+
+def test_rewards_come_from_reward_or_label():
+    texts = {"prompt": ["p"] * 3, "completion": ["c"] * 3}
+    assert reward_column(rows_with(**texts, reward=[1, 0, -1])).tolist() == [1.0, 0.0, -1.0]
+    labelled = reward_column(rows_with(**texts, label=[True, False, True]))
+    assert labelled.dtype == np.float64
+    assert labelled.tolist() == [1.0, -1.0, 1.0]
+    with pytest.raises(ValueError, match="`label` must hold true or false; row 0 holds 1"):
+        reward_column(rows_with(**texts, label=[1, 0, 1]))
+    with pytest.raises(ValueError, match=r"need the columns .* found \['prompt', 'completion'\]"):
+        reward_column(rows_with(**texts))
+    with pytest.raises(ValueError, match="no row"):
+        reward_column(rows_with(**texts, reward=[1, 0, -1]).select([]))
+
+
+@pytest.mark.parametrize("wrong", [None, float("nan"), float("inf"), 1e39])
+def test_rewards_are_finite_in_float32(wrong):
+    with pytest.raises(ValueError, match=r"`reward` must hold finite numbers .*; row 1 holds"):
+        finite_rewards(rows_with(reward=[1.0, wrong, 1.0]))
+
+
+def test_groups():
+    rows = rows_with(prompt=["a", "b", "a"], problem_id=[7, 7, 8])
+    assert problem_column(rows).tolist() == [7, 7, 8]
+    by_prompt = problem_column(rows.remove_columns("problem_id"))
+    assert by_prompt[0] == by_prompt[2] != by_prompt[1]
+
+
+def test_finish_reasons():
+    check_finish_reasons(rows_with(prompt=["a"]))
+    check_finish_reasons(rows_with(finish_reason=["stop", "length", None]))
+    with pytest.raises(ValueError, match="`finish_reason` must hold stop or length; row 1 holds 'cut'"):
+        check_finish_reasons(rows_with(finish_reason=["stop", "cut"]))

@@ -1,0 +1,48 @@
+"""Examples are what users copy: they import what is public, each stands alone, and they stay short."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import topr_trl
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+PUBLIC = {"topr_trl": set(topr_trl.__all__), "topr_trl.sandbox": {"run_tests"}}
+OTHERS = {"accelerate", "datasets", "numpy", "pandas", "tokenizers", "torch", "transformers", "trl", "topr_trl"}
+
+
+def imported(path):
+    """Pairs of a module and a name that is imported from it, None where it is the module."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_import_what_is_public_and_stay_short(path):
+    for module, name in imported(path):
+        package = module.partition(".")[0]
+        assert package in OTHERS or package in sys.stdlib_module_names, module
+        if package == "topr_trl":
+            assert module.startswith("topr_trl.tasks") or name in PUBLIC.get(module, ()), (module, name)
+        assert not (name or "").startswith("_"), (module, name)
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 150
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "verifier"])
+def test_the_help_lists_the_settings(name, tmp_path):
+    (path,) = [path for path in EXAMPLES if path.stem == name]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
+    done = subprocess.run(
+        [sys.executable, str(path), "--help"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2_000:]
+    for setting in ("--task {gsm8k,math}", "--num_shots", "--eval_samples", "--top_k", "--curation", "--use_peft"):
+        assert setting in done.stdout, setting

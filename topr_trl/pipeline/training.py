@@ -1,0 +1,174 @@
+"""The stages `log-mu` and `train`: an `OfflineTOPRTrainer` on the rows that were chosen."""
+
+import shutil
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from accelerate import PartialState
+from numpy.typing import NDArray
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+from trl import get_peft_config
+
+from topr_trl.checkpoints import STATE, is_whole_checkpoint
+from topr_trl.config import CurationArguments
+from topr_trl.data.tables import (
+    load_candidates,
+    rows_of,
+    shards_of,
+)
+from topr_trl.offline_trainer import OfflineTOPRTrainer
+from topr_trl.pipeline import inputs, manifest
+from topr_trl.pipeline.arguments import (
+    TrainArguments,
+    load_tokenizer,
+    loading,
+    model_path,
+    seed_of,
+)
+from topr_trl.pipeline.lineage import ADAPTER, lineage
+from topr_trl.pipeline.shards import CHOSEN, Made, add_columns, set_column
+
+MU_COLUMNS = ("mu_logps", "mu_fingerprint")
+
+LOG_MU = "log_mu.parquet"  # what the trainer has computed, before it is in the shards
+
+
+def log_mu(args: TrainArguments) -> Made:
+    """log μ of the chosen rows whose weight depends on it, by the model that training starts from."""
+    trainer, places = _trainer(args, all_rows=True)
+    distance = trainer.compute_log_mu()
+    computed = args.folder / manifest.WORK / LOG_MU
+    if PartialState().is_main_process:
+        known = pq.read_table(computed) if computed.is_file() else None  # no row needs it, or all have brought it
+        shards = shards_of(args.source)
+        starts = np.cumsum([0, *map(rows_of, shards)])
+        places_in_known = np.full(starts[-1], -1)
+        places_in_known[places] = np.arange(len(places))
+
+        def with_log_mu(k: int, table: pa.Table) -> pa.Table:
+            if known is None:
+                return table
+            here = places_in_known[starts[k] : starts[k + 1]]
+            mu_logps = known["mu_logps"].take(pa.array(here, mask=here < 0))
+            model = pa.array([known.schema.metadata[b"model"].decode()] * len(table), pa.string())
+            for name, values in zip(MU_COLUMNS, (mu_logps, model), strict=True):
+                table = set_column(table, name, values)
+            return table
+
+        add_columns(args.source, args.folder, "log-mu", with_log_mu, "Writing log μ")
+    return len(trainer.train_dataset), {"sampler_distance": distance}
+
+
+def train(args: TrainArguments) -> Made:
+    """Offline TOPR on the rows, one epoch unless the settings say otherwise; the folder then holds the model.
+
+    An adapter (PEFT) is merged into the model, on the CPU, and kept in `adapter/` beside it.
+    """
+    folder, state = args.folder, PartialState()
+    work = folder / manifest.WORK
+    trainer, _ = _trainer(args)
+    _check_batch(trainer, work, state)
+    trainer.train(resume_from_checkpoint=_last_whole_checkpoint(work, state))
+    trainer.save_model(str(work / "final"))
+    state.wait_for_everyone()
+    if state.is_main_process:  # alone, see `run`
+        if args.use_peft:
+            _merge_adapter(work / "final", args)
+        else:
+            for path in (work / "final").iterdir():
+                path.replace(folder / path.name)
+        for name in ("completions", "runs"):  # the tables of `log_completions`, TensorBoard's
+            if (work / name).is_dir():
+                shutil.copytree(work / name, folder / name, dirs_exist_ok=True)
+        shutil.copyfile(work / STATE, folder / STATE)
+    return len(trainer.train_dataset), {}
+
+
+def _check_batch(trainer: OfflineTOPRTrainer, work: Path, state: PartialState) -> None:
+    """Refuse to go on with another number of rows per step: the weights would be neither run's."""
+    args, path = trainer.args, work / "rows_per_step"
+    rows = str(args.per_device_train_batch_size * args.gradient_accumulation_steps * state.num_processes)
+    known = path.read_text() if path.is_file() else rows
+    state.wait_for_everyone()
+    if known != rows:
+        raise ValueError(
+            f"This training was started with {known} rows per step, and now there are {rows}: use as many processes as "
+            f"then, or remove {work.parent} to start again."
+        )
+    if state.is_main_process:
+        work.mkdir(parents=True, exist_ok=True)
+        path.write_text(rows)
+
+
+def _trainer(args: TrainArguments, all_rows: bool = False) -> tuple[OfflineTOPRTrainer, NDArray[np.int64]]:
+    """A trainer for the rows of `args.source`, and which of them it got: those that `curate` has chosen, if it has."""
+    work, own = args.folder / manifest.WORK, copy(args)
+    own.output_dir, own.seed = str(work), seed_of("train", args.seed, args.iteration)
+    own.model_init_kwargs = {**loading(args), **(args.model_init_kwargs or {})}
+    with PartialState().main_process_first():
+        rows = load_candidates(args.source, work / "cache")
+    if all_rows and (work / LOG_MU).is_file():  # columns of this stage itself, killed while it added them
+        rows = rows.remove_columns([name for name in MU_COLUMNS if name in rows.column_names])
+    places, curated = np.arange(len(rows)), {CHOSEN, "raw_reward"} & set(rows.column_names)  # the second by version 0.1
+    if CHOSEN in rows.column_names:
+        places = np.flatnonzero(rows.data[CHOSEN].is_valid())
+        rows = rows.remove_columns("reward").rename_column(CHOSEN, "reward").select(places)
+    if curated:
+        _refuse_another_choice(args)
+        own.baseline, own.effective_positive_share = "0", None
+    if curated or all_rows:
+        own.curation, own.iteration_size = "none", None
+    trainer = OfflineTOPRTrainer(
+        model_path(args), own, rows, processing_class=load_tokenizer(args), peft_config=get_peft_config(args)
+    )
+    return trainer, places
+
+
+def _refuse_another_choice(args: TrainArguments) -> None:
+    """Rows that `curate` has chosen are not chosen again, so settings that say otherwise would have no effect.
+
+    A default may have been given or not, so it is no contradiction.
+    """
+    defaults = CurationArguments()
+    there = lineage(args.source).get("curate", {}).get("inputs", {})
+    for name in inputs.CHOICE if there else ():
+        value = getattr(args, name)
+        if not any(_equal(value, other) for other in (there[name], getattr(defaults, name))):
+            raise ValueError(
+                f"{name}={value}, but the rows of {args.source} were chosen with {name}={there[name]} by topr curate. "
+                f"Leave {name} out, or curate them again."
+            )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Of settings; a baseline is a number as text, or a name."""
+    try:
+        return float(one) == float(other)
+    except (TypeError, ValueError):
+        return bool(one == other)
+
+
+def _merge_adapter(adapter: Path, args: TrainArguments) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    unset_hf_deepspeed_config()  # under ZeRO-3 loading would shard the model and wait for the other processes
+    how = {name: value for name, value in loading(args).items() if name != "quantization_config"}
+    AutoPeftModelForCausalLM.from_pretrained(adapter, **how).merge_and_unload().save_pretrained(args.folder)
+    load_tokenizer(args).save_pretrained(args.folder)
+    shutil.copytree(adapter, args.folder / ADAPTER, dirs_exist_ok=True)
+
+
+def _last_whole_checkpoint(run: Path, state: PartialState) -> str | None:
+    """The newest checkpoint that was written to its end (its trainer_state.json comes last); torn ones are removed."""
+    found = sorted(run.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    whole = [path for path in found if is_whole_checkpoint(path)]
+    state.wait_for_everyone()
+    if state.is_main_process:
+        for path in set(found) - set(whole):
+            shutil.rmtree(path)
+    state.wait_for_everyone()
+    return str(whole[-1]) if whole else None
