@@ -33,6 +33,7 @@ from topr_trl.pipeline.arguments import (
     TrainArguments,
 )
 from topr_trl.pipeline.loop import end_with_the_loop, iterate, summary
+from topr_trl.pipeline.manifest import Json
 from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 
 KINDS: dict[str, type] = {
@@ -101,7 +102,7 @@ def parse(command: str, given: list[str]) -> Any:
     return kind(**{name: getattr(parsed, name) for name in names})
 
 
-def read_config(given: Sequence[str]) -> dict[str, Any]:
+def read_config(given: Sequence[str]) -> Json:
     """What the YAML after `--config` holds; empty if there is none.
 
     Raises:
@@ -152,7 +153,7 @@ def _aliases(command: str) -> list[str]:
     return [alias[2:] for names in given for alias in ([names] if isinstance(names, str) else names)]
 
 
-def _check_types(kind: type, config: dict[str, Any]) -> None:
+def _check_types(kind: type, config: Json) -> None:
     """Refuse values of a YAML that are of another type than their setting; argparse reads those that are text."""
     for name, value in config.items():
         hint = get_type_hints(kind)[name]
@@ -172,18 +173,18 @@ def _only(kind: type, names: Sequence[str]) -> type:
 
     def copied(name: str) -> Any:
         given = {"default": own[name].default, "default_factory": own[name].default_factory}
-        known: dict[str, Any] = {what: value for what, value in given.items() if value is not MISSING}
+        known: Json = {what: value for what, value in given.items() if value is not MISSING}
         return new_field(metadata=dict(own[name].metadata), kw_only=True, **known)
 
     return make_dataclass(kind.__name__, [(name, hints[name], copied(name)) for name in names])
 
 
-def _defaults(names: Sequence[str]) -> dict[str, Any]:
+def _defaults(names: Sequence[str]) -> Json:
     """What depends on the machine."""
     return {"use_cpu": not torch.accelerator.is_available()} if "use_cpu" in names else {}
 
 
-def _settings_of_the_embedded_model(command: str, said: set[str], config: dict[str, Any]) -> dict[str, Any]:
+def _settings_of_the_embedded_model(command: str, said: set[str], config: Json) -> Json:
     """Defaults that it needs, if no model is named: it is small, and learns with large steps."""
     names = settings_of(command)
     named = "model_name_or_path" in said or config.get("model_name_or_path")
@@ -266,7 +267,7 @@ _OUTCOMES = {
 }
 
 
-def check_trackers(args: Any) -> None:
+def check_trackers(args: object) -> None:
     """Refuse trackers that are not installed.
 
     Raises:

@@ -29,7 +29,7 @@ from topr_trl.pipeline.lineage import (
     stage_folder,
     weights_of,
 )
-from topr_trl.pipeline.manifest import Stage
+from topr_trl.pipeline.manifest import Json, Stage
 
 MODEL_CONFIGS = ("config.json", "adapter_config.json")
 # As save_pretrained names them: what else lies in a folder is its owner's.
@@ -174,9 +174,7 @@ def _a_prompt(model: Path) -> Any:
 # Evaluations.
 
 
-def _results(
-    folder: Path, before: str | Path | None, after: str | Path | None
-) -> tuple[dict[str, Path], dict[str, Any]]:
+def _results(folder: Path, before: str | Path | None, after: str | Path | None) -> tuple[dict[str, Path], Json]:
     """Folders of results by name, and how the tested responses were drawn, as far as it is known.
 
     Those that are given; else those of the loop, if its manifests say that they are of these weights.

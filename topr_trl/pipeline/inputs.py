@@ -2,7 +2,6 @@
 
 from os.path import relpath
 from pathlib import Path
-from typing import Any
 
 from trl import ModelConfig
 
@@ -11,11 +10,13 @@ from topr_trl.pipeline.arguments import (
     ADAPTER_SETTINGS,
     CurateArguments,
     EvaluateArguments,
+    FolderArguments,
     SampleArguments,
     ScoreArguments,
     TrainArguments,
     model_path,
 )
+from topr_trl.pipeline.manifest import Json
 from topr_trl.tasks import TASKS, arithmetic
 
 # Which rows are trained on, and their R.
@@ -35,10 +36,8 @@ _STEPS = (
     "router_aux_loss_coef", "accelerator_config",
 )  # fmt: skip
 
-Inputs = dict[str, Any]
 
-
-def of_sampling(args: SampleArguments) -> Inputs:
+def of_sampling(args: SampleArguments) -> Json:
     """Of the stage `sample`."""
     names = {*_SAMPLING, f"num_{args.split}_problems"}
     if args.sampling_backend == "vllm":
@@ -54,56 +53,56 @@ def of_sampling(args: SampleArguments) -> Inputs:
     }
 
 
-def of_scoring(args: ScoreArguments) -> Inputs:
+def of_scoring(args: ScoreArguments) -> Json:
     """Of the stage `score`."""
     return {**_rows(args.source, args.folder), "task": task_of_rows(args)}
 
 
-def of_curation(args: CurateArguments) -> Inputs:
+def of_curation(args: CurateArguments) -> Json:
     """Of the stage `curate`."""
     return {**_rows(args.source, args.folder), **_named(args, (*CHOICE, "seed", "iteration"))}
 
 
-def of_log_mu(args: TrainArguments) -> Inputs:
+def of_log_mu(args: TrainArguments) -> Json:
     """Of the stage `log-mu`. Which rows are chosen is not among them: those that are not trained on have one too."""
     names = ("baseline", "effective_positive_share", *_RATIO, *_FORWARD, "seed", "iteration")
     return {**_rows(args.source, args.folder), **_weights(args), **_adapter(args), **_named(args, names)}
 
 
-def of_training(args: TrainArguments) -> Inputs:
+def of_training(args: TrainArguments) -> Json:
     """Of the stage `train`. The number of processes is no input: the loop does not know it."""
     names = (*CHOICE, *_STEPS, "seed", "iteration")
     return {**_rows(args.source, args.folder), **_weights(args), **_adapter(args), **_named(args, names)}
 
 
-def of_evaluation(args: EvaluateArguments) -> Inputs:
+def of_evaluation(args: EvaluateArguments) -> Json:
     """Of the stage `evaluate`."""
     assert args.input is not None
     second = {"compare": manifest.fingerprint(Path(args.compare))} if args.compare else {}
     return {"input": manifest.fingerprint(Path(args.input)), **second, "seed": args.seed}
 
 
-def sources_of(args: Any) -> dict[str, str]:
+def sources_of(args: FolderArguments) -> dict[str, str]:
     """Where a stage has read, relative to its folder: what `lineage` follows."""
     found = {}
-    if getattr(args, "input", None) and Path(args.input).resolve() != args.folder.resolve():
+    if args.input and Path(args.input).resolve() != args.folder.resolve():
         found["input"] = args.input
     if isinstance(args, ModelConfig) and (Path(model_path(args)) / manifest.NAME).is_file():
         found["weights"] = model_path(args)
     return {name: relpath(Path(path).resolve(), args.folder.resolve()) for name, path in found.items()}
 
 
-def _rows(source: Path, folder: Path) -> Inputs:
+def _rows(source: Path, folder: Path) -> Json:
     """The rows that are read; those of the folder itself are known by the stages before."""
     return {} if source.resolve() == folder.resolve() else {"input": manifest.fingerprint(source)}
 
 
-def _named(args: Any, names: tuple[str, ...]) -> Inputs:
+def _named(args: object, names: tuple[str, ...]) -> Json:
     values = {name: getattr(args, name) for name in names if hasattr(args, name)}  # older versions lack some
     return {name: value.to_dict() if hasattr(value, "to_dict") else value for name, value in values.items()}
 
 
-def _adapter(args: TrainArguments) -> Inputs:
+def _adapter(args: TrainArguments) -> Json:
     return {"peft": _named(args, ADAPTER_SETTINGS) if args.use_peft else None}
 
 
@@ -112,7 +111,7 @@ def _absolute(name: str | None) -> str | None:
     return str(Path(name).absolute()) if name and Path(name).exists() else name
 
 
-def _weights(args: ModelConfig) -> Inputs:
+def _weights(args: ModelConfig) -> Json:
     """The weights if a stage made them, wherever they are now; else the name."""
     path = Path(model_path(args))
     how = {"dtype": args.dtype, "attention": args.attn_implementation, **_named(args, _QUANTIZATION)}

@@ -1,14 +1,13 @@
 """What a folder was made from: the stages that worked on it and on those before, as their manifests tell."""
 
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from topr_trl.data.tables import TABLE_SUFFIXES
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.manifest import Manifest, Stage
+from topr_trl.pipeline.manifest import Json, Manifest, Stage
 
 ADAPTER = "adapter"  # in a model's folder: what was trained, and then merged into it
 
@@ -31,18 +30,18 @@ def lineage(folder: Path) -> dict[str, Stage]:
     return stages
 
 
-def sampling_of(folder: Path) -> dict[str, Any]:
+def sampling_of(folder: Path) -> Json:
     """What the rows at the beginning of a lineage were sampled with, as far as it is known."""
     return lineage(folder).get("sample", {}).get("inputs", {})
 
 
-def weights_of(inputs: dict[str, Any]) -> dict[str, Any]:
+def weights_of(inputs: Json) -> Json:
     """Which weights a stage has used: a fingerprint of their folder if a stage made it, else a name."""
     names = ("weights",) if "weights" in inputs else ("model", "revision")
     return {name: inputs.get(name) for name in names}
 
 
-def first_weights(folder: Path) -> dict[str, Any]:
+def first_weights(folder: Path) -> Json:
     """The weights that the loop which made this model's folder has started from."""
     return weights_of(_walk(folder, "weights")[-1].last["inputs"])
 
@@ -85,7 +84,7 @@ def name_on_the_hub(name: str | None) -> str | None:
     return name
 
 
-def problems_of(sampling: dict[str, Any]) -> str | None:
+def problems_of(sampling: Json) -> str | None:
     """The problems that were sampled, as Markdown."""
     if not sampling:
         return None
@@ -99,7 +98,7 @@ def problems_of(sampling: dict[str, Any]) -> str | None:
     return f"the first {count} problems of {known}" if count else known
 
 
-def writer_of(sampling: dict[str, Any]) -> str | None:
+def writer_of(sampling: Json) -> str | None:
     """The model that wrote the completions, as Markdown."""
     if not sampling:
         return None
@@ -111,7 +110,7 @@ def writer_of(sampling: dict[str, Any]) -> str | None:
     return "the small model that comes with topr_trl" if name == "the embedded model" else f"`{Path(name).name}`"
 
 
-def facts_of_sampling(sampling: dict[str, Any]) -> dict[str, str]:
+def facts_of_sampling(sampling: Json) -> dict[str, str]:
     """How completions were drawn."""
     if not sampling:
         return {}

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
@@ -35,6 +34,7 @@ from topr_trl.pipeline.arguments import (
     model_path,
     take,
 )
+from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.problems import load_problems
 
 _HERE = ("score", "curate", "evaluate")  # stages that run in the loop's process
@@ -64,7 +64,7 @@ def steps_of(loop: IterateArguments) -> Iterator[Step]:
         results = {"input": rows, "output_dir": str(folder / "results")}
         yield Step("evaluate", take(EvaluateArguments, loop, **results))
 
-    def sampling(rows: str, model: str | None, iteration: int, **more: Any) -> Step:
+    def sampling(rows: str, model: str | None, iteration: int, **more: object) -> Step:
         return Step("sample", take(SampleArguments, loop, output_dir=rows, model_name_or_path=model,
                                    iteration=iteration, **more))  # fmt: skip
 
@@ -76,9 +76,9 @@ def steps_of(loop: IterateArguments) -> Iterator[Step]:
         if given is None:
             yield sampling(rows, model, iteration)
         yield Step("score", take(ScoreArguments, loop, input=given or rows, output_dir=rows))
-        here: dict[str, Any] = {"input": rows, "iteration": iteration}
+        here: dict[str, object] = {"input": rows, "iteration": iteration}
         yield Step("curate", take(CurateArguments, loop, output_dir=rows, **here))
-        start: dict[str, Any] = {**here, "model_name_or_path": model}
+        start: dict[str, object] = {**here, "model_name_or_path": model}
         yield Step("log-mu", take(TrainArguments, loop, output_dir=rows, **start))
         yield Step("train", take(TrainArguments, loop, output_dir=str(folder / "model"), **start))
         model = str(folder / "model")
@@ -124,7 +124,7 @@ def iterate(loop: IterateArguments) -> None:
     )
 
 
-def summary(stage: str, done: dict[str, Any]) -> str:
+def summary(stage: str, done: Json) -> str:
     """What a stage found, in a line."""
     if stage == "score":
         return ", ".join(f"{n:,} {what}" for what, n in done["scored"].items() if n) + "."
@@ -186,7 +186,7 @@ def _check_launcher(loop: IterateArguments) -> None:
 # Stages that are processes of their own.
 
 
-def _run_apart(step: Step, loop: IterateArguments) -> dict[str, Any]:
+def _run_apart(step: Step, loop: IterateArguments) -> Json:
     """Run a stage to its end in a process of its own, or several.
 
     Returns:
@@ -223,10 +223,10 @@ def write_settings(step: Step) -> Path:
     return path
 
 
-def _plain(args: Any) -> dict[str, Any]:
+def _plain(args: stages.Settings) -> Json:
     """Values as YAML holds them."""
     if hasattr(args, "to_dict"):  # of transformers
-        plain: dict[str, Any] = args.to_dict()
+        plain: Json = args.to_dict()
         return plain
     return {field.name: getattr(args, field.name) for field in fields(args)}
 

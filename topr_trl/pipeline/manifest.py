@@ -22,7 +22,8 @@ NAME = "_manifest.json"
 WORK = "work"  # the folder in a stage's folder for what is not its result; removed when it is finished
 _LOCK = ".lock"
 
-Stage = dict[str, Any]  # `inputs`, `sources`; when it is finished: `rows`, `finished`, and what else it tells
+Json = dict[str, Any]
+Stage = Json  # `inputs`, `sources`; when it is finished: `rows`, `finished`, and what else it tells
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Manifest:
     """
 
     stages: dict[str, Stage] = field(default_factory=dict)
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    files: dict[str, Json] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -48,7 +49,7 @@ class Manifest:
         return list(self.stages.values())[-1]
 
 
-def begin(folder: Path, stage: str, inputs: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> bool:
+def begin(folder: Path, stage: str, inputs: Json, sources: Mapping[str, str] | None = None) -> bool:
     """Open a stage's folder.
 
     Args:
@@ -90,7 +91,7 @@ def begin(folder: Path, stage: str, inputs: Mapping[str, Any], sources: Mapping[
     return not damaged
 
 
-def _check_same(folder: Path, there: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _check_same(folder: Path, there: Json, now: Json) -> None:
     changed = sorted(name for name in {**there, **now} if there.get(name) != now.get(name))
     if changed:
         details = "; ".join(f"{name}: {there.get(name)!r} there, {now.get(name)!r} now" for name in changed)
@@ -100,7 +101,7 @@ def _check_same(folder: Path, there: Mapping[str, Any], now: Mapping[str, Any]) 
         )
 
 
-def finish(folder: Path, stage: str, rows: int, **notes: Any) -> None:
+def finish(folder: Path, stage: str, rows: int, **notes: object) -> None:
     """Write down that a stage is finished: the folder's files with sizes and checksums, its rows, and notes.
 
     Folders in it that have manifests of their own are left to those.
@@ -203,7 +204,7 @@ _ONLY_IN = {"sample": "temperature", "train": "learning_rate", "log-mu": "preset
             "score": "task"}  # fmt: skip
 
 
-def _from_version_0_1(path: Path, plain: dict[str, Any]) -> dict[str, Any]:
+def _from_version_0_1(path: Path, plain: Json) -> Json:
     if plain.get("dropped"):
         raise ValueError(
             f"The rows of {path.parent} were removed by version 0.1 when {plain['dropped']} had been made of them: "
@@ -219,7 +220,7 @@ def fingerprint(path: Path) -> str:
     """A short hash of what finished stages made; of names and sizes, for files without a manifest."""
     known = read(path)
     if known is not None and known.finished:
-        content: Any = known.files
+        content: object = known.files
     else:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         content = [[file.name, file.stat().st_size] for file in files if file.is_file()]

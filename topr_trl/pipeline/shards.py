@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,12 +17,13 @@ from topr_trl.data.tables import (
     shard_path,
     shards_of,
 )
+from topr_trl.pipeline.manifest import Json
 
 CHOSEN = "reward_after_baseline"  # R of the rows that `curate` has chosen; null in the others
 _STAGES = b"topr_trl.stages"  # in the metadata of a shard: the stages that it has been through
 
 
-Made = tuple[int, dict[str, Any]]  # what a stage returns: rows, and notes for the manifest
+Made = tuple[int, Json]  # what a stage returns: rows, and notes for the manifest
 
 
 def count_rows(folder: Path) -> int:
@@ -81,6 +81,6 @@ def need(columns: Sequence[str], needed: tuple[str, ...], what: str) -> None:
         raise ValueError(f"{what} need the columns {', '.join(needed)}; found {list(columns)}.")
 
 
-def set_column(table: pa.Table, name: str, values: Any) -> pa.Table:
+def set_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
     place = table.schema.get_field_index(name)
     return table.append_column(name, values) if place < 0 else table.set_column(place, name, values)

@@ -47,6 +47,7 @@ from topr_trl.pipeline.arguments import (
     model_path,
     seed_of,
 )
+from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.shards import CHOSEN, Made, add_columns, count_rows, naming, need, set_column, write_shard
 from topr_trl.pipeline.training import log_mu, train
@@ -192,7 +193,7 @@ def evaluate(args: EvaluateArguments) -> Made:
 Settings = SampleArguments | ScoreArguments | CurateArguments | TrainArguments | EvaluateArguments
 
 # What a stage does, and what its results depend on.
-STAGES: dict[str, tuple[Callable[[Any], Made], Callable[[Any], inputs.Inputs]]] = {
+STAGES: dict[str, tuple[Callable[[Any], Made], Callable[[Any], Json]]] = {
     "sample": (sample, inputs.of_sampling),
     "score": (score, inputs.of_scoring),
     "curate": (curate, inputs.of_curation),
@@ -232,7 +233,7 @@ def _begin(name: str, args: Settings) -> bool:
     return manifest.begin(args.folder, name, inputs_of(args), inputs.sources_of(args))
 
 
-def run(name: str, args: Settings) -> dict[str, Any]:
+def run(name: str, args: Settings) -> Json:
     """Run a stage to its end, or do nothing if it has been finished.
 
     Returns:

@@ -3,7 +3,6 @@
 import shutil
 from copy import copy
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -137,19 +136,19 @@ def _refuse_another_choice(args: TrainArguments) -> None:
     there = lineage(args.source).get("curate", {}).get("inputs", {})
     for name in inputs.CHOICE if there else ():
         value = getattr(args, name)
-        if not any(_equal(value, other) for other in (there[name], getattr(defaults, name))):
+        if not any(_equal(str(value), str(other)) for other in (there[name], getattr(defaults, name))):
             raise ValueError(
                 f"{name}={value}, but the rows of {args.source} were chosen with {name}={there[name]} by topr curate. "
                 f"Leave {name} out, or curate them again."
             )
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(one: str, other: str) -> bool:
     """Of settings; a baseline is a number as text, or a name."""
     try:
         return float(one) == float(other)
-    except (TypeError, ValueError):
-        return bool(one == other)
+    except ValueError:
+        return one == other
 
 
 def _merge_adapter(adapter: Path, args: TrainArguments) -> None:
