@@ -211,7 +211,7 @@ def test_settings_of_the_embedded_model(own, capsys):
     assert parse("sample", []).dtype == "float32"
     for name in (["--model_name_or_path", "own"], ["--model-name-or-path", "own"], own(model_name_or_path="own")):
         assert parse("sample", name).num_shots == 8
-    assert parse("plan", []).optim == "adamw_torch_fused"  # of no embedded model
+    assert parse("plan", []).max_new_tokens == 512  # it plans another model
     capsys.readouterr()
     parse("evaluate", ["--input", "rows"])
     assert capsys.readouterr().out == ""  # no model is sampled
