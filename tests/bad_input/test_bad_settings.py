@@ -348,10 +348,10 @@ COMMANDS = [
     ),
     command(
         "a setting of another command in YAML",
-        "topr sample: There is no setting --learning_rate (in own.yaml). It is a setting of topr train, iterate.",
-        "sample",
+        "topr score: There is no setting --worker (in own.yaml). It is a setting of topr sample.",
+        "score",
         *CONFIG,
-        file="learning_rate: 1.0e-6\n",
+        file="worker: 0/2\n",
     ),
     command(
         "text that is no number in YAML",

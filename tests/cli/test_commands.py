@@ -56,8 +56,8 @@ def test_settings_of_another_command_are_refused_by_name(command, other, own, tm
             message = refusal(command, given)
             assert message.startswith(f"There is no setting --{name}. It is a setting of topr ")
             assert other in message.partition("topr ")[2].rstrip(".").split(", ")
-        if command == "plan" and other != "plan" and name in settings_of("iterate"):
-            continue  # of a file that can be run
+        if command not in ("iterate", "plot", "push") and name in settings_of("iterate"):
+            continue  # the YAML of a loop
         message = refusal(command, own(**{name: 1}))
         assert message.startswith(f"There is no setting --{name} (in own.yaml). It is a setting of topr ")
     assert {path.name for path in tmp_path.iterdir()} <= {"own.yaml"}
@@ -70,11 +70,14 @@ def test_every_two_commands_differ():
     assert len(PAIRS) > 80
 
 
-def test_what_a_loop_is_run_with_can_be_planned(own):
+def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
     config = own(iterations=3, learning_rate=1e-6, num_candidates=8, model_name_or_path="70b", use_peft=False)
     planned = parse("plan", config)
     assert (planned.num_candidates, planned.model_name_or_path) == (8, "70b")
+    assert parse("sample", config).num_candidates == 8
+    assert parse("train", [*config, *CPU]).learning_rate == 1e-6
     assert "--iterations" in refusal("plan", ["--iterations", "3"])
+    assert "--iterations (in own.yaml)" in refusal("push", config)
     assert "--split" in refusal("plan", own(split="test"))  # no setting of the loop
 
 
@@ -95,7 +98,8 @@ def test_what_a_loop_is_run_with_can_be_planned(own):
 )
 def test_what_an_unknown_setting_may_have_meant(command, name, hint, own):
     assert refusal(command, [f"--{name}", "1"]) == f"There is no setting --{name}. {hint}"
-    assert refusal(command, own(**{name: 1})) == f"There is no setting --{name} (in own.yaml). {hint}"
+    if name != "eval_samples":  # of a loop's YAML, which serves its stages
+        assert refusal(command, own(**{name: 1})) == f"There is no setting --{name} (in own.yaml). {hint}"
 
 
 def test_words_that_belong_to_no_setting_are_refused(own):
@@ -207,7 +211,7 @@ def test_settings_of_the_embedded_model(own, capsys):
     assert parse("sample", []).dtype == "float32"
     for name in (["--model_name_or_path", "own"], ["--model-name-or-path", "own"], own(model_name_or_path="own")):
         assert parse("sample", name).num_shots == 8
-    assert parse("plan", []).optim == "adamw_torch_fused"  # of no embedded model
+    assert parse("plan", []).max_new_tokens == 512  # it plans another model
     capsys.readouterr()
     parse("evaluate", ["--input", "rows"])
     assert capsys.readouterr().out == ""  # no model is sampled

@@ -127,7 +127,7 @@ def test_errors_come_first(embedded, tmp_path, monkeypatch):
     assert "compared with itself" in fails("--input", good, "--compare", good, *out)
     assert "topr sample" in fails("--worker", "0/2", *out)
     assert "is not finished" in fails("--input", _open(tmp_path / "open"), *out)
-    assert "another right answer" in fails(*MODEL[2:], "--num_test_problems", 2, "--compare", good, *out)
+    assert "a different right answer" in fails(*MODEL[2:], "--num_test_problems", 2, "--compare", good, *out)
     more = [*MODEL[2:], "--num_test_problems", 5, "--compare", embedded / "rollouts", "--output_dir", tmp_path / "more"]
     assert "2 of 5 in the first are not in the second" in fails(*more)
 

@@ -38,7 +38,6 @@ from topr_trl.pipeline import inputs, manifest
 from topr_trl.pipeline.arguments import (
     CurateArguments,
     EvaluateArguments,
-    FolderArguments,
     SampleArguments,
     ScoreArguments,
     TrainArguments,
@@ -220,9 +219,10 @@ def is_finished(name: str, args: Settings) -> bool:
 
 def _check_sources(args: Settings) -> None:
     """Refuse to read what is not named, not there or not whole."""
-    found = [args.source] if isinstance(args, FolderArguments) else []
     if isinstance(args, EvaluateArguments):
         found = [Path(path) for path in (args.input, args.compare) if path is not None]
+    else:
+        found = [] if isinstance(args, SampleArguments) else [args.source]
     for path in found:
         if path.resolve() != args.folder.resolve():
             manifest.check_whole(path)
