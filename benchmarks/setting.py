@@ -22,9 +22,9 @@ from topr_trl import (
     Evaluation,
     SamplingArguments,
     curate,
-    evaluate_candidates,
-    sample_candidates,
-    score_candidates,
+    evaluate_rows,
+    sample_completions,
+    score_completions,
 )
 from topr_trl.tasks import arithmetic, gsm8k
 
@@ -95,8 +95,8 @@ def problems(task: str, count: int, seed: int) -> Dataset:
 
 def sample(model: PreTrainedModel, task: str, questions: Dataset, count: int, seed: int) -> Dataset:
     """`count` scored candidates of each question, with columns `extracted` and `verdict`."""
-    sampling = SamplingArguments(num_candidates=count, max_new_tokens=MAX_NEW_TOKENS[task])
-    return score_candidates(sample_candidates(model, tokenizer(task), questions, sampling, seed=seed), gsm8k.judge)
+    sampling = SamplingArguments(num_generations=count, max_new_tokens=MAX_NEW_TOKENS[task])
+    return score_completions(sample_completions(model, tokenizer(task), questions, sampling, seed=seed), gsm8k.judge)
 
 
 def candidates(task: str, profile: Profile, seed: int, count: int | None = None) -> Rows:
@@ -130,7 +130,7 @@ def evaluate(
     maj_ks: tuple[int, ...] = (),
 ) -> Evaluation:
     questions = problems(task, profile.test_problems, TEST_SEED if split == "test" else VALIDATION_SEED)
-    return evaluate_candidates(sample(model, task, questions, samples, seed), maj_ks=maj_ks)
+    return evaluate_rows(sample(model, task, questions, samples, seed), maj_ks=maj_ks)
 
 
 def summary(evaluation: Evaluation) -> dict[str, float]:

@@ -21,11 +21,11 @@ from topr_trl import (
     OfflineTOPRConfig,
     OfflineTOPRTrainer,
     SamplingArguments,
-    evaluate_candidates,
-    load_candidates,
-    sample_candidates,
-    save_candidates,
-    score_candidates,
+    evaluate_rows,
+    load_rows,
+    sample_completions,
+    save_rows,
+    score_completions,
 )
 from topr_trl.sandbox import run_tests
 
@@ -110,10 +110,10 @@ teacher.save_model()
 
 # %% The log: what the model writes for the tasks, tested in the sandbox, as a table on disk.
 def write_and_test(model, problems: Dataset, folder: Path, what: str) -> Dataset:
-    sampling = SamplingArguments(num_candidates=CANDIDATES, max_new_tokens=48)
-    rows = sample_candidates(model, tokenizer, problems, sampling, seed=SEED, description=what)
-    save_candidates(score_candidates(rows, run_tests, "Testing"), folder)
-    return load_candidates(folder)
+    sampling = SamplingArguments(num_generations=CANDIDATES, max_new_tokens=48)
+    rows = sample_completions(model, tokenizer, problems, sampling, seed=SEED, description=what)
+    save_rows(score_completions(rows, run_tests, "Testing"), folder)
+    return load_rows(folder)
 
 
 log = write_and_test(model, logged, OUT / "log", "Writing the log")
@@ -122,7 +122,7 @@ for row in log.select(range(min(6, CANDIDATES))):
     print(f"  {row['verdict']:<9}  {row['completion']}")
 
 # %% Two copies learn from the same rows: one from the right ones alone, one by TOPR from right and wrong ones.
-results = Evaluations(before=evaluate_candidates(write_and_test(model, held_out, OUT / "before", "Writing, before")))
+results = Evaluations(before=evaluate_rows(write_and_test(model, held_out, OUT / "before", "Writing, before")))
 for label, preset in (("positives only", "positives_only"), ("TOPR", "topr")):
     settings = OfflineTOPRConfig(
         str(OUT / preset), preset=preset, learning_rate=3e-4, per_device_train_batch_size=32,
@@ -134,7 +134,7 @@ for label, preset in (("positives only", "positives_only"), ("TOPR", "topr")):
     trainer.train()
     trainer.save_model()
     rows = write_and_test(trainer.model, held_out, OUT / preset / "held-out", f"Writing, {label}")
-    results[label] = evaluate_candidates(rows)
+    results[label] = evaluate_rows(rows)
 
 # %% How it ends, on tasks that neither the author nor the log has shown.
 print(f"\n{results}\n\nThe log, what was written for the held-out tasks and the models are in {OUT}/")

@@ -7,14 +7,14 @@ Without arguments: a small embedded model on embedded word problems, a few minut
 The paper's setup (8-shot chain of thought, Adafactor at 5e-7, one epoch per iteration):
 
     accelerate launch examples/gsm8k.py --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct \
-        --dataset_name openai/gsm8k --iterations 5 --curation anna_karenina --num_candidates 64 \
+        --dataset_name openai/gsm8k --iterations 5 --curation anna_karenina --num_generations 64 \
         --per_device_train_batch_size 1
 
 The same on MATH (4 shots; pip install 'topr_trl[math]' for math-verify, which compares what is in `\boxed{}`):
 
     accelerate launch examples/gsm8k.py --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct \
         --task math --dataset_name EleutherAI/hendrycks_math --test_dataset_name HuggingFaceH4/MATH-500 \
-        --iterations 5 --num_candidates 32 --per_device_train_batch_size 1
+        --iterations 5 --num_generations 32 --per_device_train_batch_size 1
 
 `--dataset_name` and `--test_dataset_name` may be `.jsonl` files with the same columns. `--use_peft` trains an adapter.
 """
@@ -35,11 +35,11 @@ from topr_trl import (
     OfflineTOPRConfig,
     OfflineTOPRTrainer,
     SamplingArguments,
-    evaluate_candidates,
-    load_candidates,
-    sample_candidates,
-    save_candidates,
-    score_candidates,
+    evaluate_rows,
+    load_rows,
+    sample_completions,
+    save_rows,
+    score_completions,
 )
 from topr_trl.tasks import TASKS, Task, arithmetic
 
@@ -82,15 +82,15 @@ def load_model(name: str, args: ModelConfig, device):
 def sample_and_score(model, tokenizer, problems, task: Task, sampling, folder: Path, seed: int, what: str) -> Dataset:
     """Every process samples its share of the problems and reads back the rows of all."""
     state = PartialState()
-    rows = sample_candidates(model, tokenizer, problems, sampling, task.stop_strings, seed, what)
-    rows = score_candidates(rows, task.judge)
+    rows = sample_completions(model, tokenizer, problems, sampling, task.stop_strings, seed, what)
+    rows = score_completions(rows, task.judge)
     if state.is_main_process:  # an earlier run may have had another number of processes
         for old in folder.glob("candidates-*.parquet"):
             old.unlink()
     state.wait_for_everyone()
-    save_candidates(rows, folder, state.process_index, state.num_processes)
+    save_rows(rows, folder, state.process_index, state.num_processes)
     state.wait_for_everyone()
-    return load_candidates(folder)
+    return load_rows(folder)
 
 
 def main(args: ScriptArguments, sampling: SamplingArguments, training_args: OfflineTOPRConfig, model_args: ModelConfig):
@@ -100,14 +100,14 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
     state.print(f"{name} on {args.dataset_name or 'embedded word problems'}", flush=True)
     model, tokenizer = load_model(name, model_args, training_args.device)
     train, test = (load_problems(args, task, split) for split in ("train", "test"))
-    eval_sampling = replace(sampling, num_candidates=args.eval_samples)
+    eval_sampling = replace(sampling, num_generations=args.eval_samples)
     peft_config, results = get_peft_config(model_args), Evaluations()
     ks = [k for k in (2, 4, 8, 16) if k < args.eval_samples]
 
     def evaluate(label: str) -> None:
         what = f"Testing, {label}"
         rows = sample_and_score(model, tokenizer, test, task, eval_sampling, out / label / "test", seed, what)
-        results[label] = evaluate_candidates(rows, maj_ks=ks[-1:])
+        results[label] = evaluate_rows(rows, maj_ks=ks[-1:])
         if state.is_main_process:  # now, so that a later failure loses nothing
             (out / "results.json").write_text(json.dumps({k: v.to_dict() for k, v in results.items()}, indent=1))
 

@@ -27,11 +27,11 @@ from topr_trl import (
     OfflineTOPRConfig,
     OfflineTOPRTrainer,
     SamplingArguments,
-    evaluate_candidates,
-    load_candidates,
-    sample_candidates,
-    save_candidates,
-    score_candidates,
+    evaluate_rows,
+    load_rows,
+    sample_completions,
+    save_rows,
+    score_completions,
 )
 from topr_trl.tasks import TASKS, Task, arithmetic, verifier
 
@@ -70,15 +70,15 @@ def load_model(name: str, args: ModelConfig, device):
 def sample_and_score(model, tokenizer, problems, sampling, stop_strings, judge, folder: Path, seed: int) -> Dataset:
     """Every process samples its share of the problems and reads back the rows of all."""
     state = PartialState()
-    rows = sample_candidates(model, tokenizer, problems, sampling, stop_strings, seed, f"Sampling {folder}")
-    rows = score_candidates(rows, judge)
+    rows = sample_completions(model, tokenizer, problems, sampling, stop_strings, seed, f"Sampling {folder}")
+    rows = score_completions(rows, judge)
     if state.is_main_process:  # an earlier run may have had another number of processes
         for old in folder.glob("candidates-*.parquet"):
             old.unlink()
     state.wait_for_everyone()
-    save_candidates(rows, folder, state.process_index, state.num_processes)
+    save_rows(rows, folder, state.process_index, state.num_processes)
     state.wait_for_everyone()
-    return load_candidates(folder)
+    return load_rows(folder)
 
 
 def main(args: ScriptArguments, sampling: SamplingArguments, training_args: OfflineTOPRConfig, model_args: ModelConfig):
@@ -88,7 +88,7 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
     solver, tokenizer = load_model(solver_name, model_args, training_args.device)
     solutions = {}
     for split, count in (("train", args.num_solutions), ("test", n)):
-        problems, how = load_problems(args, task, split), replace(sampling, num_candidates=count)
+        problems, how = load_problems(args, task, split), replace(sampling, num_generations=count)
         folder, stops = out / "solutions" / split, task.stop_strings
         solutions[split] = sample_and_score(solver, tokenizer, problems, how, stops, task.judge, folder, seed)
     del solver
@@ -100,15 +100,15 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
         stops = verifier.STOP_STRINGS
         return sample_and_score(model, tokenizer, problems, sampling, stops, verifier.judge, folder, seed)
 
-    majority = evaluate_candidates(solutions["test"], maj_ks=[n])
+    majority = evaluate_rows(solutions["test"], maj_ks=[n])
     results = {"none": {"maj": majority.maj_at[n].value}}
 
     def evaluate(label: str, folder: str) -> None:
         rows = verify("test", folder)
-        own = evaluate_candidates(rows)
+        own = evaluate_rows(rows)
         right, truths = np.array(rows["reward"]) > 0, np.array(rows["answer"])
         scored = solutions["test"].add_column("score", verifier.solution_scores(rows, len(solutions["test"])))
-        chosen = evaluate_candidates(scored, weighted_sc_ks=[n], best_ks=[n])
+        chosen = evaluate_rows(scored, weighted_sc_ks=[n], best_ks=[n])
         results[label] = {
             "accuracy": own.pass_at[1].value,
             "of right": float(right[truths == verifier.YES].mean()),  # "always yes" has an accuracy, too
@@ -137,7 +137,7 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
 
 if __name__ == "__main__":
     parser = TrlParser((ScriptArguments, SamplingArguments, OfflineTOPRConfig, ModelConfig))
-    parser.set_defaults(output_dir="topr-verifier", num_candidates=4)
+    parser.set_defaults(output_dir="topr-verifier", num_generations=4)
     named = ("--model_name_or_path", "--solver_name_or_path", "--config")
     if not any(argument.startswith(named) for argument in sys.argv):
         small = {"num_train_problems": 100, "num_test_problems": 100, "num_solutions": 8, "save_strategy": "no"}

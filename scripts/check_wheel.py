@@ -24,20 +24,20 @@ IN_THE_SDIST = ["LICENSE", "README.md", "pyproject.toml", *IN_THE_WHEEL]
 USERS_CODE = """\
 from pathlib import Path
 
-from topr_trl import OfflineTOPRConfig, TruncationLimits, curate, load_candidates, topr_loss
+from topr_trl import OfflineTOPRConfig, TruncationLimits, curate, load_rows, topr_loss
 
 limits = TruncationLimits(0.0, 1.0, 0.0, 1.0)
 share: float = OfflineTOPRConfig("out", preset="tis").limits.b_neg
 OfflineTOPRConfig("out", baseline=0.5)
 OfflineTOPRConfig("out", baseline="mean")
 chosen: int = curate([1.0, -1.0], [0, 0], rule="uniform").chosen_positives
-load_candidates(Path("rows"))
+load_rows(Path("rows"))
 curate([1.0, -1.0], [0, 0], rule=3)  # type: ignore[arg-type]
 topr_loss("logps")  # type: ignore[call-arg, arg-type]
 """
 
 DEMO = {
-    "num_train_problems": 8, "num_test_problems": 4, "num_candidates": 4, "eval_samples": 2, "max_new_tokens": 60,
+    "num_train_problems": 8, "num_test_problems": 4, "num_generations": 4, "eval_samples": 2, "max_new_tokens": 60,
     "iteration_size": 16, "max_steps": 2, "report_to": "none", "disable_tqdm": True, "use_cpu": True,
 }  # fmt: skip
 

@@ -25,9 +25,9 @@ from topr_trl import (
     OfflineTOPRConfig,
     OfflineTOPRTrainer,
     SamplingArguments,
-    evaluate_candidates,
-    sample_candidates,
-    score_candidates,
+    evaluate_rows,
+    sample_completions,
+    score_completions,
 )
 from topr_trl.tasks import arithmetic, gsm8k
 
@@ -63,14 +63,14 @@ class Test(TrainerCallback):
 
     def test(self, model: Any, step: int) -> None:
         model.eval()
-        evaluation = evaluate_candidates(sample(model, self.tokenizer, self.problems, 4))
+        evaluation = evaluate_rows(sample(model, self.tokenizer, self.problems, 4))
         model.train()
         self.curve.append({"step": self.start + step, **evaluation.shares})
 
 
 def sample(model: Any, tokenizer: Any, problems: Dataset, count: int) -> Dataset:
-    how = SamplingArguments(num_candidates=count, max_new_tokens=80)
-    return score_candidates(sample_candidates(model, tokenizer, problems, how), gsm8k.judge)
+    how = SamplingArguments(num_generations=count, max_new_tokens=80)
+    return score_completions(sample_completions(model, tokenizer, problems, how), gsm8k.judge)
 
 
 def train(

@@ -16,7 +16,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import topr_trl
-from topr_trl import SamplingArguments, load_candidates, sample_candidates, save_candidates, score_candidates
+from topr_trl import SamplingArguments, load_rows, sample_completions, save_rows, score_completions
 from topr_trl.cli.commands import parse
 from topr_trl.cli.main import COMMANDS
 from topr_trl.config import _GRPO_ONLY, _SFT_ONLY
@@ -46,9 +46,9 @@ def sampled(tmp_path_factory):
     model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
     problems = gsm8k.prepare(arithmetic.arithmetic_dataset(4, seed=2), num_shots=0)
-    rows = sample_candidates(model, tokenizer, problems, SamplingArguments(max_new_tokens=48), ("Question:",))
+    rows = sample_completions(model, tokenizer, problems, SamplingArguments(max_new_tokens=48), ("Question:",))
     folder = tmp_path_factory.mktemp("sampled")
-    save_candidates(score_candidates(rows, gsm8k.judge), folder)
+    save_rows(score_completions(rows, gsm8k.judge), folder)
     return folder
 
 
@@ -62,7 +62,7 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
     for name in ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B-Instruct"):
         model.save_pretrained(name)
         tokenizer.save_pretrained(name)
-    rows = load_candidates(sampled)
+    rows = load_rows(sampled)
 
     def save(path, dataset):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
     pairs = {"prompt": said[:1] * 2, "chosen": said[1:] * 2, "rejected": [other] * 2}
     save("trl-lib/ultrafeedback_binarized/train.jsonl", Dataset.from_dict(pairs))
     for folder in ("before/test", "after/test", "rollouts"):
-        save_candidates(rows, folder)
+        save_rows(rows, folder)
     return tmp_path
 
 

@@ -24,7 +24,7 @@ def test_modules_of_version_0_1_say_where_they_are(old):
 
 
 def test_what_never_was_is_not_found():
-    with pytest.raises(ModuleNotFoundError, match="No module named 'topr_trl.nothing'"):
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'topr_trl\.nothing'"):
         importlib.import_module("topr_trl.nothing")
     assert not hasattr(topr_trl, "nothing")
     assert "topr_trl.candidates" not in sys.modules

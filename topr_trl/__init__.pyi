@@ -1,16 +1,16 @@
 from .baseline import baseline_for_positive_share, effective_positive_share, subtract_baseline
 from .config import OfflineTOPRConfig, TOPRConfig
 from .curation import Curated, curate
-from .data.tables import load_candidates, save_candidates
+from .data.tables import load_rows, save_rows
 from .evaluation.answers import Samples, samples_of
 from .evaluation.bootstrap import Difference, compare
-from .evaluation.estimates import Evaluation, evaluate_candidates, evaluate_samples
+from .evaluation.estimates import Evaluation, evaluate_rows, evaluate_samples
 from .evaluation.report import Evaluations
 from .generation.sampling import SamplingArguments
-from .generation.transformers import sample_candidates
+from .generation.transformers import sample_completions
 from .loss import PRESETS, TruncationLimits, objective, taper, topr_loss, truncated_weights
 from .offline_trainer import OfflineTOPRTrainer
-from .rewards import score_candidates
+from .rewards import score_completions
 from .trainer import TOPRTrainer
 
 __version__: str
@@ -31,14 +31,14 @@ __all__ = [
     "compare",
     "curate",
     "effective_positive_share",
-    "evaluate_candidates",
+    "evaluate_rows",
     "evaluate_samples",
-    "load_candidates",
+    "load_rows",
     "objective",
-    "sample_candidates",
+    "sample_completions",
     "samples_of",
-    "save_candidates",
-    "score_candidates",
+    "save_rows",
+    "score_completions",
     "subtract_baseline",
     "taper",
     "topr_loss",

@@ -31,7 +31,7 @@ def verdict(answer: str | None, truth: str) -> str:
     return CORRECT if answer == truth else INCORRECT
 
 
-def score_candidates(rows: Dataset, judge: Judge, description: str = "Judging") -> Dataset:
+def score_completions(rows: Dataset, judge: Judge, description: str = "Judging") -> Dataset:
     """Rows with the answers, verdicts and rewards of their completions.
 
     Args:

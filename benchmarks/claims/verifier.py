@@ -17,7 +17,7 @@ from benchmarks.setting import BATCH_ROWS, Profile, problems
 from benchmarks.statistics import Measured, difference, over_seeds
 from benchmarks.training import train
 from benchmarks.verdicts import Verdict, judge, markdown_table, not_seen
-from topr_trl import SamplingArguments, evaluate_candidates, sample_candidates, score_candidates
+from topr_trl import SamplingArguments, evaluate_rows, sample_completions, score_completions
 from topr_trl.tasks import arithmetic, gsm8k
 from topr_trl.tasks.verifier import STOP_STRINGS, solution_scores, verification_problems
 from topr_trl.tasks.verifier import judge as judge_verification
@@ -68,8 +68,8 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
 def verify(verifier: Any, tokenizer: Any, solutions: Dataset, seed: int) -> tuple[Dataset, Dataset]:
     """Scored verifications of solutions, and the solutions with the column `score`."""
     problems = verification_problems(solutions)
-    written = sample_candidates(verifier, tokenizer, problems, sampling(), STOP_STRINGS, seed)
-    scored = score_candidates(written, judge_verification)
+    written = sample_completions(verifier, tokenizer, problems, sampling(), STOP_STRINGS, seed)
+    scored = score_completions(written, judge_verification)
     return scored, solutions.add_column("score", solution_scores(scored, len(solutions)))
 
 
@@ -78,25 +78,25 @@ def load(path: Path) -> tuple[Any, Any]:
 
 
 def sampling(count: int = VERIFICATIONS) -> SamplingArguments:
-    return SamplingArguments(num_candidates=count, max_new_tokens=MAX_NEW_TOKENS)
+    return SamplingArguments(num_generations=count, max_new_tokens=MAX_NEW_TOKENS)
 
 
 def solve(count: int, candidates: int, problem_seed: int, seed: int) -> Dataset:
     solver, tokenizer = load(arithmetic.CARELESS_MODEL)
     questions = problems("main", count, problem_seed)
-    written = sample_candidates(solver, tokenizer, questions, sampling(candidates), gsm8k.STOP_STRINGS, seed)
-    return score_candidates(written, gsm8k.judge)
+    written = sample_completions(solver, tokenizer, questions, sampling(candidates), gsm8k.STOP_STRINGS, seed)
+    return score_completions(written, gsm8k.judge)
 
 
 def measure(verifier: Any, tokenizer: Any, solutions: Dataset, seed: int) -> dict[str, Any]:
     verifications, scored = verify(verifier, tokenizer, solutions, 10_000 + seed)
-    own = evaluate_candidates(verifications)
+    own = evaluate_rows(verifications)
     of_truth = {
         truth: [reward > 0 for reward, answer in zip(verifications["reward"], verifications["answer"], strict=True)
                 if answer == truth]
         for truth in ("yes", "no")
     }  # fmt: skip
-    chosen = evaluate_candidates(scored, maj_ks=KS, weighted_sc_ks=KS, best_ks=KS)
+    chosen = evaluate_rows(scored, maj_ks=KS, weighted_sc_ks=KS, best_ks=KS)
     return {
         "accuracy": own.pass_at[1].value, "error": own.pass_at[1].standard_error, "invalid": own.shares["invalid"],
         **{f"accuracy on {truth}": sum(kind) / len(kind) for truth, kind in of_truth.items()},

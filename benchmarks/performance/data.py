@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.performance.work import GSM8K, WORDS
-from topr_trl.data.tables import from_table, save_candidates
+from topr_trl.data.tables import from_table, save_rows
 
 PROBLEMS, SAMPLES = 7_473, 64
 PROMPT = 1_000  # tokens: eight examples and the question
@@ -41,26 +41,25 @@ def write_candidates(folder: Path, problems: int) -> int:
             "extracted": np.where(right, "12", "13"), "verdict": np.where(right, "correct", "incorrect"),
             "reward": np.where(right, 1.0, -1.0),
         }  # fmt: skip
-        save_candidates(from_table(pa.table(rows)), folder, shard, shards)
+        save_rows(from_table(pa.table(rows)), folder, shard, shards)
     return problems * SAMPLES
 
 
 _CURATE = """
-    from topr_trl import cli
+    from topr_trl.cli.main import main
     start = time.perf_counter()
-    sys.argv = ["topr", "curate", "--input", {rows!r}, "--output", {out!r}, "--curation", "anna_karenina"]
-    cli.main()
+    main(["curate", "--input", {rows!r}, "--output_dir", {out!r}, "--curation", "anna_karenina"])
 """
 
 _START = """
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback
     from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
-    from topr_trl.candidates import load_candidates
+    from topr_trl import load_rows
     from topr_trl.tasks.arithmetic import CARELESS_MODEL
     model = LlamaForCausalLM(LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1,
                                          num_attention_heads=1, num_key_value_heads=1, vocab_size=1_024))
     start = time.perf_counter()
-    rows = load_candidates({rows!r}, {cache!r})
+    rows = load_rows({rows!r}, {cache!r})
     args = OfflineTOPRConfig({out!r}, max_steps=1, per_device_train_batch_size=1, use_cpu=True, report_to="none",
                              preset="positives_only", save_strategy="no")  # which needs no log μ
     OfflineTOPRTrainer(model, args, rows, processing_class=AutoTokenizer.from_pretrained(CARELESS_MODEL)).train()

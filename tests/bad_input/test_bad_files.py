@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 from bad_input import NO_SHARD, NOTHING_WRITTEN, UNCHANGED, Case, Kept, Kit, cases, kit
 from transformers import AutoModelForCausalLM
 
-from topr_trl import load_candidates
-from topr_trl.data.tables import save_candidates
+from topr_trl import load_rows
+from topr_trl.data.tables import save_rows
 from topr_trl.pipeline import manifest
 
 __all__ = ["kit"]
@@ -24,7 +24,7 @@ SAMPLE = [
     4,
     "--problems_per_shard",
     2,
-    "--num_candidates",
+    "--num_generations",
     2,
     "--max_new_tokens",
     8,
@@ -52,7 +52,7 @@ def finished(kit: Kit, name: str = "rows") -> Any:
     folder, rows = kit.folder / name, kit["rows"]
     manifest.begin(folder, "score", {"seed": 1})
     for k in range(2):
-        save_candidates(rows.select(range(4 * k, 4 * k + 4)), folder, k, 2)
+        save_rows(rows.select(range(4 * k, 4 * k + 4)), folder, k, 2)
     manifest.finish(folder, "score", 8)
     return folder
 
@@ -69,13 +69,13 @@ def damaged(given: str, message: str, damage: Any, kept: Kept = UNCHANGED) -> Ca
 
 
 def _cut(folder: Any) -> None:
-    shard = folder / "candidates-00001-of-00002.parquet"
+    shard = folder / "rows-00001-of-00002.parquet"
     shard.write_bytes(shard.read_bytes()[:-50])
     (folder / manifest.NAME).unlink()
 
 
 def _overwritten(folder: Any) -> None:
-    shard = folder / "candidates-00001-of-00002.parquet"
+    shard = folder / "rows-00001-of-00002.parquet"
     content = shard.read_bytes()
     shard.write_bytes(content[:4] + b"\xff" * 400 + content[404:])  # of the same size, as the manifest wants it
 
@@ -137,17 +137,17 @@ READ = [
     ),
     damaged(
         "a truncated shard",
-        "topr curate: rows/candidates-00001-of-00002.parquet cannot be read: …. Write or download it again.",
+        "topr curate: rows/rows-00001-of-00002.parquet cannot be read: …. Write or download it again.",
         _cut,
     ),
     damaged(
         "a shard with damage inside",
-        "topr curate: rows/candidates-00001-of-00002.parquet cannot be read: …. Write or download it again.",
+        "topr curate: rows/rows-00001-of-00002.parquet cannot be read: …. Write or download it again.",
         _overwritten,
     ),
     damaged(
         "a shard is missing",
-        "topr curate: rows has lost or truncated files since it was finished: candidates-00000-of-00002.parquet. "
+        "topr curate: rows has lost or truncated files since it was finished: rows-00000-of-00002.parquet. "
         "Make it again.",
         lambda folder: next(folder.glob("*.parquet")).unlink(),
     ),
@@ -251,7 +251,7 @@ FOLDERS = [
         lambda kit: _names("../precious")(finished(kit)),
         "curate",
         "--input",
-        "rows/candidates-00000-of-00002.parquet",
+        "rows/rows-00000-of-00002.parquet",
         "--output_dir",
         "rows",
     ),
@@ -278,7 +278,7 @@ FOLDERS = [
             finished(kit),
             kit.topr(*CURATE),
             finished(kit, "others"),
-            save_candidates(kit["rows"].select([0]), kit.folder / "others", 0, 2),
+            save_rows(kit["rows"].select([0]), kit.folder / "others", 0, 2),
             manifest.finish(kit.folder / "others", "score", 5),
         ],
         "curate",
@@ -346,12 +346,12 @@ def _full(kit: Kit) -> None:
 
 def _goes_on(kit: Kit) -> None:
     first = sorted(kit.out.glob("*.parquet"))
-    assert [path.name for path in first] == ["candidates-00000-of-00002.parquet"]
+    assert [path.name for path in first] == ["rows-00000-of-00002.parquet"]
     kit.before = {path: path.read_bytes() for path in first}
     kit.small_disk("1m")
     kit.topr(*SAMPLE)
     UNCHANGED.check(kit)
-    assert len(load_candidates(kit.out)) == 8
+    assert len(load_rows(kit.out)) == 8
 
 
 def _full_of_checkpoints(kit: Kit) -> None:

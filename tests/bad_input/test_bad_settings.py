@@ -154,7 +154,7 @@ SETTINGS = [
         "completion is weighted as a whole, so rows are not packed.",
         packing=True,
     ),
-    setting("no candidate", "num_candidates must be at least 1, not 0.", SamplingArguments, num_candidates=0),
+    setting("no candidate", "num_generations must be at least 1, not 0.", SamplingArguments, num_generations=0),
     setting(
         "a temperature of 0",
         "temperature must be above 0, not 0.0: completions of one prompt have to differ.",
@@ -227,7 +227,7 @@ COMMANDS = [
     command("no command", "usage: topr [-h] COMMAND topr: error: the following arguments are required: COMMAND"),
     command(
         "an unknown setting",
-        "topr sample: There is no setting --num_candidats. Is --num_candidates meant?",
+        "topr sample: There is no setting --num_candidats. Is --num_generations meant?",
         "sample",
         "--num_candidats",
         3,
@@ -235,9 +235,9 @@ COMMANDS = [
     command(
         "a value of the wrong type",
         "usage: topr sample [--config FILE] [settings] topr sample: error: argument "
-        "--num_candidates/--num-candidates: invalid int value: 'ten'",
+        "--num_generations/--num-candidates: invalid int value: 'ten'",
         "sample",
-        "--num_candidates",
+        "--num_generations",
         "ten",
     ),
     command(
@@ -286,7 +286,7 @@ COMMANDS = [
     ),
     command(
         "an unknown setting in YAML",
-        "topr sample: There is no setting --num_candidats (in own.yaml). Is --num_candidates meant?",
+        "topr sample: There is no setting --num_candidats (in own.yaml). Is --num_generations meant?",
         "sample",
         *CONFIG,
         file="num_candidats: 1\n",
@@ -294,10 +294,10 @@ COMMANDS = [
     command(
         "a value of the wrong type in YAML",
         "usage: topr sample [--config FILE] [settings] topr sample: error: argument "
-        "--num_candidates/--num-candidates: invalid int value: 'many'",
+        "--num_generations/--num-candidates: invalid int value: 'many'",
         "sample",
         *CONFIG,
-        file="num_candidates: many\n",
+        file="num_generations: many\n",
     ),
     command(
         "an Accelerate config that is a list",
@@ -363,10 +363,10 @@ COMMANDS = [
     ),
     command(
         "a list for a number in YAML",
-        "topr sample: num_candidates must be int, not [4].",
+        "topr sample: num_generations must be int, not [4].",
         "sample",
         *CONFIG,
-        file="num_candidates: [4]\n",
+        file="num_generations: [4]\n",
     ),
     command(
         "`save_only_model` for the loop",

@@ -39,7 +39,7 @@ from topr_trl.metrics import describe
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.arguments import SETTINGS
 from topr_trl.pipeline.lineage import lineage
-from topr_trl.rewards import VERDICTS, score_candidates
+from topr_trl.rewards import VERDICTS, score_completions
 from topr_trl.sandbox.worker_pool import WorkerPool
 from topr_trl.tasks import arithmetic, gsm8k, hendrycks_math, math_equal
 
@@ -178,7 +178,7 @@ def check_evaluation(samples):
 def test_rows_to_score(rows):
     assume({"answer", "completion"} <= set(rows.column_names))  # which the stage asks for
     with refused_by_name("completion", "answer"):
-        scored = score_candidates(rows, gsm8k.judge)
+        scored = score_completions(rows, gsm8k.judge)
         assert set(scored["verdict"][:]) <= set(VERDICTS)
         assert set(scored["reward"][:]) <= {1.0, -1.0}
         for verdict, extracted in zip(scored["verdict"][:], scored["extracted"][:], strict=True):

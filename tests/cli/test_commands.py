@@ -71,10 +71,10 @@ def test_every_two_commands_differ():
 
 
 def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
-    config = own(iterations=3, learning_rate=1e-6, num_candidates=8, model_name_or_path="70b", use_peft=False)
+    config = own(iterations=3, learning_rate=1e-6, num_generations=8, model_name_or_path="70b", use_peft=False)
     planned = parse("plan", config)
-    assert (planned.num_candidates, planned.model_name_or_path) == (8, "70b")
-    assert parse("sample", config).num_candidates == 8
+    assert (planned.num_generations, planned.model_name_or_path) == (8, "70b")
+    assert parse("sample", config).num_generations == 8
     assert parse("train", [*config, *CPU]).learning_rate == 1e-6
     assert "--iterations" in refusal("plan", ["--iterations", "3"])
     assert "--iterations (in own.yaml)" in refusal("push", config)
@@ -84,7 +84,7 @@ def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
 @pytest.mark.parametrize(
     ("command", "name", "hint"),
     [
-        ("sample", "num_candidats", "Is --num_candidates meant?"),
+        ("sample", "num_candidats", "Is --num_generations meant?"),
         ("iterate", "learning_rat", "Is --learning_rate meant?"),
         ("score", "zzz", "topr score --help lists its settings."),
         ("sample", "output", "It is called --output_dir now."),
@@ -92,7 +92,7 @@ def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
         ("plan", "output", "It is a setting of topr plot."),
         ("iterate", "candidates", "It is called --rows now."),
         ("iterate", "keep_copies", "The rows of an iteration are in one folder, and kept once. Leave it out."),
-        ("evaluate", "eval_samples", "It is called --num_candidates now."),
+        ("evaluate", "eval_samples", "It is called --num_generations now."),
         ("train", "eval_samples", "It is a setting of topr iterate."),
     ],
 )
@@ -111,11 +111,11 @@ def test_words_that_belong_to_no_setting_are_refused(own):
 
 
 def test_a_config_file(own):
-    file = own(num_candidates=3, top_p=0.5)[1]
+    file = own(num_generations=3, top_p=0.5)[1]
     for given in (["--config", file], [f"--config={file}"]):
         found = parse("sample", [part for word in given for part in commands._split(word)])
-        assert (found.num_candidates, found.top_p, found.temperature) == (3, 0.5, 1.0)
-        assert parse("sample", ["--config", file, "--num_candidates", "4"]).num_candidates == 4
+        assert (found.num_generations, found.top_p, found.temperature) == (3, 0.5, 1.0)
+        assert parse("sample", ["--config", file, "--num_generations", "4"]).num_generations == 4
 
 
 def test_config_and_its_file_in_one_word(own, monkeypatch):
@@ -128,9 +128,9 @@ def test_config_and_its_file_in_one_word(own, monkeypatch):
 @pytest.mark.parametrize(
     ("command", "name", "value", "message"),
     [
-        ("sample", "num_candidates", [4], "num_candidates must be int, not [4]."),
-        ("sample", "num_candidates", 4.5, "num_candidates must be int, not 4.5."),
-        ("sample", "num_candidates", True, "num_candidates must be int, not True."),
+        ("sample", "num_generations", [4], "num_generations must be int, not [4]."),
+        ("sample", "num_generations", 4.5, "num_generations must be int, not 4.5."),
+        ("sample", "num_generations", True, "num_generations must be int, not True."),
         ("sample", "temperature", False, "temperature must be float, not False."),
         ("sample", "num_train_problems", {"a": 1}, "num_train_problems must be int or None, not {'a': 1}."),
         ("sample", "use_cpu", 1, "use_cpu must be bool, not 1."),
@@ -301,7 +301,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 def test_each_command_ends_with_what_came_out(run, tmp_path):
-    few = ["--num_train_problems", 3, "--num_candidates", 4, "--problems_per_shard", 2]
+    few = ["--num_train_problems", 3, "--num_generations", 4, "--problems_per_shard", 2]
     printed = run("sample", "--output_dir", "rollouts", *few)
     assert printed.endswith("\n12 completions are in rollouts/.\n")
     here = ["--input", "rollouts", "--output_dir", "rollouts"]

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from topr_trl import load_candidates
+from topr_trl import load_rows
 from topr_trl.cli.main import main
 from topr_trl.pipeline import manifest, stages
 
@@ -34,7 +34,7 @@ def fails(*arguments):
     return str(error.value)
 
 
-MODEL = ["--num_test_problems", 3, "--num_shots", 0, "--num_candidates", 4, "--max_new_tokens", 60, "--seed", 3]
+MODEL = ["--num_test_problems", 3, "--num_shots", 0, "--num_generations", 4, "--max_new_tokens", 60, "--seed", 3]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_a_model(embedded, capsys, monkeypatch):
     found = json.loads((embedded / "evaluation.json").read_text())
     assert (found["num_problems"], found["num_samples"]) == (3, 4)
     assert list(found["pass_at"]) == ["1", "2", "4"]
-    verdicts = load_candidates(embedded / "rollouts")["verdict"][:]
+    verdicts = load_rows(embedded / "rollouts")["verdict"][:]
     assert found["shares"]["correct"] == pytest.approx(verdicts.count("correct") / 12)
     # The rows have manifests of their own: the evaluation stands without them, and is read again.
     assert all("/" not in name for name in manifest.read(embedded).files)

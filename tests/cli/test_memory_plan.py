@@ -117,7 +117,7 @@ def test_what_is_left_out_is_planned_as_the_loop_runs_it(capsys):
 def test_the_settings_of_a_loop_can_be_planned(tmp_path, capsys):
     config = tmp_path / "own.yaml"
     config.write_text("model_name_or_path: 70b\nlearning_rate: 1.0e-6\nnum_candidates: 4\nnum_train_problems: 100\n")
-    cli.main(["plan", "--config", str(config), "--num_candidates", "8"])
+    cli.main(["plan", "--config", str(config), "--num_generations", "8"])
     printed = capsys.readouterr().out
     assert "70.55 billion parameters" in printed
     assert "An iteration: 800 completions" in printed

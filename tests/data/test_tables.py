@@ -1,14 +1,14 @@
 import pytest
 
-from topr_trl.data.tables import atomic_write, load_candidates, save_candidates
+from topr_trl.data.tables import atomic_write, load_rows, save_rows
 
 
 def test_shards_come_back_in_order(rows, tmp_path):
-    save_candidates(rows.select(range(4)), tmp_path, 0, 2)
+    save_rows(rows.select(range(4)), tmp_path, 0, 2)
     with pytest.raises(FileNotFoundError, match="1 of 2 shards"):
-        load_candidates(tmp_path)
-    save_candidates(rows.select(range(4, 8)), tmp_path, 1, 2)
-    assert load_candidates(tmp_path).to_list() == rows.to_list()
+        load_rows(tmp_path)
+    save_rows(rows.select(range(4, 8)), tmp_path, 1, 2)
+    assert load_rows(tmp_path).to_list() == rows.to_list()
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -34,30 +34,30 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
 def test_single_files(rows, tmp_path, suffix):
     path = tmp_path / f"logged.{suffix}"
     rows.to_parquet(path) if suffix == "parquet" else rows.to_json(path)
-    assert load_candidates(path)["completion"][:] == rows["completion"][:]
+    assert load_rows(path)["completion"][:] == rows["completion"][:]
 
 
 def test_nothing_to_load(tmp_path):
     with pytest.raises(FileNotFoundError, match="no rows"):
-        load_candidates(tmp_path)
+        load_rows(tmp_path)
     for missing in ("nowhere.parquet", "nowhere"):
         with pytest.raises(FileNotFoundError, match=f"no file or folder .*{missing}"):
-            load_candidates(tmp_path / missing)
+            load_rows(tmp_path / missing)
 
 
 @pytest.mark.parametrize("text", ["null", "\ufeffnull", ' null\n{"prompt": "a"}', '[\nnull,\n{"prompt": "a"}]'])
 def test_a_first_row_that_is_null_is_refused_before_it_crashes_pyarrow(tmp_path, text):
     (tmp_path / "rows.json").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=r"rows\.json cannot be read: the first row is null"):
-        load_candidates(tmp_path / "rows.json")
+        load_rows(tmp_path / "rows.json")
 
 
 def test_a_later_row_that_is_null_is_an_empty_row(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\nnull\n')
-    assert load_candidates(tmp_path / "rows.jsonl")["prompt"][:] == ["a", None]
+    assert load_rows(tmp_path / "rows.jsonl")["prompt"][:] == ["a", None]
 
 
 def test_a_file_that_is_no_parquet_is_named(tmp_path):
     (tmp_path / "rows.parquet").write_text("a,b")
     with pytest.raises(ValueError, match=r"rows\.parquet cannot be read"):
-        load_candidates(tmp_path / "rows.parquet")
+        load_rows(tmp_path / "rows.parquet")

@@ -2,7 +2,7 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from topr_trl.data.tables import from_table, load_candidates
+from topr_trl.data.tables import from_table, load_rows
 from topr_trl.data.tokenization import tokenize, tokenize_row
 
 
@@ -48,6 +48,6 @@ def test_tokens_are_found_again(tokenizer, rows, tmp_path):
     rows.to_parquet(tmp_path / "rows.parquet")
     made = []
     for _ in range(2):
-        found = tokenize(load_candidates(tmp_path / "rows.parquet", tmp_path / "cache"), tokenizer)
+        found = tokenize(load_rows(tmp_path / "rows.parquet", tmp_path / "cache"), tokenizer)
         made.append([file["filename"] for file in found.cache_files])
     assert made[0] == made[1] != []

@@ -10,8 +10,8 @@ from topr_trl.evaluation import estimates as evaluation
 from topr_trl.evaluation.answers import encode
 from topr_trl.evaluation.estimates import (
     Evaluation,
-    evaluate_candidates,
     evaluate_in_full,
+    evaluate_rows,
     evaluate_samples,
     weighted_sc_estimate,
     weighted_sc_solved,
@@ -217,12 +217,12 @@ def test_candidates_are_grouped_by_their_problem():
     rows = Dataset.from_dict(
         {"problem_id": [3, 8, 3, 8], "extracted": ["1", "2", None, "2"], "answer": ["1", "2", "1", "2"]}
     )
-    evaluation = evaluate_candidates(rows)
+    evaluation = evaluate_rows(rows)
     assert evaluation.pass_at[1].value == 0.75
     assert evaluation.cardinality == [0, 1, 1]
     assert (evaluation.num_problems, evaluation.num_samples) == (2, 2)
     with pytest.raises(ValueError, match="same number of samples"):
-        evaluate_candidates(rows.select([0, 1, 2]))
+        evaluate_rows(rows.select([0, 1, 2]))
 
 
 @pytest.mark.parametrize("seed", [0, 3])
@@ -241,7 +241,7 @@ def test_draws_are_those_of_the_seed(seed):
         evaluation.evaluate(samples, weighted_sc_ks=[1, 2], **given),
         evaluate_in_full(samples, **given),
         evaluate_samples(answers, truths, scores=scores, weighted_sc_ks=[2], **given),
-        evaluate_candidates(rows, weighted_sc_ks=[2], **given),
+        evaluate_rows(rows, weighted_sc_ks=[2], **given),
     ):
         assert run.weighted_sc_at[2] == expected
     # A single vote decides by itself: exact, as pass@1.

@@ -6,7 +6,7 @@ import torch
 from datasets import Dataset
 
 from topr_trl.generation.sampling import SamplingArguments
-from topr_trl.generation.transformers import sample_candidates
+from topr_trl.generation.transformers import sample_completions
 from topr_trl.tasks import arithmetic, gsm8k
 
 
@@ -16,8 +16,8 @@ def problems():
 
 
 def test_rows(model, tokenizer, problems):
-    args = SamplingArguments(num_candidates=3, max_new_tokens=40, sampling_batch_size=7)
-    rows = sample_candidates(model, tokenizer, problems, args, seed=5)
+    args = SamplingArguments(num_generations=3, max_new_tokens=40, sampling_batch_size=7)
+    rows = sample_completions(model, tokenizer, problems, args, seed=5)
     assert rows["problem_id"][:] == [i for i in range(6) for _ in range(3)]
     assert rows["sample_id"][:] == [0, 1, 2] * 6
     assert rows["answer"][0] == problems["answer"][0]
@@ -28,13 +28,13 @@ def test_rows(model, tokenizer, problems):
         assert row["finish_reason"] == ("stop" if stopped else "length")
         assert stopped or len(row["completion_ids"]) == 40
         assert tokenizer.decode(row["completion_ids"], skip_special_tokens=True) == row["completion"]
-    again = sample_candidates(model, tokenizer, problems, args, seed=5)
+    again = sample_completions(model, tokenizer, problems, args, seed=5)
     assert rows["completion"][:] == again["completion"][:]
-    assert rows["completion"][:] != sample_candidates(model, tokenizer, problems, args, seed=6)["completion"][:]
+    assert rows["completion"][:] != sample_completions(model, tokenizer, problems, args, seed=6)["completion"][:]
 
 
 def test_global_generators_are_left_as_they_were(model, tokenizer, problems):
-    args = SamplingArguments(num_candidates=2, max_new_tokens=8)
+    args = SamplingArguments(num_generations=2, max_new_tokens=8)
     accelerators = range(torch.accelerator.device_count())
 
     def states():
@@ -45,18 +45,20 @@ def test_global_generators_are_left_as_they_were(model, tokenizer, problems):
         return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist(), on_devices
 
     before = states()
-    rows = sample_candidates(model, tokenizer, problems, args, seed=5)
+    rows = sample_completions(model, tokenizer, problems, args, seed=5)
     assert states() == before
     torch.manual_seed(7)  # nor do they decide what is drawn
-    assert sample_candidates(model, tokenizer, problems, args, seed=5)["completion_ids"][:] == rows["completion_ids"][:]
+    assert (
+        sample_completions(model, tokenizer, problems, args, seed=5)["completion_ids"][:] == rows["completion_ids"][:]
+    )
 
 
 def test_completions_follow_the_model(model, tokenizer):
     # The share of each first token over many samples is the model's probability of it.
     prompt = "Question: Ana has 4 pens. Ana finds 3 more. How many pens does Ana have now?\nAnswer: 4 + 3 ="
     problem = Dataset.from_dict({"problem_id": [0], "prompt": [prompt]})
-    args = SamplingArguments(num_candidates=2_000, max_new_tokens=2, sampling_batch_size=2_000)
-    rows = sample_candidates(model, tokenizer, problem, args)
+    args = SamplingArguments(num_generations=2_000, max_new_tokens=2, sampling_batch_size=2_000)
+    rows = sample_completions(model, tokenizer, problem, args)
     expected = model(torch.tensor([tokenizer(prompt)["input_ids"]])).logits[0, -1].softmax(-1)
     token = int(expected.argmax())
     share = sum(row[0] == token for row in rows["completion_ids"]) / 2_000
@@ -67,8 +69,8 @@ def test_completions_follow_the_model(model, tokenizer):
 def test_stop_strings(model, tokenizer, problems, pad_is_eos):
     if pad_is_eos:
         tokenizer.pad_token = tokenizer.eos_token
-    args = SamplingArguments(num_candidates=4, max_new_tokens=40)
-    rows = sample_candidates(model, tokenizer, problems, args, stop_strings=("=",))
+    args = SamplingArguments(num_generations=4, max_new_tokens=40)
+    rows = sample_completions(model, tokenizer, problems, args, stop_strings=("=",))
     for row in rows:
         if "=" in row["completion"]:
             assert row["completion"].endswith("=")
@@ -78,15 +80,15 @@ def test_stop_strings(model, tokenizer, problems, pad_is_eos):
 
 def test_context_overflow_is_an_error_before_anything_is_drawn(model, tokenizer, problems):
     with pytest.raises(ValueError, match="do not fit in the model's context of 2048"):
-        sample_candidates(model, tokenizer, problems, SamplingArguments(max_new_tokens=2_040))
+        sample_completions(model, tokenizer, problems, SamplingArguments(max_new_tokens=2_040))
 
 
 def test_settings_of_the_model_do_not_leak_in(model, tokenizer, problems):
-    args = SamplingArguments(num_candidates=3, max_new_tokens=40)
-    plain = sample_candidates(model, tokenizer, problems, args)["completion"][:]
+    args = SamplingArguments(num_generations=3, max_new_tokens=40)
+    plain = sample_completions(model, tokenizer, problems, args)["completion"][:]
     own = model.generation_config
     own.repetition_penalty, own.no_repeat_ngram_size, own.min_p = 1.3, 2, 0.2
-    assert sample_candidates(model, tokenizer, problems, args)["completion"][:] == plain
+    assert sample_completions(model, tokenizer, problems, args)["completion"][:] == plain
     assert model.generation_config is own
 
 
@@ -94,5 +96,5 @@ def test_a_sampled_pad_token_cannot_pass_for_an_end(model, tokenizer, problems):
     bonus = torch.zeros(len(tokenizer))
     bonus[tokenizer.pad_token_id] = 100.0  # a model that would rather pad than anything
     model.lm_head.register_forward_hook(lambda module, inputs, logits: logits + bonus)
-    rows = sample_candidates(model, tokenizer, problems, SamplingArguments(num_candidates=2, max_new_tokens=10))
+    rows = sample_completions(model, tokenizer, problems, SamplingArguments(num_generations=2, max_new_tokens=10))
     assert all(rows["completion_ids"])

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, SamplingArguments, load_candidates
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, SamplingArguments, load_rows
 from topr_trl.checkpoints import model_fingerprint
-from topr_trl.generation.vllm import VLLMArguments, sample_candidates_with_vllm, start_engine
+from topr_trl.generation.vllm import VLLMArguments, sample_completions_with_vllm, start_engine
 from topr_trl.tasks import arithmetic, gsm8k
 
 pytest.importorskip("vllm")
@@ -43,20 +43,20 @@ def assert_engine_is_the_model(rows, model):
 
 def test_checkpoints_of_the_trainer_from_iteration_to_iteration(problems, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
-    path, args = str(arithmetic.CARELESS_MODEL), SamplingArguments(num_candidates=4, max_new_tokens=80)
+    path, args = str(arithmetic.CARELESS_MODEL), SamplingArguments(num_generations=4, max_new_tokens=80)
     starts = []
     for iteration in (1, 2):
         engine = start_engine(path, FLOAT32)
-        rows = sample_candidates_with_vllm(engine, problems, args, seed=iteration)
+        rows = sample_completions_with_vllm(engine, problems, args, seed=iteration)
         if iteration == 1:
-            again = sample_candidates_with_vllm(engine, problems, args, seed=iteration)
-            other = sample_candidates_with_vllm(engine, problems, args, seed=99)
+            again = sample_completions_with_vllm(engine, problems, args, seed=iteration)
+            other = sample_completions_with_vllm(engine, problems, args, seed=99)
             assert again["completion_ids"][:] == rows["completion_ids"][:] != other["completion_ids"][:]
             # More prompts than fit into a batch.
             many = gsm8k.prepare(arithmetic.arithmetic_dataset(300, seed=2), num_shots=0)
-            few_tokens = SamplingArguments(num_candidates=1, max_new_tokens=2)
-            assert len(sample_candidates_with_vllm(engine, many, few_tokens)) == 300
-            stopped = sample_candidates_with_vllm(engine, problems, args, stop_strings=("=",))
+            few_tokens = SamplingArguments(num_generations=1, max_new_tokens=2)
+            assert len(sample_completions_with_vllm(engine, many, few_tokens)) == 300
+            stopped = sample_completions_with_vllm(engine, problems, args, stop_strings=("=",))
             for row in stopped:
                 assert row["completion"].endswith("=") or "=" not in row["completion"]
                 assert len(row["sampler_logps"]) == len(row["completion_ids"])
@@ -103,7 +103,7 @@ def test_rope_settings_survive_the_round_trip(problems, tmp_path):
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     engine = start_engine(str(tmp_path), FLOAT32)
-    rows = sample_candidates_with_vllm(engine, problems, SamplingArguments(num_candidates=2, max_new_tokens=200))
+    rows = sample_completions_with_vllm(engine, problems, SamplingArguments(num_generations=2, max_new_tokens=200))
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert_engine_is_the_model(rows, reloaded)
     # The test can tell: without the scaling the log-probabilities are others.
@@ -117,7 +117,7 @@ def test_loop_with_the_engine_that_is_killed_while_it_samples(tmp_path):
     command = [
         sys.executable, "-m", "topr_trl", "iterate", "--sampling_backend", "vllm", "--vllm_dtype", "float32",
         "--vllm_enforce_eager", "true", "--vllm_max_model_length", "512", "--num_train_problems", "12",
-        "--num_test_problems", "4", "--num_shots", "0", "--problems_per_shard", "4", "--num_candidates", "4",
+        "--num_test_problems", "4", "--num_shots", "0", "--problems_per_shard", "4", "--num_generations", "4",
         "--eval_samples", "2", "--max_new_tokens", "60", "--bf16", "false", "--use_cpu", "true", "--dtype", "float32",
         "--report_to", "none", "--output_dir", str(tmp_path / "run"), "--keep_copies", "true",
     ]  # fmt: skip
@@ -132,7 +132,7 @@ def test_loop_with_the_engine_that_is_killed_while_it_samples(tmp_path):
         assert subprocess.run(command, stdout=log, stderr=log, check=False).returncode == 0, tail(tmp_path / "log")
     assert finished, tail(tmp_path / "log")
     assert all((candidates / name).stat().st_mtime_ns == written for name, written in finished.items())
-    rows = load_candidates(candidates)
+    rows = load_rows(candidates)
     assert sorted(zip(rows["problem_id"], rows["sample_id"], strict=True)) == [
         (p, s) for p in range(12) for s in range(4)
     ]

@@ -14,9 +14,9 @@ from datasets import Dataset, load_dataset
 from hub_server import TOKEN, serve
 from huggingface_hub import DatasetCard, ModelCard
 
-from topr_trl import Evaluations, OfflineTOPRConfig, OfflineTOPRTrainer, evaluate_samples, load_candidates
+from topr_trl import Evaluations, OfflineTOPRConfig, OfflineTOPRTrainer, evaluate_samples, load_rows
 from topr_trl.cli import main as cli
-from topr_trl.data.tables import save_candidates
+from topr_trl.data.tables import save_rows
 from topr_trl.hub import push_to_hub
 from topr_trl.hub.cards import results_metadata
 from topr_trl.hub.push import _is_stale, pack
@@ -28,7 +28,7 @@ from topr_trl.pipeline.loop import steps_of
 
 HERE = Path(__file__).parent
 SETTINGS = {
-    "num_train_problems": 6, "num_test_problems": 3, "num_shots": 0, "problems_per_shard": 3, "num_candidates": 4,
+    "num_train_problems": 6, "num_test_problems": 3, "num_shots": 0, "problems_per_shard": 3, "num_generations": 4,
     "eval_samples": 2, "max_new_tokens": 40, "baseline": 0.25, "curation": "uniform", "iteration_size": 20,
     "learning_rate": 1e-3, "optim": "adamw_torch", "per_device_train_batch_size": 4, "bf16": False, "max_steps": 2,
     "report_to": "none", "gradient_checkpointing": False, "use_cpu": True, "dtype": "float32", "disable_tqdm": True,
@@ -123,7 +123,7 @@ def test_topr_push_sends_no_pickle_and_replaces_shards(pushed, loop):
     assert "| steps | 2, learning rate 0.001, adafactor |" in checkpoint["README.md"].decode()
     assert hub.repos["dataset", "me/rows"].private
     replaced = hub.repos["dataset", "me/replaced"]
-    assert "candidates-00000-of-00001.parquet" in replaced.commits[1]
+    assert "rows-00000-of-00001.parquet" in replaced.commits[1]
     shards = {path.name for path in (loop / "iteration-1" / "rollouts").glob("*.parquet")}
     assert {path for path in replaced.files if path.endswith(".parquet")} == shards
 
@@ -195,7 +195,7 @@ def test_a_second_iteration_began_where_the_loop_did(loop, tmp_path):
 def test_card_of_candidates(loop):
     for folder, split in (("iteration-1/rollouts", "train"), ("base/test/rollouts", "test")):
         parcel = pack(loop / folder, "me/rows")
-        card, rows = DatasetCard(parcel.card), load_candidates(loop / folder)
+        card, rows = DatasetCard(parcel.card), load_rows(loop / folder)
         assert parcel.repo_type == "dataset"
         assert "_manifest.json" in parcel.files
         assert card.data.configs[0]["data_files"] == [{"split": split, "path": "*.parquet"}]
@@ -205,7 +205,7 @@ def test_card_of_candidates(loop):
         for name in rows.column_names:
             assert re.search(rf"^\| `{name}` \| `[^|]+` \| [^| ][^|]* \|$", card.text, re.MULTILINE), name
         assert "| temperature, top-p, top-k | 1, 1, 500 |" in card.text
-    rows = load_candidates(loop / "iteration-1/rollouts")
+    rows = load_rows(loop / "iteration-1/rollouts")
     text = pack(loop / "iteration-1/rollouts", "me/rows").card
     assert f"| fingerprint of μ | `{rows['mu_fingerprint'][0]}` |" in text
     assert "fingerprint of μ" not in pack(loop / "base/test/rollouts", "me/rows").card
@@ -213,7 +213,7 @@ def test_card_of_candidates(loop):
 
 
 def test_a_folder_of_rows_is_read_by_others(loop, tmp_path):
-    folder, ours = loop / "iteration-1" / "rollouts", load_candidates(loop / "iteration-1" / "rollouts")
+    folder, ours = loop / "iteration-1" / "rollouts", load_rows(loop / "iteration-1" / "rollouts")
     assert load_dataset(str(folder), split="train", cache_dir=tmp_path).to_list() == ours.to_list()
     frame = pd.read_parquet(folder)
     assert frame["completion"].tolist() == ours["completion"][:]
@@ -467,7 +467,7 @@ def test_rows_of_a_copy_that_are_as_they_were(tmp_path):
         fingerprint = manifest.fingerprint(source) if source.exists() else "x"
         inputs = {"input": fingerprint, "dataset_name": str(tmp_path)}
         manifest.begin(folder, "score", inputs, {"input": f"../{source.name}"})
-        save_candidates(Dataset.from_list(rows), folder)
+        save_rows(Dataset.from_list(rows), folder)
         manifest.finish(folder, "score", 1)
     assert manifest.fingerprint(first) == manifest.fingerprint(again)
     parcel = pack(again, "me/rows")

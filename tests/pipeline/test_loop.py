@@ -11,7 +11,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from topr_trl import load_candidates
+from topr_trl import load_rows
 from topr_trl.cli import commands
 from topr_trl.pipeline import stages
 from topr_trl.pipeline.arguments import IterateArguments
@@ -20,7 +20,7 @@ from topr_trl.pipeline.loop import _devices, check, steps_of, write_settings
 CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"
 KILLS = 20
 SETTINGS = {
-    "num_train_problems": 24, "num_test_problems": 4, "num_shots": 0, "problems_per_shard": 4, "num_candidates": 4,
+    "num_train_problems": 24, "num_test_problems": 4, "num_shots": 0, "problems_per_shard": 4, "num_generations": 4,
     "eval_samples": 2, "max_new_tokens": 60, "curation": "uniform", "iteration_size": 64, "learning_rate": 1e-3,
     "optim": "adamw_torch", "per_device_train_batch_size": 4, "save_steps": 2, "bf16": False, "report_to": "none",
     "gradient_checkpointing": False, "use_cpu": True, "dtype": "float32", "disable_tqdm": True,
@@ -58,12 +58,12 @@ def test_steps(tmp_path):
 def test_stages_get_the_settings_of_the_loop(tmp_path):
     given = {"learning_rate": 3e-4, "max_new_tokens": 7, "eval_samples": 3, "num_shots": 2, "task": "math",
              "baseline": "group_mean", "preset": "tis", "seed": 5, "use_peft": True, "lora_r": 4,
-             "lr_scheduler_type": "cosine", "max_grad_norm": 2.0, "num_candidates": 5,
+             "lr_scheduler_type": "cosine", "max_grad_norm": 2.0, "num_generations": 5,
              "model_init_kwargs": {"attn_implementation": "eager"}, "lora_target_modules": ["q_proj", "v_proj"],
              "sampling_backend": "vllm", "vllm_dtype": "float32"}  # fmt: skip
     for step in steps_of(loop(tmp_path, **given)):
         counted = 3 if getattr(step.args, "split", "train") == "test" else 5
-        for name, value in {**given, "num_candidates": counted}.items():
+        for name, value in {**given, "num_generations": counted}.items():
             if step.stage != "evaluate" and hasattr(step.args, name):
                 assert getattr(step.args, name) == value, (step.stage, name)
         if step.stage in ("sample", "log-mu", "train"):  # by the YAML that they are started with
@@ -136,7 +136,7 @@ def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
     assert start(out, **several).wait() == 0, log_of(out)
     for folder in ("base/test/rollouts", "iteration-1/rollouts"):
         assert keys(whole / folder) == keys(out / folder), folder
-    one, two = (load_candidates(run / "iteration-1/rollouts")["mu_logps"][:] for run in (whole, out))
+    one, two = (load_rows(run / "iteration-1/rollouts")["mu_logps"][:] for run in (whole, out))
     for a, b in zip(one, two, strict=True):
         assert (a is None) == (b is None)
         assert a is None or a == pytest.approx(b, abs=1e-4)
@@ -186,7 +186,7 @@ def test_a_loop_that_is_killed_ends_as_one_that_is_not(whole, tmp_path):
 
 
 def keys(folder: Path):
-    rows = load_candidates(folder)
+    rows = load_rows(folder)
     names = [n for n in ("problem_id", "sample_id", "reward", "reward_after_baseline") if n in rows.column_names]
     return [(tuple(row["completion_ids"]), *(row[name] for name in names)) for row in rows]
 

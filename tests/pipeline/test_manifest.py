@@ -69,7 +69,7 @@ def test_fingerprint_follows_the_content(tmp_path):
 
 def test_a_manifest_of_version_0_1_is_read(tmp_path):
     old = {
-        "inputs": {"temperature": 1.0, "num_candidates": 4},
+        "inputs": {"temperature": 1.0, "num_generations": 4},
         "files": {},
         "rows": 3,
         "finished": "2026-11-01 10:00:00",

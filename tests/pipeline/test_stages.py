@@ -13,7 +13,7 @@ import torch
 from datasets import load_dataset
 from transformers import AutoModelForCausalLM
 
-from topr_trl import load_candidates
+from topr_trl import load_rows
 from topr_trl.checkpoints import model_fingerprint
 from topr_trl.data.tables import shards_of
 from topr_trl.metrics import sampler_distance
@@ -37,7 +37,7 @@ TRAINING = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "re
 
 
 def sampling(out, **more):
-    given = {"num_candidates": 4, "max_new_tokens": 80, "use_cpu": True, **PROBLEMS}
+    given = {"num_generations": 4, "max_new_tokens": 80, "use_cpu": True, **PROBLEMS}
     return SampleArguments(output_dir=str(out), **{**given, **more})
 
 
@@ -68,12 +68,12 @@ def scored(tmp_path_factory):
 
 
 def chosen(folder):
-    rows = load_candidates(folder)
+    rows = load_rows(folder)
     return rows.filter(lambda R: R is not None, input_columns="reward_after_baseline")
 
 
 def test_sample_and_score(scored):
-    rows = load_candidates(scored)
+    rows = load_rows(scored)
     assert len(list(scored.glob("*.parquet"))) == 3
     assert rows["problem_id"][:] == [i for i in range(10) for _ in range(4)]
     assert len({tuple(ids) for ids in rows["completion_ids"]}) > 10
@@ -89,7 +89,7 @@ def test_sample_and_score(scored):
 def test_stages_add_columns_to_the_rows_and_keep_them_once(scored, tmp_path):
     """In place as in a folder of their own; pandas and datasets read the folder between any two stages."""
     rollouts = shutil.copytree(scored, tmp_path / "rollouts")
-    before = load_candidates(scored)
+    before = load_rows(scored)
     run("curate", rollouts, curation="uniform", iteration_size=25)
     run("curate", tmp_path / "apart", scored, curation="uniform", iteration_size=25)
     run("log-mu", rollouts, rollouts)
@@ -130,25 +130,25 @@ def test_a_stage_that_is_killed_among_its_shards_goes_on(scored, tmp_path, monke
     times = [path.stat().st_mtime_ns for path in written]
     with pytest.raises(ValueError, match="is not finished"):
         manifest.check_whole(rollouts)
-    assert load_candidates(rollouts)["completion_ids"][:] == load_candidates(scored)["completion_ids"][:]
+    assert load_rows(rollouts)["completion_ids"][:] == load_rows(scored)["completion_ids"][:]
     run(stage, rollouts, *where)
     assert [path.stat().st_mtime_ns for path in written] == times  # these were done
     for rest in order[order.index(stage) + 1 :]:
         run(rest, rollouts, *([rollouts] if rest == "log-mu" else []))
-    rows = load_candidates(rollouts)
-    assert rows["verdict"][:] == load_candidates(scored)["verdict"][:]
+    rows = load_rows(rollouts)
+    assert rows["verdict"][:] == load_rows(scored)["verdict"][:]
     assert [mu is None for mu in rows["mu_logps"]] == [R > 0 for R in rows["reward"]]
 
 
 def test_a_killed_stage_makes_only_the_shards_that_are_missing(scored, tmp_path, monkeypatch):
-    whole = load_candidates(scored)["completion_ids"][:]
+    whole = load_rows(scored)["completion_ids"][:]
     run("sample", tmp_path)
     shards = sorted(tmp_path.glob("*.parquet"))
     shards[1].unlink()
     before = [shard.stat().st_mtime_ns for shard in (shards[0], shards[2])]
     run("sample", tmp_path)
     assert [shard.stat().st_mtime_ns for shard in (shards[0], shards[2])] == before
-    assert load_candidates(tmp_path)["completion_ids"][:] == whole
+    assert load_rows(tmp_path)["completion_ids"][:] == whole
     monkeypatch.setattr(stages, "_sampler", None)  # finished: no model is loaded
     run("sample", tmp_path)
 
@@ -169,7 +169,7 @@ def test_workers_share_the_shards(scored, tmp_path):
         assert len(list(tmp_path.glob("*.parquet"))) == (1 if k else 3)
     assert not manifest.read(tmp_path).finished  # open: who started the workers finishes
     run("sample", tmp_path)
-    assert load_candidates(tmp_path)["completion_ids"][:] == load_candidates(scored)["completion_ids"][:]
+    assert load_rows(tmp_path)["completion_ids"][:] == load_rows(scored)["completion_ids"][:]
 
 
 def test_seeds_of_stages_shards_splits_and_iterations_differ():
@@ -197,9 +197,9 @@ def test_going_on_with_another_number_of_rows_per_step_is_an_error(scored, tmp_p
 
 def test_curate_applies_baseline_and_rule(scored, tmp_path):
     run("curate", tmp_path, scored, baseline="mean", curation="uniform", iteration_size=25)
-    all_rows, rows = load_candidates(tmp_path), chosen(tmp_path)
+    all_rows, rows = load_rows(tmp_path), chosen(tmp_path)
     assert (len(all_rows), len(rows)) == (40, 25)
-    assert all_rows["reward"][:] == load_candidates(scored)["reward"][:]
+    assert all_rows["reward"][:] == load_rows(scored)["reward"][:]
     mean = np.mean(all_rows["reward"])
     assert rows["reward_after_baseline"][:] == pytest.approx([raw - mean for raw in rows["reward"]])
     assert 0 < mean + 1 < 2
@@ -234,7 +234,7 @@ def test_log_mu_train_evaluate(scored, tmp_path, model):
     rollouts = shutil.copytree(scored, tmp_path / "rollouts")
     run("curate", rollouts, curation="uniform", iteration_size=30)
     run("log-mu", rollouts, rollouts)
-    rows = load_candidates(rollouts)
+    rows = load_rows(rollouts)
     assert len(rows) == 40
     assert set(rows["mu_fingerprint"]) == {model_fingerprint(model)}
     for row in rows:
@@ -255,7 +255,7 @@ def test_log_mu_train_evaluate(scored, tmp_path, model):
     assert list(lineage(tmp_path / "model")) == ["sample", "score", "curate", "log-mu", "train"]
 
     test = tmp_path / "test"
-    run("sample", test, model_name_or_path=str(tmp_path / "model"), split="test", num_candidates=3)
+    run("sample", test, model_name_or_path=str(tmp_path / "model"), split="test", num_generations=3)
     run("score", test)
     stages.run("evaluate", EvaluateArguments(input=str(test), output_dir=str(tmp_path / "results")))
     result = json.loads((tmp_path / "results" / "evaluation.json").read_text())
@@ -286,7 +286,7 @@ def test_what_the_results_do_not_depend_on_is_no_input(scored, tmp_path):
     test = {"split": "test"}
     before = inputs.of_sampling(sampling(tmp_path, **test))
     assert inputs.of_sampling(sampling(tmp_path / "other", num_train_problems=99, worker="0/2", **test)) == before
-    assert inputs.of_sampling(sampling(tmp_path, num_candidates=64, **test)) != before
+    assert inputs.of_sampling(sampling(tmp_path, num_generations=64, **test)) != before
     first = inputs.of_training(training(tmp_path / "a", scored))
     same = {"logging_steps": 7, "save_steps": 9, "log_completions": True, "num_completions_to_print": 2,
             "report_to": "none", "dataloader_num_workers": 2, "per_device_eval_batch_size": 64}  # fmt: skip
@@ -336,7 +336,7 @@ def test_rows_are_scored_by_their_task(scored, tmp_path):
     pq.write_table(pa.table(rows), tmp_path / "theirs.parquet")
     now = scoring(tmp_path / "math", tmp_path / "theirs.parquet", task="math")
     stages.run("score", now)
-    assert load_candidates(tmp_path / "math")["verdict"][:] == ["correct", "invalid"]
+    assert load_rows(tmp_path / "math")["verdict"][:] == ["correct", "invalid"]
     assert inputs.of_scoring(now)["task"] == "math"
     # Sampled for embedded problems, which are GSM8K's kind whatever the task is called.
     now = scoring(tmp_path / "gsm8k", scored, task="math")
@@ -385,7 +385,7 @@ def test_log_mu_of_rows_that_name_a_model_and_have_none(scored, tmp_path):
             rows.append_column("mu_fingerprint", pa.array(["x"] * len(rows))), tmp_path / "bare" / shard.name
         )
     run("log-mu", tmp_path / "log_mu", tmp_path / "bare")
-    rows = load_candidates(tmp_path / "log_mu")
+    rows = load_rows(tmp_path / "log_mu")
     assert "mu_logps" in rows.column_names
     assert "x" not in rows["mu_fingerprint"][:]
 

@@ -5,9 +5,9 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from topr_trl import load_candidates
+from topr_trl import load_rows
 from topr_trl.checkpoints import STATE
-from topr_trl.data.tables import save_candidates
+from topr_trl.data.tables import save_rows as save_as_today
 from topr_trl.hub.push import pack
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.arguments import CurateArguments, EvaluateArguments, ScoreArguments, TrainArguments
@@ -28,6 +28,12 @@ TRAINING = {"learning_rate": 1e-3, "optim": "adafactor", "preset": "topr", "seed
             "peft": None}  # fmt: skip
 
 
+def save_rows(rows, folder, shard=0, shards=1):
+    """As version 0.1 called them."""
+    path = save_as_today(rows, folder, shard, shards)
+    return path.rename(path.with_name(path.name.replace("rows-", "candidates-")))
+
+
 def finished(folder, inputs, **notes):
     """The manifest that a finished stage of version 0.1 left beside its files."""
     paths = [path for path in sorted(folder.iterdir()) if path.name != manifest.NAME]
@@ -40,7 +46,7 @@ def finished(folder, inputs, **notes):
 @pytest.fixture
 def sampled(rows, tmp_path):
     rows = rows.remove_columns("reward").add_column("answer", ["7"] * 8)
-    save_candidates(rows, tmp_path / "candidates")
+    save_rows(rows, tmp_path / "candidates")
     return finished(tmp_path / "candidates", SAMPLING)
 
 
@@ -49,7 +55,7 @@ def curated(rows, tmp_path):
     """With the baseline taken off: 0.5 of rewards of +1 and -1."""
     rewards = rows["reward"][:]
     rows = rows.remove_columns("reward").add_column("reward", [reward - 0.5 for reward in rewards])
-    save_candidates(rows.add_column("raw_reward", rewards), tmp_path / "curated")
+    save_rows(rows.add_column("raw_reward", rewards), tmp_path / "curated")
     return finished(tmp_path / "curated", {"input": "0123456789abcdef", **CHOICE}, curated={"size": 8})
 
 
@@ -66,7 +72,7 @@ def test_rows_go_through_the_stages(sampled, tmp_path):
     stages.run("score", ScoreArguments(input=str(sampled), output_dir=out, task="math"))  # it notes the task
     stages.run("curate", CurateArguments(input=out, output_dir=out, baseline="mean"))
     stages.run("train", train(out, tmp_path / "model"))
-    rows = load_candidates(out)
+    rows = load_rows(out)
     assert rows["verdict"][:] == ["incorrect", "invalid", "incorrect", "correct"] * 2
     assert (tmp_path / "model" / "model.safetensors").is_file()
     assert (sampled / manifest.NAME).read_text() == before
@@ -77,7 +83,7 @@ def test_rows_go_through_the_stages(sampled, tmp_path):
 def test_columns_are_added_to_its_rows(sampled):
     stages.run("score", ScoreArguments(input=str(sampled), output_dir=str(sampled)))
     assert list(manifest.read(sampled).stages) == ["sample", "score"]
-    assert "reward" in load_candidates(sampled).column_names
+    assert "reward" in load_rows(sampled).column_names
     stages.run("evaluate", EvaluateArguments(input=str(sampled), output_dir=str(sampled.with_name("results"))))
 
 
@@ -137,7 +143,7 @@ def test_rows_that_were_removed_are_refused_with_where_they_are(sampled, tmp_pat
 
 def test_what_was_under_way_goes_on_for_the_same_settings_alone(rows, tmp_path):
     folder = tmp_path / "rows"
-    save_candidates(rows, folder, 0, 2)
+    save_rows(rows, folder, 0, 2)
     (folder / manifest.NAME).write_text(json.dumps({"inputs": SAMPLING, "files": None}))
     assert not manifest.begin(folder, "sample", SAMPLING)
     with pytest.raises(ValueError, match=r"temperature: 1\.0 there, 0\.5 now"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from topr_trl import load_candidates
+from topr_trl import load_rows
 from topr_trl.sandbox.unit_tests import parse_tests, run_tests
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "code_generation.py"
@@ -34,7 +34,7 @@ def test_the_example_in_miniature(tmp_path):
     assert run_tests([program], [tests])[0][0] == "correct"
 
     folders = {name: tmp_path / "topr-code" / name for name in ("log", "before", "topr/held-out")}
-    rows = {name: load_candidates(folder) for name, folder in folders.items()}
+    rows = {name: load_rows(folder) for name, folder in folders.items()}
     assert len(rows["log"]) == 4 * 2
     assert rows["before"]["prompt"][:] == rows["topr/held-out"]["prompt"][:]
     assert not set(rows["log"]["prompt"]) & set(rows["before"]["prompt"])

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from topr_trl.rewards import answer_reward, score_candidates, verdict
+from topr_trl.rewards import answer_reward, score_completions, verdict
 from topr_trl.tasks import gsm8k
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -119,7 +119,7 @@ def test_candidates_are_scored():
     rows = Dataset.from_dict(
         {"completion": ["The answer is 4.", "The answer is 5.", "I give up."], "answer": ["4", "4", "4"]}
     )
-    scored = score_candidates(rows, gsm8k.judge)
+    scored = score_completions(rows, gsm8k.judge)
     assert scored["extracted"][:] == ["4", "5", None]
     assert scored["verdict"][:] == ["correct", "incorrect", "invalid"]
     assert scored["reward"][:] == [1.0, -1.0, -1.0]
@@ -136,7 +136,7 @@ def test_candidates_are_scored():
 def test_rows_that_cannot_be_scored(columns, message):
     rows = Dataset.from_dict({"completion": ["The answer is 4."], "answer": ["4"], **columns})
     with pytest.raises(ValueError, match=message):
-        score_candidates(rows, gsm8k.judge)
+        score_completions(rows, gsm8k.judge)
 
 
 def test_of_messages_the_last_is_scored():
@@ -144,10 +144,10 @@ def test_of_messages_the_last_is_scored():
         [{"role": "assistant", "content": "The answer is 5."}, {"role": "assistant", "content": "The answer is 4."}]
     ]
     rows = Dataset.from_dict({"completion": messages, "answer": ["4"]})
-    assert score_candidates(rows, gsm8k.judge)["verdict"][:] == ["correct"]
+    assert score_completions(rows, gsm8k.judge)["verdict"][:] == ["correct"]
 
 
 def test_shards_without_a_valid_answer_have_the_type_of_the_others():
     valid, invalid = (Dataset.from_dict({"completion": [text], "answer": ["4"]}) for text in ("The answer is 4.", "?"))
-    scored = [score_candidates(rows, gsm8k.judge) for rows in (valid, invalid)]
+    scored = [score_completions(rows, gsm8k.judge) for rows in (valid, invalid)]
     assert scored[0].features == scored[1].features

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from topr_trl import load_candidates, score_candidates
+from topr_trl import load_rows, score_completions
 from topr_trl.tasks.arithmetic import check, make_problem, solve
 from topr_trl.tasks.verifier import TEMPLATE, extract_verdict, judge, solution_scores, verification_problems
 
@@ -86,7 +86,7 @@ def test_scores_are_shares_of_yes():
             "answer": ["no", "yes", "yes", "no", "yes", "yes"],
         }
     )
-    scored = score_candidates(verifications, judge)
+    scored = score_completions(verifications, judge)
     assert scored["reward"][:] == [1.0, 1.0, 1.0, -1.0, -1.0, -1.0]
     assert solution_scores(scored, 2) == [0.5, 0.0]
     with pytest.raises(ValueError, match="1 of 3 solutions have no verification"):
@@ -113,7 +113,7 @@ def test_the_example_runs_the_whole_path(tmp_path):
     example = Path(__file__).parents[2] / "examples" / "verifier.py"
     command = [
         sys.executable, str(example), "--output_dir", str(tmp_path), "--num_train_problems", "4",
-        "--num_test_problems", "4", "--num_solutions", "2", "--eval_samples", "4", "--num_candidates", "2",
+        "--num_test_problems", "4", "--num_solutions", "2", "--eval_samples", "4", "--num_generations", "2",
     ]  # fmt: skip
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
@@ -122,7 +122,7 @@ def test_the_example_runs_the_whole_path(tmp_path):
     results = json.loads((tmp_path / "results.json").read_text())
     assert list(results) == ["none", "base verifier", "trained verifier"]
     assert all(0 <= value <= 1 for values in results.values() for value in values.values())
-    rows = load_candidates(tmp_path / "verifications" / "train")
+    rows = load_rows(tmp_path / "verifications" / "train")
     assert len(rows) == 4 * 2 * 2
     assert set(rows["answer"]) <= {"yes", "no"}
     assert (tmp_path / "model" / "model.safetensors").is_file()

@@ -42,7 +42,12 @@ KINDS: dict[str, type] = {
     "plot": PlotArguments, "push": PushArguments,
 }  # fmt: skip
 # What version 0.1 called otherwise.
-_RENAMED = {"output": "output_dir", "candidates": "rows", "eval_samples": "num_candidates"}
+_RENAMED = {
+    "output": "output_dir",
+    "candidates": "rows",
+    "eval_samples": "num_generations",
+    "num_candidates": "num_generations",
+}
 _GONE = {"keep_copies": "The rows of an iteration are in one folder, and kept once. Leave it out."}
 
 

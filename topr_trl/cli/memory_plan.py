@@ -51,7 +51,7 @@ class PlanArguments:
         max_new_tokens (`int`, defaults to `512`): Tokens per completion.
         gradient_checkpointing (`bool`, defaults to `True`): Recompute activations; keep only layer inputs.
         num_train_problems (`int`, *optional*): Problems per iteration; default: GSM8K's 7,473.
-        num_candidates (`int`, defaults to `16`): Completions per problem.
+        num_generations (`int`, defaults to `16`): Completions per problem.
         curation (`str`, defaults to `"none"`): Rule that chooses the rows to train on.
         iteration_size (`int`, *optional*): Rows to train on per iteration, at most; default: that of the rule.
         vllm_tensor_parallel_size (`int`, defaults to `1`): GPUs per vLLM engine.
@@ -80,7 +80,9 @@ class PlanArguments:
     num_train_problems: int | None = field(
         default=None, metadata={"help": f"Problems per iteration. Default: GSM8K's {GSM8K_PROBLEMS:,}."}
     )
-    num_candidates: int = field(default=IterateArguments.num_candidates, metadata={"help": "Completions per problem."})
+    num_generations: int = field(
+        default=IterateArguments.num_generations, metadata={"help": "Completions per problem."}
+    )
     curation: str = field(default=IterateArguments.curation, metadata={"help": f"{', '.join(CURATIONS)}."})
     iteration_size: int | None = field(
         default=IterateArguments.iteration_size,
@@ -93,7 +95,7 @@ class PlanArguments:
     def __post_init__(self) -> None:
         check_types(self, PlanArguments)
         counts = ("nodes", "gpus", "per_device_train_batch_size", "prompt_tokens", "max_new_tokens",
-                  "num_train_problems", "num_candidates", "iteration_size", "vllm_tensor_parallel_size")  # fmt: skip
+                  "num_train_problems", "num_generations", "iteration_size", "vllm_tensor_parallel_size")  # fmt: skip
         for name in counts:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}.")
@@ -128,7 +130,7 @@ class PlanArguments:
     @property
     def trained_rows(self) -> int:
         """Rows per iteration, at most: how many a rule finds is known when completions have their rewards."""
-        sampled = self.problems * self.num_candidates
+        sampled = self.problems * self.num_generations
         papers = round(ROWS_PER_PROBLEM * self.problems) if self.curation == "anna_karenina" else sampled
         return min(self.iteration_size or papers, sampled)
 
@@ -201,7 +203,7 @@ def _times(args: PlanArguments, shape: Shape) -> str:
     row = training_flops(shape, args.row_tokens, args.gradient_checkpointing) / rate
     row_of_log_mu = forward_flops(shape, args.row_tokens) / rate
     step = args.per_device_train_batch_size * args.all_gpus
-    completions = args.problems * args.num_candidates
+    completions = args.problems * args.num_generations
     return (
         f"vLLM, {engine_gpus} GPU(s) per engine: weights {weights / engine_gpus / GIB:.1f} GiB per GPU, "
         f"{room if sequences > 0 else 'which does not fit: raise vllm_tensor_parallel_size'}\n"

@@ -31,10 +31,10 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def shard_path(folder: Path, shard: int, num_shards: int) -> Path:
-    return folder / f"candidates-{shard:05d}-of-{num_shards:05d}.parquet"
+    return folder / f"rows-{shard:05d}-of-{num_shards:05d}.parquet"
 
 
-def save_candidates(dataset: Dataset, directory: str | Path, shard: int = 0, num_shards: int = 1) -> Path:
+def save_rows(dataset: Dataset, directory: str | Path, shard: int = 0, num_shards: int = 1) -> Path:
     """Write rows as one parquet shard of `directory`; the file appears whole or not at all."""
     path = shard_path(Path(directory), shard, num_shards)
     schema = dataset.features.arrow_schema
@@ -62,11 +62,11 @@ def shards_of(path: str | Path) -> list[Path]:
         raise FileNotFoundError(f"There are no rows (*.parquet) in {path}.{hint}")
     expected = shards[0].stem.rpartition("-of-")[2]
     if path.is_dir() and expected.isdigit() and int(expected) != len(shards):
-        raise FileNotFoundError(f"{path} holds {len(shards)} of {int(expected)} shards candidates-*.parquet.")
+        raise FileNotFoundError(f"{path} holds {len(shards)} of {int(expected)} shards *-of-{expected}.parquet.")
     return shards
 
 
-def load_candidates(path: str | Path, cache_dir: str | Path | None = None) -> Dataset:
+def load_rows(path: str | Path, cache_dir: str | Path | None = None) -> Dataset:
     """Rows from a directory of parquet shards, or from a `.parquet`, `.json` or `.jsonl` file.
 
     Args:

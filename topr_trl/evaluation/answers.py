@@ -108,7 +108,7 @@ def samples_of(rows: Dataset) -> Samples:
     """Rows with extracted answers as `Samples`, problems in the order in which they come first.
 
     Args:
-        rows: columns `extracted` and `answer` (`topr_trl.rewards.score_candidates`), the same number of rows for each
+        rows: columns `extracted` and `answer` (`topr_trl.rewards.score_completions`), the same number of rows for each
             problem. `problem_id` tells problems apart; without it rows with equal `prompt` share a problem, as in
             training. `verdict`, if there, decides which answers are right, for tasks in which an answer has several
             forms. `score`, `subject` and `level` are used if there.

@@ -261,7 +261,7 @@ def evaluate_samples(
     return evaluate(samples, pass_ks, maj_ks, weighted_sc_ks, best_ks, seed)
 
 
-def evaluate_candidates(
+def evaluate_rows(
     rows: Dataset,
     pass_ks: Sequence[int] = (1,),
     maj_ks: Sequence[int] = (),
@@ -270,7 +270,7 @@ def evaluate_candidates(
     weighted_sc_ks: Sequence[int] = (),
     best_ks: Sequence[int] = (),
 ) -> Evaluation:
-    """`evaluate` for rows scored by `topr_trl.rewards.score_candidates`.
+    """`evaluate` for rows scored by `topr_trl.rewards.score_completions`.
 
     Args:
         rows: see `topr_trl.evaluation.answers.samples_of`.

@@ -15,7 +15,7 @@ class SamplingArguments:
     """How completions are drawn; the defaults are the paper's (arXiv 2503.14286, Sec. 4.1).
 
     Parameters:
-        num_candidates (`int`, defaults to `16`): Completions per prompt.
+        num_generations (`int`, defaults to `16`): Completions per prompt.
         temperature (`float`, defaults to `1.0`): Sampling temperature.
         top_p (`float`, defaults to `1.0`): Probability mass sampled from.
         top_k (`int`, defaults to `500`): Tokens sampled from.
@@ -23,7 +23,7 @@ class SamplingArguments:
         sampling_batch_size (`int`, defaults to `512`): Completions generated at once.
     """
 
-    num_candidates: int = field(default=16, metadata={"help": "Completions per prompt."})
+    num_generations: int = field(default=16, metadata={"help": "Completions per prompt."})
     temperature: float = field(default=1.0, metadata={"help": "Sampling temperature."})
     top_p: float = field(default=1.0, metadata={"help": "Probability mass sampled from."})
     top_k: int = field(default=500, metadata={"help": "Tokens sampled from."})
@@ -32,7 +32,7 @@ class SamplingArguments:
 
     def __post_init__(self) -> None:
         check_types(self, SamplingArguments)
-        for name in ("num_candidates", "max_new_tokens", "sampling_batch_size"):
+        for name in ("num_generations", "max_new_tokens", "sampling_batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if not 0 < self.temperature < math.inf:
@@ -69,7 +69,7 @@ def stop_tokens(tokenizer: PreTrainedTokenizerBase, generation_config: Generatio
     return sorted({tokenizer.eos_token_id, *([own] if isinstance(own, int) else own or [])} - {None})
 
 
-def candidate_row(
+def sampled_row(
     problem: dict[str, Any],
     sample_id: int,
     tokenizer: PreTrainedTokenizerBase,

@@ -19,11 +19,11 @@ from transformers import (
 )
 
 from topr_trl.checkpoints import check_finite
-from topr_trl.generation.sampling import SamplingArguments, candidate_row, encode_prompts, stop_tokens
+from topr_trl.generation.sampling import SamplingArguments, encode_prompts, sampled_row, stop_tokens
 
 
 @torch.no_grad()
-def sample_candidates(
+def sample_completions(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     problems: Dataset,
@@ -32,7 +32,7 @@ def sample_candidates(
     seed: int = 0,
     description: str = "Sampling",
 ) -> Dataset:
-    """`args.num_candidates` completions for each problem of this process's share.
+    """`args.num_generations` completions for each problem of this process's share.
 
     Every process of `accelerate launch` takes a share of the problems and gets the rows of that share back.
 
@@ -63,20 +63,20 @@ def sample_candidates(
     config = _generation_config(model, tokenizer, args, stop_strings)
     # Prompts of similar length go together; the rows come back in the order of the problems.
     order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
-    step = max(args.sampling_batch_size // args.num_candidates, 1)
+    step = max(args.sampling_batch_size // args.num_generations, 1)
     rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
     others = {} if state.is_main_process else {"disable": True}  # None would override TQDM_DISABLE
-    with _kept_generators(), tqdm(total=len(order) * args.num_candidates, desc=description, **others) as progress:
+    with _kept_generators(), tqdm(total=len(order) * args.num_generations, desc=description, **others) as progress:
         for start in range(0, len(order), step):
             torch.manual_seed(seed + 1_000_003 * state.process_index + start)
             batch = order[start : start + step]
             drawn, logps = _generate(model, tokenizer, [prompt_ids[i] for i in batch], config)
             batch_problems = problems.select(batch).to_list()
             for n, tokens in enumerate(drawn):
-                position, sample_id = divmod(n, args.num_candidates)
+                position, sample_id = divmod(n, args.num_generations)
                 i, problem = batch[position], batch_problems[position]
                 ids, reason = _cut(tokens, config.eos_token_id, tokenizer, stop_strings, args.max_new_tokens)
-                row = candidate_row(problem, sample_id, tokenizer, prompt_ids[i], ids, reason, logps[n][: len(ids)])
+                row = sampled_row(problem, sample_id, tokenizer, prompt_ids[i], ids, reason, logps[n][: len(ids)])
                 rows[i].append(row)
             progress.update(len(drawn))
     return Dataset.from_list([row for problem in rows for row in problem])
@@ -93,7 +93,7 @@ def _generation_config(
         # A top_k that keeps every token would only sort the vocabulary at each step.
         top_k=args.top_k if args.top_k < vocabulary else 0,
         max_new_tokens=args.max_new_tokens,
-        num_return_sequences=args.num_candidates,
+        num_return_sequences=args.num_generations,
         eos_token_id=stop_tokens(tokenizer, model.generation_config),
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
         stop_strings=list(stop_strings) or None,

@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers import GenerationConfig
 
 from topr_trl.config import check_types
-from topr_trl.generation.sampling import SamplingArguments, candidate_row, encode_prompts, stop_tokens
+from topr_trl.generation.sampling import SamplingArguments, encode_prompts, sampled_row, stop_tokens
 
 
 @dataclass
@@ -70,14 +70,14 @@ def start_engine(
     )
 
 
-def sample_candidates_with_vllm(
+def sample_completions_with_vllm(
     engine: Any,
     problems: Dataset,
     args: SamplingArguments,
     stop_strings: tuple[str, ...] = (),
     seed: int = 0,
 ) -> Dataset:
-    """`args.num_candidates` completions per problem; see `topr_trl.generation.transformers.sample_candidates`.
+    """`args.num_generations` completions per problem; see `topr_trl.generation.transformers.sample_completions`.
 
     `args.sampling_batch_size` is not used: the engine forms its own batches.
 
@@ -106,7 +106,7 @@ def sample_candidates_with_vllm(
     never = {pad: -100} if pad is not None and pad not in eos else None  # as with transformers
     params = [
         SamplingParams(
-            n=args.num_candidates,
+            n=args.num_generations,
             temperature=args.temperature,
             top_p=args.top_p,
             top_k=args.top_k,
@@ -116,7 +116,7 @@ def sample_candidates_with_vllm(
             stop_token_ids=eos,
             logit_bias=never,
             logprobs=0,  # of the drawn token only
-            seed=seed + i * args.num_candidates,  # the engine adds 1 for each of the n
+            seed=seed + i * args.num_generations,  # the engine adds 1 for each of the n
             flat_logprobs=True,
         )
         for i in range(len(prompt_ids))
@@ -127,7 +127,7 @@ def sample_candidates_with_vllm(
     for problem, output in zip(problems, outputs, strict=True):
         for sample in output.outputs:
             rows.append(
-                candidate_row(
+                sampled_row(
                     problem,
                     sample.index,
                     tokenizer,

@@ -119,7 +119,7 @@ def facts_of_sampling(sampling: Json) -> dict[str, str]:
         "problems": f"{problems_of(sampling)}, split `{sampling['split']}`",
         "prompt": f"{shots or 'no'} worked example{'s' * (shots != 1)} before the problem",
         "written by": str(writer_of(sampling)),
-        "completions per prompt": str(sampling["num_candidates"]),
+        "completions per prompt": str(sampling["num_generations"]),
         "temperature, top-p, top-k": f"{sampling['temperature']:g}, {sampling['top_p']:g}, {sampling['top_k']}",
         "longest completion": f"{sampling['max_new_tokens']} tokens",
         "sampled with": f"{backend}, {sampling.get('vllm_dtype') or sampling['dtype'] or 'default dtype'}",

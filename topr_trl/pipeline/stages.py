@@ -32,8 +32,8 @@ from topr_trl.data.tables import (
 )
 from topr_trl.evaluation.answers import labels, read_samples
 from topr_trl.evaluation.report import write_report
-from topr_trl.generation.transformers import sample_candidates
-from topr_trl.generation.vllm import sample_candidates_with_vllm, start_engine
+from topr_trl.generation.transformers import sample_completions
+from topr_trl.generation.vllm import sample_completions_with_vllm, start_engine
 from topr_trl.pipeline import inputs, manifest
 from topr_trl.pipeline.arguments import (
     CurateArguments,
@@ -50,7 +50,7 @@ from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.shards import CHOSEN, Made, add_columns, count_rows, naming, need, set_column, write_shard
 from topr_trl.pipeline.training import log_mu, train
-from topr_trl.rewards import VERDICTS, score_candidates
+from topr_trl.rewards import VERDICTS, score_completions
 from topr_trl.tasks import TASKS
 
 REPORT = "evaluation.txt"  # the tables of the stage `evaluate`
@@ -84,10 +84,10 @@ def _sampler(args: SampleArguments) -> Callable[[Dataset, int], Dataset]:
     stops = args.task_of_problems.stop_strings
     if args.sampling_backend == "vllm":
         engine = start_engine(model_path(args), args, args.seed, args.model_revision, args.trust_remote_code)
-        return lambda problems, seed: sample_candidates_with_vllm(engine, problems, args, stops, seed)
+        return lambda problems, seed: sample_completions_with_vllm(engine, problems, args, stops, seed)
     model = AutoModelForCausalLM.from_pretrained(model_path(args), **loading(args)).to(PartialState().device)
     tokenizer = load_tokenizer(args)
-    return lambda problems, seed: sample_candidates(model, tokenizer, problems, args, stops, seed, "Sampling a shard")
+    return lambda problems, seed: sample_completions(model, tokenizer, problems, args, stops, seed, "Sampling a shard")
 
 
 def score(args: ScoreArguments) -> Made:
@@ -102,7 +102,7 @@ def score(args: ScoreArguments) -> Made:
                 finite_rewards(rows)
                 return table
             need(rows.column_names, ("completion", "answer"), "rows without a reward")
-            return score_candidates(rows, judge, f"Scoring {shards[k].name}").with_format("arrow")[:]
+            return score_completions(rows, judge, f"Scoring {shards[k].name}").with_format("arrow")[:]
 
     add_columns(args.source, args.folder, "score", scored, "Scoring")
     for shard in shards_of(args.folder):

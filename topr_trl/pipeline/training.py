@@ -15,7 +15,7 @@ from trl import get_peft_config
 from topr_trl.checkpoints import STATE, is_whole_checkpoint
 from topr_trl.config import CurationArguments
 from topr_trl.data.tables import (
-    load_candidates,
+    load_rows,
     rows_of,
     shards_of,
 )
@@ -109,7 +109,7 @@ def _trainer(args: TrainArguments, all_rows: bool = False) -> tuple[OfflineTOPRT
     own.output_dir, own.seed = str(work), seed_of("train", args.seed, args.iteration)
     own.model_init_kwargs = {**loading(args), **(args.model_init_kwargs or {})}
     with PartialState().main_process_first():
-        rows = load_candidates(args.source, work / "cache")
+        rows = load_rows(args.source, work / "cache")
     if all_rows and (work / LOG_MU).is_file():  # columns of this stage itself, killed while it added them
         rows = rows.remove_columns([name for name in MU_COLUMNS if name in rows.column_names])
     places, curated = np.arange(len(rows)), {CHOSEN, "raw_reward"} & set(rows.column_names)  # the second by version 0.1

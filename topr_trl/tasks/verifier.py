@@ -1,8 +1,8 @@
 """Generative verifier (arXiv 2503.14286, Sec. 4.4): a model that reasons about a solution and rates it right or wrong.
 
 A verification is a completion like any other: its prompt holds a solution, its answer is yes or no, its reward +1 for
-the right answer, else -1. So problems made here go through the same stages: `sample_candidates`,
-`score_candidates(rows, judge)`, `OfflineTOPRTrainer`, `evaluate_candidates` (pass@1 is the verifier's accuracy).
+the right answer, else -1. So problems made here go through the same stages: `sample_completions`,
+`score_completions(rows, judge)`, `OfflineTOPRTrainer`, `evaluate_rows` (pass@1 is the verifier's accuracy).
 Another model may have written the solutions.
 """
 
@@ -37,7 +37,7 @@ def extract_verdict(text: str) -> str | None:
 
 
 def judge(texts: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
-    """Verdicts on verifications, for `score_candidates` and `answer_reward`."""
+    """Verdicts on verifications, for `score_completions` and `answer_reward`."""
     answers = [extract_verdict(text) for text in texts]
     return [(verdict(answer, truth), answer) for answer, truth in zip(answers, truths, strict=True)]
 
@@ -55,7 +55,7 @@ def verification_problems(
     """Each solution as a problem for a verifier.
 
     Args:
-        solutions: scored rows: columns `question`, `completion` and `verdict` (`score_candidates`).
+        solutions: scored rows: columns `question`, `completion` and `verdict` (`score_completions`).
         template: text with the placeholders `{question}` and `{solution}`.
         balanced: drop solutions at random until as many are right as are wrong. The paper keeps all.
         seed: of that.
