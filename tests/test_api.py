@@ -32,7 +32,7 @@ def settings_beyond_trl(command: str) -> list[str]:
     """The settings that a command takes, with their defaults; those of TRL's classes are TRL's to change."""
     kind = KINDS[command]
     ours = [cls for cls in inspect.getmro(kind) if cls.__module__.startswith("topr_trl")]
-    own = {name for cls in ours for name in cls.__dict__.get("__annotations__", {})}
+    own = {name for cls in ours for name in inspect.get_annotations(cls)}
     lines = []
     for field in sorted(dataclasses.fields(kind), key=lambda field: field.name):
         if field.name in settings_of(command) and field.name in own:
