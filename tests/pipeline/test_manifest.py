@@ -83,7 +83,8 @@ def test_a_manifest_of_version_0_1_is_read(tmp_path):
     with pytest.raises(ValueError, match=r"removed by version 0\.1 when run/scored had been made of them: read that"):
         manifest.read(tmp_path)
     (tmp_path / manifest.NAME).write_text(json.dumps({"inputs": {"task": "math"}, "files": None}))
-    assert not manifest.read(tmp_path).finished  # begun
+    with pytest.raises(ValueError, match=r"was begun by version 0\.1: finish it with that version, or remove it"):
+        manifest.read(tmp_path)
 
 
 def test_a_loop_of_version_0_1_is_refused(tmp_path):

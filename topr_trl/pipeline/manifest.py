@@ -210,10 +210,12 @@ def _from_version_0_1(path: Path, plain: Json) -> Json:
             f"The rows of {path.parent} were removed by version 0.1 when {plain['dropped']} had been made of them: "
             "read that folder."
         )
+    if plain["files"] is None:
+        raise ValueError(f"{path.parent} was begun by version 0.1: finish it with that version, or remove it.")
     inputs = {"num_generations" if name == "num_candidates" else name: v for name, v in plain["inputs"].items()}
     stage = next((name for name, key in _ONLY_IN.items() if key in inputs), "evaluate")
     known = {**{name: value for name, value in plain.items() if name != "files"}, "inputs": inputs}
-    return {"stages": {stage: {**known, "sources": {}}}, "files": {} if plain["files"] is None else plain["files"]}
+    return {"stages": {stage: {**known, "sources": {}}}, "files": plain["files"]}
 
 
 def fingerprint(path: Path) -> str:
