@@ -15,7 +15,6 @@ from topr_trl.checkpoints import model_fingerprint
 from topr_trl.cli import commands
 from topr_trl.cli import main as cli
 from topr_trl.generation.vllm import VLLMArguments
-from topr_trl.metrics import sampler_distance
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.arguments import Settings, StageArguments, inputs_of
 from topr_trl.tasks import arithmetic
@@ -248,15 +247,6 @@ def test_a_torn_checkpoint_is_not_resumed_from(tmp_path):
             (folder / "trainer_state.json").write_text(state)
     assert stages._last_whole_checkpoint(tmp_path, PartialState()).endswith("checkpoint-4")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "checkpoint-4"]
-
-
-def test_a_far_sampler_is_warned_about():
-    mu = [[-1.0, -2.0], [-0.5]]
-    assert sampler_distance(mu, [None, None]) == {}
-    near = sampler_distance(mu, [[-1.01, -1.98], None])
-    assert near == {"token": pytest.approx(0.015), "token_max": pytest.approx(0.02), "response": pytest.approx(0.01)}
-    with pytest.warns(UserWarning, match=r"differ from the trainer's by 0.50 a token"):
-        sampler_distance(mu, [[-1.5, -2.5], [-1.0]])
 
 
 def test_the_embedded_model_is_the_default(tmp_path):
