@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from topr_trl.metrics import RowMetrics, completion_means, describe
+from topr_trl.metrics import RowMetrics, completion_means, describe, sampler_distance
 
 NAN = float("nan")
 # People's dashboards stand on these: a name that goes is a change for the changelog.
@@ -113,3 +113,12 @@ def test_what_is_tapered_and_what_is_dead():
     metrics = describe(weights, torch.zeros(4), torch.full((4,), -1.0))
     assert metrics["topr/negatives_tapered"] == 2 / 4
     assert metrics["topr/negatives_dead"] == 0
+
+
+def test_a_far_sampler_is_warned_about():
+    mu = [[-1.0, -2.0], [-0.5]]
+    assert sampler_distance(mu, [None, None]) == {}
+    near = sampler_distance(mu, [[-1.01, -1.98], None])
+    assert near == {"token": pytest.approx(0.015), "token_max": pytest.approx(0.02), "response": pytest.approx(0.01)}
+    with pytest.warns(UserWarning, match=r"differ from the trainer's by 0.50 per token"):
+        sampler_distance(mu, [[-1.5, -2.5], [-1.0]])

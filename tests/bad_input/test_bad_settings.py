@@ -227,9 +227,9 @@ COMMANDS = [
     command("no command", "usage: topr [-h] COMMAND topr: error: the following arguments are required: COMMAND"),
     command(
         "an unknown setting",
-        "topr sample: There is no setting --num_candidats. Is --num_generations meant?",
+        "topr sample: There is no setting --num_generation. Is --num_generations meant?",
         "sample",
-        "--num_candidats",
+        "--num_generation",
         3,
     ),
     command(
@@ -286,10 +286,10 @@ COMMANDS = [
     ),
     command(
         "an unknown setting in YAML",
-        "topr sample: There is no setting --num_candidats (in own.yaml). Is --num_generations meant?",
+        "topr sample: There is no setting --num_generation (in own.yaml). Is --num_generations meant?",
         "sample",
         *CONFIG,
-        file="num_candidats: 1\n",
+        file="num_generation: 1\n",
     ),
     command(
         "a value of the wrong type in YAML",

@@ -84,7 +84,7 @@ def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
 @pytest.mark.parametrize(
     ("command", "name", "hint"),
     [
-        ("sample", "num_candidats", "Is --num_generations meant?"),
+        ("sample", "num_generation", "Is --num_generations meant?"),
         ("iterate", "learning_rat", "Is --learning_rate meant?"),
         ("score", "zzz", "topr score --help lists its settings."),
         ("sample", "output", "It is called --output_dir now."),

@@ -147,7 +147,9 @@ def test_what_was_under_way_is_refused(rows, tmp_path):
     save_rows(rows, folder, 0, 2)
     (folder / manifest.NAME).write_text(json.dumps({"inputs": SAMPLING, "files": None}))
     for use in (lambda: manifest.begin(folder, "sample", SAMPLING), lambda: manifest.check_whole(folder)):
-        with pytest.raises(ValueError, match=r"rows was begun by version 0\.1: finish it with that version, or remove it"):
+        with pytest.raises(
+            ValueError, match=r"rows was begun by version 0\.1: finish it with that version, or remove it"
+        ):
             use()
 
 
