@@ -53,7 +53,7 @@ class ScriptArguments:
     num_test_problems: int | None = field(default=None, metadata={"help": "Use only the first ones. Default: all."})
     num_shots: int | None = field(default=None, metadata={"help": "Examples in the prompt. Default: the task's."})
     iterations: int = field(default=1, metadata={"help": "Rounds of sample, score, curate, train."})
-    eval_samples: int = field(default=16, metadata={"help": "Completions per test problem (the paper: 64)."})
+    num_generations_eval: int = field(default=16, metadata={"help": "Completions per test problem (the paper: 64)."})
 
 
 def load_problems(args: ScriptArguments, task: Task, split: str) -> Dataset:
@@ -100,9 +100,9 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
     state.print(f"{name} on {args.dataset_name or 'embedded word problems'}", flush=True)
     model, tokenizer = load_model(name, model_args, training_args.device)
     train, test = (load_problems(args, task, split) for split in ("train", "test"))
-    eval_sampling = replace(sampling, num_generations=args.eval_samples)
+    eval_sampling = replace(sampling, num_generations=args.num_generations_eval)
     peft_config, results = get_peft_config(model_args), Evaluations()
-    ks = [k for k in (2, 4, 8, 16) if k < args.eval_samples]
+    ks = [k for k in (2, 4, 8, 16) if k < args.num_generations_eval]
 
     def evaluate(label: str) -> None:
         what = f"Testing, {label}"

@@ -46,7 +46,7 @@ class ScriptArguments:
     num_shots: int | None = field(default=None, metadata={"help": "Examples in the prompt. Default: the task's."})
     solver_name_or_path: str | None = field(default=None, metadata={"help": "Writes the solutions. Default: embedded."})
     num_solutions: int = field(default=16, metadata={"help": "Solutions per training problem."})
-    eval_samples: int = field(default=32, metadata={"help": "Solutions per test problem."})
+    num_generations_eval: int = field(default=32, metadata={"help": "Solutions per test problem."})
 
 
 def load_problems(args: ScriptArguments, task: Task, split: str) -> Dataset:
@@ -82,7 +82,7 @@ def sample_and_score(model, tokenizer, problems, sampling, stop_strings, judge, 
 
 
 def main(args: ScriptArguments, sampling: SamplingArguments, training_args: OfflineTOPRConfig, model_args: ModelConfig):
-    out, seed, n, state = Path(training_args.output_dir), training_args.seed, args.eval_samples, PartialState()
+    out, seed, n, state = Path(training_args.output_dir), training_args.seed, args.num_generations_eval, PartialState()
     task = TASKS[args.task if args.dataset_name else "gsm8k"]  # the embedded problems have GSM8K's format
     solver_name = args.solver_name_or_path or str(arithmetic.CARELESS_MODEL)
     solver, tokenizer = load_model(solver_name, model_args, training_args.device)

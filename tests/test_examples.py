@@ -44,5 +44,12 @@ def test_the_help_lists_the_settings(name, tmp_path):
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2_000:]
-    for setting in ("--task {gsm8k,math}", "--num_shots", "--eval_samples", "--top_k", "--curation", "--use_peft"):
+    for setting in (
+        "--task {gsm8k,math}",
+        "--num_shots",
+        "--num_generations_eval",
+        "--top_k",
+        "--curation",
+        "--use_peft",
+    ):
         assert setting in done.stdout, setting

@@ -96,7 +96,7 @@ def test_gsm8k_example_in_two_processes(tmp_path):
     printed = launch(
         "ddp", ROOT / "examples" / "gsm8k.py", "--output_dir", tmp_path, "--num_train_problems", 8,
         "--num_test_problems", 6,
-        "--num_generations", 4, "--eval_samples", 4, "--iterations", 2, "--per_device_train_batch_size", 4,
+        "--num_generations", 4, "--num_generations_eval", 4, "--iterations", 2, "--per_device_train_batch_size", 4,
         "--curation", "anna_karenina", "--iteration_size", 12,
         "--use_peft", "--lora_target_modules", "q_proj", "v_proj", again=True,
     )  # fmt: skip

@@ -235,7 +235,7 @@ COMMANDS = [
     command(
         "a value of the wrong type",
         "usage: topr sample [--config FILE] [settings] topr sample: error: argument "
-        "--num_generations/--num-candidates: invalid int value: 'ten'",
+        "--num_generations/--num-generations: invalid int value: 'ten'",
         "sample",
         "--num_generations",
         "ten",
@@ -294,7 +294,7 @@ COMMANDS = [
     command(
         "a value of the wrong type in YAML",
         "usage: topr sample [--config FILE] [settings] topr sample: error: argument "
-        "--num_generations/--num-candidates: invalid int value: 'many'",
+        "--num_generations/--num-generations: invalid int value: 'many'",
         "sample",
         *CONFIG,
         file="num_generations: many\n",

@@ -92,13 +92,14 @@ def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
         ("plan", "output", "It is a setting of topr plot."),
         ("iterate", "candidates", "It is called --rows now."),
         ("iterate", "keep_copies", "The rows of an iteration are in one folder, and kept once. Leave it out."),
-        ("evaluate", "eval_samples", "It is called --num_generations now."),
-        ("train", "eval_samples", "It is a setting of topr iterate."),
+        ("evaluate", "eval_samples", "It is called --num_generations_eval now."),
+        ("iterate", "num_candidates", "It is called --num_generations now."),
+        ("train", "num_generations_eval", "It is a setting of topr evaluate, iterate."),
     ],
 )
 def test_what_an_unknown_setting_may_have_meant(command, name, hint, own):
     assert refusal(command, [f"--{name}", "1"]) == f"There is no setting --{name}. {hint}"
-    if name != "eval_samples":  # of a loop's YAML, which serves its stages
+    if name != "num_generations_eval":  # of a loop's YAML, which serves its stages
         assert refusal(command, own(**{name: 1})) == f"There is no setting --{name} (in own.yaml). {hint}"
 
 

@@ -34,7 +34,7 @@ def fails(*arguments):
     return str(error.value)
 
 
-MODEL = ["--num_test_problems", 3, "--num_shots", 0, "--num_generations", 4, "--max_new_tokens", 60, "--seed", 3]
+MODEL = ["--num_test_problems", 3, "--num_shots", 0, "--num_generations_eval", 4, "--max_new_tokens", 60, "--seed", 3]
 
 
 @pytest.fixture(scope="module")

@@ -116,13 +116,13 @@ def test_what_is_left_out_is_planned_as_the_loop_runs_it(capsys):
 
 def test_the_settings_of_a_loop_can_be_planned(tmp_path, capsys):
     config = tmp_path / "own.yaml"
-    config.write_text("model_name_or_path: 70b\nlearning_rate: 1.0e-6\nnum_candidates: 4\nnum_train_problems: 100\n")
+    config.write_text("model_name_or_path: 70b\nlearning_rate: 1.0e-6\nnum_generations: 4\nnum_train_problems: 100\n")
     cli.main(["plan", "--config", str(config), "--num_generations", "8"])
     printed = capsys.readouterr().out
     assert "70.55 billion parameters" in printed
     assert "An iteration: 800 completions" in printed
     assert "log μ of at most 800 rows" in printed  # no more than there are
-    config.write_text("num_train_problems: null\niteration_size: null\nnum_candidates: 2\n")
+    config.write_text("num_train_problems: null\niteration_size: null\nnum_generations: 2\n")
     cli.main(["plan", "--config", str(config)])
     assert "log μ of at most 14,946 rows" in capsys.readouterr().out
     config.write_text("use_peft: true\nlora_r: 16\n")

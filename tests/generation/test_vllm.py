@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -118,25 +119,31 @@ def test_loop_with_the_engine_that_is_killed_while_it_samples(tmp_path):
         sys.executable, "-m", "topr_trl", "iterate", "--sampling_backend", "vllm", "--vllm_dtype", "float32",
         "--vllm_enforce_eager", "true", "--vllm_max_model_length", "512", "--num_train_problems", "12",
         "--num_test_problems", "4", "--num_shots", "0", "--problems_per_shard", "4", "--num_generations", "4",
-        "--eval_samples", "2", "--max_new_tokens", "60", "--bf16", "false", "--use_cpu", "true", "--dtype", "float32",
-        "--report_to", "none", "--output_dir", str(tmp_path / "run"), "--keep_copies", "true",
+        "--num_generations_eval", "2",
+        "--max_new_tokens", "60", "--bf16", "false", "--use_cpu", "true", "--dtype", "float32",
+        "--report_to", "none", "--output_dir", str(tmp_path / "run"),
     ]  # fmt: skip
-    candidates = tmp_path / "run" / "iteration-1" / "candidates"
+    rollouts = tmp_path / "run" / "iteration-1" / "rollouts"
     with (tmp_path / "log").open("a") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        while process.poll() is None and not list(candidates.glob("*.parquet")):
+        while process.poll() is None and not list(rollouts.glob("*.parquet")):
             time.sleep(0.02)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        finished = {path.name: path.stat().st_mtime_ns for path in candidates.glob("*.parquet")}
+        finished = {path.name: written(path) for path in rollouts.glob("*.parquet")}
         assert subprocess.run(command, stdout=log, stderr=log, check=False).returncode == 0, tail(tmp_path / "log")
     assert finished, tail(tmp_path / "log")
-    assert all((candidates / name).stat().st_mtime_ns == written for name, written in finished.items())
-    rows = load_rows(candidates)
+    # Later stages have added columns; to the last bit, the engine would not draw the same again.
+    assert all(written(rollouts / name) == rows for name, rows in finished.items())
+    rows = load_rows(rollouts)
     assert sorted(zip(rows["problem_id"], rows["sample_id"], strict=True)) == [
         (p, s) for p in range(12) for s in range(4)
     ]
     assert "pass@1" in tail(tmp_path / "log")
+
+
+def written(path):
+    return pq.read_table(path, columns=["completion_ids", "sampler_logps"]).to_pylist()
 
 
 def tail(path):

@@ -29,7 +29,7 @@ from topr_trl.pipeline.loop import steps_of
 HERE = Path(__file__).parent
 SETTINGS = {
     "num_train_problems": 6, "num_test_problems": 3, "num_shots": 0, "problems_per_shard": 3, "num_generations": 4,
-    "eval_samples": 2, "max_new_tokens": 40, "baseline": 0.25, "curation": "uniform", "iteration_size": 20,
+    "num_generations_eval": 2, "max_new_tokens": 40, "baseline": 0.25, "curation": "uniform", "iteration_size": 20,
     "learning_rate": 1e-3, "optim": "adamw_torch", "per_device_train_batch_size": 4, "bf16": False, "max_steps": 2,
     "report_to": "none", "gradient_checkpointing": False, "use_cpu": True, "dtype": "float32", "disable_tqdm": True,
 }  # fmt: skip

@@ -21,7 +21,7 @@ CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"
 KILLS = 20
 SETTINGS = {
     "num_train_problems": 24, "num_test_problems": 4, "num_shots": 0, "problems_per_shard": 4, "num_generations": 4,
-    "eval_samples": 2, "max_new_tokens": 60, "curation": "uniform", "iteration_size": 64, "learning_rate": 1e-3,
+    "num_generations_eval": 2, "max_new_tokens": 60, "curation": "uniform", "iteration_size": 64, "learning_rate": 1e-3,
     "optim": "adamw_torch", "per_device_train_batch_size": 4, "save_steps": 2, "bf16": False, "report_to": "none",
     "gradient_checkpointing": False, "use_cpu": True, "dtype": "float32", "disable_tqdm": True,
 }  # fmt: skip
@@ -56,7 +56,7 @@ def test_steps(tmp_path):
 
 
 def test_stages_get_the_settings_of_the_loop(tmp_path):
-    given = {"learning_rate": 3e-4, "max_new_tokens": 7, "eval_samples": 3, "num_shots": 2, "task": "math",
+    given = {"learning_rate": 3e-4, "max_new_tokens": 7, "num_generations_eval": 3, "num_shots": 2, "task": "math",
              "baseline": "group_mean", "preset": "tis", "seed": 5, "use_peft": True, "lora_r": 4,
              "lr_scheduler_type": "cosine", "max_grad_norm": 2.0, "num_generations": 5,
              "model_init_kwargs": {"attn_implementation": "eager"}, "lora_target_modules": ["q_proj", "v_proj"],

@@ -15,9 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from topr_trl import load_rows
 from topr_trl.checkpoints import model_fingerprint
-<<<<<<< HEAD
 from topr_trl.data.tables import shards_of
-from topr_trl.metrics import sampler_distance
 from topr_trl.pipeline import inputs, manifest, shards, stages
 from topr_trl.pipeline.arguments import (
     CurateArguments,
@@ -30,13 +28,6 @@ from topr_trl.pipeline.arguments import (
 from topr_trl.pipeline.lineage import first_weights, lineage, sampling_of, weights_of
 from topr_trl.pipeline.shards import write_shard
 from topr_trl.pipeline.training import _check_batch, _last_whole_checkpoint, _trainer
-=======
-from topr_trl.cli import commands
-from topr_trl.cli import main as cli
-from topr_trl.generation.vllm import VLLMArguments
-from topr_trl.pipeline import manifest, stages
-from topr_trl.pipeline.arguments import Settings, StageArguments, inputs_of
->>>>>>> house-a
 from topr_trl.tasks import arithmetic
 
 PROBLEMS = {"num_train_problems": 10, "num_test_problems": 4, "num_shots": 0, "problems_per_shard": 4}
@@ -361,20 +352,6 @@ def test_a_torn_checkpoint_is_not_resumed_from(tmp_path):
             (folder / "trainer_state.json").write_text(state)
     assert _last_whole_checkpoint(tmp_path, PartialState()).endswith("checkpoint-4")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "checkpoint-4"]
-
-
-<<<<<<< HEAD
-def test_a_far_sampler_is_warned_about():
-    mu = [[-1.0, -2.0], [-0.5]]
-    assert sampler_distance(mu, [None, None]) == {}
-    near = sampler_distance(mu, [[-1.01, -1.98], None])
-    assert near == {"token": pytest.approx(0.015), "token_max": pytest.approx(0.02), "response": pytest.approx(0.01)}
-    with pytest.warns(UserWarning, match=r"differ from the trainer's by 0.50 per token"):
-        sampler_distance(mu, [[-1.5, -2.5], [-1.0]])
-=======
-def test_the_embedded_model_is_the_default(tmp_path):
-    assert settings(tmp_path).model_path == str(arithmetic.CARELESS_MODEL)
->>>>>>> house-a
 
 
 def test_a_baseline_given_to_train_is_applied_to_rows_that_were_not_curated(scored, tmp_path):

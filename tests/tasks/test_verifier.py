@@ -113,7 +113,7 @@ def test_the_example_runs_the_whole_path(tmp_path):
     example = Path(__file__).parents[2] / "examples" / "verifier.py"
     command = [
         sys.executable, str(example), "--output_dir", str(tmp_path), "--num_train_problems", "4",
-        "--num_test_problems", "4", "--num_solutions", "2", "--eval_samples", "4", "--num_generations", "2",
+        "--num_test_problems", "4", "--num_solutions", "2", "--num_generations_eval", "4", "--num_generations", "2",
     ]  # fmt: skip
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)

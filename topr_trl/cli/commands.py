@@ -42,12 +42,8 @@ KINDS: dict[str, type] = {
     "plot": PlotArguments, "push": PushArguments,
 }  # fmt: skip
 # What version 0.1 called otherwise.
-_RENAMED = {
-    "output": "output_dir",
-    "candidates": "rows",
-    "eval_samples": "num_generations",
-    "num_candidates": "num_generations",
-}
+_RENAMED = {"output": "output_dir", "candidates": "rows", "eval_samples": "num_generations_eval",
+            "num_candidates": "num_generations"}  # fmt: skip
 _GONE = {"keep_copies": "The rows of an iteration are in one folder, and kept once. Leave it out."}
 
 
@@ -229,7 +225,8 @@ _TRAINING = (
 _SHOWN = {
     "train": ("input", "output_dir", "iteration", *_TRAINING),
     "iterate": (
-        "output_dir", "iterations", "rows", "eval_samples", "sampling_workers", "sampling_python", "accelerate_config",
+        "output_dir", "iterations", "rows", "num_generations_eval", "sampling_workers", "sampling_python",
+        "accelerate_config",
         *(field.name for kind in (ProblemArguments, SamplingArguments, BackendArguments) for field in fields(kind)),
         *_TRAINING,
     ),

@@ -33,7 +33,9 @@ def evaluate_command(args: EvaluateArguments) -> None:
         if second is not None:
             _check_problems(args, second)
         source = out / "rollouts"
-        stages.run("sample", take(SampleArguments, args, output_dir=str(source)))
+        stages.run(
+            "sample", take(SampleArguments, args, output_dir=str(source), num_generations=args.num_generations_eval)
+        )
         into = source
     source = _scored(args, source, into)
     done = take(EvaluateArguments, args, input=str(source), compare=None if second is None else str(second))

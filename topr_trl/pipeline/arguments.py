@@ -162,6 +162,7 @@ class EvaluateArguments(SampleArguments):
     """Settings of `topr evaluate`."""
 
     compare: str | None = field(default=None, metadata={"help": "Folder or file of rows of a second run."})
+    num_generations_eval: int = field(default=16, metadata={"help": "Completions per test problem (the paper: 64)."})
     split: str = "test"
 
 
@@ -215,7 +216,7 @@ class IterateArguments(ProblemArguments, SamplingArguments, BackendArguments, Of
     rows: str | None = field(
         default=None, metadata={"help": "Folder or file of rows to train on first, instead of sampling."}
     )
-    eval_samples: int = field(default=16, metadata={"help": "Completions per test problem (the paper: 64)."})
+    num_generations_eval: int = field(default=16, metadata={"help": "Completions per test problem (the paper: 64)."})
     sampling_workers: int = field(default=1, metadata={"help": "Sampling processes."})
     sampling_python: str | None = field(default=None, metadata={"help": "Python of the environment with vLLM."})
     accelerate_config: str | None = field(default=None, metadata={"help": "Accelerate's config for training."})
@@ -226,7 +227,7 @@ class IterateArguments(ProblemArguments, SamplingArguments, BackendArguments, Of
         SamplingArguments.__post_init__(self)
         BackendArguments.__post_init__(self)
         OfflineTOPRConfig.__post_init__(self)
-        _check_at_least(1, self, "iterations", "sampling_workers", "eval_samples")
+        _check_at_least(1, self, "iterations", "sampling_workers", "num_generations_eval")
         for name in ("rows", "accelerate_config", "sampling_python"):
             if getattr(self, name) is not None:
                 existing(getattr(self, name), f"--{name}")
@@ -251,7 +252,9 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "chat_template_path", "eos_token", "pad_token", "disable_tqdm", "use_liger_kernel",
     ),
     "train": _names(TrainArguments),
-    "evaluate": _names(EvaluateArguments, without=("split", "worker", "iteration", *ADAPTER_SETTINGS)),
+    "evaluate": _names(
+        EvaluateArguments, without=("num_generations", "split", "worker", "iteration", *ADAPTER_SETTINGS)
+    ),
     "iterate": _names(IterateArguments),
 }  # fmt: skip
 

@@ -59,7 +59,7 @@ def steps_of(loop: IterateArguments) -> Iterator[Step]:
 
     def testing(folder: Path, model: str | None, iteration: int) -> Iterator[Step]:
         rows = str(folder / "rollouts")
-        yield sampling(rows, model, iteration, split="test", num_generations=loop.eval_samples)
+        yield sampling(rows, model, iteration, split="test", num_generations=loop.num_generations_eval)
         yield Step("score", take(ScoreArguments, loop, input=rows, output_dir=rows))
         results = {"input": rows, "output_dir": str(folder / "results")}
         yield Step("evaluate", take(EvaluateArguments, loop, **results))
