@@ -9,14 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
-from topr_trl.data.tables import (
-    atomic_write,
-    from_table,
-    read_shard,
-    rows_of,
-    shard_path,
-    shards_of,
-)
+from topr_trl.data.tables import atomic_write, from_table, read_shard, rows_of, shard_path, shards_of
 from topr_trl.pipeline.manifest import Json
 
 CHOSEN = "reward_after_baseline"  # R of the rows that `curate` has chosen; null in the others

@@ -22,14 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from topr_trl.curation import compose
 from topr_trl.data.rows import finite_rewards, hash_prompts, id_column
-from topr_trl.data.tables import (
-    columns_of,
-    from_table,
-    read_shard,
-    rows_of,
-    shard_path,
-    shards_of,
-)
+from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, shard_path, shards_of
 from topr_trl.evaluation.answers import labels, read_samples
 from topr_trl.evaluation.report import write_report
 from topr_trl.generation.transformers import sample_completions

@@ -14,20 +14,10 @@ from trl import get_peft_config
 
 from topr_trl.checkpoints import STATE, is_whole_checkpoint
 from topr_trl.config import CurationArguments
-from topr_trl.data.tables import (
-    load_rows,
-    rows_of,
-    shards_of,
-)
+from topr_trl.data.tables import load_rows, rows_of, shards_of
 from topr_trl.offline_trainer import OfflineTOPRTrainer
 from topr_trl.pipeline import inputs, manifest
-from topr_trl.pipeline.arguments import (
-    TrainArguments,
-    load_tokenizer,
-    loading,
-    model_path,
-    seed_of,
-)
+from topr_trl.pipeline.arguments import TrainArguments, load_tokenizer, loading, model_path, seed_of
 from topr_trl.pipeline.lineage import ADAPTER, lineage
 from topr_trl.pipeline.shards import CHOSEN, Made, add_columns, set_column
 
