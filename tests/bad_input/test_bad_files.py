@@ -263,8 +263,8 @@ FOLDERS = [
     ),
     written(
         "an output folder with results for other settings",
-        "topr sample: out holds results for other settings (temperature: 1.0 there, 0.5 now). Remove the "
-        "folder and those of later stages, or use another output_dir.",
+        "topr sample: out holds results for other settings (temperature: 1.0 there, 0.5 now). Use another "
+        "output_dir, or remove the folder and those of later stages.",
         lambda kit: kit.topr(*SAMPLE),
         *SAMPLE,
         "--temperature",
@@ -272,8 +272,8 @@ FOLDERS = [
     ),
     written(
         "an output folder with results for other rows",
-        "topr curate: out holds results for other settings (input: '…' there, '…' now). Remove the folder and "
-        "those of later stages, or use another output_dir.",
+        "topr curate: out holds results for other settings (input: '…' there, '…' now). Use another "
+        "output_dir, or remove the folder and those of later stages.",
         lambda kit: [
             finished(kit),
             kit.topr(*CURATE),

@@ -27,6 +27,8 @@ def test_a_finished_stage_is_known_by_its_inputs_and_files(tmp_path):
 def test_several_stages_work_on_a_folder_one_after_the_other(tmp_path):
     manifest.begin(tmp_path, "sample", {"seed": 1})
     (tmp_path / "rows.parquet").write_bytes(b"rows")
+    with pytest.raises(ValueError, match="is not finished"):  # there may be more rows to come
+        manifest.begin(tmp_path, "score", {"task": "math"})
     manifest.finish(tmp_path, "sample", rows=4)
     before = manifest.fingerprint(tmp_path)
     assert manifest.begin(tmp_path, "score", {"task": "math"}) is False

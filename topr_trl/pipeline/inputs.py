@@ -64,7 +64,7 @@ def of_curation(args: CurateArguments) -> Json:
 
 
 def of_log_mu(args: TrainArguments) -> Json:
-    """Of the stage `log-mu`. Which rows are chosen is not among them: those that are not trained on have one too."""
+    """Of the stage `log-mu`. Which rows were chosen is in the rows."""
     names = ("baseline", "effective_positive_share", *_RATIO, *_FORWARD, "seed", "iteration")
     return {**_rows(args.source, args.folder), **_weights(args), **_adapter(args), **_named(args, names)}
 

@@ -21,6 +21,7 @@ from topr_trl.data.tables import atomic_write
 NAME = "_manifest.json"
 WORK = "work"  # the folder in a stage's folder for what is not its result; removed when it is finished
 _LOCK = ".lock"
+_NOT_FINISHED = "{} is not finished: run the stage that writes it to its end first."
 
 Json = dict[str, Any]
 Stage = Json  # `inputs`, `sources`; when it is finished: `rows`, `finished`, and what else it tells
@@ -73,6 +74,8 @@ def begin(folder: Path, stage: str, inputs: Json, sources: Mapping[str, str] | N
             )
         known = Manifest()
     there = known.stages.get(stage)
+    if there is None and not known.finished:
+        raise ValueError(_NOT_FINISHED.format(folder))
     nothing_made = not _results(folder) and not (folder / WORK).exists()
     if there is None or ("finished" not in there and nothing_made):
         known.stages[stage] = {"inputs": inputs, "sources": dict(sources or {})}
@@ -96,8 +99,8 @@ def _check_same(folder: Path, there: Json, now: Json) -> None:
     if changed:
         details = "; ".join(f"{name}: {there.get(name)!r} there, {now.get(name)!r} now" for name in changed)
         raise ValueError(
-            f"{folder} holds results for other settings ({details}). Remove the folder and those of later stages, or "
-            "use another output_dir."
+            f"{folder} holds results for other settings ({details}). Use another output_dir, or remove the folder and "
+            "those of later stages."
         )
 
 
@@ -133,7 +136,7 @@ def check_whole(path: Path) -> None:
     if known is None:
         return
     if not known.finished:
-        raise ValueError(f"{path} is not finished: run the stage that writes it to its end first.")
+        raise ValueError(_NOT_FINISHED.format(path))
     if damaged := _damaged(path, known):
         raise ValueError(
             f"{path} has lost or truncated files since it was finished: {', '.join(damaged[:3])}. Make it again."
