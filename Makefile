@@ -121,7 +121,7 @@ lint: install
 type: install
 	$(BIN)/mypy
 
-# Licences of all that is installed with the extras: the list of allowed ones is in pyproject.toml.
+# Licenses of all that is installed with the extras: the list of allowed ones is in pyproject.toml.
 licenses: install
 	$(BIN)/pip-licenses --summary --order=count
 

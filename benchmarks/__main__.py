@@ -5,7 +5,7 @@
     python -m benchmarks rivals positive_share   # some claims only
     python -m benchmarks --report                # only draw the pictures and judge what is finished
 
-Results, pictures and the page of verdicts go to `reproduction/`, which starts empty: everything is measured anew.
+Results, pictures and the page of verdicts go to `reproduction/`, which starts empty: everything is measured again.
 `--published` works on the results in `benchmarks/results` and on `docs/evidence.md` instead.
 """
 

@@ -4,7 +4,7 @@
     python -m benchmarks.gpu --model 0.5b --rows 16
     python -m benchmarks.gpu --model tiny --cpu   # does the script work?
 
-The trainers and candidates are those of `benchmarks.performance`, with Adafactor and gradient checkpointing, two rounds
+The trainers and rows are those of `benchmarks.performance`, with Adafactor and gradient checkpointing, two rounds
 in turn. Writes `benchmarks/results/gpu-MODEL.json`. Padding-free variants need FlashAttention, and run if it is there.
 """
 

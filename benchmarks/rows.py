@@ -1,4 +1,4 @@
-"""Candidates as training sees them: token ids, raw reward, problem, log μ. And batches of them as tensors."""
+"""Rows as training sees them: token ids, raw reward, problem, log μ. And batches of them as tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ class Rows:
         groups: (N,) the problem of each row.
         mu_logps: (T,) float32 log μ of each response, token by token.
         group_means, group_deviations: (N,) mean and standard deviation of the rewards of the row's problem, over all
-            candidates that were sampled for it, whichever of them are chosen afterwards.
+            completions that were sampled for it, whichever of them are chosen afterwards.
     """
 
     prompts: list[list[int]]
@@ -35,7 +35,7 @@ class Rows:
 
     @classmethod
     def of(cls, dataset: Dataset, model: PreTrainedModel) -> "Rows":
-        """Candidates with log μ as `model` scores them."""
+        """Rows with log μ as `model` computes it."""
         rewards, groups = np.array(dataset["reward"][:]), np.array(dataset["problem_id"][:])
         of_group = {group: rewards[groups == group] for group in np.unique(groups)}
         rows = cls(

@@ -50,7 +50,7 @@ def train(
 
 
 def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, loss: torch.Tensor, clip: float = 1.0) -> float:
-    """One optimiser step; returns the gradient norm before clipping. A gradient that is not finite changes nothing."""
+    """One optimizer step; returns the gradient norm before clipping. A gradient that is not finite changes nothing."""
     optimizer.zero_grad()
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
