@@ -1,4 +1,4 @@
-"""Measure the claims of the paper, cell by cell; a killed run goes on where it stopped.
+"""Measure the claims of the paper, cell by cell; a killed run continues where it stopped.
 
     python -m benchmarks                         # every claim, full profile: hours
     python -m benchmarks --profile quick         # minutes

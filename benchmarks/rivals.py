@@ -23,7 +23,7 @@ from topr_trl.loss import sequence_logps
 
 
 class Objective(Protocol):
-    """A loss over `size` items; `rows_per_item` is 2 for pairs, so that every method reads as many rows a step."""
+    """A loss over `size` items; `rows_per_item` is 2 for pairs, so that every method reads as many rows per step."""
 
     size: int
     rows_per_item: int
@@ -80,7 +80,7 @@ def tapered(preset: str, ratio_level: str = "sequence") -> Callable[..., Tensor]
 
 
 def ppo_loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tensor, epsilon: float = 0.2) -> Tensor:
-    """PPO with the ratio of the whole response (arXiv 2503.14286, Eq. 6), divided by the length as the others are."""
+    """PPO with the ratio of the whole completion (arXiv 2503.14286, Eq. 6), divided by the length as the others are."""
     log_ratio_B = sequence_logps(logps_BT, mask_BT) - sequence_logps(mu_BT, mask_BT)
     return (-ppo_objective(log_ratio_B.clamp(max=40.0).exp(), rewards_B, epsilon) / mask_BT.sum(-1)).mean()
 

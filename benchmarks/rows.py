@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 @dataclass(frozen=True)
 class Rows:
-    """N responses.
+    """N completions.
 
     Attributes:
         prompts, responses: token ids; a response keeps its stop token.
@@ -100,7 +100,7 @@ class Rows:
 def response_logps(
     model: PreTrainedModel, prompts: list[list[int]], responses: list[list[int]]
 ) -> tuple[Tensor, Tensor]:
-    """(B, T) log π of every token but the first, and the mask of those that belong to the response."""
+    """(B, T) log π of every token but the first, and the mask of those that belong to the completion."""
     ids = [torch.tensor(prompt + response) for prompt, response in zip(prompts, responses, strict=True)]
     input_ids = pad_sequence(ids, batch_first=True)
     lengths = torch.tensor([len(row) for row in ids])[:, None]

@@ -12,7 +12,7 @@ from benchmarks.setting import BATCH_ROWS
 
 
 def batches(size: int, batch: int, seed: int) -> Iterator[np.ndarray]:
-    """Shuffled epochs without end, in batches that may run over an epoch's border."""
+    """Shuffled epochs without end, in batches that may continue into the next epoch."""
     rng = np.random.default_rng(seed)
     queue = np.empty(0, dtype=np.int64)
     while True:

@@ -24,7 +24,7 @@ WORDS = 1_000  # ids are drawn from these; the tokenizer of the embedded model c
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of prompts and responses: log-normal, cut off at `longest`.
+    """Tokens of prompts and completions: log-normal, cut off at `longest`.
 
     Attributes:
         prompt, response: mean and standard deviation of the logarithm.
@@ -41,7 +41,7 @@ LONG_TAILS = Lengths((3.90, 0.36), (5.0, 1.0))
 
 
 def even(tokens: int) -> Lengths:
-    """Every response as long as the others."""
+    """Every completion as long as the others."""
     return Lengths((3.90, 0.0), (float(np.log(tokens)), 0.0), tokens)
 
 
@@ -136,7 +136,7 @@ class FrozenCopyTrainer(OfflineTOPRTrainer):
 
 
 def sft(**more: Any) -> Build:
-    """TRL's SFTTrainer: the same tokens, of right and wrong responses alike."""
+    """TRL's SFTTrainer: the same tokens, of right and wrong completions alike."""
 
     def build(case: Case, folder: str, callbacks: list[TrainerCallback]) -> Any:
         data = Dataset.from_list([
