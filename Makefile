@@ -22,7 +22,8 @@ help:
 	@echo "make test-matrix  run what versions can break (not slow, not processes, no benchmarks) on the oldest and newest"
 	@echo "               versions under Python 3.11, 3.12 and 3.13 (PYTHONS=\"3.11 3.12\" VERSIONS=oldest: fewer cells)"
 	@echo "make fuzz      search what comes in from outside for what breaks it (MINUTES=30); make mutate: mutation testing"
-	@echo "make lint      ruff; make type: mypy; make licenses: of all dependencies; make wheel: build, install apart, run"
+	@echo "make lint      ruff and import-linter; make type: mypy; make licenses: of all dependencies; make wheel: build,"
+	@echo "               install in a clean environment, run"
 
 install: $(STAMP)
 
@@ -121,7 +122,7 @@ lint: install
 type: install
 	$(BIN)/mypy
 
-# Licences of all that is installed with the extras: the list of allowed ones is in pyproject.toml.
+# Licenses of all that is installed with the extras: the list of allowed ones is in pyproject.toml.
 licenses: install
 	$(BIN)/pip-licenses --summary --order=count
 

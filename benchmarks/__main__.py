@@ -1,11 +1,11 @@
-"""Measure the claims of the paper, cell by cell; a killed run goes on where it stopped.
+"""Measure the claims of the paper, cell by cell; a killed run continues where it stopped.
 
     python -m benchmarks                         # every claim, full profile: hours
     python -m benchmarks --profile quick         # minutes
     python -m benchmarks rivals positive_share   # some claims only
     python -m benchmarks --report                # only draw the pictures and judge what is finished
 
-Results, pictures and the page of verdicts go to `reproduction/`, which starts empty: everything is measured anew.
+Results, pictures and the page of verdicts go to `reproduction/`, which starts empty: everything is measured again.
 `--published` works on the results in `benchmarks/results` and on `docs/evidence.md` instead.
 """
 

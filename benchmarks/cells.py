@@ -1,4 +1,4 @@
-"""Cells: the smallest pieces of work that are kept. A claim is measured by many, each finished once and for all."""
+"""Cells: the smallest pieces of work that are kept. A claim is measured by many cells; each is run once."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ class Unfinished(Exception):
 
 
 class Store:
-    """Finished cells of a profile: a file for each claim, one JSON object a line. A killed run loses none."""
+    """Finished cells of a profile: one file per claim, one JSON object per line. A killed run loses none."""
 
     def __init__(self, directory: Path, setting: str = "") -> None:
         self.directory, self.setting = directory, setting  # results of another setting are not seen

@@ -1,10 +1,10 @@
-"""Offline TOPR beside SFT and GRPO on one GPU: tokens a second, share of the peak, memory.
+"""Offline TOPR, SFT and GRPO on one GPU: tokens per second, share of the peak, memory.
 
     python -m benchmarks.gpu                      # 8 billion parameters, random weights, bfloat16, one 80 GB GPU
     python -m benchmarks.gpu --model 0.5b --rows 16
     python -m benchmarks.gpu --model tiny --cpu   # does the script work?
 
-The trainers and candidates are those of `benchmarks.performance`, with Adafactor and gradient checkpointing, two rounds
+The trainers and rows are those of `benchmarks.performance`, with Adafactor and gradient checkpointing, two rounds
 in turn. Writes `benchmarks/results/gpu-MODEL.json`. Padding-free variants need FlashAttention, and run if it is there.
 """
 
@@ -37,7 +37,7 @@ VARIANTS_HERE = ["topr", "sft", "grpo", "online topr"]
 
 
 def measure(case: Case, peak_tflops: float, repeats: int) -> dict[str, dict[str, float]]:
-    """Each variant's seconds a step, tokens a second, share of the peak, and memory."""
+    """Each variant's seconds per step, tokens per second, share of the peak, and memory."""
     variants = list(VARIANTS_HERE)
     if case.attention.startswith("flash"):
         variants += ["topr, padding-free", "sft, padding-free"]

@@ -95,7 +95,7 @@ def peak_of(profile: torch.profiler.profile, trace: Path) -> int:
     now = peak = 0
     for event in sorted((e for e in events if e["name"] == "[memory]"), key=lambda e: e["ts"]):
         address, size = event["args"]["Addr"], event["args"]["Bytes"]
-        now -= alive.pop(address, 0)  # freed, or freed unseen and given away anew
+        now -= alive.pop(address, 0)  # freed, or freed unseen and allocated again
         if size > 0:
             alive[address] = size
             now += size

@@ -1,4 +1,4 @@
-"""The methods that are compared: what each does with the same candidates.
+"""The methods that are compared: what each does with the same completions.
 
 A rival is made for a model and its rows, and gives the loss of a batch of them. Those under `PUBLISHED_AS_TOPR` are
 what other systems ship under TOPR's name.
@@ -23,7 +23,7 @@ from topr_trl.loss import sequence_logps
 
 
 class Objective(Protocol):
-    """A loss over `size` items; `rows_per_item` is 2 for pairs, so that every method reads as many rows a step."""
+    """A loss over `size` items; `rows_per_item` is 2 for pairs, so that every method reads as many rows per step."""
 
     size: int
     rows_per_item: int
@@ -61,7 +61,7 @@ def raw(rows: Rows) -> np.ndarray:
 
 
 def asymre_rewards(rows: Rows) -> np.ndarray:
-    """Group-centred less δ = -0.1: the baseline a little below the mean reward (AsymRE, arXiv 2506.20520)."""
+    """Group-centered less δ = -0.1: the baseline a little below the mean reward (AsymRE, arXiv 2506.20520)."""
     return rows.rewards - (rows.group_means - 0.1)
 
 
@@ -80,7 +80,7 @@ def tapered(preset: str, ratio_level: str = "sequence") -> Callable[..., Tensor]
 
 
 def ppo_loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tensor, epsilon: float = 0.2) -> Tensor:
-    """PPO with the ratio of the whole response (arXiv 2503.14286, Eq. 6), divided by the length as the others are."""
+    """PPO with the ratio of the whole completion (arXiv 2503.14286, Eq. 6), divided by the length as the others are."""
     log_ratio_B = sequence_logps(logps_BT, mask_BT) - sequence_logps(mu_BT, mask_BT)
     return (-ppo_objective(log_ratio_B.clamp(max=40.0).exp(), rewards_B, epsilon) / mask_BT.sum(-1)).mean()
 
@@ -93,7 +93,7 @@ def m2po_loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tenso
     """M2PO (arXiv 2510.01161): drop the tokens with the largest squared log-ratio until their mean is under `limit`.
 
     Only tokens whose ratio has already moved where the advantage pushes it may be dropped, as with PPO's clip; the
-    mean is over those. What is left is the token-level importance-weighted loss over group-normalised advantages,
+    mean is over those. What is left is the token-level importance-weighted loss over group-normalized advantages,
     averaged over all tokens.
     """
     log_ratio_BT = (logps_BT - mu_BT).masked_fill(~mask_BT, 0.0)
@@ -117,7 +117,7 @@ def m2po_loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tenso
 
 
 class TRLPolicy:
-    """A loss of `GRPOTrainer` as TRL ships it: its real `_compute_loss`, on stored candidates."""
+    """A loss of `GRPOTrainer` as TRL ships it: its real `_compute_loss`, on stored completions."""
 
     rows_per_item = 1
 
@@ -173,7 +173,7 @@ class TRLPreference:
 
 
 def dpo(model: PreTrainedModel, rows: Rows, pool: Rows, pairs_a_problem: int = 16) -> TRLPreference:
-    """Pairs of a right and a wrong candidate of a problem, up to 16 (the paper's), from all that were sampled.
+    """Pairs of a right and a wrong completion of a problem, up to 16 (the paper's), from all that were sampled.
 
     As many pairs are drawn as fill one epoch with as many rows as the other rivals read.
     """
@@ -249,7 +249,7 @@ def _trl(**settings: Any) -> Callable[..., Objective]:
 
 
 class Rival(NamedTuple):
-    """What a method is called, and how its objective is made for a model, rows, and all candidates they are from."""
+    """What a method is called, and how its objective is made for a model, rows, and all completions they are from."""
 
     label: str
     make: Callable[[PreTrainedModel, Rows, Rows], Objective]

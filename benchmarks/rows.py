@@ -1,4 +1,4 @@
-"""Candidates as training sees them: token ids, raw reward, problem, log μ. And batches of them as tensors."""
+"""Rows as training sees them: token ids, raw reward, problem, log μ. And batches of them as tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 @dataclass(frozen=True)
 class Rows:
-    """N responses.
+    """N completions.
 
     Attributes:
         prompts, responses: token ids; a response keeps its stop token.
@@ -22,7 +22,7 @@ class Rows:
         groups: (N,) the problem of each row.
         mu_logps: (T,) float32 log μ of each response, token by token.
         group_means, group_deviations: (N,) mean and standard deviation of the rewards of the row's problem, over all
-            candidates that were sampled for it, whichever of them are chosen afterwards.
+            completions that were sampled for it, whichever of them are chosen afterwards.
     """
 
     prompts: list[list[int]]
@@ -35,7 +35,7 @@ class Rows:
 
     @classmethod
     def of(cls, dataset: Dataset, model: PreTrainedModel) -> "Rows":
-        """Candidates with log μ as `model` scores them."""
+        """Rows with log μ as `model` computes it."""
         rewards, groups = np.array(dataset["reward"][:]), np.array(dataset["problem_id"][:])
         of_group = {group: rewards[groups == group] for group in np.unique(groups)}
         rows = cls(
@@ -100,7 +100,7 @@ class Rows:
 def response_logps(
     model: PreTrainedModel, prompts: list[list[int]], responses: list[list[int]]
 ) -> tuple[Tensor, Tensor]:
-    """(B, T) log π of every token but the first, and the mask of those that belong to the response."""
+    """(B, T) log π of every token but the first, and the mask of those that belong to the completion."""
     ids = [torch.tensor(prompt + response) for prompt, response in zip(prompts, responses, strict=True)]
     input_ids = pad_sequence(ids, batch_first=True)
     lengths = torch.tensor([len(row) for row in ids])[:, None]

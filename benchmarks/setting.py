@@ -1,4 +1,4 @@
-"""The setting that every claim is measured in: base models, problems, candidates, evaluation.
+"""The setting that every claim is measured in: base models, problems, completions, evaluation.
 
 Two tasks, both of `topr_trl.tasks.arithmetic`: `main` (two steps, as in the demo) and `hard` (more steps, so that the
 base model is seldom right). Their base models are small careless ones made by `scripts/make_careless_model.py`.
@@ -94,7 +94,7 @@ def problems(task: str, count: int, seed: int) -> Dataset:
 
 
 def sample(model: PreTrainedModel, task: str, questions: Dataset, count: int, seed: int) -> Dataset:
-    """`count` scored candidates of each question, with columns `extracted` and `verdict`."""
+    """`count` scored completions of each question, with columns `extracted` and `verdict`."""
     sampling = SamplingArguments(num_generations=count, max_new_tokens=MAX_NEW_TOKENS[task])
     return score_completions(sample_completions(model, tokenizer(task), questions, sampling, seed=seed), gsm8k.judge)
 
@@ -114,7 +114,7 @@ def candidates(task: str, profile: Profile, seed: int, count: int | None = None)
 
 
 def epoch_rows(task: str, profile: Profile, seed: int) -> tuple[Rows, Rows]:
-    """One epoch's rows, uniform from the candidates of this seed and the same for every rival; and all of them."""
+    """One epoch's rows, uniform from the completions of this seed and the same for every rival; and all of them."""
     pool = candidates(task, profile, seed)
     size = min(profile.steps * BATCH_ROWS, len(pool))
     return pool[curate(pool.rewards, pool.groups, "uniform", size, seed=seed).indices], pool

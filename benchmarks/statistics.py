@@ -58,7 +58,7 @@ def over_seeds(measured: Measured) -> Interval:
 
 
 def difference(first: Measured, second: Measured) -> Interval:
-    """`first - second` over the seeds that both have: the same candidates and the same test problems."""
+    """`first - second` over the seeds that both have: the same completions and the same test problems."""
     seeds = sorted(first.keys() & second.keys())
     errors = _known(sqrt(first[seed][1] ** 2 + second[seed][1] ** 2) for seed in seeds)
     return interval([first[seed][0] - second[seed][0] for seed in seeds], errors)

@@ -12,7 +12,7 @@ from benchmarks.setting import BATCH_ROWS
 
 
 def batches(size: int, batch: int, seed: int) -> Iterator[np.ndarray]:
-    """Shuffled epochs without end, in batches that may run over an epoch's border."""
+    """Shuffled epochs without end, in batches that may continue into the next epoch."""
     rng = np.random.default_rng(seed)
     queue = np.empty(0, dtype=np.int64)
     while True:
@@ -50,7 +50,7 @@ def train(
 
 
 def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, loss: torch.Tensor, clip: float = 1.0) -> float:
-    """One optimiser step; returns the gradient norm before clipping. A gradient that is not finite changes nothing."""
+    """One optimizer step; returns the gradient norm before clipping. A gradient that is not finite changes nothing."""
     optimizer.zero_grad()
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)

@@ -1,9 +1,9 @@
-"""Offline TOPR beyond maths: logged code generations, scored by unit tests in a sandbox. See docs/code_generation.md.
+"""Offline TOPR beyond math: logged code generations, scored by unit tests in a sandbox. See docs/code_generation.md.
 
     python examples/code_generation.py
 
-A notebook of cells, some minutes on a laptop's CPU, nothing to download: a tiny model is taught to write one-line
-functions by a careless author, what it then writes is logged and tested, and two copies of it learn from that log.
+A notebook of cells, a few minutes on a laptop's CPU, no download. A tiny model learns to write one-line functions from
+a careless author; what it then writes is logged and tested, and two copies of it learn from that log.
 """
 
 # %% Settings
@@ -30,7 +30,7 @@ from topr_trl import (
 from topr_trl.sandbox import run_tests
 
 OUT, SEED = Path("topr-code"), 0
-WARM_UP_ROWS, LOGGED_TASKS, HELD_OUT_TASKS, CANDIDATES = 24_000, 300, 200, 16
+WARM_UP_ROWS, LOGGED_TASKS, HELD_OUT_TASKS, COMPLETIONS = 24_000, 300, 200, 16
 ON_A_CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "optim": "adamw_torch", "seed": SEED,
             "save_strategy": "no", "report_to": "none"}  # fmt: skip
 
@@ -53,9 +53,9 @@ def program_of(which, each, returned) -> str:
 
 
 def make_task(problem_id: int, parts) -> dict:
-    """What to write, and in the column `answer` the unit tests of it."""
+    """What to write, and its unit tests in the column `answer`."""
     right: dict = {}
-    exec(program_of(*parts), right)  # our own program; those of a model are run in the sandbox alone
+    exec(program_of(*parts), right)  # our own program; those of a model run only in the sandbox
     lists = [[rng.randint(-20, 20) for _ in range(8)] for _ in range(4)]
     tests = [f"assert f({xs}) == {right['f'](xs)}" for xs in lists]
     return {"problem_id": problem_id, "prompt": prompt_of(*parts), "answer": "\n".join(tests)}
@@ -70,9 +70,9 @@ print(f"One of {len(combinations)} tasks, a right program, and its tests:\n")
 print(f"{tasks[0]['prompt']}{program_of(*combinations[0])}\n\n{tasks[0]['answer']}\n")
 
 
-# %% A careless author, from whom the model learns how to write such functions, but to slip as well.
+# %% A careless author, from whom the model learns to write such functions, mistakes included.
 def write_carelessly(parts) -> dict:
-    """A task and a program of which each part may be another one, and the last bracket be missing."""
+    """A task and a program in which each part may be wrong, and the last bracket may be missing."""
     written = [rng.choice(kinds) if rng.random() < 0.2 else part
                for part, kinds in zip(parts, (WHICH, EACH, RETURNED), strict=True)]  # fmt: skip
     program = program_of(*written)
@@ -110,18 +110,18 @@ teacher.save_model()
 
 # %% The log: what the model writes for the tasks, tested in the sandbox, as a table on disk.
 def write_and_test(model, problems: Dataset, folder: Path, what: str) -> Dataset:
-    sampling = SamplingArguments(num_generations=CANDIDATES, max_new_tokens=48)
+    sampling = SamplingArguments(num_generations=COMPLETIONS, max_new_tokens=48)
     rows = sample_completions(model, tokenizer, problems, sampling, seed=SEED, description=what)
     save_rows(score_completions(rows, run_tests, "Testing"), folder)
     return load_rows(folder)
 
 
 log = write_and_test(model, logged, OUT / "log", "Writing the log")
-print(f"\nOf the log, for the task {log['prompt'][0].strip()!r}:")
-for row in log.select(range(min(6, CANDIDATES))):
+print(f"\nFrom the log, for the task {log['prompt'][0].strip()!r}:")
+for row in log.select(range(min(6, COMPLETIONS))):
     print(f"  {row['verdict']:<9}  {row['completion']}")
 
-# %% Two copies learn from the same rows: one from the right ones alone, one by TOPR from right and wrong ones.
+# %% Two copies learn from the same rows: one from the right ones only, one by TOPR from right and wrong ones.
 results = Evaluations(before=evaluate_rows(write_and_test(model, held_out, OUT / "before", "Writing, before")))
 for label, preset in (("positives only", "positives_only"), ("TOPR", "topr")):
     settings = OfflineTOPRConfig(
@@ -136,5 +136,5 @@ for label, preset in (("positives only", "positives_only"), ("TOPR", "topr")):
     rows = write_and_test(trainer.model, held_out, OUT / preset / "held-out", f"Writing, {label}")
     results[label] = evaluate_rows(rows)
 
-# %% How it ends, on tasks that neither the author nor the log has shown.
+# %% Results, on tasks that are neither among the demonstrations nor in the log.
 print(f"\n{results}\n\nThe log, what was written for the held-out tasks and the models are in {OUT}/")

@@ -85,7 +85,7 @@ def sample_and_score(model, tokenizer, problems, task: Task, sampling, folder: P
     rows = sample_completions(model, tokenizer, problems, sampling, task.stop_strings, seed, what)
     rows = score_completions(rows, task.judge)
     if state.is_main_process:  # an earlier run may have had another number of processes
-        for old in folder.glob("candidates-*.parquet"):
+        for old in folder.glob("*.parquet"):
             old.unlink()
     state.wait_for_everyone()
     save_rows(rows, folder, state.process_index, state.num_processes)
@@ -114,7 +114,7 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
     evaluate("before")
     for i in range(1, args.iterations + 1):
         label = "after" if args.iterations == 1 else f"iteration-{i}"
-        what, folder = f"Sampling candidates, {label}", out / label / "candidates"
+        what, folder = f"Sampling, {label}", out / label / "rollouts"
         rows = sample_and_score(model, tokenizer, train, task, sampling, folder, seed + i, what)
         training_args.output_dir = str(out / label)
         trainer = OfflineTOPRTrainer(
@@ -126,7 +126,7 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
         model = trainer.accelerator.unwrap_model(trainer.model)
         evaluate(label)
 
-    state.print(f"\n{results}\n\nResults, checkpoints, candidates and log μ are in {out}/", flush=True)
+    state.print(f"\n{results}\n\nResults, checkpoints, rollouts and log μ are in {out}/", flush=True)
     if state.is_main_process and importlib.util.find_spec("matplotlib"):
         results.plot(out / "results.png")
     state.wait_for_everyone()

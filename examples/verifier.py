@@ -73,7 +73,7 @@ def sample_and_score(model, tokenizer, problems, sampling, stop_strings, judge, 
     rows = sample_completions(model, tokenizer, problems, sampling, stop_strings, seed, f"Sampling {folder}")
     rows = score_completions(rows, judge)
     if state.is_main_process:  # an earlier run may have had another number of processes
-        for old in folder.glob("candidates-*.parquet"):
+        for old in folder.glob("*.parquet"):
             old.unlink()
     state.wait_for_everyone()
     save_rows(rows, folder, state.process_index, state.num_processes)

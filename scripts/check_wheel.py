@@ -37,8 +37,9 @@ topr_loss("logps")  # type: ignore[call-arg, arg-type]
 """
 
 DEMO = {
-    "num_train_problems": 8, "num_test_problems": 4, "num_generations": 4, "eval_samples": 2, "max_new_tokens": 60,
-    "iteration_size": 16, "max_steps": 2, "report_to": "none", "disable_tqdm": True, "use_cpu": True,
+    "num_train_problems": 8, "num_test_problems": 4, "num_generations": 4, "num_generations_eval": 2,
+    "max_new_tokens": 60, "iteration_size": 16, "max_steps": 2, "report_to": "none", "disable_tqdm": True,
+    "use_cpu": True,
 }  # fmt: skip
 
 

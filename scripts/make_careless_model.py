@@ -27,7 +27,7 @@ class ScriptArguments:
     hidden_size: int = field(default=128, metadata={"help": "Width; the feed-forward layers are 4 times as wide."})
     num_layers: int = field(default=4, metadata={"help": "Layers."})
     vocab_size: int = field(default=512, metadata={"help": "Tokens of the vocabulary."})
-    steps: int = field(default=1200, metadata={"help": "Optimiser steps."})
+    steps: int = field(default=1200, metadata={"help": "Optimizer steps."})
     batch_size: int = field(default=64, metadata={"help": "Rows a step."})
     verifier: bool = field(default=False, metadata={"help": "Learn to check solutions instead of writing them."})
     num_steps: int = field(default=2, metadata={"help": "Steps of a problem."})

@@ -1,14 +1,18 @@
 """Examples are what users copy: they import what is public, each stands alone, and they stay short."""
 
 import ast
+import inspect
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 
 import topr_trl
+from topr_trl.tasks import TASKS
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 PUBLIC = {"topr_trl": set(topr_trl.__all__), "topr_trl.sandbox": {"run_tests"}}
@@ -33,6 +37,20 @@ def test_examples_import_what_is_public_and_stay_short(path):
             assert module.startswith("topr_trl.tasks") or name in PUBLIC.get(module, ()), (module, name)
         assert not (name or "").startswith("_"), (module, name)
     assert len(path.read_text(encoding="utf-8").splitlines()) < 150
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "verifier"])
+def test_rows_of_an_earlier_run_are_replaced(name, tmp_path, monkeypatch):
+    """That run may have had another number of processes, and so other shards."""
+    example = runpy.run_path(str(EXAMPLES[0].with_name(f"{name}.py")))
+    rows = Dataset.from_list([{"prompt": "1 + 1 =", "completion": " 2."}])
+    topr_trl.save_rows(rows, tmp_path, 1, 2)
+    sample_and_score = example["sample_and_score"]
+    monkeypatch.setitem(sample_and_score.__globals__, "sample_completions", lambda *args: rows)
+    monkeypatch.setitem(sample_and_score.__globals__, "score_completions", lambda sampled, judge: sampled)
+    arguments = {"folder": tmp_path, "seed": 0, "task": TASKS["gsm8k"], "what": ""}
+    wanted = inspect.signature(sample_and_score).parameters
+    assert len(sample_and_score(**{name: arguments.get(name) for name in wanted})) == 1
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "verifier"])

@@ -105,7 +105,7 @@ def test_gsm8k_example_in_two_processes(tmp_path):
     assert list(results) == ["before", "iteration-1", "iteration-2"]
     assert results["before"]["num_problems"] == 6
     assert (tmp_path / "results.png").is_file()
-    assert len(list((tmp_path / "iteration-1" / "candidates").glob("*.parquet"))) == 2
+    assert len(list((tmp_path / "iteration-1" / "rollouts").glob("*.parquet"))) == 2
 
 
 @pytest.mark.processes

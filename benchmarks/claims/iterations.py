@@ -23,7 +23,7 @@ from topr_trl.baseline import baseline_for_positive_share
 from topr_trl.curation import ROWS_PER_PROBLEM
 
 ITERATIONS, PROBLEMS, SEEDS = 8, 200, 3
-# curation: (candidates of each problem, as in the paper), rule
+# curation: (completions of each problem, as in the paper), rule
 CURATIONS = {"uniform": 16, "positives": 16, "anna_karenina": 64}
 TARGET = 0.5  # p~ of the comparison of target and fixed baseline
 

@@ -9,7 +9,7 @@ from benchmarks.setting import Profile, base_model, epoch_rows, evaluate, model_
 from benchmarks.training import train
 from benchmarks.verdicts import MEASURED, Verdict, markdown_table
 
-TUNING_SEED = 1000  # candidates, order and problems that no other claim uses
+TUNING_SEED = 1000  # completions, order and problems that no other claim uses
 # On the harder task: the paper's rivals, TRL's default, and the variant that beats TOPR on the main one.
 OF_TASK = {
     "main": tuple(RIVALS),

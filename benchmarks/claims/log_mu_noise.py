@@ -1,4 +1,4 @@
-"""Beyond the paper: log μ from another engine than the trainer's, as long responses feel it.
+"""Beyond the paper: log μ from another engine than the trainer's, and its effect on long completions.
 
 `spread` measures by how much the log-probability of a token differs between a forward in float32 and one in bfloat16
 (the mismatch of a sampler). `training` trains with that noise on log μ, summed over as many tokens as a response of

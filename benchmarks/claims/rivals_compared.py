@@ -1,4 +1,4 @@
-"""Figures 1 and 3: all rivals on the same candidates, over one epoch and over several."""
+"""Figures 1 and 3: all rivals on the same completions, over one epoch and over several."""
 
 from collections.abc import Sequence
 from pathlib import Path

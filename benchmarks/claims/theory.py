@@ -157,7 +157,7 @@ EPSILON = 0.2
 
 
 def _objectives(ratio: Tensor, reward: float) -> tuple[Tensor, Tensor]:
-    """J (with b+ = 1 + ε, as in the paper's drawing) and the PPO objective of single responses, by their ratio."""
+    """J (with b+ = 1 + ε, as in the paper's drawing) and the PPO objective of single completions, by their ratio."""
     tapered = taper(ratio, 1.0, 1.0 + EPSILON) if reward > 0 else taper(ratio, 0.0, 1.0)
     return tapered * reward, ppo_objective(ratio, torch.tensor(reward), EPSILON)
 

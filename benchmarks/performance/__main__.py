@@ -1,4 +1,4 @@
-"""Time and memory of TOPR beside TRL's other trainers, on the CPU.
+"""Time and memory of TOPR and of TRL's other trainers, on the CPU.
 
 python -m benchmarks.performance            # about ten minutes on two free cores; writes docs/performance.md
 python -m benchmarks.performance --small    # does it all work? writes to reproduction/performance
@@ -121,7 +121,7 @@ def measure(sizes: Sizes, say: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def processes(sizes: Sizes) -> dict[str, list[float]]:
-    """Rows a second of one process and of two with one thread each."""
+    """Rows per second of one process and of two with one thread each."""
     found: dict[str, list[float]] = {"1": [], "2": []}
     for _ in range(2):
         for count in (1, 2):
@@ -140,7 +140,7 @@ def processes(sizes: Sizes) -> dict[str, list[float]]:
 
 
 def worker(size: int) -> None:
-    """One of the processes: trains on 32 rows a step, whatever their number."""
+    """One of the processes: trains on 32 rows per step, whatever their number."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     case = Case(model(size), candidates(96, GSM8K, WORDS), 8, 4 // count, {"use_cpu": True, "bf16": False})
     seconds = seconds_per_step(VARIANTS["topr"], case)

@@ -18,7 +18,7 @@ PROBLEMS_PER_SHARD = 64
 
 
 def write_candidates(folder: Path, problems: int) -> int:
-    """Scored candidates of so many problems, with the columns and sizes of a real loop's; returns their number."""
+    """Scored completions of so many problems, with the columns and sizes of a real loop's; returns their number."""
     rng = np.random.default_rng(0)
     shards = -(-problems // PROBLEMS_PER_SHARD)
     for shard in range(shards):

@@ -1,4 +1,4 @@
-"""Runs of trainers in turn, so that what else the machine does hits all of them alike."""
+"""Runs trainers in turn, so that other load of the machine affects all of them alike."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""The trainers that are compared, all on the same candidates."""
+"""The trainers that are compared, all on the same rows."""
 
 import warnings
 from collections.abc import Callable
@@ -24,7 +24,7 @@ WORDS = 1_000  # ids are drawn from these; the tokenizer of the embedded model c
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of prompts and responses: log-normal, cut off at `longest`.
+    """Tokens of prompts and completions: log-normal, cut off at `longest`.
 
     Attributes:
         prompt, response: mean and standard deviation of the logarithm.
@@ -41,12 +41,12 @@ LONG_TAILS = Lengths((3.90, 0.36), (5.0, 1.0))
 
 
 def even(tokens: int) -> Lengths:
-    """Every response as long as the others."""
+    """Every completion as long as the others."""
     return Lengths((3.90, 0.0), (float(np.log(tokens)), 0.0), tokens)
 
 
 def candidates(count: int, lengths: Lengths, vocabulary: int, positives: float = 0.5, seed: int = 0) -> Rows:
-    """Random token ids with the lengths of real candidates, `SAMPLES` a problem."""
+    """Random token ids with the lengths of real completions, `SAMPLES` per problem."""
     rng = np.random.default_rng(seed)
     rows: Rows = []
 
@@ -63,10 +63,10 @@ def candidates(count: int, lengths: Lengths, vocabulary: int, positives: float =
 
 @dataclass(frozen=True)
 class Case:
-    """Candidates, a model's shape, and how they are trained on.
+    """Rows, a model's shape, and how they are trained on.
 
     Attributes:
-        rows: all candidates; a run trains on each once.
+        rows: all of them; a run trains on each once.
         micro_batch, accumulation: rows of a forward, and forwards of a step.
         settings: of all trainers.
         attention: implementation, as transformers names it.
@@ -105,7 +105,7 @@ def _tokenizer() -> Any:
 def offline_topr(
     trainer: type[OfflineTOPRTrainer] = OfflineTOPRTrainer, brings_log_mu: bool = False, **more: Any
 ) -> Build:
-    """`OfflineTOPRTrainer` on the candidates; log μ is scored before the first step unless the rows bring it."""
+    """`OfflineTOPRTrainer` on the rows; log μ is computed before the first step unless the rows bring it."""
 
     def build(case: Case, folder: str, callbacks: list[TrainerCallback]) -> Any:
         known = {"mu_logps": -1.0} if brings_log_mu else {}
@@ -136,7 +136,7 @@ class FrozenCopyTrainer(OfflineTOPRTrainer):
 
 
 def sft(**more: Any) -> Build:
-    """TRL's SFTTrainer: the same tokens, of right and wrong responses alike."""
+    """TRL's SFTTrainer: the same tokens, of right and wrong completions alike."""
 
     def build(case: Case, folder: str, callbacks: list[TrainerCallback]) -> Any:
         data = Dataset.from_list([
@@ -152,7 +152,7 @@ def sft(**more: Any) -> Build:
 
 
 def online(trainer: type[GRPOTrainer], config: type[GRPOConfig], **more: Any) -> Build:
-    """An online trainer whose rollouts are the candidates, taken from memory: what is timed is all but generation."""
+    """An online trainer whose rollouts are the rows, taken from memory: what is timed is all but generation."""
 
     def build(case: Case, folder: str, callbacks: list[TrainerCallback]) -> Any:
         problems = case.rows[::SAMPLES]

@@ -154,7 +154,7 @@ SETTINGS = [
         "completion is weighted as a whole, so rows are not packed.",
         packing=True,
     ),
-    setting("no candidate", "num_generations must be at least 1, not 0.", SamplingArguments, num_generations=0),
+    setting("no completion", "num_generations must be at least 1, not 0.", SamplingArguments, num_generations=0),
     setting(
         "a temperature of 0",
         "temperature must be above 0, not 0.0: completions of one prompt have to differ.",

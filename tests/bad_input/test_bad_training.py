@@ -301,7 +301,7 @@ def rewarded(given: str, message: str, reward: Any, error: Any = ValueError) -> 
 
 
 def _hanging(kit: Kit) -> None:
-    """A judge in worker processes, which hangs on two of eight responses."""
+    """A judge in worker processes, which hangs on two of eight completions."""
     (kit.folder / "judge.py").write_text(
         "import time\n\ndef judge(item):\n    time.sleep(60 * (item in (2, 7)))\n    return 1.0 if item % 2 else -1.0\n"
     )
@@ -373,7 +373,7 @@ REWARDS = [
         UserWarning,
     ),
     Case(
-        "a judge in a `WorkerPool` that hangs on two of eight responses",
+        "a judge in a `WorkerPool` that hangs on two of eight completions",
         _hanging,
         "",
         Kept("the other six, which are learned from", _six_of_eight),
@@ -464,7 +464,7 @@ TOKENIZERS = [
         UNTRAINED,
     ),
     Case(
-        "prompt and longest response longer than the context",
+        "prompt and longest completion longer than the context",
         lambda kit: kit.topr(*SAMPLE, "--max_new_tokens", 2_040),
         "topr sample: A prompt of 37 tokens and max_new_tokens=2040 do not fit in the model's context of "
         "2048. Use fewer examples in the prompt, or a lower max_new_tokens.",

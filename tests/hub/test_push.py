@@ -192,14 +192,14 @@ def test_a_second_iteration_began_where_the_loop_did(loop, tmp_path):
     assert "| measure | after |" in pack(first, "me/x").card
 
 
-def test_card_of_candidates(loop):
+def test_card_of_rows(loop):
     for folder, split in (("iteration-1/rollouts", "train"), ("base/test/rollouts", "test")):
         parcel = pack(loop / folder, "me/rows")
         card, rows = DatasetCard(parcel.card), load_rows(loop / folder)
         assert parcel.repo_type == "dataset"
         assert "_manifest.json" in parcel.files
         assert card.data.configs[0]["data_files"] == [{"split": split, "path": "*.parquet"}]
-        assert f"| responses | {len(rows)} |" in card.text
+        assert f"| completions | {len(rows)} |" in card.text
         count = rows["verdict"][:].count("correct")
         assert f"correct: {count} ({count / len(rows):.1%})" in card.text
         for name in rows.column_names:
@@ -226,7 +226,7 @@ def test_rows_of_others_are_pushed_with_what_is_known(rows, tmp_path):
     card = DatasetCard(parcel.card)
     assert set(parcel.files) == {"rows.jsonl", "README.md"}
     assert card.data.configs[0]["data_files"] == [{"split": "train", "path": "rows.jsonl"}]
-    assert "8 responses to 2 problems:" in card.text
+    assert "8 completions for 2 problems:" in card.text
     assert "| `reward` | -1: 6 (75.0%), +1: 2 (25.0%) |" in card.text
     assert "How they were made" not in card.text
 
@@ -354,15 +354,15 @@ def damage(run, what):
     ("what", "message"),
     [
         ("unfinished", "rollouts is not finished: run the stage"),
-        ("a loop", "holds neither a model .* nor candidates .* There are .*iteration-1/model"),
-        ("empty", "empty holds neither a model .* nor candidates"),
+        ("a loop", "holds neither a model .* nor rows .* There are .*iteration-1/model"),
+        ("empty", "empty holds neither a model .* nor rows"),
         ("lost shard", "holds 1 of 2 shards"),
         ("columns", "need the same columns; they differ in verdict"),
         ("no rows", "There is no row in"),
-        ("torn", "is not whole: trainer_state.json"),
+        ("torn", "is incomplete: trainer_state.json"),
         ("pickled", "holds no weights as safetensors"),
         ("cut", "model.safetensors cannot be read"),
-        ("index", "lacks 1 of 2 files of its weights, as model-00001-of-00002.safetensors"),
+        ("index", "lacks 1 of 2 files of weights, such as model-00001-of-00002.safetensors"),
         ("no card", "was trained is not known: there is no .*README.md"),
     ],
 )

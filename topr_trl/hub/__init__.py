@@ -1,4 +1,4 @@
-"""Models and candidates on the Hugging Face Hub."""
+"""Models and rows on the Hugging Face Hub."""
 
 from topr_trl.hub.push import PushArguments, push_command, push_to_hub
 

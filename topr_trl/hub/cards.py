@@ -1,4 +1,4 @@
-"""The card of a data set: what its rows are, and how they were made."""
+"""The card of a dataset: what its rows are, and how they were made."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,27 +12,27 @@ _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M
 
 COLUMNS = {
     "prompt": "what the model was asked",
-    "completion": "its response",
-    "reward": "what the response is worth; after the baseline, if there is a `raw_reward` too",
+    "completion": "what the model wrote",
+    "reward": "the reward of the completion; after the baseline, if there is a column `raw_reward`",
     "raw_reward": "the reward before the baseline",
-    "reward_after_baseline": "what a row that was chosen for training is worth there; empty in the other rows",
-    "label": "true where the response is good: a reward of +1, else -1",
+    "reward_after_baseline": "the reward minus the baseline in rows that were chosen for training; empty in the others",
+    "label": "true where the completion is good: a reward of +1, otherwise -1",
     "prompt_ids": "token ids of the prompt",
-    "completion_ids": "token ids of the response, its stop token included",
-    "problem_id": "the problem: rows with the same one are responses to the same",
-    "sample_id": "the place in the order in which a problem's responses were drawn",
-    "finish_reason": "`stop`, or `length` where the response was cut off",
-    "sampler_logps": "log-probability of each token, as the sampler reported it",
-    "mu_logps": "log μ of each token, or of the whole response; empty where no weight depends on it",
-    "mu_fingerprint": "fingerprint of the model that has scored `mu_logps`",
+    "completion_ids": "token ids of the completion, including its stop token",
+    "problem_id": "the problem; rows with the same id are completions for the same problem",
+    "sample_id": "position in the order in which the problem's completions were drawn",
+    "finish_reason": "`stop`, or `length` where the completion was cut off",
+    "sampler_logps": "log-probability of each token, as the sampler reported it while it wrote",
+    "mu_logps": "log μ of each token or of the completion, under the model that wrote it; empty if not needed",
+    "mu_fingerprint": "fingerprint of the model that computed `mu_logps`",
     "answer": "the right answer, in normal form",
-    "extracted": "the answer that was found in the response, in normal form; empty where there is none",
-    "verdict": "`correct`, `incorrect`, or `invalid` where there is no answer",
-    "score": "of a verifier",
+    "extracted": "the answer that was found in the completion, in normal form; empty if there is none",
+    "verdict": "`correct`, `incorrect`, or `invalid` if there is no answer",
+    "score": "a verifier's score of the completion",
     "question": "the problem without the prompt around it",
     "solution": "a worked solution of the problem",
-    "subject": "of the problem",
-    "level": "of the problem: how hard it is",
+    "subject": "the problem's subject",
+    "level": "the problem's difficulty",
     "tools": "for the chat template",
     "chat_template_kwargs": "for the chat template",
 }
@@ -62,16 +62,16 @@ def dataset_card(
     problems: str | None = None,
     sampler: str | None = None,
 ) -> DatasetCard:
-    """The card of candidates.
+    """The card of a dataset of rows.
 
     Args:
-        repo_id: the data set's name on the Hub.
+        repo_id: the dataset's name on the Hub.
         columns: names and types.
-        counts: what there is of what.
-        num_rows: of all files.
-        files: the name or pattern of the files of rows: readers take those and nothing else for data.
-        split: of the problems; the rows are loaded under this name.
-        made: how they were sampled, as far as it is known.
+        counts: names and counts, for a table.
+        num_rows: of all files together.
+        files: the name or pattern of the files of rows; readers load these and nothing else.
+        split: of the problems; the rows are loaded as this split.
+        made: how they were sampled, as far as known.
         problems, sampler: short descriptions, in Markdown.
     """
     size = _SIZES[min(max(len(str(num_rows)) - 3, 0), len(_SIZES) - 1)]
@@ -82,20 +82,20 @@ def dataset_card(
         tags=list(TAGS),
         configs=[{"config_name": "default", "data_files": [{"split": split, "path": files}]}],
     )
-    responses = f"{num_rows:,} responses to {counts['problems']} problems"
+    size_text = f"{num_rows:,} completions for {counts['problems']} problems"
     rows = [[f"`{name}`", f"`{kind}`", COLUMNS.get(name, "")] for name, kind in columns.items()]
     card: DatasetCard = DatasetCard.from_template(
         data,
         template_path=str(Path(__file__).with_name("dataset_card.md")),
         name=data.pretty_name,
         repo_id=repo_id,
-        size=responses,
+        size=size_text,
         problems=problems,
         sampler=sampler,
         split=split,
         trainable=bool({"reward", "label"} & set(columns)),
         judged="verdict" in columns,
-        counts=facts_table(counts, "what", "how many"),
+        counts=facts_table(counts, "what", "count"),
         columns=markdown_table(["column", "type", "meaning"], rows),
         made=facts_table(made) if made else None,
         citation=PAPER["citation"],

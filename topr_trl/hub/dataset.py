@@ -1,4 +1,4 @@
-"""Candidates for the Hub: the shards as they are, their manifest, and a card with what was counted in them."""
+"""Rows for the Hub: the shards as they are, their manifest, and a card with counts."""
 
 import json
 from collections import Counter
@@ -18,11 +18,11 @@ from topr_trl.pipeline.lineage import facts_of_sampling, problems_of, sampling_o
 _COUNTED = (
     "reward", "reward_after_baseline", "raw_reward", "label", "verdict", "finish_reason", "mu_fingerprint",
 )  # fmt: skip
-_MOST_VALUES = 6  # of a column that are counted one by one
+_MOST_VALUES = 6  # of a column; with more, only their number and range are shown
 
 
-def holds_candidates(path: Path) -> bool:
-    """Whether a folder or a file holds rows with a prompt and a response."""
+def holds_rows(path: Path) -> bool:
+    """Whether a folder or a file holds rows with a prompt and a completion."""
     files = sorted(path.glob("*.parquet"))[:1] if path.is_dir() else [path] * (path.suffix in TABLE_SUFFIXES)
     columns = set(columns_of(files[0])) if files else set()
     return "prompt" in columns and bool({"completion", "completion_ids"} & columns)
@@ -30,7 +30,7 @@ def holds_candidates(path: Path) -> bool:
 
 @dataclass
 class Counts:
-    """What is in rows: their columns with types, their number, their problems, and values of some columns."""
+    """Counts of rows: columns with their types, number of rows, problems, and values of some columns."""
 
     columns: dict[str, str] = field(default_factory=dict)
     rows: int = 0
@@ -38,10 +38,10 @@ class Counts:
     values: dict[str, Counter[Any]] = field(default_factory=dict)
 
     def facts(self) -> dict[str, str]:
-        facts = {"responses": f"{self.rows:,}", "problems": f"{len(self.problems):,}"}
+        facts = {"completions": f"{self.rows:,}", "problems": f"{len(self.problems):,}"}
         for name, counter in self.values.items():
             if name == "mu_fingerprint":
-                continue  # told among the settings
+                continue  # shown among the settings
             if len(counter) <= _MOST_VALUES:
                 parts = [f"{_named(value)}: {n:,} ({n / self.rows:.1%})" for value, n in counter.most_common()]
             else:
@@ -56,11 +56,11 @@ def _named(value: Any) -> str:
     return "none" if value is None else f"{value:+g}" if isinstance(value, float) else str(value)
 
 
-def count_candidates(shards: list[Path]) -> Counts:
-    """Count shard by shard.
+def count_rows(shards: list[Path]) -> Counts:
+    """Count rows, one shard after the other.
 
     Raises:
-        ValueError: the shards differ in their columns, or there is no row.
+        ValueError: the shards have different columns, or there is no row.
     """
     found = Counts()
     for shard in shards:
@@ -68,7 +68,9 @@ def count_candidates(shards: list[Path]) -> Counts:
         columns = {column.name: str(column.type) for column in table.schema}
         found.columns = found.columns or columns
         if odd := sorted(set(found.columns) ^ set(columns)):
-            raise ValueError(f"{shard}: all files of rows need the same columns; they differ in {', '.join(odd)}.")
+            raise ValueError(
+                f"{shard}: all files of rows need the same columns; they differ in {', '.join(odd)}. Write them again."
+            )
         found.rows += len(table)
         if "problem_id" in columns:
             found.problems |= set(table["problem_id"].unique().to_pylist())
@@ -83,31 +85,31 @@ def count_candidates(shards: list[Path]) -> Counts:
 
 
 def _without_paths(path: Path) -> bytes:
-    """A manifest with only the last part of paths on this machine; what its fingerprint is made of stays."""
+    """A manifest in which paths of this machine are cut to their last part; what its fingerprint depends on stays."""
     known = json.loads(path.read_text())
     for stage in known["stages"].values() if "stages" in known else [known]:
         stage["inputs"] = {k: Path(v).name if str(v).startswith("/") else v for k, v in stage["inputs"].items()}
     return json.dumps(known, indent=1).encode()
 
 
-def pack_candidates(path: Path, repo_id: str) -> Parcel:
-    """A folder of shards, or a file of rows, as a data set.
+def pack_rows(path: Path, repo_id: str) -> Parcel:
+    """A folder of shards, or a file of rows, as a dataset.
 
     Raises:
         FileNotFoundError: shards are missing.
-        ValueError: see `count_candidates`.
+        ValueError: see `count_rows`.
     """
     shards = shards_of(path)
-    found = count_candidates(shards)
+    found = count_rows(shards)
     files: dict[str, Path | bytes] = {shard.name: shard for shard in shards}
     sampling = sampling_of(path)
     if (note := path / manifest.NAME).is_file():
-        # With it, the stages know a folder that was loaded from the Hub.
+        # With it, a folder that was loaded from the Hub is complete for the stages.
         files[manifest.NAME] = _without_paths(note)
     made = facts_of_sampling(sampling)
-    scored_by = sorted(filter(None, found.values.get("mu_fingerprint", [])))
-    if scored_by:
-        made["fingerprint of μ"] = ", ".join(f"`{fingerprint}`" for fingerprint in scored_by)
+    computed_by = sorted(filter(None, found.values.get("mu_fingerprint", [])))
+    if computed_by:
+        made["fingerprint of μ"] = ", ".join(f"`{fingerprint}`" for fingerprint in computed_by)
     card = dataset_card(
         repo_id,
         found.columns,

@@ -32,7 +32,7 @@ from topr_trl.pipeline.lineage import (
 from topr_trl.pipeline.manifest import Json, Stage
 
 MODEL_CONFIGS = ("config.json", "adapter_config.json")
-# As save_pretrained names them: what else lies in a folder is its owner's.
+# As save_pretrained names them; other files of a folder are not pushed.
 _WANTED = (
     "*.safetensors", "*.safetensors.index.json", "config.json", "adapter_config.json", "generation_config.json",
     "*processor_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*",
@@ -46,18 +46,20 @@ def holds_model(folder: Path) -> bool:
 
 
 def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str | Path | None) -> Parcel:
-    """A model's folder or a checkpoint as a model, see `topr_trl.hub.push.pack`."""
+    """A model's folder, or a checkpoint, as a model; see `topr_trl.hub.push.pack`."""
     files = _files_of(folder)
     card, picture = _card_of(folder, repo_id), None
     results, sampling = _results(folder, before, after)
     evaluations = {name: _read_evaluation(path) for name, path in results.items()}
     sizes = sorted({evaluation.num_problems for evaluation in evaluations.values()})
     if len(sizes) > 1:
-        raise ValueError(f"Results before and after are of different problems: {sizes[0]} and {sizes[1]} of them.")
+        raise ValueError(
+            f"Results before and after are of {sizes[0]} and {sizes[1]} problems. Evaluate both on the same problems."
+        )
     if evaluations:
         dataset = name_on_the_hub(sampling.get("test_dataset_name") or sampling.get("dataset_name"))
         if sampling.get("num_test_problems"):
-            dataset = None  # no result of the whole split
+            dataset = None  # not a result of the whole split
         how = f"{problems_of(sampling)}, temperature {sampling['temperature']:g}" if sampling else None
         with TemporaryDirectory() as aside:
             add_section(card, Evaluations(evaluations).write_card_section(Path(aside), how))
@@ -79,10 +81,12 @@ def _files_of(folder: Path) -> dict[str, Path | bytes]:
     """What is needed to load a model.
 
     Raises:
-        ValueError: the checkpoint is not whole, or weights are pickled, missing or damaged.
+        ValueError: the checkpoint is incomplete, or weights are pickled, missing or damaged.
     """
     if _is_checkpoint(folder) and not is_whole_checkpoint(folder):
-        raise ValueError(f"{folder} is not whole: {STATE}, which is written last, is missing or cut.")
+        raise ValueError(
+            f"{folder} is incomplete: {STATE}, which is written last, is missing or truncated. Push another checkpoint."
+        )
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise ValueError(
@@ -92,7 +96,9 @@ def _files_of(folder: Path) -> dict[str, Path | bytes]:
     for index in folder.glob("*.safetensors.index.json"):
         needed = set(json.loads(index.read_text())["weight_map"].values())
         if missing := sorted(needed - {path.name for path in weights}):
-            raise ValueError(f"{folder} lacks {len(missing)} of {len(needed)} files of its weights, as {missing[0]}.")
+            raise ValueError(
+                f"{folder} lacks {len(missing)} of {len(needed)} files of weights, such as {missing[0]}. Save it again."
+            )
     check_files(folder)
     config = folder / "config.json"
     has_own_code = config.is_file() and "auto_map" in json.loads(config.read_text())
@@ -109,15 +115,15 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _readme_of(folder: Path) -> Path:
-    """The card that the trainer has written: of a checkpoint, beside it. Inside there is at most PEFT's empty form."""
+    """The card that the trainer wrote. A checkpoint's is beside it; inside there is at most PEFT's empty template."""
     return (folder.parent if _is_checkpoint(folder) else folder) / README
 
 
 def _card_of(folder: Path, repo_id: str) -> ModelCard:
-    """Made of the manifests if the stage `train` has made the model, else the trainer's.
+    """The card: from the manifests if the stage `train` made the model, otherwise the trainer's.
 
     Raises:
-        ValueError: there is neither.
+        ValueError: there are neither manifests nor a card.
     """
     steps, readme = lineage(stage_folder(folder)), _readme_of(folder)
     if "train" in steps:
@@ -125,7 +131,7 @@ def _card_of(folder: Path, repo_id: str) -> ModelCard:
     if not readme.is_file():
         raise ValueError(
             f"How {folder} was trained is not known: there is no {readme}. Write it with "
-            "trainer.create_model_card(), or put a card of your own there."
+            "trainer.create_model_card(), or put your own card there."
         )
     card: ModelCard = ModelCard.load(readme)
     adapt(card, repo_id, _last_step(folder) if _is_checkpoint(folder) else None)
@@ -145,8 +151,8 @@ def _card_of_stage(folder: Path, repo_id: str, steps: dict[str, Stage]) -> Model
         **training_facts(TOPRArguments(**known), rows, last_step, inputs["learning_rate"], inputs["optim"]),
         "seed": f"{inputs['seed']}, iteration {inputs['iteration']}",
     }
-    told_below = ("prompt", "seed", "sampled with")
-    facts |= {name: fact for name, fact in facts_of_sampling(sampling).items() if name not in told_below}
+    shown_elsewhere = ("prompt", "seed", "sampled with")
+    facts |= {name: fact for name, fact in facts_of_sampling(sampling).items() if name not in shown_elsewhere}
     problems = name_on_the_hub(sampling.get("dataset_name"))
     data = ModelCardData(
         base_model=name_on_the_hub(first_weights(stage).get("model")),
@@ -166,7 +172,7 @@ def _last_step(folder: Path) -> int:
 
 
 def _a_prompt(model: Path) -> Any:
-    """One that the model was trained on, if its rows lie beside it."""
+    """A prompt that the model was trained on, if its rows are beside it."""
     shards = (read_shard(path, ["prompt"])["prompt"] for path in sorted(model.parent.glob("rollouts/*.parquet")))
     return next((prompts[0].as_py() for prompts in shards if len(prompts)), None)
 
@@ -175,9 +181,9 @@ def _a_prompt(model: Path) -> Any:
 
 
 def _results(folder: Path, before: str | Path | None, after: str | Path | None) -> tuple[dict[str, Path], Json]:
-    """Folders of results by name, and how the tested responses were drawn, as far as it is known.
+    """Folders of results by name, and how the tested completions were drawn, as far as known.
 
-    Those that are given; else those of the loop, if its manifests say that they are of these weights.
+    Those that are given; otherwise the loop's, if its manifests say that they are of these weights.
     """
     given = {name: Path(path) for name, path in (("before", before), ("after", after)) if path}
     if given:

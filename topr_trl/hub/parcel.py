@@ -1,4 +1,4 @@
-"""What is pushed to the Hub in one commit."""
+"""What one commit pushes to the Hub."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ README = "README.md"
 
 @dataclass(frozen=True)
 class Parcel:
-    """Files, as paths or as their contents, by their names in the repository.
+    """Files by their names in the repository, as paths or as contents.
 
     Attributes:
         repo_type: `"model"` or `"dataset"`.
-        files: with the card, `README.md`.
-        left_out: what lies in the folder and is not pushed.
-        replaces: patterns of files that must not stay beside the new ones, such as the shards of another model.
+        files: including the card, `README.md`.
+        left_out: files of the folder that are not pushed.
+        replaces: patterns of files in the repository that are removed, such as the shards of another model.
     """
 
     repo_type: str

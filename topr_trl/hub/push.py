@@ -1,4 +1,4 @@
-"""`topr push`: a model or candidates to the Hub, with a card. A model goes as safetensors; nothing pickled leaves."""
+"""`topr push`: a model or rows to the Hub, with a card. Models are pushed as safetensors; pickles are never pushed."""
 
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -8,7 +8,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.utils import httpx, validate_repo_id
 
 from topr_trl import __version__
-from topr_trl.hub.dataset import holds_candidates, pack_candidates
+from topr_trl.hub.dataset import holds_rows, pack_rows
 from topr_trl.hub.model import MODEL_CONFIGS, holds_model, pack_model
 from topr_trl.hub.parcel import Parcel
 from topr_trl.pipeline import manifest
@@ -16,29 +16,29 @@ from topr_trl.pipeline import manifest
 
 @dataclass
 class PushArguments:
-    """What is pushed, and where to.
+    """What is pushed, and where.
 
     Parameters:
-        input (`str`): Folder of a model, a checkpoint or candidates, or a file of candidates.
-        repo_id (`str`): Repository on the Hub, `name` or `owner/name`; made if it is not there.
-        private (`bool`, defaults to `False`): Make it private; one that is there stays as it is.
+        input (`str`): Folder of a model, a checkpoint or rows, or a file of rows.
+        repo_id (`str`): Repository on the Hub, `name` or `owner/name`; created if it does not exist.
+        private (`bool`, defaults to `False`): Create it as private; an existing repository keeps its visibility.
         before, after (`str`, *optional*): Folders of `topr evaluate`, for the table and the picture on a model's card;
-            default: those of the loop that has trained it.
+            default: those of the loop that trained it.
         dry_run (`bool`, defaults to `False`): Print what would be pushed, and the card, and push nothing.
     """
 
-    input: str = field(metadata={"help": "Folder of a model, a checkpoint or candidates, or a file of candidates."})
+    input: str = field(metadata={"help": "Folder of a model, a checkpoint or rows, or a file of rows."})
     repo_id: str = field(metadata={"help": "Repository on the Hub: name or owner/name."})
     private: bool = field(default=False, metadata={"help": "Make the repository private, if it is new."})
     before: str | None = field(
         default=None, metadata={"help": "Results of topr evaluate before training. Default: the loop's."}
     )
-    after: str | None = field(default=None, metadata={"help": "Those after training. Default: the loop's."})
+    after: str | None = field(default=None, metadata={"help": "Results after training. Default: the loop's."})
     dry_run: bool = field(default=False, metadata={"help": "Print what would be pushed, and the card; push nothing."})
 
 
 def push_command(args: PushArguments) -> None:
-    """The command: push, or tell what would be pushed."""
+    """The command: push, or print what would be pushed."""
     if args.dry_run:
         validate_repo_id(args.repo_id)
         parcel = pack(Path(args.input), args.repo_id, args.before, args.after)
@@ -55,24 +55,24 @@ def push_to_hub(
     before: str | Path | None = None,
     after: str | Path | None = None,
 ) -> CommitInfo:
-    """Push a model, a checkpoint or candidates, with a card, in one commit.
+    """Push a model, a checkpoint or rows, with a card, in one commit.
 
     Args:
-        folder: to push; of a checkpoint, the model alone.
-        repo_id: `name` or `owner/name`; the repository is made if it is not there.
+        folder: what to push; of a checkpoint only the model.
+        repo_id: `name` or `owner/name`; the repository is created if it does not exist.
         private: see `huggingface_hub.create_repo`.
         before, after: folders of `topr evaluate`, see `pack`.
 
     Returns:
-        The commit; `commit.repo_url` is where it went.
+        The commit; `commit.repo_url` is the repository.
 
     Raises:
-        ValueError, FileNotFoundError: see `pack`; or there is no token. Nothing has been sent then.
-        OSError: the Hub cannot be reached, or refuses.
+        ValueError, FileNotFoundError: see `pack`; or there is no token. Nothing has been sent.
+        OSError: the Hub cannot be reached, or refuses the push.
     """
     validate_repo_id(repo_id)
     if get_token() is None:
-        raise ValueError("Pushing needs an account: run `hf auth login`, or set HF_TOKEN to a token that may write.")
+        raise ValueError("Pushing needs an account: run `hf auth login`, or set HF_TOKEN to a token with write access.")
     api = HfApi(library_name="topr_trl", library_version=__version__)
     try:
         name = repo_id if "/" in repo_id else f"{api.whoami()['name']}/{repo_id}"
@@ -99,17 +99,17 @@ def _is_stale(path: str, parcel: Parcel) -> bool:
 
 
 def pack(folder: Path, repo_id: str, before: str | Path | None = None, after: str | Path | None = None) -> Parcel:
-    """What of a folder is to be pushed, and its card.
+    """The files of a folder that are pushed, and its card.
 
     Args:
-        folder: a model's, a checkpoint's or one of candidates; or a file of candidates.
+        folder: of a model, a checkpoint or rows; or a file of rows.
         repo_id: for the card.
-        before, after: folders of `topr evaluate`, for a model's card; default: those of the loop that has trained it.
+        before, after: folders of `topr evaluate`, for a model's card; default: those of the loop that trained it.
 
     Raises:
         FileNotFoundError: there is no such folder, or shards are missing.
-        ValueError: it holds neither a model nor candidates, it is not finished, files are damaged, or how the model
-            was trained is not known.
+        ValueError: it holds neither a model nor rows, it is not finished, files are damaged, or how the model was
+            trained is not known.
     """
     if not folder.exists():
         raise FileNotFoundError(f"There is no {folder} to push.")
@@ -117,14 +117,14 @@ def pack(folder: Path, repo_id: str, before: str | Path | None = None, after: st
     if holds_model(folder):
         return pack_model(folder, repo_id, before, after)
     if before or after:
-        raise ValueError(f"--before and --after are for the card of a model, and {folder} holds none.")
-    if holds_candidates(folder):
-        return pack_candidates(folder, repo_id)
+        raise ValueError(f"--before and --after are for the card of a model, and {folder} holds none. Leave them out.")
+    if holds_rows(folder):
+        return pack_rows(folder, repo_id)
     inside = {path.parent for name in (*MODEL_CONFIGS, "*.parquet") for path in folder.rglob(name)} - {folder}
     newest_first = sorted(inside, key=lambda path: -path.stat().st_mtime_ns)
-    found = [str(path) for path in newest_first if holds_model(path) or holds_candidates(path)]
+    found = [str(path) for path in newest_first if holds_model(path) or holds_rows(path)]
     hint = f" There are {', '.join(found[:6])}{' and others' if found[6:] else ''}." if found else ""
     raise ValueError(
-        f"{folder} holds neither a model (config.json and *.safetensors) nor candidates (*.parquet with a prompt and a "
+        f"{folder} holds neither a model (config.json and *.safetensors) nor rows (*.parquet with a prompt and a "
         f"completion).{hint}"
     )
