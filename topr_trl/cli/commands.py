@@ -248,7 +248,7 @@ def print_help(command: str, description: str, everything: bool) -> None:
 
 
 def run_stage(command: str) -> Callable[[Any], None]:
-    """What carries out a stage and says what came out."""
+    """The function that runs a stage and prints what came out."""
 
     def carry_out(args: Any) -> None:
         check_trackers(args)

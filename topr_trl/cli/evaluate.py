@@ -14,7 +14,7 @@ def evaluate_command(args: EvaluateArguments) -> None:
     """Make what the stage `evaluate` lacks, run it, and print what it found.
 
     Without `--input` the test problems are sampled, to `rollouts/` in the output folder; rows without `extracted` are
-    scored, to `scored/`. A command that is started again goes on.
+    scored, to `scored/`. A command that is started again continues.
 
     Raises:
         ValueError, FileNotFoundError: settings or rows do not fit; before anything is sampled, where it can be known.

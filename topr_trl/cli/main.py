@@ -4,43 +4,38 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import yaml
 
-# What they do; how, is in `topr_trl.cli.commands`.
+# What they do; `topr_trl.cli.commands` does it.
 COMMANDS = {
     "iterate": "sample, score, curate, log-mu, train and evaluate, in a loop that survives being killed",
-    "sample": "draw candidates for problems",
-    "score": "judge candidates",
+    "sample": "draw completions for problems",
+    "score": "compare answers with the right ones: verdicts and rewards",
     "curate": "choose the rows to train on",
-    "log-mu": "score log μ of the rows with the starting model",
+    "log-mu": "compute log μ of the rows with the starting model",
     "train": "train on the rows",
     "plan": "memory of a GPU and time of a step, before anything is started",
-    "evaluate": "pass@k, maj@k and more of a model or of candidates, alone or beside another run",
+    "evaluate": "pass@k, maj@k and more of a model or of rows, alone or beside another run",
     "plot": "a run, finished or not, as one HTML page: evaluations, curves, rows by weight",
-    "push": "a model or candidates to the Hugging Face Hub, with a card",
+    "push": "upload a model or rows to the Hugging Face Hub, with a card",
 }
 
 
-def console(command: Callable[[list[str]], None] | None = None, name: str | None = None) -> None:
-    """A command as users meet it: what they can mend is said in a line, with `--debug` where it arose.
-
-    Args:
-        command: of the arguments; default: `main`.
-        name: that errors begin with; default: `topr` and the command.
-    """
+def console() -> None:
+    """Entry point: user errors print as one line, with `--debug` as a traceback."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     warnings.filterwarnings("ignore", "`gradient_checkpointing` is deprecated", FutureWarning)  # TRL's default
     try:
-        (command or main)(arguments)
+        main(arguments)
     except (ValueError, OSError, ImportError, FloatingPointError, yaml.YAMLError) as error:
         if len(arguments) < len(sys.argv) - 1:
             raise
         message = " ".join(str(error).split())
-        sys.exit(f"{name or f'topr {arguments[0]}'}: {message} (--debug shows where)")
+        sys.exit(f"topr {arguments[0]}: {message} (--debug shows where)")
     except KeyboardInterrupt:
-        sys.exit(f"\n{name or f'topr {arguments[0]}'}: stopped. The same command goes on from what is finished.")
+        sys.exit(f"\ntopr {arguments[0]}: stopped. The same command continues from what is finished.")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         # All is written. Taking gloo down while another process still works aborts or hangs now and then (torch 2.13),
         # and the launcher would end the others for that.

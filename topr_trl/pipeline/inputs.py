@@ -70,7 +70,7 @@ def of_log_mu(args: TrainArguments) -> Json:
 
 
 def of_training(args: TrainArguments) -> Json:
-    """Of the stage `train`. The number of processes is no input: the loop does not know it."""
+    """Of the stage `train`. The number of processes does not count: the loop does not know it."""
     names = (*CHOICE, *_STEPS, "seed", "iteration")
     return {**_rows(args.source, args.folder), **_weights(args), **_adapter(args), **_named(args, names)}
 

@@ -1,4 +1,4 @@
-"""What a folder was made from: the stages that worked on it and on those before, as their manifests tell."""
+"""What a folder was made from: the stages that worked on it and on those before, read from their manifests."""
 
 from pathlib import Path
 

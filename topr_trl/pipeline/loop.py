@@ -2,7 +2,7 @@
 
 What holds a model (sampling, log μ, training) is a process of its own, which takes its memory with it when it ends, on
 the GPU too; what is cheap runs here. The loop can be killed at any moment and started again with the same command:
-finished stages are skipped, the others go on from their last shard or checkpoint.
+finished stages are skipped, the others continue from their last shard or checkpoint.
 """
 
 import ctypes
@@ -90,7 +90,7 @@ def iterate(loop: IterateArguments) -> None:
 
     Raises:
         ValueError: a folder holds results for other settings, or settings cannot work together.
-        ChildProcessError: a stage failed; what it printed tells why.
+        ChildProcessError: a stage failed; its messages say why.
     """
     check(loop)
     began, out = time.monotonic(), Path(loop.output_dir or "topr-run")
@@ -145,7 +145,7 @@ def check(loop: IterateArguments) -> None:
         ValueError, ImportError: naming the setting and what to do.
     """
     if loop.save_only_model:
-        raise ValueError("save_only_model leaves no checkpoint that the loop could go on from.")
+        raise ValueError("save_only_model leaves no checkpoint to resume from.")
     manifest.check_own(Path(loop.output_dir or "topr-run"))
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError("Start topr iterate in one process; name Accelerate's settings with --accelerate_config.")
@@ -259,12 +259,12 @@ def _wait(processes: list[subprocess.Popen[bytes]], step: Step) -> None:
     if failed:
         raise ChildProcessError(
             f"The stage {step.stage} failed with exit status {failed[0]}; its messages are above. "
-            "What was finished is kept: the same command goes on from there."
+            "What was finished is kept: the same command continues from there."
         )
 
 
 # A stage ends when its loop is killed (Linux; elsewhere it finishes its work, and a new loop waits for it). The loop
-# asks the kernel for that for its children; those of a launcher in between ask for themselves, maybe too late.
+# asks the kernel for that for its children; those of a launcher in between ask for themselves, which may be too late.
 
 _LOOP = "TOPR_LOOP"
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before a fork, not after

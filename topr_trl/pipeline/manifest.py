@@ -41,7 +41,7 @@ class Manifest:
 
     @property
     def finished(self) -> bool:
-        """Whether no stage is under way."""
+        """Whether all stages have finished."""
         return all("finished" in stage for stage in self.stages.values())
 
     @property
@@ -120,7 +120,7 @@ def finish(folder: Path, stage: str, rows: int, **notes: object) -> None:
 
 
 def clean(folder: Path) -> None:
-    """Remove what a finished stage has no more use for."""
+    """Remove what a finished stage no longer needs."""
     shutil.rmtree(folder / WORK, ignore_errors=True)
     for partial in folder.glob("*.partial"):
         partial.unlink(missing_ok=True)
@@ -144,7 +144,7 @@ def check_whole(path: Path) -> None:
 
 
 def _damaged(folder: Path, known: Manifest) -> list[str]:
-    """Files that are missing or of another size. While a stage is under way, it may be replacing them."""
+    """Files that are missing or of another size. An unfinished stage may be replacing them."""
 
     def whole(path: Path, size: int) -> bool:
         return path.is_file() and path.stat().st_size == size
@@ -233,7 +233,7 @@ def fingerprint(path: Path) -> str:
 
 
 def check_own(folder: Path) -> None:
-    """Refuse to run a loop in a folder that is somebody else's: it holds files, and no loop has locked it yet.
+    """Refuse to run a loop in a folder that holds other files: no loop has locked it yet.
 
     Raises:
         ValueError: naming one of the files; or the loop was of version 0.1, whose folders were others.
@@ -251,7 +251,7 @@ def check_own(folder: Path) -> None:
 def lock(folder: Path, part: str = "") -> Iterator[None]:
     """Let one process work in a folder (or a part of it) at a time; it ends with the process, however that ends.
 
-    A process that a killed loop has left behind may still be at work; it is waited for.
+    A process that a killed loop left behind may still be running; this waits for it.
 
     Raises:
         ValueError: `folder` is a file.
@@ -263,7 +263,7 @@ def lock(folder: Path, part: str = "") -> Iterator[None]:
     try:
         held.acquire(blocking=False)
     except Timeout:
-        print(f"Waiting for another process that is at work in {folder}.", flush=True)
+        print(f"Waiting for another process that is working in {folder}.", flush=True)
         held.acquire()
     with held:
         held.release()  # acquired twice
@@ -272,7 +272,7 @@ def lock(folder: Path, part: str = "") -> Iterator[None]:
 
 @contextmanager
 def lock_all(folder: Path) -> Iterator[None]:
-    """A lock on the folder and on all of its parts, for whoever finishes what several processes have begun."""
+    """A lock on the folder, and on each of its parts in turn: waits until all workers are done."""
     with lock(folder):
         for path in sorted(folder.glob(f"{_LOCK}-*")):
             with lock(folder, path.name.removeprefix(_LOCK)):

@@ -78,7 +78,7 @@ def train(args: TrainArguments) -> Made:
 
 
 def _check_batch(trainer: OfflineTOPRTrainer, work: Path, state: PartialState) -> None:
-    """Refuse to go on with another number of rows per step: the weights would be neither run's."""
+    """Refuse to resume with another number of rows per step: the result would be that of neither."""
     args, path = trainer.args, work / "rows_per_step"
     rows = str(args.per_device_train_batch_size * args.gradient_accumulation_steps * state.num_processes)
     known = path.read_text() if path.is_file() else rows
@@ -120,7 +120,7 @@ def _trainer(args: TrainArguments, all_rows: bool = False) -> tuple[OfflineTOPRT
 def _refuse_another_choice(args: TrainArguments) -> None:
     """Rows that `curate` has chosen are not chosen again, so settings that say otherwise would have no effect.
 
-    A default may have been given or not, so it is no contradiction.
+    A default value contradicts nothing: it may not have been given at all.
     """
     defaults = CurationArguments()
     there = lineage(args.source).get("curate", {}).get("inputs", {})
