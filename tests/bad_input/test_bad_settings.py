@@ -370,7 +370,7 @@ COMMANDS = [
     ),
     command(
         "`save_only_model` for the loop",
-        "topr iterate: save_only_model leaves no checkpoint that the loop could go on from.",
+        "topr iterate: save_only_model leaves no checkpoint to resume from.",
         "iterate",
         "--save_only_model",
         "true",
