@@ -17,7 +17,7 @@ from tqdm import tqdm
 from transformers import HfArgumentParser, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from topr_trl.tasks import gsm8k, verifier
-from topr_trl.tasks.arithmetic import check, make_problem, solve
+from topr_trl.tasks.arithmetic import make_problem, solve
 
 
 @dataclass
@@ -53,6 +53,31 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>", unk_token="<|end|>"
     )
+
+
+_EQUATION = re.compile(r"(\d+) ([*+-]) (\d+) = (\d+)\.")
+
+
+def check(solution: str, rng: random.Random | None = None, slip: float = 0.0, forget: float = 0.0) -> str:
+    """A check of a worked solution: each equation again, up to the first wrong one, then `Verdict: yes.` or `no`.
+
+    With `rng`, an equation is misjudged with probability `slip` (a right result called wrong, a wrong one overlooked),
+    and the verdict is missing with probability `forget`.
+    """
+    lines, verdict = [], "yes" if "The answer is" in solution else "no"
+    for left, sign, right, given in _EQUATION.findall(solution):
+        a, b, stated = int(left), int(right), int(given)
+        found = a * b if sign == "*" else a + b if sign == "+" else a - b
+        if rng is not None and rng.random() < slip:
+            found = stated if found != stated else max(0, found + rng.choice((-10, -2, -1, 1, 2, 10)))
+        if found != stated:
+            lines.append(f"{left} {sign} {right} = {found}, not {stated}.")
+            verdict = "no"
+            break
+        lines.append(f"{left} {sign} {right} = {found}, right.")
+    if rng is None or rng.random() >= forget:
+        lines.append(f"Verdict: {verdict}.")
+    return " ".join(lines)
 
 
 def main(args: ScriptArguments) -> None:

@@ -3,7 +3,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 
-from topr_trl.evaluation.answers import encode, labels, read_samples, samples_of
+from topr_trl.evaluation.answers import encode, read_samples, run_names, samples_of
 from topr_trl.evaluation.bootstrap import compare
 
 ROWS = {"problem_id": [3, 8, 3, 8], "extracted": ["1", "2", None, "5"], "answer": ["1", "2", "1", "2"]}
@@ -138,8 +138,8 @@ def test_shards(tmp_path):
 
 
 def test_labels(tmp_path):
-    assert labels(tmp_path / "base" / "scored", tmp_path / "after" / "scored") == ["base", "after"]
-    assert labels(tmp_path / "a.jsonl", tmp_path / "b.jsonl") == ["a.jsonl", "b.jsonl"]
-    assert labels(tmp_path / "x" / "a", tmp_path / "a")[0] == "x"
+    assert run_names(tmp_path / "base" / "scored", tmp_path / "after" / "scored") == ["base", "after"]
+    assert run_names(tmp_path / "a.jsonl", tmp_path / "b.jsonl") == ["a.jsonl", "b.jsonl"]
+    assert run_names(tmp_path / "x" / "a", tmp_path / "a")[0] == "x"
     with pytest.raises(ValueError, match="with itself"):
-        labels(tmp_path / "a", tmp_path / "." / "a")
+        run_names(tmp_path / "a", tmp_path / "." / "a")

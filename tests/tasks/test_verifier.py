@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
+from scripts.make_careless_model import check
 from topr_trl import load_rows, score_completions
-from topr_trl.tasks.arithmetic import check, make_problem, solve
+from topr_trl.tasks.arithmetic import make_problem, solve
 from topr_trl.tasks.verifier import TEMPLATE, extract_verdict, judge, solution_scores, verification_problems
 
 

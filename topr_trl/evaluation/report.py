@@ -28,10 +28,7 @@ class Evaluations(dict[str, Evaluation]):
         return "\n".join([_table(["", *self], self._rows()), *self._notes()]) if self else "No evaluations."
 
     def _rows(self) -> list[list[str]]:
-        """Measures and shares: a label, and one cell per evaluation, where ± is the paper's two standard errors.
-
-        There are the k that all of the evaluations have.
-        """
+        """Measures, at the k that all evaluations have, and shares: a label, and one cell per evaluation."""
         runs, rows = list(self.values()), []
         for measure, curve in _CURVES.items():
             curves = [getattr(run, curve) for run in runs]
@@ -109,18 +106,10 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def write_report(folder: Path, runs: Mapping[str, Samples], seed: int = 0) -> str:
-    """Evaluate one run, or two side by side, and write the results.
+    """Evaluate one run, or two side by side, write the results to a folder, and return the tables for the terminal.
 
     Files: `evaluation.json` of the first run; for two runs `comparison.json` with both and their differences; the
     picture `evaluation.png` or `comparison.png`, if matplotlib is installed.
-
-    Args:
-        folder: folder to write to.
-        runs: one or two, by name.
-        seed: seed of the draws.
-
-    Returns:
-        The tables for the terminal.
 
     Raises:
         ValueError: the two runs differ in their problems, see `topr_trl.evaluation.bootstrap.compare`.
@@ -145,11 +134,7 @@ def write_report(folder: Path, runs: Mapping[str, Samples], seed: int = 0) -> st
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Read a file `evaluation.json` of `topr evaluate`.
-
-    Raises:
-        ValueError: it is damaged, or not such a file.
-    """
+    """Read a file `evaluation.json` of `topr evaluate`; a ValueError if it is damaged, or not such a file."""
     try:
         return Evaluation.from_dict(json.loads(path.read_text()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
