@@ -137,7 +137,7 @@ def test_shards(tmp_path):
         read_samples(tmp_path / "bare.parquet")
 
 
-def test_labels(tmp_path):
+def test_run_names(tmp_path):
     assert run_names(tmp_path / "base" / "scored", tmp_path / "after" / "scored") == ["base", "after"]
     assert run_names(tmp_path / "a.jsonl", tmp_path / "b.jsonl") == ["a.jsonl", "b.jsonl"]
     assert run_names(tmp_path / "x" / "a", tmp_path / "a")[0] == "x"

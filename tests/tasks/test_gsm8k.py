@@ -45,6 +45,7 @@ needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="GSM8K's files are n
         ("The answer is 36/2.", "18"),
         ("The answer is 3/4", "3/4"),
         ("The answer is 5/0", None),
+        ("The answer is 5/\u0660", None),  # a zero, too
         ("The answer is:\n18", "18"),
     ],
 )

@@ -109,7 +109,7 @@ def memory(
 
     Args:
         strategy: one of `STRATEGIES`.
-        gpus: number of GPUs on all nodes.
+        gpus: on all nodes.
         optim: one of `STATE_BYTES`, or `"adafactor"`.
         tokens: of the rows of one batch on one GPU, padding included.
         checkpointing: whether activations are recomputed, and only the inputs of layers kept.

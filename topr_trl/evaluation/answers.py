@@ -1,4 +1,4 @@
-"""Final answers of completions, as arrays: P problems, S samples of each; K are drawn of them where an estimate draws."""
+"""Final answers of completions, as arrays: P problems, S samples of each, of which K are drawn."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

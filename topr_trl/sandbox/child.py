@@ -51,22 +51,18 @@ def canonical(value: Any) -> str:
     """
     if value is None:
         return "None"
-    if isinstance(value, int):
-        return int.__repr__(value)
     if isinstance(value, float):
         return int.__repr__(int(value)) if float.is_integer(value) else float.__repr__(value)
-    if isinstance(value, str):
-        return str.__repr__(value)
-    if isinstance(value, bytes):
-        return bytes.__repr__(value)
+    for kind in (int, str, bytes):
+        if isinstance(value, kind):
+            return kind.__repr__(value)
     if isinstance(value, list):
         return f"[{', '.join(map(canonical, list.__iter__(value)))}]"
     if isinstance(value, tuple):
         return f"({', '.join(map(canonical, tuple.__iter__(value)))})"
-    if isinstance(value, set):
-        return f"{{{', '.join(sorted(map(canonical, set.__iter__(value))))}}}"
-    if isinstance(value, frozenset):
-        return f"{{{', '.join(sorted(map(canonical, frozenset.__iter__(value))))}}}"
+    if isinstance(value, set | frozenset):
+        members = set.__iter__(value) if isinstance(value, set) else frozenset.__iter__(value)
+        return f"{{{', '.join(sorted(map(canonical, members)))}}}"
     if isinstance(value, dict):
         return f"dict {sorted((canonical(k), canonical(v)) for k, v in dict.items(value))}"
     raise TypeError(f"{type(value).__name__} is not plain data.")

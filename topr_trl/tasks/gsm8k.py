@@ -88,13 +88,10 @@ def extract_answer(completion: str) -> str | None:
     number = _NUMBER.search(tail.replace("−", "-").translate(_CURRENCY).replace("- ", "-"))
     if number is None:
         return None
-    if number["bottom"] and not number["bottom"].strip("0"):
-        return None
-    value = normalize_number(number["number"])
-    if value is None or not number["bottom"]:
+    value, bottom = normalize_number(number["number"]), number["bottom"]
+    if value is None or not bottom:
         return value
-    fraction = Fraction(value) / int(number["bottom"])
-    return str(fraction)  # an integer if it is one
+    return str(Fraction(value) / int(bottom)) if int(bottom) else None  # an integer if it is one
 
 
 def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
@@ -104,11 +101,7 @@ def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
 
 
 def build_prompt(question: str, num_shots: int = 8) -> str:
-    """The prompt: `num_shots` worked examples, then the question.
-
-    Raises:
-        ValueError: more examples are asked for than there are.
-    """
+    """The prompt: `num_shots` worked examples, of at most eight, then the question."""
     if not 0 <= num_shots <= len(EXEMPLARS):
         raise ValueError(f"num_shots must be between 0 and {len(EXEMPLARS)}, not {num_shots}.")
     shots = [f"Question: {q}\nAnswer: {worked} The answer is {a}.\n\n" for q, worked, a in EXEMPLARS[:num_shots]]
@@ -121,8 +114,7 @@ def prepare(dataset: Dataset, num_shots: int = 8) -> Dataset:
     Raises:
         ValueError: a column is missing or holds no text, or an answer does not end in `#### N` with a number N.
     """
-    missing = {"question", "answer"} - set(dataset.column_names)
-    if missing:
+    if missing := {"question", "answer"} - set(dataset.column_names):
         raise ValueError(f"Rows of GSM8K's shape need question and answer; {sorted(missing)} missing.")
     for name in ("question", "answer"):
         text_column(dataset, name)
@@ -132,22 +124,14 @@ def prepare(dataset: Dataset, num_shots: int = 8) -> Dataset:
         if answer is None:
             raise ValueError(f"Row {index}: the answer does not end in `#### N`: {row['answer'][-60:]!r}.")
         question = row["question"].strip()
-        return {
-            "problem_id": index,
-            "question": question,
-            "prompt": build_prompt(question, num_shots),
-            "answer": answer,
-        }
+        prompt = build_prompt(question, num_shots)
+        return {"problem_id": index, "question": question, "prompt": prompt, "answer": answer}
 
     return dataset.map(convert, with_indices=True, remove_columns=dataset.column_names, desc="Building prompts")
 
 
 def load(name_or_path: str, split: str) -> Dataset:
-    """Rows of GSM8K's shape: a `.jsonl`, `.json` or `.parquet` file (`split` is not used), or a dataset of the Hub.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-    """
+    """Rows of GSM8K's shape: a `.jsonl`, `.json` or `.parquet` file (`split` is not used), or a dataset of the Hub."""
     if name_or_path.endswith(TABLE_SUFFIXES):
         return read_table(name_or_path)
     return load_dataset(name_or_path, "main", split=split)
