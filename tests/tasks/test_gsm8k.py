@@ -68,9 +68,12 @@ def test_verdict_and_reward():
 
 
 def test_exemplars_are_right():
-    for question, worked, answer in gsm8k.EXEMPLARS:
-        assert gsm8k.extract_answer(f"{worked} The answer is {answer}.") == answer
-        assert answer in worked, question
+    assert len(gsm8k.EXEMPLARS) == 8
+    for example in gsm8k.EXEMPLARS:
+        worked, _, stated = example.partition(" The answer is ")
+        answer = gsm8k.extract_answer(example)
+        assert stated == f"{answer}."
+        assert answer in worked.partition("\nAnswer: ")[2], example
 
 
 def test_prompt():

@@ -37,19 +37,12 @@ class PlotArguments:
 
 @dataclass
 class Run:
-    """What a run has left on disk.
+    """What a run has left on disk."""
 
-    Attributes:
-        name: of its folder.
-        histories: `log_history` of its trainings, by name, in order.
-        rows: what the last training logged last, with `weight` and other columns; or None.
-        evaluations: of the models of the loop on the test problems, in order.
-    """
-
-    name: str
-    histories: dict[str, list[dict[str, Any]]]
-    rows: pa.Table | None
-    evaluations: Evaluations
+    name: str  # of its folder
+    histories: dict[str, list[dict[str, Any]]]  # `log_history` of its trainings, by name, in order
+    rows: pa.Table | None  # what the last training logged last, with `weight` and other columns
+    evaluations: Evaluations  # of the models of the loop on the test problems, in order
 
     @property
     def steps(self) -> int:
@@ -112,7 +105,8 @@ def _newest_first(training: Path, *patterns: str) -> list[Path]:
     """Files in its output_dir, and in that of a stage of the loop that is still running."""
     places = (training, training / manifest.WORK)
     found = [path for place in places for pattern in patterns for path in place.glob(pattern)]
-    return sorted(found, key=lambda path: (path.stat().st_mtime_ns, _step(path)), reverse=True)
+    step = {path: int(re.sub(r"\D", "", path.stem) or 0) for path in found}
+    return sorted(found, key=lambda path: (path.stat().st_mtime_ns, step[path]), reverse=True)
 
 
 def _history(training: Path) -> list[dict[str, Any]]:
@@ -141,10 +135,6 @@ def _logged_rows(training: Path) -> pa.Table | None:
     texts = zip(table["prompt"].to_pylist(), table["completion"].to_pylist(), strict=True)
     latest = {text: place for place, text in reversed(list(enumerate(texts)))}
     return table.take(sorted(latest.values())).slice(0, _RECENT_ROWS)
-
-
-def _step(path: Path) -> int:
-    return int(re.sub(r"\D", "", path.stem) or 0)
 
 
 def rows_to_show(rows: pa.Table) -> dict[str, list[dict[str, Any]]]:

@@ -171,11 +171,7 @@ def _one_value_each(column: list[Any], rows_of: Mapping[Any, list[int]], name: s
 
 
 def read_samples(path: Path) -> Samples:
-    """Rows with extracted answers from a folder of shards or a file, see `samples_of`.
-
-    Raises:
-        ValueError: see `samples_of`; shards differ in whether they have an optional column.
-    """
+    """Rows from a folder of shards or a file, see `samples_of`; a ValueError too if shards differ in their columns."""
     shards = shards_of(path)
     columns = [set(columns_of(shard)) for shard in shards]
     for name in OPTIONAL:

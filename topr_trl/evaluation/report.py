@@ -47,11 +47,7 @@ class Evaluations(dict[str, Evaluation]):
         ]
 
     def plot(self, path: str | Path | IO[bytes]) -> None:
-        """Draw accuracy and kinds of answers from one evaluation to the next, as a PNG or SVG.
-
-        Raises:
-            ImportError: matplotlib is not installed (`pip install topr_trl[plots]`).
-        """
+        """Draw accuracy and kinds of answers from one evaluation to the next, see `plot_progress`."""
         plot_progress(self, path)
 
     def write_card_section(self, folder: Path, tested_on: str | None = None) -> str:
@@ -118,13 +114,14 @@ def write_report(folder: Path, runs: Mapping[str, Samples], seed: int = 0) -> st
     differences = compare(runs[names[0]], runs[names[1]], seed) if len(runs) == 2 else None
     evaluations = Evaluations({name: evaluate_in_full(samples, seed) for name, samples in runs.items()})
     plain = {name: evaluation.to_dict() for name, evaluation in evaluations.items()}
-    _write_json(folder / "evaluation.json", plain[names[0]])
+    (folder / "evaluation.json").write_text(json.dumps(plain[names[0]], indent=1))
     parts = [str(evaluations)]
     if differences is None:
         parts += [groups_table(evaluations[names[0]])]
     else:
         found = {measure: difference.to_dict() for measure, difference in differences.items()}
-        _write_json(folder / "comparison.json", {"runs": plain, "differences": found})
+        both = {"runs": plain, "differences": found}
+        (folder / "comparison.json").write_text(json.dumps(both, indent=1))
         parts += [differences_table((names[0], names[1]), differences)]
     if find_spec("matplotlib"):
         plot_evaluations(evaluations, folder / (PICTURE if differences is None else "comparison.png"), differences)
@@ -139,7 +136,3 @@ def read_evaluation(path: Path) -> Evaluation:
         return Evaluation.from_dict(json.loads(path.read_text()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged, or was not written by topr evaluate: {error!r}.") from error
-
-
-def _write_json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=1))

@@ -38,11 +38,7 @@ _ON_THE_CPU = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8_192}
 def start_engine(
     model: str, args: VLLMArguments, seed: int = 0, revision: str | None = None, trust_remote_code: bool = False
 ) -> Any:
-    """A `vllm.LLM` with the safetensors of a folder or of the Hub. Its memory is freed when this process ends.
-
-    Raises:
-        ImportError: vLLM is not installed.
-    """
+    """A `vllm.LLM` with the safetensors of a folder or of the Hub. Its memory is freed when this process ends."""
     # In this process: a child process would outlive a killed parent and keep its memory.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     try:

@@ -70,23 +70,15 @@ def canonical(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """A program, and how it is run.
-
-    Attributes:
-        program, calls: source texts.
-        seconds, memory: limits; memory in bytes of address space.
-        directory: its working directory.
-        isolated: whether it has its own namespaces.
-        user: who runs it, if not the worker's user.
-    """
+    """A program, and how it is run."""
 
     program: str
     calls: list[str]
     seconds: float
-    memory: int
-    directory: str
-    isolated: bool
-    user: int | None
+    memory: int  # bytes of address space
+    directory: str  # where it works
+    isolated: bool  # whether it has its own namespaces
+    user: int | None  # who runs it, if not the worker's user
 
 
 def run(item: list[Any] | None) -> str:

@@ -1,11 +1,12 @@
-"""The embedded task: generated word problems in GSM8K's format, and a careless author of solutions.
+"""The embedded task: generated word problems in GSM8K's format, and their solutions.
 
 With it the whole loop of the paper (sample, score, curate, train, evaluate) runs on a laptop without a download. The
-embedded model learned from the careless author, so it can solve the problems but makes mistakes, as a base model does:
+embedded model learned from a careless author, so it can solve the problems but makes mistakes, as a base model does:
 it gets a step wrong now and then, and sometimes forgets the line that states the answer.
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,18 +72,11 @@ def make_problem(rng: random.Random, num_steps: int = 2) -> Problem:
     return Problem(question, start, tuple(steps), total)
 
 
-def solve(problem: Problem, rng: random.Random | None = None, slip: float = 0.0, forget: float = 0.0) -> str:
-    """A worked solution that ends with `The answer is N.`
+def solve(problem: Problem, result: Callable[[int], int] = int) -> str:
+    """A worked solution that ends with `The answer is N.`; an author who slips has another `result` for a right value.
 
-    With `rng`, each result is slightly wrong with probability `slip` (later steps use the wrong result), and the
-    sentence that states the answer is missing with probability `forget`.
+    Later steps go on with the wrong result.
     """
-
-    def result(value: int) -> int:
-        if rng is None or rng.random() >= slip:
-            return value
-        return max(0, value + rng.choice((-10, -2, -1, 1, 2, 10)))
-
     total, lines = problem.start, []
     for symbol, x, y in problem.steps:
         if symbol == "+*":
@@ -93,9 +87,7 @@ def solve(problem: Problem, rng: random.Random | None = None, slip: float = 0.0,
         after = result(total - x if sign == "-" else total + x)
         lines.append(f"{total} {sign} {x} = {after}.")
         total = after
-    if rng is None or rng.random() >= forget:
-        lines.append(f"The answer is {total}.")
-    return " ".join(lines)
+    return " ".join([*lines, f"The answer is {total}."])
 
 
 def arithmetic_dataset(num_problems: int, seed: int = 0, num_steps: int = 2) -> Dataset:

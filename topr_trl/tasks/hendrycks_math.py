@@ -204,11 +204,8 @@ def _check_columns(dataset: Dataset, needed: tuple[str, ...]) -> None:
 def load(name_or_path: str, split: str) -> Dataset:
     """Rows of MATH's shape: a `.jsonl`, `.json` or `.parquet` file (`split` is not used), or a dataset of the Hub.
 
-    If the configurations of a dataset are subjects, all are loaded, with their names in the column `subject`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the dataset has no such split.
+    If the configurations of a dataset are subjects, all are loaded, with their names in the column `subject`. A dataset
+    without such a split is a ValueError.
     """
     if name_or_path.endswith(TABLE_SUFFIXES):
         return read_table(name_or_path)

@@ -57,8 +57,7 @@ def verification_problems(
     Args:
         solutions: scored rows: columns `question`, `completion` and `verdict` (`score_completions`).
         template: text with the placeholders `{question}` and `{solution}`.
-        balanced: drop solutions at random until as many are right as are wrong. The paper keeps all.
-        seed: of that.
+        balanced: drop solutions at random, by `seed`, until as many are right as are wrong. The paper keeps all.
 
     Returns:
         Columns `problem_id` (the row of the solution in `solutions`), `prompt` and `answer` (`"yes"`, `"no"`).
@@ -97,7 +96,7 @@ def solution_scores(verifications: Dataset, num_solutions: int) -> list[float]:
 
     Args:
         verifications: scored rows of `verification_problems`: columns `problem_id` and `extracted`.
-        num_solutions: number of rows of the solutions that they verify.
+        num_solutions: rows of the solutions that they verify.
 
     Returns:
         One score in [0, 1] per solution, for the column `score` of weighted self-consistency and best-of-n.
