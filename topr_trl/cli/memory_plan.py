@@ -51,7 +51,7 @@ class PlanArguments:
     per_device_train_batch_size: int = field(
         default=IterateArguments.per_device_train_batch_size, metadata={"help": "Rows per GPU and batch."}
     )
-    prompt_tokens: int = field(default=1_024, metadata={"help": "Tokens per prompt (8-shot GSM8K: 1,024)."})
+    prompt_tokens: int = field(default=1_024, metadata={"help": "Tokens per prompt (the default: 8-shot GSM8K)."})
     max_new_tokens: int = field(default=IterateArguments.max_new_tokens, metadata={"help": "Tokens per completion."})
     gradient_checkpointing: bool = field(
         default=IterateArguments.gradient_checkpointing,

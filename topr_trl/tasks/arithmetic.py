@@ -73,9 +73,9 @@ def make_problem(rng: random.Random, num_steps: int = 2) -> Problem:
 
 
 def solve(problem: Problem, result: Callable[[int], int] = int) -> str:
-    """A worked solution that ends with `The answer is N.`; an author who slips has another `result` for a right value.
+    """A worked solution that ends with `The answer is N.`
 
-    Later steps go on with the wrong result.
+    `result` gives what the author finds instead of each right value; later steps go on with it.
     """
     total, lines = problem.start, []
     for symbol, x, y in problem.steps:
