@@ -2,7 +2,7 @@
 
     python scripts/make_careless_model.py --output_dir topr_trl/tasks/careless_model
 
-It is trained from scratch on solutions by the careless author of `topr_trl.tasks.arithmetic`. The result is shipped
+It is trained from scratch on careless solutions of the problems of `topr_trl.tasks.arithmetic`. The result is shipped
 with the package (bfloat16, about 2 MB), so nobody needs to run this; it is here so that anybody can. With
 `--dataset_name FILE` it learns from a file of GSM8K's shape instead, where "The answer is N." is sometimes forgotten.
 """
@@ -17,7 +17,7 @@ from tqdm import tqdm
 from transformers import HfArgumentParser, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from topr_trl.tasks import gsm8k, verifier
-from topr_trl.tasks.arithmetic import check, make_problem, solve
+from topr_trl.tasks.arithmetic import Problem, make_problem, solve
 
 
 @dataclass
@@ -55,6 +55,44 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
     )
 
 
+_EQUATION = re.compile(r"(\d+) ([*+-]) (\d+) = (\d+)\.")
+
+
+def slipped(value: int, rng: random.Random) -> int:
+    return max(0, value + rng.choice((-10, -2, -1, 1, 2, 10)))
+
+
+def solve_carelessly(problem: Problem, rng: random.Random, slip: float, forget: float) -> str:
+    """A worked solution in which each result is slightly wrong with probability `slip`.
+
+    The sentence that states the answer is missing with probability `forget`.
+    """
+    solution = solve(problem, lambda value: slipped(value, rng) if rng.random() < slip else value)
+    return solution.rpartition(" The answer is")[0] if rng.random() < forget else solution
+
+
+def check(solution: str, rng: random.Random | None = None, slip: float = 0.0, forget: float = 0.0) -> str:
+    """A check of a worked solution: each equation again, up to the first wrong one, then `Verdict: yes.` or `no`.
+
+    With `rng`, an equation is misjudged with probability `slip` (a right result called wrong, a wrong one overlooked),
+    and the verdict is missing with probability `forget`.
+    """
+    lines, verdict = [], "yes" if "The answer is" in solution else "no"
+    for left, sign, right, given in _EQUATION.findall(solution):
+        a, b, stated = int(left), int(right), int(given)
+        found = a * b if sign == "*" else a + b if sign == "+" else a - b
+        if rng is not None and rng.random() < slip:
+            found = stated if found != stated else slipped(found, rng)
+        if found != stated:
+            lines.append(f"{left} {sign} {right} = {found}, not {stated}.")
+            verdict = "no"
+            break
+        lines.append(f"{left} {sign} {right} = {found}, right.")
+    if rng is None or rng.random() >= forget:
+        lines.append(f"Verdict: {verdict}.")
+    return " ".join(lines)
+
+
 def main(args: ScriptArguments) -> None:
     set_seed(args.seed)
     rng = random.Random(f"careless-{args.seed}")  # not an integer: no overlap with `arithmetic_dataset`'s seeds
@@ -64,7 +102,7 @@ def main(args: ScriptArguments) -> None:
     def row() -> tuple[str, str]:
         if real is None:
             problem = make_problem(rng, args.num_steps)
-            solution = f" {solve(problem, rng, slip=args.slip, forget=args.forget)}"
+            solution = f" {solve_carelessly(problem, rng, slip=args.slip, forget=args.forget)}"
             if args.verifier:
                 prompt = verifier.build_prompt(problem.question, solution)
                 return prompt, f" {check(solution, rng, slip=args.slip, forget=args.forget)}"

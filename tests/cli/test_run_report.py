@@ -194,9 +194,10 @@ def test_series():
         {"step": 3, "eval_loss": 2},
         {"step": 4, "loss": 3},
     ]
-    steps, values = series(history, ["nothing", "loss"])
+    steps, values = series(history, "loss")
     assert steps.tolist() == [1, 4]
     assert values.tolist() == [1.0, 3.0]
+    assert len(series(history, "nothing")[0]) == 0
     assert not has(PANELS[0], history)
 
 

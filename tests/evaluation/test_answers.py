@@ -1,9 +1,11 @@
+from pathlib import Path
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 
-from topr_trl.evaluation.answers import encode, labels, read_samples, samples_of
+from topr_trl.evaluation.answers import encode, read_samples, run_names, samples_of
 from topr_trl.evaluation.bootstrap import compare
 
 ROWS = {"problem_id": [3, 8, 3, 8], "extracted": ["1", "2", None, "5"], "answer": ["1", "2", "1", "2"]}
@@ -135,11 +137,21 @@ def test_shards(tmp_path):
     pq.write_table(pa.table({"problem_id": [1]}), tmp_path / "bare.parquet")
     with pytest.raises(ValueError, match=r"bare.parquet: Rows to evaluate need .*; answer, extracted missing"):
         read_samples(tmp_path / "bare.parquet")
+    # One file of several that lacks a column.
+    (tmp_path / "mixed").mkdir()
+    for name in ("a", "b"):
+        table = pa.table(ROWS) if name == "a" else pa.table(ROWS).drop_columns("extracted")
+        pq.write_table(table, tmp_path / "mixed" / f"{name}.parquet")
+    with pytest.raises(ValueError, match=r"mixed: Rows to evaluate need .*; extracted missing"):
+        read_samples(tmp_path / "mixed")
 
 
-def test_labels(tmp_path):
-    assert labels(tmp_path / "base" / "scored", tmp_path / "after" / "scored") == ["base", "after"]
-    assert labels(tmp_path / "a.jsonl", tmp_path / "b.jsonl") == ["a.jsonl", "b.jsonl"]
-    assert labels(tmp_path / "x" / "a", tmp_path / "a")[0] == "x"
+def test_run_names(tmp_path, monkeypatch):
+    assert run_names(tmp_path / "base" / "scored", tmp_path / "after" / "scored") == ["base", "after"]
+    assert run_names(tmp_path / "a.jsonl", tmp_path / "b.jsonl") == ["a.jsonl", "b.jsonl"]
+    assert run_names(tmp_path / "x" / "a", tmp_path / "a")[0] == "x"
+    top = Path(*tmp_path.resolve().parts[:2])
+    monkeypatch.chdir(top)
+    assert run_names(Path("."), tmp_path.resolve() / top.name) == [top.name, tmp_path.name]
     with pytest.raises(ValueError, match="with itself"):
-        labels(tmp_path / "a", tmp_path / "." / "a")
+        run_names(tmp_path / "a", tmp_path / "." / "a")

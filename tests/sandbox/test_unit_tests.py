@@ -220,8 +220,8 @@ def test_a_program_ends_with_its_worker():
         verdict = thread.submit(found, f"import subprocess\nsubprocess.run(['sleep', '{marker}'])", seconds=2.0)
         while not (first := running(marker)):
             time.sleep(0.02)
-        for pid in sandbox._pool(2.0, 256).pids:
-            os.kill(pid, signal.SIGKILL)
+        for worker in sandbox._pool(2.0, 256)._workers:
+            os.kill(worker.process.pid, signal.SIGKILL)
         time.sleep(1.0)  # another worker tries again meanwhile
         assert not any(marker.encode() in contents(file) for file in first)
         assert verdict.result() == "!Timeout"
@@ -230,9 +230,9 @@ def test_a_program_ends_with_its_worker():
 @pytest.mark.parametrize("victim", ["os.getppid()", "-1", "0", pytest.param(str(os.getpid()), id="the tests")])
 def test_others_cannot_be_killed(victim, isolated):
     pool = sandbox._pool(1.5, 256)
-    before = pool.pids
+    before = [worker.process.pid for worker in pool._workers]
     run_tests([f"import os\ntry: os.kill({victim}, 9)\nexcept OSError: pass\n{RIGHT}"], [TEST], seconds=1.5)
-    assert pool.pids == before
+    assert [worker.process.pid for worker in pool._workers] == before
     assert run_tests([RIGHT + " + 0"], [TEST], seconds=1.5)[0][0] == "correct"
 
 

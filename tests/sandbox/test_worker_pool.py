@@ -111,7 +111,7 @@ def test_workers_end_with_their_parent(file):
         "from topr_trl.sandbox.worker_pool import WorkerPool\n"
         f"pool = WorkerPool(Path({str(file)!r}), 'work', workers=2, seconds=2)\n"
         "pool.map([['sleep', 0.5], ['sleep', 0.5]])\n"
-        "print(json.dumps(pool.pids), flush=True)\n"
+        "print(json.dumps([worker.process.pid for worker in pool._workers]), flush=True)\n"
         "pool.map([['hang', 0]])\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -45,6 +45,7 @@ needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="GSM8K's files are n
         ("The answer is 36/2.", "18"),
         ("The answer is 3/4", "3/4"),
         ("The answer is 5/0", None),
+        ("The answer is 5/\u0660", None),  # a zero, too
         ("The answer is:\n18", "18"),
     ],
 )
@@ -67,9 +68,12 @@ def test_verdict_and_reward():
 
 
 def test_exemplars_are_right():
-    for question, worked, answer in gsm8k.EXEMPLARS:
-        assert gsm8k.extract_answer(f"{worked} The answer is {answer}.") == answer
-        assert answer in worked, question
+    assert len(gsm8k.EXEMPLARS) == 8
+    for example in gsm8k.EXEMPLARS:
+        worked, _, stated = example.partition(" The answer is ")
+        answer = gsm8k.extract_answer(example)
+        assert stated == f"{answer}."
+        assert answer in worked.partition("\nAnswer: ")[2], example
 
 
 def test_prompt():

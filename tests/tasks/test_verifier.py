@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
+from scripts.make_careless_model import check, solve_carelessly
 from topr_trl import load_rows, score_completions
-from topr_trl.tasks.arithmetic import check, make_problem, solve
+from topr_trl.tasks.arithmetic import make_problem
 from topr_trl.tasks.verifier import TEMPLATE, extract_verdict, judge, solution_scores, verification_problems
 
 
@@ -99,7 +100,7 @@ def test_the_embedded_author_of_checks():
     rng = random.Random(0)
     for _ in range(200):
         problem = make_problem(rng)
-        solution = solve(problem, rng, slip=0.3, forget=0.2)
+        solution = solve_carelessly(problem, rng, slip=0.3, forget=0.2)
         right = f"The answer is {problem.answer}." in solution and "not" not in check(solution)
         assert extract_verdict(check(solution)) == ("yes" if right else "no")
     assert check("3 * 4 = 13. 1 + 13 = 14. The answer is 14.") == "3 * 4 = 12, not 13. Verdict: no."

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from topr_trl.data.tables import columns_of, shards_of
-from topr_trl.evaluation.answers import encode, labels, read_samples
+from topr_trl.evaluation.answers import encode, read_samples, run_names
 from topr_trl.evaluation.bootstrap import matched
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.arguments import EvaluateArguments, SampleArguments, ScoreArguments, existing, model_path, take
@@ -47,7 +47,7 @@ def evaluate_command(args: EvaluateArguments) -> None:
 def _names(args: EvaluateArguments, source: Path | None, second: Path) -> list[str]:
     """Of two runs, for their folders of scored rows, from which the tables take them."""
     if source is not None:
-        return labels(source, second)
+        return run_names(source, second)
     model = Path(model_path(args)).name
     return [model, second.name if second.name != model else f"compared-{model}"]
 

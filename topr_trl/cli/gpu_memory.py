@@ -16,27 +16,18 @@ STATE_BYTES = {"adamw_torch": 8, "adamw_torch_fused": 8, "adamw_bnb_8bit": 2, "s
 
 @dataclass(frozen=True)
 class Shape:
-    """Numbers of parameters and sizes of a model, on which its memory depends.
+    """Numbers of parameters and sizes of a model, on which its memory depends."""
 
-    Attributes:
-        total: parameters.
-        largest: parameters of the largest module, its submodules left out, as DeepSpeed counts; mostly the embedding.
-        block: parameters of a decoder layer.
-        factored: elements of Adafactor's state: one row and one column of a matrix, a vector in full.
-        hidden, intermediate, layers, vocabulary: sizes.
-        queries, keys: width of all query heads, and of all key heads.
-    """
-
-    total: int
-    largest: int
-    block: int
-    factored: int
+    total: int  # parameters
+    largest: int  # those of the largest module without its submodules, as DeepSpeed counts; mostly the embedding
+    block: int  # those of a decoder layer
+    factored: int  # elements of Adafactor's state: one row and one column of a matrix, a vector in full
     hidden: int
     intermediate: int
     layers: int
     vocabulary: int
-    queries: int
-    keys: int
+    queries: int  # width of all query heads
+    keys: int  # width of all key heads
 
     @classmethod
     def of(cls, config: PretrainedConfig) -> "Shape":
@@ -65,25 +56,15 @@ class Shape:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one GPU that trains, with gradients accumulated over several batches.
+    """Bytes on one GPU that trains, with gradients accumulated over several batches."""
 
-    Attributes:
-        weights: as they are stored.
-        optimizer: its state, and its own float32 weights where it keeps some.
-        gradients: as they are accumulated.
-        buffers: sharded weights gathered for use, casts, and buckets for reducing gradients.
-        activations: what backward needs.
-        step: all copies of gradients while the optimizer steps, and the step's temporary tensors.
-        log_mu: the pass over the rows that computes log μ before training, weights included.
-    """
-
-    weights: float
-    optimizer: float
-    gradients: float
-    buffers: float
-    activations: float
-    step: float
-    log_mu: float
+    weights: float  # as they are stored
+    optimizer: float  # its state, and its own float32 weights where it keeps some
+    gradients: float  # as they are accumulated
+    buffers: float  # sharded weights gathered for use, casts, and buckets for reducing gradients
+    activations: float  # what backward needs
+    step: float  # all copies of gradients while the optimizer steps, and the step's temporary tensors
+    log_mu: float  # the pass over the rows that computes log μ before training, weights included
 
     @property
     def total(self) -> float:
@@ -109,7 +90,7 @@ def memory(
 
     Args:
         strategy: one of `STRATEGIES`.
-        gpus: number of GPUs on all nodes.
+        gpus: on all nodes.
         optim: one of `STATE_BYTES`, or `"adafactor"`.
         tokens: of the rows of one batch on one GPU, padding included.
         checkpointing: whether activations are recomputed, and only the inputs of layers kept.

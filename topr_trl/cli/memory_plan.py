@@ -8,6 +8,7 @@ from tabulate import tabulate
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig
 
 from topr_trl.cli.gpu_memory import (
+    GIB,
     STATE_BYTES,
     STRATEGIES,
     Shape,
@@ -20,7 +21,6 @@ from topr_trl.config import check_types
 from topr_trl.curation import CURATIONS, ROWS_PER_PROBLEM
 from topr_trl.pipeline.arguments import IterateArguments
 
-GIB = 2**30
 GSM8K_PROBLEMS = 7_473  # planned where no number is given: how many a data set has is known when it is loaded
 OPTIMIZERS = (*STATE_BYTES, "adafactor")
 # Shapes that need no download: those of Llama 3.
@@ -35,27 +35,7 @@ KNOWN = {
 
 @dataclass
 class PlanArguments:
-    """What is planned. Settings of the loop have its names and its defaults, so that its YAML can be planned.
-
-    Parameters:
-        model_name_or_path (`str`, defaults to `"8b"`): A name on the Hub, a folder, or `"8b"`, `"70b"` (Llama 3's).
-        nodes, gpus (`int`, default to `1` and `8`): Nodes, and GPUs per node.
-        gpu_memory (`float`, defaults to `80`): GiB per GPU.
-        gpu_tflops (`float`, defaults to `989`): Peak of a GPU in bfloat16, in 10^12 operations per second (H100 SXM).
-        mfu (`float`, defaults to `0.4`): Share of the peak that is reached.
-        optim (`str`, defaults to `"adafactor"`): Optimizer.
-        use_peft (`bool`, defaults to `False`): Train an adapter, of `lora_parameters`.
-        lora_parameters (`int`, *optional*): Trained parameters, if not all.
-        per_device_train_batch_size (`int`, defaults to `8`): Rows per GPU and batch.
-        prompt_tokens (`int`, defaults to `1024`): Tokens per prompt (8-shot GSM8K).
-        max_new_tokens (`int`, defaults to `512`): Tokens per completion.
-        gradient_checkpointing (`bool`, defaults to `True`): Recompute activations; keep only layer inputs.
-        num_train_problems (`int`, *optional*): Problems per iteration; default: GSM8K's 7,473.
-        num_generations (`int`, defaults to `16`): Completions per problem.
-        curation (`str`, defaults to `"none"`): Rule that chooses the rows to train on.
-        iteration_size (`int`, *optional*): Rows to train on per iteration, at most; default: that of the rule.
-        vllm_tensor_parallel_size (`int`, defaults to `1`): GPUs per vLLM engine.
-    """
+    """What is planned. Settings of the loop have its names and its defaults, so that its YAML can be planned."""
 
     model_name_or_path: str = field(
         default="8b", metadata={"help": "Hub name, folder, or '8b', '70b' (Llama 3's shapes).", "aliases": ["--model"]}
@@ -71,7 +51,7 @@ class PlanArguments:
     per_device_train_batch_size: int = field(
         default=IterateArguments.per_device_train_batch_size, metadata={"help": "Rows per GPU and batch."}
     )
-    prompt_tokens: int = field(default=1_024, metadata={"help": "Tokens per prompt."})
+    prompt_tokens: int = field(default=1_024, metadata={"help": "Tokens per prompt (the default: 8-shot GSM8K)."})
     max_new_tokens: int = field(default=IterateArguments.max_new_tokens, metadata={"help": "Tokens per completion."})
     gradient_checkpointing: bool = field(
         default=IterateArguments.gradient_checkpointing,
@@ -136,11 +116,7 @@ class PlanArguments:
 
 
 def plan_command(args: PlanArguments) -> None:
-    """Print what is assumed, and tables of memory and time.
-
-    Raises:
-        ValueError: there is no such model.
-    """
+    """Print what is assumed, and tables of memory and time; a ValueError if there is no such model."""
     shape = Shape.of(_config_of(args.model_name_or_path))
     print(_heading(args, shape), _memory_table(args, shape), _times(args, shape), sep="\n\n")
 

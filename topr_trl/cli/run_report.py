@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,12 +27,7 @@ _LONG = 400  # characters; the rest of a text is folded
 
 @dataclass
 class PlotArguments:
-    """What `topr plot` reads and writes.
-
-    Parameters:
-        input (`str`): `output_dir` of a trainer or of `topr iterate`, finished or not.
-        output (`str`, *optional*): The page to write; default: `report.html` in the input folder.
-    """
+    """What `topr plot` reads and writes."""
 
     input: str = field(metadata={"help": "output_dir of a trainer or of topr iterate, finished or not."})
     output: str | None = field(
@@ -41,19 +37,12 @@ class PlotArguments:
 
 @dataclass
 class Run:
-    """What a run has left on disk.
+    """What a run has left on disk."""
 
-    Attributes:
-        name: of its folder.
-        histories: `log_history` of its trainings, by name, in order.
-        rows: what the last training logged last, with `weight` and other columns; or None.
-        evaluations: of the models of the loop on the test problems, in order.
-    """
-
-    name: str
-    histories: dict[str, list[dict[str, Any]]]
-    rows: pa.Table | None
-    evaluations: Evaluations
+    name: str  # of its folder
+    histories: dict[str, list[dict[str, Any]]]  # `log_history` of its trainings, by name, in order
+    rows: pa.Table | None  # what the last training logged last, with `weight` and other columns
+    evaluations: Evaluations  # of the models of the loop on the test problems, in order
 
     @property
     def steps(self) -> int:
@@ -74,8 +63,7 @@ def plot_command(args: PlotArguments) -> None:
     run = read_run(Path(args.input))
     path = Path(args.output or Path(args.input) / "report.html")
     path.parent.mkdir(parents=True, exist_ok=True)
-    page = render(run)
-    path.write_text(page, encoding="utf-8")
+    path.write_text(render(run), encoding="utf-8")
     if run.steps == 0:
         print("There are no steps yet: a training writes its log with each checkpoint (save_steps) and at its end.")
     counts = {"optimizer step": run.steps, "evaluated model": len(run.evaluations),
@@ -117,33 +105,28 @@ def _newest_first(training: Path, *patterns: str) -> list[Path]:
     """Files in its output_dir, and in that of a stage of the loop that is still running."""
     places = (training, training / manifest.WORK)
     found = [path for place in places for pattern in patterns for path in place.glob(pattern)]
-    return sorted(found, key=lambda path: (path.stat().st_mtime_ns, _step(path)), reverse=True)
+    step = {path: int(re.sub(r"\D", "", path.stem) or 0) for path in found}
+    return sorted(found, key=lambda path: (path.stat().st_mtime_ns, step[path]), reverse=True)
 
 
 def _history(training: Path) -> list[dict[str, Any]]:
     """The newest log: a training writes it with each checkpoint, and when it ends."""
-    newest = _newest_first(training, STATE, f"checkpoint-*/{STATE}")
-    return next((history for path in newest if (history := _load(path))), [])
-
-
-def _load(path: Path) -> list[dict[str, Any]]:
-    try:
-        history: list[dict[str, Any]] = json.loads(path.read_text())["log_history"]
-    except (OSError, ValueError, KeyError, TypeError):  # a trainer is writing it
-        return []
-    return history
+    for path in _newest_first(training, STATE, f"checkpoint-*/{STATE}"):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # a trainer is writing it
+            history: list[dict[str, Any]] = json.loads(path.read_text())["log_history"]
+            if history:
+                return history
+    return []
 
 
 def _logged_rows(training: Path) -> pa.Table | None:
     """The rows that were logged last, each once, with the column `weight`; None if there are none."""
     tables: list[pa.Table] = []
     for path in _newest_first(training, "completions/completions_*.parquet"):
-        try:
+        with suppress(OSError, pa.ArrowInvalid):  # a trainer is writing it
             table = pq.read_table(path)
-        except (OSError, pa.ArrowInvalid):  # a trainer is writing it
-            continue
-        if "weight" in table.column_names:
-            tables.append(table)
+            if "weight" in table.column_names:
+                tables.append(table)
         if sum(table.num_rows for table in tables) >= _RECENT_ROWS:
             break
     if not tables:
@@ -154,17 +137,12 @@ def _logged_rows(training: Path) -> pa.Table | None:
     return table.take(sorted(latest.values())).slice(0, _RECENT_ROWS)
 
 
-def _step(path: Path) -> int:
-    return int(re.sub(r"\D", "", path.stem) or 0)
-
-
 def rows_to_show(rows: pa.Table) -> dict[str, list[dict[str, Any]]]:
     """Rows worth a look, by kind: negatives of most and least weight, most and least likely positives."""
-    columns = {name: rows[name].to_pylist() for name in rows.column_names}
-    number = {name: np.array([np.nan if x is None else x for x in columns[name]], dtype=float)
-              for name in ("advantage", "weight", "log_ratio") if name in columns}  # fmt: skip
-    rewards, weights = number["advantage"], number["weight"]
-    ratios = number.get("log_ratio", np.full(len(weights), np.nan))
+    if "log_ratio" not in rows.column_names:
+        rows = rows.append_column("log_ratio", pa.nulls(len(rows)))
+    # An unknown number is NaN.
+    rewards, weights, ratios = (rows[name].cast("double").to_numpy() for name in ("advantage", "weight", "log_ratio"))
     # A row that no step has used yet has no weight.
     negative, positive = np.flatnonzero((rewards < 0) & ~np.isnan(weights)), np.flatnonzero(rewards > 0)
     by_weight = negative[np.lexsort((-ratios[negative], -weights[negative]))]
@@ -178,11 +156,7 @@ def rows_to_show(rows: pa.Table) -> dict[str, list[dict[str, Any]]]:
     }
     if len(by_ratio) == 0:  # no weight depends on their ratio, so it may be unknown
         chosen["Positives"] = positive[:_SHOWN_ROWS]
-    return {
-        kind: [{name: values[i] for name, values in columns.items()} for i in places.tolist()]
-        for kind, places in chosen.items()
-        if len(places)
-    }
+    return {kind: rows.take(places).to_pylist() for kind, places in chosen.items() if len(places)}
 
 
 def render(run: Run) -> str:

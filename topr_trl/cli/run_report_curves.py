@@ -16,21 +16,13 @@ _LINES = tuple(zip(COLORS, ("-", "--", ":"), strict=False))
 
 @dataclass
 class Panel:
-    """Metrics drawn in one panel.
-
-    Attributes:
-        title: of the panel.
-        meaning: how to read it.
-        lines: labels, each with the names of its metric; the first name found in a log is drawn.
-        band: metrics that bound a band around the first line.
-        scale: `"linear"`, `"log"` or `"share"` (0 to 1).
-    """
+    """Metrics drawn in one panel."""
 
     title: str
-    meaning: str
-    lines: Mapping[str, Sequence[str]]
-    band: tuple[str, str] | None = None
-    scale: str = "linear"
+    meaning: str  # how to read it
+    lines: Mapping[str, str]  # labels, each with the name of its metric
+    band: tuple[str, str] | None = None  # metrics that bound a band around the first line
+    scale: str = "linear"  # or "log" or "share" (0 to 1)
 
 
 def _ratio(sign: str, meaning: str) -> Panel:
@@ -38,43 +30,40 @@ def _ratio(sign: str, meaning: str) -> Panel:
     return Panel(
         f"log π/μ of {sign}",
         meaning,
-        {"median": [f"{name}/q50"], "mean": [f"{name}/mean"]},
+        {"median": f"{name}/q50", "mean": f"{name}/mean"},
         (f"{name}/q05", f"{name}/q95"),
     )
 
 
 PANELS = (
     Panel("Reward", "Mean reward of completions sampled in training, and of held-out rows, if there are any.",
-          {"sampled": ["reward"], "held out": ["eval_reward"]}),
+          {"sampled": "reward", "held out": "eval_reward"}),
     Panel("Loss", "Not a measure of success: its weights change, and it may rise while the model improves.",
-          {"training": ["loss"], "held out": ["eval_loss"]}),
+          {"training": "loss", "held out": "eval_loss"}),
     Panel("Weights of negatives",
           "Mean w; share of tapered ones (w < 1); share of dead ones (w < 0.01), which teach nothing.",
-          {"mean weight": ["topr/weight_mean_negatives"], "tapered": ["topr/negatives_tapered"],
-           "dead": ["topr/negatives_dead"]}, scale="share"),
+          {"mean weight": "topr/weight_mean_negatives", "tapered": "topr/negatives_tapered",
+           "dead": "topr/negatives_dead"}, scale="share"),
     _ratio("negatives", "Falls below 0 as the model unlearns them, and w falls with it; the band holds 90 % of "
            "the completions. If it keeps falling while w stays at 1, the model collapses."),
     _ratio("positives", "Rises as the model learns them. If it falls, the model loses right answers too."),
     Panel("Positives",
           "Share of rows with R ≥ 0, and their share of the weight: Σ of their |R| over Σ of all |R|.",
-          {"of rows": ["topr/positive_share"], "of weight": ["topr/effective_positive_share"]}, scale="share"),
+          {"of rows": "topr/positive_share", "of weight": "topr/effective_positive_share"}, scale="share"),
     Panel("Gradient norm", "Before clipping. A steady rise is an early sign of a collapse.",
-          {"norm": ["grad_norm"]}, scale="log"),
+          {"norm": "grad_norm"}, scale="log"),
     Panel("Length of completions", "Tokens. After a sudden change, look at the rows below.",
-          {"mean": ["completions/mean_length"]}),
-    Panel("Entropy", "Of the next token. Near 0 the model repeats itself.", {"mean": ["entropy"]}),
+          {"mean": "completions/mean_length"}),
+    Panel("Entropy", "Of the next token. Near 0 the model repeats itself.", {"mean": "entropy"}),
 )  # fmt: skip
 
 
-def series(history: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Steps and values, each (n,), of the first of these metrics found in a log; values are finite."""
-    for name in names:
-        points = {e["step"]: float(e[name]) for e in history if isinstance(e.get(name), int | float)}
-        if points:
-            steps, values = np.array(list(points)), np.array(list(points.values()))
-            known = np.isfinite(values)
-            return steps[known], values[known]
-    return np.empty(0), np.empty(0)
+def series(history: Sequence[Mapping[str, Any]], name: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Steps and values, each (n,), of a metric in a log; values are finite."""
+    points = {e["step"]: float(e[name]) for e in history if isinstance(e.get(name), int | float)}
+    steps, values = np.array(list(points)), np.array(list(points.values()))
+    known = np.isfinite(values)
+    return steps[known], values[known]
 
 
 def last_step(history: Sequence[Mapping[str, Any]]) -> int:
@@ -83,7 +72,7 @@ def last_step(history: Sequence[Mapping[str, Any]]) -> int:
 
 def has(panel: Panel, history: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a log has a metric of the panel."""
-    return any(len(series(history, names)[0]) for names in panel.lines.values())
+    return any(len(series(history, name)[0]) for name in panel.lines.values())
 
 
 def draw(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
@@ -99,14 +88,14 @@ def draw(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
     axes: Any = figure.subplots()
     start, seen = 0, set()
     for name, history in histories.items():
-        for look, (label, names) in zip(_LINES, panel.lines.items(), strict=False):
-            steps, values = series(history, names)
+        for look, (label, metric) in zip(_LINES, panel.lines.items(), strict=False):
+            steps, values = series(history, metric)
             if len(steps) == 0:
                 continue
             _line(axes, steps + start, values, look, None if label in seen else label)
             seen.add(label)
         if panel.band is not None:
-            low, high = (series(history, [border]) for border in panel.band)
+            low, high = (series(history, border) for border in panel.band)
             if len(low[0]) and len(low[0]) == len(high[0]):
                 axes.fill_between(low[0] + start, low[1], high[1], color=COLORS[0], alpha=0.15, linewidth=0)
         if len(histories) > 1:

@@ -1,9 +1,6 @@
-"""Final answers of S completions (samples) for each of P problems, as arrays: what an evaluation is computed from.
+"""Final answers of completions, as arrays: P problems, S samples of each, of which K are drawn."""
 
-Shape letters: P problems, S samples of each, K drawn of them.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,8 +65,7 @@ def encode(
     Args:
         answers: P lists of S answers in normal form; None where a sample is invalid.
         truths: P right answers in the same form.
-        scores: P lists of S finite numbers.
-        problem_ids, groups: see `Samples`.
+        scores, problem_ids, groups: see `Samples`; scores are finite.
 
     Raises:
         ValueError: there is no problem, problems differ in their number of samples, or a score is missing or not
@@ -115,7 +111,7 @@ def samples_of(rows: Dataset) -> Samples:
 
     Raises:
         ValueError: a column is missing or holds what it should not, there is no row, rows of a problem differ in
-            their answer, subject or level, a verdict or score is missing, a score is not finite, or see `encode`.
+            their answer, subject or level, or see `encode`.
     """
     columns = rows.column_names
     _check_columns(columns)
@@ -142,7 +138,7 @@ def samples_of(rows: Dataset) -> Samples:
     return encode(answers, truths, scores, list(rows_of), groups)
 
 
-def _check_columns(columns: Sequence[str]) -> None:
+def _check_columns(columns: Collection[str]) -> None:
     if missing := [" or ".join(names) for names in NEEDED if not set(names) & set(columns)]:
         raise ValueError(
             f"Rows to evaluate need the columns {', '.join(map(' or '.join, NEEDED))}; {', '.join(missing)} missing."
@@ -162,17 +158,12 @@ def _names(rows: Dataset, name: str) -> list[str]:
 
 
 def verdict_column(rows: Dataset) -> list[str]:
-    """The column `verdict`, checked.
-
-    Raises:
-        ValueError: it holds anything but `"correct"`, `"incorrect"` and `"invalid"`.
-    """
+    """The column `verdict`, of `"correct"`, `"incorrect"` and `"invalid"`; a ValueError if it holds anything else."""
     return checked_column(rows, "verdict", lambda verdict: verdict in VERDICTS, ", ".join(VERDICTS))
 
 
 def _one_value_each(column: list[Any], rows_of: Mapping[Any, list[int]], name: str) -> list[Any]:
-    odd = [problem for problem, place in rows_of.items() if len({column[i] for i in place}) > 1]
-    if odd:
+    if odd := [problem for problem, place in rows_of.items() if len({column[i] for i in place}) > 1]:
         raise ValueError(
             f"All rows of a problem need the same `{name}`; those of {len(odd)} problems differ, as in {odd[0]!r}."
         )
@@ -180,24 +171,17 @@ def _one_value_each(column: list[Any], rows_of: Mapping[Any, list[int]], name: s
 
 
 def read_samples(path: Path) -> Samples:
-    """Rows with extracted answers from a folder of shards or a file, see `samples_of`.
-
-    Raises:
-        ValueError: see `samples_of`; shards differ in whether they have an optional column.
-    """
+    """Rows from a folder of shards or a file, see `samples_of`; a ValueError too if shards differ in their columns."""
     shards = shards_of(path)
-    found = {shard: columns_of(shard) for shard in shards}
-    for shard, columns in found.items():
-        try:
-            _check_columns(columns)
-        except ValueError as error:
-            raise ValueError(f"{shard}: {error}") from error
+    columns = [set(columns_of(shard)) for shard in shards]
     for name in OPTIONAL:
-        count = sum(name in columns for columns in found.values())
+        count = sum(name in found for found in columns)
         if 0 < count < len(shards):
             raise ValueError(f"{path}: only {count} of {len(shards)} files have the column {name!r}.")
-    names = [name for name in ("answer", "extracted", *OPTIONAL) if name in found[shards[0]]]
+    of_all = set.intersection(*columns)
     try:
+        _check_columns(of_all)
+        names = [name for name in ("answer", "extracted", *OPTIONAL) if name in of_all]
         return samples_of(from_table(pa.concat_tables([_read(shard, names) for shard in shards])))
     except (ValueError, pa.ArrowInvalid) as error:
         raise ValueError(f"{path}: {error}") from error
@@ -212,17 +196,12 @@ def _read(shard: Path, names: list[str]) -> pa.Table:
     return table.drop_columns("prompt").append_column("problem_id", problems)
 
 
-def labels(first: Path, second: Path) -> list[str]:
-    """Names for two runs: the last parts in which their paths differ.
-
-    Raises:
-        ValueError: they are the same path.
-    """
-    parts = [list(path.resolve().parts) for path in (first, second)]
-    if parts[0] == parts[1]:
+def run_names(first: Path, second: Path) -> list[str]:
+    """Names for two runs: the last parts in which their paths differ; a ValueError if the paths are the same."""
+    paths = first.resolve(), second.resolve()
+    if paths[0] == paths[1]:
         raise ValueError(f"A run cannot be compared with itself: --input and --compare are both {first}.")
-    while parts[0][-1] == parts[1][-1]:
-        for names in parts:
-            names.pop()
+    backwards = zip(*(reversed(path.parts) for path in paths), strict=False)
+    differ = next(names for names in backwards if names[0] != names[1])
     # Where one path is a suffix of the other, only its root is left.
-    return [names[-1] if len(names) > 1 else path.name for names, path in zip(parts, (first, second), strict=True)]
+    return [path.name if name == path.anchor else name for name, path in zip(differ, paths, strict=True)]

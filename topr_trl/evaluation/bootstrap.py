@@ -1,6 +1,5 @@
 """Is one run better than another? A paired bootstrap over the problems of both."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -43,9 +42,7 @@ def paired_bootstrap(first_PM: NDArray[np.float64], second_PM: NDArray[np.float6
     P problems are drawn with replacement 10,000 times, and both runs are compared on the same problems, so that
     their difficulty cancels (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, Ch. 13).
 
-    Args:
-        first_PM, second_PM: each measure of each run, by problem.
-        seed: seed of the draws.
+    `first_PM` and `second_PM` hold each measure of each run, by problem.
     """
     gains_PM = second_PM - first_PM
     problems, rng = len(gains_PM), np.random.default_rng(seed)
@@ -62,9 +59,7 @@ def paired_bootstrap(first_PM: NDArray[np.float64], second_PM: NDArray[np.float6
 def compare(first: Samples, second: Samples, seed: int = 0) -> dict[str, Difference]:
     """Differences in pass@k and maj@k between two runs, paired by problem.
 
-    Args:
-        first, second: runs on the same problems; their numbers of samples may differ.
-        seed: seed of the bootstrap.
+    The numbers of samples of the runs may differ.
 
     Returns:
         `{"pass@1": difference, ...}` for k in powers of two: pass@k up to the smaller number of samples S, maj@k from 2
@@ -74,7 +69,9 @@ def compare(first: Samples, second: Samples, seed: int = 0) -> dict[str, Differe
         ValueError: the runs differ in their problems, or in the right answers to them.
     """
     second = matched(first, second)
-    measures = list(_measures(min(first.num_samples, second.num_samples)))
+    size = min(first.num_samples, second.num_samples)
+    measures = [("pass", expected_pass, k) for k in powers_of_two(size)]
+    measures += [("maj", expected_maj, k) for k in powers_of_two(size) if 1 < k < size]
     first_PM, second_PM = (
         np.stack([expected(samples, k) for _, expected, k in measures], axis=1) for samples in (first, second)
     )
@@ -82,18 +79,8 @@ def compare(first: Samples, second: Samples, seed: int = 0) -> dict[str, Differe
     return {f"{name}@{k}": found for (name, _, k), found in zip(measures, differences, strict=True)}
 
 
-def _measures(size: int) -> Iterator[tuple[str, Callable[[Samples, int], NDArray[np.float64]], int]]:
-    ks = powers_of_two(size)
-    yield from (("pass", expected_pass, k) for k in ks)
-    yield from (("maj", expected_maj, k) for k in ks if 1 < k < size)
-
-
 def matched(first: Samples, second: Samples) -> Samples:
-    """The second run with its problems in the order of the first.
-
-    Raises:
-        ValueError: see `compare`.
-    """
+    """The second run with its problems in the order of the first; a ValueError as from `compare`."""
     place = {problem: i for i, problem in enumerate(second.problem_ids)}
     lacking = [problem for problem in first.problem_ids if problem not in place]
     more = set(place) - set(first.problem_ids)

@@ -99,9 +99,6 @@ def _without_nan(plain: Any) -> Any:
     return None if isinstance(plain, float) and plain != plain else plain
 
 
-# Estimates.
-
-
 def _standard_error(variance: float, k: int, num_samples: int) -> float:
     """`sqrt(K V / (S - K))` (arXiv 2503.14286, Sec. 4.1), NaN for K = S, where all draws are the same."""
     return sqrt(k * max(variance, 0.0) / (num_samples - k)) if k < num_samples else nan
@@ -123,10 +120,7 @@ def weighted_sc_estimate(samples: Samples, k: int, seed: int = 0, draws: int = _
     K of the S samples of each problem are drawn without replacement, 100 times; the value is the mean over the draws of
     the mean over the problems, V of its standard error the variance over the draws.
 
-    Args:
-        samples: of all problems, with scores.
-        k: samples drawn of each problem, in [1, S].
-        seed, draws: seed and number of the draws.
+    `samples` have scores, and k is in [1, S].
     """
     samples.check_k(k)
     if k == 1:  # a single vote decides: pass@1
@@ -160,9 +154,6 @@ def _scores_of(samples: Samples) -> NDArray[np.float64]:
     return samples.scores_PS
 
 
-# Evaluations.
-
-
 def evaluate(
     samples: Samples,
     pass_ks: Sequence[int] = (1,),
@@ -177,9 +168,9 @@ def evaluate(
     self-consistency has no cheap expectation for k > 1 and is drawn 100 times, as in the paper.
 
     Args:
-        samples: of all problems; with scores for `weighted_sc_ks` and `best_ks`.
+        samples: with scores for `weighted_sc_ks` and `best_ks`.
         pass_ks, maj_ks, weighted_sc_ks, best_ks: the k of each measure, in [1, S].
-        seed: seed of the draws.
+        seed: of the draws.
 
     Raises:
         ValueError: a k is outside [1, S], or scores are missing that a measure needs.
@@ -248,15 +239,7 @@ def evaluate_samples(
     best_ks: Sequence[int] = (),
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Evaluation:
-    """`evaluate` for P lists of S answers and P right answers in the same form; None is an invalid answer.
-
-    Args:
-        answers, truths, scores, groups: see `topr_trl.evaluation.answers.encode`.
-        pass_ks, maj_ks, seed, weighted_sc_ks, best_ks: see `evaluate`.
-
-    Raises:
-        ValueError: see `evaluate` and `encode`.
-    """
+    """`evaluate` for P lists of S answers and P right answers, see `topr_trl.evaluation.answers.encode`."""
     samples = encode(answers, truths, scores, groups=groups)
     return evaluate(samples, pass_ks, maj_ks, weighted_sc_ks, best_ks, seed)
 
@@ -270,13 +253,5 @@ def evaluate_rows(
     weighted_sc_ks: Sequence[int] = (),
     best_ks: Sequence[int] = (),
 ) -> Evaluation:
-    """`evaluate` for rows scored by `topr_trl.rewards.score_completions`.
-
-    Args:
-        rows: see `topr_trl.evaluation.answers.samples_of`.
-        pass_ks, maj_ks, seed, weighted_sc_ks, best_ks: see `evaluate`.
-
-    Raises:
-        ValueError: see `evaluate` and `samples_of`.
-    """
+    """`evaluate` for rows from `score_completions`, see `topr_trl.evaluation.answers.samples_of`."""
     return evaluate(samples_of(rows), pass_ks, maj_ks, weighted_sc_ks, best_ks, seed)

@@ -28,10 +28,7 @@ class Evaluations(dict[str, Evaluation]):
         return "\n".join([_table(["", *self], self._rows()), *self._notes()]) if self else "No evaluations."
 
     def _rows(self) -> list[list[str]]:
-        """Measures and shares: a label, and one cell per evaluation, where ± is the paper's two standard errors.
-
-        There are the k that all of the evaluations have.
-        """
+        """Measures, at the k that all evaluations have, and shares: a label, and one cell per evaluation."""
         runs, rows = list(self.values()), []
         for measure, curve in _CURVES.items():
             curves = [getattr(run, curve) for run in runs]
@@ -50,11 +47,7 @@ class Evaluations(dict[str, Evaluation]):
         ]
 
     def plot(self, path: str | Path | IO[bytes]) -> None:
-        """Draw accuracy and kinds of answers from one evaluation to the next, as a PNG or SVG.
-
-        Raises:
-            ImportError: matplotlib is not installed (`pip install topr_trl[plots]`).
-        """
+        """Draw accuracy and kinds of answers from one evaluation to the next, see `plot_progress`."""
         plot_progress(self, path)
 
     def write_card_section(self, folder: Path, tested_on: str | None = None) -> str:
@@ -109,18 +102,10 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def write_report(folder: Path, runs: Mapping[str, Samples], seed: int = 0) -> str:
-    """Evaluate one run, or two side by side, and write the results.
+    """Evaluate one run, or two side by side, write the results to a folder, and return the tables for the terminal.
 
     Files: `evaluation.json` of the first run; for two runs `comparison.json` with both and their differences; the
     picture `evaluation.png` or `comparison.png`, if matplotlib is installed.
-
-    Args:
-        folder: folder to write to.
-        runs: one or two, by name.
-        seed: seed of the draws.
-
-    Returns:
-        The tables for the terminal.
 
     Raises:
         ValueError: the two runs differ in their problems, see `topr_trl.evaluation.bootstrap.compare`.
@@ -129,13 +114,14 @@ def write_report(folder: Path, runs: Mapping[str, Samples], seed: int = 0) -> st
     differences = compare(runs[names[0]], runs[names[1]], seed) if len(runs) == 2 else None
     evaluations = Evaluations({name: evaluate_in_full(samples, seed) for name, samples in runs.items()})
     plain = {name: evaluation.to_dict() for name, evaluation in evaluations.items()}
-    _write_json(folder / "evaluation.json", plain[names[0]])
+    (folder / "evaluation.json").write_text(json.dumps(plain[names[0]], indent=1))
     parts = [str(evaluations)]
     if differences is None:
         parts += [groups_table(evaluations[names[0]])]
     else:
         found = {measure: difference.to_dict() for measure, difference in differences.items()}
-        _write_json(folder / "comparison.json", {"runs": plain, "differences": found})
+        both = {"runs": plain, "differences": found}
+        (folder / "comparison.json").write_text(json.dumps(both, indent=1))
         parts += [differences_table((names[0], names[1]), differences)]
     if find_spec("matplotlib"):
         plot_evaluations(evaluations, folder / (PICTURE if differences is None else "comparison.png"), differences)
@@ -145,16 +131,8 @@ def write_report(folder: Path, runs: Mapping[str, Samples], seed: int = 0) -> st
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Read a file `evaluation.json` of `topr evaluate`.
-
-    Raises:
-        ValueError: it is damaged, or not such a file.
-    """
+    """Read a file `evaluation.json` of `topr evaluate`; a ValueError if it is damaged, or not such a file."""
     try:
         return Evaluation.from_dict(json.loads(path.read_text()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged, or was not written by topr evaluate: {error!r}.") from error
-
-
-def _write_json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=1))

@@ -48,11 +48,7 @@ class SamplingArguments:
 def encode_prompts(
     tokenizer: PreTrainedTokenizerBase, problems: Dataset, args: SamplingArguments, context: int | None
 ) -> list[list[int]]:
-    """Token ids of the prompts.
-
-    Raises:
-        ValueError: the longest prompt and max_new_tokens do not fit in the context.
-    """
+    """Token ids of the prompts; a ValueError if the longest and `max_new_tokens` do not fit in the context."""
     prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in problems["prompt"]]
     longest = max(map(len, prompt_ids), default=0)
     if context is not None and longest + args.max_new_tokens > context:

@@ -37,11 +37,10 @@ def sample_completions(
     Every process of `accelerate launch` takes a share of the problems and gets the rows of that share back.
 
     Args:
-        model: samples; its dropout is switched off meanwhile.
+        model: its dropout is off meanwhile.
         problems: columns `problem_id` and `prompt` (text); other columns are carried along.
         stop_strings: end a completion besides the model's stop tokens.
-        seed: the same seed and batch size give the same completions. Global random number generators are left as they
-            were.
+        seed: the same seed and batch size give the same completions. Global random number generators stay as they are.
         description: of the progress bar.
 
     Returns:

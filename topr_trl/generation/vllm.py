@@ -14,22 +14,16 @@ from topr_trl.generation.sampling import SamplingArguments, encode_prompts, samp
 
 @dataclass
 class VLLMArguments:
-    """How the engine runs; the names are those of TRL's `GRPOConfig`.
-
-    Parameters:
-        vllm_tensor_parallel_size (`int`, defaults to `1`): GPUs that share a model.
-        vllm_gpu_memory_utilization (`float`, defaults to `0.9`): Share of a GPU's memory that the engine takes.
-        vllm_max_model_length (`int`, *optional*): Longest prompt and completion; default: the model's context.
-        vllm_dtype (`str`, defaults to `"auto"`): Precision of weights and computation; `"auto"` is half precision for
-            a float32 checkpoint.
-        vllm_enforce_eager (`bool`, defaults to `False`): Skip compilation: starts sooner, runs slower.
-    """
+    """How the engine runs; the names are those of TRL's `GRPOConfig`, and `topr sample --help` describes them."""
 
     vllm_tensor_parallel_size: int = field(default=1, metadata={"help": "GPUs that share a model."})
     vllm_gpu_memory_utilization: float = field(
         default=0.9, metadata={"help": "Share of a GPU's memory that the engine takes."}
     )
-    vllm_max_model_length: int | None = field(default=None, metadata={"help": "Longest prompt and completion."})
+    vllm_max_model_length: int | None = field(
+        default=None, metadata={"help": "Longest prompt and completion. Default: the model's context."}
+    )
+    # "auto" is half precision for a float32 checkpoint.
     vllm_dtype: str = field(default="auto", metadata={"help": "'auto', 'bfloat16', 'float32', ..."})
     vllm_enforce_eager: bool = field(default=False, metadata={"help": "Skip compilation: starts sooner, runs slower."})
 
@@ -44,11 +38,7 @@ _ON_THE_CPU = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8_192}
 def start_engine(
     model: str, args: VLLMArguments, seed: int = 0, revision: str | None = None, trust_remote_code: bool = False
 ) -> Any:
-    """A `vllm.LLM` with the safetensors of a folder or of the Hub. Its memory is freed when this process ends.
-
-    Raises:
-        ImportError: vLLM is not installed.
-    """
+    """A `vllm.LLM` with the safetensors of a folder or of the Hub. Its memory is freed when this process ends."""
     # In this process: a child process would outlive a killed parent and keep its memory.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     try:
@@ -83,12 +73,7 @@ def sample_completions_with_vllm(
 
     Args:
         engine: a `vllm.LLM`, see `start_engine`. Its `logprobs_mode` must be `"raw_logprobs"`, vLLM's default.
-        problems: columns `problem_id` and `prompt` (text); other columns are carried along.
-        stop_strings: end a completion besides the model's stop tokens.
         seed: the same seed and problems give the same completions, as far as the engine's kernels are deterministic.
-
-    Returns:
-        Rows of `topr_trl.data.rows` without a reward: those of one problem together, in sampling order.
 
     Raises:
         ValueError: the longest prompt and max_new_tokens do not fit in the engine's context.
@@ -121,20 +106,12 @@ def sample_completions_with_vllm(
         )
         for i in range(len(prompt_ids))
     ]
-    prompts = [{"prompt_token_ids": ids} for ids in prompt_ids]
-    outputs = engine.generate(prompts, params)
+    outputs = engine.generate([{"prompt_token_ids": ids} for ids in prompt_ids], params)
     rows = []
     for problem, output in zip(problems, outputs, strict=True):
+        ids = list(output.prompt_token_ids)
         for sample in output.outputs:
-            rows.append(
-                sampled_row(
-                    problem,
-                    sample.index,
-                    tokenizer,
-                    list(output.prompt_token_ids),
-                    list(sample.token_ids),
-                    "length" if sample.finish_reason == "length" else "stop",
-                    list(sample.logprobs.logprobs),
-                )
-            )
+            reason = "length" if sample.finish_reason == "length" else "stop"
+            drawn, logps = list(sample.token_ids), list(sample.logprobs.logprobs)
+            rows.append(sampled_row(problem, sample.index, tokenizer, ids, drawn, reason, logps))
     return Dataset.from_list(rows)

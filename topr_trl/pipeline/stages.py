@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from topr_trl.curation import compose
 from topr_trl.data.rows import finite_rewards, hash_prompts, id_column
 from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, shard_path, shards_of
-from topr_trl.evaluation.answers import labels, read_samples
+from topr_trl.evaluation.answers import read_samples, run_names
 from topr_trl.evaluation.report import write_report
 from topr_trl.generation.transformers import sample_completions
 from topr_trl.generation.vllm import sample_completions_with_vllm, start_engine
@@ -175,7 +175,7 @@ def evaluate(args: EvaluateArguments) -> Made:
     """pass@k, maj@k and more of scored rows, alone or beside those of another run, see `write_report`."""
     assert args.input is not None
     sources = [Path(path) for path in (args.input, args.compare) if path is not None]
-    names = labels(*sources) if len(sources) == 2 else ["estimate"]
+    names = run_names(*sources) if len(sources) == 2 else ["estimate"]
     runs = {name: read_samples(source) for name, source in zip(names, sources, strict=True)}
     report = write_report(args.folder, runs, args.seed)
     (args.folder / REPORT).write_text(f"{report}\n")

@@ -51,22 +51,18 @@ def canonical(value: Any) -> str:
     """
     if value is None:
         return "None"
-    if isinstance(value, int):
-        return int.__repr__(value)
     if isinstance(value, float):
         return int.__repr__(int(value)) if float.is_integer(value) else float.__repr__(value)
-    if isinstance(value, str):
-        return str.__repr__(value)
-    if isinstance(value, bytes):
-        return bytes.__repr__(value)
+    for kind in (int, str, bytes):
+        if isinstance(value, kind):
+            return kind.__repr__(value)
     if isinstance(value, list):
         return f"[{', '.join(map(canonical, list.__iter__(value)))}]"
     if isinstance(value, tuple):
         return f"({', '.join(map(canonical, tuple.__iter__(value)))})"
-    if isinstance(value, set):
-        return f"{{{', '.join(sorted(map(canonical, set.__iter__(value))))}}}"
-    if isinstance(value, frozenset):
-        return f"{{{', '.join(sorted(map(canonical, frozenset.__iter__(value))))}}}"
+    if isinstance(value, set | frozenset):
+        members = set.__iter__(value) if isinstance(value, set) else frozenset.__iter__(value)
+        return f"{{{', '.join(sorted(map(canonical, members)))}}}"
     if isinstance(value, dict):
         return f"dict {sorted((canonical(k), canonical(v)) for k, v in dict.items(value))}"
     raise TypeError(f"{type(value).__name__} is not plain data.")
@@ -74,23 +70,15 @@ def canonical(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """A program, and how it is run.
-
-    Attributes:
-        program, calls: source texts.
-        seconds, memory: limits; memory in bytes of address space.
-        directory: its working directory.
-        isolated: whether it has its own namespaces.
-        user: who runs it, if not the worker's user.
-    """
+    """A program, and how it is run."""
 
     program: str
     calls: list[str]
     seconds: float
-    memory: int
-    directory: str
-    isolated: bool
-    user: int | None
+    memory: int  # bytes of address space
+    directory: str  # where it works
+    isolated: bool  # whether it has its own namespaces
+    user: int | None  # who runs it, if not the worker's user
 
 
 def run(item: list[Any] | None) -> str:

@@ -60,11 +60,9 @@ class WorkerPool:
         atexit.register(self.close)
 
     def map(self, items: Sequence[Any], done: Callable[[int], object] = lambda count: None) -> list[Any]:
-        """The results in the order of the items; None where a worker was killed, died or raised.
+        """The results in the order of the items (JSON); None where a worker was killed, died or raised.
 
-        Args:
-            items: JSON.
-            done: called with 1 after each item, for a progress bar.
+        `done` is called with 1 after each item, for a progress bar.
         """
         if os.getpid() != self._owner:  # a fork: the workers belong to the parent
             self._workers, self._lock, self._owner = [], Lock(), os.getpid()
@@ -125,10 +123,6 @@ class WorkerPool:
             worker.end()
         self._workers = []
 
-    @property
-    def pids(self) -> list[int]:
-        return [worker.process.pid for worker in self._workers]
-
 
 class _Worker:
     """One process and the item that it works on."""
@@ -170,11 +164,8 @@ class _Worker:
         return bool(read)
 
     def end(self) -> None:
-        self.process.kill()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
-        self.process.wait()
+        with self.process:  # closes its pipes, and waits for it
+            self.process.kill()
 
 
 def _cores() -> int:

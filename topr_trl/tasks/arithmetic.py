@@ -1,12 +1,12 @@
-"""The embedded task: generated word problems in GSM8K's format, and a careless author of solutions.
+"""The embedded task: generated word problems in GSM8K's format, and their solutions.
 
 With it the whole loop of the paper (sample, score, curate, train, evaluate) runs on a laptop without a download. The
-embedded model learned from the careless author, so it can solve the problems but makes mistakes, as a base model does:
+embedded model learned from a careless author, so it can solve the problems but makes mistakes, as a base model does:
 it gets a step wrong now and then, and sometimes forgets the line that states the answer.
 """
 
 import random
-import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,18 +43,12 @@ _STEPS = (
 
 @dataclass(frozen=True)
 class Problem:
-    """A word problem: its text, the start value and the steps `(symbol, x, y)` that lead to the answer."""
+    """A word problem: its text, and the start value and steps `(symbol, x, y)` that lead to the answer."""
 
     question: str
     start: int
     steps: tuple[tuple[str, int, int], ...]
-
-    @property
-    def answer(self) -> int:
-        total = self.start
-        for symbol, x, y in self.steps:
-            total += -x if symbol == "-" else x * y
-        return total
+    answer: int
 
 
 def make_problem(rng: random.Random, num_steps: int = 2) -> Problem:
@@ -75,21 +69,14 @@ def make_problem(rng: random.Random, num_steps: int = 2) -> Problem:
         sentences.append(text.format(name=name, things=things, boxes=boxes, x=x, y=y))
         steps.append((symbol, x, y))
     question = " ".join([*sentences, f"How many {things} does {name} have now?"])
-    return Problem(question, start, tuple(steps))
+    return Problem(question, start, tuple(steps), total)
 
 
-def solve(problem: Problem, rng: random.Random | None = None, slip: float = 0.0, forget: float = 0.0) -> str:
+def solve(problem: Problem, result: Callable[[int], int] = int) -> str:
     """A worked solution that ends with `The answer is N.`
 
-    With `rng`, each result is slightly wrong with probability `slip` (later steps use the wrong result), and the
-    sentence that states the answer is missing with probability `forget`.
+    `result` gives what the author finds instead of each right value; later steps go on with it.
     """
-
-    def result(value: int) -> int:
-        if rng is None or rng.random() >= slip:
-            return value
-        return max(0, value + rng.choice((-10, -2, -1, 1, 2, 10)))
-
     total, lines = problem.start, []
     for symbol, x, y in problem.steps:
         if symbol == "+*":
@@ -100,34 +87,7 @@ def solve(problem: Problem, rng: random.Random | None = None, slip: float = 0.0,
         after = result(total - x if sign == "-" else total + x)
         lines.append(f"{total} {sign} {x} = {after}.")
         total = after
-    if rng is None or rng.random() >= forget:
-        lines.append(f"The answer is {total}.")
-    return " ".join(lines)
-
-
-_EQUATION = re.compile(r"(\d+) ([*+-]) (\d+) = (\d+)\.")
-
-
-def check(solution: str, rng: random.Random | None = None, slip: float = 0.0, forget: float = 0.0) -> str:
-    """A check of a worked solution: each equation again, up to the first wrong one, then `Verdict: yes.` or `no`.
-
-    With `rng`, an equation is misjudged with probability `slip` (a right result called wrong, a wrong one overlooked),
-    and the verdict is missing with probability `forget`.
-    """
-    lines, verdict = [], "yes" if "The answer is" in solution else "no"
-    for left, sign, right, given in _EQUATION.findall(solution):
-        a, b, stated = int(left), int(right), int(given)
-        found = a * b if sign == "*" else a + b if sign == "+" else a - b
-        if rng is not None and rng.random() < slip:
-            found = stated if found != stated else max(0, found + rng.choice((-10, -2, -1, 1, 2, 10)))
-        if found != stated:
-            lines.append(f"{left} {sign} {right} = {found}, not {stated}.")
-            verdict = "no"
-            break
-        lines.append(f"{left} {sign} {right} = {found}, right.")
-    if rng is None or rng.random() >= forget:
-        lines.append(f"Verdict: {verdict}.")
-    return " ".join(lines)
+    return " ".join([*lines, f"The answer is {total}."])
 
 
 def arithmetic_dataset(num_problems: int, seed: int = 0, num_steps: int = 2) -> Dataset:
@@ -137,8 +97,5 @@ def arithmetic_dataset(num_problems: int, seed: int = 0, num_steps: int = 2) -> 
     """
     rng = random.Random(seed)
     problems = [make_problem(rng, num_steps) for _ in range(num_problems)]
-    answers = []
-    for problem in problems:
-        worked, _, _ = solve(problem).rpartition(" The answer is")
-        answers.append(f"{worked}\n#### {problem.answer}")
-    return Dataset.from_dict({"question": [problem.question for problem in problems], "answer": answers})
+    answers = [f"{solve(p).rpartition(' The answer is')[0]}\n#### {p.answer}" for p in problems]
+    return Dataset.from_dict({"question": [p.question for p in problems], "answer": answers})

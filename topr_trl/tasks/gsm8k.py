@@ -15,48 +15,33 @@ from topr_trl.rewards import Judgement, verdict
 STOP_STRINGS = ("\nQuestion:",)
 
 # Eight worked examples of our own, in the style of chain-of-thought prompting (arXiv 2201.11903).
-EXEMPLARS = (
-    (
-        "A florist has 24 tulips and buys 3 bunches of 8 tulips each. How many tulips are there now?",
-        "3 bunches of 8 tulips are 3 * 8 = 24 tulips. Together with the first 24 that is 24 + 24 = 48.",
-        "48",
-    ),
-    (
-        "Nils read 35 pages on Monday and twice as many on Tuesday. The book has 150 pages. How many are left?",
-        "On Tuesday he read 2 * 35 = 70 pages. In both days he read 35 + 70 = 105. So 150 - 105 = 45 are left.",
-        "45",
-    ),
-    (
-        "A bus leaves with 40 people. At the first stop 12 get off and 7 get on. How many people are on the bus?",
-        "After 12 get off there are 40 - 12 = 28. After 7 get on there are 28 + 7 = 35.",
-        "35",
-    ),
-    (
-        "Mira earns $15 an hour and works 6 hours a day. How much does she earn in 5 days?",
-        "In a day she earns 15 * 6 = 90 dollars. In 5 days she earns 90 * 5 = 450 dollars.",
-        "450",
-    ),
-    (
-        "A rope of 84 meters is cut into 7 equal pieces. Two of them are used. How many meters are used?",
-        "Each piece has 84 / 7 = 12 meters. Two pieces have 2 * 12 = 24 meters.",
-        "24",
-    ),
-    (
-        "In a class of 30 pupils, 60% play football. How many pupils do not play football?",
-        "60% of 30 is 0.6 * 30 = 18 pupils who play. So 30 - 18 = 12 do not.",
-        "12",
-    ),
-    (
-        "Otto had $50. He bought 4 notebooks at $6 each and a pen for $3. How many dollars does he have left?",
-        "The notebooks cost 4 * 6 = 24 dollars. With the pen he spent 24 + 3 = 27. He has 50 - 27 = 23 left.",
-        "23",
-    ),
-    (
-        "A tank is filled at 9 liters a minute and leaks 2 liters a minute. How long does it take to hold 63 liters?",
-        "Each minute the tank gains 9 - 2 = 7 liters. It takes 63 / 7 = 9 minutes.",
-        "9",
-    ),
-)
+EXEMPLARS = """\
+Question: A florist has 24 tulips and buys 3 bunches of 8 tulips each. How many tulips are there now?
+Answer: 3 bunches of 8 tulips are 3 * 8 = 24 tulips. Together with the first 24 that is 24 + 24 = 48. The answer is 48.
+
+Question: Nils read 35 pages on Monday and twice as many on Tuesday. The book has 150 pages. How many are left?
+Answer: On Tuesday he read 2 * 35 = 70 pages. In both days he read 35 + 70 = 105. So 150 - 105 = 45 are left. \
+The answer is 45.
+
+Question: A bus leaves with 40 people. At the first stop 12 get off and 7 get on. How many people are on the bus?
+Answer: After 12 get off there are 40 - 12 = 28. After 7 get on there are 28 + 7 = 35. The answer is 35.
+
+Question: Mira earns $15 an hour and works 6 hours a day. How much does she earn in 5 days?
+Answer: In a day she earns 15 * 6 = 90 dollars. In 5 days she earns 90 * 5 = 450 dollars. The answer is 450.
+
+Question: A rope of 84 meters is cut into 7 equal pieces. Two of them are used. How many meters are used?
+Answer: Each piece has 84 / 7 = 12 meters. Two pieces have 2 * 12 = 24 meters. The answer is 24.
+
+Question: In a class of 30 pupils, 60% play football. How many pupils do not play football?
+Answer: 60% of 30 is 0.6 * 30 = 18 pupils who play. So 30 - 18 = 12 do not. The answer is 12.
+
+Question: Otto had $50. He bought 4 notebooks at $6 each and a pen for $3. How many dollars does he have left?
+Answer: The notebooks cost 4 * 6 = 24 dollars. With the pen he spent 24 + 3 = 27. He has 50 - 27 = 23 left. \
+The answer is 23.
+
+Question: A tank is filled at 9 liters a minute and leaks 2 liters a minute. How long does it take to hold 63 liters?
+Answer: Each minute the tank gains 9 - 2 = 7 liters. It takes 63 / 7 = 9 minutes. The answer is 9.
+""".rstrip("\n").split("\n\n")
 
 _STATED = ("The answer is", "the answer is")
 _NUMBER = re.compile(r"(?P<number>-?(?:\d[\d,]*(?:\.\d+)?|\.\d+))(?:/(?P<bottom>\d{1,9})(?!\d|\.\d))?")
@@ -88,13 +73,10 @@ def extract_answer(completion: str) -> str | None:
     number = _NUMBER.search(tail.replace("−", "-").translate(_CURRENCY).replace("- ", "-"))
     if number is None:
         return None
-    if number["bottom"] and not number["bottom"].strip("0"):
-        return None
-    value = normalize_number(number["number"])
-    if value is None or not number["bottom"]:
+    value, bottom = normalize_number(number["number"]), number["bottom"]
+    if value is None or not bottom:
         return value
-    fraction = Fraction(value) / int(number["bottom"])
-    return str(fraction)  # an integer if it is one
+    return str(Fraction(value) / int(bottom)) if int(bottom) else None  # an integer if it is one
 
 
 def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
@@ -104,15 +86,10 @@ def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
 
 
 def build_prompt(question: str, num_shots: int = 8) -> str:
-    """The prompt: `num_shots` worked examples, then the question.
-
-    Raises:
-        ValueError: more examples are asked for than there are.
-    """
+    """The prompt: `num_shots` worked examples, of at most eight, then the question."""
     if not 0 <= num_shots <= len(EXEMPLARS):
         raise ValueError(f"num_shots must be between 0 and {len(EXEMPLARS)}, not {num_shots}.")
-    shots = [f"Question: {q}\nAnswer: {worked} The answer is {a}.\n\n" for q, worked, a in EXEMPLARS[:num_shots]]
-    return "".join(shots) + f"Question: {question.strip()}\nAnswer:"
+    return "\n\n".join([*EXEMPLARS[:num_shots], f"Question: {question.strip()}\nAnswer:"])
 
 
 def prepare(dataset: Dataset, num_shots: int = 8) -> Dataset:
@@ -121,8 +98,7 @@ def prepare(dataset: Dataset, num_shots: int = 8) -> Dataset:
     Raises:
         ValueError: a column is missing or holds no text, or an answer does not end in `#### N` with a number N.
     """
-    missing = {"question", "answer"} - set(dataset.column_names)
-    if missing:
+    if missing := {"question", "answer"} - set(dataset.column_names):
         raise ValueError(f"Rows of GSM8K's shape need question and answer; {sorted(missing)} missing.")
     for name in ("question", "answer"):
         text_column(dataset, name)
@@ -132,22 +108,14 @@ def prepare(dataset: Dataset, num_shots: int = 8) -> Dataset:
         if answer is None:
             raise ValueError(f"Row {index}: the answer does not end in `#### N`: {row['answer'][-60:]!r}.")
         question = row["question"].strip()
-        return {
-            "problem_id": index,
-            "question": question,
-            "prompt": build_prompt(question, num_shots),
-            "answer": answer,
-        }
+        prompt = build_prompt(question, num_shots)
+        return {"problem_id": index, "question": question, "prompt": prompt, "answer": answer}
 
     return dataset.map(convert, with_indices=True, remove_columns=dataset.column_names, desc="Building prompts")
 
 
 def load(name_or_path: str, split: str) -> Dataset:
-    """Rows of GSM8K's shape: a `.jsonl`, `.json` or `.parquet` file (`split` is not used), or a dataset of the Hub.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-    """
+    """Rows of GSM8K's shape: a `.jsonl`, `.json` or `.parquet` file (`split` is not used), or a dataset of the Hub."""
     if name_or_path.endswith(TABLE_SUFFIXES):
         return read_table(name_or_path)
     return load_dataset(name_or_path, "main", split=split)

@@ -96,10 +96,8 @@ def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
             judged = dict(zip(distinct, pool().map(distinct, progress.update), strict=True))
     judgements: list[Judgement] = []
     for given, truth in pairs:
-        if given is not None and given == truth:
-            verdict, canonical = CORRECT, None
-        else:  # None: its worker was killed
-            verdict, canonical = judged.get((given, truth)) or (INVALID, None)
+        found = (CORRECT, None) if given == truth else judged.get((given, truth))
+        verdict, canonical = found or (INVALID, None)  # None: its worker was killed
         judgements.append((verdict, truth if verdict == CORRECT else canonical))
     return judgements
 
@@ -118,10 +116,7 @@ Exemplars = Sequence[tuple[str, str]]
 def draw_exemplars(rows: Dataset, num_shots: int, seed: int = 0, longest: int = 800) -> Exemplars:
     r"""Worked examples from training rows, of as many subjects as possible.
 
-    Only solutions of at most `longest` characters that end with a box are drawn.
-
-    Raises:
-        ValueError: too few rows have one.
+    Only solutions of at most `longest` characters with a box are drawn; a ValueError if too few rows have one.
     """
     _check_columns(rows, ("problem", "solution"))
     order = random.Random(seed).sample(range(len(rows)), len(rows))
@@ -133,14 +128,11 @@ def draw_exemplars(rows: Dataset, num_shots: int, seed: int = 0, longest: int = 
         row = rows[i]
         if len(row["solution"] or "") > longest or extract_boxed(row["solution"] or "") is None:
             continue
-        example = (row["problem"].strip(), row["solution"].strip())
-        if column is not None and row[column] in subjects:
-            rest.append(example)
-        else:
-            if column is not None:
-                subjects.add(row[column])
-            chosen.append(example)
-        if len(chosen) == num_shots or (column and len(rest) + len(chosen) > 100 * num_shots):
+        subject = i if column is None else row[column]
+        kind = rest if subject in subjects else chosen
+        kind.append((row["problem"].strip(), row["solution"].strip()))
+        subjects.add(subject)
+        if len(chosen) == num_shots or len(rest) + len(chosen) > 100 * num_shots:
             break
     chosen = [*chosen, *rest][:num_shots]
     if len(chosen) < num_shots:
@@ -212,11 +204,8 @@ def _check_columns(dataset: Dataset, needed: tuple[str, ...]) -> None:
 def load(name_or_path: str, split: str) -> Dataset:
     """Rows of MATH's shape: a `.jsonl`, `.json` or `.parquet` file (`split` is not used), or a dataset of the Hub.
 
-    If the configurations of a dataset are subjects, all are loaded, with their names in the column `subject`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the dataset has no such split.
+    If the configurations of a dataset are subjects, all are loaded, with their names in the column `subject`. A dataset
+    without such a split is a ValueError.
     """
     if name_or_path.endswith(TABLE_SUFFIXES):
         return read_table(name_or_path)

@@ -142,20 +142,21 @@ def _split(text: str, separators: tuple[str, ...]) -> list[str]:
     return [*parts, text[start:].strip()]
 
 
+_BRACKETS = re.compile(r"([(\[])(.+)([)\]])|(\\\{)(.+)(\\\})", re.S)
+
+
 def _outer(text: str) -> tuple[str, str, str] | None:
     """Opening bracket, content and closing bracket, if one pair encloses the whole text."""
-    for opening, width in (("(", 1), ("[", 1), (r"\{", 2)):
-        if not text.startswith(opening) or len(text) <= 2 * width:
-            continue
-        closing = text[-width:]
-        if closing not in ((r"\}",) if width == 2 else (")", "]")):
+    match = _BRACKETS.fullmatch(text)
+    if match is None:
+        return None
+    opening, content, closing = (group for group in match.groups() if group is not None)
+    depth = 0
+    for letter in content:
+        depth += (letter in _OPENING) - (letter in _CLOSING)
+        if depth < 0:  # the first bracket is closed before the end
             return None
-        depth = 0
-        for i, letter in enumerate(text):
-            depth += (letter in _OPENING) - (letter in _CLOSING)
-            if depth == 0 and i >= width - 1:
-                return (opening, text[width:-width].strip(), closing) if i == len(text) - 1 else None
-    return None
+    return (opening, content.strip(), closing) if depth == 0 else None
 
 
 _MATRIX = re.compile(r"\\begin\{([pbBvV]?matrix|array)\}(?:\{[lcr|]*\})?((?:(?!\\begin).)*)\\end\{\1\}")
@@ -217,8 +218,7 @@ def same(given: str, truth: str) -> bool:
     if kinds <= {"list", "set"}:
         return _same_in_any_order(_elements(a), _elements(b))
     if kinds == {"tuple", "list"}:  # "3, 5" for (3, 5)
-        round_brackets = "()" in (a[1], b[1])
-        return round_brackets and _same_in_order(a[-1], b[-1])
+        return "()" in (a[1], b[1]) and _same_in_order(a[-1], b[-1])
     if kinds in ({"union"}, {"union", "tuple"}):
         parts_agree = a[0] == b[0] and _same_in_any_order(a[1], b[1])
         return parts_agree or _same_by_math_verify(given, truth)
@@ -301,12 +301,8 @@ def _same_atoms(given: str, truth: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def parse(text: str) -> Any:
-    r"""The SymPy object of a formula.
-
-    Raises:
-        ValueError: it cannot be parsed.
-    """
+def parse_formula(text: str) -> Any:
+    """The SymPy object of a formula; a ValueError if it cannot be parsed."""
     if re.search(r"(?<![_\d.])\d[\d.]*\s+[\d.]", text) or not re.search(r"[a-zA-Z\d]", text):
         raise ValueError(f"not a formula: {text!r}")
     imaginary = re.search(r"(?<![a-zA-Z])i(?![a-zA-Z])|\di(?![a-zA-Z])|\\i(?:math)?(?![a-zA-Z])", text)
@@ -331,9 +327,9 @@ def parse(text: str) -> Any:
 
 
 def _same_by_math_verify(given: str, truth: str) -> bool:
-    a = parse(given)
+    a = parse_formula(given)
     try:
-        b = parse(truth)
+        b = parse_formula(truth)
     except ValueError:
         return False
     if "matrix}" in given + truth:
@@ -372,7 +368,7 @@ def _check_readable(text: str) -> None:
     if structure[0] == "atom":
         atom = _PERCENT.sub("", structure[1]).strip()
         if _words(atom) is None and as_number(atom) is None and not _based(atom):
-            parse(atom)
+            parse_formula(atom)
         return
     for part in structure[-1]:
         for cell in part if isinstance(part, list) else [part]:
@@ -382,17 +378,17 @@ def _check_readable(text: str) -> None:
 _MOST_TERMS = 200  # larger formulas are not expanded: slow, and the form would be long
 
 
-def canonical(text: str) -> str:
+def canonical_answer(text: str) -> str:
     """A form of a normalized answer that equal answers usually share, for counting votes."""
     structure = _structure(text)
     if structure[0] == "tuple":
-        return structure[1][0] + ", ".join(map(canonical, structure[2])) + structure[1][1]
+        return structure[1][0] + ", ".join(map(canonical_answer, structure[2])) + structure[1][1]
     if structure[0] in ("list", "set"):
-        return ", ".join(sorted(map(canonical, _elements(structure))))
+        return ", ".join(sorted(map(canonical_answer, _elements(structure))))
     if structure[0] == "union":
-        return " U ".join(sorted(map(canonical, structure[1])))
+        return " U ".join(sorted(map(canonical_answer, structure[1])))
     if structure[0] in ("matrix", "determinant"):
-        rows = ("[" + ", ".join(map(canonical, row)) + "]" for row in structure[1])
+        rows = ("[" + ", ".join(map(canonical_answer, row)) + "]" for row in structure[1])
         return ("det" if structure[0] == "determinant" else "") + "[" + ", ".join(rows) + "]"
     atom = re.sub(r"^[a-zA-Z]=", "", _PERCENT.sub("", structure[1]).strip())
     if (value := as_number(atom)) is not None:
@@ -406,7 +402,7 @@ def canonical(text: str) -> str:
 
 def _canonical_formula(text: str) -> str:
     try:
-        parsed = parse(text)
+        parsed = parse_formula(text)
         powers = [power.exp for power in parsed.atoms(sympy.Pow)]
         slow = parsed.has(sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, sympy.Derivative, sympy.factorial)
         if slow or any(e.is_number and not (e.is_Rational and abs(e) <= 10) for e in powers):
@@ -443,4 +439,4 @@ def judge(pair: list[str]) -> list[str | None]:
         _check_readable(given)
     except (ValueError, RecursionError, MemoryError, OverflowError):
         return ["invalid", None]
-    return ["incorrect", canonical(given)]
+    return ["incorrect", canonical_answer(given)]

@@ -57,8 +57,7 @@ def verification_problems(
     Args:
         solutions: scored rows: columns `question`, `completion` and `verdict` (`score_completions`).
         template: text with the placeholders `{question}` and `{solution}`.
-        balanced: drop solutions at random until as many are right as are wrong. The paper keeps all.
-        seed: of that.
+        balanced: drop solutions at random, by `seed`, until as many are right as are wrong. The paper keeps all.
 
     Returns:
         Columns `problem_id` (the row of the solution in `solutions`), `prompt` and `answer` (`"yes"`, `"no"`).
@@ -66,8 +65,7 @@ def verification_problems(
     Raises:
         ValueError: a column is missing or does not hold text, the template lacks a placeholder, or no solution is left.
     """
-    missing = {"question", "completion", "verdict"} - set(solutions.column_names)
-    if missing:
+    if missing := {"question", "completion", "verdict"} - set(solutions.column_names):
         raise ValueError(f"Solutions to verify need question, completion and verdict; {sorted(missing)} missing.")
     if not all(place in template for place in ("{question}", "{solution}")):
         raise ValueError(f"The template needs the placeholders {{question}} and {{solution}}; found {template!r}.")
@@ -98,7 +96,7 @@ def solution_scores(verifications: Dataset, num_solutions: int) -> list[float]:
 
     Args:
         verifications: scored rows of `verification_problems`: columns `problem_id` and `extracted`.
-        num_solutions: number of rows of the solutions that they verify.
+        num_solutions: rows of the solutions that they verify.
 
     Returns:
         One score in [0, 1] per solution, for the column `score` of weighted self-consistency and best-of-n.
@@ -106,13 +104,12 @@ def solution_scores(verifications: Dataset, num_solutions: int) -> list[float]:
     Raises:
         ValueError: a solution has no verification.
     """
-    yes, count = np.zeros(num_solutions), np.zeros(num_solutions)
     places = np.array(verifications["problem_id"][:], dtype=np.int64)
     if len(places) and not 0 <= places.min() <= places.max() < num_solutions:
         raise ValueError(f"Verifications are of solutions {places.min()} to {places.max()}; there are {num_solutions}.")
-    np.add.at(count, places, 1)
-    np.add.at(yes, places, np.array([verdict == YES for verdict in verifications["extracted"]], dtype=float))
+    says_yes = np.array([verdict == YES for verdict in verifications["extracted"]], dtype=float)
+    count = np.bincount(places, minlength=num_solutions)
+    yes = np.bincount(places, says_yes, minlength=num_solutions)
     if (count == 0).any():
         raise ValueError(f"{int((count == 0).sum())} of {num_solutions} solutions have no verification.")
-    scores: Sequence[float] = (yes / count).tolist()
-    return list(scores)
+    return [float(share) for share in yes / count]
