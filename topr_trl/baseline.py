@@ -16,13 +16,13 @@ def effective_positive_share(rewards: ArrayLike) -> float:
     Returns:
         A number in [0, 1]; NaN if every reward is 0, since then nothing is learned from any row.
     """
-    scored = _scored(rewards)
+    scored = _without_nan(rewards)
     # Not by Σ |R|: summed in another order, rounding could carry the share past 1.
     above, below = scored[scored > 0].sum(), -scored[scored < 0].sum()
     return float(above / (above + below)) if above + below > 0 else float("nan")
 
 
-def _scored(rewards: ArrayLike) -> FloatArray:
+def _without_nan(rewards: ArrayLike) -> FloatArray:
     array = np.asarray(rewards, dtype=np.float64)
     return array[~np.isnan(array)]
 
@@ -31,7 +31,7 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
     """The baseline c under which the effective share of positives is `share`.
 
     For rewards ±1 this is `c = (p - p~) / (p + p~ - 2 p p~)`, the inverse of Eq. 12. For others, p~ is continuous and
-    falling in c, a ratio of two linear functions between neighbouring rewards, so it is solved exactly there.
+    falling in c, a ratio of two linear functions between neighboring rewards, so it is solved exactly there.
 
     Args:
         rewards: (N,) raw rewards R0. NaN marks a row without a reward and is left out.
@@ -40,7 +40,7 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
     Raises:
         ValueError: the share is outside (0, 1], or the rewards allow no other than 1 (they are all the same).
     """
-    scored = _scored(rewards)
+    scored = _without_nan(rewards)
     if not 0 < share <= 1:
         raise ValueError(f"The effective share of positives must be in (0, 1], not {share}.")
     values, counts = np.unique(scored, return_counts=True)
@@ -70,16 +70,13 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
 def subtract_baseline(
     rewards: ArrayLike, baseline: float | str, group_ids: ArrayLike | None = None, share: float | None = None
 ) -> FloatArray:
-    """R = R0 - c for each row.
+    """(N,) float64 R = R0 - c for each row.
 
     Args:
         rewards: (N,) raw rewards R0. NaN marks a row without a reward and stays NaN.
         baseline: c as a number, `"mean"` (of all rows) or `"group_mean"` (of the rows of the same problem).
         group_ids: (N,) the problem of each row, any comparable dtype; needed by `"group_mean"` only.
         share: the effective share of positives to reach; then `baseline` is not used.
-
-    Returns:
-        (N,) float64.
 
     Raises:
         ValueError: the baseline is not one of the above, or the share cannot be reached.

@@ -31,13 +31,13 @@ from tqdm.auto import tqdm
 from topr_trl.baseline import FloatArray
 from topr_trl.config import OfflineTOPRConfig
 from topr_trl.data.collator import column, lengths_of
+from topr_trl.data.tables import atomic_write
 from topr_trl.metrics import sampler_distance
 
 logger = logging.getLogger(__name__)
 
 # A batch to (B, T) log-probabilities of the next tokens and the (B, T) mask of completion tokens.
 Forward = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
-# Tokenized rows to a batch.
 Collate = Callable[[list[dict[str, Any]]], dict[str, Tensor]]
 
 _AT_ONCE = 8_192  # rows of a part: held as Python objects, and sorted by length
@@ -47,7 +47,7 @@ _LOGPS = pa.list_(pa.float32())
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is to be computed: the rows of a dataset that need log μ, and the fingerprints that go with the result."""
+    """The rows of a dataset that need log μ computed, and the fingerprints that go with the result."""
 
     dataset: Dataset
     needs_N: NDArray[np.bool_]
@@ -63,10 +63,9 @@ class LogMu:
     written to `log_mu.parquet` (of evaluation datasets `log_mu_NAME.parquet`) in the output folder.
 
     Attributes:
-        values: log μ by the columns `dataset` and `row`: the sum over the completion, or with `ratio_level="token"` a
-            value per token. Rows that brought their own are not in it.
+        values: log μ by the columns `dataset` and `row`, see `Collator`. Rows that brought their own are not in it.
         planned: what is to be computed, by the name of the dataset.
-        sampler_distance: how far the training rows' `sampler_logps` are from log μ, once that has been computed.
+        sampler_distance: see `topr_trl.metrics.sampler_distance`; of the training rows, once log μ is computed.
     """
 
     def __init__(self, args: OfflineTOPRConfig, accelerator: Accelerator) -> None:
@@ -84,10 +83,9 @@ class LogMu:
         """Find out where log μ of a dataset comes from; what is neither in the rows nor on disk is planned.
 
         Args:
-            name: of the dataset: `train`, or that of an evaluation dataset.
+            name: `train`, or that of an evaluation dataset.
             dataset: tokenized rows, see `topr_trl.data.collator`.
             model: fingerprint of the model that starts training.
-            resumed: read what this run computed when it began.
 
         Raises:
             ValueError: the rows' own log μ is malformed or of another model; or the run is resumed, and its file is
@@ -107,13 +105,8 @@ class LogMu:
     def compute(self, forward: Forward, collate: Collate, batch_size: int, keep_parts: bool = False) -> None:
         """Compute and write what was planned; all processes call it together.
 
-        Every so many rows the result so far is kept in `log_mu_parts`; a run that was killed goes on from there.
-
-        Args:
-            forward: of the model that wrote the rows.
-            collate: rows to a batch for `forward`.
-            batch_size: rows per process and forward.
-            keep_parts: keep that folder afterwards, so that computing again costs nothing.
+        Every so many rows the result so far is kept in `log_mu_parts`; a run that was killed goes on from there, and
+        with `keep_parts` so does a later one.
         """
         while self.planned:
             name, plan = next(iter(self.planned.items()))
@@ -205,18 +198,8 @@ def _keys(dataset: Dataset, which_N: NDArray[np.bool_]) -> list[tuple[int, int]]
     return list(zip(datasets, rows, strict=True))
 
 
-# Log μ that came with the rows.
-
-
 def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], model: str, ratio_level: str) -> None:
-    """Check the column `mu_logps` where it is needed.
-
-    Args:
-        name: of the dataset, for messages.
-        dataset: tokenized rows with `mu_logps` (floats, one per token, or their sum), and perhaps `mu_fingerprint`.
-        needs_N: (N,) which rows need it.
-        model: fingerprint of the model in training.
-        ratio_level: of the loss; `"token"` needs a value per token.
+    """Check the log μ that tokenized rows brought, (N,) where it is needed.
 
     Raises:
         ValueError: it was computed by another model, or a row's values are missing, impossible or not one per token.
@@ -253,9 +236,6 @@ def _what_is_wrong(mu_logps: object, tokens: int, ratio_level: str) -> str | Non
     return None
 
 
-# Computing.
-
-
 def _per_token_logps(
     forward: Forward, rows: Dataset, collate: Collate, accelerator: Accelerator, batch_size: int, progress: Any
 ) -> list[list[float]]:
@@ -282,9 +262,6 @@ def _per_token_logps(
     return result
 
 
-# Files.
-
-
 def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
     """A short hash of the tokens and rewards of all rows, and of which of them need log μ."""
     digest = hashlib.sha256()
@@ -298,11 +275,9 @@ def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
 
 def save_log_mu(path: Path, mu_logps: pa.Array, model: str, rows: str) -> None:
     """Write log μ with the fingerprints of the model that computed it and of the rows; whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table({"mu_logps": mu_logps})
-    partial = path.with_suffix(".partial")
-    pq.write_table(table.replace_schema_metadata({"model": model, "rows": rows}), partial)
-    partial.replace(path)
+    table = pa.table({"mu_logps": mu_logps}).replace_schema_metadata({"model": model, "rows": rows})
+    with atomic_write(path) as partial:
+        pq.write_table(table, partial)
 
 
 def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:

@@ -161,19 +161,13 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return str(self.curated)
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """See `transformers.Trainer.init_hf_repo`."""
         super().init_hf_repo(*args, **kwargs)
         # On purpose: a run that goes on from a checkpoint on the Hub needs it.
         warnings.filterwarnings("ignore", r"It seems that you are about to commit a data file \(log_mu", UserWarning)
 
-    # log μ, see `LogMu`.
-
     @property
     def sampler_distance(self) -> dict[str, float]:
-        """How far the rows' `sampler_logps` are from log μ, see `topr_trl.metrics.sampler_distance`.
-
-        Empty before log μ has been computed, and if the rows carry none.
-        """
+        """How far the rows' `sampler_logps` are from log μ, see `LogMu`; empty if that is not known."""
         return self._log_mu.sampler_distance
 
     def compute_log_mu(self) -> dict[str, float]:
@@ -182,11 +176,11 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         If it is interrupted, or called again, it goes on with the parts that it keeps in `output_dir/log_mu_parts`.
         So does `train` of another trainer; under FSDP2 and DeepSpeed, Trainer shards a model only once.
 
-        Raises:
-            ValueError: the weights have been trained, so that they are no longer those that wrote the rows.
-
         Returns:
             `sampler_distance`.
+
+        Raises:
+            ValueError: the weights have been trained, so that they are no longer those that wrote the rows.
         """
         if self.state.global_step > 0:
             raise ValueError("log μ is that of the starting weights, and training has moved them: compute it before.")
@@ -260,8 +254,6 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         # SFTTrainer's own would prepare the rows its way.
         return super(SFTTrainer, self).evaluate(eval_dataset, *args, **kwargs)
 
-    # Loss: Algorithm 1.
-
     def _policy_logps(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Any]:
         """(B, T) log π of the next tokens, (B, T) whether they belong to the completion, and the model's outputs."""
         inputs, lengths = dict(inputs), inputs["lengths"]
@@ -282,11 +274,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if return_outputs:
             raise ValueError("OfflineTOPRTrainer does not return outputs; `compute_metrics` is not supported.")
         rewards_B, mu_logps, idle, rows = (inputs.pop(name) for name in ("reward", "mu_logps", "idle", "row"))
-        args = self.args
         logps, mask, outputs = self._policy_logps(model, inputs)
-        if args.ratio_level == "token":
+        if self.args.ratio_level == "token":
             mu_logps = torch.full_like(logps, torch.nan, dtype=torch.float32).masked_scatter(mask, mu_logps)
-        shown = rows if args.log_completions and self.model.training else None
+        shown = rows if self.args.log_completions and self.model.training else None
         loss_B = self._row_losses(logps, mu_logps, rewards_B, mask, shown, idle).losses_B
         if num_items_in_batch is None:
             loss, windows = loss_B.sum() / (len(loss_B) + idle), 1
@@ -334,16 +325,13 @@ def _by_name(datasets: Any) -> dict[str, Dataset]:
 
 def _columns_about_log_mu(dataset: Dataset, args: OfflineTOPRConfig) -> list[str]:
     """The columns that tokenized rows keep: `sampler_logps` are the log-probabilities that the sampler reported."""
-    if args.log_mu == "sampler":
-        if "sampler_logps" not in dataset.column_names:
-            raise ValueError(
-                "log_mu='sampler' needs the column `sampler_logps`: the sampler's log-probabilities. Add it, or set "
-                "log_mu='trainer'."
-            )
-        wanted = ["sampler_logps", "mu_fingerprint"]
-    else:
-        wanted = ["mu_logps", "mu_fingerprint", "sampler_logps"]
-    return [name for name in wanted if name in dataset.column_names]
+    if args.log_mu == "sampler" and "sampler_logps" not in dataset.column_names:
+        raise ValueError(
+            "log_mu='sampler' needs the column `sampler_logps`: the sampler's log-probabilities. Add it, or set "
+            "log_mu='trainer'."
+        )
+    wanted = {"mu_fingerprint", "sampler_logps"} | ({"mu_logps"} if args.log_mu == "trainer" else set())
+    return [name for name in dataset.column_names if name in wanted]
 
 
 class _ComputeLogMu(TrainerCallback):

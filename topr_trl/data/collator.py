@@ -34,16 +34,10 @@ def lengths_of(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def check_tokens(name: str, dataset: Dataset, vocabulary: int, limits: Mapping[str, int | None]) -> None:
-    """Refuse rows that the model cannot read.
-
-    Args:
-        name: of the dataset, for messages.
-        dataset: tokenized rows.
-        vocabulary: token ids that the model has.
-        limits: tokens of the longest row allowed, by what limits them.
+    """Refuse tokenized rows that the model cannot read; `limits` are tokens of the longest row, by what limits them.
 
     Raises:
-        ValueError: a token id is unknown to the model, or rows are too long.
+        ValueError: a token id is outside of the vocabulary, or rows are too long.
     """
     lengths, ids, rows = lengths_of(dataset), pc.list_flatten(column(dataset, "input_ids")), column(dataset, "row")
     extremes = pc.min_max(ids)
@@ -68,11 +62,10 @@ def check_tokens(name: str, dataset: Dataset, vocabulary: int, limits: Mapping[s
 
 
 def unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
-    """Values of the next tokens of rows that follow each other, row by row.
+    """Values of the next tokens of B rows that follow each other, row by row.
 
     Args:
         flat: (1, N - 1), any dtype; N are the tokens of all rows, and perhaps some padding.
-        lengths: tokens of each of the B rows.
 
     Returns:
         (B, T) padded with zeros, T the longest row; in each row's last place stands what belongs to none.
@@ -90,20 +83,16 @@ class Collator:
 
     Args:
         collate: TRL's collator.
-        ratio_level: of the loss; with `"token"` log μ is a value per token.
+        ratio_level: of the loss; with `"token"` log μ is a value per token, else the sum over the completion.
         keep_idle: compute rows with R = 0 too.
         log_mu: log μ by the columns `dataset` and `row`, of rows that brought none; filled before training.
     """
 
     def __init__(
-        self,
-        collate: Any,
-        ratio_level: str,
-        keep_idle: bool,
-        log_mu: Mapping[tuple[int, int], float | FloatArray],
+        self, collate: Any, ratio_level: str, keep_idle: bool, log_mu: Mapping[tuple[int, int], float | FloatArray]
     ) -> None:
-        self.collate, self.per_token, self.keep_idle = collate, ratio_level == "token", keep_idle
-        self.log_mu = log_mu
+        self.collate, self.per_token = collate, ratio_level == "token"
+        self.keep_idle, self.log_mu = keep_idle, log_mu
 
     def collate_tokens(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         ids = [row["input_ids"] for row in rows]
@@ -145,7 +134,6 @@ class StepsSortedByLength(Sampler[int]):
     rows of the first, or drops what is over, and neither should hit the long rows, or the short ones.
 
     Args:
-        order: the random order of the rows.
         lengths_N: (N,) tokens of each row.
         rows: of an optimizer step, over all processes and micro-batches.
     """

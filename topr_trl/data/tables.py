@@ -1,4 +1,7 @@
-"""Tables of rows in files: parquet shards, which are whole or not there, and JSON."""
+"""Tables of rows in files: parquet shards, which are whole or not there, and JSON.
+
+A file that cannot be read is a ValueError naming it.
+"""
 
 import os
 import re
@@ -70,22 +73,17 @@ def load_rows(path: str | Path, cache_dir: str | Path | None = None) -> Dataset:
     """Rows from a directory of parquet shards, or from a `.parquet`, `.json` or `.jsonl` file.
 
     Args:
-        path: the directory or file.
         cache_dir: where `datasets` keeps its copy; default: its own cache.
 
     Raises:
         FileNotFoundError: there is nothing to load, or shards are missing.
-        ValueError: the file is of another kind.
+        ValueError: the file is of another kind, or malformed.
     """
     return read_table(*shards_of(path), cache_dir=cache_dir)
 
 
 def columns_of(file: Path) -> list[str]:
-    """The columns of a file of rows.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
+    """The columns of a file of rows."""
     if file.suffix != ".parquet":
         return read_table(file).column_names
     with _naming(file):
@@ -111,14 +109,7 @@ def unreadable(file: str | Path, error: BaseException) -> ValueError:
 
 
 def read_shard(shard: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """One file of rows in memory.
-
-    Args:
-        columns: those to read, as far as the file has them; default: all.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
+    """One file of rows in memory: the columns named, as far as it has them, or all."""
     if shard.suffix != ".parquet":
         table = read_table(shard).with_format("arrow")[:]
         return table if columns is None else table.select([name for name in table.column_names if name in columns])
@@ -128,11 +119,7 @@ def read_shard(shard: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def rows_of(shard: Path) -> int:
-    """The number of rows of a file.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
+    """The number of rows of a file."""
     if shard.suffix != ".parquet":
         return len(read_table(shard))
     with _naming(shard):
@@ -142,13 +129,6 @@ def rows_of(shard: Path) -> int:
 
 # As the first row of a JSON file, null crashes pyarrow (26.0), and with it the process.
 _NULL_FIRST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[?\s*null")
-
-
-def _check_first_row(path: Path) -> None:
-    with path.open("rb") as file:
-        if _NULL_FIRST.match(file.read(4_096)):
-            raise ValueError(f"{path} cannot be read: the first row is null. Remove it.")
-
 
 TABLE_SUFFIXES = (".parquet", ".json", ".jsonl")
 
@@ -169,7 +149,9 @@ def read_table(*files: str | Path, cache_dir: str | Path | None = None) -> Datas
         if path.stat().st_size == 0:
             raise ValueError(f"{path} is empty: it has no row.")
         if path.suffix != ".parquet":
-            _check_first_row(path)
+            with path.open("rb") as file:
+                if _NULL_FIRST.match(file.read(4_096)):
+                    raise ValueError(f"{path} cannot be read: the first row is null. Remove it.")
     kind = "parquet" if paths[0].suffix == ".parquet" else "json"
     if kind == "parquet":  # `datasets` 4.7 fails on files without rows
         paths = [path for path in paths if rows_of(path)] or paths[:1]

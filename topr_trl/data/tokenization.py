@@ -64,12 +64,7 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tup
 
 
 class MalformedRow(ValueError):
-    """A row that cannot be tokenized.
-
-    Attributes:
-        row (`int`): its place in the dataset.
-        why (`str`): what is wrong with it.
-    """
+    """The row in this place of a dataset cannot be tokenized, and why."""
 
     def __init__(self, row: int, why: str) -> None:
         super().__init__(row, why)
@@ -81,10 +76,7 @@ def tokenize(
 ) -> Dataset:
     """Rows as the trainer reads them: `input_ids` (prompt and completion), `prompt_length`, and the columns `keep`.
 
-    See `tokenize_row`. For a dataset in files the result is a file, too, and found again next time.
-
-    Args:
-        map_kwargs: for `datasets.Dataset.map`.
+    For a dataset in files the result is a file, too, and found again next time.
 
     Raises:
         MalformedRow: see `tokenize_row`.
