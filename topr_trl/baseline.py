@@ -40,17 +40,16 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
     Raises:
         ValueError: the share is outside (0, 1], or the rewards allow no other than 1 (they are all the same).
     """
-    scored = _without_nan(rewards)
     if not 0 < share <= 1:
         raise ValueError(f"The effective share of positives must be in (0, 1], not {share}.")
-    values, counts = np.unique(scored, return_counts=True)
+    values, counts = np.unique(_without_nan(rewards), return_counts=True)
     if len(values) == 0:
         raise ValueError("There is no reward to solve the baseline from.")
     if share == 1:
         return float(values[0])
     if len(values) == 1:
         raise ValueError(
-            f"All {len(scored)} rewards are {values[0]:g}, so no baseline reaches an effective share of positives of "
+            f"All {counts[0]} rewards are {values[0]:g}, so no baseline reaches an effective share of positives of "
             f"{share:g}: the possible range is 1 to 1. Add rows with other rewards, or set a number as baseline."
         )
     # Mass above and below c, with c at each distinct reward.

@@ -32,9 +32,8 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
     for path in sorted(Path(name).glob("*.safetensors")):
         try:
             with safe_open(path, "pt") as file:
-                shapes = {
-                    key: tuple(file.get_slice(key).get_shape()) for key in sorted(set(file.keys()) & set(parameters))
-                }
+                known = sorted(parameters.keys() & set(file.keys()))
+                shapes = {key: tuple(file.get_slice(key).get_shape()) for key in known}
         except SafetensorError as error:
             raise ValueError(
                 f"{path} cannot be read ({error}): it is damaged, or was not written to its end. Write or download it "

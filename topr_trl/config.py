@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, get_args, get_type_hints
@@ -60,8 +60,7 @@ class LossArguments:
     a_neg: float | None = field(default=None, metadata={"help": "Lower limit of the ratio where R < 0."})
     b_neg: float | None = field(default=None, metadata={"help": "Upper limit of the ratio where R < 0."})
     ratio_level: str = field(
-        default="sequence",
-        metadata={"help": "'sequence' (the paper); 'token' and 'geometric' are not TOPR, for comparison only."},
+        default="sequence", metadata={"help": "'sequence' (the paper); 'token' and 'geometric' are not TOPR."}
     )
     length_normalization: bool = field(default=True, metadata={"help": "Divide the loss by the completion's length."})
     log_mu: str = field(default="trainer", metadata={"help": "Whose log μ: 'trainer' (own forward) or 'sampler'."})
@@ -69,9 +68,8 @@ class LossArguments:
     @property
     def limits(self) -> TruncationLimits:
         """The truncation limits: the preset's, single ones replaced."""
-        preset = PRESETS[self.preset]
         given = {name: getattr(self, name) for name in ("a_pos", "b_pos", "a_neg", "b_neg")}
-        return TruncationLimits(**{n: getattr(preset, n) if v is None else float(v) for n, v in given.items()})
+        return replace(PRESETS[self.preset], **{name: float(v) for name, v in given.items() if v is not None})
 
     def validate_loss(self) -> None:
         """Check these settings.
@@ -111,8 +109,7 @@ class CurationArguments:
 
     baseline: Baseline = field(default="0", metadata={"help": "c in R = R0 - c: a number, 'mean' or 'group_mean'."})
     effective_positive_share: float | None = field(
-        default=None,
-        metadata={"help": "Target effective share of positives in (0, 1]; the baseline is solved for it."},
+        default=None, metadata={"help": "Target effective share of positives in (0, 1]; the baseline is solved for it."}
     )
     curation: str = field(default="none", metadata={"help": f"Rows to train on: {', '.join(CURATIONS)}."})
     iteration_size: int | None = field(default=None, metadata={"help": "Rows of a round to keep."})
@@ -241,7 +238,7 @@ _GRPO_ONLY = {
 
 @dataclass
 class TOPRConfig(TOPRArguments, GRPOConfig):
-    """Settings of [`TOPRTrainer`]: those of [`~trl.GRPOConfig`], and of TOPR.
+    """Settings of [`TOPRTrainer`]: those of [`~trl.GRPOConfig`], [`LossArguments`] and [`CurationArguments`].
 
     Defaults that differ from TRL's are the paper's (Sec. 4.1): `optim="adafactor"`, `learning_rate=5e-7`,
     `lr_scheduler_type="constant"`, `top_k=500`, `loss_type="topr"`. Settings that belong to GRPO's losses alone
@@ -253,8 +250,6 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
 
     In the tables of `log_completions`, `advantage` is R, and `weight` and `log_ratio` are what the loss last gave the
     row; they are empty where it has not used the row (yet).
-
-    And those of [`LossArguments`] and [`CurationArguments`].
     """
 
     optim: str = field(default="adafactor", metadata={"help": "Optimizer. The paper's: Adafactor."})
@@ -290,10 +285,8 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
 
 _SFT_ONLY = {
     "loss_type": "The loss is TOPR's; see `preset`.",
-    "packing": "A completion is weighted as a whole, so rows are not packed.",
-    "eval_packing": "A completion is weighted as a whole, so rows are not packed.",
-    "completion_only_loss": "TOPR learns from the completion alone.",
-    "assistant_only_loss": "TOPR learns from the completion alone.",
+    **dict.fromkeys(("packing", "eval_packing"), "A completion is weighted as a whole, so rows are not packed."),
+    **dict.fromkeys(("completion_only_loss", "assistant_only_loss"), "TOPR learns from the completion alone."),
     "label_smoothing_factor": "It would change log π.",
     "dataset_text_field": "The columns are `prompt`, `completion` and `reward`.",
 }
@@ -301,15 +294,13 @@ _SFT_ONLY = {
 
 @dataclass
 class OfflineTOPRConfig(TOPRArguments, SFTConfig):
-    """Settings of [`OfflineTOPRTrainer`]: those of [`~trl.SFTConfig`], and of TOPR.
+    """Settings of [`OfflineTOPRTrainer`]: those of [`~trl.SFTConfig`], [`LossArguments`] and [`CurationArguments`].
 
     Defaults that differ from TRL's are the paper's (Sec. 4.1): `optim="adafactor"`, `learning_rate=5e-7`,
     `lr_scheduler_type="constant"`, `num_train_epochs=1`. `max_length` is `None`: a row is never cut, since half a
     completion has neither the reward nor the probability of the whole; longer rows than `max_length` (or the model's
     context) are an error. Settings that belong to supervised fine-tuning alone raise if given a value of their own.
-    And `logging_nan_inf_filter=False`: training stops at NaN, instead of logging it as 0.
-
-    And those of [`LossArguments`] and [`CurationArguments`].
+    `logging_nan_inf_filter=False`: training stops at NaN, instead of logging it as 0.
 
     Parameters:
         sort_by_length (`bool`, defaults to `True`):

@@ -78,7 +78,6 @@ def curate(
         rewards: (N,) R; a row is positive if R >= 0. NaN marks a row without a reward: it is never chosen.
         problem_ids: (N,) the problem of each row, any comparable dtype.
         size: rows to choose; of the table's defaults at most as many as there are, so that no default falls short.
-        positive_share: share of positives for `"positive_share"`, in [0, 1].
         sample_ids: (N,) position of the row in its problem's sampling order. With it the choice does not depend on
             the order of the table; without it the order of the table is the sampling order.
 
@@ -156,12 +155,11 @@ def _choose(
 
 
 def _warn_if_short(curated: Curated, rule: str) -> None:
-    wants_both = rule in ("positive_share", "anna_karenina")
-    missing = [
-        name
-        for name, count in (("positive", curated.available_positives), ("negative", curated.available_negatives))
-        if count == 0 and (wants_both or (rule == "positives" and name == "positive"))
-    ]
+    missing = []
+    if not curated.available_positives and rule in ("positives", "positive_share", "anna_karenina"):
+        missing.append("positive")
+    if not curated.available_negatives and rule in ("positive_share", "anna_karenina"):
+        missing.append("negative")
     if missing:
         warnings.warn(
             f"curation={rule!r}: there is no {' and no '.join(missing)} row. Chosen: {curated}.", stacklevel=3

@@ -1,8 +1,4 @@
-"""log μ: the log-probability of each completion under the model that starts the round, computed once and kept.
-
-Its life: what needs it, where it comes from (the rows, the file of the run that is resumed, or the model that starts
-training), computing it, keeping it in files, and finding it again.
-"""
+"""log μ: the log-probability of each completion under the model that starts the round, computed once and kept."""
 
 import hashlib
 import itertools
@@ -64,7 +60,6 @@ class LogMu:
 
     Attributes:
         values: log μ by the columns `dataset` and `row`, see `Collator`. Rows that brought their own are not in it.
-        planned: what is to be computed, by the name of the dataset.
         sampler_distance: see `topr_trl.metrics.sampler_distance`; of the training rows, once log μ is computed.
     """
 
@@ -82,10 +77,7 @@ class LogMu:
     def plan(self, name: str, dataset: Dataset, model: str, resumed: bool = False) -> None:
         """Find out where log μ of a dataset comes from; what is neither in the rows nor on disk is planned.
 
-        Args:
-            name: `train`, or that of an evaluation dataset.
-            dataset: tokenized rows, see `topr_trl.data.collator`.
-            model: fingerprint of the model that starts training.
+        `dataset` holds tokenized rows, and `model` is the fingerprint of the one that starts training.
 
         Raises:
             ValueError: the rows' own log μ is malformed or of another model; or the run is resumed, and its file is
@@ -102,7 +94,7 @@ class LogMu:
                 self._set_aside(self._path(name), model, rows)
                 self.planned[name] = _Plan(dataset, needs_N, model, rows)
 
-    def compute(self, forward: Forward, collate: Collate, batch_size: int, keep_parts: bool = False) -> None:
+    def compute(self, forward: Forward, collate: Collate, keep_parts: bool = False) -> None:
         """Compute and write what was planned; all processes call it together.
 
         Every so many rows the result so far is kept in `log_mu_parts`; a run that was killed goes on from there, and
@@ -113,7 +105,7 @@ class LogMu:
             path, indices = self._path(name), np.flatnonzero(plan.needs_N)
             logger.info("Computing log μ of %d of %d rows.", len(indices), len(plan.dataset))
             parts = path.with_name(f"{path.stem}_parts")
-            computed = self._compute(plan, plan.dataset.select(indices), parts, forward, collate, batch_size)
+            computed = self._compute(plan, plan.dataset.select(indices), parts, forward, collate)
             places = np.full(len(plan.dataset), -1)
             places[indices] = np.arange(len(indices))
             mu_logps = computed.take(pa.array(places, mask=places < 0))  # None where the row needs none
@@ -130,11 +122,9 @@ class LogMu:
             del self.planned[name]
 
     @torch.no_grad()
-    def _compute(
-        self, plan: _Plan, rows: Dataset, folder: Path, forward: Forward, collate: Collate, batch_size: int
-    ) -> pa.Array:
-        """Lists of float32, a value per completion token, in the order of the rows; on every process."""
-        main = self.accelerator.is_main_process
+    def _compute(self, plan: _Plan, rows: Dataset, folder: Path, forward: Forward, collate: Collate) -> pa.Array:
+        """Lists of float32, one value per completion token, in the order of the rows; on every process."""
+        main, batch_size = self.accelerator.is_main_process, self.args.per_device_eval_batch_size
         computed = []
         with tqdm(total=len(rows), desc="Computing log μ", disable=not main, leave=False) as progress:
             for start in range(0, len(rows), _AT_ONCE):
@@ -148,7 +138,7 @@ class LogMu:
                 else:
                     progress.update(len(part))
                 computed.append(pa.array(logps, _LOGPS))
-        return pa.concat_arrays(computed) if computed else pa.array([], _LOGPS)
+        return pa.concat_arrays(computed)
 
     def _part(self, path: Path, plan: _Plan) -> list[list[float]] | None:
         """What the main process finds in a part, on every process: the others may have no such disk."""
@@ -168,7 +158,7 @@ class LogMu:
         starts = lengths.cumsum() - lengths
         per_token = self.args.ratio_level == "token"
         by_row = np.split(values, starts[1:]) if per_token else np.add.reduceat(values.astype(np.float64), starts)
-        self.values.update(zip(keys, by_row, strict=bool(keys)))
+        self.values.update(zip(keys, by_row, strict=True))
 
     def _path(self, name: str) -> Path:
         return Path(self.args.output_dir) / ("log_mu.parquet" if name == "train" else f"log_mu_{name}.parquet")
@@ -256,10 +246,7 @@ def _per_token_logps(
         packed, counts = accelerator.gather_for_metrics((packed, counts))
         computed += [row[:n] for row, n in zip(packed.tolist(), counts.squeeze(1).tolist(), strict=True)]
         progress.update(len(counts))
-    result: list[list[float]] = [[]] * len(order)
-    for position, logps_row in zip(order, computed, strict=True):
-        result[position] = logps_row
-    return result
+    return [computed[i] for i in order.argsort()]  # the inverse of the order
 
 
 def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:

@@ -19,8 +19,7 @@ class TruncationLimits:
     `w = clip(π/μ, a_pos, b_pos)` if R >= 0, else `clip(π/μ, a_neg, b_neg)` (arXiv 2503.14286, Eq. 7).
 
     Raises:
-        ValueError: a limit is negative or not a number, a lower limit is infinite, or a lower limit is above its
-            upper one.
+        ValueError: a limit is negative or not a number, or a lower one is infinite or above its upper one.
     """
 
     a_pos: float
@@ -226,8 +225,7 @@ def objective(policy_logps_B: Tensor, mu_logps_B: Tensor, rewards_B: Tensor, lim
     A scalar, whose gradient is Eq. 7: that of `-Σ μ(τ) topr_loss(τ).losses_B` without length division.
 
     Args:
-        policy_logps_B, mu_logps_B: (B,) log π(τ), attached to the graph, and log μ(τ).
-        rewards_B: (B,) R(τ), after the baseline.
+        policy_logps_B, mu_logps_B, rewards_B: (B,) log π(τ), attached to the graph, log μ(τ), and R(τ).
     """
     ratio_B = (policy_logps_B - mu_logps_B).exp()
     tapered_B = torch.where(

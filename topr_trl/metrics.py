@@ -105,9 +105,7 @@ _FAR = 0.1
 def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float] | None]) -> dict[str, float]:
     """How far the sampler's log-probabilities of completions are from the trainer's; warns if they are far.
 
-    Args:
-        mu_logps: N lists of the trainer's log-probabilities, one per token.
-        sampler_logps: N lists of the sampler's, or None where it reported none.
+    Both are N lists with one value per token; None where the sampler reported none.
 
     Returns:
         `token`: mean absolute difference of a token's log-probability; `token_max`: the largest; `response`: mean

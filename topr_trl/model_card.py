@@ -58,7 +58,6 @@ def model_card(
 
     Args:
         data: metadata; the base model is taken from there.
-        facts: settings of the training, by name.
         problems: what the model was trained to solve, in Markdown.
         prompt, max_new_tokens: text or messages, and a completion's length, for the quick start.
         links: Markdown, to the run's pages at trackers.

@@ -40,6 +40,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     """
 
     args: TOPRConfig
+    _rows_trained_on = "generated while training"
     _rewards_per_func: Tensor  # raw rewards of the generation batch at hand, all processes
 
     def __init__(
@@ -69,9 +70,6 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
                 self._refuse_own_column(name, "A reward function")
         # The loss of TRL that is `-A · ratio` averaged over the tokens of a completion and then over completions.
         self.loss_type = "grpo"
-
-    def _rows_trained_on(self) -> str:
-        return "generated while training"
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         tokenized = super()._tokenize_prompts(prompts)
@@ -103,7 +101,11 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         rewards, curated = self._compose(raw_rewards, train)
         rewards_all = torch.full_like(raw_rewards, torch.nan)
         rewards_all[torch.from_numpy(curated.indices)] = torch.from_numpy(rewards).to(rewards_all)
-        self._show_rewards_in_completions(rewards_all)
+        # R instead of the advantages in TRL's table of completions, which are not used here.
+        shown = self._logs["advantages"]
+        for _ in range(min(len(shown), len(rewards_all))):
+            shown.pop()
+        shown.extend(rewards_all.nan_to_num(0.0).tolist())
 
         start = self.accelerator.process_index * len(inputs)
         batch["topr_rewards"] = rewards_all[start : start + len(inputs)]
@@ -147,13 +149,6 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             self._last_baseline = float(raw[curated.indices[0]] - rewards[0])
         return rewards, curated
 
-    def _show_rewards_in_completions(self, rewards_all: Tensor) -> None:
-        """Put R where TRL's table of completions has its advantages, which are not used here."""
-        column = self._logs["advantages"]
-        for _ in range(min(len(column), len(rewards_all))):
-            column.pop()
-        column.extend(rewards_all.nan_to_num(0.0).tolist())
-
     def _show_weights_in_completions(self) -> None:
         """Put the weight and log-ratio that the loss last gave each row beside TRL's columns; NaN if it gave none."""
         # A row may have been seen before the last log, and is shown again.
@@ -181,13 +176,11 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         keep some unchosen rows, with R = 0, and `topr_scale` makes the loss the mean over the chosen rows alone.
         """
         steps, processes = self.args.steps_per_generation, self.accelerator.num_processes
-        chosen = torch.from_numpy(curated.indices)
-        most = max(int(((chosen >= p * rows) & (chosen < (p + 1) * rows)).sum()) for p in range(processes))
+        is_unchosen = torch.ones(processes * rows, dtype=torch.uint8)
+        is_unchosen[torch.from_numpy(curated.indices)] = 0
+        most = rows - int(is_unchosen.view(processes, rows).sum(1).min())
         count = min(max(-(-most // steps), 1) * steps, rows)
-        local = chosen[(chosen >= start) & (chosen < start + rows)] - start
-        is_chosen = torch.zeros(rows, dtype=torch.bool)
-        is_chosen[local] = True
-        keep = torch.cat([local, (~is_chosen).nonzero().squeeze(1)])[:count]
+        keep = is_unchosen[start : start + rows].argsort(stable=True)[:count]
 
         # The per-image tensors of a vision batch have no row axis until TRL splits them; then they are lists by row.
         batch = split_pixel_values_by_grid(batch)
@@ -197,7 +190,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             elif isinstance(value, Tensor) and value.dim() > 0:
                 batch[name] = value[keep.to(value.device)]
         batch = unsplit_pixel_values_by_grid(batch)
-        batch["topr_scale"] = torch.tensor(count * processes / max(len(chosen), 1), device=self.accelerator.device)
+        scale = count * processes / max(len(curated.indices), 1)
+        batch["topr_scale"] = torch.tensor(scale, device=self.accelerator.device)
         return batch
 
     def _trim_padding(self, batch: dict[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class TOPRMixin(Trainer):
     _name = "TOPR"
     _paper = PAPER
     args: TOPRConfig | OfflineTOPRConfig
+    _rows_trained_on: str  # for the model card
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
@@ -194,7 +195,7 @@ class TOPRMixin(Trainer):
         of_trl.data.pop("licence")
         if is_peft_model(self.model):
             of_trl.data.library_name = "peft"
-        facts = training_facts(args, self._rows_trained_on(), self.state.global_step, args.learning_rate, args.optim)
+        facts = training_facts(args, self._rows_trained_on, self.state.global_step, args.learning_rate, args.optim)
         card = model_card(
             of_trl.data,
             self.hub_model_id or model_name or args.output_dir,
@@ -205,10 +206,6 @@ class TOPRMixin(Trainer):
         if self.evaluations:
             add_section(card, self.evaluations.write_card_section(folder))
         card.save(folder / "README.md")
-
-    def _rows_trained_on(self) -> str:
-        """For the model card."""
-        raise NotImplementedError
 
     def _warn_about_signs(self, curated: Curated, zeros: bool, args: TOPRConfig | OfflineTOPRConfig) -> None:
         """Warn, once each, of rows that are all positive, all negative, or without a reward at all.

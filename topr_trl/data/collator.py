@@ -16,6 +16,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
+from transformers import PretrainedConfig
 
 from topr_trl.baseline import FloatArray
 
@@ -33,12 +34,14 @@ def lengths_of(dataset: Dataset) -> NDArray[np.int64]:
     return np.asarray(pc.list_value_length(column(dataset, "input_ids")), dtype=np.int64)
 
 
-def check_tokens(name: str, dataset: Dataset, vocabulary: int, limits: Mapping[str, int | None]) -> None:
-    """Refuse tokenized rows that the model cannot read; `limits` are tokens of the longest row, by what limits them.
+def check_tokens(name: str, dataset: Dataset, config: PretrainedConfig, max_length: int | None) -> None:
+    """Refuse tokenized rows that the model of this config cannot read.
 
     Raises:
         ValueError: a token id is outside of the vocabulary, or rows are too long.
     """
+    vocabulary = config.vocab_size
+    limits = {"max_length": max_length, "the model's context": getattr(config, "max_position_embeddings", None)}
     lengths, ids, rows = lengths_of(dataset), pc.list_flatten(column(dataset, "input_ids")), column(dataset, "row")
     extremes = pc.min_max(ids)
     if extremes["min"].as_py() < 0 or extremes["max"].as_py() >= vocabulary:
@@ -62,10 +65,7 @@ def check_tokens(name: str, dataset: Dataset, vocabulary: int, limits: Mapping[s
 
 
 def unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
-    """Values of the next tokens of B rows that follow each other, row by row.
-
-    Args:
-        flat: (1, N - 1), any dtype; N are the tokens of all rows, and perhaps some padding.
+    """Values of the next tokens, (1, tokens of all rows and perhaps padding, less 1), row by row.
 
     Returns:
         (B, T) padded with zeros, T the longest row; in each row's last place stands what belongs to none.
@@ -82,7 +82,6 @@ class Collator:
     their numbers are the last of `row`.
 
     Args:
-        collate: TRL's collator.
         ratio_level: of the loss; with `"token"` log μ is a value per token, else the sum over the completion.
         keep_idle: compute rows with R = 0 too.
         log_mu: log μ by the columns `dataset` and `row`, of rows that brought none; filled before training.
@@ -133,9 +132,7 @@ class StepsSortedByLength(Sampler[int]):
     If the rows do not fill the last step, the first and the last are left as they are: Accelerate fills the last with
     rows of the first, or drops what is over, and neither should hit the long rows, or the short ones.
 
-    Args:
-        lengths_N: (N,) tokens of each row.
-        rows: of an optimizer step, over all processes and micro-batches.
+    `rows` are those of an optimizer step, over all processes and micro-batches.
     """
 
     def __init__(self, order: SeedableRandomSampler, lengths_N: NDArray[np.int64], rows: int) -> None:

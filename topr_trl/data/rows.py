@@ -106,13 +106,8 @@ def hash_prompts(prompts: Iterable[Any]) -> NDArray[np.str_]:
     )
 
 
-FINISH_REASONS = ("stop", "length")
-
-
 def check_finish_reasons(rows: Dataset) -> None:
     """A truncated completion under another name would be taught to stop where it was truncated."""
     if "finish_reason" in rows.column_names:
         remedy = "Write `length` where a completion was truncated, else `stop`; or drop the column."
-        checked_column(
-            rows, "finish_reason", lambda value: value in (*FINISH_REASONS, None), " or ".join(FINISH_REASONS), remedy
-        )
+        checked_column(rows, "finish_reason", lambda value: value in ("stop", "length", None), "stop or length", remedy)
