@@ -16,13 +16,13 @@ def effective_positive_share(rewards: ArrayLike) -> float:
     Returns:
         A number in [0, 1]; NaN if every reward is 0, since then nothing is learned from any row.
     """
-    scored = _without_nan(rewards)
+    scored = _known(rewards)
     # Not by Σ |R|: summed in another order, rounding could carry the share past 1.
     above, below = scored[scored > 0].sum(), -scored[scored < 0].sum()
     return float(above / (above + below)) if above + below > 0 else float("nan")
 
 
-def _without_nan(rewards: ArrayLike) -> FloatArray:
+def _known(rewards: ArrayLike) -> FloatArray:
     array = np.asarray(rewards, dtype=np.float64)
     return array[~np.isnan(array)]
 
@@ -42,7 +42,7 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
     """
     if not 0 < share <= 1:
         raise ValueError(f"The effective share of positives must be in (0, 1], not {share}.")
-    values, counts = np.unique(_without_nan(rewards), return_counts=True)
+    values, counts = np.unique(_known(rewards), return_counts=True)
     if len(values) == 0:
         raise ValueError("There is no reward to solve the baseline from.")
     if share == 1:

@@ -118,7 +118,7 @@ def check_finite(model: nn.Module, what: str) -> None:
     """Refuse weights with NaN or infinite values; of sharded ones each process sees its part (under ZeRO-3 none).
 
     Raises:
-        FloatingPointError: it begins with `what` is refused, and names the first such parameter.
+        FloatingPointError: naming what is refused (`what`) and the first such parameter.
     """
     if not _all_finite(model.parameters()):
         bad = [name for name, parameter in model.named_parameters() if not _all_finite([parameter])]

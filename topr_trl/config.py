@@ -60,7 +60,7 @@ class LossArguments:
     a_neg: float | None = field(default=None, metadata={"help": "Lower limit of the ratio where R < 0."})
     b_neg: float | None = field(default=None, metadata={"help": "Upper limit of the ratio where R < 0."})
     ratio_level: str = field(
-        default="sequence", metadata={"help": "'sequence' (the paper); 'token' and 'geometric' are not TOPR."}
+        default="sequence", metadata={"help": "'sequence' (TOPR); 'token' and 'geometric' for comparison only."}
     )
     length_normalization: bool = field(default=True, metadata={"help": "Divide the loss by the completion's length."})
     log_mu: str = field(default="trainer", metadata={"help": "Whose log μ: 'trainer' (own forward) or 'sampler'."})
@@ -113,7 +113,9 @@ class CurationArguments:
     )
     curation: str = field(default="none", metadata={"help": f"Rows to train on: {', '.join(CURATIONS)}."})
     iteration_size: int | None = field(default=None, metadata={"help": "Rows of a round to keep."})
-    curation_positive_share: float = field(default=0.5, metadata={"help": "Share of positives for 'positive_share'."})
+    curation_positive_share: float = field(
+        default=0.5, metadata={"help": "Share of positives kept by curation='positive_share'."}
+    )
 
     @property
     def baseline_value(self) -> float | str:

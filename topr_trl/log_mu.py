@@ -189,7 +189,7 @@ def _keys(dataset: Dataset, which_N: NDArray[np.bool_]) -> list[tuple[int, int]]
 
 
 def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], model: str, ratio_level: str) -> None:
-    """Check the log μ that tokenized rows brought, (N,) where it is needed.
+    """Check the log μ that tokenized rows brought, of the rows that need it.
 
     Raises:
         ValueError: it was computed by another model, or a row's values are missing, impossible or not one per token.

@@ -67,7 +67,7 @@ def model_card(
     versions = {"topr_trl": __version__} | {name: version(package) for name, package in packages.items()}
     data.tags = list(dict.fromkeys([*(data.tags or []), *TAGS]))
     shown = repr(prompt)
-    card: ModelCard = ModelCard.from_template(
+    return ModelCard.from_template(
         data,
         template_path=str(Path(__file__).with_name("model_card.md")),
         name=repo_id.rpartition("/")[2],
@@ -81,7 +81,6 @@ def model_card(
         versions="\n".join(f"- {name}: {number}" for name, number in versions.items()),
         citation=PAPER["citation"],
     )
-    return card
 
 
 @runtime_checkable

@@ -28,7 +28,7 @@ Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)
 
 
 def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Config]) -> Config:
-    """The settings of a trainer: those that were given, or the defaults; a model named is read from safetensors.
+    """The settings of a trainer: those given, or the defaults; a model given by name is read from safetensors.
 
     Raises:
         TypeError: `args` is of another class.

@@ -65,7 +65,7 @@ def check_tokens(name: str, dataset: Dataset, config: PretrainedConfig, max_leng
 
 
 def unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
-    """Values of the next tokens, (1, tokens of all rows and perhaps padding, less 1), row by row.
+    """Flat (1, N - 1) values of the next tokens, row by row; N are the tokens of all rows, and perhaps some padding.
 
     Returns:
         (B, T) padded with zeros, T the longest row; in each row's last place stands what belongs to none.

@@ -85,10 +85,10 @@ def load_rows(path: str | Path, cache_dir: str | Path | None = None) -> Dataset:
 
 def columns_of(file: Path) -> list[str]:
     """The columns of a file of rows."""
-    return _read(file, pq.read_schema).names if file.suffix == ".parquet" else read_table(file).column_names
+    return _read_by_pyarrow(file, pq.read_schema).names if file.suffix == ".parquet" else read_table(file).column_names
 
 
-def _read(file: Path, reader: Callable[[Path], Read]) -> Read:
+def _read_by_pyarrow(file: Path, reader: Callable[[Path], Read]) -> Read:
     """What a reader of pyarrow returns; its errors get the name of the file, which pyarrow leaves out."""
     try:
         return reader(file)
@@ -110,12 +110,12 @@ def read_shard(shard: Path, columns: Sequence[str] | None = None) -> pa.Table:
         table = read_table(shard).with_format("arrow")[:]
         return table if columns is None else table.select([name for name in table.column_names if name in columns])
     names = None if columns is None else [name for name in columns_of(shard) if name in columns]
-    return _read(shard, lambda path: pq.read_table(path, columns=names))
+    return _read_by_pyarrow(shard, lambda path: pq.read_table(path, columns=names))
 
 
 def rows_of(shard: Path) -> int:
     """The number of rows of a file."""
-    return _read(shard, pq.read_metadata).num_rows if shard.suffix == ".parquet" else len(read_table(shard))
+    return _read_by_pyarrow(shard, pq.read_metadata).num_rows if shard.suffix == ".parquet" else len(read_table(shard))
 
 
 # As the first row of a JSON file, null crashes pyarrow (26.0), and with it the process.
