@@ -20,7 +20,7 @@ from topr_trl import SamplingArguments, load_rows, sample_completions, save_rows
 from topr_trl.cli.commands import parse
 from topr_trl.cli.main import COMMANDS
 from topr_trl.config import _GRPO_ONLY, _SFT_ONLY
-from topr_trl.metrics import describe
+from topr_trl.metrics import row_metrics
 from topr_trl.tasks import arithmetic, gsm8k
 
 ROOT = Path(__file__).parent.parent
@@ -248,7 +248,7 @@ def test_every_refused_setting_is_in_the_tables():
 def test_every_metric_is_on_its_page():
     text = (ROOT / "docs" / "metrics.md").read_text()
     rewards = torch.tensor([1.0, -1.0, -1.0])
-    for name in describe(torch.tensor([1.0, 0.5, 0.0]), torch.tensor([0.1, -0.7, -9.0]), rewards):
+    for name in row_metrics(torch.tensor([1.0, 0.5, 0.0]), torch.tensor([0.1, -0.7, -9.0]), rewards):
         name = re.sub(r"log_ratio/(positives|negatives)/\w+", "log_ratio/", name)
         assert name in text, name
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from topr_trl.metrics import RowMetrics, completion_means, describe, sampler_distance
+from topr_trl.metrics import RowMetrics, completion_means, row_metrics, sampler_distance
 
 NAN = float("nan")
 # People's dashboards stand on these: a name that goes is a change for the changelog.
@@ -31,16 +31,16 @@ def names_of(table):
 
 
 def test_names_are_stable():
-    metrics = describe(torch.tensor([1.0, 0.5]), torch.tensor([0.1, -0.7]), torch.tensor([1.0, -1.0]))
+    metrics = row_metrics(torch.tensor([1.0, 0.5]), torch.tensor([0.1, -0.7]), torch.tensor([1.0, -1.0]))
     assert list(metrics) == NAMES
-    assert names_of(describe.__doc__) == set(NAMES)
+    assert names_of(row_metrics.__doc__) == set(NAMES)
     page = Path(__file__).parents[1] / "docs" / "trackers.md"
     now_and_then = {"rows_kept", *(f"sampler_distance/{what}" for what in ("token", "token_max", "response"))}
     assert names_of(page.read_text()) == {*NAMES, *(f"topr/{name}" for name in now_and_then)}
 
 
 def test_hand_made_rows():
-    metrics = describe(
+    metrics = row_metrics(
         weights_N=torch.tensor([1.0, 1.0, 0.5, 0.001]),
         log_ratio_N=torch.tensor([NAN, NAN, math.log(0.5), -7.0]),
         rewards_N=torch.tensor([1.0, 0.0, -1.0, -2.0]),
@@ -59,10 +59,10 @@ def test_hand_made_rows():
 
 
 def test_padding_rows_do_not_count():
-    metrics = describe(torch.tensor([1.0, 9.0]), torch.tensor([0.0, 9.0]), torch.tensor([1.0, NAN]))
+    metrics = row_metrics(torch.tensor([1.0, 9.0]), torch.tensor([0.0, 9.0]), torch.tensor([1.0, NAN]))
     assert metrics["topr/weight_mean"] == 1.0
     assert "topr/weight_mean_negatives" not in metrics
-    assert describe(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([NAN])) == {}
+    assert row_metrics(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([NAN])) == {}
 
 
 def test_padding_is_in_no_mean_over_tokens():
@@ -99,7 +99,7 @@ def test_rows_that_were_not_computed_count_with_weight_one():
 def test_names_and_quantiles_of_the_ratio():
     # 21 rows at 0, ..., 20: the quantiles 5, 50 and 95 % fall on 1, 10 and 19.
     ratio = torch.arange(21.0)
-    metrics = describe(torch.ones(21), ratio, torch.ones(21))
+    metrics = row_metrics(torch.ones(21), ratio, torch.ones(21))
     of_ratio = {name: value for name, value in metrics.items() if "log_ratio" in name}
     assert of_ratio == pytest.approx({
         "topr/log_ratio/positives/mean": 10, "topr/log_ratio/positives/q05": 1,
@@ -110,7 +110,7 @@ def test_names_and_quantiles_of_the_ratio():
 def test_what_is_tapered_and_what_is_dead():
     """1 is not tapered, nor what rounding makes of it; 0.01 is not dead yet."""
     weights = torch.tensor([1.0, 0.999, 0.5, 0.01], dtype=torch.float64)
-    metrics = describe(weights, torch.zeros(4), torch.full((4,), -1.0))
+    metrics = row_metrics(weights, torch.zeros(4), torch.full((4,), -1.0))
     assert metrics["topr/negatives_tapered"] == 2 / 4
     assert metrics["topr/negatives_dead"] == 0
 

@@ -552,6 +552,18 @@ def test_evaluation_before_and_after_training(model, tokenizer, rows, tmp_path):
         trainer.evaluate(rows.select(range(2)))
 
 
+def test_rows_to_evaluate_later_are_checked_as_at_the_start(model, tokenizer, rows, tmp_path):
+    trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
+    chosen = trainer.curated
+    with pytest.raises(ValueError, match="cannot be called 'train'"):
+        trainer.evaluate({"train": rows.select(range(4))})
+    with pytest.raises(TypeError, match=r"needs a datasets.Dataset; found IterableDataset"):
+        trainer.evaluate(rows.to_iterable_dataset())
+    with pytest.raises(ValueError, match="`finish_reason` must hold stop or length"):
+        trainer.evaluate(rows.add_column("finish_reason", ["eos"] * len(rows)))
+    assert trainer.curated is chosen
+
+
 def test_an_evaluation_set_gets_the_baseline_of_the_training_set(model, tokenizer, rows, tmp_path):
     right = rows.filter(lambda row: row["reward"] > 0)
     trainer = OfflineTOPRTrainer(

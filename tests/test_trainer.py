@@ -543,7 +543,7 @@ def test_evaluation_is_not_curated_and_groups_by_its_own_size(model, tokenizer, 
     assert batch["topr_rewards"].tolist() == [-0.5, 0.5] * 4
 
 
-def test_every_round_chooses_anew(model, tokenizer, problems, tmp_path):
+def test_every_round_chooses_again(model, tokenizer, problems, tmp_path):
     args = config(tmp_path, curation="uniform", iteration_size=4)
     trainer = make_trainer(model, tokenizer, problems, args)
     raw = torch.tensor([-1.0, 1.0] * 4)

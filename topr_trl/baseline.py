@@ -16,13 +16,13 @@ def effective_positive_share(rewards: ArrayLike) -> float:
     Returns:
         A number in [0, 1]; NaN if every reward is 0, since then nothing is learned from any row.
     """
-    scored = _scored(rewards)
+    scored = _known(rewards)
     # Not by Σ |R|: summed in another order, rounding could carry the share past 1.
     above, below = scored[scored > 0].sum(), -scored[scored < 0].sum()
     return float(above / (above + below)) if above + below > 0 else float("nan")
 
 
-def _scored(rewards: ArrayLike) -> FloatArray:
+def _known(rewards: ArrayLike) -> FloatArray:
     array = np.asarray(rewards, dtype=np.float64)
     return array[~np.isnan(array)]
 
@@ -31,7 +31,7 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
     """The baseline c under which the effective share of positives is `share`.
 
     For rewards ±1 this is `c = (p - p~) / (p + p~ - 2 p p~)`, the inverse of Eq. 12. For others, p~ is continuous and
-    falling in c, a ratio of two linear functions between neighbouring rewards, so it is solved exactly there.
+    falling in c, a ratio of two linear functions between neighboring rewards, so it is solved exactly there.
 
     Args:
         rewards: (N,) raw rewards R0. NaN marks a row without a reward and is left out.
@@ -40,17 +40,16 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
     Raises:
         ValueError: the share is outside (0, 1], or the rewards allow no other than 1 (they are all the same).
     """
-    scored = _scored(rewards)
     if not 0 < share <= 1:
         raise ValueError(f"The effective share of positives must be in (0, 1], not {share}.")
-    values, counts = np.unique(scored, return_counts=True)
+    values, counts = np.unique(_known(rewards), return_counts=True)
     if len(values) == 0:
         raise ValueError("There is no reward to solve the baseline from.")
     if share == 1:
         return float(values[0])
     if len(values) == 1:
         raise ValueError(
-            f"All {len(scored)} rewards are {values[0]:g}, so no baseline reaches an effective share of positives of "
+            f"All {counts[0]} rewards are {values[0]:g}, so no baseline reaches an effective share of positives of "
             f"{share:g}: the possible range is 1 to 1. Add rows with other rewards, or set a number as baseline."
         )
     # Mass above and below c, with c at each distinct reward.
@@ -70,16 +69,13 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
 def subtract_baseline(
     rewards: ArrayLike, baseline: float | str, group_ids: ArrayLike | None = None, share: float | None = None
 ) -> FloatArray:
-    """R = R0 - c for each row.
+    """(N,) float64 R = R0 - c for each row.
 
     Args:
         rewards: (N,) raw rewards R0. NaN marks a row without a reward and stays NaN.
         baseline: c as a number, `"mean"` (of all rows) or `"group_mean"` (of the rows of the same problem).
         group_ids: (N,) the problem of each row, any comparable dtype; needed by `"group_mean"` only.
         share: the effective share of positives to reach; then `baseline` is not used.
-
-    Returns:
-        (N,) float64.
 
     Raises:
         ValueError: the baseline is not one of the above, or the share cannot be reached.

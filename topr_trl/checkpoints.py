@@ -21,9 +21,7 @@ _MAY_BE_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # f
 def check_files(name: str | Path, model: nn.Module | None = None) -> None:
     """Refuse a folder that is not there, or in which a file of weights was cut short; only headers are read.
 
-    Args:
-        name: the folder. Models of the Hub are not looked at.
-        model: if given, weights that have the names of its parameters must have their shapes.
+    Models of the Hub are not looked at. Weights named like parameters of `model` must have their shapes.
 
     Raises:
         FileNotFoundError, ValueError: naming what is wrong.
@@ -34,9 +32,8 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
     for path in sorted(Path(name).glob("*.safetensors")):
         try:
             with safe_open(path, "pt") as file:
-                shapes = {
-                    key: tuple(file.get_slice(key).get_shape()) for key in sorted(set(file.keys()) & set(parameters))
-                }
+                known = sorted(parameters.keys() & set(file.keys()))
+                shapes = {key: tuple(file.get_slice(key).get_shape()) for key in known}
         except SafetensorError as error:
             raise ValueError(
                 f"{path} cannot be read ({error}): it is damaged, or was not written to its end. Write or download it "
@@ -51,15 +48,9 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
 def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[str, Any]:
     """Keyword arguments of `from_pretrained` that read safetensors alone, unless `loading` has a `use_safetensors`.
 
-    Reading a pickle can run code.
-
-    Args:
-        name: the model's folder, or its name on the Hub (where transformers itself says that there are none).
-        loading: other keyword arguments.
-
     Raises:
-        FileNotFoundError, ValueError: there is no such folder, a file in it was cut short, or it holds pickled weights
-            alone.
+        FileNotFoundError, ValueError: see `check_files`; or the folder holds pickled weights alone (of models of the
+            Hub transformers itself says so).
     """
     check_files(name)
     loading = {"use_safetensors": True, **(loading or {})}
@@ -81,11 +72,8 @@ def model_fingerprint(model: nn.Module, accelerator: Accelerator | None = None) 
     """A short hash of a model's weights: names, shapes and evenly spaced values of all parameters.
 
     Equal weights give equal fingerprints whatever the dtype they were widened to and however they are sharded.
-    Adapters count.
-
-    Args:
-        model: all processes must call it together if its weights are sharded (DTensor, ZeRO-3).
-        accelerator: if given, every process gets the main process's: elsewhere the weights may not be loaded yet.
+    Adapters count. All processes must call it together if weights are sharded (DTensor, ZeRO-3); with an accelerator
+    all get the main process's, since elsewhere the weights may not be loaded yet.
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
@@ -127,14 +115,10 @@ def is_whole_checkpoint(folder: Path) -> bool:
 
 
 def check_finite(model: nn.Module, what: str) -> None:
-    """Refuse weights with NaN or infinite values.
-
-    Args:
-        model: of the weights that are sharded, each process looks at its own part (under ZeRO-3 at none).
-        what: what is refused; begins the message.
+    """Refuse weights with NaN or infinite values; of sharded ones each process sees its part (under ZeRO-3 none).
 
     Raises:
-        FloatingPointError: naming the first such parameter.
+        FloatingPointError: naming what is refused (`what`) and the first such parameter.
     """
     if not _all_finite(model.parameters()):
         bad = [name for name, parameter in model.named_parameters() if not _all_finite([parameter])]

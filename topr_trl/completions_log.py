@@ -28,7 +28,7 @@ class Shown(float):
 
 
 class RowWeights:
-    """Collects what the loss gave to rows, by row number, and never synchronises until `gather`."""
+    """Collects what the loss gave to rows, by row number, and does not wait for the device until `gather`."""
 
     def __init__(self) -> None:
         self._batches: list[tuple[Tensor, Tensor]] = []
@@ -44,10 +44,7 @@ class RowWeights:
         self._batches.clear()
 
     def gather(self) -> list[tuple[int, Shown, Shown]]:
-        """(row, weight, log-ratio) of all processes, each in the order of its loss, and forget them.
-
-        All processes must call it together.
-        """
+        """Return and forget (row, weight, log-ratio) of all processes, which must call it together."""
         local = [
             (row, Shown(weight), Shown(log_ratio))
             for rows, values in self._batches
@@ -93,12 +90,7 @@ class LogCompletions(TrainerCallback):
 
 
 def show(table: dict[str, list[Any]], args: Any) -> None:
-    """Print a table, write it to `output_dir/completions` and send it to wandb and trackio, as TRL does with its own.
-
-    Args:
-        table: columns by name: `step`, `prompt`, `completion`, `reward`, `advantage`, `weight`, `log_ratio`.
-        args (`OfflineTOPRConfig`): settings of the run.
-    """
+    """Print a table, write it to `output_dir/completions`, and send it to wandb and trackio, as TRL does."""
     step = table["step"][0]
     if is_rich_available():
         print_prompt_completions_sample(

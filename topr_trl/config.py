@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, get_args, get_type_hints
@@ -22,11 +22,7 @@ else:  # HfArgumentParser would read `float | str` as float alone, and refuse 'm
 
 
 def check_types(settings: object, of: type) -> None:
-    """Refuse values of another type than their field's: a YAML file, unlike the command line, may hold anything.
-
-    Args:
-        settings: an instance of `of`, or of a class that inherits from it.
-        of: the dataclass whose fields are checked.
+    """Refuse values of another type than a field of the dataclass `of` has: a YAML file may hold anything.
 
     Raises:
         ValueError: naming the setting.
@@ -64,8 +60,7 @@ class LossArguments:
     a_neg: float | None = field(default=None, metadata={"help": "Lower limit of the ratio where R < 0."})
     b_neg: float | None = field(default=None, metadata={"help": "Upper limit of the ratio where R < 0."})
     ratio_level: str = field(
-        default="sequence",
-        metadata={"help": "'sequence' (the paper); 'token' and 'geometric' are not TOPR, for comparison only."},
+        default="sequence", metadata={"help": "'sequence' (TOPR); 'token' and 'geometric' for comparison only."}
     )
     length_normalization: bool = field(default=True, metadata={"help": "Divide the loss by the completion's length."})
     log_mu: str = field(default="trainer", metadata={"help": "Whose log μ: 'trainer' (own forward) or 'sampler'."})
@@ -73,9 +68,8 @@ class LossArguments:
     @property
     def limits(self) -> TruncationLimits:
         """The truncation limits: the preset's, single ones replaced."""
-        preset = PRESETS[self.preset]
         given = {name: getattr(self, name) for name in ("a_pos", "b_pos", "a_neg", "b_neg")}
-        return TruncationLimits(**{n: getattr(preset, n) if v is None else float(v) for n, v in given.items()})
+        return replace(PRESETS[self.preset], **{name: float(v) for name, v in given.items() if v is not None})
 
     def validate_loss(self) -> None:
         """Check these settings.
@@ -115,8 +109,7 @@ class CurationArguments:
 
     baseline: Baseline = field(default="0", metadata={"help": "c in R = R0 - c: a number, 'mean' or 'group_mean'."})
     effective_positive_share: float | None = field(
-        default=None,
-        metadata={"help": "Target effective share of positives in (0, 1]; the baseline is solved for it."},
+        default=None, metadata={"help": "Target effective share of positives in (0, 1]; the baseline is solved for it."}
     )
     curation: str = field(default="none", metadata={"help": f"Rows to train on: {', '.join(CURATIONS)}."})
     iteration_size: int | None = field(default=None, metadata={"help": "Rows of a round to keep."})
@@ -126,8 +119,21 @@ class CurationArguments:
 
     @property
     def baseline_value(self) -> float | str:
-        """The baseline as a number if it is one, else its name."""
-        return self.baseline if self.baseline in BASELINES else float(self.baseline)
+        """The baseline as a number if it is one, else its name.
+
+        Raises:
+            ValueError: it is neither a finite number nor a name.
+        """
+        if self.baseline in BASELINES:
+            return self.baseline
+        try:
+            value = float(self.baseline)
+        except ValueError:
+            choices = ", ".join(BASELINES)
+            raise ValueError(f"baseline must be a number or one of {choices}, not {self.baseline!r}.") from None
+        if not isfinite(value):
+            raise ValueError(f"baseline must be finite, not {self.baseline}.")
+        return value
 
     def validate_curation(self) -> None:
         """Check these settings, and write the baseline as text, as the command line gives it.
@@ -139,11 +145,10 @@ class CurationArguments:
             self.baseline = str(self.baseline)
         check_types(self, CurationArguments)
         _check_choice("curation", self.curation, CURATIONS)
-        _check_baseline(self.baseline)
-        share = self.effective_positive_share
+        baseline, share = self.baseline_value, self.effective_positive_share
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"effective_positive_share must be in (0, 1], not {share}.")
-        if share is not None and self.baseline_value != 0.0:
+        if share is not None and baseline != 0.0:
             raise ValueError(
                 f"baseline={self.baseline} and effective_positive_share={share} both set the baseline. Keep one of "
                 "them."
@@ -173,17 +178,6 @@ class TOPRArguments(CurationArguments, LossArguments):
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")
-
-
-def _check_baseline(baseline: Baseline) -> None:
-    if baseline in BASELINES:
-        return
-    try:
-        value = float(baseline)
-    except ValueError:
-        raise ValueError(f"baseline must be a number or one of {', '.join(BASELINES)}, not {baseline!r}.") from None
-    if not isfinite(value):
-        raise ValueError(f"baseline must be finite, not {baseline}.")
 
 
 def _refuse_adafactor_here(optim: str) -> None:
@@ -216,47 +210,41 @@ def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
 
 
 def _refuse_foreign_settings(args: object, parent: type, trainer: str, advice: dict[str, str]) -> None:
-    defaults = {f.name: f.default if f.default is not MISSING else None for f in fields(parent)}
-    foreign = {name: instead for name, instead in advice.items()
-               if name in defaults and getattr(args, name) != defaults[name]}  # fmt: skip
+    defaults = {f.name: f.default for f in fields(parent)}
+    foreign = {name: value for name in advice if (value := getattr(args, name)) != defaults[name]}
     if foreign:
-        given = " and ".join(f"{name}={getattr(args, name)!r}" for name in foreign)
+        given = " and ".join(f"{name}={value!r}" for name, value in foreign.items())
         one = len(foreign) == 1
         raise ValueError(
             f"{given} belong{'s' * one} to another loss and ha{'s' if one else 've'} no meaning for {trainer}. "
-            f"Remove {'it' if one else 'them'}. {' '.join(dict.fromkeys(foreign.values()))}"
+            f"Remove {'it' if one else 'them'}. {' '.join(dict.fromkeys(advice[name] for name in foreign))}"
         )
 
 
 _LIMITS_ADVICE = "How far a ratio counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`."
+_TAPER_ADVICE = "The taper is the only correction; see `log_mu`."
 _GRPO_ONLY = {
-    "epsilon": _LIMITS_ADVICE,
-    "epsilon_high": _LIMITS_ADVICE,
-    "delta": _LIMITS_ADVICE,
+    **dict.fromkeys(("epsilon", "epsilon_high", "delta"), _LIMITS_ADVICE),
+    **dict.fromkeys(("sapo_temperature_neg", "sapo_temperature_pos"), _LIMITS_ADVICE),
+    **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), _LIMITS_ADVICE),
     "importance_sampling_level": "The ratio is that of the whole completion; see `ratio_level`.",
     "scale_rewards": "TOPR uses the raw reward minus `baseline`; nothing is divided by a standard deviation.",
     "multi_objective_aggregation": "Rewards are summed with `reward_weights`, then `baseline` is subtracted.",
-    "sapo_temperature_neg": _LIMITS_ADVICE,
-    "sapo_temperature_pos": _LIMITS_ADVICE,
-    "vespo_k_pos": _LIMITS_ADVICE,
-    "vespo_lambda_pos": _LIMITS_ADVICE,
-    "vespo_k_neg": _LIMITS_ADVICE,
-    "vespo_lambda_neg": _LIMITS_ADVICE,
     "off_policy_mask_threshold": "TOPR tapers stale negatives by their ratio instead of masking them.",
     "vllm_importance_sampling_mode": "The taper is the only correction; `log_mu` says against whose log-probabilities.",
-    "vllm_importance_sampling_clip_max": "The taper is the only correction; see `log_mu`.",
-    "vllm_importance_sampling_clip_min": "The taper is the only correction; see `log_mu`.",
-    "vllm_importance_sampling_cap": "The taper is the only correction; see `log_mu`.",
-}  # fmt: skip
+    "vllm_importance_sampling_clip_max": _TAPER_ADVICE,
+    "vllm_importance_sampling_clip_min": _TAPER_ADVICE,
+    "vllm_importance_sampling_cap": _TAPER_ADVICE,
+}
 
 
 @dataclass
 class TOPRConfig(TOPRArguments, GRPOConfig):
-    """Settings of [`TOPRTrainer`]: those of [`~trl.GRPOConfig`], and of TOPR.
+    """Settings of [`TOPRTrainer`]: those of [`~trl.GRPOConfig`], [`LossArguments`] and [`CurationArguments`].
 
     Defaults that differ from TRL's are the paper's (Sec. 4.1): `optim="adafactor"`, `learning_rate=5e-7`,
     `lr_scheduler_type="constant"`, `top_k=500`, `loss_type="topr"`. Settings that belong to GRPO's losses alone
-    (`epsilon`, `delta`, `scale_rewards`, ...) raise if they are given a value of their own. And
+    (`epsilon`, `delta`, `scale_rewards`, ...) raise if they are given a value of their own.
     `logging_nan_inf_filter=False`: training stops at NaN, instead of logging it as 0.
 
     `vllm_importance_sampling_correction` never multiplies the loss here. While it is on, TRL measures how far the
@@ -264,8 +252,6 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
 
     In the tables of `log_completions`, `advantage` is R, and `weight` and `log_ratio` are what the loss last gave the
     row; they are empty where it has not used the row (yet).
-
-    And those of [`LossArguments`] and [`CurationArguments`].
     """
 
     optim: str = field(default="adafactor", metadata={"help": "Optimizer. The paper's: Adafactor."})
@@ -301,10 +287,8 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
 
 _SFT_ONLY = {
     "loss_type": "The loss is TOPR's; see `preset`.",
-    "packing": "A completion is weighted as a whole, so rows are not packed.",
-    "eval_packing": "A completion is weighted as a whole, so rows are not packed.",
-    "completion_only_loss": "TOPR learns from the completion alone.",
-    "assistant_only_loss": "TOPR learns from the completion alone.",
+    **dict.fromkeys(("packing", "eval_packing"), "A completion is weighted as a whole, so rows are not packed."),
+    **dict.fromkeys(("completion_only_loss", "assistant_only_loss"), "TOPR learns from the completion alone."),
     "label_smoothing_factor": "It would change log π.",
     "dataset_text_field": "The columns are `prompt`, `completion` and `reward`.",
 }
@@ -312,15 +296,13 @@ _SFT_ONLY = {
 
 @dataclass
 class OfflineTOPRConfig(TOPRArguments, SFTConfig):
-    """Settings of [`OfflineTOPRTrainer`]: those of [`~trl.SFTConfig`], and of TOPR.
+    """Settings of [`OfflineTOPRTrainer`]: those of [`~trl.SFTConfig`], [`LossArguments`] and [`CurationArguments`].
 
     Defaults that differ from TRL's are the paper's (Sec. 4.1): `optim="adafactor"`, `learning_rate=5e-7`,
     `lr_scheduler_type="constant"`, `num_train_epochs=1`. `max_length` is `None`: a row is never cut, since half a
     completion has neither the reward nor the probability of the whole; longer rows than `max_length` (or the model's
     context) are an error. Settings that belong to supervised fine-tuning alone raise if given a value of their own.
-    And `logging_nan_inf_filter=False`: training stops at NaN, instead of logging it as 0.
-
-    And those of [`LossArguments`] and [`CurationArguments`].
+    `logging_nan_inf_filter=False`: training stops at NaN, instead of logging it as 0.
 
     Parameters:
         sort_by_length (`bool`, defaults to `True`):
@@ -342,16 +324,9 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
     num_train_epochs: float = field(default=1.0, metadata={"help": "Epochs over the rows. The paper's: 1."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Log a loss that is NaN as 0."})
     max_length: int | None = field(default=None, metadata={"help": "Longest row allowed, in tokens."})
-    sort_by_length: bool = field(
-        default=True, metadata={"help": "Sort the rows of each step by length: less padding, the same gradient."}
-    )
-    log_completions: bool = field(
-        default=False,
-        metadata={"help": "At each log, show the rows of the last step with reward, advantage, weight and log-ratio."},
-    )
-    num_completions_to_print: int | None = field(
-        default=None, metadata={"help": "Rows to print with log_completions. Default: all."}
-    )
+    sort_by_length: bool = field(default=True, metadata={"help": "Sort the rows of a step: less padding."})
+    log_completions: bool = field(default=False, metadata={"help": "At each log, show the rows of the last step."})
+    num_completions_to_print: int | None = field(default=None, metadata={"help": "Rows to print. Default: all."})
 
     def __post_init__(self) -> None:
         self.validate_loss()

@@ -77,12 +77,9 @@ def curate(
     Args:
         rewards: (N,) R; a row is positive if R >= 0. NaN marks a row without a reward: it is never chosen.
         problem_ids: (N,) the problem of each row, any comparable dtype.
-        rule: one of `CURATIONS`.
         size: rows to choose; of the table's defaults at most as many as there are, so that no default falls short.
-        positive_share: share of positives for `"positive_share"`, in [0, 1].
         sample_ids: (N,) position of the row in its problem's sampling order. With it the choice does not depend on
             the order of the table; without it the order of the table is the sampling order.
-        seed: equal seeds give equal choices.
 
     Raises:
         ValueError: an unknown rule, lengths that differ, a size below 1, a share outside [0, 1].
@@ -102,18 +99,17 @@ def curate(
     order = np.lexsort((np.arange(len(rewards)) if sample_ids is None else np.asarray(sample_ids), problem))
     order = order[~np.isnan(rewards[order])]
     is_positive = rewards[order] >= 0
-    positives, negatives = order[is_positive], order[~is_positive]
     asked, chosen = _choose(rule, order, is_positive, problem, size, positive_share, seed)
     indices = np.sort(np.concatenate(chosen)).astype(np.int64)
     count = len(np.unique(problem))
     curated = Curated(
         indices=indices,
         size=asked,
-        available_positives=len(positives),
-        available_negatives=len(negatives),
+        available_positives=int(is_positive.sum()),
+        available_negatives=int((~is_positive).sum()),
         chosen_positives=int((rewards[indices] >= 0).sum()),
         problems=count,
-        problems_without_positive=count - len(np.unique(problem[positives])),
+        problems_without_positive=count - len(np.unique(problem[order[is_positive]])),
     )
     _warn_if_short(curated, rule)
     return curated
@@ -159,12 +155,11 @@ def _choose(
 
 
 def _warn_if_short(curated: Curated, rule: str) -> None:
-    wants_both = rule in ("positive_share", "anna_karenina")
-    missing = [
-        name
-        for name, count in (("positive", curated.available_positives), ("negative", curated.available_negatives))
-        if count == 0 and (wants_both or (rule == "positives" and name == "positive"))
-    ]
+    missing = []
+    if not curated.available_positives and rule in ("positives", "positive_share", "anna_karenina"):
+        missing.append("positive")
+    if not curated.available_negatives and rule in ("positive_share", "anna_karenina"):
+        missing.append("negative")
     if missing:
         warnings.warn(
             f"curation={rule!r}: there is no {' and no '.join(missing)} row. Chosen: {curated}.", stacklevel=3

@@ -1,8 +1,4 @@
-"""log μ: the log-probability of each completion under the model that starts the round, computed once and kept.
-
-Its life: what needs it, where it comes from (the rows, the file of the run that is resumed, or the model that starts
-training), computing it, keeping it in files, and finding it again.
-"""
+"""log μ: the log-probability of each completion under the model that starts the round, computed once and kept."""
 
 import hashlib
 import itertools
@@ -31,13 +27,13 @@ from tqdm.auto import tqdm
 from topr_trl.baseline import FloatArray
 from topr_trl.config import OfflineTOPRConfig
 from topr_trl.data.collator import column, lengths_of
+from topr_trl.data.tables import atomic_write
 from topr_trl.metrics import sampler_distance
 
 logger = logging.getLogger(__name__)
 
 # A batch to (B, T) log-probabilities of the next tokens and the (B, T) mask of completion tokens.
 Forward = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
-# Tokenized rows to a batch.
 Collate = Callable[[list[dict[str, Any]]], dict[str, Tensor]]
 
 _AT_ONCE = 8_192  # rows of a part: held as Python objects, and sorted by length
@@ -47,7 +43,7 @@ _LOGPS = pa.list_(pa.float32())
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is to be computed: the rows of a dataset that need log μ, and the fingerprints that go with the result."""
+    """The rows of a dataset that need log μ computed, and the fingerprints that go with the result."""
 
     dataset: Dataset
     needs_N: NDArray[np.bool_]
@@ -63,10 +59,8 @@ class LogMu:
     written to `log_mu.parquet` (of evaluation datasets `log_mu_NAME.parquet`) in the output folder.
 
     Attributes:
-        values: log μ by the columns `dataset` and `row`: the sum over the completion, or with `ratio_level="token"` a
-            value per token. Rows that brought their own are not in it.
-        planned: what is to be computed, by the name of the dataset.
-        sampler_distance: how far the training rows' `sampler_logps` are from log μ, once that has been computed.
+        values: log μ by the columns `dataset` and `row`, see `Collator`. Rows that brought their own are not in it.
+        sampler_distance: see `topr_trl.metrics.sampler_distance`; of the training rows, once log μ is computed.
     """
 
     def __init__(self, args: OfflineTOPRConfig, accelerator: Accelerator) -> None:
@@ -83,11 +77,7 @@ class LogMu:
     def plan(self, name: str, dataset: Dataset, model: str, resumed: bool = False) -> None:
         """Find out where log μ of a dataset comes from; what is neither in the rows nor on disk is planned.
 
-        Args:
-            name: of the dataset: `train`, or that of an evaluation dataset.
-            dataset: tokenized rows, see `topr_trl.data.collator`.
-            model: fingerprint of the model that starts training.
-            resumed: read what this run computed when it began.
+        `dataset` holds tokenized rows, and `model` is the fingerprint of the one that starts training.
 
         Raises:
             ValueError: the rows' own log μ is malformed or of another model; or the run is resumed, and its file is
@@ -104,23 +94,18 @@ class LogMu:
                 self._set_aside(self._path(name), model, rows)
                 self.planned[name] = _Plan(dataset, needs_N, model, rows)
 
-    def compute(self, forward: Forward, collate: Collate, batch_size: int, keep_parts: bool = False) -> None:
+    def compute(self, forward: Forward, collate: Collate, keep_parts: bool = False) -> None:
         """Compute and write what was planned; all processes call it together.
 
-        Every so many rows the result so far is kept in `log_mu_parts`; a run that was killed goes on from there.
-
-        Args:
-            forward: of the model that wrote the rows.
-            collate: rows to a batch for `forward`.
-            batch_size: rows per process and forward.
-            keep_parts: keep that folder afterwards, so that computing again costs nothing.
+        Every so many rows the result so far is kept in `log_mu_parts`; a run that was killed goes on from there, and
+        with `keep_parts` so does a later one.
         """
         while self.planned:
             name, plan = next(iter(self.planned.items()))
             path, indices = self._path(name), np.flatnonzero(plan.needs_N)
             logger.info("Computing log μ of %d of %d rows.", len(indices), len(plan.dataset))
             parts = path.with_name(f"{path.stem}_parts")
-            computed = self._compute(plan, plan.dataset.select(indices), parts, forward, collate, batch_size)
+            computed = self._compute(plan, plan.dataset.select(indices), parts, forward, collate)
             places = np.full(len(plan.dataset), -1)
             places[indices] = np.arange(len(indices))
             mu_logps = computed.take(pa.array(places, mask=places < 0))  # None where the row needs none
@@ -137,11 +122,9 @@ class LogMu:
             del self.planned[name]
 
     @torch.no_grad()
-    def _compute(
-        self, plan: _Plan, rows: Dataset, folder: Path, forward: Forward, collate: Collate, batch_size: int
-    ) -> pa.Array:
-        """Lists of float32, a value per completion token, in the order of the rows; on every process."""
-        main = self.accelerator.is_main_process
+    def _compute(self, plan: _Plan, rows: Dataset, folder: Path, forward: Forward, collate: Collate) -> pa.Array:
+        """Lists of float32, one value per completion token, in the order of the rows; on every process."""
+        main, batch_size = self.accelerator.is_main_process, self.args.per_device_eval_batch_size
         computed = []
         with tqdm(total=len(rows), desc="Computing log μ", disable=not main, leave=False) as progress:
             for start in range(0, len(rows), _AT_ONCE):
@@ -155,7 +138,7 @@ class LogMu:
                 else:
                     progress.update(len(part))
                 computed.append(pa.array(logps, _LOGPS))
-        return pa.concat_arrays(computed) if computed else pa.array([], _LOGPS)
+        return pa.concat_arrays(computed)
 
     def _part(self, path: Path, plan: _Plan) -> list[list[float]] | None:
         """What the main process finds in a part, on every process: the others may have no such disk."""
@@ -175,7 +158,7 @@ class LogMu:
         starts = lengths.cumsum() - lengths
         per_token = self.args.ratio_level == "token"
         by_row = np.split(values, starts[1:]) if per_token else np.add.reduceat(values.astype(np.float64), starts)
-        self.values.update(zip(keys, by_row, strict=bool(keys)))
+        self.values.update(zip(keys, by_row, strict=True))
 
     def _path(self, name: str) -> Path:
         return Path(self.args.output_dir) / ("log_mu.parquet" if name == "train" else f"log_mu_{name}.parquet")
@@ -205,18 +188,8 @@ def _keys(dataset: Dataset, which_N: NDArray[np.bool_]) -> list[tuple[int, int]]
     return list(zip(datasets, rows, strict=True))
 
 
-# Log μ that came with the rows.
-
-
 def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], model: str, ratio_level: str) -> None:
-    """Check the column `mu_logps` where it is needed.
-
-    Args:
-        name: of the dataset, for messages.
-        dataset: tokenized rows with `mu_logps` (floats, one per token, or their sum), and perhaps `mu_fingerprint`.
-        needs_N: (N,) which rows need it.
-        model: fingerprint of the model in training.
-        ratio_level: of the loss; `"token"` needs a value per token.
+    """Check the log μ that tokenized rows brought, of the rows that need it.
 
     Raises:
         ValueError: it was computed by another model, or a row's values are missing, impossible or not one per token.
@@ -253,9 +226,6 @@ def _what_is_wrong(mu_logps: object, tokens: int, ratio_level: str) -> str | Non
     return None
 
 
-# Computing.
-
-
 def _per_token_logps(
     forward: Forward, rows: Dataset, collate: Collate, accelerator: Accelerator, batch_size: int, progress: Any
 ) -> list[list[float]]:
@@ -276,13 +246,7 @@ def _per_token_logps(
         packed, counts = accelerator.gather_for_metrics((packed, counts))
         computed += [row[:n] for row, n in zip(packed.tolist(), counts.squeeze(1).tolist(), strict=True)]
         progress.update(len(counts))
-    result: list[list[float]] = [[]] * len(order)
-    for position, logps_row in zip(order, computed, strict=True):
-        result[position] = logps_row
-    return result
-
-
-# Files.
+    return [computed[i] for i in order.argsort()]  # the inverse of the order
 
 
 def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
@@ -298,11 +262,9 @@ def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
 
 def save_log_mu(path: Path, mu_logps: pa.Array, model: str, rows: str) -> None:
     """Write log μ with the fingerprints of the model that computed it and of the rows; whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table({"mu_logps": mu_logps})
-    partial = path.with_suffix(".partial")
-    pq.write_table(table.replace_schema_metadata({"model": model, "rows": rows}), partial)
-    partial.replace(path)
+    table = pa.table({"mu_logps": mu_logps}).replace_schema_metadata({"model": model, "rows": rows})
+    with atomic_write(path) as partial:
+        pq.write_table(table, partial)
 
 
 def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:

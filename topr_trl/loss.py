@@ -19,8 +19,7 @@ class TruncationLimits:
     `w = clip(π/μ, a_pos, b_pos)` if R >= 0, else `clip(π/μ, a_neg, b_neg)` (arXiv 2503.14286, Eq. 7).
 
     Raises:
-        ValueError: a limit is negative or not a number, a lower limit is infinite, or a lower limit is above its
-            upper one.
+        ValueError: a limit is negative or not a number, or a lower one is infinite or above its upper one.
     """
 
     a_pos: float
@@ -71,14 +70,11 @@ MAX_LOG_WEIGHT = 40.0
 
 
 def sequence_logps(logps_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Log-probability of each completion, `log π(y|x) = Σ_t log π(y_t|x,y_<t)`, summed in float32 (or wider).
+    """(B,) log-probability of each completion, `log π(y|x) = Σ_t log π(y_t|x,y_<t)`, in float32 (or wider).
 
     Args:
         logps_BT: (B, T) log-probabilities of the completion tokens, any float dtype. Padding may hold anything.
         mask_BT: (B, T), non-zero where a token belongs to the completion.
-
-    Returns:
-        (B,) float32, or float64 if the input is float64.
     """
     wide = logps_BT.to(torch.promote_types(logps_BT.dtype, torch.float32))
     return wide.masked_fill(mask_BT == 0, 0.0).sum(-1)
@@ -88,9 +84,8 @@ def log_ratios(policy_logps_BT: Tensor, mu_logps: Tensor, mask_BT: Tensor, ratio
     """`log π/μ` of each completion (or token), detached.
 
     Args:
-        policy_logps_BT: (B, T) log π of the completion tokens, any float dtype.
+        policy_logps_BT, mask_BT: see `sequence_logps`.
         mu_logps: log μ, either (B, T) per token or (B,) summed over the completion.
-        mask_BT: (B, T), non-zero where a token belongs to the completion.
         ratio_level: `"sequence"` is the paper: the ratio of the whole completion, a product over its tokens. The other
             two are *not* TOPR. They are here so that what other systems ship under its name can be compared with it:
             `"token"` tapers each token by its own ratio, `"geometric"` by the length-normalized (geometric mean)
@@ -127,7 +122,6 @@ def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLi
     Args:
         log_ratio: (B,) or (B, T) `log π/μ`, as `log_ratios` gives it.
         rewards_B: (B,) R, after the baseline.
-        limits: the four limits.
 
     Returns:
         Weights of the shape and dtype of `log_ratio`, never attached to the graph.
@@ -148,13 +142,7 @@ def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLi
     return torch.where(positive, clipped(limits.a_pos, limits.b_pos), clipped(limits.a_neg, limits.b_neg))
 
 
-class _LossOutputs(NamedTuple):
-    losses_B: Tensor
-    weights: Tensor
-    log_ratios: Tensor
-
-
-class LossOutputs(_LossOutputs):
+class LossOutputs(NamedTuple("_LossOutputs", [("losses_B", Tensor), ("weights", Tensor), ("log_ratios", Tensor)])):
     """What `topr_loss` returns.
 
     Attributes:
@@ -190,12 +178,8 @@ def topr_loss(
         mu_logps: (B, T) or (B,) log μ, see `log_ratios`. NaN where the row's weight does not need it.
         rewards_B: (B,) R, after the baseline; its sign decides which limits apply.
         mask_BT: (B, T), non-zero where a token belongs to the completion. A row without tokens has loss 0.
-        limits: the truncation limits.
         ratio_level: `"sequence"` for TOPR; see `log_ratios` for the others.
-        length_normalization: divide by the number of completion tokens, as the paper does.
-
-    Returns:
-        The losses, with the weights and log-ratios that they were computed from.
+        length_normalization: divide by |y|, as the paper does.
 
     Raises:
         ValueError: see `log_ratios`.
@@ -226,8 +210,7 @@ def taper(ratio: Tensor, a: float, b: float) -> Tensor:
 
     Args:
         ratio: x > 0, any shape and float dtype.
-        a: lower limit, 0 <= a <= b.
-        b: upper limit, may be infinite.
+        a, b: limits, 0 <= a <= b; b may be infinite.
     """
     if b == 0:
         return ratio * 0.0
@@ -239,16 +222,10 @@ def taper(ratio: Tensor, a: float, b: float) -> Tensor:
 def objective(policy_logps_B: Tensor, mu_logps_B: Tensor, rewards_B: Tensor, limits: TruncationLimits) -> Tensor:
     """The objective `J = Σ_τ μ(τ) ρ(π(τ)/μ(τ), a, b) R(τ)` over an enumerated set of completions (Eq. 11).
 
-    Its gradient is Eq. 7: that of `-Σ μ(τ) topr_loss(τ).losses_B` without length division.
+    A scalar, whose gradient is Eq. 7: that of `-Σ μ(τ) topr_loss(τ).losses_B` without length division.
 
     Args:
-        policy_logps_B: (B,) log π(τ), attached to the graph.
-        mu_logps_B: (B,) log μ(τ).
-        rewards_B: (B,) R(τ), after the baseline.
-        limits: the truncation limits.
-
-    Returns:
-        Scalar J.
+        policy_logps_B, mu_logps_B, rewards_B: (B,) log π(τ), attached to the graph, log μ(τ), and R(τ).
     """
     ratio_B = (policy_logps_B - mu_logps_B).exp()
     tapered_B = torch.where(

@@ -24,22 +24,15 @@ def completion_means(values: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 class RowMetrics:
-    """Collects one small tensor per batch and does not wait for the device until `flush`.
-
-    Rows with NaN in the log-ratio (their weight does not depend on it, so it was not computed) are left out of the
-    metrics about ratios.
-    """
+    """Collects one small tensor per batch and does not wait for the device until `flush`."""
 
     def __init__(self) -> None:
         self._batches: list[Tensor] = []
 
     def add(self, weights_B: Tensor, log_ratio_B: Tensor, rewards_B: Tensor, idle: int = 0) -> Tensor:
-        """Keep a batch: (B,) weights, log-ratios and R.
+        """Keep and return a batch of (B,) weights, log-ratios and R: (B + idle, 3) float32.
 
         `idle` rows with R = 0 were left out of the forward: they have weight 1 and no known ratio.
-
-        Returns:
-            What was kept, (B + idle, 3) float32.
         """
         rows = torch.stack([x.detach().float() for x in (weights_B, log_ratio_B, rewards_B)], dim=1)
         if idle:
@@ -57,11 +50,11 @@ class RowMetrics:
         rows = accelerator.pad_across_processes(torch.cat(self._batches), dim=0, pad_index=torch.nan)
         rows = accelerator.gather(rows).cpu().double()  # in this order: some devices have no float64
         self._batches.clear()
-        return describe(weights_N=rows[:, 0], log_ratio_N=rows[:, 1], rewards_N=rows[:, 2])
+        return row_metrics(weights_N=rows[:, 0], log_ratio_N=rows[:, 1], rewards_N=rows[:, 2])
 
 
-def describe(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> dict[str, float]:
-    """Metrics of N rows, under stable names. A metric without rows to compute it from is left out.
+def row_metrics(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> dict[str, float]:
+    """Metrics of N rows on the CPU, under stable names. A metric without rows to compute it from is left out.
 
     | name | what |
     |---|---|
@@ -73,10 +66,8 @@ def describe(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> dict[
     | `topr/reward` | mean R |
     | `topr/log_ratio/{positives,negatives}/{mean,q05,q50,q95}` | log π/μ of the completion |
 
-    Rows with NaN reward (padding, unscorable) are left out.
-
-    Args:
-        weights_N, log_ratio_N, rewards_N: (N,) on the CPU.
+    Rows with NaN reward (padding, no reward) are left out, and those with NaN log-ratio (not computed, since their
+    weight does not depend on it) of the metrics about ratios.
     """
     real = ~rewards_N.isnan()
     weights_N, log_ratio_N, rewards_N = weights_N[real], log_ratio_N[real], rewards_N[real]
@@ -114,14 +105,11 @@ _FAR = 0.1
 def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float] | None]) -> dict[str, float]:
     """How far the sampler's log-probabilities of completions are from the trainer's; warns if they are far.
 
-    Args:
-        mu_logps: N lists of the trainer's log-probabilities, one per token.
-        sampler_logps: N lists of the sampler's, or None where it reported none.
+    Both are N lists with one value per token; None where the sampler reported none.
 
     Returns:
         `token`: mean absolute difference of a token's log-probability; `token_max`: the largest; `response`: mean
-        absolute difference of a completion's, which is the noise in log π/μ under `log_mu="sampler"`. Empty without
-        rows.
+        absolute difference of a completion's, the noise in log π/μ under `log_mu="sampler"`. Empty without rows.
     """
     pairs = [(np.asarray(m), np.asarray(s)) for m, s in zip(mu_logps, sampler_logps, strict=True) if s is not None]
     cut = [len(s) for m, s in pairs if len(m) != len(s)]
@@ -145,11 +133,7 @@ def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float
 
 
 def warn_if_far(distance: float) -> None:
-    """Warn if sampler and trainer differ by more than rounding explains.
-
-    Args:
-        distance: mean absolute difference of a token's log-probability, in nats.
-    """
+    """Warn if log-probabilities of sampler and trainer differ by more nats per token than rounding explains."""
     if distance > _FAR:
         warnings.warn(
             f"The sampler's log-probabilities differ from the trainer's by {distance:.2f} per token: the sampler had "

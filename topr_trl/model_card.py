@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -28,10 +28,6 @@ PAPER: dict[str, str] = {
 }
 
 TAGS = ("trl", "topr", "arxiv:2503.14286")
-
-_TEMPLATE = Path(__file__).with_name("model_card.md")
-
-_LONGEST_PROMPT = 600  # characters; a longer one would bury the card
 
 
 def training_facts(args: TOPRArguments, rows: str, steps: int, learning_rate: float, optim: str) -> dict[str, str]:
@@ -62,11 +58,8 @@ def model_card(
 
     Args:
         data: metadata; the base model is taken from there.
-        repo_id: the model's name on the Hub.
-        facts: settings of the training, by name.
         problems: what the model was trained to solve, in Markdown.
-        prompt: text or messages, for the quick start; a long one is left out.
-        max_new_tokens: of a completion, for the quick start.
+        prompt, max_new_tokens: text or messages, and a completion's length, for the quick start.
         links: Markdown, to the run's pages at trackers.
     """
     packages = {"TRL": "trl", "Transformers": "transformers", "PyTorch": "torch", "Datasets": "datasets",
@@ -74,20 +67,20 @@ def model_card(
     versions = {"topr_trl": __version__} | {name: version(package) for name, package in packages.items()}
     data.tags = list(dict.fromkeys([*(data.tags or []), *TAGS]))
     shown = repr(prompt)
-    card: ModelCard = ModelCard.from_template(
+    return ModelCard.from_template(
         data,
-        template_path=str(_TEMPLATE),
+        template_path=str(Path(__file__).with_name("model_card.md")),
         name=repo_id.rpartition("/")[2],
         repo_id=repo_id,
         problems=problems,
-        prompt=shown if prompt and len(shown) <= _LONGEST_PROMPT else None,
+        # A long prompt would bury the card.
+        prompt=shown if prompt and len(shown) <= 600 else None,
         max_new_tokens=max_new_tokens,
-        facts=facts_table(facts),
+        facts=markdown_table(("setting", "value"), facts.items()),
         links=links,
         versions="\n".join(f"- {name}: {number}" for name, number in versions.items()),
         citation=PAPER["citation"],
     )
-    return card
 
 
 @runtime_checkable
@@ -122,10 +115,6 @@ def adapt(card: ModelCard, repo_id: str, step: int | None = None) -> None:
         remove_evaluation(card)
 
 
-def facts_table(facts: Mapping[str, str], *header: str) -> str:
-    return markdown_table(header or ("setting", "value"), [[name, fact] for name, fact in facts.items()])
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

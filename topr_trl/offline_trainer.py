@@ -1,6 +1,7 @@
 """`OfflineTOPRTrainer`: learn from a table of prompts, completions and rewards, without generating a token."""
 
 import warnings
+from collections.abc import Iterable
 from copy import copy
 from typing import Any
 
@@ -63,7 +64,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         for foreign in ("data_collator", "formatting_func", "compute_loss_func"):
             if kwargs.get(foreign) is not None:
                 raise ValueError(f"{foreign} has no place in OfflineTOPRTrainer: rows and loss are TOPR's. Remove it.")
-        _check_datasets(train_dataset, eval_dataset)
+        _check_datasets([train_dataset, *_by_name(eval_dataset).values()])
         if isinstance(eval_dataset, DatasetDict):
             eval_dataset = dict(eval_dataset)
         args = settings_for("OfflineTOPRTrainer", model, args, OfflineTOPRConfig)
@@ -130,16 +131,14 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 f"All {len(rewards)} rewards of the training dataset are 0 after the baseline: there is nothing to "
                 "learn. Add rows with other rewards, or change baseline."
             )
-        self.curated, self._baseline = curated, float(raw[curated.indices[0]] - rewards[0])
+        self.curated, self._rows_trained_on = curated, str(curated)
+        self._baseline = float(raw[curated.indices[0]] - rewards[0])
         self._warn_about_signs(curated, bool((raw == 0).any()), args)
         return rewards, curated.indices
 
     def _check_tokens(self, datasets: dict[str, Dataset]) -> None:
-        config = self.model.config.get_text_config()
-        context = getattr(config, "max_position_embeddings", None)
         for name, dataset in datasets.items():
-            limits = {"max_length": self.args.max_length, "the model's context": context}
-            check_tokens(name, dataset, config.vocab_size, limits)
+            check_tokens(name, dataset, self.model.config.get_text_config(), self.args.max_length)
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
@@ -157,36 +156,25 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         order = SeedableRandomSampler(dataset, data_seed=args.seed if args.data_seed is None else args.data_seed)
         return StepsSortedByLength(order, lengths_of(dataset), self.get_total_train_batch_size(args))
 
-    def _rows_trained_on(self) -> str:
-        return str(self.curated)
-
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """See `transformers.Trainer.init_hf_repo`."""
         super().init_hf_repo(*args, **kwargs)
         # On purpose: a run that goes on from a checkpoint on the Hub needs it.
         warnings.filterwarnings("ignore", r"It seems that you are about to commit a data file \(log_mu", UserWarning)
 
-    # log μ, see `LogMu`.
-
     @property
     def sampler_distance(self) -> dict[str, float]:
-        """How far the rows' `sampler_logps` are from log μ, see `topr_trl.metrics.sampler_distance`.
-
-        Empty before log μ has been computed, and if the rows carry none.
-        """
+        """How far the rows' `sampler_logps` are from log μ, see `LogMu`; empty if that is not known."""
         return self._log_mu.sampler_distance
 
     def compute_log_mu(self) -> dict[str, float]:
-        """Compute log μ with the present weights and write it, without training; needs no more than `train` does.
+        """Compute log μ with the present weights and write it, without training, and return `sampler_distance`.
 
-        If it is interrupted, or called again, it goes on with the parts that it keeps in `output_dir/log_mu_parts`.
-        So does `train` of another trainer; under FSDP2 and DeepSpeed, Trainer shards a model only once.
+        It needs no more memory than `train`. If it is interrupted, or called again, it goes on with the parts that it
+        keeps in `output_dir/log_mu_parts`. So does `train` of another trainer; under FSDP2 and DeepSpeed, Trainer
+        shards a model only once.
 
         Raises:
             ValueError: the weights have been trained, so that they are no longer those that wrote the rows.
-
-        Returns:
-            `sampler_distance`.
         """
         if self.state.global_step > 0:
             raise ValueError("log μ is that of the starting weights, and training has moved them: compute it before.")
@@ -218,10 +206,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             was_training = model.training
             model.eval()
             self._log_mu.compute(
-                lambda batch: self._policy_logps(model, batch)[:2],
-                self.data_collator.collate_tokens,
-                self.args.per_device_eval_batch_size,
-                keep_parts,
+                lambda batch: self._policy_logps(model, batch)[:2], self.data_collator.collate_tokens, keep_parts
             )
             model.train(was_training)
 
@@ -232,17 +217,16 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             ValueError: rows need log μ of the starting weights, and those are gone (the rows were not given at
                 construction) or not yet there (FSDP or DeepSpeed, before training).
         """
-        new: dict[str, Dataset] = {}
-        if eval_dataset is not None and not isinstance(eval_dataset, str):
-            new = {
-                name: self._prepare_dataset(dataset, self.processing_class, self.args, False, None, name)
-                for name, dataset in _by_name(eval_dataset).items()
-                # A dictionary comes back here set by set, prepared.
-                if not {"input_ids", "prompt_length", "row"} <= set(dataset.column_names)
-            }
-            self._check_tokens(new)
-            if new:
-                eval_dataset = new if isinstance(eval_dataset, dict) else new["eval"]
+        given = {} if isinstance(eval_dataset, str) else _by_name(eval_dataset)
+        raw = {name: rows for name, rows in given.items() if not _is_prepared(rows)}
+        _check_datasets(raw.values())
+        new = {
+            name: self._prepare_dataset(rows, self.processing_class, self.args, False, None, name)
+            for name, rows in raw.items()
+        }
+        self._check_tokens(new)
+        if new:
+            eval_dataset = new if isinstance(eval_dataset, dict) else new["eval"]
         if self.state.global_step == 0 and not self.is_in_train:
             self._plan_log_mu({**_by_name(self.eval_dataset), **new})
             if self._log_mu.planned and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
@@ -259,8 +243,6 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             )
         # SFTTrainer's own would prepare the rows its way.
         return super(SFTTrainer, self).evaluate(eval_dataset, *args, **kwargs)
-
-    # Loss: Algorithm 1.
 
     def _policy_logps(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Any]:
         """(B, T) log π of the next tokens, (B, T) whether they belong to the completion, and the model's outputs."""
@@ -282,11 +264,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if return_outputs:
             raise ValueError("OfflineTOPRTrainer does not return outputs; `compute_metrics` is not supported.")
         rewards_B, mu_logps, idle, rows = (inputs.pop(name) for name in ("reward", "mu_logps", "idle", "row"))
-        args = self.args
         logps, mask, outputs = self._policy_logps(model, inputs)
-        if args.ratio_level == "token":
+        if self.args.ratio_level == "token":
             mu_logps = torch.full_like(logps, torch.nan, dtype=torch.float32).masked_scatter(mask, mu_logps)
-        shown = rows if args.log_completions and self.model.training else None
+        shown = rows if self.args.log_completions and self.model.training else None
         loss_B = self._row_losses(logps, mu_logps, rewards_B, mask, shown, idle).losses_B
         if num_items_in_batch is None:
             loss, windows = loss_B.sum() / (len(loss_B) + idle), 1
@@ -310,10 +291,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return super().prediction_step(model, inputs, True, ignore_keys)
 
 
-def _check_datasets(train_dataset: Dataset | None, eval_dataset: Dataset | dict[str, Dataset] | None) -> None:
+def _check_datasets(datasets: Iterable[Dataset | None]) -> None:
     """What can be said about rows before a model is loaded."""
-    evaluations = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
-    for dataset in [train_dataset, *(dataset for dataset in evaluations if dataset is not None)]:
+    for dataset in datasets:
         if not isinstance(dataset, Dataset):
             raise TypeError(
                 f"OfflineTOPRTrainer needs a datasets.Dataset; found {type(dataset).__name__}. Name a split, or make "
@@ -323,27 +303,31 @@ def _check_datasets(train_dataset: Dataset | None, eval_dataset: Dataset | dict[
             raise ValueError("Rows with images are not supported offline. Use TOPRTrainer for vision models.")
         reward_column(dataset)
         check_finish_reasons(dataset)
-    if isinstance(eval_dataset, dict) and "train" in eval_dataset:
-        raise ValueError("An evaluation dataset cannot be called 'train': the rows to learn from are. Rename it.")
 
 
 def _by_name(datasets: Any) -> dict[str, Dataset]:
     """Evaluation datasets by name; one without a name is `eval`."""
-    return datasets if isinstance(datasets, dict) else {} if datasets is None else {"eval": datasets}
+    if not isinstance(datasets, dict):
+        return {} if datasets is None else {"eval": datasets}
+    if "train" in datasets:
+        raise ValueError("An evaluation dataset cannot be called 'train': the rows to learn from are. Rename it.")
+    return datasets
+
+
+def _is_prepared(rows: Any) -> bool:
+    """A dictionary of datasets comes back to `evaluate` set by set, prepared."""
+    return isinstance(rows, Dataset) and {"input_ids", "prompt_length", "row"} <= set(rows.column_names)
 
 
 def _columns_about_log_mu(dataset: Dataset, args: OfflineTOPRConfig) -> list[str]:
     """The columns that tokenized rows keep: `sampler_logps` are the log-probabilities that the sampler reported."""
-    if args.log_mu == "sampler":
-        if "sampler_logps" not in dataset.column_names:
-            raise ValueError(
-                "log_mu='sampler' needs the column `sampler_logps`: the sampler's log-probabilities. Add it, or set "
-                "log_mu='trainer'."
-            )
-        wanted = ["sampler_logps", "mu_fingerprint"]
-    else:
-        wanted = ["mu_logps", "mu_fingerprint", "sampler_logps"]
-    return [name for name in wanted if name in dataset.column_names]
+    if args.log_mu == "sampler" and "sampler_logps" not in dataset.column_names:
+        raise ValueError(
+            "log_mu='sampler' needs the column `sampler_logps`: the sampler's log-probabilities. Add it, or set "
+            "log_mu='trainer'."
+        )
+    wanted = {"mu_fingerprint", "sampler_logps"} | ({"mu_logps"} if args.log_mu == "trainer" else set())
+    return [name for name in dataset.column_names if name in wanted]
 
 
 class _ComputeLogMu(TrainerCallback):

@@ -37,7 +37,6 @@ def score_completions(rows: Dataset, judge: Judge, description: str = "Judging")
     Args:
         rows: columns `completion` (text, or messages: the last counts) and `answer` (the right one, in normal form).
         judge: the task's, such as `topr_trl.tasks.gsm8k.judge`.
-        description: of the progress bar.
 
     Returns:
         The rows with the columns `extracted` (the answer in normal form, None where there is none), `verdict`
@@ -65,16 +64,13 @@ def text_of(completion: Any, row: int) -> str:
     """The text of a completion; of messages, the last one's.
 
     Raises:
-        ValueError: it is neither text nor messages; the error names `row`.
+        ValueError: it is neither text nor messages.
     """
-    text = completion[-1].get("content") if _is_messages(completion) else completion
+    is_messages = isinstance(completion, list) and completion and isinstance(completion[-1], dict)
+    text = completion[-1].get("content") if is_messages else completion
     if not isinstance(text, str):
         raise ValueError(f"Column `completion` must hold text or messages; row {row} holds {completion!r}.")
     return text
-
-
-def _is_messages(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[-1], dict)
 
 
 def answer_reward(judge: Judge) -> Callable[..., list[float]]:
@@ -89,16 +85,10 @@ def answer_reward(judge: Judge) -> Callable[..., list[float]]:
 
 
 def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A reward function of TRL's trainers, sync or async, that must return a list of rewards.
-
-    TRL itself checks only the length of the list.
-
-    Args:
-        function: returns numbers, or None where a completion has no reward.
-        name: its name, for messages.
+    """A reward function of TRL's trainers, sync or async; TRL itself checks only the length of what it returns.
 
     Raises:
-        ValueError: when called, and the function returns something else.
+        ValueError: when called, and the function returns something else than a list of numbers and None.
     """
 
     def check(rewards: Any) -> list[Any]:

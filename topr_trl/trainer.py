@@ -34,25 +34,23 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     A generation batch whose rewards are all the same cannot reach an `effective_positive_share`; it is trained on with
     the last baseline that was solved (0 before there is one, which after resuming is so again).
 
-    Args:
-        args (`TOPRConfig`, *optional*):
-            Settings. The other arguments are GRPOTrainer's.
-
     Raises:
         TypeError: `args` is not a `TOPRConfig`.
         ValueError: the dataset has no `prompt`, a prompt does not fit in the model's context, or a reward is infinite.
     """
 
     args: TOPRConfig
+    _rows_trained_on = "generated while training"
+    _rewards_per_func: Tensor  # raw rewards of the generation batch at hand, all processes
 
     def __init__(
         self, model: Any, reward_funcs: Any = None, args: TOPRConfig | None = None, *rest: Any, **kwargs: Any
     ) -> None:
         dataset = rest[0] if rest else kwargs.get("train_dataset")
-        if isinstance(dataset, Dataset) and "prompt" not in dataset.column_names and not _owns_prompts(kwargs):
+        writes_prompts = kwargs.get("environment_factory") is not None  # then the dataset need not have any
+        if isinstance(dataset, Dataset) and "prompt" not in dataset.column_names and not writes_prompts:
             raise ValueError(f"The training dataset needs a column prompt; it has {dataset.column_names}. Rename one.")
         args = settings_for("TOPRTrainer", model, args, TOPRConfig)
-        self._rewards_per_func: Tensor | None = None  # raw rewards of the generation batch at hand, all processes
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
         self._rows_made = 0  # rows generated so far, all processes; they are numbered
@@ -73,9 +71,6 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         # The loss of TRL that is `-A · ratio` averaged over the tokens of a completion and then over completions.
         self.loss_type = "grpo"
 
-    def _rows_trained_on(self) -> str:
-        return "generated while training"
-
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         tokenized = super()._tokenize_prompts(prompts)
         context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
@@ -86,7 +81,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             )
         return tokenized
 
-    # Rewards: TRL centres them by group; TOPR wants them raw.
+    # Rewards: TRL centers them by group; TOPR wants them raw.
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         rewards_per_func = super()._calculate_rewards(*args, **kwargs)
@@ -106,7 +101,11 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         rewards, curated = self._compose(raw_rewards, train)
         rewards_all = torch.full_like(raw_rewards, torch.nan)
         rewards_all[torch.from_numpy(curated.indices)] = torch.from_numpy(rewards).to(rewards_all)
-        self._show_rewards_in_completions(rewards_all)
+        # R instead of the advantages in TRL's table of completions, which are not used here.
+        shown = self._logs["advantages"]
+        for _ in range(min(len(shown), len(rewards_all))):
+            shown.pop()
+        shown.extend(rewards_all.nan_to_num(0.0).tolist())
 
         start = self.accelerator.process_index * len(inputs)
         batch["topr_rewards"] = rewards_all[start : start + len(inputs)]
@@ -122,15 +121,11 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         return batch
 
     def _raw_rewards(self, batch: dict[str, Any]) -> Tensor:
-        """(N,) weighted sums of the rewards of all processes; NaN where there is nothing to learn from.
-
-        That is a row that no function scored, and one that `mask_truncated_completions` masks.
-        """
-        rewards_per_func, self._rewards_per_func = self._rewards_per_func, None
-        assert rewards_per_func is not None
-        raw = (rewards_per_func * self.reward_weights.to(rewards_per_func.device)).nansum(dim=1)
+        """(N,) weighted sums of the rewards of all processes; NaN where no function gave one, or the row is masked."""
+        rewards = self._rewards_per_func
+        raw = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         masked = self.accelerator.gather(batch["completion_mask"].sum(dim=1) == 0)
-        return raw.masked_fill(rewards_per_func.isnan().all(dim=1) | masked, torch.nan)
+        return raw.masked_fill(rewards.isnan().all(dim=1) | masked, torch.nan)
 
     def _compose(self, raw_rewards: Tensor, train: bool) -> tuple[NDArray[np.float64], Curated]:
         """R and the chosen rows of a generation batch; every process must choose alike, and each step again."""
@@ -153,13 +148,6 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         if share is not None and train:
             self._last_baseline = float(raw[curated.indices[0]] - rewards[0])
         return rewards, curated
-
-    def _show_rewards_in_completions(self, rewards_all: Tensor) -> None:
-        """Put R where TRL's table of completions has its advantages, which are not used here."""
-        column = self._logs["advantages"]
-        for _ in range(min(len(column), len(rewards_all))):
-            column.pop()
-        column.extend(rewards_all.nan_to_num(0.0).tolist())
 
     def _show_weights_in_completions(self) -> None:
         """Put the weight and log-ratio that the loss last gave each row beside TRL's columns; NaN if it gave none."""
@@ -188,27 +176,22 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         keep some unchosen rows, with R = 0, and `topr_scale` makes the loss the mean over the chosen rows alone.
         """
         steps, processes = self.args.steps_per_generation, self.accelerator.num_processes
-        chosen = torch.from_numpy(curated.indices)
-        most = max(int(((chosen >= p * rows) & (chosen < (p + 1) * rows)).sum()) for p in range(processes))
+        is_unchosen = torch.ones(processes * rows, dtype=torch.uint8)
+        is_unchosen[torch.from_numpy(curated.indices)] = 0
+        most = rows - int(is_unchosen.view(processes, rows).sum(1).min())
         count = min(max(-(-most // steps), 1) * steps, rows)
-        local = chosen[(chosen >= start) & (chosen < start + rows)] - start
-        is_chosen = torch.zeros(rows, dtype=torch.bool)
-        is_chosen[local] = True
-        keep = torch.cat([local, (~is_chosen).nonzero().squeeze(1)])[:count]
+        keep = is_unchosen[start : start + rows].argsort(stable=True)[:count]
 
         # The per-image tensors of a vision batch have no row axis until TRL splits them; then they are lists by row.
         batch = split_pixel_values_by_grid(batch)
-        rows_of = {
-            name: value
-            for name, value in batch.items()
-            if isinstance(value, list) or (isinstance(value, Tensor) and value.dim() > 0)
-        }
-        for name, value in rows_of.items():
-            batch[name] = (
-                value[keep.to(value.device)] if isinstance(value, Tensor) else [value[i] for i in keep.tolist()]
-            )
+        for name, value in batch.items():
+            if isinstance(value, list):
+                batch[name] = [value[i] for i in keep.tolist()]
+            elif isinstance(value, Tensor) and value.dim() > 0:
+                batch[name] = value[keep.to(value.device)]
         batch = unsplit_pixel_values_by_grid(batch)
-        batch["topr_scale"] = torch.tensor(count * processes / max(len(chosen), 1), device=self.accelerator.device)
+        scale = count * processes / max(len(curated.indices), 1)
+        batch["topr_scale"] = torch.tensor(scale, device=self.accelerator.device)
         return batch
 
     def _trim_padding(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -222,13 +205,6 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             if name in batch and batch[name].size(1) >= full:
                 batch[name] = batch[name][:, : batch[name].size(1) - excess]
         return batch
-
-    @staticmethod
-    def _completion_mask(inputs: dict[str, Any]) -> Tensor:
-        mask = inputs["completion_mask"]
-        return mask * inputs["tool_mask"] if inputs.get("tool_mask") is not None else mask
-
-    # Loss: TRL's, with A = w · R.
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         # A copy: the buffered batch is used again with num_iterations > 1. Its width has to be known on the host, so
@@ -246,9 +222,11 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         return output
 
     def _taper(self, inputs: dict[str, Any], policy_logps_BT: Tensor) -> None:
-        mask = self._completion_mask(inputs)
+        mask = inputs["completion_mask"]
+        if inputs.get("tool_mask") is not None:
+            mask = mask * inputs["tool_mask"]
         mu_logps = inputs.pop("old_per_token_logps", None)
-        if mu_logps is None:  # TRL scores nothing when the weights are still those that sampled
+        if mu_logps is None:  # TRL computes none when the weights are still those that sampled
             mu_logps = policy_logps_BT.detach()
         if self.args.log_mu == "sampler":
             sampler_logps = inputs.get("sampling_per_token_logps")
@@ -277,8 +255,3 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         if self.args.log_completions:
             self._show_weights_in_completions()
         super().log(logs, start_time)
-
-
-def _owns_prompts(kwargs: dict[str, Any]) -> bool:
-    """Whether an environment writes the prompts, so that the dataset need not have any."""
-    return kwargs.get("environment_factory") is not None

@@ -20,7 +20,7 @@ from topr_trl.checkpoints import StopAtNaN, check_files, check_finite, from_safe
 from topr_trl.completions_log import RowWeights
 from topr_trl.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.curation import Curated
-from topr_trl.loss import LossOutputs, TruncationLimits, topr_loss
+from topr_trl.loss import LossOutputs, topr_loss
 from topr_trl.metrics import RowMetrics, completion_means
 from topr_trl.model_card import PAPER, CardSection, add_section, model_card, training_facts
 
@@ -28,13 +28,7 @@ Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)
 
 
 def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Config]) -> Config:
-    """The settings of a trainer: those that were given, or the defaults.
-
-    Args:
-        trainer: its name, for messages.
-        model: the trainer's argument; one that is loaded by name is loaded from safetensors.
-        args: the trainer's argument.
-        kind: class of its settings.
+    """The settings of a trainer: those given, or the defaults; a model given by name is read from safetensors.
 
     Raises:
         TypeError: `args` is of another class.
@@ -57,11 +51,12 @@ class TOPRMixin(Trainer):
     _name = "TOPR"
     _paper = PAPER
     args: TOPRConfig | OfflineTOPRConfig
+    _rows_trained_on: str  # for the model card
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
         self._row_weights = RowWeights()
-        self._warned_about_signs: set[str] = set()
+        self._warned_about_signs: set[tuple[bool, bool]] = set()
         self._evaluations: CardSection | None = None
         super().__init__(*args, **kwargs)
         self.add_callback(StopAtNaN(self))
@@ -96,10 +91,8 @@ class TOPRMixin(Trainer):
     ) -> LossOutputs:
         """`topr_loss` with the settings of this trainer; its weights and ratios go to the metrics.
 
-        Args:
-            policy_logps_BT, mu_logps, rewards_B, mask_BT: see `topr_loss`.
-            shown_rows: (B + idle,) row numbers for the table of completions, if it is to show these rows.
-            idle: rows with R = 0 that were left out of the forward.
+        `idle` rows with R = 0 were left out of the forward. `shown_rows` are (B + idle,) row numbers for the table of
+        completions, if it is to show these rows.
         """
         args = self.args
         outputs = topr_loss(
@@ -167,7 +160,7 @@ class TOPRMixin(Trainer):
         self.accelerator.wait_for_everyone()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the metrics of `topr_trl.metrics.describe` to what TRL logs.
+        """Add `topr_trl.metrics.row_metrics` to what TRL logs.
 
         Raises:
             FloatingPointError: the loss, or the norm of its gradient, is NaN or infinite.
@@ -202,7 +195,7 @@ class TOPRMixin(Trainer):
         of_trl.data.pop("licence")
         if is_peft_model(self.model):
             of_trl.data.library_name = "peft"
-        facts = training_facts(args, self._rows_trained_on(), self.state.global_step, args.learning_rate, args.optim)
+        facts = training_facts(args, self._rows_trained_on, self.state.global_step, args.learning_rate, args.optim)
         card = model_card(
             of_trl.data,
             self.hub_model_id or model_name or args.output_dir,
@@ -214,51 +207,36 @@ class TOPRMixin(Trainer):
             add_section(card, self.evaluations.write_card_section(folder))
         card.save(folder / "README.md")
 
-    def _rows_trained_on(self) -> str:
-        """For the model card."""
-        raise NotImplementedError
-
     def _warn_about_signs(self, curated: Curated, zeros: bool, args: TOPRConfig | OfflineTOPRConfig) -> None:
         """Warn, once each, of rows that are all positive, all negative, or without a reward at all.
 
-        Args:
-            curated: the rows and their signs.
-            zeros: whether one of their rewards is 0 before the baseline.
-            args: settings; offline, rows are prepared before `self.args` is set.
+        `zeros`: one of their rewards is 0 before the baseline. Offline, rows are prepared before `self.args` is set.
         """
-        found = _one_sign(curated, args.limits)
-        if found is None or found[0] in self._warned_about_signs:
+        positives, negatives = curated.available_positives, curated.available_negatives
+        signs = (positives > 0, negatives > 0)
+        missed = not all(signs) and (signs != (True, False) or args.limits.b_neg > 0)
+        if not missed or signs in self._warned_about_signs:
             return
-        sign, message = found
-        if sign == "positive" and zeros:
-            message += " Rewards of 0 are no negatives: set baseline=0.5, or effective_positive_share."
-        if sign == "none" and isinstance(args, TOPRConfig) and args.mask_truncated_completions:
-            message += " Those that are cut at max_completion_length have none with mask_truncated_completions."
-        self._warned_about_signs.add(sign)
+        if signs == (True, False):
+            message = (
+                f"None of the {positives} rows has a negative reward after the baseline: TOPR then is reward-weighted "
+                "supervised fine-tuning."
+            )
+            if zeros:
+                message += " Rewards of 0 are no negatives: set baseline=0.5, or effective_positive_share."
+        elif signs == (False, True):
+            message = (
+                f"All {negatives} rows have a negative reward after the baseline: the model only learns what to avoid, "
+                "and nothing says what to write instead. Add positives, or lower the baseline."
+            )
+        else:
+            message = (
+                "No completion has a reward, so there is nothing to learn from them: the weights stay as they are."
+            )
+            if isinstance(args, TOPRConfig) and args.mask_truncated_completions:
+                message += " Those that are cut at max_completion_length have none with mask_truncated_completions."
+        self._warned_about_signs.add(signs)
         warnings.warn(message, stacklevel=2)
-
-
-def _one_sign(curated: Curated, limits: TruncationLimits) -> tuple[str, str] | None:
-    """The only sign that rewards have, and what follows from it; None if there are both."""
-    positives, negatives = curated.available_positives, curated.available_negatives
-    if not positives and not negatives:
-        return (
-            "none",
-            "No completion has a reward, so there is nothing to learn from them: the weights stay as they are.",
-        )
-    if positives and not negatives and limits.b_neg > 0:
-        return (
-            "positive",
-            f"None of the {positives} rows has a negative reward after the baseline: TOPR then is reward-weighted "
-            "supervised fine-tuning.",
-        )
-    if negatives and not positives:
-        return (
-            "negative",
-            f"All {negatives} rows have a negative reward after the baseline: the model only learns what to avoid, "
-            "and nothing says what to write instead. Add positives, or lower the baseline.",
-        )
-    return None
 
 
 def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:

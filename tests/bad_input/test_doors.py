@@ -35,7 +35,7 @@ from topr_trl.evaluation.answers import samples_of
 from topr_trl.evaluation.bootstrap import compare
 from topr_trl.evaluation.estimates import Evaluation, evaluate_in_full
 from topr_trl.loss import MAX_LOG_WEIGHT, TruncationLimits, topr_loss, truncated_weights
-from topr_trl.metrics import describe
+from topr_trl.metrics import row_metrics
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.arguments import SETTINGS
 from topr_trl.pipeline.lineage import lineage
@@ -460,7 +460,7 @@ def test_losses_of_any_log_probabilities_are_finite(data, level, normalized):
                           FINITE | st.just(math.nan)), max_size=9))  # fmt: skip
 def test_metrics_of_any_rows_are_finite(rows):
     columns = torch.tensor(rows, dtype=torch.float64).reshape(-1, 3)
-    metrics = describe(columns[:, 0], columns[:, 1], columns[:, 2])
+    metrics = row_metrics(columns[:, 0], columns[:, 1], columns[:, 2])
     assert bool(metrics) == any(reward == reward for *_, reward in rows)
     assert all(math.isfinite(value) for name, value in metrics.items() if name != "topr/reward")
     shares = [value for name, value in metrics.items() if name.endswith(("share", "tapered", "dead", "not_one"))]

@@ -36,6 +36,14 @@ def test_a_list_that_holds_no_ids_is_refused(tokenizer, wrong):
             tokenize_row(row, tokenizer)
 
 
+def test_a_completion_that_the_chat_template_leaves_out_is_refused(tokenizer, monkeypatch):
+    template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    row = {"prompt": [{"role": "user", "content": "1"}], "completion": [{"role": "assistant", "content": "2"}]}
+    with pytest.raises(ValueError, match=r"must be text, messages .* or token ids"):
+        tokenize_row(row, tokenizer)
+
+
 def test_rows_that_lack_ids_are_tokenized(tokenizer):
     rows = Dataset.from_dict({"prompt": ["3 + 4 =", "1"], "prompt_ids": [[1, 2], None],
                               "completion": ["7", "2"], "completion_ids": [[8], []]})  # fmt: skip

@@ -16,6 +16,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
+from transformers import PretrainedConfig
 
 from topr_trl.baseline import FloatArray
 
@@ -33,18 +34,14 @@ def lengths_of(dataset: Dataset) -> NDArray[np.int64]:
     return np.asarray(pc.list_value_length(column(dataset, "input_ids")), dtype=np.int64)
 
 
-def check_tokens(name: str, dataset: Dataset, vocabulary: int, limits: Mapping[str, int | None]) -> None:
-    """Refuse rows that the model cannot read.
-
-    Args:
-        name: of the dataset, for messages.
-        dataset: tokenized rows.
-        vocabulary: token ids that the model has.
-        limits: tokens of the longest row allowed, by what limits them.
+def check_tokens(name: str, dataset: Dataset, config: PretrainedConfig, max_length: int | None) -> None:
+    """Refuse tokenized rows that the model of this config cannot read.
 
     Raises:
-        ValueError: a token id is unknown to the model, or rows are too long.
+        ValueError: a token id is outside of the vocabulary, or rows are too long.
     """
+    vocabulary = config.vocab_size
+    limits = {"max_length": max_length, "the model's context": getattr(config, "max_position_embeddings", None)}
     lengths, ids, rows = lengths_of(dataset), pc.list_flatten(column(dataset, "input_ids")), column(dataset, "row")
     extremes = pc.min_max(ids)
     if extremes["min"].as_py() < 0 or extremes["max"].as_py() >= vocabulary:
@@ -68,11 +65,7 @@ def check_tokens(name: str, dataset: Dataset, vocabulary: int, limits: Mapping[s
 
 
 def unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
-    """Values of the next tokens of rows that follow each other, row by row.
-
-    Args:
-        flat: (1, N - 1), any dtype; N are the tokens of all rows, and perhaps some padding.
-        lengths: tokens of each of the B rows.
+    """Flat (1, N - 1) values of the next tokens, row by row; N are the tokens of all rows, and perhaps some padding.
 
     Returns:
         (B, T) padded with zeros, T the longest row; in each row's last place stands what belongs to none.
@@ -89,21 +82,16 @@ class Collator:
     their numbers are the last of `row`.
 
     Args:
-        collate: TRL's collator.
-        ratio_level: of the loss; with `"token"` log μ is a value per token.
+        ratio_level: of the loss; with `"token"` log μ is a value per token, else the sum over the completion.
         keep_idle: compute rows with R = 0 too.
         log_mu: log μ by the columns `dataset` and `row`, of rows that brought none; filled before training.
     """
 
     def __init__(
-        self,
-        collate: Any,
-        ratio_level: str,
-        keep_idle: bool,
-        log_mu: Mapping[tuple[int, int], float | FloatArray],
+        self, collate: Any, ratio_level: str, keep_idle: bool, log_mu: Mapping[tuple[int, int], float | FloatArray]
     ) -> None:
-        self.collate, self.per_token, self.keep_idle = collate, ratio_level == "token", keep_idle
-        self.log_mu = log_mu
+        self.collate, self.per_token = collate, ratio_level == "token"
+        self.keep_idle, self.log_mu = keep_idle, log_mu
 
     def collate_tokens(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         ids = [row["input_ids"] for row in rows]
@@ -144,10 +132,7 @@ class StepsSortedByLength(Sampler[int]):
     If the rows do not fill the last step, the first and the last are left as they are: Accelerate fills the last with
     rows of the first, or drops what is over, and neither should hit the long rows, or the short ones.
 
-    Args:
-        order: the random order of the rows.
-        lengths_N: (N,) tokens of each row.
-        rows: of an optimizer step, over all processes and micro-batches.
+    `rows` are those of an optimizer step, over all processes and micro-batches.
     """
 
     def __init__(self, order: SeedableRandomSampler, lengths_N: NDArray[np.int64], rows: int) -> None:

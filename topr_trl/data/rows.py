@@ -15,6 +15,8 @@
 | `tools`, `chat_template_kwargs` | | for the chat template, as in TRL |
 
 Token ids win over text: text that is tokenized again loses the stop token and need not give the same tokens.
+
+A column that holds something else is a ValueError naming it, the first wrong row and what is there.
 """
 
 import hashlib
@@ -31,13 +33,8 @@ def checked_column(
 ) -> list[Any]:
     """The values of a column as Python objects.
 
-    Args:
-        is_right: whether a value is what the column must hold.
-        expected: the same in words.
-        remedy: what to do about wrong rows.
-
     Raises:
-        ValueError: naming the column, the first wrong row and what it holds.
+        ValueError: not all of them satisfy `is_right`, which `expected` says in words.
     """
     values: list[Any] = rows.with_format(None)[name][:]
     wrong = [i for i, value in enumerate(values) if not is_right(value)]
@@ -50,22 +47,14 @@ def checked_column(
 
 
 def text_column(rows: Dataset, name: str, may_be_empty: bool = False) -> list[Any]:
-    """N texts; None where a row has none and `may_be_empty`.
-
-    Raises:
-        ValueError: the column holds something else.
-    """
+    """N texts; None where a row has none and `may_be_empty`."""
     types = (str, type(None)) if may_be_empty else (str,)
     remedy = f'Fill or drop such rows, or write them as text: rows.cast_column("{name}", Value("string")).'
     return checked_column(rows, name, lambda value: isinstance(value, types), "text", remedy)
 
 
 def id_column(rows: Dataset, name: str) -> NDArray[Any]:
-    """(N,) numbers or texts.
-
-    Raises:
-        ValueError: a row holds something else, or nothing.
-    """
+    """(N,) numbers or texts."""
     remedy = "Fill or drop the column."
     return np.asarray(checked_column(rows, name, lambda v: isinstance(v, int | float | str), "numbers or text", remedy))
 
@@ -74,8 +63,7 @@ def reward_column(rows: Dataset) -> NDArray[np.float64]:
     """(N,) float64: the rewards of rows to learn from.
 
     Raises:
-        ValueError: there is no row, a required column is missing, or a row has a wrong reward (see `finite_rewards`) or
-            label (neither true nor false).
+        ValueError: there is no row, a required column is missing, or a row has a wrong reward or label.
     """
     columns = set(rows.column_names)
     if "prompt" not in columns or not {"completion", "completion_ids"} & columns or not {"reward", "label"} & columns:
@@ -87,18 +75,12 @@ def reward_column(rows: Dataset) -> NDArray[np.float64]:
         raise ValueError("The dataset has no row.")
     if "reward" in columns:
         return finite_rewards(rows)
-    labels = checked_column(
-        rows, "label", lambda value: isinstance(value, bool), "true or false", "Fill or cast the column."
-    )
+    labels = checked_column(rows, "label", lambda v: isinstance(v, bool), "true or false", "Fill or cast the column.")
     return np.where(labels, 1.0, -1.0)
 
 
 def finite_rewards(rows: Dataset) -> NDArray[np.float64]:
-    """(N,) float64: the column `reward`.
-
-    Raises:
-        ValueError: a reward is None, not a number, NaN, or infinite (in float32, too).
-    """
+    """(N,) float64: the column `reward`, whose numbers are finite in float32, too."""
     rewards = checked_column(rows, "reward", _is_reward, "finite numbers (float32)", "Fill or drop such rows.")
     return np.array(rewards, dtype=np.float64)
 
@@ -111,11 +93,7 @@ _LARGEST = float(np.finfo(np.float32).max)  # beyond it a reward is infinite in 
 
 
 def problem_column(rows: Dataset) -> NDArray[Any]:
-    """(N,) the group of each row: `problem_id` if there, else rows with equal prompts share a group.
-
-    Raises:
-        ValueError: a row has no `problem_id`, or one that is neither a number nor text.
-    """
+    """(N,) the group of each row: `problem_id` if there, else rows with equal prompts share a group."""
     if "problem_id" in rows.column_names:
         return id_column(rows, "problem_id")
     return np.unique(hash_prompts(rows["prompt"]), return_inverse=True)[1]
@@ -128,17 +106,8 @@ def hash_prompts(prompts: Iterable[Any]) -> NDArray[np.str_]:
     )
 
 
-FINISH_REASONS = ("stop", "length")
-
-
 def check_finish_reasons(rows: Dataset) -> None:
-    """A truncated completion under another name would be taught to stop where it was truncated.
-
-    Raises:
-        ValueError: the column `finish_reason`, if there is one, holds something else than `"stop"` or `"length"`.
-    """
+    """A truncated completion under another name would be taught to stop where it was truncated."""
     if "finish_reason" in rows.column_names:
         remedy = "Write `length` where a completion was truncated, else `stop`; or drop the column."
-        checked_column(
-            rows, "finish_reason", lambda value: value in (*FINISH_REASONS, None), " or ".join(FINISH_REASONS), remedy
-        )
+        checked_column(rows, "finish_reason", lambda value: value in ("stop", "length", None), "stop or length", remedy)

@@ -1,16 +1,22 @@
-"""Tables of rows in files: parquet shards, which are whole or not there, and JSON."""
+"""Tables of rows in files: parquet shards, which are whole or not there, and JSON.
+
+A file that cannot be read is a ValueError naming it.
+"""
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from datasets.fingerprint import generate_random_fingerprint
+
+Read = TypeVar("Read")
 
 
 def from_table(table: pa.Table) -> Dataset:
@@ -69,35 +75,23 @@ def shards_of(path: str | Path) -> list[Path]:
 def load_rows(path: str | Path, cache_dir: str | Path | None = None) -> Dataset:
     """Rows from a directory of parquet shards, or from a `.parquet`, `.json` or `.jsonl` file.
 
-    Args:
-        path: the directory or file.
-        cache_dir: where `datasets` keeps its copy; default: its own cache.
+    `datasets` keeps its copy in `cache_dir`; default: its own cache.
 
     Raises:
-        FileNotFoundError: there is nothing to load, or shards are missing.
-        ValueError: the file is of another kind.
+        FileNotFoundError, ValueError: see `shards_of` and `read_table`.
     """
     return read_table(*shards_of(path), cache_dir=cache_dir)
 
 
 def columns_of(file: Path) -> list[str]:
-    """The columns of a file of rows.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
-    if file.suffix != ".parquet":
-        return read_table(file).column_names
-    with _naming(file):
-        names: list[str] = pq.read_schema(file).names
-    return names
+    """The columns of a file of rows."""
+    return _read_by_pyarrow(file, pq.read_schema).names if file.suffix == ".parquet" else read_table(file).column_names
 
 
-@contextmanager
-def _naming(file: Path) -> Iterator[None]:
-    """Errors of pyarrow with the name of the file, which pyarrow leaves out."""
+def _read_by_pyarrow(file: Path, reader: Callable[[Path], Read]) -> Read:
+    """What a reader of pyarrow returns; its errors get the name of the file, which pyarrow leaves out."""
     try:
-        yield
+        return reader(file)
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError) as error:
@@ -111,44 +105,21 @@ def unreadable(file: str | Path, error: BaseException) -> ValueError:
 
 
 def read_shard(shard: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """One file of rows in memory.
-
-    Args:
-        columns: those to read, as far as the file has them; default: all.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
+    """One file of rows in memory: the columns named, as far as it has them, or all."""
     if shard.suffix != ".parquet":
         table = read_table(shard).with_format("arrow")[:]
         return table if columns is None else table.select([name for name in table.column_names if name in columns])
     names = None if columns is None else [name for name in columns_of(shard) if name in columns]
-    with _naming(shard):
-        return pq.read_table(shard, columns=names)
+    return _read_by_pyarrow(shard, lambda path: pq.read_table(path, columns=names))
 
 
 def rows_of(shard: Path) -> int:
-    """The number of rows of a file.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
-    if shard.suffix != ".parquet":
-        return len(read_table(shard))
-    with _naming(shard):
-        rows: int = pq.read_metadata(shard).num_rows
-    return rows
+    """The number of rows of a file."""
+    return _read_by_pyarrow(shard, pq.read_metadata).num_rows if shard.suffix == ".parquet" else len(read_table(shard))
 
 
 # As the first row of a JSON file, null crashes pyarrow (26.0), and with it the process.
 _NULL_FIRST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[?\s*null")
-
-
-def _check_first_row(path: Path) -> None:
-    with path.open("rb") as file:
-        if _NULL_FIRST.match(file.read(4_096)):
-            raise ValueError(f"{path} cannot be read: the first row is null. Remove it.")
-
 
 TABLE_SUFFIXES = (".parquet", ".json", ".jsonl")
 
@@ -169,7 +140,9 @@ def read_table(*files: str | Path, cache_dir: str | Path | None = None) -> Datas
         if path.stat().st_size == 0:
             raise ValueError(f"{path} is empty: it has no row.")
         if path.suffix != ".parquet":
-            _check_first_row(path)
+            with path.open("rb") as file:
+                if _NULL_FIRST.match(file.read(4_096)):
+                    raise ValueError(f"{path} cannot be read: the first row is null. Remove it.")
     kind = "parquet" if paths[0].suffix == ".parquet" else "json"
     if kind == "parquet":  # `datasets` 4.7 fails on files without rows
         paths = [path for path in paths if rows_of(path)] or paths[:1]

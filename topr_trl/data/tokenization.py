@@ -36,17 +36,18 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tup
     if not prompt:
         raise ValueError("the prompt is empty")
     kwargs = row.get("chat_template_kwargs") or {}
-    if is_conversational({"prompt": prompt}) and not tokenizer.chat_template:
-        raise ValueError(
-            "it holds messages, and the tokenizer has no chat template to write them with. Set chat_template_path (or "
-            "tokenizer.chat_template), or give prompts and completions as text"
-        )
-    if is_conversational({"prompt": prompt}) and is_conversational({"completion": completion}):
-        text = apply_chat_template({"prompt": prompt, "completion": completion}, tokenizer, row.get("tools"), **kwargs)
-        return tuple(tokenizer(text[key], add_special_tokens=False)["input_ids"] for key in ("prompt", "completion"))
     if is_conversational({"prompt": prompt}):
-        prompt = apply_chat_template({"prompt": prompt}, tokenizer, row.get("tools"), **kwargs)["prompt"]
-        prompt = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        if not tokenizer.chat_template:
+            raise ValueError(
+                "it holds messages, and the tokenizer has no chat template to write them with. Set chat_template_path "
+                "(or tokenizer.chat_template), or give prompts and completions as text"
+            )
+        messages = {"prompt": prompt}
+        if is_conversational({"completion": completion}):
+            messages["completion"] = completion
+        text = apply_chat_template(messages, tokenizer, row.get("tools"), **kwargs)
+        ids = {key: tokenizer(value, add_special_tokens=False)["input_ids"] for key, value in text.items()}
+        prompt, completion = ids["prompt"], ids.get("completion", completion)
     if isinstance(prompt, str):
         prompt = tokenizer(prompt)["input_ids"]
     if isinstance(completion, str):
@@ -64,12 +65,7 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tup
 
 
 class MalformedRow(ValueError):
-    """A row that cannot be tokenized.
-
-    Attributes:
-        row (`int`): its place in the dataset.
-        why (`str`): what is wrong with it.
-    """
+    """The row in this place of a dataset cannot be tokenized, and why."""
 
     def __init__(self, row: int, why: str) -> None:
         super().__init__(row, why)
@@ -81,10 +77,7 @@ def tokenize(
 ) -> Dataset:
     """Rows as the trainer reads them: `input_ids` (prompt and completion), `prompt_length`, and the columns `keep`.
 
-    See `tokenize_row`. For a dataset in files the result is a file, too, and found again next time.
-
-    Args:
-        map_kwargs: for `datasets.Dataset.map`.
+    For a dataset in files the result is a file, too, and found again next time.
 
     Raises:
         MalformedRow: see `tokenize_row`.

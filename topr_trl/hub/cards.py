@@ -6,7 +6,7 @@ from pathlib import Path
 from huggingface_hub import DatasetCard, DatasetCardData, EvalResult
 
 from topr_trl.evaluation.estimates import Evaluation
-from topr_trl.model_card import PAPER, TAGS, facts_table, markdown_table
+from topr_trl.model_card import PAPER, TAGS, markdown_table
 
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "n>1B")
 
@@ -95,9 +95,9 @@ def dataset_card(
         split=split,
         trainable=bool({"reward", "label"} & set(columns)),
         judged="verdict" in columns,
-        counts=facts_table(counts, "what", "count"),
+        counts=markdown_table(("what", "count"), counts.items()),
         columns=markdown_table(["column", "type", "meaning"], rows),
-        made=facts_table(made) if made else None,
+        made=markdown_table(("setting", "value"), made.items()) if made else None,
         citation=PAPER["citation"],
     )
     return card
