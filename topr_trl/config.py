@@ -5,12 +5,14 @@ import warnings
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, get_args, get_type_hints
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from numpy.typing import ArrayLike
 from trl import GRPOConfig, SFTConfig
 
-from topr_trl.baseline import BASELINES
-from topr_trl.curation import CURATIONS
+from topr_trl.baseline import BASELINES, FloatArray
+from topr_trl.curation import CURATIONS, Curated, compose
 from topr_trl.loss import PRESETS, RATIO_LEVELS, TruncationLimits
 
 LOG_MU_SOURCES = ("trainer", "sampler")
@@ -28,11 +30,22 @@ def check_types(settings: object, of: type) -> None:
         ValueError: naming the setting.
     """
     for name, hint in get_type_hints(of).items():
-        value, kinds = getattr(settings, name), get_args(hint) or (hint,)
-        fits = isinstance(value, tuple({int: Integral, float: Real}.get(kind, kind) for kind in kinds))
-        if not fits or (isinstance(value, bool) and bool not in kinds):
-            wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-            raise ValueError(f"{name} must be {wanted}, not {value!r}.")
+        check_type(name, getattr(settings, name), hint)
+
+
+def check_type(name: str, value: object, hint: type) -> None:
+    """Refuse a value of another type than its setting has, if that is one of the plain types (or None).
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    kinds = get_args(hint) or (hint,)
+    if not set(kinds) <= {int, float, str, bool, NoneType}:
+        return
+    fits = isinstance(value, tuple({int: Integral, float: Real}.get(kind, kind) for kind in kinds))
+    if not fits or (isinstance(value, bool) and bool not in kinds):
+        wanted = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
+        raise ValueError(f"{name} must be {wanted}, not {value!r}.")
 
 
 @dataclass
@@ -134,6 +147,16 @@ class CurationArguments:
         if not isfinite(value):
             raise ValueError(f"baseline must be finite, not {self.baseline}.")
         return value
+
+    def choose(
+        self, rewards: ArrayLike, problem_ids: ArrayLike, seed: int, sample_ids: ArrayLike | None = None, **changes: Any
+    ) -> tuple[FloatArray, Curated]:
+        """`topr_trl.curation.compose` with these settings, except for `changes` to its arguments."""
+        own: dict[str, Any] = {
+            "baseline": self.baseline_value, "effective_positive_share": self.effective_positive_share,
+            "rule": self.curation, "size": self.iteration_size, "positive_share": self.curation_positive_share,
+        }  # fmt: skip
+        return compose(rewards, problem_ids, sample_ids=sample_ids, seed=seed, **{**own, **changes})
 
     def validate_curation(self) -> None:
         """Check these settings, and write the baseline as text, as the command line gives it.

@@ -21,7 +21,6 @@ from topr_trl.baseline import FloatArray, subtract_baseline
 from topr_trl.checkpoints import model_fingerprint
 from topr_trl.completions_log import LogCompletions
 from topr_trl.config import OfflineTOPRConfig
-from topr_trl.curation import compose
 from topr_trl.data.collator import COLUMNS, Collator, StepsSortedByLength, check_tokens, lengths_of, unflatten
 from topr_trl.data.rows import check_finish_reasons, id_column, problem_column, reward_column
 from topr_trl.data.tokenization import MalformedRow, tokenize
@@ -113,17 +112,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self, dataset: Dataset, raw: FloatArray, problems: NDArray[Any], args: OfflineTOPRConfig
     ) -> tuple[FloatArray, NDArray[np.int64]]:
         """R of the rows to train on, and which they are."""
-        rewards, curated = compose(
-            raw,
-            problems,
-            baseline=args.baseline_value,
-            effective_positive_share=args.effective_positive_share,
-            rule=args.curation,
-            size=args.iteration_size,
-            positive_share=args.curation_positive_share,
-            sample_ids=id_column(dataset, "sample_id") if "sample_id" in dataset.column_names else None,
-            seed=args.seed,
-        )
+        sample_ids = id_column(dataset, "sample_id") if "sample_id" in dataset.column_names else None
+        rewards, curated = args.choose(raw, problems, args.seed, sample_ids)
         if len(rewards) == 0:
             raise ValueError(f"curation={args.curation!r} chose no row: {curated}. Change curation or baseline.")
         if not rewards.any():

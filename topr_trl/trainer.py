@@ -13,7 +13,7 @@ from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_b
 from topr_trl.baseline import BASELINES
 from topr_trl.completions_log import WEIGHT_COLUMNS, Shown
 from topr_trl.config import TOPRConfig
-from topr_trl.curation import Curated, compose
+from topr_trl.curation import Curated
 from topr_trl.metrics import warn_if_far
 from topr_trl.rewards import checked
 from topr_trl.trainer_base import TOPRMixin, settings_for
@@ -130,21 +130,14 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     def _compose(self, raw_rewards: Tensor, train: bool) -> tuple[NDArray[np.float64], Curated]:
         """R and the chosen rows of a generation batch; every process must choose alike, and each step again."""
         raw = raw_rewards.cpu().double().numpy()
-        args, share = self.args, self.args.effective_positive_share
-        baseline: float | str = args.baseline_value
+        changes: dict[str, Any] = {} if train else {"rule": "none"}
+        share = self.args.effective_positive_share
         if share is not None and len(np.unique(raw[~np.isnan(raw)])) < 2:
             # No baseline reaches the share on rewards that are all the same, and such batches are normal.
-            baseline, share = self._last_baseline, None
-        rewards, curated = compose(
-            raw,
-            np.arange(len(raw)) // (self.num_generations if train else self.num_generations_eval),
-            baseline=baseline,
-            effective_positive_share=share,
-            rule=args.curation if train else "none",
-            size=args.iteration_size,
-            positive_share=args.curation_positive_share,
-            seed=args.seed + self.state.global_step,
-        )
+            share = None
+            changes |= {"baseline": self._last_baseline, "effective_positive_share": None}
+        problems = np.arange(len(raw)) // (self.num_generations if train else self.num_generations_eval)
+        rewards, curated = self.args.choose(raw, problems, self.args.seed + self.state.global_step, **changes)
         if share is not None and train:
             self._last_baseline = float(raw[curated.indices[0]] - rewards[0])
         return rewards, curated

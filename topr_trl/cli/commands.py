@@ -7,8 +7,7 @@ from dataclasses import field as new_field
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 import yaml
@@ -17,7 +16,7 @@ from trl import TrlParser
 from topr_trl.cli.evaluate import evaluate_command
 from topr_trl.cli.memory_plan import PlanArguments, plan_command
 from topr_trl.cli.run_report import PlotArguments, plot_command
-from topr_trl.config import CurationArguments, LossArguments
+from topr_trl.config import CurationArguments, LossArguments, check_type
 from topr_trl.generation.sampling import SamplingArguments
 from topr_trl.hub import PushArguments, push_command
 from topr_trl.pipeline import stages
@@ -91,7 +90,10 @@ def parse(command: str, given: list[str]) -> Any:
     if command == "plan" or command in SETTINGS:  # the YAML of a loop serves its stages, and can be planned
         in_yaml -= set(settings_of("iterate"))
     refuse_unknown(command, in_yaml, f" (in {given[given.index('--config') + 1]})" if config else "")
-    _check_types(kind, {name: value for name, value in config.items() if name in names})
+    for name, hint in get_type_hints(kind).items():
+        # Text is read as on the command line, and a number as a baseline stands for its text.
+        if name in names and name in config and not isinstance(config[name], str if hint is not str else str | float):
+            check_type(name, config[name], hint)
     parser = TrlParser(_only(kind, names), prog=f"topr {command}", usage=_usage(command), allow_abbrev=False)
     embedded = _settings_of_the_embedded_model(command, said, config)
     parser.set_defaults(**{**_defaults(names), **embedded})
@@ -152,20 +154,6 @@ def refuse_unknown(command: str, said: set[str], where: str) -> None:
 def _aliases(command: str) -> list[str]:
     given = [field.metadata.get("aliases", []) for field in fields(KINDS[command])]
     return [alias[2:] for names in given for alias in ([names] if isinstance(names, str) else names)]
-
-
-def _check_types(kind: type, config: Json) -> None:
-    """Refuse values of a YAML that are of another type than their setting; argparse reads those that are text."""
-    for name, value in config.items():
-        hint = get_type_hints(kind)[name]
-        kinds = get_args(hint) or (hint,)
-        if isinstance(value, str) or not set(kinds) <= {int, float, str, bool, NoneType}:
-            continue
-        # A whole number is a float, and a number stands for its text.
-        wide = {*kinds, *((int,) if float in kinds else ()), *((int, float) if str in kinds else ())}
-        if type(value) not in wide:
-            wanted = " or ".join("None" if each is NoneType else each.__name__ for each in kinds)
-            raise ValueError(f"{name} must be {wanted}, not {value!r}.")
 
 
 def _only(kind: type, names: Sequence[str]) -> type:

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 
-from topr_trl.curation import compose
 from topr_trl.data.rows import finite_rewards, hash_prompts, id_column
 from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, shard_path, shards_of
 from topr_trl.evaluation.answers import read_samples, run_names
@@ -131,17 +130,12 @@ def curate(args: CurateArguments) -> Made:
     columns = [_choice_columns(shard) for shard in shards]
     sampling_order = [samples for _, _, samples in columns if samples is not None]
     rewards = np.concatenate([rewards for rewards, _, _ in columns])
-    chosen_rewards, curated = compose(
+    chosen_rewards, curated = args.choose(
         rewards,
         np.concatenate([problems for _, problems, _ in columns]),
-        baseline=args.baseline_value,
-        effective_positive_share=args.effective_positive_share,
-        rule=args.curation,
-        size=args.iteration_size,
-        positive_share=args.curation_positive_share,
+        seed_of("curate", args.seed, args.iteration),
         # Without it in every shard, the order of the rows is the sampling order.
-        sample_ids=np.concatenate(sampling_order) if len(sampling_order) == len(columns) else None,
-        seed=seed_of("curate", args.seed, args.iteration),
+        np.concatenate(sampling_order) if len(sampling_order) == len(columns) else None,
     )
     if len(chosen_rewards) == 0:
         raise ValueError(f"curation={args.curation!r} chose no row: {curated}. Change curation or baseline.")
