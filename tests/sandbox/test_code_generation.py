@@ -10,7 +10,7 @@ from topr_trl import load_rows
 from topr_trl.sandbox.unit_tests import parse_tests, run_tests
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "code_generation.py"
-SIZES = "WARM_UP_ROWS, LOGGED_TASKS, HELD_OUT_TASKS, CANDIDATES = 24_000, 300, 200, 16"
+SIZES = "WARM_UP_ROWS, LOGGED_TASKS, HELD_OUT_TASKS, COMPLETIONS = 24_000, 300, 200, 16"
 
 
 @pytest.mark.slow
