@@ -19,6 +19,9 @@ def test_functions_of_version_0_1_work_and_name_the_new_ones(old):
 def test_modules_of_version_0_1_say_where_they_are(old):
     with pytest.raises(ModuleNotFoundError, match=rf"topr_trl\.{old} is topr_trl\."):
         importlib.import_module(f"topr_trl.{old}")
+    if "." not in old:
+        with pytest.raises(ModuleNotFoundError, match=rf"topr_trl\.{old} is topr_trl\."):
+            getattr(topr_trl, old)
     for new in f"topr_trl.{MODULES[old]}".split(" and "):
         assert find_spec(new) is not None
 

@@ -5,7 +5,7 @@ import warnings
 
 import lazy_loader
 
-from topr_trl.renamed import FUNCTIONS, MovedModules
+from topr_trl.renamed import FUNCTIONS, MODULES, MovedModules
 
 __version__ = "0.2.0.dev0"
 
@@ -16,6 +16,8 @@ sys.meta_path.append(MovedModules())
 
 
 def __getattr__(name: str) -> object:
+    if name in MODULES:  # from topr_trl import candidates
+        raise ModuleNotFoundError(f"topr_trl.{name} is topr_trl.{MODULES[name]} now.", name=f"topr_trl.{name}")
     if name in FUNCTIONS:
         warnings.warn(f"topr_trl.{name} is called {FUNCTIONS[name]} now.", FutureWarning, stacklevel=2)
     return _find(FUNCTIONS.get(name, name))

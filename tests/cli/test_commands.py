@@ -156,6 +156,10 @@ def test_numbers_in_yaml(own, tmp_path):
     assert (found.learning_rate, found.baseline_value, found.max_steps, found.num_train_epochs) == (1e-4, 0.5, 7, 2)
 
 
+def test_whole_numbers_as_baseline_in_yaml(own):
+    assert parse("curate", own(baseline=0)).baseline_value == 0.0
+
+
 def test_lists_and_mappings_in_yaml(own):
     config = own(lr_scheduler_kwargs={"num_cycles": 2}, report_to=["none"], lora_target_modules=["q_proj"])
     found = parse("train", [*config, *CPU])
@@ -334,7 +338,7 @@ def test_rows_that_come_with_rewards_keep_them(run, tmp_path):
     rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}", "reward": float((-1) ** n)} for n in range(4)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     printed = run("score", "--input", "rows.jsonl", "--output_dir", "scored")
-    assert printed == "4 kept.\nThe 4 rows with their rewards are in scored/.\n"
+    assert printed == "4 keep the reward that they came with.\nThe 4 rows with their rewards are in scored/.\n"
 
 
 def test_log_mu_of_rows_in_a_file(run, tmp_path):

@@ -60,7 +60,8 @@ def test_stages_get_the_settings_of_the_loop(tmp_path):
              "baseline": "group_mean", "preset": "tis", "seed": 5, "use_peft": True, "lora_r": 4,
              "lr_scheduler_type": "cosine", "max_grad_norm": 2.0, "num_generations": 5,
              "model_init_kwargs": {"attn_implementation": "eager"}, "lora_target_modules": ["q_proj", "v_proj"],
-             "sampling_backend": "vllm", "vllm_dtype": "float32"}  # fmt: skip
+             "sampling_backend": "vllm", "vllm_dtype": "float32",
+             "eos_token": "<|x|>", "pad_token": "<|y|>"}  # fmt: skip
     for step in steps_of(loop(tmp_path, **given)):
         counted = 3 if getattr(step.args, "split", "train") == "test" else 5
         for name, value in {**given, "num_generations": counted}.items():

@@ -155,11 +155,52 @@ def test_a_killed_stage_makes_only_the_shards_that_are_missing(scored, tmp_path,
 def test_a_shard_that_is_lost_later_is_made_again_by_every_stage(scored, tmp_path):
     rollouts = shutil.copytree(scored, tmp_path / "rollouts")
     run("curate", rollouts)
+    run("log-mu", rollouts, rollouts)
+    before = load_rows(rollouts)
+    for shard in (0, 1):
+        sorted(rollouts.glob("*.parquet"))[shard].unlink()
+        for stage in ("sample", "score", "curate", "log-mu"):
+            run(stage, rollouts, *([rollouts] if stage == "log-mu" else []))
+        assert load_rows(rollouts).to_list() == before.to_list()
+
+
+def test_a_stage_that_made_nothing_can_be_tried_again_with_other_settings(scored, tmp_path):
+    rollouts = shutil.copytree(scored, tmp_path / "rollouts")
     before = manifest.fingerprint(rollouts)
-    next(rollouts.glob("*.parquet")).unlink()
-    for stage in ("sample", "score", "curate"):
-        run(stage, rollouts)
+    with pytest.raises(ValueError, match="chose no row"):
+        run("curate", rollouts, baseline=2.0, curation="positives")
     assert manifest.fingerprint(rollouts) == before
+    manifest.check_whole(rollouts)  # other stages can read it
+    # Killed before it wrote a shard:
+    manifest.begin(rollouts, "curate", {"baseline": "2.0"}, made=False)
+    run("curate", rollouts, curation="uniform", iteration_size=20)
+    with pytest.raises(ValueError, match="holds results for other settings"):
+        run("curate", rollouts, curation="uniform", iteration_size=21)
+
+
+def test_rows_that_have_log_mu_are_chosen_from_again(scored, tmp_path, model):
+    run("curate", tmp_path / "first", scored, curation="uniform", iteration_size=15)
+    run("log-mu", tmp_path / "first", tmp_path / "first")
+    run("curate", tmp_path / "second", tmp_path / "first", curation="uniform", iteration_size=30, seed=1)
+    assert "mu_logps" not in load_rows(tmp_path / "second").column_names
+    run("log-mu", tmp_path / "second", tmp_path / "second")
+    rows = chosen(tmp_path / "second")
+    assert [mu is None for mu in rows["mu_logps"]] == [R > 0 for R in rows["reward"]]
+    # What the rows brought themselves is theirs.
+    table = pa.concat_tables([pq.read_table(shard) for shard in shards_of(scored)])
+    (tmp_path / "brought").mkdir()
+    pq.write_table(table.append_column("mu_logps", table["sampler_logps"]), tmp_path / "brought" / "rows.parquet")
+    run("curate", tmp_path / "third", tmp_path / "brought", curation="uniform", iteration_size=15)
+    run("log-mu", tmp_path / "third", tmp_path / "third")
+    run("curate", tmp_path / "fourth", tmp_path / "third", curation="uniform", iteration_size=30)
+    assert load_rows(tmp_path / "fourth")["mu_logps"][:] == table["sampler_logps"].to_pylist()
+
+
+def test_work_of_a_loop_that_was_killed_after_a_stage_is_removed(scored, tmp_path):
+    rollouts = shutil.copytree(scored, tmp_path / "rollouts")
+    (rollouts / manifest.WORK).mkdir()
+    assert stages.is_finished("score", scoring(rollouts))
+    assert not (rollouts / manifest.WORK).exists()
 
 
 def test_workers_share_the_shards(scored, tmp_path):
@@ -363,8 +404,11 @@ def test_a_baseline_given_to_train_is_applied_to_rows_that_were_not_curated(scor
     assert rewards("other", tmp_path / "curated", baseline=0.5) == [-1.5, 0.5]
     assert rewards("silent", tmp_path / "curated") == [-1.5, 0.5]
     assert rewards("same", tmp_path / "curated", baseline=".50") == [-1.5, 0.5]
-    with pytest.raises(ValueError, match=r"baseline=0\.9, but the rows of .*curated were chosen with baseline=0\.5"):
+    refused = r"baseline=0\.9, but the rows of .*curated were chosen with baseline=0\.5"
+    with pytest.raises(ValueError, match=refused):
         rewards("unheard", tmp_path / "curated", baseline=0.9)
+    with pytest.raises(ValueError, match=refused):  # in place, too
+        run("log-mu", tmp_path / "curated", tmp_path / "curated", baseline=0.9)
 
 
 def test_log_mu_of_rows_that_name_a_model_and_have_none(scored, tmp_path):

@@ -91,9 +91,11 @@ def parse(command: str, given: list[str]) -> Any:
         in_yaml -= set(settings_of("iterate"))
     refuse_unknown(command, in_yaml, f" (in {given[given.index('--config') + 1]})" if config else "")
     for name, hint in get_type_hints(kind).items():
+        value = config.get(name)
         # Text is read as on the command line, and a number as a baseline stands for its text.
-        if name in names and name in config and not isinstance(config[name], str if hint is not str else str | float):
-            check_type(name, config[name], hint)
+        is_text = isinstance(value, str) or (hint is str and type(value) in (int, float))
+        if name in names and name in config and not is_text:
+            check_type(name, value, hint)
     parser = TrlParser(_only(kind, names), prog=f"topr {command}", usage=_usage(command), allow_abbrev=False)
     embedded = _settings_of_the_embedded_model(command, said, config)
     parser.set_defaults(**{**_defaults(names), **embedded})

@@ -124,8 +124,10 @@ _NULL_FIRST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[?\s*null")
 TABLE_SUFFIXES = (".parquet", ".json", ".jsonl")
 
 
-def read_table(*files: str | Path, cache_dir: str | Path | None = None) -> Dataset:
-    """Rows of `.parquet`, `.json` or `.jsonl` files, all of one kind.
+def read_table(
+    *files: str | Path, cache_dir: str | Path | None = None, columns: Sequence[str] | None = None
+) -> Dataset:
+    """Rows of `.parquet`, `.json` or `.jsonl` files, all of one kind; of parquet only these columns, if given.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -147,8 +149,9 @@ def read_table(*files: str | Path, cache_dir: str | Path | None = None) -> Datas
     if kind == "parquet":  # `datasets` 4.7 fails on files without rows
         paths = [path for path in paths if rows_of(path)] or paths[:1]
     cache = str(cache_dir) if cache_dir else None
+    only = {"columns": list(columns)} if kind == "parquet" and columns is not None else {}
     try:
-        return load_dataset(kind, data_files=list(map(str, paths)), split="train", cache_dir=cache)
+        return load_dataset(kind, data_files=list(map(str, paths)), split="train", cache_dir=cache, **only)
     # `datasets` 4.7 lets the errors of its reader through.
     except (DatasetGenerationError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise unreadable(f"{paths[0]}{' and others' * (len(paths) > 1)}", error.__cause__ or error) from error

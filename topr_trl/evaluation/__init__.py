@@ -1,0 +1,3 @@
+from topr_trl.evaluation.estimates import Estimate, Evaluation, Group, evaluate, evaluate_rows, evaluate_samples
+
+__all__ = ["Estimate", "Evaluation", "Group", "evaluate", "evaluate_rows", "evaluate_samples"]

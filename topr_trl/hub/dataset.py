@@ -88,6 +88,7 @@ def _without_paths(path: Path) -> bytes:
     """A manifest in which paths of this machine are cut to their last part; what its fingerprint depends on stays."""
     known = json.loads(path.read_text())
     for stage in known["stages"].values() if "stages" in known else [known]:
+        stage["sources"] = {}
         stage["inputs"] = {k: Path(v).name if str(v).startswith("/") else v for k, v in stage["inputs"].items()}
     return json.dumps(known, indent=1).encode()
 

@@ -27,7 +27,10 @@ class FolderArguments:
 
     input: str | None = field(default=None, metadata={"help": "Folder of rows, or a file of them."})
     output_dir: str | None = field(
-        default=None, metadata={"help": "Folder to write. If it is the input, columns are added to its rows."}
+        default=None,
+        metadata={
+            "help": "Folder to write. If it is the input, which other stages have written, columns are added there."
+        },
     )
 
     @property

@@ -114,7 +114,9 @@ def _absolute(name: str | None) -> str | None:
 def _weights(args: ModelConfig) -> Json:
     """The weights if a stage made them, wherever they are now; else the name."""
     path = Path(model_path(args))
-    how = {"dtype": args.dtype, "attention": args.attn_implementation, **_named(args, _QUANTIZATION)}
+    how = {"dtype": args.dtype, "attention": args.attn_implementation}
+    if args.load_in_8bit or args.load_in_4bit:
+        how |= _named(args, _QUANTIZATION)
     if (path / manifest.NAME).is_file():
         return {"weights": manifest.fingerprint(path), **how}
     name = "the embedded model" if path == arithmetic.CARELESS_MODEL else _absolute(str(path))

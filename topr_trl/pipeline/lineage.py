@@ -56,18 +56,17 @@ def _walk(folder: Path, what: str) -> list[Manifest]:
         step = next((stage for stage in known.stages.values() if what in stage["sources"]), None)
         if step is None:
             break
-        folder = folder / step["sources"][what]
-        if manifest.fingerprint(folder) != step["inputs"].get(what):
+        folder = folder / str(step["sources"][what])
+        if not (folder / manifest.NAME).is_file() or manifest.fingerprint(folder) != step["inputs"].get(what):
             break
     return found
 
 
 def _read(folder: Path) -> Manifest | None:
     try:
-        known = manifest.read(folder)
+        return manifest.read(folder)
     except ValueError:  # damaged: what came before is not known
         return None
-    return known if known is not None and known.finished else None
 
 
 # In words, for cards; nothing where it is not known.

@@ -106,7 +106,8 @@ def iterate(loop: IterateArguments) -> None:
             started = time.monotonic()
             if step.stage in _HERE:
                 done = stages.run(step.stage, step.args)
-                print(*filter(None, [summary(step.stage, done)]), flush=True)
+                if said := summary(step.stage, done):
+                    print(said, flush=True)
             else:
                 done = _run_apart(step, loop)
                 starts += time.monotonic() - started - done["seconds"]
@@ -127,9 +128,12 @@ def iterate(loop: IterateArguments) -> None:
 def summary(stage: str, done: Json) -> str:
     """What a stage found, in a line."""
     if stage == "score":
-        return ", ".join(f"{n:,} {what}" for what, n in done["scored"].items() if n) + "."
+        counts = {**done.get("scored", {})}  # version 0.1 noted none
+        kept = counts.pop("kept", 0)
+        parts = [f"{n:,} {verdict}" for verdict, n in counts.items() if n]
+        return ", ".join(parts + ([f"{kept:,} keep the reward that they came with"] if kept else [])) + "."
     if stage == "curate":
-        return f"Chosen: {done['curated']}."
+        return f"Chosen: {done['curated']}." if isinstance(done["curated"], str) else ""
     if stage == "log-mu" and (distance := done["sampler_distance"]):
         return (
             f"Sampler and trainer differ by {distance['token']:.2g} per token, {distance['response']:.2g} per "
@@ -176,8 +180,8 @@ def _check_launcher(loop: IterateArguments) -> None:
             f"{loop.accelerate_config} must hold settings of Accelerate, as `accelerate config` writes them."
         )
     sharding = config.get("distributed_type")
-    fsdp_version = config.get("fsdp_config", {}).get("fsdp_version", 1)
-    offload = config.get("deepspeed_config", {}).get("offload_optimizer_device", "none")
+    fsdp_version = (config.get("fsdp_config") or {}).get("fsdp_version", 1)
+    offload = (config.get("deepspeed_config") or {}).get("offload_optimizer_device", "none")
     refuse_adafactor(loop.optim, sharding == "FSDP" and fsdp_version == 2, offload != "none")
     if sharding == "DEEPSPEED" and find_spec("deepspeed") is None:
         raise ImportError("This accelerate_config needs DeepSpeed: pip install topr_trl[deepspeed].")
@@ -227,7 +231,7 @@ def _plain(args: stages.Settings) -> Json:
     """Values as YAML holds them."""
     if hasattr(args, "to_dict"):  # of transformers
         plain: Json = args.to_dict()
-        return plain
+        return plain | {name: getattr(args, name) for name in ("eos_token", "pad_token")}  # it hides all *_token
     return {field.name: getattr(args, field.name) for field in fields(args)}
 
 

@@ -50,7 +50,9 @@ class Manifest:
         return list(self.stages.values())[-1]
 
 
-def begin(folder: Path, stage: str, inputs: Json, sources: Mapping[str, str] | None = None) -> bool:
+def begin(
+    folder: Path, stage: str, inputs: Json, sources: Mapping[str, str] | None = None, made: bool | None = None
+) -> bool:
     """Open a stage's folder.
 
     Args:
@@ -58,6 +60,7 @@ def begin(folder: Path, stage: str, inputs: Json, sources: Mapping[str, str] | N
         stage: its name.
         inputs: everything that its results depend on, as JSON.
         sources: folders that it reads, relative to its own.
+        made: whether it has made anything there before; default: whether there is any file.
 
     Returns:
         Whether the stage is finished already: its manifest says so, and the files are there in their sizes.
@@ -76,8 +79,12 @@ def begin(folder: Path, stage: str, inputs: Json, sources: Mapping[str, str] | N
     there = known.stages.get(stage)
     if there is None and not known.finished:
         raise ValueError(_NOT_FINISHED.format(folder))
-    nothing_made = not _results(folder) and not (folder / WORK).exists()
-    if there is None or ("finished" not in there and nothing_made):
+    if there is not None and "finished" not in there and there["inputs"] != inputs:
+        if bool(_results(folder) or (folder / WORK).exists()) if made is None else made:
+            _check_same(folder, there["inputs"], inputs)
+        clean(folder)
+        there = None
+    if there is None:
         known.stages[stage] = {"inputs": inputs, "sources": dict(sources or {})}
         _write(folder, known)
         return False
@@ -102,6 +109,18 @@ def _check_same(folder: Path, there: Json, now: Json) -> None:
             f"{folder} holds results for other settings ({details}). Use another output_dir, or remove the folder and "
             "those of later stages."
         )
+
+
+def forget(folder: Path, stage: str) -> None:
+    """Take back that a stage has begun, since it has made nothing: the folder is then as it was before."""
+    known = read(folder)
+    assert known is not None
+    del known.stages[stage]
+    clean(folder)
+    if known.stages:
+        _write(folder, known)
+    else:
+        (folder / NAME).unlink()
 
 
 def finish(folder: Path, stage: str, rows: int, **notes: object) -> None:
@@ -185,8 +204,8 @@ def read(folder: Path) -> Manifest | None:
             plain = _from_version_0_1(path, plain)
         known = Manifest(plain["stages"], plain["files"])
         names = [name for name, entry in known.files.items() if isinstance(entry["bytes"], int)]
-        inputs = [stage["inputs"] for stage in known.stages.values()]
-        whole = bool(inputs) and all(isinstance(each, dict) for each in inputs) and len(names) == len(known.files)
+        parts = [part for stage in known.stages.values() for part in (stage["inputs"], stage["sources"])]
+        whole = bool(parts) and all(isinstance(part, dict) for part in parts) and len(names) == len(known.files)
     except (json.JSONDecodeError, UnicodeError, RecursionError, KeyError, TypeError, AttributeError):
         whole = False
     if not whole:

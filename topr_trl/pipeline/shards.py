@@ -9,12 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
-from topr_trl.data.tables import atomic_write, from_table, read_shard, rows_of, shard_path, shards_of
+from topr_trl.data.tables import atomic_write, columns_of, from_table, read_shard, rows_of, shard_path, shards_of
 from topr_trl.pipeline.manifest import Json
 
 CHOSEN = "reward_after_baseline"  # R of the rows that `curate` has chosen; null in the others
-_STAGES = b"topr_trl.stages"  # in the metadata of a shard: the stages that it has been through
+_STAGES = b"topr_trl.stages"  # in the metadata of a shard
+_ORDER = ("sample", "score", "curate", "log-mu")
 
+Added = dict[str, list[str]]  # the stages that a shard went through, and the columns that each added
 
 Made = tuple[int, Json]  # what a stage returns: rows, and notes for the manifest
 
@@ -24,23 +26,38 @@ def count_rows(folder: Path) -> int:
     return sum(map(rows_of, shards_of(folder)))
 
 
-def write_shard(table: pa.Table, path: Path, stage: str) -> None:
-    """Write rows that a stage has worked on; the file appears, or is replaced, as a whole."""
-    stages = [*_stages_of(table.schema), stage]
+def write_shard(table: pa.Table, path: Path, stages: Added) -> None:
+    """Write rows that stages have worked on; the file appears, or is replaced, as a whole."""
     schema = from_table(table).features.arrow_schema  # `datasets` finds its types again
     schema = schema.with_metadata({**schema.metadata, _STAGES: json.dumps(stages).encode()})
-    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as partial:
         pq.write_table(table.cast(schema), partial, row_group_size=16_384)
 
 
-def _stages_of(schema: pa.Schema) -> list[str]:
-    stages: list[str] = json.loads((schema.metadata or {}).get(_STAGES, b"[]"))
+def stages_of(shard: Path) -> Added:
+    """The stages that a shard went through, and the columns that each added."""
+    metadata = pq.read_schema(shard).metadata if shard.suffix == ".parquet" else None
+    stages: Added = json.loads((metadata or {}).get(_STAGES, b"{}"))
     return stages
 
 
-def _is_done(path: Path, stage: str) -> bool:
-    return path.is_file() and stage in _stages_of(pq.read_schema(path))
+def has_shards_of(stage: str, folder: Path) -> bool:
+    """Whether a stage has written a shard of a folder."""
+    return any(stage in stages_of(shard) for shard in folder.glob("*.parquet"))
+
+
+def _without(stage: str, stages: Added) -> tuple[Added, set[str]]:
+    """The stages before this one, and the columns that it and those after it added: another run makes them again."""
+    later = set(_ORDER[_ORDER.index(stage) :])
+    added = {column for name in later & set(stages) for column in stages[name]}
+    return {name: columns for name, columns in stages.items() if name not in later}, added
+
+
+def columns_before(stage: str, source: Path) -> list[str]:
+    """The columns that all shards have without what this stage and those after it added."""
+    shards = shards_of(source)
+    kept = [set(columns_of(shard)) - _without(stage, stages_of(shard))[1] for shard in shards]
+    return [name for name in columns_of(shards[0]) if all(name in names for names in kept)]
 
 
 def add_columns(
@@ -56,8 +73,12 @@ def add_columns(
     same = source.resolve() == folder.resolve()
     for k, shard in enumerate(tqdm(shards, desc=description, unit="shard")):
         path = shard if same else shard_path(folder, k, len(shards))
-        if not _is_done(path, stage):
-            write_shard(columns(k, read_shard(shard)), path, stage)
+        if path.is_file() and stage in stages_of(path):
+            continue
+        before, added = _without(stage, stages_of(shard))
+        table = read_shard(shard).drop_columns(sorted(added))
+        result = columns(k, table)
+        write_shard(result, path, {**before, stage: [n for n in result.column_names if n not in table.column_names]})
 
 
 @contextmanager

@@ -7,7 +7,7 @@ on with the shards that are missing. Each stage can be run alone, on rows from e
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,18 @@ from topr_trl.pipeline.arguments import (
 )
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.problems import load_problems
-from topr_trl.pipeline.shards import CHOSEN, Made, add_columns, count_rows, naming, need, set_column, write_shard
-from topr_trl.pipeline.training import log_mu, train
+from topr_trl.pipeline.shards import (
+    CHOSEN,
+    Made,
+    add_columns,
+    count_rows,
+    has_shards_of,
+    naming,
+    need,
+    set_column,
+    write_shard,
+)
+from topr_trl.pipeline.training import LOG_MU, log_mu, train
 from topr_trl.rewards import VERDICTS, score_completions
 from topr_trl.tasks import TASKS
 
@@ -69,7 +79,7 @@ def draw_shards(args: SampleArguments) -> None:
         start = k * args.problems_per_shard
         part = problems.select(range(start, min(start + args.problems_per_shard, len(problems))))
         rows = draw(part, seed_of("sample", args.seed, args.iteration, args.split, k))
-        write_shard(rows.with_format("arrow")[:], shard_path(folder, k, count), "sample")
+        write_shard(rows.with_format("arrow")[:], shard_path(folder, k, count), {"sample": []})
 
 
 def _sampler(args: SampleArguments) -> Callable[[Dataset, int], Dataset]:
@@ -189,10 +199,11 @@ STAGES: dict[str, tuple[Callable[[Any], Made], Callable[[Any], Json]]] = {
 }
 
 ON_SEVERAL_PROCESSES = ("log-mu", "train")
+_ADD_COLUMNS = ("score", "curate", "log-mu")
 
 
 def is_finished(name: str, args: Settings) -> bool:
-    """Whether a stage was finished with the same inputs.
+    """Whether a stage was finished with the same inputs; if so, what it no longer needs is removed.
 
     Raises:
         ValueError: its folder holds results for other settings.
@@ -201,7 +212,10 @@ def is_finished(name: str, args: Settings) -> bool:
     if known is None or name not in known.stages:
         return False
     _check_sources(args)
-    return _begin(name, args)
+    finished = _begin(name, args)
+    if finished:
+        manifest.clean(args.folder)
+    return finished
 
 
 def _check_sources(args: Settings) -> None:
@@ -217,7 +231,8 @@ def _check_sources(args: Settings) -> None:
 
 def _begin(name: str, args: Settings) -> bool:
     _, inputs_of = STAGES[name]
-    return manifest.begin(args.folder, name, inputs_of(args), inputs.sources_of(args))
+    made = has_shards_of(name, args.folder) if name in _ADD_COLUMNS else None
+    return manifest.begin(args.folder, name, inputs_of(args), inputs.sources_of(args), made)
 
 
 def run(name: str, args: Settings) -> Json:
@@ -236,8 +251,11 @@ def run(name: str, args: Settings) -> Json:
         raise ValueError(f"The stage {name} runs in one process; start it without accelerate launch.{more}")
     _check_sources(args)  # before the folder to write is made
     if isinstance(args, SampleArguments) and args.worker is not None:  # one of several; who started them finishes
-        with manifest.lock(args.folder, f"-{args.worker.replace('/', '-of-')}"):
-            if not _begin(name, args):
+        with ExitStack() as held:
+            with manifest.lock(args.folder):  # not while another process finishes the stage
+                held.enter_context(manifest.lock(args.folder, f"-{args.worker.replace('/', '-of-')}"))
+                finished = _begin(name, args)
+            if not finished:
                 draw_shards(args)
         return {}
     with manifest.lock_all(args.folder) if state.is_main_process else nullcontext():
@@ -246,7 +264,14 @@ def run(name: str, args: Settings) -> Json:
         if not finished:
             started = time.monotonic()
             make, _ = STAGES[name]
-            rows, notes = make(args)
+            try:
+                rows, notes = make(args)
+            except Exception:
+                computed = [args.folder / manifest.WORK / part for part in (LOG_MU, "log_mu_parts")]
+                nothing = not has_shards_of(name, args.folder) and not any(path.exists() for path in computed)
+                if name in _ADD_COLUMNS and state.is_main_process and nothing:
+                    manifest.forget(args.folder, name)  # or no other stage could read these rows
+                raise
             # The other processes end here: merging and checksums of a large model take longer than they would wait.
             if state.is_main_process:
                 manifest.finish(args.folder, name, rows, **notes, seconds=round(time.monotonic() - started, 3))

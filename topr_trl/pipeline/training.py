@@ -14,12 +14,12 @@ from trl import get_peft_config
 
 from topr_trl.checkpoints import STATE, is_whole_checkpoint
 from topr_trl.config import CurationArguments
-from topr_trl.data.tables import load_rows, rows_of, shards_of
+from topr_trl.data.tables import read_table, rows_of, shards_of
 from topr_trl.offline_trainer import OfflineTOPRTrainer
 from topr_trl.pipeline import inputs, manifest
 from topr_trl.pipeline.arguments import TrainArguments, load_tokenizer, loading, model_path, seed_of
 from topr_trl.pipeline.lineage import ADAPTER, lineage
-from topr_trl.pipeline.shards import CHOSEN, Made, add_columns, set_column
+from topr_trl.pipeline.shards import CHOSEN, Made, add_columns, columns_before, set_column
 
 MU_COLUMNS = ("mu_logps", "mu_fingerprint")
 
@@ -99,9 +99,12 @@ def _trainer(args: TrainArguments, all_rows: bool = False) -> tuple[OfflineTOPRT
     own.output_dir, own.seed = str(work), seed_of("train", args.seed, args.iteration)
     own.model_init_kwargs = {**loading(args), **(args.model_init_kwargs or {})}
     with PartialState().main_process_first():
-        rows = load_rows(args.source, work / "cache")
-    if all_rows and (work / LOG_MU).is_file():  # columns of this stage itself, killed while it added them
-        rows = rows.remove_columns([name for name in MU_COLUMNS if name in rows.column_names])
+        rows = read_table(
+            *shards_of(args.source),
+            cache_dir=work / "cache",
+            # Shards that this stage has written before, and was then killed, have columns that the others lack.
+            columns=columns_before("log-mu", args.source) if all_rows else None,
+        )
     places, curated = np.arange(len(rows)), {CHOSEN, "raw_reward"} & set(rows.column_names)  # the second by version 0.1
     if CHOSEN in rows.column_names:
         places = np.flatnonzero(rows.data[CHOSEN].is_valid())
