@@ -325,7 +325,7 @@ def test_each_command_ends_with_what_came_out(run, tmp_path):
     assert printed.endswith("Trained on 8 rows; the model is in model/.\n")
     printed = run("evaluate", "--input", "rollouts", "--output_dir", "results")
     assert "pass@4" in printed
-    assert printed.endswith("Of the rows in rollouts/. Tables, JSON and a picture are in results/.\n")
+    assert printed.endswith("Evaluated the rows in rollouts. Tables, JSON and a picture are in results/.\n")
     # What is finished is not done again, and says the same.
     assert run("score", *here) == f"{found}.\nThe 12 rows with their rewards are in rollouts/.\n"
 

@@ -171,6 +171,9 @@ def test_a_stage_that_made_nothing_can_be_tried_again_with_other_settings(scored
         run("curate", rollouts, baseline=2.0, curation="positives")
     assert manifest.fingerprint(rollouts) == before
     manifest.check_whole(rollouts)  # other stages can read it
+    with pytest.raises(ValueError, match="longer than max_length"):
+        run("train", tmp_path / "model", scored, max_length=3)
+    run("train", tmp_path / "model", scored)
     # Killed before it wrote a shard:
     manifest.begin(rollouts, "curate", {"baseline": "2.0"}, made=False)
     run("curate", rollouts, curation="uniform", iteration_size=20)

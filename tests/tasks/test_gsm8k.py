@@ -155,3 +155,11 @@ def test_shards_without_a_valid_answer_have_the_type_of_the_others():
     valid, invalid = (Dataset.from_dict({"completion": [text], "answer": ["4"]}) for text in ("The answer is 4.", "?"))
     scored = [score_completions(rows, gsm8k.judge) for rows in (valid, invalid)]
     assert scored[0].features == scored[1].features
+
+
+def test_right_answers_come_in_any_form():
+    for truth in ("7", "7.0", " 7 ", "#### 7", "3 + 4 = 7\n#### 7"):
+        assert gsm8k.judge(["The answer is 7.", "The answer is 8.", "Seven."], [truth] * 3) == [
+            ("correct", truth), ("incorrect", "8"), ("invalid", None),
+        ]  # fmt: skip
+    assert gsm8k.judge(["The answer is 7."], ["seven"]) == [("incorrect", "7")]

@@ -146,11 +146,15 @@ def refuse_unknown(command: str, said: set[str], where: str) -> None:
         hint = _GONE[name]
     elif others:
         hint = f"It is a setting of topr {', '.join(others)}."
-    elif similar := get_close_matches(name, names, 1):
+    elif similar := get_close_matches(name, names, 1) or get_close_matches(name, sorted(_all_names()), 1):
         hint = f"Is --{similar[0]} meant?"
     else:
         hint = f"topr {command} --help lists its settings."
     raise ValueError(f"There is no setting --{name}{where}. {hint}")
+
+
+def _all_names() -> set[str]:
+    return {name for command in KINDS for name in settings_of(command)}
 
 
 def _aliases(command: str) -> list[str]:
@@ -227,7 +231,7 @@ def print_help(command: str, description: str, everything: bool) -> None:
     """The settings that matter to a command, or all that it takes."""
     kind, names = KINDS[command], settings_of(command)
     parser = TrlParser(_only(kind, names if everything else _SHOWN.get(command, names)), prog=f"topr {command}",
-                       usage=_usage(command), description=f"{description.capitalize()}.")  # fmt: skip
+                       usage=_usage(command), description=f"{description[0].upper()}{description[1:]}.")  # fmt: skip
     parser.set_defaults(**_defaults(names))
     if command in _SHOWN and not everything:
         parser.epilog = "TRL's other settings of a trainer are taken too: --help_all lists them."

@@ -41,7 +41,7 @@ def evaluate_command(args: EvaluateArguments) -> None:
     done = take(EvaluateArguments, args, input=str(source), compare=None if second is None else str(second))
     stages.run("evaluate", done)
     tables = (out / stages.REPORT).read_text()
-    print(f"{tables}\nOf the rows in {source}/. Tables, JSON and a picture are in {out}/.", flush=True)
+    print(f"{tables}\nEvaluated the rows in {source}. Tables, JSON and a picture are in {out}/.", flush=True)
 
 
 def _names(args: EvaluateArguments, source: Path | None, second: Path) -> list[str]:

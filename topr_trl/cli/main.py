@@ -26,6 +26,7 @@ COMMANDS = {
 def console() -> None:
     """Entry point: user errors print as one line, with `--debug` as a traceback."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"  # without a line of this package
     warnings.filterwarnings("ignore", "`gradient_checkpointing` is deprecated", FutureWarning)  # TRL's default
     try:
         main(arguments)
@@ -35,7 +36,8 @@ def console() -> None:
         message = " ".join(str(error).split())
         sys.exit(f"topr {arguments[0]}: {message} (--debug shows where)")
     except KeyboardInterrupt:
-        sys.exit(f"\ntopr {arguments[0]}: stopped. The same command continues from what is finished.")
+        print(f"\ntopr {arguments[0]}: stopped. The same command continues from what is finished.", file=sys.stderr)
+        sys.exit(130)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         # All is written. Taking gloo down while another process still works aborts or hangs now and then (torch 2.13),
         # and the launcher would end the others for that.

@@ -41,7 +41,8 @@ class Evaluations(dict[str, Evaluation]):
         counts = ({run.num_problems for run in runs}, {run.num_samples for run in runs})
         problems, samples = (" or ".join(map(str, sorted(count))) for count in counts)
         return [f"({problems} problems, {samples} samples each; ± is two standard errors)"] + [
-            f"{name}: no sample has an answer. Is it the right --task, and do prompts ask for its form of answers?"
+            f"{name}: no sample has an answer. Is it the right --task, and do prompts ask for its form of answers "
+            "(--num_shots)?"
             for name, run in self.items()
             if run.shares[INVALID] == 1
         ]

@@ -50,9 +50,7 @@ class Manifest:
         return list(self.stages.values())[-1]
 
 
-def begin(
-    folder: Path, stage: str, inputs: Json, sources: Mapping[str, str] | None = None, made: bool | None = None
-) -> bool:
+def begin(folder: Path, stage: str, inputs: Json, sources: Mapping[str, str] | None = None, made: bool = True) -> bool:
     """Open a stage's folder.
 
     Args:
@@ -60,7 +58,7 @@ def begin(
         stage: its name.
         inputs: everything that its results depend on, as JSON.
         sources: folders that it reads, relative to its own.
-        made: whether it has made anything there before; default: whether there is any file.
+        made: whether it has made anything there before; if not, it may begin again with other inputs.
 
     Returns:
         Whether the stage is finished already: its manifest says so, and the files are there in their sizes.
@@ -71,7 +69,7 @@ def begin(
     inputs = json.loads(json.dumps(inputs))
     known = read(folder)
     if known is None:
-        if foreign := _results(folder):
+        if foreign := results(folder):
             raise ValueError(
                 f"{folder} holds files that no stage has written ({foreign[0].name}): name an empty folder."
             )
@@ -80,7 +78,7 @@ def begin(
     if there is None and not known.finished:
         raise ValueError(_NOT_FINISHED.format(folder))
     if there is not None and "finished" not in there and there["inputs"] != inputs:
-        if bool(_results(folder) or (folder / WORK).exists()) if made is None else made:
+        if made:
             _check_same(folder, there["inputs"], inputs)
         clean(folder)
         there = None
@@ -132,7 +130,7 @@ def finish(folder: Path, stage: str, rows: int, **notes: object) -> None:
     assert known is not None
     known.files = {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-        for path in _results(folder)
+        for path in results(folder)
     }
     known.stages[stage] |= {**notes, "rows": rows, "finished": time.strftime("%Y-%m-%d %H:%M:%S")}
     _write(folder, known)
@@ -173,7 +171,7 @@ def _damaged(folder: Path, known: Manifest) -> list[str]:
     return [name for name, entry in known.files.items() if not whole(folder / name, entry["bytes"])]
 
 
-def _results(folder: Path) -> list[Path]:
+def results(folder: Path) -> list[Path]:
     """The files that stages have made here, without those of folders inside that have a manifest of their own."""
     others = {path.parent for path in folder.rglob(NAME)} - {folder}
     return [

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from topr_trl.data.rows import finite_rewards, hash_prompts, id_column
 from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, shard_path, shards_of
 from topr_trl.evaluation.answers import read_samples, run_names
-from topr_trl.evaluation.report import write_report
+from topr_trl.evaluation.report import read_evaluation, write_report
 from topr_trl.generation.transformers import sample_completions
 from topr_trl.generation.vllm import sample_completions_with_vllm, start_engine
 from topr_trl.pipeline import inputs, manifest
@@ -51,7 +51,7 @@ from topr_trl.pipeline.shards import (
     set_column,
     write_shard,
 )
-from topr_trl.pipeline.training import LOG_MU, log_mu, train
+from topr_trl.pipeline.training import log_mu, train
 from topr_trl.rewards import VERDICTS, score_completions
 from topr_trl.tasks import TASKS
 
@@ -183,7 +183,8 @@ def evaluate(args: EvaluateArguments) -> Made:
     runs = {name: read_samples(source) for name, source in zip(names, sources, strict=True)}
     report = write_report(args.folder, runs, args.seed)
     (args.folder / REPORT).write_text(f"{report}\n")
-    return sum(samples.codes_PS.size for samples in runs.values()), {}
+    passed = read_evaluation(args.folder / "evaluation.json").pass_at[1]
+    return sum(samples.codes_PS.size for samples in runs.values()), {"pass@1": str(passed)}
 
 
 Settings = SampleArguments | ScoreArguments | CurateArguments | TrainArguments | EvaluateArguments
@@ -231,8 +232,14 @@ def _check_sources(args: Settings) -> None:
 
 def _begin(name: str, args: Settings) -> bool:
     _, inputs_of = STAGES[name]
-    made = has_shards_of(name, args.folder) if name in _ADD_COLUMNS else None
-    return manifest.begin(args.folder, name, inputs_of(args), inputs.sources_of(args), made)
+    return manifest.begin(args.folder, name, inputs_of(args), inputs.sources_of(args), _has_made(name, args.folder))
+
+
+def _has_made(name: str, folder: Path) -> bool:
+    """Whether a stage has made anything in a folder that would be lost, or mixed with what is made now."""
+    work = folder / manifest.WORK
+    kept = [*work.glob("checkpoint-*"), *work.glob("final"), *work.glob("log_mu*")]
+    return bool(kept) or (has_shards_of(name, folder) if name in _ADD_COLUMNS else bool(manifest.results(folder)))
 
 
 def run(name: str, args: Settings) -> Json:
@@ -267,10 +274,8 @@ def run(name: str, args: Settings) -> Json:
             try:
                 rows, notes = make(args)
             except Exception:
-                computed = [args.folder / manifest.WORK / part for part in (LOG_MU, "log_mu_parts")]
-                nothing = not has_shards_of(name, args.folder) and not any(path.exists() for path in computed)
-                if name in _ADD_COLUMNS and state.is_main_process and nothing:
-                    manifest.forget(args.folder, name)  # or no other stage could read these rows
+                if state.is_main_process and not _has_made(name, args.folder):
+                    manifest.forget(args.folder, name)  # or what was wrong could not be corrected
                 raise
             # The other processes end here: merging and checksums of a large model take longer than they would wait.
             if state.is_main_process:

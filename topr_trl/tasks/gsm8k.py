@@ -9,7 +9,7 @@ from datasets import Dataset, load_dataset
 
 from topr_trl.data.rows import text_column
 from topr_trl.data.tables import TABLE_SUFFIXES, read_table
-from topr_trl.rewards import Judgement, verdict
+from topr_trl.rewards import CORRECT, Judgement, verdict
 
 # End a completion besides the stop token: a base model goes on with the next question of the prompt.
 STOP_STRINGS = ("\nQuestion:",)
@@ -80,9 +80,16 @@ def extract_answer(completion: str) -> str | None:
 
 
 def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
-    """Verdicts on completions, and the numbers that they state."""
-    answers = [extract_answer(completion) for completion in completions]
-    return [(verdict(answer, truth), answer) for answer, truth in zip(answers, truths, strict=True)]
+    """Verdicts on completions, and the numbers that they state.
+
+    A right answer may be a number in any form, or GSM8K's own column, which ends in `#### N`.
+    """
+    judgements: list[Judgement] = []
+    for completion, truth in zip(completions, truths, strict=True):
+        answer, right = extract_answer(completion), normalize_number(truth.rpartition("####")[2]) or truth
+        found = verdict(answer, right)
+        judgements.append((found, truth if found == CORRECT else answer))
+    return judgements
 
 
 def build_prompt(question: str, num_shots: int = 8) -> str:
