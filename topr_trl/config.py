@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral, Real
@@ -48,6 +49,28 @@ def check_type(name: str, value: object, hint: type) -> None:
         raise ValueError(f"{name} must be {wanted}, not {value!r}.")
 
 
+def check_choice(settings: object, **choices: Sequence[str]) -> None:
+    """Refuse a setting that is not one of its values.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    for name, allowed in choices.items():
+        if getattr(settings, name) not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(settings, name)!r}.")
+
+
+def check_at_least(least: int, settings: object, *names: str) -> None:
+    """Refuse a setting below `least`; None is left to the setting's type.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    for name in names:
+        if (value := getattr(settings, name)) is not None and value < least:
+            raise ValueError(f"{name} must be at least {least}, not {value}.")
+
+
 @dataclass
 class LossArguments:
     """How far the ratio π/μ counts in the loss (arXiv 2503.14286, Eq. 7), and where log μ comes from.
@@ -91,9 +114,7 @@ class LossArguments:
             ValueError: a setting is outside its range, or a lower limit is above its upper one.
         """
         check_types(self, LossArguments)
-        _check_choice("preset", self.preset, tuple(PRESETS))
-        _check_choice("ratio_level", self.ratio_level, RATIO_LEVELS)
-        _check_choice("log_mu", self.log_mu, LOG_MU_SOURCES)
+        check_choice(self, preset=tuple(PRESETS), ratio_level=RATIO_LEVELS, log_mu=LOG_MU_SOURCES)
         if not self.limits.bounded:  # `limits` raises with the limit's name
             warnings.warn(
                 f"a_neg={self.limits.a_neg:g} is above 0: the objective has no upper bound once a reward is negative "
@@ -167,7 +188,7 @@ class CurationArguments:
         if isinstance(self.baseline, Real):
             self.baseline = str(self.baseline)
         check_types(self, CurationArguments)
-        _check_choice("curation", self.curation, CURATIONS)
+        check_choice(self, curation=CURATIONS)
         baseline, share = self.baseline_value, self.effective_positive_share
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"effective_positive_share must be in (0, 1], not {share}.")
@@ -185,8 +206,7 @@ class CurationArguments:
                 "effective_positive_share=1 makes every completion a positive, and curation='positive_share' wants "
                 "negatives too. Remove one."
             )
-        if self.iteration_size is not None and self.iteration_size < 1:
-            raise ValueError(f"iteration_size must be at least 1, not {self.iteration_size}.")
+        check_at_least(1, self, "iteration_size")
         if self.iteration_size is not None and self.curation == "none":
             raise ValueError("iteration_size needs a curation rule; set curation='uniform' to draw rows at random.")
         if not 0 <= self.curation_positive_share <= 1:
@@ -196,11 +216,6 @@ class CurationArguments:
 @dataclass
 class TOPRArguments(CurationArguments, LossArguments):
     """The settings of TOPR that both trainers share: those of [`LossArguments`] and [`CurationArguments`]."""
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")
 
 
 def _refuse_adafactor_here(optim: str) -> None:

@@ -320,7 +320,7 @@ FOLDERS = [
     ),
     written(
         "problems of another shape",
-        "topr sample: Rows of GSM8K's shape need question and answer; ['answer', 'question'] missing.",
+        "topr sample: Rows of GSM8K's shape need the columns question, answer; found ['problem', 'solution'].",
         lambda kit: (kit.folder / "problems.jsonl").write_text('{"problem": "3 + 4", "solution": "7"}'),
         *SAMPLE,
         "--dataset_name",

@@ -168,10 +168,10 @@ SETTINGS = [
         SamplingArguments,
         top_k=0,
     ),
-    setting("an unknown task", "task must be gsm8k or math, not 'gsm9k'.", ProblemArguments, task="gsm9k"),
+    setting("an unknown task", "task must be one of gsm8k, math, not 'gsm9k'.", ProblemArguments, task="gsm9k"),
     setting(
         "an unknown backend",
-        "sampling_backend must be transformers or vllm, not 'tgi'.",
+        "sampling_backend must be one of transformers, vllm, not 'tgi'.",
         BackendArguments,
         sampling_backend="tgi",
     ),

@@ -17,7 +17,7 @@ from topr_trl.cli.gpu_memory import (
     memory,
     training_flops,
 )
-from topr_trl.config import check_types
+from topr_trl.config import check_at_least, check_choice, check_types
 from topr_trl.curation import CURATIONS, ROWS_PER_PROBLEM
 from topr_trl.pipeline.arguments import IterateArguments
 
@@ -76,9 +76,7 @@ class PlanArguments:
         check_types(self, PlanArguments)
         counts = ("nodes", "gpus", "per_device_train_batch_size", "prompt_tokens", "max_new_tokens",
                   "num_train_problems", "num_generations", "iteration_size", "vllm_tensor_parallel_size")  # fmt: skip
-        for name in counts:
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}.")
+        check_at_least(1, self, *counts)
         if self.use_peft and self.lora_parameters is None:
             raise ValueError("use_peft: set lora_parameters to the number of trained parameters.")
         if self.gpu_memory <= 0 or self.gpu_tflops <= 0 or not 0 < self.mfu <= 1:
@@ -91,9 +89,7 @@ class PlanArguments:
                 f"vllm_tensor_parallel_size={self.vllm_tensor_parallel_size} does not divide {self.nodes} x "
                 f"{self.gpus} GPUs."
             )
-        for name, choices in (("optim", OPTIMIZERS), ("curation", CURATIONS)):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}.")
+        check_choice(self, optim=OPTIMIZERS, curation=CURATIONS)
 
     @property
     def all_gpus(self) -> int:

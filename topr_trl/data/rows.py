@@ -20,12 +20,25 @@ A column that holds something else is a ValueError naming it, the first wrong ro
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
+
+
+def need_columns(columns: Collection[str], needed: Sequence[str], what: str) -> None:
+    """Refuse a table that lacks a column.
+
+    Args:
+        what: the rows, as the message begins (`"Rows to choose from"`).
+
+    Raises:
+        ValueError: naming the columns needed and those found.
+    """
+    if not set(needed) <= set(columns):
+        raise ValueError(f"{what} need the columns {', '.join(needed)}; found {list(columns)}.")
 
 
 def checked_column(

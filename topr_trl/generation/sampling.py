@@ -7,7 +7,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from topr_trl.config import check_types
+from topr_trl.config import check_at_least, check_types
 
 
 @dataclass
@@ -32,9 +32,7 @@ class SamplingArguments:
 
     def __post_init__(self) -> None:
         check_types(self, SamplingArguments)
-        for name in ("num_generations", "max_new_tokens", "sampling_batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        check_at_least(1, self, "num_generations", "max_new_tokens", "sampling_batch_size")
         if not 0 < self.temperature < math.inf:
             raise ValueError(
                 f"temperature must be above 0, not {self.temperature}: completions of one prompt have to differ."

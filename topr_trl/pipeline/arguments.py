@@ -11,7 +11,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig, get_quantization_config
 
 from topr_trl.checkpoints import from_safetensors
-from topr_trl.config import CurationArguments, LossArguments, OfflineTOPRConfig, check_types
+from topr_trl.config import (
+    CurationArguments,
+    LossArguments,
+    OfflineTOPRConfig,
+    check_at_least,
+    check_choice,
+    check_types,
+)
 from topr_trl.data.tables import TABLE_SUFFIXES
 from topr_trl.generation.sampling import SamplingArguments
 from topr_trl.generation.vllm import VLLMArguments
@@ -92,9 +99,9 @@ class ProblemArguments:
 
     def __post_init__(self) -> None:
         check_types(self, ProblemArguments)
-        _check_choice(self, task=tuple(TASKS))
-        _check_at_least(1, self, "problems_per_shard", "num_train_problems", "num_test_problems")
-        _check_at_least(0, self, "num_shots")
+        check_choice(self, task=tuple(TASKS))
+        check_at_least(1, self, "problems_per_shard", "num_train_problems", "num_test_problems")
+        check_at_least(0, self, "num_shots")
         if self.test_dataset_name is None and str(self.dataset_name).endswith(TABLE_SUFFIXES):
             raise ValueError("A file has no test split: name the test problems with --test_dataset_name.")
         if self.training_shots and self.task_of_problems is not TASKS["math"]:
@@ -110,18 +117,6 @@ class ProblemArguments:
         return TASKS["gsm8k" if self.dataset_name is None else self.task]
 
 
-def _check_choice(settings: object, **choices: tuple[str, ...]) -> None:
-    for name, allowed in choices.items():
-        if getattr(settings, name) not in allowed:
-            raise ValueError(f"{name} must be {' or '.join(allowed)}, not {getattr(settings, name)!r}.")
-
-
-def _check_at_least(least: int, settings: object, *names: str) -> None:
-    for name in names:
-        if (value := getattr(settings, name)) is not None and value < least:
-            raise ValueError(f"{name} must be at least {least}, not {value}.")
-
-
 @dataclass
 class BackendArguments(VLLMArguments):
     """What draws the completions."""
@@ -130,7 +125,7 @@ class BackendArguments(VLLMArguments):
 
     def __post_init__(self) -> None:
         check_types(self, BackendArguments)
-        _check_choice(self, sampling_backend=BACKENDS)
+        check_choice(self, sampling_backend=BACKENDS)
 
 
 # Commands.
@@ -152,8 +147,8 @@ class SampleArguments(
         ProblemArguments.__post_init__(self)
         SamplingArguments.__post_init__(self)
         BackendArguments.__post_init__(self)
-        _check_choice(self, split=SPLITS)
-        _check_at_least(0, self, "iteration")
+        check_choice(self, split=SPLITS)
+        check_at_least(0, self, "iteration")
         if self.worker is not None:
             k, _, n = self.worker.partition("/")
             if not (k.isdecimal() and n.isdecimal() and int(k) < int(n)):
@@ -176,7 +171,7 @@ class ScoreArguments(FolderArguments):
     task: str = field(default="gsm8k", metadata={"help": f"{' or '.join(TASKS)}; topr sample notes that of its rows."})
 
     def __post_init__(self) -> None:
-        _check_choice(self, task=tuple(TASKS))
+        check_choice(self, task=tuple(TASKS))
 
 
 @dataclass
@@ -185,7 +180,7 @@ class CurateArguments(FolderArguments, SeedArguments, CurationArguments):
 
     def __post_init__(self) -> None:
         self.validate_curation()
-        _check_at_least(0, self, "iteration")
+        check_at_least(0, self, "iteration")
 
 
 @dataclass
@@ -201,7 +196,7 @@ class TrainArguments(FolderArguments, OfflineTOPRConfig, ModelConfig):
         ModelConfig.__post_init__(self)
         OfflineTOPRConfig.__post_init__(self)
         self.output_dir = output_dir  # where there is none, transformers has named one
-        _check_at_least(0, self, "iteration")
+        check_at_least(0, self, "iteration")
         if self.push_to_hub:
             raise ValueError(
                 "push_to_hub is for a trainer in your own script. Push what a command has made when it is finished: "
@@ -230,7 +225,7 @@ class IterateArguments(ProblemArguments, SamplingArguments, BackendArguments, Of
         SamplingArguments.__post_init__(self)
         BackendArguments.__post_init__(self)
         OfflineTOPRConfig.__post_init__(self)
-        _check_at_least(1, self, "iterations", "sampling_workers", "num_generations_eval")
+        check_at_least(1, self, "iterations", "sampling_workers", "num_generations_eval")
         for name in ("rows", "accelerate_config", "sampling_python"):
             if getattr(self, name) is not None:
                 existing(getattr(self, name), f"--{name}")

@@ -1,7 +1,7 @@
 """Shards of rows: stages add columns to them, each replaced as a whole, and they say which stages they went through."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -88,11 +88,6 @@ def naming(shard: Path) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{shard}: {error}") from error
-
-
-def need(columns: Sequence[str], needed: tuple[str, ...], what: str) -> None:
-    if not set(needed) <= set(columns):
-        raise ValueError(f"{what} need the columns {', '.join(needed)}; found {list(columns)}.")
 
 
 def set_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:

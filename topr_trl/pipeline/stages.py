@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 
-from topr_trl.data.rows import finite_rewards, hash_prompts, id_column
+from topr_trl.data.rows import finite_rewards, hash_prompts, id_column, need_columns
 from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, shard_path, shards_of
 from topr_trl.evaluation.answers import read_samples, run_names
 from topr_trl.evaluation.report import read_evaluation, write_report
@@ -47,7 +47,6 @@ from topr_trl.pipeline.shards import (
     count_rows,
     has_shards_of,
     naming,
-    need,
     set_column,
     write_shard,
 )
@@ -103,7 +102,7 @@ def score(args: ScoreArguments) -> Made:
             if "reward" in rows.column_names:
                 finite_rewards(rows)
                 return table
-            need(rows.column_names, ("completion", "answer"), "rows without a reward")
+            need_columns(rows.column_names, ("completion", "answer"), "rows without a reward")
             return score_completions(rows, judge, f"Scoring {shards[k].name}").with_format("arrow")[:]
 
     add_columns(args.source, args.folder, "score", scored, "Scoring")
@@ -129,9 +128,9 @@ def check_rows(path: Path) -> None:
     """
     for shard in shards_of(path):
         names = columns_of(shard)
-        need(names, ("prompt",), f"{shard}: rows to train on")
+        need_columns(names, ("prompt",), f"{shard}: rows to train on")
         if "reward" not in names:
-            need(names, ("completion", "answer"), f"{shard}: rows without a reward")
+            need_columns(names, ("completion", "answer"), f"{shard}: rows without a reward")
 
 
 def curate(args: CurateArguments) -> Made:
@@ -163,7 +162,7 @@ def curate(args: CurateArguments) -> Made:
 def _choice_columns(shard: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
     """Rewards and problems of a shard's rows, and their places in the sampling order, if known."""
     names = columns_of(shard)
-    need(names, ("prompt", "reward"), f"{shard}: rows to choose from (run topr score first?)")
+    need_columns(names, ("prompt", "reward"), f"{shard}: rows to choose from (run topr score first?)")
     problem = "problem_id" if "problem_id" in names else "prompt"
     table = read_shard(shard, ("reward", "sample_id", problem))
     rows = from_table(table)

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from datasets import Dataset, load_dataset
 
-from topr_trl.data.rows import text_column
+from topr_trl.data.rows import need_columns, text_column
 from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 from topr_trl.rewards import CORRECT, Judgement, verdict
 
@@ -105,9 +105,9 @@ def prepare(dataset: Dataset, num_shots: int = 8) -> Dataset:
     Raises:
         ValueError: a column is missing or holds no text, or an answer does not end in `#### N` with a number N.
     """
-    if missing := {"question", "answer"} - set(dataset.column_names):
-        raise ValueError(f"Rows of GSM8K's shape need question and answer; {sorted(missing)} missing.")
-    for name in ("question", "answer"):
+    needed = ("question", "answer")
+    need_columns(dataset.column_names, needed, "Rows of GSM8K's shape")
+    for name in needed:
         text_column(dataset, name)
 
     def convert(row: dict[str, str], index: int) -> dict[str, object]:

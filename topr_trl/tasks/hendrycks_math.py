@@ -11,7 +11,7 @@ from typing import Any
 from datasets import Dataset, concatenate_datasets, get_dataset_config_names, get_dataset_split_names, load_dataset
 from tqdm.auto import tqdm
 
-from topr_trl.data.rows import text_column
+from topr_trl.data.rows import need_columns, text_column
 from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 from topr_trl.rewards import CORRECT, INVALID, Judgement
 from topr_trl.sandbox.worker_pool import WorkerPool
@@ -118,7 +118,7 @@ def draw_exemplars(rows: Dataset, num_shots: int, seed: int = 0, longest: int = 
 
     Only solutions of at most `longest` characters with a box are drawn; a ValueError if too few rows have one.
     """
-    _check_columns(rows, ("problem", "solution"))
+    _need_text(rows, ("problem", "solution"))
     order = random.Random(seed).sample(range(len(rows)), len(rows))
     column = next((name for name in ("subject", "type") if name in rows.column_names), None)
     chosen: list[tuple[str, str]] = []
@@ -163,7 +163,7 @@ def prepare(dataset: Dataset, num_shots: int = 4, exemplars: Exemplars = EXEMPLA
     if not 0 <= num_shots <= len(exemplars):
         raise ValueError(f"num_shots must be between 0 and {len(exemplars)}, not {num_shots}.")
     truth = "answer" if "answer" in dataset.column_names else "solution"
-    _check_columns(dataset, ("problem", truth))
+    _need_text(dataset, ("problem", truth))
     subject = next((name for name in ("subject", "type") if name in dataset.column_names), None)
 
     def convert(row: dict[str, Any], index: int) -> dict[str, Any]:
@@ -191,14 +191,10 @@ def _level(level: Any) -> int | None:
     return int(digits) if digits.isdecimal() and len(digits) < 10 else None
 
 
-def _check_columns(dataset: Dataset, needed: tuple[str, ...]) -> None:
-    missing = sorted(set(needed) - set(dataset.column_names))
-    if missing:
-        raise ValueError(
-            f"Rows of MATH's shape need problem, and answer or solution; {missing} missing in {dataset.column_names}."
-        )
+def _need_text(rows: Dataset, needed: tuple[str, ...]) -> None:
+    need_columns(rows.column_names, needed, "Rows of MATH's shape")
     for name in needed:
-        text_column(dataset, name, may_be_empty=name != "problem")
+        text_column(rows, name, may_be_empty=name != "problem")
 
 
 def load(name_or_path: str, split: str) -> Dataset:

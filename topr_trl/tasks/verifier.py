@@ -13,6 +13,7 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
+from topr_trl.data.rows import need_columns
 from topr_trl.evaluation.answers import verdict_column
 from topr_trl.rewards import CORRECT, Judgement, text_of, verdict
 
@@ -65,8 +66,7 @@ def verification_problems(
     Raises:
         ValueError: a column is missing or does not hold text, the template lacks a placeholder, or no solution is left.
     """
-    if missing := {"question", "completion", "verdict"} - set(solutions.column_names):
-        raise ValueError(f"Solutions to verify need question, completion and verdict; {sorted(missing)} missing.")
+    need_columns(solutions.column_names, ("question", "completion", "verdict"), "Solutions to verify")
     if not all(place in template for place in ("{question}", "{solution}")):
         raise ValueError(f"The template needs the placeholders {{question}} and {{solution}}; found {template!r}.")
     right = np.array(verdict_column(solutions)) == CORRECT
