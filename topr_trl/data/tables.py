@@ -5,7 +5,7 @@ A file that cannot be read is a ValueError naming it.
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -43,12 +43,21 @@ def shard_path(folder: Path, shard: int, num_shards: int) -> Path:
 def save_rows(dataset: Dataset, directory: str | Path, shard: int = 0, num_shards: int = 1) -> Path:
     """Write rows as one parquet shard of `directory`; the file appears whole or not at all."""
     path = shard_path(Path(directory), shard, num_shards)
+    write_parquet(dataset, path)
+    return path
+
+
+def write_parquet(dataset: Dataset, path: Path, metadata: Mapping[bytes, bytes] | None = None) -> None:
+    """Write rows, and more metadata beside that in which `datasets` finds its types again.
+
+    The file appears, or is replaced, as a whole.
+    """
     schema = dataset.features.arrow_schema
+    schema = schema.with_metadata({**schema.metadata, **(metadata or {})})
     # Not `to_parquet`: it shows a progress bar for every shard.
     with atomic_write(path) as partial, pq.ParquetWriter(partial, schema) as writer:
         for table in dataset.with_format("arrow").iter(_WRITTEN_AT_ONCE):
             writer.write_table(table.cast(schema))
-    return path
 
 
 _WRITTEN_AT_ONCE = 16_384  # rows; one row group of the file

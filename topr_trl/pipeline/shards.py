@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
-from topr_trl.data.tables import atomic_write, columns_of, from_table, read_shard, rows_of, shard_path, shards_of
+from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, shard_path, shards_of, write_parquet
 from topr_trl.pipeline.manifest import Json
 
 CHOSEN = "reward_after_baseline"  # R of the rows that `curate` has chosen; null in the others
@@ -28,10 +28,7 @@ def count_rows(folder: Path) -> int:
 
 def write_shard(table: pa.Table, path: Path, stages: Added) -> None:
     """Write rows that stages have worked on; the file appears, or is replaced, as a whole."""
-    schema = from_table(table).features.arrow_schema  # `datasets` finds its types again
-    schema = schema.with_metadata({**schema.metadata, _STAGES: json.dumps(stages).encode()})
-    with atomic_write(path) as partial:
-        pq.write_table(table.cast(schema), partial, row_group_size=16_384)
+    write_parquet(from_table(table), path, {_STAGES: json.dumps(stages).encode()})
 
 
 def stages_of(shard: Path) -> Added:
