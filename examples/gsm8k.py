@@ -58,12 +58,12 @@ class ScriptArguments:
 
 def load_problems(args: ScriptArguments, task: Task, split: str) -> Dataset:
     """Columns `problem_id`, `prompt`, `answer`."""
-    name, count, seed = args.dataset_name, args.num_train_problems, 1
+    name, count = args.dataset_name, args.num_train_problems
     if split == "test":
-        name, count, seed = args.test_dataset_name or name, args.num_test_problems, 2
-    rows = task.load(name, split) if name else arithmetic.arithmetic_dataset(count or 400, seed)
-    rows = rows.select(range(min(count or len(rows), len(rows))))
-    return task.prepare(rows, task.num_shots if args.num_shots is None else args.num_shots)
+        name, count = args.test_dataset_name or name, args.num_test_problems
+    return task.prepare(
+        task.first_rows(name, split, count), task.num_shots if args.num_shots is None else args.num_shots
+    )
 
 
 def load_model(name: str, args: ModelConfig, device):

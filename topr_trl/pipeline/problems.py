@@ -3,7 +3,7 @@
 from datasets import Dataset
 
 from topr_trl.pipeline.arguments import ProblemArguments
-from topr_trl.tasks import arithmetic, hendrycks_math
+from topr_trl.tasks import hendrycks_math
 
 
 def load_problems(args: ProblemArguments, split: str) -> Dataset:
@@ -15,11 +15,8 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
     train, task, shots = split == "train", args.task_of_problems, args.num_shots
     assert shots is not None
     count = args.num_train_problems if train else args.num_test_problems
-    if args.dataset_name is None:
-        rows = arithmetic.arithmetic_dataset(count or 400, seed=1 if train else 2)
-    else:
-        rows = task.load((not train and args.test_dataset_name) or args.dataset_name, split)
-    rows = rows.select(range(min(count or len(rows), len(rows))))
+    name = args.dataset_name and ((not train and args.test_dataset_name) or args.dataset_name)
+    rows = task.first_rows(name, split, count)
     if args.training_shots and args.dataset_name is not None:
         # One more than needed: a problem is not its own example.
         exemplars = hendrycks_math.draw_exemplars(task.load(args.dataset_name, "train"), shots + 1)

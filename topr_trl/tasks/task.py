@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datasets import Dataset
 
 from topr_trl.rewards import Judge
-from topr_trl.tasks import gsm8k, hendrycks_math
+from topr_trl.tasks import arithmetic, gsm8k, hendrycks_math
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,20 @@ class Task:
     num_shots: int
     stop_strings: tuple[str, ...]
     judge: Judge
+
+    def first_rows(self, name_or_path: str | None, split: str, count: int | None) -> Dataset:
+        """The first `count` rows of a data set (None: all), not prepared yet.
+
+        Without a name: embedded problems in GSM8K's format (None: 400 of them), others for `"test"` than for `"train"`.
+
+        Raises:
+            ValueError, FileNotFoundError: see `load`.
+        """
+        if name_or_path is None:
+            rows = arithmetic.arithmetic_dataset(count or 400, seed=1 if split == "train" else 2)
+        else:
+            rows = self.load(name_or_path, split)
+        return rows.select(range(min(count or len(rows), len(rows))))
 
 
 TASKS = {
