@@ -206,6 +206,10 @@ def _stopped_in_time(kit: Kit) -> None:
     assert all(parameter.isfinite().all() for parameter in saved.parameters())
 
 
+GRADIENT_NOT_FINITE = (
+    "The gradient of step … is NaN or infinite, so training stops. Checkpoints in …/out are from before that. Look for "
+    "extreme rewards or log μ in the rows, lower learning_rate, or compute in float32 or bfloat16."
+)
 STOPPED_IN_TIME = Kept("the weights of the step before, and their checkpoint", _stopped_in_time)
 
 
@@ -249,18 +253,14 @@ NAN = [
     Case(
         "offline, a step whose gradient is not finite",
         extreme,
-        "The gradient of step … is NaN or infinite, so training stops. Checkpoints in …/out are from before "
-        "that. Look for extreme rewards or log μ in the rows, lower learning_rate, or compute in float32 or "
-        "bfloat16.",
+        GRADIENT_NOT_FINITE,
         STOPPED_IN_TIME,
         FloatingPointError,
     ),
     Case(
         "online, a step whose gradient is not finite",
         lambda kit: kit.online(extreme_later, save_strategy="steps", save_steps=1, save_total_limit=1),
-        "The gradient of step … is NaN or infinite, so training stops. Checkpoints in …/out are from before "
-        "that. Look for extreme rewards or log μ in the rows, lower learning_rate, or compute in float32 or "
-        "bfloat16.",
+        GRADIENT_NOT_FINITE,
         STOPPED_IN_TIME,
         FloatingPointError,
     ),
