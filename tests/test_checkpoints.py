@@ -55,7 +55,7 @@ def test_files_are_of_the_model_with_their_names(tmp_path, model):
     other = Qwen2ForCausalLM(
         Qwen2Config(vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
     )
-    with pytest.raises(ValueError, match="is of another model"):
+    with pytest.raises(ValueError, match="belongs to another model"):
         check_files(tmp_path, other)
     check_files(tmp_path, nn.Sequential(linear()))  # an adapter's names, say
     check_files("somebody/a-model-of-the-hub")

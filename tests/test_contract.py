@@ -46,7 +46,6 @@ HOOKS = {
                              "baseline, curation and tokens of rows"),
         "_set_signature_columns_if_needed": ([], "keeps the columns that the loss reads"),
         "compute_loss": (["model", "inputs", "return_outputs", "num_items_in_batch"], "Algorithm 1"),
-        "prediction_step": (["model", "inputs", "prediction_loss_only", "ignore_keys"], "loss of evaluation rows"),
         "evaluate": (["eval_dataset", "ignore_keys", "metric_key_prefix"], "log μ of evaluation rows"),
         "train": (["resume_from_checkpoint", ...], "checks weights and checkpoint, then plans log μ"),
         "_get_num_items_in_batch": (["batch_samples", "device"], "counts rows instead of tokens"),

@@ -179,7 +179,7 @@ def test_rows_in_messages_are_those_that_were_given(model, tokenizer, rows, tmp_
 def test_log_mu_is_not_computed_with_trained_weights(model, tokenizer, rows, tmp_path):
     trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
     trainer.train()
-    with pytest.raises(ValueError, match="log μ is that of the starting weights, and training has moved them"):
+    with pytest.raises(ValueError, match="log μ needs the starting weights, and training has changed them"):
         trainer.compute_log_mu()
 
 
@@ -499,6 +499,9 @@ def test_sampler_log_mu(model, tokenizer, rows, tmp_path):
     trainer = OfflineTOPRTrainer(model, args, sampled, processing_class=tokenizer)
     trainer.train()
     assert trainer.train_dataset["mu_logps"][0] == pytest.approx([-0.2] * lengths[0])
+    # log μ that another model has computed is not used, so neither is whose it is.
+    other = sampled.add_column("mu_logps", [[-9.0] * n for n in lengths]).add_column("mu_fingerprint", ["other"] * 8)
+    OfflineTOPRTrainer(model, args, other, processing_class=tokenizer).train()
 
 
 def replaced(rows, **columns):
@@ -550,6 +553,16 @@ def test_evaluation_before_and_after_training(model, tokenizer, rows, tmp_path):
     assert math.isfinite(trainer.evaluate()["eval_a_loss"])
     with pytest.raises(ValueError, match="need log μ of the starting weights"):
         trainer.evaluate(rows.select(range(2)))
+
+
+def test_other_rows_to_evaluate_leave_the_files_of_the_trainers_own(tokenizer, rows, tmp_path):
+    own, args = rows.select(range(4)), config(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
+    trainer = OfflineTOPRTrainer(fresh_model(), args, rows, own, processing_class=tokenizer)
+    trainer.evaluate()
+    trainer.evaluate(rows.select(range(2, 8)))
+    trainer.train()
+    resumed = OfflineTOPRTrainer(fresh_model(), args, rows, own, processing_class=tokenizer)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
 def test_rows_to_evaluate_later_are_checked_as_at_the_start(model, tokenizer, rows, tmp_path):

@@ -8,23 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
-_MAY_BE_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # float8 knows no norm
+_MAY_BE_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # float8 has no norm
 
 
 def check_files(name: str | Path, model: nn.Module | None = None) -> None:
-    """Refuse a folder that is not there, or in which a file of weights was cut short; only headers are read.
+    """A FileNotFoundError for a missing folder, a ValueError for truncated weights or those of another model.
 
-    Models of the Hub are not looked at. Weights named like parameters of `model` must have their shapes.
-
-    Raises:
-        FileNotFoundError, ValueError: naming what is wrong.
+    Only headers are read. Models of the Hub are not looked at. Weights named like parameters of `model` must have
+    their shapes.
     """
     if str(name).startswith((".", "/", "~")) and not Path(name).is_dir():
         raise FileNotFoundError(f"There is no folder {name}: name one with a model, or a model of the Hub.")
@@ -42,7 +39,7 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
         for key, there in shapes.items():
             here = tuple(getattr(parameters[key], "ds_shape", parameters[key].shape))  # of the whole, under ZeRO-3
             if there != here:
-                raise ValueError(f"{path} is of another model: {key} has the shape {there} there, and {here} here.")
+                raise ValueError(f"{path} belongs to another model: {key} has shape {there} there, {here} here.")
 
 
 def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -68,12 +65,12 @@ def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[s
 _SAMPLED = 512
 
 
-def model_fingerprint(model: nn.Module, accelerator: Accelerator | None = None) -> str:
+def model_fingerprint(model: nn.Module) -> str:
     """A short hash of a model's weights: names, shapes and evenly spaced values of all parameters.
 
     Equal weights give equal fingerprints whatever the dtype they were widened to and however they are sharded.
-    Adapters count. All processes must call it together if weights are sharded (DTensor, ZeRO-3); with an accelerator
-    all get the main process's, since elsewhere the weights may not be loaded yet.
+    Adapters count. All processes must call it together, and get the main process's: elsewhere the weights may not be
+    loaded yet.
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
@@ -85,8 +82,8 @@ def model_fingerprint(model: nn.Module, accelerator: Accelerator | None = None) 
                 # In integers: float32 cannot tell the last of over 2^24 elements from the one after it.
                 sample = flat[torch.arange(count, device=flat.device) * (len(flat) - 1) // max(count - 1, 1)]
                 digest.update(sample.float().cpu().numpy().tobytes())
-    result = [digest.hexdigest()[:16]]
-    return (broadcast_object_list(result) if accelerator and accelerator.num_processes > 1 else result)[0]
+    result: str = broadcast_object_list([digest.hexdigest()[:16]])[0]
+    return result
 
 
 @contextmanager
@@ -115,10 +112,9 @@ def is_whole_checkpoint(folder: Path) -> bool:
 
 
 def check_finite(model: nn.Module, what: str) -> None:
-    """Refuse weights with NaN or infinite values; of sharded ones each process sees its part (under ZeRO-3 none).
+    """A FloatingPointError if weights hold NaN or infinity; `what` begins its message.
 
-    Raises:
-        FloatingPointError: naming what is refused (`what`) and the first such parameter.
+    Of sharded weights each process sees its part (under ZeRO-3 none).
     """
     if not _all_finite(model.parameters()):
         bad = [name for name, parameter in model.named_parameters() if not _all_finite([parameter])]
@@ -129,7 +125,7 @@ def check_finite(model: nn.Module, what: str) -> None:
 
 
 def _all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Waits for the device once, if they are."""
+    """Waits for the device once if all are."""
     local = [x.to_local() if isinstance(x, DTensor) else x for x in tensors]
     values = [x.detach() for x in local if x.dtype in _MAY_BE_NAN and x.numel() and not x.is_meta]
     if not values or nn.utils.get_total_norm(values).isfinite():  # no other reduction is as fast on a CPU

@@ -25,21 +25,13 @@ else:  # HfArgumentParser would read `float | str` as float alone, and refuse 'm
 
 
 def check_types(settings: object, of: type) -> None:
-    """Refuse values of another type than a field of the dataclass `of` has: a YAML file may hold anything.
-
-    Raises:
-        ValueError: naming the setting.
-    """
+    """A ValueError if a setting has another type than its field in the dataclass `of`: YAML may hold anything."""
     for name, hint in get_type_hints(of).items():
         check_type(name, getattr(settings, name), hint)
 
 
 def check_type(name: str, value: object, hint: type) -> None:
-    """Refuse a value of another type than its setting has, if that is one of the plain types (or None).
-
-    Raises:
-        ValueError: naming the setting.
-    """
+    """A ValueError if a value has another type than its setting, where that is one of the plain types (or None)."""
     kinds = get_args(hint) or (hint,)
     if not set(kinds) <= {int, float, str, bool, NoneType}:
         return
@@ -50,22 +42,14 @@ def check_type(name: str, value: object, hint: type) -> None:
 
 
 def check_choice(settings: object, **choices: Sequence[str]) -> None:
-    """Refuse a setting that is not one of its values.
-
-    Raises:
-        ValueError: naming the setting.
-    """
+    """A ValueError if a setting is not one of its choices."""
     for name, allowed in choices.items():
         if getattr(settings, name) not in allowed:
             raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(settings, name)!r}.")
 
 
 def check_at_least(least: int, settings: object, *names: str) -> None:
-    """Refuse a setting below `least`; None is left to the setting's type.
-
-    Raises:
-        ValueError: naming the setting.
-    """
+    """A ValueError if a setting is below `least`; None is left to the setting's type."""
     for name in names:
         if (value := getattr(settings, name)) is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}.")
@@ -108,11 +92,7 @@ class LossArguments:
         return replace(PRESETS[self.preset], **{name: float(v) for name, v in given.items() if v is not None})
 
     def validate_loss(self) -> None:
-        """Check these settings.
-
-        Raises:
-            ValueError: a setting is outside its range, or a lower limit is above its upper one.
-        """
+        """A ValueError if a setting is outside its range, or a lower limit is above its upper one."""
         check_types(self, LossArguments)
         check_choice(self, preset=tuple(PRESETS), ratio_level=RATIO_LEVELS, log_mu=LOG_MU_SOURCES)
         if not self.limits.bounded:  # `limits` raises with the limit's name
@@ -153,11 +133,7 @@ class CurationArguments:
 
     @property
     def baseline_value(self) -> float | str:
-        """The baseline as a number if it is one, else its name.
-
-        Raises:
-            ValueError: it is neither a finite number nor a name.
-        """
+        """The baseline as a number if it is one, else its name; a ValueError if it is neither."""
         if self.baseline in BASELINES:
             return self.baseline
         try:
@@ -180,10 +156,9 @@ class CurationArguments:
         return compose(rewards, problem_ids, sample_ids=sample_ids, seed=seed, **{**own, **changes})
 
     def validate_curation(self) -> None:
-        """Check these settings, and write the baseline as text, as the command line gives it.
+        """A ValueError if a setting is outside its range, or two contradict each other.
 
-        Raises:
-            ValueError: a setting is outside its range, or two contradict each other.
+        Afterwards the baseline is text, as the command line gives it.
         """
         if isinstance(self.baseline, Real):
             self.baseline = str(self.baseline)
@@ -215,24 +190,26 @@ class CurationArguments:
 
 @dataclass
 class TOPRArguments(CurationArguments, LossArguments):
-    """The settings of TOPR that both trainers share: those of [`LossArguments`] and [`CurationArguments`]."""
+    """What both trainers share: [`LossArguments`], [`CurationArguments`], and other defaults than TRL's."""
 
+    optim: str = field(default="adafactor", metadata={"help": "Optimizer. The paper's: Adafactor."})
+    learning_rate: float = field(default=5e-7, metadata={"help": "Learning rate. The paper's: 5e-7."})
+    lr_scheduler_type: str = field(default="constant", metadata={"help": "Schedule. The paper's: constant."})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Log a loss that is NaN as 0."})
 
-def _refuse_adafactor_here(optim: str) -> None:
-    """`refuse_adafactor` as Accelerate's launcher has set up this process."""
-    refuse_adafactor(
-        optim,
-        os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION") == "2",
-        os.environ.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none") != "none",
-    )
+    def validate_topr(self) -> None:
+        """A ValueError if settings cannot be used, with what Accelerate's launcher has set up for this process."""
+        self.validate_loss()
+        self.validate_curation()
+        refuse_adafactor(
+            self.optim,
+            os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION") == "2",
+            os.environ.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none") != "none",
+        )
 
 
 def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
-    """Refuse Adafactor where it fails, or is silently replaced.
-
-    Raises:
-        ValueError: naming what to set instead.
-    """
+    """A ValueError where Adafactor fails, or is silently replaced."""
     if optim != "adafactor":
         return
     if fsdp2:
@@ -292,17 +269,11 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
     row; they are empty where it has not used the row (yet).
     """
 
-    optim: str = field(default="adafactor", metadata={"help": "Optimizer. The paper's: Adafactor."})
-    learning_rate: float = field(default=5e-7, metadata={"help": "Learning rate. The paper's: 5e-7."})
-    lr_scheduler_type: str = field(default="constant", metadata={"help": "Schedule. The paper's: constant."})
     top_k: int = field(default=500, metadata={"help": "Tokens sampled from. The paper's: 500."})
     loss_type: str = field(default="topr", metadata={"help": "Always 'topr'."})
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Log a loss that is NaN as 0."})
 
     def __post_init__(self) -> None:
-        self.validate_loss()
-        self.validate_curation()
-        _refuse_adafactor_here(self.optim)
+        self.validate_topr()
         if self.loss_type != "topr":
             raise ValueError(
                 f"loss_type={self.loss_type!r} is one of GRPO's losses; TOPRTrainer has its own. Remove it, or use "
@@ -356,20 +327,14 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             How many of them to print, drawn at random; all are kept in the file. Default: all.
     """
 
-    optim: str = field(default="adafactor", metadata={"help": "Optimizer. The paper's: Adafactor."})
-    learning_rate: float = field(default=5e-7, metadata={"help": "Learning rate. The paper's: 5e-7."})
-    lr_scheduler_type: str = field(default="constant", metadata={"help": "Schedule. The paper's: constant."})
     num_train_epochs: float = field(default=1.0, metadata={"help": "Epochs over the rows. The paper's: 1."})
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Log a loss that is NaN as 0."})
     max_length: int | None = field(default=None, metadata={"help": "Longest row allowed, in tokens."})
     sort_by_length: bool = field(default=True, metadata={"help": "Sort the rows of a step: less padding."})
     log_completions: bool = field(default=False, metadata={"help": "At each log, show the rows of the last step."})
     num_completions_to_print: int | None = field(default=None, metadata={"help": "Rows to print. Default: all."})
 
     def __post_init__(self) -> None:
-        self.validate_loss()
-        self.validate_curation()
-        _refuse_adafactor_here(self.optim)
+        self.validate_topr()
         _refuse_foreign_settings(self, SFTConfig, "OfflineTOPRTrainer", _SFT_ONLY)
         super().__post_init__()
 

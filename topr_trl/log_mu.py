@@ -88,8 +88,9 @@ class LogMu:
             check_log_mu(name, dataset, needs_N, model, self.args.ratio_level)
         elif not self.values.keys() >= set(_keys(dataset, needs_N)):
             rows = rows_fingerprint(dataset, needs_N)
-            if resumed:
-                self._use(dataset, load_log_mu(self._path(name), model, rows))
+            if resumed:  # the other processes may have no such disk
+                found = [load_log_mu(self._path(name), model, rows) if self.accelerator.is_main_process else None]
+                self._use(dataset, broadcast_object_list(found)[0])
             else:
                 self._set_aside(self._path(name), model, rows)
                 self.planned[name] = _Plan(dataset, needs_N, model, rows)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TruncationLimits:
-    """Between which values the ratio π/μ of a completion is clipped, for completions with R >= 0 and with R < 0.
+    """Limits to which the ratio π/μ of a completion is clipped, for R >= 0 and for R < 0.
 
     `w = clip(π/μ, a_pos, b_pos)` if R >= 0, else `clip(π/μ, a_neg, b_neg)` (arXiv 2503.14286, Eq. 7).
 

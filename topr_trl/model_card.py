@@ -30,7 +30,7 @@ PAPER: dict[str, str] = {
 TAGS = ("trl", "topr", "arxiv:2503.14286")
 
 
-def training_facts(args: TOPRArguments, rows: str, steps: int, learning_rate: float, optim: str) -> dict[str, str]:
+def training_facts(args: TOPRArguments, rows: str, steps: int) -> dict[str, str]:
     """What both trainers and the stage `train` know about a run."""
     limits, share = args.limits, args.effective_positive_share
     return {
@@ -40,7 +40,7 @@ def training_facts(args: TOPRArguments, rows: str, steps: int, learning_rate: fl
         "truncation limits": f"R >= 0: [{limits.a_pos:g}, {limits.b_pos:g}]; R < 0: [{limits.a_neg:g}, "
         f"{limits.b_neg:g}] (`{args.preset}`)",
         "ratio": f"{args.ratio_level}, log μ of the {args.log_mu}",
-        "steps": f"{steps}, learning rate {learning_rate:g}, {OptimizerNames(optim).value}",
+        "steps": f"{steps}, learning rate {args.learning_rate:g}, {OptimizerNames(args.optim).value}",
     }
 
 
@@ -70,7 +70,7 @@ def model_card(
     return ModelCard.from_template(
         data,
         template_path=str(Path(__file__).with_name("model_card.md")),
-        name=repo_id.rpartition("/")[2],
+        name=Path(repo_id).name,
         repo_id=repo_id,
         problems=problems,
         # A long prompt would bury the card.

@@ -60,9 +60,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
         **kwargs: Any,
     ) -> None:
-        for foreign in ("data_collator", "formatting_func", "compute_loss_func"):
+        for foreign in ("data_collator", "formatting_func", "compute_loss_func", "compute_metrics"):
             if kwargs.get(foreign) is not None:
-                raise ValueError(f"{foreign} has no place in OfflineTOPRTrainer: rows and loss are TOPR's. Remove it.")
+                raise ValueError(f"OfflineTOPRTrainer does not take {foreign}: rows and loss are TOPR's. Remove it.")
         _check_datasets([train_dataset, *_by_name(eval_dataset).values()])
         if isinstance(eval_dataset, DatasetDict):
             eval_dataset = dict(eval_dataset)
@@ -167,7 +167,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             ValueError: the weights have been trained, so that they are no longer those that wrote the rows.
         """
         if self.state.global_step > 0:
-            raise ValueError("log μ is that of the starting weights, and training has moved them: compute it before.")
+            raise ValueError(
+                "log μ needs the starting weights, and training has changed them. Call compute_log_mu() before train()."
+            )
         # Training of no epoch: the model is sharded and log μ computed as training begins. No step needs the schedule.
         args, self.args = self.args, copy(self.args)
         self.args.num_train_epochs, self.args.max_steps, self.args.eval_on_start = 0, -1, False
@@ -187,7 +189,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self._plan_log_mu({"train": self.train_dataset, **_by_name(self.eval_dataset)}, resumed)
 
     def _plan_log_mu(self, datasets: dict[str, Dataset], resumed: bool = False) -> None:
-        model = model_fingerprint(self.model, self.accelerator)
+        model = model_fingerprint(self.model)
         for name, dataset in datasets.items():
             self._log_mu.plan(name, dataset, model, resumed)
 
@@ -218,7 +220,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if new:
             eval_dataset = new if isinstance(eval_dataset, dict) else new["eval"]
         if self.state.global_step == 0 and not self.is_in_train:
-            self._plan_log_mu({**_by_name(self.eval_dataset), **new})
+            # Under names of their own: the files of the trainer's own sets are those that a resumed run reads.
+            self._plan_log_mu({**_by_name(self.eval_dataset), **{f"given_{name}": new[name] for name in new}})
             if self._log_mu.planned and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
                 self._log_mu.planned.clear()
                 raise ValueError(
@@ -228,7 +231,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._compute_log_mu(self.model)
         elif any("mu_logps" not in rows.column_names and self._log_mu.needs(rows).any() for rows in new.values()):
             raise ValueError(
-                f"The rows of {', '.join(new)} need log μ of the starting weights, and training has moved them. Pass "
+                f"The rows of {', '.join(new)} need log μ of the starting weights, and training has changed them. Pass "
                 "the dataset as eval_dataset when you make the trainer, or give it a column mu_logps."
             )
         # SFTTrainer's own would prepare the rows its way.
@@ -252,7 +255,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     ) -> Any:
         """Mean over rows of Algorithm 1; `num_items_in_batch` counts the rows of the whole optimizer step."""
         if return_outputs:
-            raise ValueError("OfflineTOPRTrainer does not return outputs; `compute_metrics` is not supported.")
+            raise ValueError("OfflineTOPRTrainer computes no logits: it cannot return outputs, or predict.")
         rewards_B, mu_logps, idle, rows = (inputs.pop(name) for name in ("reward", "mu_logps", "idle", "row"))
         logps, mask, outputs = self._policy_logps(model, inputs)
         if self.args.ratio_level == "token":
@@ -274,11 +277,6 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         """Rows of an optimizer step over all processes: Trainer would count tokens, and short rows would weigh less."""
         rows = torch.tensor(sum(len(batch["reward"]) + batch["idle"] for batch in batch_samples), device=device)
         return self.accelerator.gather(rows).sum()
-
-    def prediction_step(
-        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> Any:
-        return super().prediction_step(model, inputs, True, ignore_keys)
 
 
 def _check_datasets(datasets: Iterable[Dataset | None]) -> None:
@@ -316,7 +314,7 @@ def _columns_about_log_mu(dataset: Dataset, args: OfflineTOPRConfig) -> list[str
             "log_mu='sampler' needs the column `sampler_logps`: the sampler's log-probabilities. Add it, or set "
             "log_mu='trainer'."
         )
-    wanted = {"mu_fingerprint", "sampler_logps"} | ({"mu_logps"} if args.log_mu == "trainer" else set())
+    wanted = {"sampler_logps"} | ({"mu_logps", "mu_fingerprint"} if args.log_mu == "trainer" else set())
     return [name for name in dataset.column_names if name in wanted]
 
 

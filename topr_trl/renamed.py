@@ -31,11 +31,7 @@ class MovedModules(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Name the new place of a module that moved.
-
-        Raises:
-            ModuleNotFoundError: it did.
-        """
+        """A ModuleNotFoundError that names the new place of a module that moved."""
         package, _, module = fullname.partition(".")
         if package == "topr_trl" and module in MODULES:
             raise ModuleNotFoundError(f"{fullname} is topr_trl.{MODULES[module]} now.", name=fullname)

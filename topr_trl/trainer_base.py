@@ -195,7 +195,7 @@ class TOPRMixin(Trainer):
         of_trl.data.pop("licence")
         if is_peft_model(self.model):
             of_trl.data.library_name = "peft"
-        facts = training_facts(args, self._rows_trained_on, self.state.global_step, args.learning_rate, args.optim)
+        facts = training_facts(args, self._rows_trained_on, self.state.global_step)
         card = model_card(
             of_trl.data,
             self.hub_model_id or model_name or args.output_dir,

@@ -108,7 +108,7 @@ class Kit:
     ) -> None:
         """An OfflineTOPRTrainer that trains on rows; `given` are settings and other arguments."""
         settings = {**SETTINGS, "per_device_train_batch_size": 4, "output_dir": str(self.out), **given}
-        others = {name: settings.pop(name) for name in ("eval_dataset", "data_collator") if name in settings}
+        others = {name: settings.pop(name) for name in _OF_THE_TRAINER if name in settings}
         model, tokenizer = model or self["model"], tokenizer or self["tokenizer"]
         args = OfflineTOPRConfig(**settings)
         self.trainer = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer, **others)
@@ -138,6 +138,7 @@ class Kit:
             raise SystemExit(errors.getvalue()) from None  # argparse prints, and exits with 2
 
 
+_OF_THE_TRAINER = ("eval_dataset", "data_collator", "compute_metrics")  # and not of its settings
 SETTINGS = {
     "report_to": "none", "bf16": False, "use_cpu": True, "learning_rate": 1e-3, "gradient_checkpointing": False,
     "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True,

@@ -108,7 +108,7 @@ def _dropped(folder: Any) -> None:
 
 
 READ = [
-    read("an input that is not there", "topr curate: There is no nowhere to read (--input).", "nowhere"),
+    read("an input that is not there", "topr curate: --input: nowhere does not exist.", "nowhere"),
     read("a folder without rows", "topr curate: There are no rows (*.parquet) in empty.", "empty"),
     read(
         "a first row that is null",
@@ -289,7 +289,7 @@ FOLDERS = [
     ),
     written(
         "`--rows` that are not there",
-        "topr iterate: There is no nowhere to read (--rows).",
+        "topr iterate: --rows: nowhere does not exist.",
         lambda kit: (kit.folder / "a").touch(),
         "iterate",
         "--rows",

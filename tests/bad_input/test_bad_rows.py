@@ -152,7 +152,13 @@ ROWS = [
     Case(
         "a custom collator",
         lambda kit: kit.offline(kit["rows"], NOWHERE, data_collator=list),
-        "data_collator has no place in OfflineTOPRTrainer: rows and loss are TOPR's. Remove it.",
+        "OfflineTOPRTrainer does not take data_collator: rows and loss are TOPR's. Remove it.",
+        NOT_LOADED,
+    ),
+    Case(
+        "metrics that need logits",
+        lambda kit: kit.offline(kit["rows"], NOWHERE, compute_metrics=dict),
+        "OfflineTOPRTrainer does not take compute_metrics: rows and loss are TOPR's. Remove it.",
         NOT_LOADED,
     ),
     tokenized(
@@ -320,7 +326,7 @@ LOG_MU = [
     Case(
         "rows for `evaluate()` that need log μ, once the weights have moved",
         lambda kit: (kit.offline(kit["rows"], max_steps=1), kit.trainer.evaluate(kit["rows"])),
-        "The rows of eval need log μ of the starting weights, and training has moved them. Pass the dataset "
+        "The rows of eval need log μ of the starting weights, and training has changed them. Pass the dataset "
         "as eval_dataset when you make the trainer, or give it a column mu_logps.",
         Kept("the trainer, which can go on", lambda kit: kit.trainer.train() and None),
     ),
@@ -422,8 +428,8 @@ STAGES = [
     ),
     stage(
         "`evaluate`: neither `problem_id` nor `prompt`",
-        "topr evaluate: rows.parquet: rows to evaluate need the columns problem_id or prompt, answer, and extracted or "
-        "completion; prompt missing.",
+        "topr evaluate: rows.parquet: Rows to evaluate need the columns problem_id or prompt, answer, extracted or "
+        "completion; problem_id or prompt missing.",
         "evaluate",
         extracted=["7", "8"],
         answer=["7", "8"],

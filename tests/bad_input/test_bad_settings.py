@@ -191,7 +191,7 @@ SETTINGS = [
     setting("no iteration", "iterations must be at least 1, not 0.", IterateArguments, iterations=0),
     setting(
         "an Accelerate config that is not there",
-        "There is no nowhere to read (--accelerate_config).",
+        "--accelerate_config: nowhere does not exist.",
         IterateArguments,
         FileNotFoundError,
         accelerate_config="nowhere",
@@ -227,7 +227,7 @@ COMMANDS = [
     command("no command", "usage: topr [-h] COMMAND topr: error: the following arguments are required: COMMAND"),
     command(
         "an unknown setting",
-        "topr sample: There is no setting --num_generation. Is --num_generations meant?",
+        "topr sample: There is no setting --num_generation. Did you mean --num_generations?",
         "sample",
         "--num_generation",
         3,
@@ -286,7 +286,7 @@ COMMANDS = [
     ),
     command(
         "an unknown setting in YAML",
-        "topr sample: There is no setting --num_generation (in own.yaml). Is --num_generations meant?",
+        "topr sample: There is no setting --num_generation (in own.yaml). Did you mean --num_generations?",
         "sample",
         *CONFIG,
         file="num_generation: 1\n",
@@ -370,7 +370,7 @@ COMMANDS = [
     ),
     command(
         "`save_only_model` for the loop",
-        "topr iterate: save_only_model leaves no checkpoint to resume from.",
+        "topr iterate: save_only_model leaves no checkpoint to resume from: leave it out.",
         "iterate",
         "--save_only_model",
         "true",

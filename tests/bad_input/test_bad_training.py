@@ -165,8 +165,8 @@ MODELS = [
     ),
     resumed(
         "resuming from a checkpoint of another model",
-        "…/out/checkpoint-1/model.safetensors is of another model: model.embed_tokens.weight has the shape "
-        "(402, 32) there, and (402, 128) here.",
+        "…/out/checkpoint-1/model.safetensors belongs to another model: model.embed_tokens.weight has shape "
+        "(402, 32) there, (402, 128) here.",
         _another,
     ),
     resumed(

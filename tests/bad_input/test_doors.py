@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 
 from topr_trl.baseline import BASELINES, baseline_for_positive_share, effective_positive_share, subtract_baseline
 from topr_trl.cli import main as cli
-from topr_trl.config import OfflineTOPRConfig, TOPRArguments
+from topr_trl.config import CurationArguments, LossArguments, OfflineTOPRConfig
 from topr_trl.curation import CURATIONS, compose
 from topr_trl.data.rows import problem_column, reward_column
 from topr_trl.data.tables import from_table, read_table
@@ -469,7 +469,7 @@ def test_metrics_of_any_rows_are_finite(rows):
 
 # Settings.
 
-OF_TOPR = list(TOPRArguments.__dataclass_fields__)
+OF_TOPR = [*LossArguments.__dataclass_fields__, *CurationArguments.__dataclass_fields__]
 VALUES = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
     | st.sampled_from(["topr", "mean", "none", "uniform", "positive_share", "token", "sampler", 0, 1, 0.5, "0.5", 10])

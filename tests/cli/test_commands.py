@@ -84,8 +84,8 @@ def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
 @pytest.mark.parametrize(
     ("command", "name", "hint"),
     [
-        ("sample", "num_generation", "Is --num_generations meant?"),
-        ("iterate", "learning_rat", "Is --learning_rate meant?"),
+        ("sample", "num_generation", "Did you mean --num_generations?"),
+        ("iterate", "learning_rat", "Did you mean --learning_rate?"),
         ("score", "zzz", "topr score --help lists its settings."),
         ("sample", "output", "It is called --output_dir now."),
         ("train", "output", "It is called --output_dir now."),
@@ -105,7 +105,17 @@ def test_what_an_unknown_setting_may_have_meant(command, name, hint, own):
 
 def test_words_that_belong_to_no_setting_are_refused(own):
     for given in (["rows.jsonl"], ["--task", "gsm8k", "math"], [*own(task="gsm8k"), "rows.jsonl"], ["-x"]):
-        assert "belongs to no setting" in refusal("score", given)
+        assert "Unexpected argument" in refusal("score", given)
+
+
+@pytest.mark.parametrize(("name", "value"), [("model", "70b"), ("no_bf16", True)])
+def test_other_spellings_of_the_command_line_are_none_of_yaml(name, value, own):
+    command = "plan" if name == "model" else "train"
+    assert refusal(command, own(**{name: value})).startswith(f"There is no setting --{name} (in own.yaml).")
+
+
+def test_evaluate_names_its_own_setting(own):
+    assert refusal("evaluate", ["--num_generations_eval", "0"]) == "num_generations_eval must be at least 1, not 0."
 
 
 # Values.
@@ -239,7 +249,7 @@ def test_help_shows_what_matters(command, capsys):
     cli.main([command, "--help_all"])
     long = capsys.readouterr().out
     assert f"usage: topr {command} " in short
-    assert "--rows " in short or command != "iterate"
+    assert "--rows" in short or command != "iterate"
     for name in settings_of(command):
         assert f"--{name} " in long or f"--{name}," in long, name
     if command in commands._SHOWN:
@@ -247,7 +257,7 @@ def test_help_shows_what_matters(command, capsys):
         assert "--fsdp_config" not in short
         for name in commands._SHOWN[command]:
             assert name in settings_of(command)
-            assert f"--{name} " in short, f"{name} is no setting"
+            assert f"--{name} " in short or f"--{name}," in short, f"{name} is no setting"
     else:
         assert short == long
 
@@ -265,7 +275,7 @@ def test_what_users_can_fix_is_said_in_a_line(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     given = ["score", "--input", "nowhere", "--output_dir", "out"]
     for more, message in (
-        ([], r"topr score: There is no nowhere to read \(--input\)\. \(--debug shows where\)"),
+        ([], r"topr score: --input: nowhere does not exist\. \(--debug shows where\)"),
         (["--worker", "0/2"], r"topr score: There is no setting --worker\. It is a setting of topr sample\. \(--debug"),
     ):
         with pytest.raises(SystemExit, match=message) as raised:

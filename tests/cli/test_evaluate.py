@@ -117,7 +117,7 @@ def test_errors_come_first(embedded, tmp_path, monkeypatch):
     monkeypatch.setitem(stages.STAGES, "sample", None)  # none of these gets as far
     monkeypatch.setitem(stages.STAGES, "evaluate", None)
     good, out = write(tmp_path / "good.parquet"), ["--output_dir", tmp_path / "out"]
-    assert "no " in fails("--input", tmp_path / "nowhere", *out)
+    assert "does not exist" in fails("--input", tmp_path / "nowhere", *out)
     assert "--compare" in fails("--input", good, "--compare", tmp_path / "nowhere", *out)
     assert "Name the folder to write" in fails("--input", good)
     assert "answer missing" in fails("--input", write(tmp_path / "a.parquet", answer=None), *out)

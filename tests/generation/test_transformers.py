@@ -65,10 +65,10 @@ def test_completions_follow_the_model(model, tokenizer):
     assert share == pytest.approx(float(expected[token]), abs=0.05)
 
 
-@pytest.mark.parametrize("pad_is_eos", [False, True])
-def test_stop_strings(model, tokenizer, problems, pad_is_eos):
-    if pad_is_eos:
-        tokenizer.pad_token = tokenizer.eos_token
+@pytest.mark.parametrize("pad", ["its own", "the stop token", "none"])
+def test_stop_strings(model, tokenizer, problems, pad):
+    if pad != "its own":
+        tokenizer.pad_token = tokenizer.eos_token if pad == "the stop token" else None
     args = SamplingArguments(num_generations=4, max_new_tokens=40)
     rows = sample_completions(model, tokenizer, problems, args, stop_strings=("=",))
     for row in rows:
@@ -81,6 +81,12 @@ def test_stop_strings(model, tokenizer, problems, pad_is_eos):
 def test_context_overflow_is_an_error_before_anything_is_drawn(model, tokenizer, problems):
     with pytest.raises(ValueError, match="do not fit in the model's context of 2048"):
         sample_completions(model, tokenizer, problems, SamplingArguments(max_new_tokens=2_040))
+
+
+def test_a_tokenizer_without_any_token_to_pad_with(model, tokenizer, problems):
+    tokenizer.pad_token = tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="neither a pad token nor a stop token"):
+        sample_completions(model, tokenizer, problems, SamplingArguments(max_new_tokens=8))
 
 
 def test_settings_of_the_model_do_not_leak_in(model, tokenizer, problems):

@@ -472,6 +472,8 @@ def test_rows_of_a_copy_that_are_as_they_were(tmp_path):
     assert manifest.fingerprint(first) == manifest.fingerprint(again)
     parcel = pack(again, "me/rows")
     assert list(lineage(again)) == ["score"]
+    (first / manifest.NAME).write_text("damaged")
+    assert list(lineage(again)) == ["score"]
     assert str(tmp_path).encode() not in parcel.files[manifest.NAME]
     assert b"../" not in parcel.files[manifest.NAME]  # nor where they were relative to each other
     assert manifest.fingerprint(unpacked(parcel, tmp_path / "pushed")) == manifest.fingerprint(again)

@@ -35,8 +35,12 @@ def test_several_stages_work_on_a_folder_one_after_the_other(tmp_path):
     with pytest.raises(ValueError, match="is not finished"):
         manifest.check_whole(tmp_path)
     (tmp_path / "rows.parquet").write_bytes(b"rows, scored")
+    scratch = tmp_path / manifest.WORK / "log_mu_parts"
+    scratch.mkdir(parents=True)
     assert manifest.begin(tmp_path, "sample", {"seed": 1}) is True  # its file is being replaced
+    assert scratch.is_dir()  # of the stage that goes on
     manifest.finish(tmp_path, "score", rows=4)
+    assert not scratch.exists()
     assert manifest.fingerprint(tmp_path) != before
     manifest.check_whole(tmp_path)
     assert manifest.begin(tmp_path, "sample", {"seed": 1}) is True

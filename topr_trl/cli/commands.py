@@ -1,4 +1,4 @@
-"""What `topr COMMAND` does: its settings are parsed, handed to what carries it out, and it says what came out."""
+"""Parses the settings of `topr COMMAND`, runs it, and prints what came out."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -47,20 +47,18 @@ _GONE = {"keep_copies": "The rows of an iteration are in one folder, and kept on
 
 
 def run(command: str, arguments: Sequence[str], description: str) -> None:
-    """Run a command; see `topr_trl.cli.main.main`.
-
-    Args:
-        command: its name.
-        arguments: what follows it.
-        description: for its help.
-    """
+    """Run a command with the arguments that follow it; `description` is for its help."""
     end_with_the_loop()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     given = [part for argument in arguments for part in _split(argument)]
     if {"-h", "--help", "--help_all"} & set(given):
         print_help(command, description, everything="--help_all" in given)
         return
-    CARRY_OUT[command](parse(command, given))
+    args = parse(command, given)
+    wanted = [name for name in ("tensorboard", "trackio", "wandb") if name in (getattr(args, "report_to", None) or ())]
+    if missing := [name for name in wanted if not find_spec(name)]:
+        raise ImportError(f"--report_to {missing[0]} needs {missing[0]}: pip install topr_trl[trackers].")
+    CARRY_OUT[command](args)
 
 
 def _split(argument: str) -> list[str]:
@@ -79,13 +77,13 @@ def settings_of(command: str) -> tuple[str, ...]:
 def parse(command: str, given: list[str]) -> Any:
     """The settings of a command, from its arguments and the YAML that they name.
 
-    Raises:
-        ValueError: naming a setting that the command does not take, or that has a value of another type.
+    A ValueError names a setting that the command does not take, or that has a value of another type.
     """
     kind, names = KINDS[command], settings_of(command)
     config = read_config(given)
     said = {part[2:].partition("=")[0].replace("-", "_") for part in given if part.startswith("--")} - {"config"}
-    refuse_unknown(command, said, "")
+    flags = {*_aliases(command), *(f"no_{name}" for name in names)}  # a YAML has no such
+    refuse_unknown(command, said - flags, "")
     in_yaml = set(config) - {"env"}
     if command == "plan" or command in SETTINGS:  # the YAML of a loop serves its stages, and can be planned
         in_yaml -= set(settings_of("iterate"))
@@ -96,23 +94,18 @@ def parse(command: str, given: list[str]) -> Any:
         is_text = isinstance(value, str) or (hint is str and type(value) in (int, float))
         if name in names and name in config and not is_text:
             check_type(name, value, hint)
-    parser = TrlParser(_only(kind, names), prog=f"topr {command}", usage=_usage(command), allow_abbrev=False)
-    embedded = _settings_of_the_embedded_model(command, said, config)
-    parser.set_defaults(**{**_defaults(names), **embedded})
+    parser = _parser(command, names)
+    parser.set_defaults(**_settings_of_the_embedded_model(command, said, config))
     parsed, _, more = parser.parse_args_and_config(
         given, return_remaining_strings=True, separate_remaining_strings=True
     )
     if more:
-        raise ValueError(f"{more[0]!r} belongs to no setting. topr {command} --help lists its settings.")
+        raise ValueError(f"Unexpected argument {more[0]!r}. topr {command} --help lists its settings.")
     return kind(**{name: getattr(parsed, name) for name in names})
 
 
 def read_config(given: Sequence[str]) -> Json:
-    """What the YAML after `--config` holds; empty if there is none.
-
-    Raises:
-        ValueError, OSError: it is not named, not there, or something else.
-    """
+    """What the YAML after `--config` holds; empty if there is none."""
     if "--config" not in given:
         return {}
     if given[-1] == "--config":
@@ -126,17 +119,12 @@ def read_config(given: Sequence[str]) -> Json:
 
 
 def refuse_unknown(command: str, said: set[str], where: str) -> None:
-    """Refuse settings that a command does not take.
+    """A ValueError naming the first setting that a command does not take, and what may have been meant.
 
-    Args:
-        said: names of settings.
-        where: they were given; for the message.
-
-    Raises:
-        ValueError: naming the first, and what may have been meant.
+    `where` says for its message where the settings were given.
     """
     names = settings_of(command)
-    unknown = sorted(said - set(names) - {f"no_{name}" for name in names} - set(_aliases(command)))
+    unknown = sorted(said - set(names))
     if not unknown:
         return
     name, others = unknown[0], [other for other in KINDS if unknown[0] in settings_of(other)]
@@ -147,7 +135,7 @@ def refuse_unknown(command: str, said: set[str], where: str) -> None:
     elif others:
         hint = f"It is a setting of topr {', '.join(others)}."
     elif similar := get_close_matches(name, names, 1) or get_close_matches(name, sorted(_all_names()), 1):
-        hint = f"Is --{similar[0]} meant?"
+        hint = f"Did you mean --{similar[0]}?"
     else:
         hint = f"topr {command} --help lists its settings."
     raise ValueError(f"There is no setting --{name}{where}. {hint}")
@@ -174,9 +162,13 @@ def _only(kind: type, names: Sequence[str]) -> type:
     return make_dataclass(kind.__name__, [(name, hints[name], copied(name)) for name in names])
 
 
-def _defaults(names: Sequence[str]) -> Json:
-    """What depends on the machine."""
-    return {"use_cpu": not torch.accelerator.is_available()} if "use_cpu" in names else {}
+def _parser(command: str, names: Sequence[str], **more: Any) -> TrlParser:
+    # A usage of our own: else an error would list all settings first.
+    parser = TrlParser(_only(KINDS[command], names), prog=f"topr {command}", allow_abbrev=False,
+                       usage=f"topr {command} [--config FILE] [settings]", **more)  # fmt: skip
+    if "use_cpu" in names:
+        parser.set_defaults(use_cpu=not torch.accelerator.is_available())
+    return parser
 
 
 def _settings_of_the_embedded_model(command: str, said: set[str], config: Json) -> Json:
@@ -202,11 +194,6 @@ def _settings_of_the_embedded_model(command: str, said: set[str], config: Json) 
 # Help.
 
 
-def _usage(command: str) -> str:
-    """Without one of its own an error would list all settings first."""
-    return f"topr {command} [--config FILE] [settings]"
-
-
 _STEPS = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "padding_free",
           "sort_by_length", "gradient_checkpointing", "bf16", "max_length", "dataset_num_proc", "use_cpu")  # fmt: skip
 _TRAINING = (
@@ -229,10 +216,9 @@ _SHOWN = {
 
 def print_help(command: str, description: str, everything: bool) -> None:
     """The settings that matter to a command, or all that it takes."""
-    kind, names = KINDS[command], settings_of(command)
-    parser = TrlParser(_only(kind, names if everything else _SHOWN.get(command, names)), prog=f"topr {command}",
-                       usage=_usage(command), description=f"{description[0].upper()}{description[1:]}.")  # fmt: skip
-    parser.set_defaults(**_defaults(names))
+    names = settings_of(command)
+    shown = names if everything else _SHOWN.get(command, names)
+    parser = _parser(command, shown, description=f"{description[0].upper()}{description[1:]}.")
     if command in _SHOWN and not everything:
         parser.epilog = "TRL's other settings of a trainer are taken too: --help_all lists them."
     parser.print_help()
@@ -245,7 +231,6 @@ def run_stage(command: str) -> Callable[[Any], None]:
     """The function that runs a stage and prints what came out."""
 
     def carry_out(args: Any) -> None:
-        check_trackers(args)
         done = stages.run(command, args)
         if done:
             print(*filter(None, (summary(command, done), _OUTCOMES[command].format(**done, folder=args.folder))),
@@ -263,26 +248,10 @@ _OUTCOMES = {
 }
 
 
-def check_trackers(args: object) -> None:
-    """Refuse trackers that are not installed.
-
-    Raises:
-        ImportError: naming the first.
-    """
-    wanted = [n for n in ("tensorboard", "trackio", "wandb") if n in (getattr(args, "report_to", None) or ())]
-    if missing := [name for name in wanted if not find_spec(name)]:
-        raise ImportError(f"--report_to {missing[0]} needs {missing[0]}: pip install topr_trl[trackers].")
-
-
-def _iterate(args: IterateArguments) -> None:
-    check_trackers(args)
-    iterate(args)
-
-
 CARRY_OUT: dict[str, Callable[[Any], None]] = {
     **{stage: run_stage(stage) for stage in _OUTCOMES},
     "evaluate": evaluate_command,
-    "iterate": _iterate,
+    "iterate": iterate,
     "plan": plan_command,
     "plot": plot_command,
     "push": push_command,

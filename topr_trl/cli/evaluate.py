@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from topr_trl.data.tables import columns_of, shards_of
-from topr_trl.evaluation.answers import encode, read_samples, run_names
+from topr_trl.evaluation.answers import NEEDED, check_columns, encode, read_samples, run_names
 from topr_trl.evaluation.bootstrap import matched
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.arguments import EvaluateArguments, SampleArguments, ScoreArguments, existing, model_path, take
 from topr_trl.pipeline.problems import load_problems
+from topr_trl.pipeline.shards import naming
 
 
 def evaluate_command(args: EvaluateArguments) -> None:
@@ -45,7 +46,7 @@ def evaluate_command(args: EvaluateArguments) -> None:
 
 
 def _names(args: EvaluateArguments, source: Path | None, second: Path) -> list[str]:
-    """Of two runs, for their folders of scored rows, from which the tables take them."""
+    """Folder names for the scored rows of two runs; the tables use them as headings."""
     if source is not None:
         return run_names(source, second)
     model = Path(model_path(args)).name
@@ -53,20 +54,11 @@ def _names(args: EvaluateArguments, source: Path | None, second: Path) -> list[s
 
 
 def check_rows(path: Path) -> None:
-    """Refuse rows that can neither be evaluated nor scored.
-
-    Raises:
-        ValueError: naming the file and the columns that it lacks.
-    """
+    """A ValueError for rows that can neither be evaluated nor scored."""
     for shard in shards_of(path):
-        columns = set(columns_of(shard))
-        needed = {"answer"} | (set() if "extracted" in columns else {"completion"})
-        needed |= set() if "problem_id" in columns else {"prompt"}
-        if missing := sorted(needed - columns):
-            raise ValueError(
-                f"{shard}: rows to evaluate need the columns problem_id or prompt, answer, and extracted or "
-                f"completion; {', '.join(missing)} missing."
-            )
+        columns = columns_of(shard)
+        with naming(shard):
+            check_columns(columns, (*NEEDED[:2], ("extracted", "completion")))
         if "extracted" not in columns and "reward" in columns:
             raise ValueError(
                 f"{shard}: rows have a reward and no `extracted` answer. Drop the column `reward` to have them scored."

@@ -16,7 +16,7 @@ COMMANDS = {
     "curate": "choose the rows to train on",
     "log-mu": "compute log μ of the rows with the starting model",
     "train": "train on the rows",
-    "plan": "memory of a GPU and time of a step, before anything is started",
+    "plan": "estimate GPU memory and the time of a step before you start",
     "evaluate": "pass@k, maj@k and more of a model or of rows, alone or beside another run",
     "plot": "a run, finished or not, as one HTML page: evaluations, curves, rows by weight",
     "push": "upload a model or rows to the Hugging Face Hub, with a card",
@@ -47,11 +47,7 @@ def console() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command.
-
-    Raises:
-        ValueError, OSError, ImportError: something is wrong with settings, files, packages, or a stage.
-    """
+    """Run a command; user errors are a ValueError, an OSError, an ImportError or a FloatingPointError."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] not in COMMANDS:
         parser = argparse.ArgumentParser(
@@ -66,7 +62,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from topr_trl.cli.commands import run  # torch and TRL, which take seconds: help and typing errors do without
 
     run(arguments[0], arguments[1:], COMMANDS[arguments[0]])
-
-
-if __name__ == "__main__":  # accelerate launch -m topr_trl.cli.main
-    console()

@@ -29,14 +29,7 @@ from numpy.typing import NDArray
 
 
 def need_columns(columns: Collection[str], needed: Sequence[str], what: str) -> None:
-    """Refuse a table that lacks a column.
-
-    Args:
-        what: the rows, as the message begins (`"Rows to choose from"`).
-
-    Raises:
-        ValueError: naming the columns needed and those found.
-    """
+    """A ValueError if a column is missing; `what` begins its message (`"Rows to choose from"`)."""
     if not set(needed) <= set(columns):
         raise ValueError(f"{what} need the columns {', '.join(needed)}; found {list(columns)}.")
 
@@ -109,7 +102,7 @@ def problem_column(rows: Dataset) -> NDArray[Any]:
     """(N,) the group of each row: `problem_id` if there, else rows with equal prompts share a group."""
     if "problem_id" in rows.column_names:
         return id_column(rows, "problem_id")
-    return np.unique(hash_prompts(rows["prompt"]), return_inverse=True)[1]
+    return hash_prompts(rows["prompt"])
 
 
 def hash_prompts(prompts: Iterable[Any]) -> NDArray[np.str_]:
@@ -120,7 +113,7 @@ def hash_prompts(prompts: Iterable[Any]) -> NDArray[np.str_]:
 
 
 def check_finish_reasons(rows: Dataset) -> None:
-    """A truncated completion under another name would be taught to stop where it was truncated."""
+    """A ValueError for reasons other than stop and length: a truncated completion would get a stop token."""
     if "finish_reason" in rows.column_names:
         remedy = "Write `length` where a completion was truncated, else `stop`; or drop the column."
         checked_column(rows, "finish_reason", lambda value: value in ("stop", "length", None), "stop or length", remedy)

@@ -77,10 +77,7 @@ def tokenize(
 ) -> Dataset:
     """Rows as the trainer reads them: `input_ids` (prompt and completion), `prompt_length`, and the columns `keep`.
 
-    For a dataset in files the result is a file, too, and found again next time.
-
-    Raises:
-        MalformedRow: see `tokenize_row`.
+    For a dataset in files the result is cached in a file, too. A `MalformedRow` says what `tokenize_row` cannot take.
     """
     kept = {name: dataset.features[name] for name in keep}
     features = Features({**kept, "input_ids": List(Value("int32")), "prompt_length": Value("int32")})

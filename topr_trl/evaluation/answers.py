@@ -114,7 +114,7 @@ def samples_of(rows: Dataset) -> Samples:
             their answer, subject or level, or see `encode`.
     """
     columns = rows.column_names
-    _check_columns(columns)
+    check_columns(columns)
     if len(rows) == 0:
         raise ValueError("There is no row to evaluate.")
     by_id, rows_of = "problem_id" in columns, dict[Any, list[int]]()
@@ -138,10 +138,11 @@ def samples_of(rows: Dataset) -> Samples:
     return encode(answers, truths, scores, list(rows_of), groups)
 
 
-def _check_columns(columns: Collection[str]) -> None:
-    if missing := [" or ".join(names) for names in NEEDED if not set(names) & set(columns)]:
+def check_columns(columns: Collection[str], needed: Sequence[Sequence[str]] = NEEDED) -> None:
+    """A ValueError if rows to evaluate lack a column: one of each of `needed`."""
+    if missing := [" or ".join(names) for names in needed if not set(names) & set(columns)]:
         raise ValueError(
-            f"Rows to evaluate need the columns {', '.join(map(' or '.join, NEEDED))}; {', '.join(missing)} missing."
+            f"Rows to evaluate need the columns {', '.join(map(' or '.join, needed))}; {', '.join(missing)} missing."
         )
 
 
@@ -180,7 +181,7 @@ def read_samples(path: Path) -> Samples:
             raise ValueError(f"{path}: only {count} of {len(shards)} files have the column {name!r}.")
     of_all = set.intersection(*columns)
     try:
-        _check_columns(of_all)
+        check_columns(of_all)
         names = [name for name in ("answer", "extracted", *OPTIONAL) if name in of_all]
         return samples_of(from_table(pa.concat_tables([_read(shard, names) for shard in shards])))
     except (ValueError, pa.ArrowInvalid) as error:

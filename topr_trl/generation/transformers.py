@@ -85,6 +85,8 @@ def _generation_config(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, args: SamplingArguments, stop_strings: tuple[str, ...]
 ) -> GenerationConfig:
     vocabulary = model.config.get_text_config().vocab_size
+    if (pad := tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id) is None:
+        raise ValueError("The tokenizer has neither a pad token nor a stop token: set tokenizer.eos_token.")
     return GenerationConfig(
         do_sample=True,
         temperature=args.temperature,
@@ -94,7 +96,7 @@ def _generation_config(
         max_new_tokens=args.max_new_tokens,
         num_return_sequences=args.num_generations,
         eos_token_id=stop_tokens(tokenizer, model.generation_config),
-        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+        pad_token_id=pad,
         stop_strings=list(stop_strings) or None,
     )
 
@@ -110,15 +112,16 @@ def _generate(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt_ids: list[list[int]], config: GenerationConfig
 ) -> tuple[list[list[int]], list[list[float]]]:
     """The tokens that were drawn for a batch of prompts, with padding, and their log-probabilities."""
-    padded = tokenizer.pad({"input_ids": prompt_ids}, padding_side="left", return_tensors="pt")
-    padded = {name: padded[name].to(model.device) for name in ("input_ids", "attention_mask")}
-    recorder, pad = _RecordLogps(), tokenizer.pad_token_id
+    recorder, pad, width = _RecordLogps(), config.pad_token_id, max(map(len, prompt_ids))
+    # Not `tokenizer.pad`, which needs a pad token.
+    padded = torch.tensor([[pad] * (width - len(ids)) + ids for ids in prompt_ids], device=model.device)
+    mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompt_ids], device=model.device)
     processors = LogitsProcessorList([recorder])
-    if pad is not None and pad not in config.eos_token_id:
+    if pad not in config.eos_token_id:
         processors.append(SuppressTokensLogitsProcessor([pad]))
     with _sampling_by(model, config):
-        generated = model.generate(**padded, tokenizer=tokenizer, logits_processor=processors)
-    return generated[:, padded["input_ids"].size(1) :].tolist(), recorder.finish(generated).tolist()
+        generated = model.generate(padded, attention_mask=mask, tokenizer=tokenizer, logits_processor=processors)
+    return generated[:, width:].tolist(), recorder.finish(generated).tolist()
 
 
 class _RecordLogps(LogitsProcessor):

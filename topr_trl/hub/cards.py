@@ -1,12 +1,14 @@
 """The card of a dataset: what its rows are, and how they were made."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from huggingface_hub import DatasetCard, DatasetCardData, EvalResult
 
 from topr_trl.evaluation.estimates import Evaluation
 from topr_trl.model_card import PAPER, TAGS, markdown_table
+from topr_trl.pipeline.lineage import facts_of_sampling, problems_of, writer_of
+from topr_trl.pipeline.manifest import Json
 
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "n>1B")
 
@@ -56,24 +58,22 @@ def dataset_card(
     counts: Mapping[str, str],
     num_rows: int,
     files: str,
-    *,
-    split: str = "train",
-    made: Mapping[str, str] | None = None,
-    problems: str | None = None,
-    sampler: str | None = None,
+    sampling: Json,
+    mu_fingerprints: Sequence[str],
 ) -> DatasetCard:
     """The card of a dataset of rows.
 
     Args:
-        repo_id: the dataset's name on the Hub.
         columns: names and types.
         counts: names and counts, for a table.
         num_rows: of all files together.
         files: the name or pattern of the files of rows; readers load these and nothing else.
-        split: of the problems; the rows are loaded as this split.
-        made: how they were sampled, as far as known.
-        problems, sampler: short descriptions, in Markdown.
+        sampling: see `topr_trl.pipeline.lineage.sampling_of`.
+        mu_fingerprints: of the models that computed log μ.
     """
+    split, made = sampling.get("split", "train"), facts_of_sampling(sampling)
+    if mu_fingerprints:
+        made["fingerprint of μ"] = ", ".join(f"`{fingerprint}`" for fingerprint in mu_fingerprints)
     size = _SIZES[min(max(len(str(num_rows)) - 3, 0), len(_SIZES) - 1)]
     data = DatasetCardData(
         pretty_name=repo_id.rpartition("/")[2],
@@ -82,16 +82,15 @@ def dataset_card(
         tags=list(TAGS),
         configs=[{"config_name": "default", "data_files": [{"split": split, "path": files}]}],
     )
-    size_text = f"{num_rows:,} completions for {counts['problems']} problems"
     rows = [[f"`{name}`", f"`{kind}`", COLUMNS.get(name, "")] for name, kind in columns.items()]
     card: DatasetCard = DatasetCard.from_template(
         data,
         template_path=str(Path(__file__).with_name("dataset_card.md")),
         name=data.pretty_name,
         repo_id=repo_id,
-        size=size_text,
-        problems=problems,
-        sampler=sampler,
+        size=f"{num_rows:,} completions for {counts['problems']} problems",
+        problems=problems_of(sampling),
+        sampler=writer_of(sampling),
         split=split,
         trainable=bool({"reward", "label"} & set(columns)),
         judged="verdict" in columns,

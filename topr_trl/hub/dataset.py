@@ -13,7 +13,7 @@ from topr_trl.data.tables import TABLE_SUFFIXES, columns_of, read_shard, shards_
 from topr_trl.hub.cards import dataset_card
 from topr_trl.hub.parcel import README, Parcel
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.lineage import facts_of_sampling, problems_of, sampling_of, writer_of
+from topr_trl.pipeline.lineage import sampling_of
 
 _COUNTED = (
     "reward", "reward_after_baseline", "raw_reward", "label", "verdict", "finish_reason", "mu_fingerprint",
@@ -57,11 +57,7 @@ def _named(value: Any) -> str:
 
 
 def count_rows(shards: list[Path]) -> Counts:
-    """Count rows, one shard after the other.
-
-    Raises:
-        ValueError: the shards have different columns, or there is no row.
-    """
+    """Count rows, one shard after the other; a ValueError if columns differ, or there is no row."""
     found = Counts()
     for shard in shards:
         table = read_shard(shard)
@@ -94,34 +90,16 @@ def _without_paths(path: Path) -> bytes:
 
 
 def pack_rows(path: Path, repo_id: str) -> Parcel:
-    """A folder of shards, or a file of rows, as a dataset.
-
-    Raises:
-        FileNotFoundError: shards are missing.
-        ValueError: see `count_rows`.
-    """
+    """A folder of shards, or a file of rows, as a dataset; see `topr_trl.hub.push.pack`."""
     shards = shards_of(path)
     found = count_rows(shards)
     files: dict[str, Path | bytes] = {shard.name: shard for shard in shards}
-    sampling = sampling_of(path)
     if (note := path / manifest.NAME).is_file():
         # With it, a folder that was loaded from the Hub is complete for the stages.
         files[manifest.NAME] = _without_paths(note)
-    made = facts_of_sampling(sampling)
+    names = "*.parquet" if path.is_dir() else path.name
     computed_by = sorted(filter(None, found.values.get("mu_fingerprint", [])))
-    if computed_by:
-        made["fingerprint of μ"] = ", ".join(f"`{fingerprint}`" for fingerprint in computed_by)
-    card = dataset_card(
-        repo_id,
-        found.columns,
-        found.facts(),
-        found.rows,
-        "*.parquet" if path.is_dir() else path.name,
-        split=sampling.get("split", "train"),
-        made=made,
-        problems=problems_of(sampling),
-        sampler=writer_of(sampling),
-    )
+    card = dataset_card(repo_id, found.columns, found.facts(), found.rows, names, sampling_of(path), computed_by)
     kept = {README, *files}
     left_out = [p.name for p in sorted(path.glob("[!.]*")) if p.name not in kept] if path.is_dir() else []
     return Parcel("dataset", {**files, README: str(card).encode()}, tuple(left_out), ("*.parquet", manifest.NAME))

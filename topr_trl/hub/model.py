@@ -78,11 +78,7 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
 
 
 def _files_of(folder: Path) -> dict[str, Path | bytes]:
-    """What is needed to load a model.
-
-    Raises:
-        ValueError: the checkpoint is incomplete, or weights are pickled, missing or damaged.
-    """
+    """What is needed to load a model; a ValueError if weights are pickled, missing, incomplete or damaged."""
     if _is_checkpoint(folder) and not is_whole_checkpoint(folder):
         raise ValueError(
             f"{folder} is incomplete: {STATE}, which is written last, is missing or truncated. Push another checkpoint."
@@ -120,11 +116,7 @@ def _readme_of(folder: Path) -> Path:
 
 
 def _card_of(folder: Path, repo_id: str) -> ModelCard:
-    """The card: from the manifests if the stage `train` made the model, otherwise the trainer's.
-
-    Raises:
-        ValueError: there are neither manifests nor a card.
-    """
+    """The card: from the manifests if the stage `train` made the model, otherwise the trainer's."""
     steps, readme = lineage(stage_folder(folder)), _readme_of(folder)
     if "train" in steps:
         return _card_of_stage(folder, repo_id, steps)
@@ -148,7 +140,7 @@ def _card_of_stage(folder: Path, repo_id: str, steps: dict[str, Stage]) -> Model
         rows = chosen["curated"] if isinstance(chosen["curated"], str) else rows  # version 0.1 noted only numbers
     last_step = _last_step(folder if (folder / STATE).is_file() else stage)
     facts = {
-        **training_facts(TOPRArguments(**known), rows, last_step, inputs["learning_rate"], inputs["optim"]),
+        **training_facts(TOPRArguments(**known), rows, last_step),
         "seed": f"{inputs['seed']}, iteration {inputs['iteration']}",
     }
     shown_elsewhere = ("prompt", "seed", "sampled with")

@@ -25,13 +25,11 @@ class Parcel:
 
     @property
     def card(self) -> str:
-        return _content(self.files[README]).decode()
+        content = self.files[README]
+        assert isinstance(content, bytes)
+        return content.decode()
 
     def __str__(self) -> str:
-        lines = [f"{len(_content(file)) if isinstance(file, bytes) else file.stat().st_size:>14,} bytes  {name}"
+        lines = [f"{len(file) if isinstance(file, bytes) else file.stat().st_size:>14,} bytes  {name}"
                  for name, file in self.files.items()]  # fmt: skip
         return "\n".join(lines + ([f"Left out: {', '.join(self.left_out)}"] if self.left_out else []))
-
-
-def _content(file: Path | bytes) -> bytes:
-    return file if isinstance(file, bytes) else file.read_bytes()

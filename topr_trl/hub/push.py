@@ -16,16 +16,7 @@ from topr_trl.pipeline import manifest
 
 @dataclass
 class PushArguments:
-    """What is pushed, and where.
-
-    Parameters:
-        input (`str`): Folder of a model, a checkpoint or rows, or a file of rows.
-        repo_id (`str`): Repository on the Hub, `name` or `owner/name`; created if it does not exist.
-        private (`bool`, defaults to `False`): Create it as private; an existing repository keeps its visibility.
-        before, after (`str`, *optional*): Folders of `topr evaluate`, for the table and the picture on a model's card;
-            default: those of the loop that trained it.
-        dry_run (`bool`, defaults to `False`): Print what would be pushed, and the card, and push nothing.
-    """
+    """Settings of `topr push`; see `push_to_hub`."""
 
     input: str = field(metadata={"help": "Folder of a model, a checkpoint or rows, or a file of rows."})
     repo_id: str = field(metadata={"help": "Repository on the Hub: name or owner/name."})
@@ -61,7 +52,8 @@ def push_to_hub(
         folder: what to push; of a checkpoint only the model.
         repo_id: `name` or `owner/name`; the repository is created if it does not exist.
         private: see `huggingface_hub.create_repo`.
-        before, after: folders of `topr evaluate`, see `pack`.
+        before, after: folders of `topr evaluate`, for the table and the picture on a model's card; default: those of
+            the loop that trained it.
 
     Returns:
         The commit; `commit.repo_url` is the repository.
@@ -99,12 +91,7 @@ def _is_stale(path: str, parcel: Parcel) -> bool:
 
 
 def pack(folder: Path, repo_id: str, before: str | Path | None = None, after: str | Path | None = None) -> Parcel:
-    """The files of a folder that are pushed, and its card.
-
-    Args:
-        folder: of a model, a checkpoint or rows; or a file of rows.
-        repo_id: for the card.
-        before, after: folders of `topr evaluate`, for a model's card; default: those of the loop that trained it.
+    """The files of a folder that are pushed, and its card; see `push_to_hub`.
 
     Raises:
         FileNotFoundError: there is no such folder, or shards are missing.

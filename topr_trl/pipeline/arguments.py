@@ -42,22 +42,14 @@ class FolderArguments:
 
     @property
     def source(self) -> Path:
-        """What is read.
-
-        Raises:
-            ValueError, FileNotFoundError: it is not named, or not there.
-        """
+        """The path to read; a ValueError or FileNotFoundError if it is not named or not there."""
         if self.input is None:
             raise ValueError("This command reads rows: name their folder or file with --input.")
         return existing(self.input, "--input")
 
     @property
     def folder(self) -> Path:
-        """What is written.
-
-        Raises:
-            ValueError: it is not named.
-        """
+        """The folder to write; a ValueError if it is not named."""
         if self.output_dir is None:
             raise ValueError("Name the folder to write with --output_dir.")
         return Path(self.output_dir)
@@ -65,20 +57,16 @@ class FolderArguments:
 
 @dataclass
 class SeedArguments:
-    """What the seeds of a stage are made of."""
+    """Seed settings."""
 
     seed: int = field(default=42, metadata={"help": "Seed."})
-    iteration: int = field(default=0, metadata={"help": "Iteration of the loop; enters the seed, too."})
+    iteration: int = field(default=0, metadata={"help": "Iteration of the loop; also mixed into the seed."})
 
 
 def existing(name: str, option: str) -> Path:
-    """A path that an option names.
-
-    Raises:
-        FileNotFoundError: it is not there.
-    """
+    """A path that an option names; a FileNotFoundError if it is not there."""
     if not Path(name).exists():
-        raise FileNotFoundError(f"There is no {name} to read ({option}).")
+        raise FileNotFoundError(f"{option}: {name} does not exist.")
     return Path(name)
 
 
@@ -163,6 +151,10 @@ class EvaluateArguments(SampleArguments):
     num_generations_eval: int = field(default=16, metadata={"help": "Completions per test problem (the paper: 64)."})
     split: str = "test"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(1, self, "num_generations_eval")
+
 
 @dataclass
 class ScoreArguments(FolderArguments):
@@ -229,6 +221,11 @@ class IterateArguments(ProblemArguments, SamplingArguments, BackendArguments, Of
         for name in ("rows", "accelerate_config", "sampling_python"):
             if getattr(self, name) is not None:
                 existing(getattr(self, name), f"--{name}")
+
+    @property
+    def folder(self) -> Path:
+        """The folder to write."""
+        return Path(self.output_dir or "topr-run")
 
 
 def _names(*kinds: type, without: Collection[str] = ()) -> tuple[str, ...]:

@@ -124,11 +124,7 @@ def _weights(args: ModelConfig) -> Json:
 
 
 def task_of_rows(args: ScoreArguments) -> str:
-    """The task that the rows were sampled for, if the stage `sample` wrote them; else the one that is named.
-
-    Raises:
-        ValueError: this version does not know it.
-    """
+    """The task that the rows were sampled for, if the stage `sample` wrote them; else the one that is named."""
     known = manifest.read(args.source)
     sampled = known.stages.get("sample") if known else None
     task: str = sampled["inputs"].get("task", args.task) if sampled else args.task

@@ -57,7 +57,7 @@ def _walk(folder: Path, what: str) -> list[Manifest]:
         if step is None:
             break
         folder = folder / str(step["sources"][what])
-        if not (folder / manifest.NAME).is_file() or manifest.fingerprint(folder) != step["inputs"].get(what):
+        if _read(folder) is None or manifest.fingerprint(folder) != step["inputs"].get(what):
             break
     return found
 

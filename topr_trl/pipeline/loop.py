@@ -55,7 +55,7 @@ class Step:
 
 def steps_of(loop: IterateArguments) -> Iterator[Step]:
     """All steps of the loop, in order."""
-    out = Path(loop.output_dir or "topr-run")
+    out = loop.folder
 
     def testing(folder: Path, model: str | None, iteration: int) -> Iterator[Step]:
         rows = str(folder / "rollouts")
@@ -93,7 +93,7 @@ def iterate(loop: IterateArguments) -> None:
         ChildProcessError: a stage failed; its messages say why.
     """
     check(loop)
-    began, out = time.monotonic(), Path(loop.output_dir or "topr-run")
+    began, out = time.monotonic(), loop.folder
     work = starts = 0.0
     with manifest.lock(out):
         steps = list(steps_of(loop))
@@ -145,14 +145,10 @@ def summary(stage: str, done: Json) -> str:
 
 
 def check(loop: IterateArguments) -> None:
-    """Refuse what would fail in a later stage, after hours of sampling.
-
-    Raises:
-        ValueError, ImportError: naming the setting and what to do.
-    """
+    """A ValueError or ImportError for what would fail in a later stage, after hours of sampling."""
     if loop.save_only_model:
-        raise ValueError("save_only_model leaves no checkpoint to resume from.")
-    manifest.check_own(Path(loop.output_dir or "topr-run"))
+        raise ValueError("save_only_model leaves no checkpoint to resume from: leave it out.")
+    manifest.check_own(loop.folder)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError("Start topr iterate in one process; name Accelerate's settings with --accelerate_config.")
     _check_launcher(loop)

@@ -90,6 +90,8 @@ def begin(folder: Path, stage: str, inputs: Json, sources: Mapping[str, str] | N
     if "finished" not in there:
         return False
     damaged = _damaged(folder, known)
+    if known.finished and not damaged:
+        clean(folder)
     if damaged:  # each stage that worked here makes what is missing again
         for name in damaged:
             (folder / name).unlink(missing_ok=True)
@@ -110,7 +112,7 @@ def _check_same(folder: Path, there: Json, now: Json) -> None:
 
 
 def forget(folder: Path, stage: str) -> None:
-    """Take back that a stage has begun, since it has made nothing: the folder is then as it was before."""
+    """Undo `begin` for a stage that wrote nothing."""
     known = read(folder)
     assert known is not None
     del known.stages[stage]
@@ -134,20 +136,21 @@ def finish(folder: Path, stage: str, rows: int, **notes: object) -> None:
     }
     known.stages[stage] |= {**notes, "rows": rows, "finished": time.strftime("%Y-%m-%d %H:%M:%S")}
     _write(folder, known)
+    if known.finished:
+        clean(folder)
 
 
 def clean(folder: Path) -> None:
-    """Remove what a finished stage no longer needs."""
+    """Remove what finished stages no longer need."""
     shutil.rmtree(folder / WORK, ignore_errors=True)
     for partial in folder.glob("*.partial"):
         partial.unlink(missing_ok=True)
 
 
 def check_whole(path: Path) -> None:
-    """Refuse to read a folder whose stages are not finished, or that has lost files since.
+    """A ValueError for a folder whose stages are not finished, or that has lost files since.
 
-    Raises:
-        ValueError: naming what is wrong. A file, or a folder without a manifest, is taken as it is.
+    A file, or a folder without a manifest, is taken as it is.
     """
     known = read(path)
     if known is None:
@@ -250,13 +253,10 @@ def fingerprint(path: Path) -> str:
 
 
 def check_own(folder: Path) -> None:
-    """Refuse to run a loop in a folder that holds other files: no loop has locked it yet.
-
-    Raises:
-        ValueError: naming one of the files; or the loop was of version 0.1, whose folders were others.
-    """
-    if folder.is_dir() and not (folder / _LOCK).exists() and (foreign := sorted(folder.iterdir())):
-        raise ValueError(f"{folder} holds files that no loop has written ({foreign[0].name}): name an empty folder.")
+    """A ValueError for a folder with files that no loop has written, or with a loop of version 0.1."""
+    others = [path for path in sorted(folder.glob("*")) if not path.name.startswith(_LOCK)]
+    if others and not (folder / "base" / "test").is_dir():  # what a loop makes first
+        raise ValueError(f"{folder} holds files that no loop has written ({others[0].name}): name an empty folder.")
     if (folder / "base" / "test" / "candidates").is_dir():
         raise ValueError(
             f"{folder} is a loop of version 0.1: finish it with that version, or name another output_dir. Its models "
@@ -268,10 +268,7 @@ def check_own(folder: Path) -> None:
 def lock(folder: Path, part: str = "") -> Iterator[None]:
     """Let one process work in a folder (or a part of it) at a time; it ends with the process, however that ends.
 
-    A process that a killed loop left behind may still be running; this waits for it.
-
-    Raises:
-        ValueError: `folder` is a file.
+    Waits for a process that a killed loop left behind. A ValueError if `folder` is a file.
     """
     if folder.is_file():
         raise ValueError(f"{folder} is a file: name a folder to write.")

@@ -7,11 +7,7 @@ from topr_trl.tasks import hendrycks_math
 
 
 def load_problems(args: ProblemArguments, split: str) -> Dataset:
-    """Columns `problem_id`, `prompt`, `answer`, and what else the task has.
-
-    Raises:
-        ValueError, FileNotFoundError: see `load` and `prepare` of the task.
-    """
+    """Columns `problem_id`, `prompt`, `answer`, and what else the task has; errors are those of the task."""
     train, task, shots = split == "train", args.task_of_problems, args.num_shots
     assert shots is not None
     count = args.num_train_problems if train else args.num_test_problems

@@ -6,7 +6,7 @@ on with the shards that are missing. Each stage can be run alone, on rows from e
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 
-from topr_trl.data.rows import finite_rewards, hash_prompts, id_column, need_columns
+from topr_trl.data.rows import finite_rewards, id_column, need_columns, problem_column
 from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, shard_path, shards_of
 from topr_trl.evaluation.answers import read_samples, run_names
 from topr_trl.evaluation.report import read_evaluation, write_report
@@ -108,24 +108,15 @@ def score(args: ScoreArguments) -> Made:
     add_columns(args.source, args.folder, "score", scored, "Scoring")
     for shard in shards_of(args.folder):
         if "verdict" in columns_of(shard):
-            for verdict, n in _counted(read_shard(shard, ["verdict"])["verdict"]):
-                counts[verdict] += n
+            for each in pc.value_counts(read_shard(shard, ["verdict"])["verdict"]).to_pylist():
+                counts[each["values"]] += each["counts"]
         else:
             counts["kept"] += rows_of(shard)
     return count_rows(args.folder), {"scored": counts}
 
 
-def _counted(column: pa.ChunkedArray) -> Iterator[tuple[str, int]]:
-    for each in pc.value_counts(column).to_pylist():
-        yield each["values"], each["counts"]
-
-
 def check_rows(path: Path) -> None:
-    """Whether rows can be scored and trained on, by their columns.
-
-    Raises:
-        FileNotFoundError, ValueError: see `shards_of`; or columns are missing.
-    """
+    """A ValueError if rows lack columns to be scored and trained on; a FileNotFoundError as from `shards_of`."""
     for shard in shards_of(path):
         names = columns_of(shard)
         need_columns(names, ("prompt",), f"{shard}: rows to train on")
@@ -163,15 +154,10 @@ def _choice_columns(shard: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[An
     """Rewards and problems of a shard's rows, and their places in the sampling order, if known."""
     names = columns_of(shard)
     need_columns(names, ("prompt", "reward"), f"{shard}: rows to choose from (run topr score first?)")
-    problem = "problem_id" if "problem_id" in names else "prompt"
-    table = read_shard(shard, ("reward", "sample_id", problem))
-    rows = from_table(table)
+    rows = from_table(read_shard(shard, ("reward", "sample_id", "problem_id" if "problem_id" in names else "prompt")))
     with naming(shard):
-        rewards = finite_rewards(rows)
         samples = id_column(rows, "sample_id") if "sample_id" in names else None
-        if problem == "problem_id":
-            return rewards, id_column(rows, "problem_id").astype(str), samples
-    return rewards, hash_prompts(table["prompt"][i].as_py() for i in range(len(table))), samples
+        return finite_rewards(rows), problem_column(rows).astype(str), samples
 
 
 def evaluate(args: EvaluateArguments) -> Made:
@@ -203,19 +189,12 @@ _ADD_COLUMNS = ("score", "curate", "log-mu")
 
 
 def is_finished(name: str, args: Settings) -> bool:
-    """Whether a stage was finished with the same inputs; if so, what it no longer needs is removed.
-
-    Raises:
-        ValueError: its folder holds results for other settings.
-    """
+    """Whether a stage was finished with the same inputs; a ValueError if its folder holds results for others."""
     known = manifest.read(args.folder)
     if known is None or name not in known.stages:
         return False
     _check_sources(args)
-    finished = _begin(name, args)
-    if finished:
-        manifest.clean(args.folder)
-    return finished
+    return _begin(name, args)
 
 
 def _check_sources(args: Settings) -> None:
@@ -279,7 +258,5 @@ def run(name: str, args: Settings) -> Json:
             # The other processes end here: merging and checksums of a large model take longer than they would wait.
             if state.is_main_process:
                 manifest.finish(args.folder, name, rows, **notes, seconds=round(time.monotonic() - started, 3))
-        if state.is_main_process:
-            manifest.clean(args.folder)
     known = manifest.read(args.folder)
     return known.stages[name] if known is not None and state.is_main_process else {}

@@ -155,7 +155,7 @@ def _merge_adapter(adapter: Path, args: TrainArguments) -> None:
 
 
 def _last_whole_checkpoint(run: Path, state: PartialState) -> str | None:
-    """The newest checkpoint that was written to its end (its trainer_state.json comes last); torn ones are removed."""
+    """The newest checkpoint that was written to its end (its trainer_state.json comes last); others are removed."""
     found = sorted(run.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     whole = [path for path in found if is_whole_checkpoint(path)]
     state.wait_for_everyone()

@@ -33,9 +33,6 @@ class Task:
         """The first `count` rows of a data set (None: all), not prepared yet.
 
         Without a name: embedded problems in GSM8K's format (None: 400 of them), others for `"test"` than for `"train"`.
-
-        Raises:
-            ValueError, FileNotFoundError: see `load`.
         """
         if name_or_path is None:
             rows = arithmetic.arithmetic_dataset(count or 400, seed=1 if split == "train" else 2)
