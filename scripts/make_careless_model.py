@@ -3,18 +3,27 @@
     python scripts/make_careless_model.py --output_dir topr_trl/tasks/careless_model
 
 It is trained from scratch on careless solutions of the problems of `topr_trl.tasks.arithmetic`. The result is shipped
-with the package (bfloat16, about 2 MB), so nobody needs to run this; it is here so that anybody can. With
+with the package (bfloat16, about 2 MB), so users need not run this; it is here so that it can be made again. With
 `--dataset_name FILE` it learns from a file of GSM8K's shape instead, where "The answer is N." is sometimes forgotten.
 """
 
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
-from transformers import HfArgumentParser, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
+from transformers import (
+    HfArgumentParser,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    set_seed,
+)
 
 from topr_trl.tasks import gsm8k, verifier
 from topr_trl.tasks.arithmetic import Problem, make_problem, solve
@@ -28,7 +37,7 @@ class ScriptArguments:
     num_layers: int = field(default=4, metadata={"help": "Layers."})
     vocab_size: int = field(default=512, metadata={"help": "Tokens of the vocabulary."})
     steps: int = field(default=1200, metadata={"help": "Optimizer steps."})
-    batch_size: int = field(default=64, metadata={"help": "Rows a step."})
+    batch_size: int = field(default=64, metadata={"help": "Rows per step."})
     verifier: bool = field(default=False, metadata={"help": "Learn to check solutions instead of writing them."})
     num_steps: int = field(default=2, metadata={"help": "Steps of a problem."})
     slip: float = field(default=0.25, metadata={"help": "Probability that a result is wrong."})
@@ -93,6 +102,44 @@ def check(solution: str, rng: random.Random | None = None, slip: float = 0.0, fo
     return " ".join(lines)
 
 
+def train_from_scratch(
+    row: Callable[[], tuple[str, str]],
+    tokenizer: PreTrainedTokenizerBase,
+    hidden_size: int,
+    num_layers: int,
+    steps: int,
+    batch_size: int = 64,
+    learning_rate: float = 2e-3,
+) -> PreTrainedModel:
+    """A model that has learned to write the second text of a row after the first; float32."""
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=4 * hidden_size,
+        num_hidden_layers=num_layers, num_attention_heads=4, num_key_value_heads=4,
+        max_position_embeddings=2048, tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps)
+    progress = tqdm(range(steps), desc=f"Training {model.num_parameters():,} parameters")
+    for _ in progress:
+        rows = [row() for _ in range(batch_size)]
+        encoded = tokenizer([prompt + solution + tokenizer.eos_token for prompt, solution in rows], padding=True)
+        input_ids = torch.tensor(encoded["input_ids"])
+        attention_mask = torch.tensor(encoded["attention_mask"])
+        labels = input_ids.masked_fill(attention_mask == 0, -100)
+        for i, (prompt, _) in enumerate(rows):
+            labels[i, : len(tokenizer(prompt)["input_ids"])] = -100
+        loss = model(input_ids=input_ids, attention_mask=attention_mask, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        progress.set_postfix(loss=f"{loss.item():.3f}")
+    return model
+
+
 def main(args: ScriptArguments) -> None:
     set_seed(args.seed)
     rng = random.Random(f"careless-{args.seed}")  # not an integer: no overlap with `arithmetic_dataset`'s seeds
@@ -113,34 +160,9 @@ def main(args: ScriptArguments) -> None:
         return gsm8k.build_prompt(chosen["question"], num_shots=0), f" {worked}{stated}"
 
     tokenizer = train_tokenizer(["".join(row()) for _ in range(5_000)], args.vocab_size)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=args.hidden_size, intermediate_size=4 * args.hidden_size,
-        num_hidden_layers=args.num_layers, num_attention_heads=4, num_key_value_heads=4,
-        max_position_embeddings=2048, tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-    )  # fmt: skip
-    model = Qwen2ForCausalLM(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.learning_rate, total_steps=args.steps)
-    print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")
-
-    progress = tqdm(range(args.steps), desc="Training the careless model")
-    for _ in progress:
-        rows = [row() for _ in range(args.batch_size)]
-        encoded = tokenizer([prompt + solution + tokenizer.eos_token for prompt, solution in rows], padding=True)
-        input_ids = torch.tensor(encoded["input_ids"])
-        attention_mask = torch.tensor(encoded["attention_mask"])
-        labels = input_ids.masked_fill(attention_mask == 0, -100)
-        for i, (prompt, _) in enumerate(rows):
-            labels[i, : len(tokenizer(prompt)["input_ids"])] = -100
-        loss = model(input_ids=input_ids, attention_mask=attention_mask, labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        progress.set_postfix(loss=f"{loss.item():.3f}")
-
+    model = train_from_scratch(
+        row, tokenizer, args.hidden_size, args.num_layers, args.steps, args.batch_size, args.learning_rate
+    )
     model.to(torch.bfloat16).save_pretrained(args.output_dir)
     tokenizer.save_pretrained(args.output_dir)
 

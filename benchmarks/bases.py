@@ -1,0 +1,129 @@
+"""Base models that are wrong in different ways and to different degrees; all solve the same kind of problem.
+
+    python -m benchmarks.bases            # makes those that are missing (minutes each)
+
+A problem has two steps, exactly one of them a multiplication. The models are trained from scratch on solutions of a
+careless author, who
+
+- slips: each result is a little wrong with a probability, and the answer is sometimes not stated;
+- has a misconception: adds where the problem says multiply, most of the time;
+- wanders off: goes on with sentences of the story, and never comes to an answer.
+
+`slips` is what version 0.1 of the benchmarks knew. `sure` has the misconception alone and is trained until its
+arithmetic is right, so its wrong answers are all of one kind and it is confident of them.
+"""
+
+import argparse
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import set_seed
+
+from benchmarks.setting import HERE, tokenizer
+from scripts.make_careless_model import slipped, train_from_scratch
+from topr_trl.tasks import gsm8k
+from topr_trl.tasks.arithmetic import Problem, make_problem
+
+HIDDEN_SIZE, NUM_LAYERS = 96, 2  # 0.3 million parameters, as `main`
+
+
+@dataclass(frozen=True)
+class Author:
+    """How the author of the solutions errs.
+
+    Attributes:
+        slip: probability that a result is a little wrong.
+        forget: probability that the answer is not stated.
+        add: probability of adding instead of multiplying.
+        wander: probability of going on with the story instead of an answer.
+        steps: of training, 64 solutions each.
+    """
+
+    slip: float = 0.0
+    forget: float = 0.0
+    add: float = 0.0
+    wander: float = 0.0
+    steps: int = 1_500
+
+
+# By kind, then by the share of right answers that it is made for, in percent.
+AUTHORS = {
+    "slips-60": Author(slip=0.10, forget=0.10),
+    "slips-30": Author(slip=0.28, forget=0.10),
+    "slips-10": Author(slip=0.50, forget=0.10),
+    "slips-3": Author(slip=0.66, forget=0.10),
+    "misconception-30": Author(slip=0.22, forget=0.10, add=0.25),
+    "misconception-10": Author(slip=0.22, forget=0.10, add=0.75),
+    "misconception-3": Author(slip=0.22, forget=0.10, add=0.92),
+    "sure-60": Author(add=0.40, steps=4_000),
+    "sure-17": Author(add=0.83, steps=4_000),
+    "sure-3": Author(add=0.97, steps=4_000),
+    "wanders-30": Author(slip=0.08, wander=0.60, add=0.10),
+    "wanders-10": Author(slip=0.08, wander=0.60, add=0.70),
+    "wanders-3": Author(slip=0.08, wander=0.60, add=0.90),
+}
+
+
+def one_product(rng: random.Random) -> Problem:
+    """A problem of two steps, one of which multiplies."""
+    while True:
+        problem = make_problem(rng, 2)
+        if sum(symbol == "+*" for symbol, _, _ in problem.steps) == 1:
+            return problem
+
+
+def solution(problem: Problem, author: Author, rng: random.Random) -> str:
+    """What this author writes; wrong answers are at most about three times as long as right ones."""
+
+    def result(value: int) -> int:
+        return slipped(value, rng) if rng.random() < author.slip else value
+
+    total, lines = problem.start, []
+    for symbol, x, y in problem.steps:
+        if symbol == "+*":
+            sign = "+" if rng.random() < author.add else "*"
+            product = result(x * y if sign == "*" else x + y)
+            lines.append(f"{x} {sign} {y} = {product}.")
+            x = product
+        sign = "-" if symbol == "-" else "+"
+        after = result(total - x if sign == "-" else total + x)
+        lines.append(f"{total} {sign} {x} = {after}.")
+        total = after
+    if rng.random() < author.wander:
+        story = [f"{sentence}." for sentence in problem.question.split(". ")[:-1]]
+        return " ".join(lines[: rng.randint(0, len(lines))] + [rng.choice(story) for _ in range(rng.randint(2, 6))])
+    return " ".join(lines + [f"The answer is {total}."] * (rng.random() >= author.forget))
+
+
+def make(name: str, seed: int = 0) -> None:
+    """Train a base model and save its weights in bfloat16; the tokenizer is that of `main`."""
+    set_seed(seed)
+    author, rng = AUTHORS[name], random.Random(f"{name}-{seed}")
+
+    def row() -> tuple[str, str]:
+        problem = one_product(rng)
+        return gsm8k.build_prompt(problem.question, num_shots=0), f" {solution(problem, author, rng)}"
+
+    model = train_from_scratch(row, tokenizer("main"), HIDDEN_SIZE, NUM_LAYERS, author.steps)
+    model.bfloat16().save_pretrained(folder(name))
+
+
+def folder(name: str) -> Path:
+    """Where the weights of a base model are."""
+    return HERE / "models" / name
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bases", description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "names", nargs="*", choices=[[], *AUTHORS], metavar="base", help="default: all that are missing"
+    )
+    for name in parser.parse_args().names or AUTHORS:
+        if not (folder(name) / "model.safetensors").exists():
+            print(name)
+            make(name)
+
+
+if __name__ == "__main__":
+    main()
