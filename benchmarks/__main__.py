@@ -25,7 +25,11 @@ from benchmarks.claims import (
     iterations,
     learning_rates,
     log_mu_noise,
+    long_run,
+    optimizers_compared,
     positive_share,
+    predictors,
+    protocols,
     rivals_compared,
     staleness,
     theory,
@@ -50,7 +54,16 @@ CLAIMS = {
     "verifier": verifier,
 }
 
-NEEDED_BY_ALL, ALONE = ("base", "learning_rates"), {"theory", "base", "difficulty", "verifier"}
+# Of the page "When do wrong answers pay?".
+HYPOTHESES = {
+    "protocols": protocols,
+    "optimizers": optimizers_compared,
+    "predictors": predictors,
+    "long_run": long_run,
+}
+BOTH = {**CLAIMS, **HYPOTHESES}
+
+NEEDED_BY_ALL, ALONE = ("base", "learning_rates"), {"theory", "base", "difficulty", "verifier", *HYPOTHESES}
 
 
 def open_store(results: Path, profile: Profile) -> cells.Store:
@@ -61,7 +74,7 @@ def open_store(results: Path, profile: Profile) -> cells.Store:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "claims", nargs="*", choices=[[], *CLAIMS], metavar="claim", help=f"of {', '.join(CLAIMS)}; default: all"
+        "claims", nargs="*", choices=[[], *BOTH], metavar="claim", help=f"of {', '.join(BOTH)}; default: all"
     )
     parser.add_argument("--profile", choices=PROFILES, default="full", help="sizes; default: full")
     parser.add_argument(
@@ -72,21 +85,21 @@ def main() -> None:
     parser.add_argument("--published", action="store_true", help="go on with the published results and their page")
     args = parser.parse_args()
     profile = PROFILES[args.profile]
-    results, page = args.results / profile.name, args.results / profile.name / "evidence.md"
-    if args.published:
-        results, page = HERE / "results", HERE.parent / "docs" / "evidence.md"
+    results = HERE / "results" if args.published else args.results / profile.name
+    pages = HERE.parent / "docs" if args.published else results
     store = open_store(results, profile)
-    chosen = [name for name in CLAIMS if name in args.claims or not args.claims]
+    chosen = [name for name in BOTH if name in args.claims or not args.claims]
     command = " ".join(["python -m benchmarks", *sys.argv[1:]])
     try:
         for name in [] if args.report else dict.fromkeys([*NEEDED_BY_ALL, *chosen] if set(chosen) - ALONE else chosen):
-            claim = CLAIMS[name]
+            claim = BOTH[name]
             # What a claim needs to run may depend on what it has found: until nothing is left.
             while store.unfinished(planned := claim.cells(profile, store)):
                 cells.run(planned, partial(claim.work, profile=profile), store, args.workers, command, name)
     finally:
-        evidence.write(CLAIMS, store, profile, page)
-        print(f"\nPictures and verdicts: {os.path.relpath(page)}")
+        evidence.write(CLAIMS, store, profile, pages / "evidence.md")
+        evidence.write(HYPOTHESES, store, profile, pages / "wrong_answers.md", hypotheses=True)
+        print(f"\nPictures and verdicts: {os.path.relpath(pages)}/evidence.md and wrong_answers.md")
 
 
 if __name__ == "__main__":

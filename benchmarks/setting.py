@@ -1,7 +1,8 @@
 """The setting that every claim is measured in: base models, problems, completions, evaluation.
 
-Two tasks, both of `topr_trl.tasks.arithmetic`: `main` (two steps, as in the demo) and `hard` (more steps, so that the
-base model is seldom right). Their base models are small careless ones made by `scripts/make_careless_model.py`.
+Problems are those of `topr_trl.tasks.arithmetic`. A task is a base model with its problems: `main` (two steps, as in
+the demo) and `hard` (more steps, so that the base model is seldom right), made by `scripts/make_careless_model.py`; and
+those of `benchmarks/bases.py`, which are wrong in different ways and to different degrees.
 """
 
 import hashlib
@@ -33,6 +34,7 @@ CACHE = HERE / ".cache"
 TASK_STEPS = {"main": 2, "hard": 5}
 TEST_SEED, VALIDATION_SEED = 2, 3  # learning rates are chosen on the validation problems
 MAX_NEW_TOKENS = {"main": 80, "hard": 170}
+OF_OTHER_TASKS = 120  # a right answer of theirs has about 40 tokens
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ BATCH_ROWS = 32
 def tokenizer(task: str) -> PreTrainedTokenizerBase:
     PartialState(cpu=True)
     disable_progress_bars()
-    return AutoTokenizer.from_pretrained(HERE / "models" / task)
+    return AutoTokenizer.from_pretrained(HERE / "models" / (task if task in TASK_STEPS else "main"))
 
 
 def base_model(task: str) -> PreTrainedModel:
@@ -83,19 +85,24 @@ def model_hash(task: str) -> str:
     """
     weights = HERE / "models" / task / "model.safetensors"
     if not weights.exists():
-        raise Unfinished(f"{weights.parent} is missing: make it with scripts/make_careless_model.py")
+        raise Unfinished(f"{weights.parent} is missing: make it with python -m benchmarks.bases")
     return hashlib.sha256(weights.read_bytes()).hexdigest()[:12]
 
 
 @lru_cache
 def problems(task: str, count: int, seed: int) -> Dataset:
     disable_progress_bars()
-    return gsm8k.prepare(arithmetic.arithmetic_dataset(count, seed, TASK_STEPS[task]), num_shots=0)
+    if task in TASK_STEPS:
+        return gsm8k.prepare(arithmetic.arithmetic_dataset(count, seed, TASK_STEPS[task]), num_shots=0)
+    rows = arithmetic.arithmetic_dataset(4 * count, seed)  # four of nine have one multiplication
+    one = [i for i, answer in enumerate(rows["answer"]) if answer.count("*") == 1]
+    return gsm8k.prepare(rows.select(one[:count]), num_shots=0)
 
 
 def sample(model: PreTrainedModel, task: str, questions: Dataset, count: int, seed: int) -> Dataset:
     """`count` scored completions of each question, with columns `extracted` and `verdict`."""
-    sampling = SamplingArguments(num_generations=count, max_new_tokens=MAX_NEW_TOKENS[task])
+    longest = MAX_NEW_TOKENS.get(task, OF_OTHER_TASKS)
+    sampling = SamplingArguments(num_generations=count, max_new_tokens=longest)
     return score_completions(sample_completions(model, tokenizer(task), questions, sampling, seed=seed), gsm8k.judge)
 
 

@@ -1,4 +1,4 @@
-"""One training loop for all: AdamW, constant learning rate, no weight decay, clipped gradient, shuffled epochs."""
+"""One training loop for all: constant learning rate, no weight decay, clipped gradient, shuffled epochs."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks.optimizers import OPTIMIZERS, Optimizer
 from benchmarks.rivals import Objective
 from benchmarks.setting import BATCH_ROWS
 
@@ -31,6 +32,8 @@ def train(
     measure_at: tuple[int, ...] = (),
     measure: Callable[[int], dict[str, Any]] | None = None,
     clip: float = 1.0,
+    optimizer: str = "adamw",
+    batch_rows: int = BATCH_ROWS,
 ) -> dict[str, list[Any]]:
     """Train in place.
 
@@ -38,18 +41,18 @@ def train(
         `curve`: a dictionary with `step` and what `measure(step)` gave, for each step of `measure_at`;
         `gradient_norms`: of each step, before clipping.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
-    order = batches(objective.size, BATCH_ROWS // objective.rows_per_item, seed)
+    stepper = OPTIMIZERS[optimizer](model, learning_rate)
+    order = batches(objective.size, batch_rows // objective.rows_per_item, seed)
     curve, norms = [], []
     model.train()
     for step in range(1, steps + 1):
-        norms.append(update(model, optimizer, objective.loss(next(order)), clip))
+        norms.append(update(model, stepper, objective.loss(next(order)), clip))
         if step in measure_at and measure is not None:
             curve.append({"step": step, **measure(step)})
     return {"curve": curve, "gradient_norms": norms}
 
 
-def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, loss: torch.Tensor, clip: float = 1.0) -> float:
+def update(model: PreTrainedModel, optimizer: Optimizer, loss: torch.Tensor, clip: float = 1.0) -> float:
     """One optimizer step; returns the gradient norm before clipping. A gradient that is not finite changes nothing."""
     optimizer.zero_grad()
     loss.backward()

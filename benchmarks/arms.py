@@ -1,0 +1,133 @@
+"""An arm: base model, protocol, effective share of positives, optimizer, rate and rows per step; trained and tested.
+
+The paper compares TOPR with "positives only" by one protocol: wrong answers are removed, and one pass is made over what
+is left. There are others that are as fair, and they give another order. Each is named in what it measures:
+
+| protocol | positives only reads | its steps |
+|---|---|---|
+| `"removed"` | the right answers, once | p times TOPR's, all of right answers |
+| `"steps"` | the rows that TOPR reads, in its batches, the wrong answers at weight 0 | as many as TOPR |
+| `"tokens"` | the right answers, 1/p times | as many as TOPR, all of right answers: as much computation |
+
+Every other share reads all rows once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from benchmarks.cells import Cell, Store, Unfinished
+from benchmarks.rivals import Direct, tapered
+from benchmarks.rows import Rows
+from benchmarks.setting import Profile, base_model, epoch_rows, evaluate, model_hash, summary
+from benchmarks.training import train
+from topr_trl import baseline_for_positive_share
+
+TUNING_SEED = 1_000  # completions, order and problems (validation) that only the choice of rates uses
+PROTOCOLS = ("removed", "steps", "tokens")
+PRESET_OF = {"taper": "topr", "no taper": "reinforce"}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to train.
+
+    Attributes:
+        base: the task, see `benchmarks.setting`.
+        share: effective share of positives p~; `"p"` is the paper's c = 0, 1 is positives only; or `"group_mean"`.
+        protocol: of positives only; other shares read all rows once, which is said as `"steps"`.
+        loss: `"taper"` is TOPR.
+    """
+
+    base: str
+    share: float | str
+    protocol: str = "steps"
+    optimizer: str = "adamw"
+    learning_rate: float = 1e-4
+    batch_rows: int = 32
+    loss: str = "taper"
+
+    def cell(self, claim: str, seed: int, **more: Any) -> Cell:
+        """A cell that trains this arm; other weights of the base model are another cell."""
+        return {"claim": claim, **asdict(self), "weights": model_hash(self.base), "seed": seed, **more}
+
+    @classmethod
+    def of(cls, cell: Cell) -> "Arm":
+        return cls(**{name: cell[name] for name in cls.__dataclass_fields__})
+
+
+def after_baseline(rows: Rows, share: float | str) -> np.ndarray:
+    """R of rows under a share."""
+    if share == "group_mean":
+        return rows.rewards - rows.group_means
+    if share == "p" or rows.rewards.min() == rows.rewards.max():
+        return rows.rewards
+    return rows.rewards - baseline_for_positive_share(rows.rewards, float(share))
+
+
+def run(arm: Arm, profile: Profile, seed: int, epochs: int = 1, split: str = "test") -> dict[str, Any]:
+    """Train from the base model, and test at the end of each epoch."""
+    model = base_model(arm.base)
+    rows, _ = epoch_rows(arm.base, profile, seed)
+    steps = len(rows) // arm.batch_rows
+    share = float((rows.rewards > 0).mean())
+    if arm.share == 1.0 and arm.protocol != "steps":
+        rows = rows[np.flatnonzero(rows.rewards > 0)]
+        steps = -(-len(rows) // arm.batch_rows) if arm.protocol == "removed" else steps
+    objective = Direct(model, rows, tapered(PRESET_OF[arm.loss]), lambda rows: after_baseline(rows, arm.share))
+    ends = tuple(steps * epoch for epoch in range(1, epochs + 1))
+
+    def measure(_: int) -> dict[str, Any]:
+        return tested(model, arm.base, profile, seed, split)
+
+    done = train(
+        model, objective, steps * epochs, arm.learning_rate, seed, ends, measure, optimizer=arm.optimizer,
+        batch_rows=arm.batch_rows,
+    )  # fmt: skip
+    return {"curve": done["curve"], "p": share, "gradient_norm": float(np.median(done["gradient_norms"]))}
+
+
+def tested(model: PreTrainedModel, base: str, profile: Profile, seed: int, split: str) -> dict[str, float]:
+    """Accuracy and kinds of answers."""
+    return summary(evaluate(model, base, profile, seed=seed, split=split))
+
+
+# Each arm at its own best rate and rows per step, found on a seed apart.
+
+Choices = Sequence[dict[str, Any]]  # of fields of an arm
+
+
+def planned(store: Store, claim: str, arms: dict[Arm, Choices], seeds: Sequence[int]) -> list[Cell]:
+    """The cells that tune each arm; then, of those that are tuned, the cells that are reported."""
+    tuning = [replace(arm, **choice).cell(claim, TUNING_SEED) for arm, choices in arms.items() for choice in choices]
+    reported = []
+    for arm, choices in arms.items():
+        try:
+            chosen = best(store, claim, arm, choices)
+        except Unfinished:
+            continue
+        reported += [chosen.cell(claim, seed) for seed in seeds]
+    return tuning + reported
+
+
+def best(store: Store, claim: str, arm: Arm, choices: Choices) -> Arm:
+    """The arm with the choice that ends highest on the validation problems; the first of equals.
+
+    Raises:
+        Unfinished: not all choices have been tried.
+    """
+    tried = [replace(arm, **choice) for choice in choices]
+    results = [store.get(one.cell(claim, TUNING_SEED)) for one in tried]
+    if not all(results):
+        raise Unfinished(f"{arm} has not been tuned: run the claim {claim}")
+    ends = [result["curve"][-1]["pass@1"] for result in results if result]
+    return tried[int(np.argmax(ends))]
+
+
+def work(cell: Cell, profile: Profile) -> dict[str, Any]:
+    """What the cells of `planned` do."""
+    split = "validation" if cell["seed"] == TUNING_SEED else "test"
+    return run(Arm.of(cell), profile, cell["seed"], split=split)

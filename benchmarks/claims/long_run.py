@@ -1,0 +1,166 @@
+"""Figure 8 until nothing moves: many iterations with μ renewed, and what is left of the variety of answers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.arms import TUNING_SEED, after_baseline
+from benchmarks.cells import Cell, Store, Unfinished
+from benchmarks.hypotheses import HYPOTHESES
+from benchmarks.pictures import curve, figure, save
+from benchmarks.rivals import Direct, tapered
+from benchmarks.rows import Rows
+from benchmarks.setting import BATCH_ROWS, Profile, base_model, model_hash, problems, sample, summary
+from benchmarks.statistics import difference, interval
+from benchmarks.training import train
+from benchmarks.verdicts import Verdict, judge, markdown_table
+from topr_trl import curate, evaluate_rows
+from topr_trl.curation import ROWS_PER_PROBLEM
+
+BASES = ("misconception-10", "wanders-3")
+ITERATIONS, TUNING_ITERATIONS, EVERY, PROBLEMS, SEEDS = 20, 4, 4, 200, 3
+RATES = (3e-5, 1e-4, 3e-4)
+KS = (1, 4, 16, 64, 256)
+# Share of positives and curation, by what a run is called.
+RUNS: dict[str, tuple[float | str, str]] = {
+    "c = 0": ("p", "uniform"),
+    "p~ 50 %": (0.5, "uniform"),
+    "group mean": ("group_mean", "uniform"),
+    "positives only": (1.0, "positives"),
+    "Anna Karenina": ("p", "anna_karenina"),
+}
+
+
+def _cell(base: str, run: str, rate: float, seed: int) -> Cell:
+    return {"claim": "long_run", "base": base, "weights": model_hash(base), "run": run, "learning_rate": rate,
+            "seed": seed}  # fmt: skip
+
+
+def best_rate(store: Store, base: str, run: str) -> float:
+    """Of a run: the rate that ends highest after a few iterations, on a seed apart.
+
+    Raises:
+        Unfinished: not all rates have been tried.
+    """
+    results = {rate: store.get(_cell(base, run, rate, TUNING_SEED)) for rate in RATES}
+    if not all(results.values()):
+        raise Unfinished(f"{run} on {base} has not been tuned: run the claim long_run")
+    return max(RATES, key=lambda rate: (results[rate] or {})["curve"][-1]["pass@1"])
+
+
+def cells(profile: Profile, store: Store) -> list[Cell]:
+    if profile.seeds == 1:
+        return []
+    tuning = [_cell(base, run, rate, TUNING_SEED) for base in BASES for run in RUNS for rate in RATES]
+    runs = []
+    for base in BASES:
+        for run in RUNS:
+            try:
+                runs += [_cell(base, run, best_rate(store, base, run), seed) for seed in range(SEEDS)]
+            except Unfinished:
+                continue
+    return tuning + runs
+
+
+def work(cell: Cell, profile: Profile) -> dict[str, Any]:
+    base, seed, (share, curation) = cell["base"], cell["seed"], RUNS[cell["run"]]
+    is_tuning = seed == TUNING_SEED
+    model, curve_points = base_model(base), []
+    count = 64 if curation == "anna_karenina" else 16
+    for iteration in range(1, (TUNING_ITERATIONS if is_tuning else ITERATIONS) + 1):
+        pool = Rows.of(sample(model, base, problems(base, PROBLEMS, 100 + seed), count, 100 * seed + iteration), model)
+        size = round(ROWS_PER_PROBLEM * PROBLEMS)
+        rows = pool[curate(pool.rewards, pool.groups, curation, size, seed=100 * seed + iteration).indices]
+        objective = Direct(model, rows, tapered("topr"), lambda rows: after_baseline(rows, share))
+        train(model, objective, -(-len(rows) // BATCH_ROWS), cell["learning_rate"], 100 * seed + iteration)
+        if iteration % EVERY == 0:
+            curve_points.append({"iteration": iteration, "sampled": float(len(pool)), **_tested(model, base, seed)})
+    end = {} if is_tuning else _end(model, base, seed)
+    return {"curve": curve_points, **end}
+
+
+def _tested(model: Any, base: str, seed: int) -> dict[str, float]:
+    split = 3 if seed == TUNING_SEED else 2
+    evaluation = evaluate_rows(sample(model, base, problems(base, 150, split), 16, seed), maj_ks=(8,), pass_ks=(1, 16))
+    return {**summary(evaluation), "maj@8": evaluation.maj_at[8].value, "pass@16": evaluation.pass_at[16].value}
+
+
+def _end(model: Any, base: str, seed: int) -> dict[str, Any]:
+    """With many completions: pass@k, majorities, entropy and the number of different answers per problem."""
+    dataset = sample(model, base, problems(base, 150, 2), max(KS), seed)
+    evaluation = evaluate_rows(dataset, pass_ks=KS, maj_ks=(16, 64))
+    rows = Rows.of(dataset, model)
+    answers: dict[int, set[Any]] = {}
+    for problem, answer in zip(dataset["problem_id"], dataset["extracted"], strict=True):
+        answers.setdefault(problem, set()).add(answer)
+    return {
+        "pass": {str(k): evaluation.pass_at[k].value for k in KS},
+        "maj": {str(k): estimate.value for k, estimate in evaluation.maj_at.items()},
+        "never_solved": evaluation.cardinality[0] / sum(evaluation.cardinality),
+        "entropy": float(-np.mean([float(logps.sum()) for logps in rows.mu_logps])),  # nats per completion
+        "different_answers": float(np.mean([len(found) for found in answers.values()])),
+    }
+
+
+# Report.
+
+
+def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
+    if profile.seeds == 1:
+        return []
+    found = {
+        (base, run): [store.get(_cell(base, run, best_rate(store, base, run), seed)) or {} for seed in range(SEEDS)]
+        for base in BASES
+        for run in RUNS
+    }
+    picture, axes = figure(2 * len(BASES), 3.6, 3.3)
+    steps = list(range(EVERY, ITERATIONS + 1, EVERY))
+    for n, base in enumerate(BASES):
+        for run in RUNS:
+            results = found[base, run]
+            points = [interval([r["curve"][i]["pass@1"] for r in results]) for i in range(len(steps))]
+            curve(axes[2 * n], steps, points, run, marker="o", ms=3)
+            ends = [interval([r["pass"][str(k)] for r in results]) for k in KS]
+            curve(axes[2 * n + 1], list(KS), ends, run, marker="o", ms=3)
+        axes[2 * n].set(xlabel="iteration", ylabel="pass@1 (%)", title=base)
+        axes[2 * n + 1].set(xscale="log", xlabel="k", ylabel="pass@k (%)", title=f"{base}, after {ITERATIONS}")
+        axes[2 * n + 1].set_xticks(KS, [str(k) for k in KS])
+        axes[2 * n + 1].minorticks_off()
+    axes[0].legend()
+
+    def gap(base: str, k: int) -> Any:
+        half, only = (
+            {seed: (r["pass"][str(k)], float("nan")) for seed, r in enumerate(found[base, run])}
+            for run in ("p~ 50 %", "positives only")
+        )
+        return difference(half, only)
+
+    rows = [
+        [
+            base, run, *(interval([r["pass"][str(k)] for r in found[base, run]]).percent() for k in KS),
+            interval([r["maj"]["64"] for r in found[base, run]]).percent(),
+            interval([r["never_solved"] for r in found[base, run]]).percent(),
+            f"{interval([r['entropy'] for r in found[base, run]]).mean:.1f}",
+            f"{interval([r['different_answers'] for r in found[base, run]]).mean:.1f}",
+        ]
+        for base in BASES
+        for run in RUNS
+    ]  # fmt: skip
+    header = ["base model", "run", *(f"pass@{k}" for k in KS), "maj@64", "never solved", "entropy (nats)",
+              "different answers of 256"]  # fmt: skip
+    hypothesis = HYPOTHESES["long_run"]
+    return [
+        Verdict(
+            hypothesis.expected,
+            hypothesis.refuted_if,
+            "p~ = 50 % minus positives only after 20 iterations, points: "
+            + "; ".join(
+                f"{base}: pass@1 {gap(base, 1).percent(signed=True)}, pass@64 {gap(base, 64).percent(signed=True)}"
+                for base in BASES
+            ),
+            judge(all(gap(base, 64).low > 0 for base in BASES), all(gap(base, 1).low <= 0 for base in BASES)),
+            picture=save(picture, out, "long_run"),
+            details=markdown_table(header, rows),
+        )
+    ]

@@ -1,0 +1,101 @@
+"""Can the share be predicted from a base model and its rows? Regrets under AdamW, over all base models."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import arms
+from benchmarks.arms import Arm, Choices
+from benchmarks.bases import AUTHORS
+from benchmarks.cells import Cell, Store
+from benchmarks.claims.optimizers_compared import RATES, SHARES, near, of_gradients
+from benchmarks.hypotheses import HYPOTHESES
+from benchmarks.setting import Profile, model_hash
+from benchmarks.statistics import interval
+from benchmarks.verdicts import Verdict, judge, markdown_table
+
+BASES = tuple(AUTHORS)
+CHOICES: Choices = [{"learning_rate": rate} for rate in RATES["adamw"]]
+TRIED: tuple[float | str, ...] = ("p", *SHARES)
+
+
+def gradients_cell(base: str) -> Cell:
+    """The cell of a base model's gradients."""
+    return {"claim": "predictors", "part": "gradients", "base": base, "weights": model_hash(base)}
+
+
+def cells(profile: Profile, store: Store) -> list[Cell]:
+    if profile.seeds == 1:
+        return []
+    tuned = {Arm(base, share): CHOICES for base in BASES for share in TRIED}
+    return [gradients_cell(base) for base in BASES] + arms.planned(store, "predictors", tuned, range(profile.seeds))
+
+
+def work(cell: Cell, profile: Profile) -> dict[str, Any]:
+    return of_gradients(cell["base"], profile) if cell.get("part") == "gradients" else arms.work(cell, profile)
+
+
+# Report.
+
+
+def predictions(gradients: dict[str, Any]) -> dict[str, float]:
+    """Shares by predictor, from a base model's gradients."""
+    by_gain = {
+        f"gain of {name}": gradients["shares"][int(np.argmax(values))] for name, values in gradients["gains"].items()
+    }
+    names = {"norms_N": "gradients", "logit_norms_N": "logits", "token_norms_N": "log-probabilities"}
+    return {f"second moment of {names[name]}": share for name, share in gradients["second_moment"].items()} | by_gain
+
+
+def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
+    if profile.seeds == 1:
+        return []
+    ends: dict[str, dict[float | str, list[float]]] = {base: {} for base in BASES}
+    for base in BASES:
+        for share in TRIED:
+            chosen = arms.best(store, "predictors", Arm(base, share), CHOICES)
+            results = [store.get(chosen.cell("predictors", seed)) for seed in range(profile.seeds)]
+            ends[base][share] = [result["curve"][-1]["pass@1"] for result in results if result]
+    top = {base: max(TRIED, key=lambda share, base=base: np.mean(ends[base][share])) for base in BASES}
+    gradients = {base: store.get(gradients_cell(base)) or {} for base in BASES}
+    predicted = {base: predictions(gradients[base]) for base in BASES}
+
+    def lost(base: str, share: float | str) -> list[float]:
+        """By seed."""
+        at = share if share == "p" else near(float(share))
+        return [best - here for best, here in zip(ends[base][top[base]], ends[base][at], strict=True)]
+
+    rules: dict[str, dict[str, float | str]] = {
+        **{name: {base: predicted[base][name] for base in BASES} for name in predicted[BASES[0]]},
+        "c = 0": dict.fromkeys(BASES, "p"),
+        **{f"{share:.0%}": dict.fromkeys(BASES, share) for share in (0.2, 0.5, 0.8, 1.0)},
+    }
+    regrets = {
+        name: interval(np.mean([lost(base, shares[base]) for base in BASES], axis=0)) for name, shares in rules.items()
+    }
+    constants = {name: regret for name, regret in regrets.items() if name == "c = 0" or name.endswith("%")}
+    best_rule = min((name for name in rules if name not in constants), key=lambda name: regrets[name].mean)
+    rows = [
+        [
+            base, f"{gradients[base]['p']:.0%}", *(interval(ends[base][share]).percent() for share in TRIED),
+            *(f"{predicted[base][name]:.0%}" for name in predicted[base]),
+        ]
+        for base in BASES
+    ]  # fmt: skip
+    header = ["base model", "p", "c = 0", *(f"{share:.0%}" for share in SHARES), *predicted[BASES[0]]]
+    hypothesis = HYPOTHESES["predictor"]
+    return [
+        Verdict(
+            hypothesis.expected,
+            hypothesis.refuted_if,
+            f"mean regret over {len(BASES)} base models, points of pass@1: "
+            + ", ".join(f"{name} {regret.percent()}" for name, regret in sorted(regrets.items(), key=_by_mean)),
+            judge(regrets[best_rule].mean < min(regret.mean for regret in constants.values())),
+            details=markdown_table(header, rows),
+        )
+    ]
+
+
+def _by_mean(item: tuple[str, Any]) -> float:
+    return float(item[1].mean)

@@ -1,0 +1,92 @@
+"""TOPR against positives only by three protocols, on base models that are wrong in different ways."""
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks import arms
+from benchmarks.arms import PROTOCOLS, Arm, Choices
+from benchmarks.cells import Cell, Store
+from benchmarks.hypotheses import HYPOTHESES
+from benchmarks.setting import Profile
+from benchmarks.statistics import Interval, Measured, difference, over_seeds
+from benchmarks.verdicts import Verdict, judge, markdown_table
+
+BASES = ("slips-30", "slips-3", "misconception-10", "misconception-3", "sure-17", "sure-3", "wanders-10", "wanders-3")
+SHARES = ("p", 0.2, 0.5, "group_mean")
+CHOICES: Choices = [
+    {"learning_rate": rate, "batch_rows": batch} for batch in (32, 8) for rate in (3e-5, 1e-4, 3e-4, 1e-3)
+]
+LABELS: dict[Any, str] = {"p": "c = 0", "group_mean": "group mean", 1.0: "positives only"}
+
+
+def arms_of(base: str) -> list[Arm]:
+    return [Arm(base, share) for share in SHARES] + [Arm(base, 1.0, protocol) for protocol in PROTOCOLS]
+
+
+def cells(profile: Profile, store: Store) -> list[Cell]:
+    if profile.seeds == 1:
+        return [Arm(base, share).cell("protocols", 0) for base in QUICK for share in (0.5, 1.0)]
+    tuned = {arm: CHOICES for base in BASES for arm in arms_of(base)}
+    return arms.planned(store, "protocols", tuned, range(profile.seeds))
+
+
+QUICK = ("slips-30", "misconception-10", "sure-17", "wanders-10")  # one of each kind
+work = arms.work
+
+
+# Report.
+
+
+def measured(store: Store, profile: Profile, arm: Arm) -> Measured:
+    """pass@1 of an arm at its best rate, by seed."""
+    chosen = arms.best(store, "protocols", arm, CHOICES)
+    found = {seed: store.get(chosen.cell("protocols", seed)) for seed in range(profile.seeds)}
+    return {s: (r["curve"][-1]["pass@1"], r["curve"][-1]["error"]) for s, r in found.items() if r is not None}
+
+
+def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
+    if profile.seeds == 1:
+        return []
+    ends = {(base, arm.share, arm.protocol): measured(store, profile, arm) for base in BASES for arm in arms_of(base)}
+    gaps = {
+        (base, protocol): difference(ends[base, 0.5, "steps"], ends[base, 1.0, protocol])
+        for base in BASES
+        for protocol in PROTOCOLS
+    }
+    few = [base for base in BASES if int(base.rpartition("-")[2]) <= 17]
+    fewest = [base for base in BASES if base.endswith("-3")]
+    header = ["base model", *(LABELS.get(s, f"p~ {s:.0%}" if isinstance(s, float) else s) for s in SHARES)]
+    table = markdown_table(
+        [*header, *(f"positives only, {protocol}" for protocol in PROTOCOLS)],
+        [
+            [base, *(over_seeds(ends[base, arm.share, arm.protocol]).percent() for arm in arms_of(base))]
+            for base in BASES
+        ],
+    )
+
+    def said(names: list[str], protocol: str) -> str:
+        return ", ".join(f"{base} {gaps[base, protocol].percent(signed=True)}" for base in names)
+
+    def above(gap: Interval) -> bool:
+        return gap.low > 0
+
+    return [
+        Verdict(
+            HYPOTHESES["protocol"].expected,
+            HYPOTHESES["protocol"].refuted_if,
+            f"TOPR at p~ = 50 % minus positives only, points of pass@1: wrong answers removed, {said(few, 'removed')}; "
+            f"as much computation, {said(list(BASES), 'tokens')}; as many steps on the same rows, "
+            f"{said(list(BASES), 'steps')}",
+            judge(
+                all(above(gaps[base, "removed"]) for base in few),
+                all(gaps[base, "tokens"].low <= 0.02 for base in BASES),
+            ),
+            details=table,
+        ),
+        Verdict(
+            HYPOTHESES["few"].expected,
+            HYPOTHESES["few"].refuted_if,
+            f"TOPR at p~ = 50 % minus positives only with as much computation: {said(fewest, 'tokens')}",
+            judge(sum(above(gaps[base, "tokens"]) for base in fewest) >= 3),
+        ),
+    ]
