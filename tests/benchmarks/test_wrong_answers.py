@@ -1,0 +1,285 @@
+"""The parts of "When do wrong answers pay?": base models, arms, optimizers, gradients; verdicts on planted results."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import trl
+from packaging.version import Version
+
+from benchmarks import arms, bases, evidence
+from benchmarks.__main__ import HYPOTHESES as CLAIMS
+from benchmarks.arms import TUNING_SEED, Arm
+from benchmarks.bases import AUTHORS, Author, one_product, solution
+from benchmarks.cells import Store
+from benchmarks.claims import long_run, optimizers_compared, predictors, protocols
+from benchmarks.gradients import Moments, gains, moments, share_of_second_moment
+from benchmarks.hypotheses import HYPOTHESES
+from benchmarks.optimizers import OPTIMIZERS
+from benchmarks.rows import Rows, response_logps
+from benchmarks.setting import PROFILES, base_model, problems, sample, tokenizer
+from topr_trl import effective_positive_share
+from topr_trl.tasks import gsm8k
+
+pytestmark = pytest.mark.skipif(
+    Version(trl.__version__) < Version("1.16"), reason="the benchmarks are of the newest TRL; 1.15 is slow on a CPU"
+)
+PROFILE = replace(PROFILES["full"], seeds=3)
+
+
+# Base models.
+
+
+def verdicts_of(author, count=400):
+    rng = random.Random(0)
+    problems = [one_product(rng) for _ in range(count)]
+    texts = [solution(problem, author, rng) for problem in problems]
+    return problems, texts, gsm8k.judge(texts, [str(problem.answer) for problem in problems])
+
+
+def test_an_author_errs_as_often_as_asked():
+    _, texts, found = verdicts_of(Author(), 50)
+    assert {verdict for verdict, _ in found} == {"correct"}
+    assert all(text.count("*") == 1 for text in texts)
+    _, texts, found = verdicts_of(Author(add=0.8))
+    assert np.mean([verdict == "correct" for verdict, _ in found]) == pytest.approx(0.2, abs=0.06)
+    assert np.mean(["*" not in text for text in texts]) == pytest.approx(0.8, abs=0.06)
+    _, _, found = verdicts_of(Author(wander=0.6))
+    assert np.mean([verdict == "invalid" for verdict, _ in found]) == pytest.approx(0.6, abs=0.06)
+
+
+@pytest.mark.parametrize("name", AUTHORS)
+def test_wrong_answers_are_at_most_three_times_as_long(name):
+    _, texts, found = verdicts_of(AUTHORS[name])
+    lengths = {kind: [len(t) for t, (v, _) in zip(texts, found, strict=True) if (v == "correct") is kind]
+               for kind in (True, False)}  # fmt: skip
+    assert np.mean(lengths[False]) < 2 * np.mean(lengths[True])
+    assert np.percentile(lengths[False], 99) < 3.5 * np.mean(lengths[True])
+
+
+def test_problems_of_these_tasks_have_one_product():
+    answers = problems("sure-17", 30, 5)
+    assert len(answers) == 30
+    assert (
+        problems("sure-17", 30, 5)["question"][:] == answers["question"][:] != problems("sure-17", 30, 6)["question"][:]
+    )
+    assert all("bags" in q or "of" in q for q in answers["question"])
+
+
+# Arms.
+
+
+@pytest.fixture(scope="module")
+def rows():
+    model = base_model("main")
+    return Rows.of(sample(model, "main", problems("main", 8, 7), 8, seed=3), model)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 1.0])
+def test_the_share_is_what_an_arm_says(rows, share):
+    assert effective_positive_share(arms.after_baseline(rows, share)) == pytest.approx(share)
+    right = rows[np.flatnonzero(rows.rewards > 0)]
+    assert set(arms.after_baseline(right, 1.0)) == {1.0}
+
+
+def test_shares_by_name(rows):
+    assert (arms.after_baseline(rows, "p") == rows.rewards).all()
+    assert arms.after_baseline(rows, "group_mean") == pytest.approx(rows.rewards - rows.group_means)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "steps", "right_only"), [("removed", 1, True), ("tokens", 2, True), ("steps", 2, False)]
+)
+def test_protocols_of_positives_only(rows, monkeypatch, protocol, steps, right_only):
+    seen = []
+    monkeypatch.setattr(arms, "base_model", lambda base: None)
+    monkeypatch.setattr(arms, "epoch_rows", lambda *_: (rows, rows))
+    monkeypatch.setattr(
+        arms, "train", lambda model, objective, steps, *_, **__: seen.append((objective, steps)) or
+        {"curve": [], "gradient_norms": [1.0]},
+    )  # fmt: skip
+    arms.run(Arm("main", 1.0, protocol), PROFILE, 0)
+    ((objective, found),) = seen
+    assert found == steps == {"removed": -(-int((rows.rewards > 0).sum()) // 32)}.get(protocol, len(rows) // 32)
+    assert (objective.rows.rewards > 0).all() == right_only
+
+
+def test_an_arm_is_reported_at_the_rate_that_was_best_when_tuned(tmp_path, monkeypatch):
+    monkeypatch.setattr(arms, "model_hash", str)
+    store, arm = Store(tmp_path), Arm("sure-17", 0.5)
+    choices = [{"learning_rate": 1e-4}, {"learning_rate": 3e-4}]
+    tuning = arms.planned(store, "x", {arm: choices}, [0, 1])
+    assert [cell["seed"] for cell in tuning] == [TUNING_SEED] * 2
+    for cell, accuracy in zip(tuning, (0.3, 0.4), strict=True):
+        store.add(cell, {"curve": [{"pass@1": accuracy}]}, 1.0, "")
+    cells = arms.planned(store, "x", {arm: choices}, [0, 1])
+    assert [(cell["seed"], cell["learning_rate"]) for cell in cells[2:]] == [(0, 3e-4), (1, 3e-4)]
+    assert Arm.of(cells[2]) == replace(arm, learning_rate=3e-4)
+
+
+# Optimizers.
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_a_gradient_is_divided_by(name):
+    torch.manual_seed(0)
+    model = base_model("main")
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = OPTIMIZERS[name](model, 0.01)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p) * 7
+    optimizer.zero_grad()
+    for p in model.parameters():
+        p.grad = torch.randn_like(p) * 7
+    optimizer.step()
+    steps = [(b - p).detach() for b, p in zip(before, model.parameters(), strict=True)]
+    assert all(step.any() for step in steps)
+    whole = float(torch.cat([step.flatten() for step in steps]).norm())
+    if name == "whole":
+        assert whole == pytest.approx(0.01, rel=1e-3)
+    if name == "tensors":
+        assert [float(step.norm()) for step in steps] == pytest.approx([0.01] * len(steps), rel=1e-3)
+    if name in ("signs", "adamw"):  # at the first step AdamW has no memory either
+        assert whole == pytest.approx(0.01 * sum(step.numel() for step in steps) ** 0.5, rel=1e-2)
+    if name in ("sgd", "momentum"):
+        assert steps[0].norm() == pytest.approx(0.07 * steps[0].numel() ** 0.5, rel=0.05)
+
+
+# Gradients.
+
+
+def test_moments_of_rows(rows):
+    model, some = base_model("main").eval(), rows[np.arange(6)]
+    found = moments(model, some)
+    own = []
+    for n in range(6):
+        model.zero_grad()
+        logps, mask = response_logps(model, [some.prompts[n]], [some.responses[n]])
+        logps[mask].sum().backward()
+        own.append(torch.cat([p.grad.flatten() for p in model.parameters()]).double())
+    u = [whole / len(response) for whole, response in zip(own, some.responses, strict=True)]
+    torch.testing.assert_close(found.means_2D[1], torch.stack(u[1::2]).mean(0), rtol=1e-3, atol=1e-7)
+    torch.testing.assert_close(found.squares_2D[0], torch.stack(u[::2]).square().mean(0), rtol=1e-2, atol=1e-8)
+    torch.testing.assert_close(found.whole_means_2D[0], torch.stack(own[::2]).mean(0), rtol=1e-3, atol=1e-6)
+    assert found.norms_N == pytest.approx([float(x.square().sum()) for x in u], rel=1e-3)
+    logps = rows.mu_logps[0].exp()
+    assert found.token_norms_N[0] == pytest.approx(float((1 - logps).square().sum()) / len(logps) ** 2, rel=1e-3)
+    assert found.logit_norms_N[0] > found.token_norms_N[0]  # the same and the other tokens'
+
+
+def test_logit_norms_are_those_of_the_logits(rows):
+    model, row = base_model("main").eval(), rows[[0]]
+    ids = torch.tensor([row.prompts[0] + row.responses[0]])
+    with torch.no_grad():
+        logits = model(ids).logits[0, len(row.prompts[0]) - 1 : -1]
+    logits = logits.float().requires_grad_()
+    logits.log_softmax(-1).gather(1, torch.tensor(row.responses[0])[:, None]).mean().backward()
+    assert moments(model, row).logit_norms_N[0] == pytest.approx(float(logits.grad.square().sum()), rel=1e-4)
+
+
+def _moments(mean, deviation, size=200):
+    """Of gradients that are independent of each other, with a mean and a deviation in every coordinate."""
+    means = torch.full((2, size), mean, dtype=torch.float64)
+    squares = torch.full((2, size), mean**2 + deviation**2, dtype=torch.float64)
+    norms = np.full(4, float(squares[0].sum()))
+    return Moments(means, squares, means, norms, norms, norms)
+
+
+def test_where_noise_is_all_the_whole_gradient_gains_most_at_the_least_second_moment():
+    right, wrong = _moments(1e-3, 3.0), _moments(-1e-3 * 0.25 / 0.75, 1.0)  # E[u] over all rows is 0, as on policy
+    shares = np.linspace(0.01, 1.0, 100)
+    found = gains(right, wrong, 0.25, shares, [100, 100])
+    least = share_of_second_moment(right.norms_N.mean(), wrong.norms_N.mean())
+    assert least == pytest.approx(0.1, abs=0.01)
+    for name in ("whole", "tensors", "adamw"):  # all coordinates are alike here, so every metric is
+        assert shares[np.argmax(found[name])] == pytest.approx(least, abs=0.03), name
+
+
+def test_a_coordinate_of_one_sign_counts_in_adams_metric_alone():
+    """Wrong rows are noise in a few coordinates in which nothing can be gained: only SGD minds."""
+    right, wrong = _moments(1e-2, 1.0), _moments(-1e-2, 1.0)
+    wrong.squares_2D[:, :4] += 2_000.0
+    shares = np.linspace(0.01, 1.0, 100)
+    found = {name: shares[np.argmax(values)] for name, values in gains(right, wrong, 0.5, shares, [200]).items()}
+    assert found["whole"] > 0.9
+    assert found["adamw"] == pytest.approx(0.5, abs=0.1)
+
+
+# Verdicts on planted results.
+
+
+def planted(cell):
+    wobble = 0.001 * cell.get("seed", 0) if cell.get("seed") != TUNING_SEED else 0.0
+    if cell.get("part") == "gradients":
+        grid = np.linspace(0.02, 1.0, 50)
+        peak = (1 - (grid - 0.5) ** 2).tolist()
+        norms = dict.fromkeys(("norms_N", "logit_norms_N", "token_norms_N"), 0.5)
+        return {"p": 0.1, "second_moment": norms, "shares": grid.tolist(),
+                "gains": dict.fromkeys(("whole", "tensors", "adamw", "signs"), peak)}  # fmt: skip
+    if cell["claim"] == "long_run":
+        better = 0.2 if cell["run"] == "p~ 50 %" else 0.0
+        ends = {str(k): 0.5 + wobble + (better if k > 1 else 0.0) for k in long_run.KS}
+        curve = [{"pass@1": 0.5 + wobble}] * (long_run.ITERATIONS // long_run.EVERY)
+        return {"curve": curve, "pass": ends, "maj": {"64": 0.5}, "never_solved": 0.1, "entropy": 3.0,
+                "different_answers": 9.0}  # fmt: skip
+    share = cell["share"] if isinstance(cell["share"], float) else 0.1
+    accuracy = 0.5 - 0.1 * abs(share - 0.5) + wobble
+    if cell["protocol"] == "removed":
+        accuracy -= 0.2
+    if cell["loss"] == "no taper":
+        accuracy -= 0.3
+    return {"curve": [{"pass@1": accuracy, "error": 0.002}], "p": 0.1, "gradient_norm": 1.0}
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    for place in (arms, optimizers_compared, predictors, long_run):
+        monkeypatch.setattr(place, "model_hash", str)
+    store = Store(tmp_path / "results")
+    for claim in CLAIMS.values():
+        while todo := store.unfinished(claim.cells(PROFILE, store)):
+            for cell in todo:
+                store.add(cell, planted(cell), 6.0, "command")
+    return store
+
+
+def test_verdicts_follow_the_results(store, tmp_path):
+    """Planted: p~ = 50 % is a little best, one pass over right answers alone is far behind, the taper is needed."""
+    found = {v.claim: v for claim in CLAIMS.values() for v in claim.report(store, PROFILE, tmp_path)}
+    by_name = {name: found[h.expected].verdict for name, h in HYPOTHESES.items()}
+    assert by_name == {
+        "protocol": "holds in part",  # at equal computation it is above by 5 points, which was not expected
+        "few": "holds",
+        "second_moment": "holds",
+        "coordinates": "holds in part",  # signs and AdamW agree, but not on 100 %
+        "tensors": "holds",
+        "own_metric": "does not hold here",  # 50 % is a constant, too
+        "taper": "holds",
+        "long_run": "holds",
+        "predictor": "does not hold here",
+    }
+
+
+def test_the_page(store, tmp_path):
+    page = tmp_path / "wrong_answers.md"
+    evidence.write(CLAIMS, store, PROFILE, page, hypotheses=True)
+    text = page.read_text()
+    assert "not yet run" not in text
+    assert "nan" not in text
+    assert all(h.expected in text and h.refuted_if in text for h in HYPOTHESES.values())
+    assert (tmp_path / "wrong_answers" / "long_run.png").is_file()
+    evidence.write(CLAIMS, Store(tmp_path / "nothing"), PROFILE, page, hypotheses=True)
+    assert page.read_text().count("not yet run") == len(HYPOTHESES)
+
+
+def test_base_models_share_a_tokenizer():
+    assert tokenizer("sure-17").get_vocab() == tokenizer("main").get_vocab()
+    assert bases.folder("sure-17").parent == bases.folder("main").parent
+
+
+def test_protocols_are_compared_on_each_kind():
+    kinds = {name.rpartition("-")[0] for name in AUTHORS}
+    assert kinds == {name.rpartition("-")[0] for name in protocols.BASES}
+    assert kinds == {name.rpartition("-")[0] for name in optimizers_compared.BASES}
