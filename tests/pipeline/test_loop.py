@@ -15,7 +15,8 @@ from topr_trl import load_rows
 from topr_trl.cli import commands
 from topr_trl.pipeline import stages
 from topr_trl.pipeline.arguments import IterateArguments
-from topr_trl.pipeline.loop import _devices, check, steps_of, write_settings
+from topr_trl.pipeline.loop import check, steps_of
+from topr_trl.pipeline.steps import _devices, write_settings
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"
 KILLS = 20

@@ -31,8 +31,9 @@ from topr_trl.pipeline.arguments import (
     ScoreArguments,
     TrainArguments,
 )
-from topr_trl.pipeline.loop import end_with_the_loop, iterate, summary
+from topr_trl.pipeline.loop import iterate
 from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.steps import end_with_the_loop, summary
 from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 
 KINDS: dict[str, type] = {

@@ -116,6 +116,22 @@ class BackendArguments(VLLMArguments):
         check_choice(self, sampling_backend=BACKENDS)
 
 
+@dataclass
+class LaunchArguments(BackendArguments):
+    """How a command that runs stages starts their processes."""
+
+    sampling_workers: int = field(default=1, metadata={"help": "Sampling processes."})
+    sampling_python: str | None = field(default=None, metadata={"help": "Python of the environment with vLLM."})
+    accelerate_config: str | None = field(default=None, metadata={"help": "Accelerate's config for training."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(1, self, "sampling_workers")
+        for name in ("accelerate_config", "sampling_python"):
+            if getattr(self, name) is not None:
+                existing(getattr(self, name), f"--{name}")
+
+
 # Commands.
 
 
@@ -197,30 +213,35 @@ class TrainArguments(FolderArguments, OfflineTOPRConfig, ModelConfig):
 
 
 @dataclass
-class IterateArguments(ProblemArguments, SamplingArguments, BackendArguments, OfflineTOPRConfig, ModelConfig):
+class RunArguments(SamplingArguments, LaunchArguments, OfflineTOPRConfig, ModelConfig):
+    """What commands share that run stages which sample and train."""
+
+    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints of a training that are kept."})
+
+    def __post_init__(self) -> None:
+        ModelConfig.__post_init__(self)
+        SamplingArguments.__post_init__(self)
+        LaunchArguments.__post_init__(self)
+        OfflineTOPRConfig.__post_init__(self)
+
+
+@dataclass
+class IterateArguments(ProblemArguments, RunArguments):
     """Settings of `topr iterate`: those of its stages, and how it runs them."""
 
     output_dir: str | None = field(default="topr-run", metadata={"help": "Folder to write."})
-    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints of a training that are kept."})
     iterations: int = field(default=1, metadata={"help": "Rounds of sampling and training."})
     rows: str | None = field(
         default=None, metadata={"help": "Folder or file of rows to train on first, instead of sampling."}
     )
     num_generations_eval: int = field(default=16, metadata={"help": "Completions per test problem (the paper: 64)."})
-    sampling_workers: int = field(default=1, metadata={"help": "Sampling processes."})
-    sampling_python: str | None = field(default=None, metadata={"help": "Python of the environment with vLLM."})
-    accelerate_config: str | None = field(default=None, metadata={"help": "Accelerate's config for training."})
 
     def __post_init__(self) -> None:
-        ModelConfig.__post_init__(self)
         ProblemArguments.__post_init__(self)
-        SamplingArguments.__post_init__(self)
-        BackendArguments.__post_init__(self)
-        OfflineTOPRConfig.__post_init__(self)
-        check_at_least(1, self, "iterations", "sampling_workers", "num_generations_eval")
-        for name in ("rows", "accelerate_config", "sampling_python"):
-            if getattr(self, name) is not None:
-                existing(getattr(self, name), f"--{name}")
+        RunArguments.__post_init__(self)
+        check_at_least(1, self, "iterations", "num_generations_eval")
+        if self.rows is not None:
+            existing(self.rows, "--rows")
 
     @property
     def folder(self) -> Path:
