@@ -16,6 +16,7 @@ from trl import TrlParser
 from topr_trl.cli.evaluate import evaluate_command
 from topr_trl.cli.memory_plan import PlanArguments, plan_command
 from topr_trl.cli.run_report import PlotArguments, plot_command
+from topr_trl.cli.trial import trial_command
 from topr_trl.config import CurationArguments, LossArguments, check_type
 from topr_trl.generation.sampling import SamplingArguments
 from topr_trl.hub import PushArguments, push_command
@@ -30,6 +31,7 @@ from topr_trl.pipeline.arguments import (
     SampleArguments,
     ScoreArguments,
     TrainArguments,
+    TrialArguments,
 )
 from topr_trl.pipeline.loop import iterate
 from topr_trl.pipeline.manifest import Json
@@ -38,7 +40,8 @@ from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 
 KINDS: dict[str, type] = {
     "sample": SampleArguments, "score": ScoreArguments, "curate": CurateArguments, "log-mu": TrainArguments,
-    "train": TrainArguments, "evaluate": EvaluateArguments, "iterate": IterateArguments, "plan": PlanArguments,
+    "train": TrainArguments, "evaluate": EvaluateArguments, "iterate": IterateArguments, "trial": TrialArguments,
+    "plan": PlanArguments,
     "plot": PlotArguments, "push": PushArguments,
 }  # fmt: skip
 # What version 0.1 called otherwise.
@@ -206,6 +209,12 @@ _TRAINING = (
 # Of commands that take all settings of a trainer, those that its help shows.
 _SHOWN = {
     "train": ("input", "output_dir", "iteration", *_TRAINING),
+    "trial": (
+        "input", "output_dir", "task", "trial_rows", "held_out_problems", "test_by", "num_generations_eval",
+        "sampling_workers", "sampling_python", "accelerate_config",
+        *(field.name for kind in (SamplingArguments, BackendArguments) for field in fields(kind)),
+        *(name for name in _TRAINING if name in SETTINGS["trial"]),
+    ),
     "iterate": (
         "output_dir", "iterations", "rows", "num_generations_eval", "sampling_workers", "sampling_python",
         "accelerate_config",
@@ -253,6 +262,7 @@ CARRY_OUT: dict[str, Callable[[Any], None]] = {
     **{stage: run_stage(stage) for stage in _OUTCOMES},
     "evaluate": evaluate_command,
     "iterate": iterate,
+    "trial": trial_command,
     "plan": plan_command,
     "plot": plot_command,
     "push": push_command,

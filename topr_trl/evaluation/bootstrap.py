@@ -45,15 +45,31 @@ def paired_bootstrap(first_PM: NDArray[np.float64], second_PM: NDArray[np.float6
     `first_PM` and `second_PM` hold each measure of each run, by problem.
     """
     gains_PM = second_PM - first_PM
-    problems, rng = len(gains_PM), np.random.default_rng(seed)
-    means_DM = np.concatenate([
-        rng.multinomial(problems, np.full(problems, 1 / problems), size=_CHUNK) @ gains_PM / problems
-        for _ in range(_DRAWS // _CHUNK)
-    ])  # fmt: skip
+    means_DM = _drawn_means(gains_PM, seed)
     low_M, high_M = np.percentile(means_DM, [2.5, 97.5], axis=0)
     better_M = (means_DM > 0).mean(axis=0)
     columns = (gains_PM.mean(axis=0), low_M, high_M, better_M)
     return [Difference(*map(float, values)) for values in zip(*columns, strict=True)]
+
+
+def share_best(values_PA: NDArray[np.float64], seed: int = 0) -> NDArray[np.float64]:
+    """(A,) in which share of the bootstrap's draws of problems each of A runs has the highest mean.
+
+    `values_PA` holds the runs' values by problem; equals share a draw.
+    """
+    means_DA = _drawn_means(values_PA, seed)
+    is_best_DA = means_DA >= means_DA.max(axis=1, keepdims=True)
+    shares: NDArray[np.float64] = (is_best_DA / is_best_DA.sum(axis=1, keepdims=True)).mean(axis=0)
+    return shares
+
+
+def _drawn_means(values_PM: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+    """(D, M) means over P problems that are drawn with replacement."""
+    problems, rng = len(values_PM), np.random.default_rng(seed)
+    return np.concatenate([
+        rng.multinomial(problems, np.full(problems, 1 / problems), size=_CHUNK) @ values_PM / problems
+        for _ in range(_DRAWS // _CHUNK)
+    ])  # fmt: skip
 
 
 def compare(first: Samples, second: Samples, seed: int = 0) -> dict[str, Difference]:

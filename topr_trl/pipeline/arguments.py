@@ -26,6 +26,7 @@ from topr_trl.tasks import TASKS, Task, arithmetic
 
 BACKENDS = ("transformers", "vllm")
 SPLITS = ("train", "test")
+TESTS = ("auto", "answers", "rewards")
 
 
 @dataclass
@@ -249,6 +250,33 @@ class IterateArguments(ProblemArguments, RunArguments):
         return Path(self.output_dir or "topr-run")
 
 
+@dataclass
+class TrialArguments(RunArguments):
+    """Settings of `topr trial`: those of its stages, and how much it tries."""
+
+    input: str | None = field(default=None, metadata={"help": "Folder of rows, or a file of them, with rewards."})
+    output_dir: str | None = field(default="topr-trial", metadata={"help": "Folder to write."})
+    task: str = field(default="gsm8k", metadata={"help": f"{' or '.join(TASKS)}; topr sample notes that of its rows."})
+    trial_rows: int = field(default=2_560, metadata={"help": "Rows that each training reads, at most."})
+    held_out_problems: int = field(default=100, metadata={"help": "Problems to test on, at most a third of all."})
+    test_by: str = field(
+        default="auto",
+        metadata={"help": "'answers': sample the held-out problems and judge; 'rewards': weigh their rows; 'auto'."},
+    )
+    num_generations_eval: int = field(default=16, metadata={"help": "Completions per held-out problem."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, task=tuple(TASKS), test_by=TESTS)
+        check_at_least(1, self, "trial_rows", "num_generations_eval")
+        check_at_least(2, self, "held_out_problems")
+
+    @property
+    def folder(self) -> Path:
+        """The folder to write."""
+        return Path(self.output_dir or "topr-trial")
+
+
 def _names(*kinds: type, without: Collection[str] = ()) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f.name for kind in kinds for f in fields(kind) if f.init and f.name not in without))
 
@@ -272,6 +300,9 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         EvaluateArguments, without=("num_generations", "split", "worker", "iteration", *ADAPTER_SETTINGS)
     ),
     "iterate": _names(IterateArguments),
+    # What it tries is not set beforehand.
+    "trial": _names(TrialArguments, without=("preset", "baseline", "effective_positive_share", "curation",
+                                             "iteration_size", "curation_positive_share")),
 }  # fmt: skip
 
 Stage = TypeVar("Stage", SampleArguments, EvaluateArguments, ScoreArguments, CurateArguments, TrainArguments)

@@ -1,0 +1,190 @@
+"""The command `topr trial`: rows in; a table, a recommended YAML and a page out."""
+
+import io
+import json
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from tabulate import tabulate
+
+from topr_trl.evaluation.bootstrap import Difference, paired_bootstrap, share_best
+from topr_trl.pipeline.arguments import TrialArguments
+from topr_trl.pipeline.trial import Arm, Outcome, run_trial
+
+_FEW = 2.0  # effective samples per problem, below which an estimate from rewards says little
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What a trial comes to.
+
+    Attributes:
+        arms: that were tried, best first; None is the model before.
+        means: by arm.
+        errors: standard errors over the problems, by arm.
+        behind: how far each arm is behind the best one, paired by problem.
+        shares: in which share of the bootstrap's draws of problems each trained arm is best.
+    """
+
+    arms: list[Arm | None]
+    means: dict[Arm | None, float]
+    errors: dict[Arm | None, float]
+    behind: dict[Arm | None, Difference]
+    shares: dict[Arm | None, float]
+
+    @property
+    def best(self) -> Arm:
+        """The trained arm with the highest mean."""
+        return next(arm for arm in self.arms if arm is not None)
+
+    @property
+    def level(self) -> list[Arm]:
+        """Trained arms that cannot be told from the best."""
+        return [arm for arm in self.arms if arm not in (None, self.best) and self.behind[arm].high >= 0]
+
+
+def recommend(values: dict[Arm | None, NDArray[np.float64]], seed: int = 0) -> Recommendation:
+    """Rank arms by their mean over the held-out problems; intervals by a paired bootstrap over these."""
+    means = {arm: float(value.mean()) for arm, value in values.items()}
+    errors = {arm: float(value.std(ddof=1)) / len(value) ** 0.5 for arm, value in values.items()}
+    arms = sorted(values, key=lambda arm: -means[arm])
+    best = next(arm for arm in arms if arm is not None)
+    others = np.stack([values[arm] for arm in arms], axis=1)
+    behind = paired_bootstrap(np.repeat(values[best][:, None], len(arms), axis=1), others, seed)
+    trained = [arm for arm in arms if arm is not None]
+    shares = share_best(np.stack([values[arm] for arm in trained], axis=1), seed)
+    return Recommendation(
+        arms, means, errors, dict(zip(arms, behind, strict=True)), dict(zip(trained, map(float, shares), strict=True))
+    )
+
+
+def trial_command(args: TrialArguments) -> None:
+    """Run a trial, print what it found, and write `recommended.yaml`, `trial.json` and, with matplotlib, a page."""
+    outcome = run_trial(args)
+    found = recommend(outcome.values, args.seed)
+    out = args.folder
+    settings = {**found.best.settings, "learning_rate": args.learning_rate * found.best.factor}
+    (out / "recommended.yaml").write_text(yaml.safe_dump(settings))
+    (out / "trial.json").write_text(json.dumps(_plain(args, outcome, found), indent=1))
+    text = f"{_table(args, outcome, found)}\n\n{_said(args, outcome, found)}"
+    page = ""
+    if find_spec("matplotlib") and find_spec("jinja2"):
+        (out / "trial.html").write_text(_page(args, outcome, found), encoding="utf-8")
+        page = f" {out}/trial.html shows it."
+    print(
+        f"\n{text}\n\nThe recommended settings are in {out}/recommended.yaml, for topr train and topr iterate "
+        f"--config.{page}",
+        flush=True,
+    )
+
+
+def _rate(args: TrialArguments, arm: Arm) -> str:
+    return f"{args.learning_rate * arm.factor:.2g}"
+
+
+def _rows(args: TrialArguments, found: Recommendation) -> list[list[str]]:
+    rows = []
+    for arm in found.arms:
+        gap = found.behind[arm]
+        rows.append([
+            arm.label if arm else "before training",
+            _rate(args, arm) if arm else "",
+            f"{100 * found.means[arm]:.1f} ± {200 * found.errors[arm]:.1f}",
+            "" if arm == found.best else str(gap),
+            f"{100 * found.shares[arm]:.0f} %" if arm else "",
+        ])  # fmt: skip
+    return rows
+
+
+def _header(outcome: Outcome) -> list[str]:
+    measure = "right answers (%)" if outcome.by_answers else "mean reward x 100"
+    return ["", "learning rate", measure, "to the best [95 %]", "best in draws"]
+
+
+def _table(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
+    align = ("left", *["right"] * 4)
+    return tabulate(_rows(args, found), _header(outcome), disable_numparse=True, colalign=align)
+
+
+def _said(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
+    """The recommendation in words, and how sure it is."""
+    problems = len(outcome.values[None])
+    how = "sampled and judged" if outcome.by_answers else "estimated from the rewards of their rows"
+    lines = [
+        f"Trained on {outcome.trained_rows:,} rows, tested on {problems} other problems ({how}; ± is two standard "
+        "errors over the problems).",
+        f"Recommended: {found.best.label}, learning rate {_rate(args, found.best)}.",
+    ]
+    if found.level:
+        names = ", ".join(f"{arm.label} at {_rate(args, arm)}" for arm in found.level)
+        lines.append(f"Not to be told from it: {names}. More --held_out_problems or --num_generations_eval would tell.")
+    if found.arms[0] is None:
+        lines.append("No training did better than none: try a lower learning rate, or look at the rows.")
+    few = [arm for arm, count in outcome.effective_samples.items() if arm is not None and count < _FEW]
+    if few:
+        lines.append(
+            f"After {len(few)} of {len(outcome.effective_samples) - 1} trainings fewer than {_FEW:g} rows per problem "
+            "count in the estimates: the trained models are far from the one that wrote the rows, and the estimates "
+            "say little. If the answers can be judged, use --test_by answers."
+        )
+    return "\n".join(lines)
+
+
+def _plain(args: TrialArguments, outcome: Outcome, found: Recommendation) -> dict[str, Any]:
+    return {
+        "by_answers": outcome.by_answers,
+        "held_out_problems": len(outcome.values[None]),
+        "trained_rows": outcome.trained_rows,
+        "arms": [
+            {
+                "label": arm.label if arm else "before training",
+                "settings": {**arm.settings, "learning_rate": args.learning_rate * arm.factor} if arm else None,
+                "mean": found.means[arm],
+                "standard_error": found.errors[arm],
+                "to_the_best": found.behind[arm].to_dict(),
+                "best_in_draws": found.shares.get(arm),
+                "effective_samples": outcome.effective_samples.get(arm),
+            }
+            for arm in found.arms
+        ],
+    }
+
+
+def _page(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
+    """The page as HTML."""
+    from jinja2 import Environment
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(Path(__file__).with_name("trial.html").read_text("utf-8"))
+    return template.render(
+        name=args.folder.resolve().name,
+        header=_header(outcome),
+        rows=_rows(args, found),
+        said=_said(args, outcome, found).split("\n"),
+        picture=_picture(args, outcome, found),
+        settings=yaml.safe_dump({**found.best.settings, "learning_rate": args.learning_rate * found.best.factor}),
+    )
+
+
+def _picture(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
+    """SVG: the mean of each arm with two standard errors, the best at the top."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 0.8 + 0.32 * len(found.arms)), layout="constrained")
+    panel = figure.subplots()
+    for place, arm in enumerate(reversed(found.arms)):
+        color = "#888888" if arm is None else "#d1495b" if arm == found.best else "#30638e"
+        panel.errorbar(100 * found.means[arm], place, xerr=200 * found.errors[arm], fmt="o", capsize=3, color=color)
+    names = [f"{arm.label}, {_rate(args, arm)}" if arm else "before training" for arm in reversed(found.arms)]
+    panel.set_yticks(range(len(names)), names)
+    panel.set_xlabel(_header(outcome)[2])
+    panel.grid(axis="x", alpha=0.3)
+    content = io.StringIO()
+    figure.savefig(content, format="svg", metadata={"Date": None})
+    text = content.getvalue()
+    return text[text.index("<svg") :]
