@@ -95,7 +95,7 @@ def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
         ("iterate", "keep_copies", "The rows of an iteration are in one folder, and kept once. Leave it out."),
         ("evaluate", "eval_samples", "It is called --num_generations_eval now."),
         ("iterate", "num_candidates", "It is called --num_generations now."),
-        ("train", "num_generations_eval", "It is a setting of topr evaluate, iterate."),
+        ("train", "num_generations_eval", "It is a setting of topr evaluate, iterate, trial."),
     ],
 )
 def test_what_an_unknown_setting_may_have_meant(command, name, hint, own):

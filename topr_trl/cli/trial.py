@@ -68,8 +68,7 @@ def trial_command(args: TrialArguments) -> None:
     outcome = run_trial(args)
     found = recommend(outcome.values, args.seed)
     out = args.folder
-    settings = {**found.best.settings, "learning_rate": args.learning_rate * found.best.factor}
-    (out / "recommended.yaml").write_text(yaml.safe_dump(settings))
+    (out / "recommended.yaml").write_text(yaml.safe_dump(_settings(args, found.best)))
     (out / "trial.json").write_text(json.dumps(_plain(args, outcome, found), indent=1))
     text = f"{_table(args, outcome, found)}\n\n{_said(args, outcome, found)}"
     page = ""
@@ -83,8 +82,8 @@ def trial_command(args: TrialArguments) -> None:
     )
 
 
-def _rate(args: TrialArguments, arm: Arm) -> str:
-    return f"{args.learning_rate * arm.factor:.2g}"
+def _settings(args: TrialArguments, arm: Arm) -> dict[str, Any]:
+    return {**arm.settings, "learning_rate": arm.rate(args)}
 
 
 def _rows(args: TrialArguments, found: Recommendation) -> list[list[str]]:
@@ -93,7 +92,7 @@ def _rows(args: TrialArguments, found: Recommendation) -> list[list[str]]:
         gap = found.behind[arm]
         rows.append([
             arm.label if arm else "before training",
-            _rate(args, arm) if arm else "",
+            f"{arm.rate(args):g}" if arm else "",
             f"{100 * found.means[arm]:.1f} ± {200 * found.errors[arm]:.1f}",
             "" if arm == found.best else str(gap),
             f"{100 * found.shares[arm]:.0f} %" if arm else "",
@@ -118,10 +117,10 @@ def _said(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
     lines = [
         f"Trained on {outcome.trained_rows:,} rows, tested on {problems} other problems ({how}; ± is two standard "
         "errors over the problems).",
-        f"Recommended: {found.best.label}, learning rate {_rate(args, found.best)}.",
+        f"Recommended: {found.best.label}, learning rate {found.best.rate(args):g}.",
     ]
     if found.level:
-        names = ", ".join(f"{arm.label} at {_rate(args, arm)}" for arm in found.level)
+        names = ", ".join(f"{arm.label} at {arm.rate(args):g}" for arm in found.level)
         lines.append(f"Not to be told from it: {names}. More --held_out_problems or --num_generations_eval would tell.")
     if found.arms[0] is None:
         lines.append("No training did better than none: try a lower learning rate, or look at the rows.")
@@ -143,7 +142,7 @@ def _plain(args: TrialArguments, outcome: Outcome, found: Recommendation) -> dic
         "arms": [
             {
                 "label": arm.label if arm else "before training",
-                "settings": {**arm.settings, "learning_rate": args.learning_rate * arm.factor} if arm else None,
+                "settings": _settings(args, arm) if arm else None,
                 "mean": found.means[arm],
                 "standard_error": found.errors[arm],
                 "to_the_best": found.behind[arm].to_dict(),
@@ -167,7 +166,7 @@ def _page(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
         rows=_rows(args, found),
         said=_said(args, outcome, found).split("\n"),
         picture=_picture(args, outcome, found),
-        settings=yaml.safe_dump({**found.best.settings, "learning_rate": args.learning_rate * found.best.factor}),
+        settings=yaml.safe_dump(_settings(args, found.best)),
     )
 
 
@@ -180,7 +179,7 @@ def _picture(args: TrialArguments, outcome: Outcome, found: Recommendation) -> s
     for place, arm in enumerate(reversed(found.arms)):
         color = "#888888" if arm is None else "#d1495b" if arm == found.best else "#30638e"
         panel.errorbar(100 * found.means[arm], place, xerr=200 * found.errors[arm], fmt="o", capsize=3, color=color)
-    names = [f"{arm.label}, {_rate(args, arm)}" if arm else "before training" for arm in reversed(found.arms)]
+    names = [f"{arm.label}, {arm.rate(args):g}" if arm else "before training" for arm in reversed(found.arms)]
     panel.set_yticks(range(len(names)), names)
     panel.set_xlabel(_header(outcome)[2])
     panel.grid(axis="x", alpha=0.3)

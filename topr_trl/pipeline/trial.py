@@ -54,6 +54,10 @@ class Arm:
     settings: dict[str, Any] = field(hash=False)
     factor: float = 1.0
 
+    def rate(self, trial: TrialArguments) -> float:
+        """The learning rate, to three digits."""
+        return float(f"{trial.learning_rate * self.factor:.3g}")
+
     def at(self, factor: float) -> "Arm":
         """The same at another learning rate."""
         word = "low" if factor < 1 else "high"
@@ -156,7 +160,8 @@ def split(trial: TrialArguments, source: Path, folder: Path) -> tuple[bool, int]
     else:
         if MU_COLUMNS[0] in tested.column_names:
             tested = tested.add_column(GIVEN_LOG_MU, [float(np.sum(x)) for x in tested[MU_COLUMNS[0]]])
-        gone = [name for name in (*MU_COLUMNS, "problem_id") if name in tested.column_names]
+        # The trained models are no samplers of these rows.
+        gone = [name for name in (*MU_COLUMNS, "sampler_logps", "problem_id") if name in tested.column_names]
         numbers = np.unique(problems[places], return_inverse=True)[1]
         save_rows(tested.remove_columns(gone).add_column("problem_id", numbers), folder / "held-out")
     manifest.finish(folder, "split", len(training), by_answers=by_answers)
@@ -199,8 +204,8 @@ class _Parts:
 
     def _arm(self, arm: Arm) -> Iterator[Step]:
         model = str(self._folder(arm) / "model")
-        rate = self.trial.learning_rate * arm.factor
-        changes = {"input": str(self.out / "rows" / "training"), "output_dir": model, "learning_rate": rate}
+        rows = str(self.out / "rows" / "training")
+        changes = {"input": rows, "output_dir": model, "learning_rate": arm.rate(self.trial)}
         yield Step("train", take(TrainArguments, self.trial, **changes, **arm.settings))
         yield from self._testing(arm)
         self.tried.append(arm)
@@ -219,9 +224,10 @@ class _Parts:
             yield Step("score", ScoreArguments(input=rows, output_dir=rows))
         else:
             held_out = self.out / "rows" / "held-out"
-            least = min(float(np.min(read_shard(shard, ["reward"])["reward"])) for shard in shards_of(held_out))
-            # Every row needs its log-probability, whatever its reward.
-            every = {"preset": "opr", "baseline": str(least - 1), "log_mu": "trainer"}
+            rewards = np.unique(_read(held_out)["reward"])
+            # Every row needs its log-probability: none is to be 0 after the baseline.
+            between = float(rewards[:2].mean()) if len(rewards) > 1 else float(rewards[0]) - 1
+            every = {"preset": "opr", "baseline": str(between), "log_mu": "trainer"}
             changes = {"input": str(held_out), "output_dir": rows, "model_name_or_path": model, **every}
             yield Step("log-mu", take(TrainArguments, self.trial, **changes))
 
