@@ -44,7 +44,7 @@ class Author:
     forget: float = 0.0
     add: float = 0.0
     wander: float = 0.0
-    steps: int = 1_500
+    steps: int = 1_000
 
 
 # By kind, then by the share of right answers that it is made for, in percent.
@@ -56,9 +56,9 @@ AUTHORS = {
     "misconception-30": Author(slip=0.22, forget=0.10, add=0.25),
     "misconception-10": Author(slip=0.22, forget=0.10, add=0.75),
     "misconception-3": Author(slip=0.22, forget=0.10, add=0.92),
-    "sure-60": Author(add=0.40, steps=4_000),
-    "sure-17": Author(add=0.83, steps=4_000),
-    "sure-3": Author(add=0.97, steps=4_000),
+    "sure-60": Author(add=0.40, steps=3_000),
+    "sure-17": Author(add=0.83, steps=3_000),
+    "sure-3": Author(add=0.97, steps=3_000),
     "wanders-30": Author(slip=0.08, wander=0.60, add=0.10),
     "wanders-10": Author(slip=0.08, wander=0.60, add=0.70),
     "wanders-3": Author(slip=0.08, wander=0.60, add=0.90),
