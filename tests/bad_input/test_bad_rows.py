@@ -348,6 +348,33 @@ SAMPLES = {"problem_id": [0, 0, 1], "extracted": ["7", None, "8"], "answer": ["7
 
 STAGES = [
     stage(
+        "`trial`: fewer than six problems",
+        "topr trial: A trial tests on problems that it does not train on, and needs at least 6; the rows of "
+        "rows.parquet are of 2.",
+        "trial",
+        **TWO,
+        reward=[1.0, -1.0],
+    ),
+    stage(
+        "`trial`: rows without a reward",
+        "topr trial: Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); "
+        "found ['prompt', 'completion']. Rename them with `dataset.rename_column`, or score the rows first.",
+        "trial",
+        **TWO,
+    ),
+    stage(
+        "`trial`: answers that cannot be judged",
+        "topr trial: test_by='answers' needs the columns prompt (text), answer and extracted, as topr score writes "
+        "them; found ['prompt', 'completion', 'reward']. With test_by='rewards' the rewards of held-out rows are "
+        "weighed instead.",
+        "trial",
+        "--test_by",
+        "answers",
+        prompt=list("abcdef"),
+        completion=["7"] * 6,
+        reward=[1.0, -1.0] * 3,
+    ),
+    stage(
         "`score`: no answers",
         "topr score: rows.parquet: rows without a reward need the columns completion, answer; found "
         "['prompt', 'completion'].",

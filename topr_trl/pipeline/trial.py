@@ -65,13 +65,13 @@ class Arm:
 
 
 ARMS = (
-    Arm("paper", "c = 0, as in the paper", {}),
+    Arm("paper", "c = 0 (the paper)", {}),
     *(
-        Arm(f"share-{share:.0%}".rstrip("%"), f"p~ {share:.0%}", {"effective_positive_share": share})
-        for share in (0.2, 0.5, 0.8)
+        Arm(f"share-{percent}", f"p~ {percent} %", {"effective_positive_share": percent / 100})
+        for percent in (20, 50, 80)
     ),
-    Arm("group-mean", "c = mean of the problem", {"baseline": "group_mean"}),
-    Arm("positives-only", "right answers only", {"preset": "positives_only"}),
+    Arm("group-mean", "group mean", {"baseline": "group_mean"}),
+    Arm("positives-only", "positives only", {"preset": "positives_only"}),
 )
 
 
