@@ -26,6 +26,7 @@ from benchmarks.claims import (
     learning_rates,
     log_mu_noise,
     long_run,
+    losses_compared,
     optimizers_compared,
     positive_share,
     predictors,
@@ -59,6 +60,7 @@ HYPOTHESES = {
     "protocols": protocols,
     "optimizers": optimizers_compared,
     "predictors": predictors,
+    "losses": losses_compared,
     "long_run": long_run,
 }
 BOTH = {**CLAIMS, **HYPOTHESES}

@@ -20,7 +20,8 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from benchmarks.cells import Cell, Store, Unfinished
-from benchmarks.rivals import Direct, tapered
+from benchmarks.losses import LOSSES
+from benchmarks.rivals import Direct
 from benchmarks.rows import Rows
 from benchmarks.setting import Profile, base_model, epoch_rows, evaluate, model_hash, summary
 from benchmarks.training import train
@@ -28,7 +29,6 @@ from topr_trl import baseline_for_positive_share
 
 TUNING_SEED = 1_000  # completions, order and problems (validation) that only the choice of rates uses
 PROTOCOLS = ("removed", "steps", "tokens")
-PRESET_OF = {"taper": "topr", "no taper": "reinforce"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Arm:
         base: the task, see `benchmarks.setting`.
         share: effective share of positives p~; `"p"` is the paper's c = 0, 1 is positives only; or `"group_mean"`.
         protocol: of positives only; other shares read all rows once, which is said as `"steps"`.
-        loss: `"taper"` is TOPR.
+        loss: of `benchmarks.losses`; `"taper"` is TOPR. Those with an R of their own have no share, which is `"p"`.
     """
 
     base: str
@@ -77,7 +77,8 @@ def run(arm: Arm, profile: Profile, seed: int, epochs: int = 1, split: str = "te
     if arm.share == 1.0 and arm.protocol != "steps":
         rows = rows[np.flatnonzero(rows.rewards > 0)]
         steps = -(-len(rows) // arm.batch_rows) if arm.protocol == "removed" else steps
-    objective = Direct(model, rows, tapered(PRESET_OF[arm.loss]), lambda rows: after_baseline(rows, arm.share))
+    loss, rewards = LOSSES[arm.loss]
+    objective = Direct(model, rows, loss, rewards or (lambda rows: after_baseline(rows, arm.share)))
     ends = tuple(steps * epoch for epoch in range(1, epochs + 1))
 
     def measure(_: int) -> dict[str, Any]:

@@ -17,9 +17,12 @@ from benchmarks.cells import Store
 from benchmarks.claims import long_run, optimizers_compared, predictors, protocols
 from benchmarks.gradients import Moments, gains, moments, share_of_second_moment
 from benchmarks.hypotheses import HYPOTHESES
+from benchmarks.losses import LOSSES, bapo_loss, oapl, optimal_advantages, powered
 from benchmarks.optimizers import OPTIMIZERS
+from benchmarks.rivals import Direct
 from benchmarks.rows import Rows, response_logps
 from benchmarks.setting import PROFILES, base_model, problems, sample, tokenizer
+from benchmarks.training import train
 from topr_trl import effective_positive_share
 from topr_trl.tasks import gsm8k
 
@@ -117,6 +120,60 @@ def test_an_arm_is_reported_at_the_rate_that_was_best_when_tuned(tmp_path, monke
     cells = arms.planned(store, "x", {arm: choices}, [0, 1])
     assert [(cell["seed"], cell["learning_rate"]) for cell in cells[2:]] == [(0, 3e-4), (1, 3e-4)]
     assert Arm.of(cells[2]) == replace(arm, learning_rate=3e-4)
+
+
+# Losses.
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_learns_right_from_wrong(name, rows):
+    model = base_model("main")
+    loss, rewards = LOSSES[name]
+    objective = Direct(model, rows, loss, rewards or (lambda rows: rows.rewards))
+    train(model, objective, 4, 1e-4, seed=0)
+    after = rows.scored_by(model).mu_logps
+    change = np.array([(new.mean() - old.mean()).item() for new, old in zip(after, rows.mu_logps, strict=True)])
+    counted = np.abs(rows.group_means) < 1  # Reinforce-Rej leaves the others out
+    assert change[(rows.rewards > 0) & counted].mean() > change[(rows.rewards < 0) & counted].mean() + 1e-4
+
+
+def test_the_power_of_the_taper(rows):
+    """At 1 it is TOPR's loss; a higher one weighs a negative less that has become unlikely."""
+    logps, mask = torch.full((2, 3), -1.0, requires_grad=True), torch.ones(2, 3, dtype=torch.bool)
+    mu, rewards = torch.full((2, 3), -0.5), torch.tensor([1.0, -1.0])
+    gradients = {}
+    for power in (0.5, 1.0, 2.0):
+        (gradients[power],) = torch.autograd.grad(powered(power)(logps, mu, mask, rewards), logps)
+    (topr,) = torch.autograd.grad(LOSSES["taper"].loss(logps, mu, mask, rewards), logps)
+    torch.testing.assert_close(gradients[1.0], topr)
+    assert gradients[2.0][1, 0] == pytest.approx(float(topr[1, 0]) * np.exp(-1.5), rel=1e-4)
+    assert gradients[0.5][1, 0] == pytest.approx(float(topr[1, 0]) * np.exp(0.75), rel=1e-4)
+
+
+def test_the_optimum_of_oapl(rows):
+    """Where β log π/μ is the optimal advantage the loss is 0, and π is μ exp(r / β), normalized."""
+    beta, mu = 0.5, np.array([0.2, 0.3, 0.5])
+    raw = np.array([1.0, -1.0, -1.0])
+    best = mu * np.exp(raw / beta)
+    best /= best.sum()
+    some = replace(rows[np.arange(3)], rewards=raw, group_means=np.full(3, mu @ raw))
+    advantages = optimal_advantages(beta)(some)
+    assert advantages == pytest.approx(beta * np.log(best / mu))
+    ones = torch.ones(3, 1, dtype=torch.bool)
+    logs = [torch.tensor(np.log(x))[:, None] for x in (best, mu)]
+    assert oapl(beta)(*logs, ones, torch.tensor(advantages)) == pytest.approx(0, abs=1e-12)
+
+
+def test_bapo_moves_its_limits_until_positives_are_half():
+    """One positive at ratio 2 beside three negatives at ratio 1: it counts only once the upper limit is above 2."""
+    mu, mask = torch.zeros(4, 1), torch.ones(4, 1, dtype=torch.bool)
+    logps = torch.tensor([[np.log(2.0)], [0.0], [0.0], [0.0]], dtype=torch.float32, requires_grad=True)
+    bapo_loss(logps, mu, mask, torch.tensor([3.0, -1.0, -1.0, -1.0])).backward()
+    assert logps.grad[0, 0] < 0
+    logps.grad = None
+    bapo_loss(logps, mu, mask, torch.tensor([3.0, 3.0, -1.0, -1.0])).backward()  # another positive is enough
+    assert logps.grad[0, 0] == 0
+    assert logps.grad[1, 0] < 0
 
 
 # Optimizers.
