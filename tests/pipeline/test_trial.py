@@ -12,6 +12,7 @@ from topr_trl.data.tables import read_table
 from topr_trl.evaluation.bootstrap import share_best
 from topr_trl.pipeline import stages, steps
 from topr_trl.pipeline.arguments import SampleArguments, ScoreArguments, TrialArguments
+from topr_trl.pipeline.lineage import lineage
 from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.trial import ARMS, GIVEN_LOG_MU, run_trial, split
 
@@ -45,6 +46,7 @@ def test_held_out_problems_are_not_trained_on(scored, tmp_path):
     assert (len(training), len(problems)) == (16, 3)
     assert not set(training["prompt"]) & set(problems["prompt"])
     assert set(problems.column_names) == {"prompt", "answer", "problem_id"}
+    assert list(lineage(tmp_path / "rows")) == ["sample", "score", "split"]
     again = split(trial(scored, tmp_path), Path(scored), tmp_path / "rows")
     assert again == (True, 16)
     with pytest.raises(ValueError, match=r"trial_rows: 16 there, 17 now"):

@@ -258,12 +258,12 @@ class TrialArguments(RunArguments):
     output_dir: str | None = field(default="topr-trial", metadata={"help": "Folder to write."})
     task: str = field(default="gsm8k", metadata={"help": f"{' or '.join(TASKS)}; topr sample notes that of its rows."})
     trial_rows: int = field(default=2_560, metadata={"help": "Rows that each training reads, at most."})
-    held_out_problems: int = field(default=100, metadata={"help": "Problems to test on, at most a third of all."})
+    held_out_problems: int = field(default=400, metadata={"help": "Problems to test on, at most a third of all."})
     test_by: str = field(
         default="auto",
         metadata={"help": "'answers': sample the held-out problems and judge; 'rewards': weigh their rows; 'auto'."},
     )
-    num_generations_eval: int = field(default=16, metadata={"help": "Completions per held-out problem."})
+    num_generations_eval: int = field(default=8, metadata={"help": "Completions per held-out problem."})
 
     def __post_init__(self) -> None:
         super().__post_init__()

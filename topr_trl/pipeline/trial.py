@@ -5,6 +5,7 @@ First each share of positives at the learning rate that is given, then the two b
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def split(trial: TrialArguments, source: Path, folder: Path) -> tuple[bool, int]
     """
     names = ("trial_rows", "held_out_problems", "test_by", "seed")
     wanted = {"input": manifest.fingerprint(source), **{name: getattr(trial, name) for name in names}}
-    if manifest.begin(folder, "split", wanted):
+    if manifest.begin(folder, "split", wanted, {"input": relpath(source.resolve(), folder.resolve())}):
         known = manifest.read(folder)
         assert known is not None
         return known.stages["split"]["by_answers"], known.stages["split"]["rows"]
