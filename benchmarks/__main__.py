@@ -96,8 +96,11 @@ def main() -> None:
         for name in [] if args.report else dict.fromkeys([*NEEDED_BY_ALL, *chosen] if set(chosen) - ALONE else chosen):
             claim = BOTH[name]
             # What a claim needs to run may depend on what it has found: until nothing is left.
-            while store.unfinished(planned := claim.cells(profile, store)):
-                cells.run(planned, partial(claim.work, profile=profile), store, args.workers, command, name)
+            try:
+                while store.unfinished(planned := claim.cells(profile, store)):
+                    cells.run(planned, partial(claim.work, profile=profile), store, args.workers, command, name)
+            except cells.Unfinished as missing:
+                print(f"{name} is left out: {missing}")
     finally:
         evidence.write(CLAIMS, store, profile, pages / "evidence.md")
         evidence.write(HYPOTHESES, store, profile, pages / "wrong_answers.md", hypotheses=True)
