@@ -61,8 +61,8 @@ AUTHORS = {
     "sure-17": Author(add=0.83, steps=3_000),
     "sure-3": Author(add=0.97, steps=3_000),
     "wanders-30": Author(slip=0.08, wander=0.60),
-    "wanders-10": Author(slip=0.08, wander=0.60, add=0.55),
-    "wanders-3": Author(slip=0.08, wander=0.60, add=0.85),
+    "wanders-10": Author(slip=0.08, wander=0.60, add=0.25),
+    "wanders-3": Author(slip=0.08, wander=0.60, add=0.55),
 }
 
 

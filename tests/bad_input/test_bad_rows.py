@@ -349,8 +349,7 @@ SAMPLES = {"problem_id": [0, 0, 1], "extracted": ["7", None, "8"], "answer": ["7
 STAGES = [
     stage(
         "`trial`: fewer than six problems",
-        "topr trial: A trial tests on problems that it does not train on, and needs at least 6; the rows of "
-        "rows.parquet are of 2.",
+        "topr trial: A trial tests on problems that it does not train on, and needs at least 6; rows.parquet has 2.",
         "trial",
         **TWO,
         reward=[1.0, -1.0],
@@ -364,9 +363,9 @@ STAGES = [
     ),
     stage(
         "`trial`: answers that cannot be judged",
-        "topr trial: test_by='answers' needs the columns prompt (text), answer and extracted, as topr score writes "
-        "them; found ['prompt', 'completion', 'reward']. With test_by='rewards' the rewards of held-out rows are "
-        "weighed instead.",
+        "topr trial: test_by='answers': the rows need the columns prompt (text), completion and answer; found "
+        "['prompt', 'completion', 'reward']. Name another --task, or weight the rewards of held-out rows: --test_by "
+        "rewards.",
         "trial",
         "--test_by",
         "answers",

@@ -82,8 +82,14 @@ def trial_command(args: TrialArguments) -> None:
     )
 
 
+# What a learning rate means nothing without.
+_WITH_THE_RATE = ("optim", "lr_scheduler_type", "per_device_train_batch_size", "gradient_accumulation_steps",
+                  "num_train_epochs", "max_grad_norm")  # fmt: skip
+
+
 def _settings(args: TrialArguments, arm: Arm) -> dict[str, Any]:
-    return {**arm.settings, "learning_rate": arm.rate(args)}
+    plain = args.to_dict()
+    return {**arm.settings, "learning_rate": arm.rate(args), **{name: plain[name] for name in _WITH_THE_RATE}}
 
 
 def _rows(args: TrialArguments, found: Recommendation) -> list[list[str]]:
@@ -102,7 +108,7 @@ def _rows(args: TrialArguments, found: Recommendation) -> list[list[str]]:
 
 def _header(outcome: Outcome) -> list[str]:
     measure = "right answers (%)" if outcome.by_answers else "mean reward x 100"
-    return ["", "learning rate", measure, "to the best [95 %]", "best in draws"]
+    return ["", "learning rate", measure, "vs. best [95 % CI]", "best in bootstrap"]
 
 
 def _table(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
@@ -121,9 +127,14 @@ def _said(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
     ]
     if found.level:
         names = ", ".join(f"{arm.label} at {arm.rate(args):g}" for arm in found.level)
-        lines.append(f"Not to be told from it: {names}. More --held_out_problems or --num_generations_eval would tell.")
+        lines.append(f"Not distinguishable from it: {names}.")
+    rates = [arm.rate(args) for arm in found.arms if arm is not None]
+    if len(set(rates)) > 1 and found.best.rate(args) in (edges := (min(rates), max(rates))):
+        side = "lowest" if found.best.rate(args) == edges[0] else "highest"
+        lines.append(f"Its learning rate is the {side} that was tried; the best may be beyond it.")
     if found.arms[0] is None:
-        lines.append("No training did better than none: try a lower learning rate, or look at the rows.")
+        lines.append("No training did better than none: try other learning rates, or look at the rows.")
+    lines.append("Intervals are over the problems: another seed of the trainings would add to them.")
     few = [arm for arm, count in outcome.effective_samples.items() if arm is not None and count < _FEW]
     if few:
         lines.append(

@@ -301,8 +301,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     ),
     "iterate": _names(IterateArguments),
     # What it tries is not set beforehand.
-    "trial": _names(TrialArguments, without=("preset", "baseline", "effective_positive_share", "curation",
-                                             "iteration_size", "curation_positive_share")),
+    "trial": _names(TrialArguments, without=(*_names(CurationArguments), "preset", "a_pos", "b_pos", "a_neg", "b_neg")),
 }  # fmt: skip
 
 Stage = TypeVar("Stage", SampleArguments, EvaluateArguments, ScoreArguments, CurateArguments, TrainArguments)

@@ -13,7 +13,8 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
     count = args.num_train_problems if train else args.num_test_problems
     name = args.dataset_name and ((not train and args.test_dataset_name) or args.dataset_name)
     rows = task.first_rows(name, split, count)
-    if {"prompt", "answer"} <= set(rows.column_names):  # problems that have their prompts
+    columns = set(rows.column_names)
+    if {"prompt", "answer"} <= columns and not {"question", "problem"} & columns:  # problems that have their prompts
         ids = "problem_id" in rows.column_names
         return rows if ids else rows.add_column("problem_id", list(range(len(rows))))
     if args.training_shots and args.dataset_name is not None:

@@ -5,18 +5,15 @@ First each share of positives at the learning rate that is given, then the two b
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from os.path import relpath
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset
 from numpy.typing import NDArray
 
 from topr_trl.checkpoints import check_files
-from topr_trl.data.rows import problem_column, reward_column
-from topr_trl.data.tables import load_rows, read_shard, save_rows, shards_of, write_parquet
+from topr_trl.data.tables import read_shard, shards_of
 from topr_trl.evaluation.answers import read_samples
 from topr_trl.evaluation.exact import expected_pass
 from topr_trl.evaluation.off_policy import off_policy_values
@@ -30,11 +27,9 @@ from topr_trl.pipeline.arguments import (
     model_path,
     take,
 )
-from topr_trl.pipeline.shards import CHOSEN
+from topr_trl.pipeline.held_out import GIVEN_LOG_MU, HELD_OUT, PROBLEMS, TRAINING, Split, split
 from topr_trl.pipeline.steps import Step, check_launch, run_steps
-from topr_trl.pipeline.training import MU_COLUMNS
 
-GIVEN_LOG_MU = "given_log_mu"  # of held-out rows that brought log μ: its sum
 _FACTORS = (1 / 3, 3.0)  # of the learning rate, in the second round
 _IN_SECOND_ROUND = 2
 
@@ -107,78 +102,13 @@ def run_trial(trial: TrialArguments) -> Outcome:
     manifest.check_whole(source)
     check_files(model_path(trial))
     out = trial.folder
+    if out.resolve().is_relative_to(source.resolve()):
+        raise ValueError(f"The results cannot be in the folder of the rows: name another --output_dir than {out}.")
     with manifest.lock(out):
-        by_answers, trained_rows = split(trial, source, out / "rows")
-        parts = _Parts(trial, out, by_answers)
+        rows = split(trial, source, out / "rows", {arm.name: arm.settings for arm in ARMS})
+        parts = _Parts(trial, out, rows)
         run_steps(parts.steps(), trial, out, parts.count)
-        return Outcome(*parts.values(), trained_rows)
-
-
-# Rows to train on, and problems that are held out.
-
-
-def split(trial: TrialArguments, source: Path, folder: Path) -> tuple[bool, int]:
-    """Write the rows to train on and the held-out ones, of other problems.
-
-    Returns:
-        Whether the held-out problems are sampled and judged, and the number of rows to train on.
-    """
-    names = ("trial_rows", "held_out_problems", "test_by", "seed")
-    wanted = {"input": manifest.fingerprint(source), **{name: getattr(trial, name) for name in names}}
-    if manifest.begin(folder, "split", wanted, {"input": relpath(source.resolve(), folder.resolve())}):
-        known = manifest.read(folder)
-        assert known is not None
-        return known.stages["split"]["by_answers"], known.stages["split"]["rows"]
-    try:
-        rows = load_rows(source, cache_dir=folder / manifest.WORK)
-        rewards, problems = reward_column(rows), np.unique(problem_column(rows), return_inverse=True)[1]
-        count = int(problems.max()) + 1
-        held_out = min(trial.held_out_problems, count // 3)
-        if held_out < 2:
-            raise ValueError(
-                f"A trial tests on problems that it does not train on, and needs at least 6; the rows of {source} are "
-                f"of {count}."
-            )
-        by_answers = _by_answers(trial, rows)
-    except ValueError:
-        manifest.forget(folder, "split")
-        raise
-    rng = np.random.default_rng(trial.seed)
-    is_held_out = np.isin(problems, rng.permutation(count)[:held_out])
-    training = np.flatnonzero(~is_held_out)
-    training = np.sort(rng.permutation(training)[: trial.trial_rows])
-    rows = rows.remove_columns([name for name in (CHOSEN, "label") if name in rows.column_names])
-    if "reward" not in rows.column_names:
-        rows = rows.add_column("reward", rewards)
-    save_rows(rows.select(training), folder / "training")
-    places = np.flatnonzero(is_held_out)
-    _, first = np.unique(problems[places], return_index=True)
-    tested = rows.select(places[np.sort(first)] if by_answers else places)
-    if by_answers:
-        ids = np.arange(len(tested))  # that of the rows may be missing
-        kept = tested.select_columns(["prompt", "answer"]).add_column("problem_id", ids)
-        write_parquet(kept, folder / "problems.parquet")
-    else:
-        if MU_COLUMNS[0] in tested.column_names:
-            tested = tested.add_column(GIVEN_LOG_MU, [float(np.sum(x)) for x in tested[MU_COLUMNS[0]]])
-        # The trained models are no samplers of these rows.
-        gone = [name for name in (*MU_COLUMNS, "sampler_logps", "problem_id") if name in tested.column_names]
-        numbers = np.unique(problems[places], return_inverse=True)[1]
-        save_rows(tested.remove_columns(gone).add_column("problem_id", numbers), folder / "held-out")
-    manifest.finish(folder, "split", len(training), by_answers=by_answers)
-    return by_answers, len(training)
-
-
-def _by_answers(trial: TrialArguments, rows: Dataset) -> bool:
-    """Whether held-out problems can be sampled and judged: texts as prompts, and right answers."""
-    texts = "prompt" in rows.column_names and isinstance(rows[0]["prompt"], str)
-    possible = texts and "answer" in rows.column_names and "extracted" in rows.column_names
-    if trial.test_by == "answers" and not possible:
-        raise ValueError(
-            "test_by='answers' needs the columns prompt (text), answer and extracted, as topr score writes them; "
-            f"found {rows.column_names}. With test_by='rewards' the rewards of held-out rows are weighed instead."
-        )
-    return possible and trial.test_by != "rewards"
+        return parts.outcome()
 
 
 # Stages.
@@ -187,25 +117,26 @@ def _by_answers(trial: TrialArguments, rows: Dataset) -> bool:
 class _Parts:
     """The steps of a trial, in order; later ones depend on what earlier ones have found."""
 
-    def __init__(self, trial: TrialArguments, out: Path, by_answers: bool) -> None:
-        self.trial, self.out, self.by_answers = trial, out, by_answers
+    def __init__(self, trial: TrialArguments, out: Path, rows: Split) -> None:
+        self.trial, self.out, self.rows = trial, out, rows
+        self.first = [arm for arm in ARMS if arm.name in rows.settings]
         self.tried: list[Arm] = []
-        of_testing = 2 if by_answers else 1
-        arms = len(ARMS) + _IN_SECOND_ROUND * len(_FACTORS)
+        of_testing = 2 if rows.by_answers else 1
+        arms = len(self.first) + _IN_SECOND_ROUND * len(_FACTORS)
         self.count = of_testing + arms * (1 + of_testing)
 
     def steps(self) -> Iterator[Step]:
         yield from self._testing(None)
-        for arm in ARMS:
+        for arm in self.first:
             yield from self._arm(arm)
-        best = sorted(ARMS, key=lambda arm: -float(self._values_of(arm)[0].mean()))[:_IN_SECOND_ROUND]
+        best = sorted(self.first, key=lambda arm: -float(self._values_of(arm)[0].mean()))[:_IN_SECOND_ROUND]
         for arm in best:
             for factor in _FACTORS:
                 yield from self._arm(arm.at(factor))
 
     def _arm(self, arm: Arm) -> Iterator[Step]:
         model = str(self._folder(arm) / "model")
-        rows = str(self.out / "rows" / "training")
+        rows = str(self.out / "rows" / TRAINING)
         changes = {"input": rows, "output_dir": model, "learning_rate": arm.rate(self.trial)}
         yield Step("train", take(TrainArguments, self.trial, **changes, **arm.settings))
         yield from self._testing(arm)
@@ -214,8 +145,8 @@ class _Parts:
     def _testing(self, arm: Arm | None) -> Iterator[Step]:
         rows = str(self._folder(arm) / "rollouts")
         model = self.trial.model_name_or_path if arm is None else str(self._folder(arm) / "model")
-        if self.by_answers:
-            problems = str(self.out / "rows" / "problems.parquet")
+        if self.rows.by_answers:
+            problems = str(self.out / "rows" / PROBLEMS)
             sampling: dict[str, Any] = {
                 "output_dir": rows, "model_name_or_path": model, "split": "test", "dataset_name": problems,
                 "test_dataset_name": problems, "num_generations": self.trial.num_generations_eval,
@@ -224,7 +155,7 @@ class _Parts:
             yield Step("sample", take(SampleArguments, self.trial, **sampling))
             yield Step("score", ScoreArguments(input=rows, output_dir=rows))
         else:
-            held_out = self.out / "rows" / "held-out"
+            held_out = self.out / "rows" / HELD_OUT
             rewards = np.unique(_read(held_out)["reward"])
             # Every row needs its log-probability: none is to be 0 after the baseline.
             between = float(rewards[:2].mean()) if len(rewards) > 1 else float(rewards[0]) - 1
@@ -238,22 +169,22 @@ class _Parts:
     def _folder(self, arm: Arm | None) -> Path:
         return self.out / ("base" if arm is None else arm.name)
 
-    def values(self) -> tuple[dict[Arm | None, NDArray[np.float64]], bool, dict[Arm | None, float]]:
-        """What `Outcome` holds, of all arms that were tried and of the model before."""
+    def outcome(self) -> Outcome:
+        """What was found about all arms that were tried, and about the model before."""
         found = {arm: self._values_of(arm) for arm in (None, *self.tried)}
-        samples = {} if self.by_answers else {arm: samples for arm, (_, samples) in found.items()}
-        return {arm: values for arm, (values, _) in found.items()}, self.by_answers, samples
+        samples = {} if self.rows.by_answers else {arm: samples for arm, (_, samples) in found.items()}
+        values = {arm: values for arm, (values, _) in found.items()}
+        return Outcome(values, self.rows.by_answers, samples, self.rows.rows)
 
     def _values_of(self, arm: Arm | None) -> tuple[NDArray[np.float64], float]:
         rows = self._folder(arm) / "rollouts"
-        if self.by_answers:
+        if self.rows.by_answers:
             samples = read_samples(rows)
             return expected_pass(samples, 1)[np.argsort(samples.problem_ids)], float(samples.num_samples)
-        table = _read(rows)
-        base = table if arm is None else _read(self._folder(None) / "rollouts")
+        table, base = _read(rows), _read(self._folder(None) / "rollouts")
+        # The log μ that rows brought is of who wrote them; rows without any were written by the model before.
         mu = base[GIVEN_LOG_MU].to_numpy() if GIVEN_LOG_MU in base.column_names else _sums(base)
-        own = mu if arm is None else _sums(table)
-        values = off_policy_values(own - mu, table["reward"].to_numpy(), table["problem_id"].to_numpy())
+        values = off_policy_values(_sums(table) - mu, table["reward"].to_numpy(), table["problem_id"].to_numpy())
         return values.values_P, values.effective_samples
 
 
