@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.__main__ import open_store
-from benchmarks.claims import base, rivals_compared, theory
+from benchmarks.claims import base, protocols, rivals_compared, theory
 from benchmarks.setting import PROFILES
 
 profile = PROFILES["quick"]
@@ -12,6 +12,16 @@ start = base.point(store, profile)
 ends = {cell["rival"]: result["curve"][-1] for cell, result in store.results(rivals_compared.cells(profile, store))}
 for name, end in {"base model": start, **ends}.items():
     print(f"{name:16} pass@1 {end['pass@1']:5.1%}, invalid {end['invalid']:5.1%}")
+
+of_kinds = {(c["base"], c["share"]): r for c, r in store.results(protocols.cells(profile, store))}
+for name in protocols.QUICK:
+    half, only = (of_kinds[name, share] for share in (0.5, 1.0))
+    accuracies = ", ".join(
+        f"{label} {result['curve'][-1]['pass@1']:.1%}"
+        for label, result in (("p~ 50 %", half), ("positives only", only))
+    )
+    print(f"{name:16} {half['p']:.1%} of the rows are right; after one pass: {accuracies}")
+    assert max(r["curve"][-1]["pass@1"] for r in (half, only)) > half["p"], f"nothing is learned from {name}"
 
 assert ends["topr"]["pass@1"] > start["pass@1"] + 0.05, "TOPR does not improve the base model"
 assert ends["topr"]["invalid"] < start["invalid"] / 4, "TOPR leaves invalid answers"

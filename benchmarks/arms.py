@@ -7,9 +7,10 @@ is left. There are others that are as fair, and they give another order. Each is
 |---|---|---|
 | `"removed"` | the right answers, once | p times TOPR's, all of right answers |
 | `"steps"` | the rows that TOPR reads, in its batches, the wrong answers at weight 0 | as many as TOPR |
-| `"tokens"` | the right answers, 1/p times | as many as TOPR, all of right answers: as much computation |
+| `"rows"` | the right answers, 1/p times | as many as TOPR, all of right answers: as much computation, or less |
 
-Every other share reads all rows once.
+Every other share reads all rows once. By `"steps"` two arms are compared at the same rows per step; by the others each
+has its own best.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from benchmarks.training import train
 from topr_trl import baseline_for_positive_share
 
 TUNING_SEED = 1_000  # completions, order and problems (validation) that only the choice of rates uses
-PROTOCOLS = ("removed", "steps", "tokens")
+PROTOCOLS = ("removed", "steps", "rows")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from benchmarks.rows import Rows, response_logps
 
 @dataclass(frozen=True)
 class Moments:
-    """Of the gradients of rows of one sign, in float64; D parameters, in two halves of the rows.
+    """Of the gradients of rows of one sign, in float64; D parameters, in two halves of the problems.
 
     Attributes:
         means_2D: E[u].
@@ -56,7 +56,7 @@ def moments(model: PreTrainedModel, rows: Rows) -> Moments:
         gradients = torch.autograd.grad(own.sum(), parameters)
         whole = torch.cat([g.flatten() for g in gradients])
         u = whole / len(response)
-        half = n % 2
+        half = int(rows.groups[n]) % 2  # by problem: right answers to one problem may be the same
         sums["u"][half] += u
         sums["square"][half] += u.square()
         sums["whole"][half] += whole
@@ -67,7 +67,7 @@ def moments(model: PreTrainedModel, rows: Rows) -> Moments:
             chosen = p.gather(-1, torch.tensor(response)[:, None]).squeeze(-1)
             logit_norms.append(float((p.square().sum(-1) - 2 * chosen + 1).sum()) / len(response) ** 2)
             token_norms.append(float((1 - chosen).square().sum()) / len(response) ** 2)
-    counts = torch.tensor([[(len(rows) + 1) // 2], [len(rows) // 2]])
+    counts = torch.tensor([[int((rows.groups % 2 == half).sum())] for half in (0, 1)]).clamp(min=1)
     return Moments(
         sums["u"] / counts, sums["square"] / counts, sums["whole"] / counts, np.array(norms), np.array(logit_norms),
         np.array(token_norms),

@@ -60,8 +60,8 @@ HYPOTHESES = {
         "p~ = 50 % does not end above positives only in pass@64 by an interval, or ends above it in pass@1",
     ),
     "predictor": Hypothesis(
-        "Over all base models under AdamW a share that is predicted from gradients at the base model has a lower mean "
-        "regret than every constant share.",
-        "a constant (p, 50, 75 or 100 %) has a regret as low",
+        "Over all base models under AdamW the share at which AdamW's own step gains most at the base model has a lower "
+        "mean regret than every constant share.",
+        "the interval of the difference to a constant (c = 0, or one of the shares tried) reaches 0",
     ),
 }

@@ -116,7 +116,7 @@ LOSSES: dict[str, Published] = {
     **{f"taper^{power:g}": Published(powered(power)) for power in (0.25, 0.5, 2.0, 4.0)},
     **{f"OAPL, β = {beta:g}": Published(oapl(beta), optimal_advantages(beta)) for beta in (0.3, 1.0)},
     **{f"DRO, β = {beta:g}": Published(dro(beta), centered) for beta in (0.03, 0.3)},
-    "W-REINFORCE": Published(tapered("reinforce"), tenth_of_positives),
-    "Reinforce-Rej": Published(ppo_loss, without_one_sided_groups),
+    "W-REINFORCE (on stored rows)": Published(tapered("reinforce"), tenth_of_positives),
+    "Reinforce-Rej (ratio of the completion)": Published(ppo_loss, without_one_sided_groups),
     "BAPO": Published(bapo_loss, Rows.group_advantages),
 }

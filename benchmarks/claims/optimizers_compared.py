@@ -170,7 +170,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
 
     def told(name: str, ours: str, *parts: bool, details: str = "") -> Verdict:
         hypothesis = HYPOTHESES[name]
-        return Verdict(hypothesis.expected, hypothesis.refuted_if, ours, judge(*parts), details=details)
+        return Verdict(hypothesis.expected, hypothesis.refuted_if, ours, judge(all(parts)), details=details)
 
     return [
         told(

@@ -93,7 +93,7 @@ def test_shares_by_name(rows):
 
 
 @pytest.mark.parametrize(
-    ("protocol", "steps", "right_only"), [("removed", 1, True), ("tokens", 2, True), ("steps", 2, False)]
+    ("protocol", "steps", "right_only"), [("removed", 1, True), ("rows", 2, True), ("steps", 2, False)]
 )
 def test_protocols_of_positives_only(rows, monkeypatch, protocol, steps, right_only):
     seen = []
@@ -208,7 +208,8 @@ def test_what_a_gradient_is_divided_by(name):
 
 
 def test_moments_of_rows(rows):
-    model, some = base_model("main").eval(), rows[np.arange(6)]
+    of = [np.flatnonzero(rows.groups == problem)[:3] for problem in (0, 1)]
+    model, some = base_model("main").eval(), rows[np.stack(of, axis=1).ravel()]  # of the two problems by turns
     found = moments(model, some)
     own = []
     for n in range(6):
@@ -307,10 +308,10 @@ def test_verdicts_follow_the_results(store, tmp_path):
     found = {v.claim: v for claim in CLAIMS.values() for v in claim.report(store, PROFILE, tmp_path)}
     by_name = {name: found[h.expected].verdict for name, h in HYPOTHESES.items()}
     assert by_name == {
-        "protocol": "holds in part",  # at equal computation it is above by 5 points, which was not expected
+        "protocol": "does not hold here",  # at equal computation it is above by 5 points, which was not expected
         "few": "holds",
         "second_moment": "holds",
-        "coordinates": "holds in part",  # signs and AdamW agree, but not on 100 %
+        "coordinates": "does not hold here",  # signs and AdamW agree, but not on 100 %
         "tensors": "holds",
         "own_metric": "does not hold here",  # 50 % is a constant, too
         "taper": "holds",
