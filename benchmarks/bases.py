@@ -44,7 +44,7 @@ class Author:
     forget: float = 0.0
     add: float = 0.0
     wander: float = 0.0
-    steps: int = 1_000
+    steps: int = 2_000
 
 
 # By kind, then by about the share of right answers in percent: less than the author's, since products are learned from
@@ -55,13 +55,13 @@ AUTHORS = {
     "slips-10": Author(slip=0.50, forget=0.10),
     "slips-3": Author(slip=0.66, forget=0.10),
     "misconception-30": Author(slip=0.22, forget=0.10, add=0.15),
-    "misconception-10": Author(slip=0.22, forget=0.10, add=0.55),
+    "misconception-10": Author(slip=0.22, forget=0.10, add=0.55, steps=1_000),
     "misconception-3": Author(slip=0.22, forget=0.10, add=0.85),
     "sure-60": Author(add=0.40, steps=3_000),
     "sure-17": Author(add=0.83, steps=3_000),
     "sure-3": Author(add=0.97, steps=3_000),
     "wanders-30": Author(slip=0.08, wander=0.60),
-    "wanders-10": Author(slip=0.08, wander=0.60, add=0.25),
+    "wanders-10": Author(slip=0.08, wander=0.60, add=0.25, steps=1_000),
     "wanders-3": Author(slip=0.08, wander=0.60, add=0.55),
 }
 
