@@ -261,7 +261,9 @@ class TrialArguments(RunArguments):
     held_out_problems: int = field(default=400, metadata={"help": "Problems to test on, at most a third of all."})
     test_by: str = field(
         default="auto",
-        metadata={"help": "'answers': sample the held-out problems and judge; 'rewards': weigh their rows; 'auto'."},
+        metadata={
+            "help": "'answers': sample the held-out problems and judge; 'rewards': weight the rewards of their rows; 'auto': the first if a judge agrees."
+        },
     )
     num_generations_eval: int = field(default=8, metadata={"help": "Completions per held-out problem."})
 
