@@ -262,7 +262,8 @@ class TrialArguments(RunArguments):
     test_by: str = field(
         default="auto",
         metadata={
-            "help": "'answers': sample the held-out problems and judge; 'rewards': weight the rewards of their rows; 'auto': the first if a judge agrees."
+            "help": "'answers': sample the held-out problems and judge; 'rewards': weight the rewards of their rows; "
+            "'auto': the first if a judge agrees with the rows."
         },
     )
     num_generations_eval: int = field(default=8, metadata={"help": "Completions per held-out problem."})
