@@ -18,13 +18,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedModel
 
 from benchmarks.cells import Cell, Store, Unfinished
-from benchmarks.losses import LOSSES
+from benchmarks.losses import LOSSES, centered
 from benchmarks.rivals import Direct
 from benchmarks.rows import Rows
 from benchmarks.setting import Profile, base_model, epoch_rows, evaluate, model_hash, summary
+from benchmarks.statistics import Measured
 from benchmarks.training import train
 from topr_trl import baseline_for_positive_share
 
@@ -51,9 +51,9 @@ class Arm:
     batch_rows: int = 32
     loss: str = "taper"
 
-    def cell(self, claim: str, seed: int, **more: Any) -> Cell:
+    def cell(self, claim: str, seed: int) -> Cell:
         """A cell that trains this arm; other weights of the base model are another cell."""
-        return {"claim": claim, **asdict(self), "weights": model_hash(self.base), "seed": seed, **more}
+        return {"claim": claim, **asdict(self), "weights": model_hash(self.base), "seed": seed}
 
     @classmethod
     def of(cls, cell: Cell) -> "Arm":
@@ -63,14 +63,14 @@ class Arm:
 def after_baseline(rows: Rows, share: float | str) -> np.ndarray:
     """R of rows under a share."""
     if share == "group_mean":
-        return rows.rewards - rows.group_means
+        return centered(rows)
     if share == "p" or rows.rewards.min() == rows.rewards.max():
         return rows.rewards
     return rows.rewards - baseline_for_positive_share(rows.rewards, float(share))
 
 
-def run(arm: Arm, profile: Profile, seed: int, epochs: int = 1, split: str = "test") -> dict[str, Any]:
-    """Train from the base model, and test at the end of each epoch."""
+def run(arm: Arm, profile: Profile, seed: int, split: str = "test") -> dict[str, Any]:
+    """Train from the base model, and test at the end."""
     model = base_model(arm.base)
     rows, _ = epoch_rows(arm.base, profile, seed)
     steps = len(rows) // arm.batch_rows
@@ -80,21 +80,12 @@ def run(arm: Arm, profile: Profile, seed: int, epochs: int = 1, split: str = "te
         steps = -(-len(rows) // arm.batch_rows) if arm.protocol == "removed" else steps
     loss, rewards = LOSSES[arm.loss]
     objective = Direct(model, rows, loss, rewards or (lambda rows: after_baseline(rows, arm.share)))
-    ends = tuple(steps * epoch for epoch in range(1, epochs + 1))
-
-    def measure(_: int) -> dict[str, Any]:
-        return tested(model, arm.base, profile, seed, split)
-
     done = train(
-        model, objective, steps * epochs, arm.learning_rate, seed, ends, measure, optimizer=arm.optimizer,
-        batch_rows=arm.batch_rows,
+        model, objective, steps, arm.learning_rate, seed, (steps,),
+        lambda _: summary(evaluate(model, arm.base, profile, seed=seed, split=split)),
+        optimizer=arm.optimizer, batch_rows=arm.batch_rows,
     )  # fmt: skip
     return {"curve": done["curve"], "p": share, "gradient_norm": float(np.median(done["gradient_norms"]))}
-
-
-def tested(model: PreTrainedModel, base: str, profile: Profile, seed: int, split: str) -> dict[str, float]:
-    """Accuracy and kinds of answers."""
-    return summary(evaluate(model, base, profile, seed=seed, split=split))
 
 
 # Each arm at its own best rate and rows per step, found on a seed apart.
@@ -127,6 +118,14 @@ def best(store: Store, claim: str, arm: Arm, choices: Choices) -> Arm:
         raise Unfinished(f"{arm} has not been tuned: run the claim {claim}")
     ends = [result["curve"][-1]["pass@1"] for result in results if result]
     return tried[int(np.argmax(ends))]
+
+
+def measured(store: Store, claim: str, arm: Arm, choices: Choices, seeds: Sequence[int]) -> Measured:
+    """pass@1 at the end of an arm with its best choice, by seed."""
+    chosen = best(store, claim, arm, choices)
+    found = {seed: store.get(chosen.cell(claim, seed)) for seed in seeds}
+    ends = {seed: result["curve"][-1] for seed, result in found.items() if result is not None}
+    return {seed: (end["pass@1"], end["error"]) for seed, end in ends.items()}
 
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.rows import Rows, response_logps
+from benchmarks.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,9 @@ def moments(model: PreTrainedModel, rows: Rows) -> Moments:
     model.eval()
     for n in range(len(rows)):
         prompt, response = rows.prompts[n], rows.responses[n]
-        logps, mask = response_logps(model, [prompt], [response])
-        own = logps[mask]
+        logits_TV = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].float()
+        logps_TV = logits_TV.log_softmax(-1)
+        own = logps_TV.gather(-1, torch.tensor(response)[:, None]).squeeze(-1)
         gradients = torch.autograd.grad(own.sum(), parameters)
         whole = torch.cat([g.flatten() for g in gradients])
         u = whole / len(response)
@@ -61,12 +62,9 @@ def moments(model: PreTrainedModel, rows: Rows) -> Moments:
         sums["square"][half] += u.square()
         sums["whole"][half] += whole
         norms.append(float(u.square().sum()))
-        with torch.no_grad():
-            ids = torch.tensor([prompt + response])
-            p = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float().softmax(-1)
-            chosen = p.gather(-1, torch.tensor(response)[:, None]).squeeze(-1)
-            logit_norms.append(float((p.square().sum(-1) - 2 * chosen + 1).sum()) / len(response) ** 2)
-            token_norms.append(float((1 - chosen).square().sum()) / len(response) ** 2)
+        p, chosen = logps_TV.detach().exp(), own.detach().exp()
+        logit_norms.append(float((p.square().sum(-1) - 2 * chosen + 1).sum()) / len(response) ** 2)
+        token_norms.append(float((1 - chosen).square().sum()) / len(response) ** 2)
     counts = torch.tensor([[int((rows.groups % 2 == half).sum())] for half in (0, 1)]).clamp(min=1)
     return Moments(
         sums["u"] / counts, sums["square"] / counts, sums["whole"] / counts, np.array(norms), np.array(logit_norms),

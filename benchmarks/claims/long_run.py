@@ -11,7 +11,17 @@ from benchmarks.hypotheses import HYPOTHESES
 from benchmarks.pictures import curve, figure, save
 from benchmarks.rivals import Direct, tapered
 from benchmarks.rows import Rows
-from benchmarks.setting import BATCH_ROWS, Profile, base_model, model_hash, problems, sample, summary
+from benchmarks.setting import (
+    BATCH_ROWS,
+    TEST_SEED,
+    VALIDATION_SEED,
+    Profile,
+    base_model,
+    model_hash,
+    problems,
+    sample,
+    summary,
+)
 from benchmarks.statistics import difference, interval
 from benchmarks.training import train
 from benchmarks.verdicts import Verdict, judge, markdown_table
@@ -81,14 +91,14 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
 
 
 def _tested(model: Any, base: str, seed: int) -> dict[str, float]:
-    split = 3 if seed == TUNING_SEED else 2
+    split = VALIDATION_SEED if seed == TUNING_SEED else TEST_SEED
     evaluation = evaluate_rows(sample(model, base, problems(base, 150, split), 16, seed), maj_ks=(8,), pass_ks=(1, 16))
     return {**summary(evaluation), "maj@8": evaluation.maj_at[8].value, "pass@16": evaluation.pass_at[16].value}
 
 
 def _end(model: Any, base: str, seed: int) -> dict[str, Any]:
     """With many completions: pass@k, majorities, entropy and the number of different answers per problem."""
-    dataset = sample(model, base, problems(base, 150, 2), max(KS), seed)
+    dataset = sample(model, base, problems(base, 150, TEST_SEED), max(KS), seed)
     evaluation = evaluate_rows(dataset, pass_ks=KS, maj_ks=(16, 64))
     rows = Rows.of(dataset, model)
     answers: dict[int, set[Any]] = {}

@@ -37,10 +37,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         return []
 
     def end(arm: Arm) -> str:
-        chosen = arms.best(store, "losses", arm, CHOICES)
-        found = {seed: store.get(chosen.cell("losses", seed)) for seed in range(SEEDS)}
-        points = {s: (r["curve"][-1]["pass@1"], r["curve"][-1]["error"]) for s, r in found.items() if r is not None}
-        return over_seeds(points).percent()
+        return over_seeds(arms.measured(store, "losses", arm, CHOICES, range(SEEDS))).percent()
 
     labels = list(tried(BASES[0]))
     table = markdown_table(

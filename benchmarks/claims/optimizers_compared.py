@@ -35,11 +35,11 @@ def _choices(optimizer: str) -> Choices:
     return [{"learning_rate": rate} for rate in RATES[optimizer]]
 
 
-def tuned(bases: tuple[str, ...] = BASES) -> dict[Arm, Choices]:
+def tuned() -> dict[Arm, Choices]:
     """The arms, and the rates that each is tried with."""
     found = {
         Arm(base, share, optimizer=optimizer): _choices(optimizer)
-        for base in bases
+        for base in BASES
         for optimizer in RATES
         for share in SHARES
     }
@@ -49,7 +49,7 @@ def tuned(bases: tuple[str, ...] = BASES) -> dict[Arm, Choices]:
 
 
 def gradients_cell(base: str) -> Cell:
-    """The cell of a base model's gradients."""
+    """The cell of a base model's gradients, which the claim `predictors` reads, too."""
     return {"claim": "optimizers", "part": "gradients", "base": base, "weights": model_hash(base)}
 
 
@@ -99,13 +99,6 @@ def _spread(squares_D: torch.Tensor) -> float:
 STEP = {"sgd": "whole", "whole": "whole", "tensors": "tensors", "adamw": "adamw", "signs": "signs"}
 
 
-def measured(store: Store, arm: Arm) -> Measured:
-    """pass@1 of an arm at its best rate, by seed."""
-    chosen = arms.best(store, "optimizers", arm, _choices(arm.optimizer))
-    found = {seed: store.get(chosen.cell("optimizers", seed)) for seed in range(SEEDS)}
-    return {s: (r["curve"][-1]["pass@1"], r["curve"][-1]["error"]) for s, r in found.items() if r is not None}
-
-
 def near(share: float) -> float:
     """The share tried that is next to it."""
     return min(SHARES, key=lambda tried: abs(tried - share))
@@ -114,7 +107,7 @@ def near(share: float) -> float:
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     if profile.seeds == 1:
         return []
-    ends = {arm: measured(store, arm) for arm in tuned()}
+    ends = {arm: arms.measured(store, "optimizers", arm, rates, range(SEEDS)) for arm, rates in tuned().items()}
 
     def end(base: str, optimizer: str, share: float, loss: str = "taper") -> Measured:
         return ends[Arm(base, share, optimizer=optimizer, loss=loss)]

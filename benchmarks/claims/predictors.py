@@ -9,11 +9,13 @@ from benchmarks import arms
 from benchmarks.arms import Arm, Choices
 from benchmarks.bases import AUTHORS
 from benchmarks.cells import Cell, Store
-from benchmarks.claims.optimizers_compared import RATES, SHARES, near, of_gradients
+from benchmarks.claims.optimizers_compared import RATES, SHARES, gradients_cell, near, work
 from benchmarks.hypotheses import HYPOTHESES
-from benchmarks.setting import Profile, model_hash
+from benchmarks.setting import Profile
 from benchmarks.statistics import interval
 from benchmarks.verdicts import Verdict, judge, markdown_table
+
+__all__ = ["cells", "report", "work"]
 
 BASES = tuple(AUTHORS)
 CHOICES: Choices = [{"learning_rate": rate} for rate in RATES["adamw"]]
@@ -21,20 +23,11 @@ NAMED = "gain of adamw"  # the predictor that the hypothesis is about, named bef
 TRIED: tuple[float | str, ...] = ("p", *SHARES)
 
 
-def gradients_cell(base: str) -> Cell:
-    """The cell of a base model's gradients."""
-    return {"claim": "predictors", "part": "gradients", "base": base, "weights": model_hash(base)}
-
-
 def cells(profile: Profile, store: Store) -> list[Cell]:
     if profile.seeds == 1:
         return []
     tuned = {Arm(base, share): CHOICES for base in BASES for share in TRIED}
     return [gradients_cell(base) for base in BASES] + arms.planned(store, "predictors", tuned, range(profile.seeds))
-
-
-def work(cell: Cell, profile: Profile) -> dict[str, Any]:
-    return of_gradients(cell["base"], profile) if cell.get("part") == "gradients" else arms.work(cell, profile)
 
 
 # Report.
@@ -55,9 +48,8 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     ends: dict[str, dict[float | str, list[float]]] = {base: {} for base in BASES}
     for base in BASES:
         for share in TRIED:
-            chosen = arms.best(store, "predictors", Arm(base, share), CHOICES)
-            results = [store.get(chosen.cell("predictors", seed)) for seed in range(profile.seeds)]
-            ends[base][share] = [result["curve"][-1]["pass@1"] for result in results if result]
+            found = arms.measured(store, "predictors", Arm(base, share), CHOICES, range(profile.seeds))
+            ends[base][share] = [accuracy for accuracy, _ in found.values()]
     top = {base: max(TRIED, key=lambda share, base=base: np.mean(ends[base][share])) for base in BASES}
     gradients = {base: store.get(gradients_cell(base)) or {} for base in BASES}
     predicted = {base: predictions(gradients[base]) for base in BASES}

@@ -40,9 +40,7 @@ work = arms.work
 
 def measured(store: Store, profile: Profile, arm: Arm, choices: Choices = CHOICES) -> Measured:
     """pass@1 of an arm at its best rate, and rows per step if they are among the choices, by seed."""
-    chosen = arms.best(store, "protocols", arm, choices)
-    found = {seed: store.get(chosen.cell("protocols", seed)) for seed in range(profile.seeds)}
-    return {s: (r["curve"][-1]["pass@1"], r["curve"][-1]["error"]) for s, r in found.items() if r is not None}
+    return arms.measured(store, "protocols", arm, choices, range(profile.seeds))
 
 
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:

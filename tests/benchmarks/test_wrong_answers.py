@@ -14,7 +14,7 @@ from benchmarks.__main__ import HYPOTHESES as CLAIMS
 from benchmarks.arms import TUNING_SEED, Arm
 from benchmarks.bases import AUTHORS, Author, one_product, solution
 from benchmarks.cells import Store
-from benchmarks.claims import long_run, optimizers_compared, predictors, protocols
+from benchmarks.claims import long_run, optimizers_compared, protocols
 from benchmarks.gradients import Moments, gains, moments, share_of_second_moment
 from benchmarks.hypotheses import HYPOTHESES
 from benchmarks.losses import LOSSES, bapo_loss, oapl, optimal_advantages, powered
@@ -293,7 +293,7 @@ def planted(cell):
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    for place in (arms, optimizers_compared, predictors, long_run):
+    for place in (arms, optimizers_compared, long_run):
         monkeypatch.setattr(place, "model_hash", str)
     store = Store(tmp_path / "results")
     for claim in CLAIMS.values():
