@@ -41,8 +41,7 @@ from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 KINDS: dict[str, type] = {
     "sample": SampleArguments, "score": ScoreArguments, "curate": CurateArguments, "log-mu": TrainArguments,
     "train": TrainArguments, "evaluate": EvaluateArguments, "iterate": IterateArguments, "trial": TrialArguments,
-    "plan": PlanArguments,
-    "plot": PlotArguments, "push": PushArguments,
+    "plan": PlanArguments, "plot": PlotArguments, "push": PushArguments,
 }  # fmt: skip
 # What version 0.1 called otherwise.
 _RENAMED = {"output": "output_dir", "candidates": "rows", "eval_samples": "num_generations_eval",

@@ -251,7 +251,7 @@ class IterateArguments(ProblemArguments, RunArguments):
 
 
 @dataclass
-class TrialArguments(RunArguments):
+class TrialArguments(FolderArguments, RunArguments):
     """Settings of `topr trial`: those of its stages, and how much it tries."""
 
     input: str | None = field(default=None, metadata={"help": "Folder of rows, or a file of them, with rewards."})
@@ -269,15 +269,10 @@ class TrialArguments(RunArguments):
     num_generations_eval: int = field(default=8, metadata={"help": "Completions per held-out problem."})
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        RunArguments.__post_init__(self)
         check_choice(self, task=tuple(TASKS), test_by=TESTS)
         check_at_least(1, self, "trial_rows", "num_generations_eval")
         check_at_least(2, self, "held_out_problems")
-
-    @property
-    def folder(self) -> Path:
-        """The folder to write."""
-        return Path(self.output_dir or "topr-trial")
 
 
 def _names(*kinds: type, without: Collection[str] = ()) -> tuple[str, ...]:

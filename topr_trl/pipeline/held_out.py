@@ -14,7 +14,7 @@ from topr_trl.baseline import FloatArray, baseline_for_positive_share
 from topr_trl.data.rows import checked_column, problem_column, reward_column
 from topr_trl.data.tables import load_rows, save_rows, write_parquet
 from topr_trl.pipeline import inputs, manifest
-from topr_trl.pipeline.arguments import ScoreArguments, TrialArguments
+from topr_trl.pipeline.arguments import TrialArguments
 from topr_trl.pipeline.shards import CHOSEN
 from topr_trl.pipeline.training import MU_COLUMNS
 from topr_trl.rewards import CORRECT, text_of
@@ -143,7 +143,7 @@ def _by_answers(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> bo
     if trial.test_by == "rewards":
         return False
     texts = {"prompt", "completion", "answer"} <= set(rows.column_names) and isinstance(rows[0]["prompt"], str)
-    task = inputs.task_of_rows(ScoreArguments(input=trial.input, task=trial.task))
+    task = inputs.task_of_rows(trial)
     agreed = 0.0
     if texts:
         some = rows.select(range(min(_JUDGED, len(rows))))

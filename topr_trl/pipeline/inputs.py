@@ -14,6 +14,7 @@ from topr_trl.pipeline.arguments import (
     SampleArguments,
     ScoreArguments,
     TrainArguments,
+    TrialArguments,
     model_path,
 )
 from topr_trl.pipeline.manifest import Json
@@ -123,7 +124,7 @@ def _weights(args: ModelConfig) -> Json:
     return {"model": name, "revision": args.model_revision, **how}
 
 
-def task_of_rows(args: ScoreArguments) -> str:
+def task_of_rows(args: ScoreArguments | TrialArguments) -> str:
     """The task that the rows were sampled for, if the stage `sample` wrote them; else the one that is named."""
     known = manifest.read(args.source)
     sampled = known.stages.get("sample") if known else None

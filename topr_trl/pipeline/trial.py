@@ -23,7 +23,6 @@ from topr_trl.pipeline.arguments import (
     ScoreArguments,
     TrainArguments,
     TrialArguments,
-    existing,
     model_path,
     take,
 )
@@ -96,9 +95,7 @@ def run_trial(trial: TrialArguments) -> Outcome:
         ChildProcessError: a stage failed; its messages say why.
     """
     check_launch("trial", trial)
-    if trial.input is None:
-        raise ValueError("A trial needs rows: name their folder or file with --input.")
-    source = existing(trial.input, "--input")
+    source = trial.source
     manifest.check_whole(source)
     check_files(model_path(trial))
     out = trial.folder
@@ -120,7 +117,7 @@ class _Parts:
     def __init__(self, trial: TrialArguments, out: Path, rows: Split) -> None:
         self.trial, self.out, self.rows = trial, out, rows
         self.first = [arm for arm in ARMS if arm.name in rows.settings]
-        self.tried: list[Arm] = []
+        self.found: dict[Arm | None, tuple[NDArray[np.float64], float]] = {}  # values and effective samples
         of_testing = 2 if rows.by_answers else 1
         arms = len(self.first) + _IN_SECOND_ROUND * len(_FACTORS)
         self.count = of_testing + arms * (1 + of_testing)
@@ -129,7 +126,7 @@ class _Parts:
         yield from self._testing(None)
         for arm in self.first:
             yield from self._arm(arm)
-        best = sorted(self.first, key=lambda arm: -float(self._values_of(arm)[0].mean()))[:_IN_SECOND_ROUND]
+        best = sorted(self.first, key=lambda arm: -float(self.found[arm][0].mean()))[:_IN_SECOND_ROUND]
         for arm in best:
             for factor in _FACTORS:
                 yield from self._arm(arm.at(factor))
@@ -140,7 +137,6 @@ class _Parts:
         changes = {"input": rows, "output_dir": model, "learning_rate": arm.rate(self.trial)}
         yield Step("train", take(TrainArguments, self.trial, **changes, **arm.settings))
         yield from self._testing(arm)
-        self.tried.append(arm)
 
     def _testing(self, arm: Arm | None) -> Iterator[Step]:
         rows = str(self._folder(arm) / "rollouts")
@@ -150,7 +146,7 @@ class _Parts:
             sampling: dict[str, Any] = {
                 "output_dir": rows, "model_name_or_path": model, "split": "test", "dataset_name": problems,
                 "test_dataset_name": problems, "num_generations": self.trial.num_generations_eval,
-                "task": self._task(),
+                "task": inputs.task_of_rows(self.trial),
             }  # fmt: skip
             yield Step("sample", take(SampleArguments, self.trial, **sampling))
             yield Step("score", ScoreArguments(input=rows, output_dir=rows))
@@ -162,18 +158,15 @@ class _Parts:
             every = {"preset": "opr", "baseline": str(between), "log_mu": "trainer"}
             changes = {"input": str(held_out), "output_dir": rows, "model_name_or_path": model, **every}
             yield Step("log-mu", take(TrainArguments, self.trial, **changes))
-
-    def _task(self) -> str:
-        return inputs.task_of_rows(ScoreArguments(input=self.trial.input, task=self.trial.task))
+        self.found[arm] = self._values_of(arm)
 
     def _folder(self, arm: Arm | None) -> Path:
         return self.out / ("base" if arm is None else arm.name)
 
     def outcome(self) -> Outcome:
         """What was found about all arms that were tried, and about the model before."""
-        found = {arm: self._values_of(arm) for arm in (None, *self.tried)}
-        samples = {} if self.rows.by_answers else {arm: samples for arm, (_, samples) in found.items()}
-        values = {arm: values for arm, (values, _) in found.items()}
+        samples = {} if self.rows.by_answers else {arm: samples for arm, (_, samples) in self.found.items()}
+        values = {arm: values for arm, (values, _) in self.found.items()}
         return Outcome(values, self.rows.by_answers, samples, self.rows.rows)
 
     def _values_of(self, arm: Arm | None) -> tuple[NDArray[np.float64], float]:
