@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import yaml
 from numpy.typing import NDArray
-from tabulate import tabulate
 
 from topr_trl.evaluation.bootstrap import Difference, paired_bootstrap, share_best
+from topr_trl.evaluation.report import plain_table
 from topr_trl.pipeline.arguments import TrialArguments
 from topr_trl.pipeline.trial import Arm, Outcome, run_trial
 
@@ -112,8 +112,7 @@ def _header(outcome: Outcome) -> list[str]:
 
 
 def _table(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
-    align = ("left", *["right"] * 4)
-    return tabulate(_rows(args, found), _header(outcome), disable_numparse=True, colalign=align)
+    return plain_table(_header(outcome), _rows(args, found))
 
 
 def _said(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:

@@ -25,7 +25,7 @@ class Evaluations(dict[str, Evaluation]):
     """
 
     def __str__(self) -> str:
-        return "\n".join([_table(["", *self], self._rows()), *self._notes()]) if self else "No evaluations."
+        return "\n".join([plain_table(["", *self], self._rows()), *self._notes()]) if self else "No evaluations."
 
     def _rows(self) -> list[list[str]]:
         """Measures, at the k that all evaluations have, and shares: a label, and one cell per evaluation."""
@@ -78,7 +78,7 @@ def groups_table(evaluation: Evaluation) -> str:
             [name, group.num_problems, group.pass_at_1, *(group.maj_at[k] for k in ks)]
             for name, group in groups.items()
         ]
-        parts.append(_table([column, "problems", "pass@1", *(f"maj@{k}" for k in ks)], rows))
+        parts.append(plain_table([column, "problems", "pass@1", *(f"maj@{k}" for k in ks)], rows))
     return "\n\n".join(parts)
 
 
@@ -94,10 +94,11 @@ def differences_table(names: tuple[str, str], differences: Mapping[str, Differen
         for measure, found in differences.items()
     ]
     note = f"({names[1]} minus {names[0]}, in points; paired bootstrap over the problems)"
-    return "\n".join([_table(["", "difference", "95 % interval", "draws with a gain"], rows), note])
+    return "\n".join([plain_table(["", "difference", "95 % interval", "draws with a gain"], rows), note])
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def plain_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table for the terminal: the first column on the left, the others on the right, as they are."""
     align = ("left", *["right"] * (len(header) - 1))
     return tabulate(rows, header, disable_numparse=True, colalign=align)
 
