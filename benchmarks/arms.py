@@ -51,9 +51,9 @@ class Arm:
     batch_rows: int = 32
     loss: str = "taper"
 
-    def cell(self, claim: str, seed: int) -> Cell:
-        """A cell that trains this arm; other weights of the base model are another cell."""
-        return {"claim": claim, **asdict(self), "weights": model_hash(self.base), "seed": seed}
+    def cell(self, seed: int) -> Cell:
+        """A cell that trains this arm, whichever claim asks; other weights of the base model are another cell."""
+        return {"claim": "arms", **asdict(self), "weights": model_hash(self.base), "seed": seed}
 
     @classmethod
     def of(cls, cell: Cell) -> "Arm":
@@ -91,39 +91,61 @@ def run(arm: Arm, profile: Profile, seed: int, split: str = "test") -> dict[str,
 # Each arm at its own best rate and rows per step, found on a seed apart.
 
 Choices = Sequence[dict[str, Any]]  # of fields of an arm
+ADAMW_RATES = (1e-4, 3e-4, 1e-3)
+_FURTHER = 3  # rates that are tried beyond these, where the best is at an end of them
 
 
-def planned(store: Store, claim: str, arms: dict[Arm, Choices], seeds: Sequence[int]) -> list[Cell]:
+def planned(store: Store, arms: dict[Arm, Choices], seeds: Sequence[int]) -> list[Cell]:
     """The cells that tune each arm; then, of those that are tuned, the cells that are reported."""
-    tuning = [replace(arm, **choice).cell(claim, TUNING_SEED) for arm, choices in arms.items() for choice in choices]
-    reported = []
+    tuning, reported = [], []
     for arm, choices in arms.items():
-        try:
-            chosen = best(store, claim, arm, choices)
-        except Unfinished:
-            continue
-        reported += [chosen.cell(claim, seed) for seed in seeds]
+        tried, best = _tuned(store, arm, choices)
+        tuning += [one.cell(TUNING_SEED) for one in tried]
+        reported += [best.cell(seed) for seed in seeds if best]
     return tuning + reported
 
 
-def best(store: Store, claim: str, arm: Arm, choices: Choices) -> Arm:
-    """The arm with the choice that ends highest on the validation problems; the first of equals.
+def _tuned(store: Store, arm: Arm, choices: Choices) -> tuple[list[Arm], Arm | None]:
+    """What is tried of an arm, and what ends highest on the validation problems: the first of equals, or None as yet.
+
+    Where that is at the lowest or the highest rate, the next one (1, 3, 10...) is tried, too.
+    """
+    tried = [replace(arm, **choice) for choice in choices]
+    while True:
+        results = [store.get(one.cell(TUNING_SEED)) for one in tried]
+        if not all(results):
+            return tried, None
+        best = tried[int(np.argmax([result["curve"][-1]["pass@1"] for result in results if result]))]
+        rates = [one.learning_rate for one in tried if replace(one, learning_rate=best.learning_rate) == best]
+        at_end = best.learning_rate in (min(rates), max(rates)) and len(rates) > 1
+        if not at_end or len(tried) == len(choices) + _FURTHER:
+            return tried, best
+        tried.append(replace(best, learning_rate=_next(best.learning_rate, up=best.learning_rate == max(rates))))
+
+
+def _next(rate: float, up: bool) -> float:
+    """Of 1, 3, 10, 30..."""
+    is_one = f"{rate:.0e}".startswith("1")
+    factor = 3 if is_one == up else 10 / 3
+    return float(f"{rate * factor if up else rate / factor:.0e}")
+
+
+def best(store: Store, arm: Arm, choices: Choices) -> Arm:
+    """The arm with its best choice.
 
     Raises:
         Unfinished: not all choices have been tried.
     """
-    tried = [replace(arm, **choice) for choice in choices]
-    results = [store.get(one.cell(claim, TUNING_SEED)) for one in tried]
-    if not all(results):
-        raise Unfinished(f"{arm} has not been tuned: run the claim {claim}")
-    ends = [result["curve"][-1]["pass@1"] for result in results if result]
-    return tried[int(np.argmax(ends))]
+    chosen = _tuned(store, arm, choices)[1]
+    if chosen is None:
+        raise Unfinished(f"{arm} has not been tuned")
+    return chosen
 
 
-def measured(store: Store, claim: str, arm: Arm, choices: Choices, seeds: Sequence[int]) -> Measured:
+def measured(store: Store, arm: Arm, choices: Choices, seeds: Sequence[int]) -> Measured:
     """pass@1 at the end of an arm with its best choice, by seed."""
-    chosen = best(store, claim, arm, choices)
-    found = {seed: store.get(chosen.cell(claim, seed)) for seed in seeds}
+    chosen = best(store, arm, choices)
+    found = {seed: store.get(chosen.cell(seed)) for seed in seeds}
     ends = {seed: result["curve"][-1] for seed, result in found.items() if result is not None}
     return {seed: (end["pass@1"], end["error"]) for seed, end in ends.items()}
 

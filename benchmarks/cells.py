@@ -48,9 +48,9 @@ class Store:
     def unfinished(self, cells: list[Cell]) -> list[Cell]:
         return [cell for cell in cells if self.get(cell) is None]
 
-    def seconds(self, cells: list[Cell]) -> float:
-        """Core-seconds that these cells took."""
-        return sum(self.finished[_key(cell)]["seconds"] for cell in cells if _key(cell) in self.finished)
+    def entries(self, cells: list[Cell]) -> list[dict[str, Any]]:
+        """What is kept of the finished ones among these cells: result, `seconds` of a core, machine, versions, date."""
+        return [self.finished[_key(cell)] for cell in cells if _key(cell) in self.finished]
 
     def add(self, cell: Cell, result: dict[str, Any], seconds: float, command: str) -> None:
         entry = {

@@ -130,10 +130,11 @@ def _sections(listed: list[Verdict], pictures: str, expected: str) -> list[str]:
 def _what_was_run(planned: dict[str, list[Cell]], store: Store) -> list[str]:
     lines = ["## What was run", "", "| part | cells finished | core-minutes |", "|---|---|---|"]
     lines += [
-        f"| {name} | {len(store.results(cells))} of {len(cells)} | {store.seconds(cells) / 60:.0f} |"
-        for name, cells in planned.items()
+        f"| {name} | {len(found)} of {len(planned[name])} | {sum(entry['seconds'] for entry in found) / 60:.0f} |"
+        for name, found in ((name, store.entries(cells)) for name, cells in planned.items())
     ]
-    entries = [entry for entry in store.finished.values() if entry["cell"]["claim"] in planned]
+    lines += ["", "A cell that several parts read counts in each."]
+    entries = store.entries([cell for cells in planned.values() for cell in cells])
     for what in ("machine", "versions", "date") if entries else ():
         values = sorted({json.dumps(entry[what]) for entry in entries})
         lines += [

@@ -7,6 +7,8 @@ the least second moment ordered three kinds of base model and failed on the four
 
 from dataclasses import dataclass
 
+from benchmarks.verdicts import Verdict, judge
+
 
 @dataclass(frozen=True)
 class Hypothesis:
@@ -14,6 +16,10 @@ class Hypothesis:
 
     expected: str
     refuted_if: str
+
+    def judged(self, ours: str, *parts: bool, picture: str = "", details: str = "") -> Verdict:
+        """What became of it: it holds if all of its parts do."""
+        return Verdict(self.expected, self.refuted_if, ours, judge(all(parts)), picture=picture, details=details)
 
 
 HYPOTHESES = {

@@ -24,7 +24,7 @@ from benchmarks.setting import (
 )
 from benchmarks.statistics import difference, interval
 from benchmarks.training import train
-from benchmarks.verdicts import Verdict, judge, markdown_table
+from benchmarks.verdicts import Verdict, markdown_table
 from topr_trl import curate, evaluate_rows
 from topr_trl.curation import ROWS_PER_PROBLEM
 
@@ -159,17 +159,14 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     ]  # fmt: skip
     header = ["base model", "run", *(f"pass@{k}" for k in KS), "maj@64", "never solved", "entropy (nats)",
               "different answers of 256"]  # fmt: skip
-    hypothesis = HYPOTHESES["long_run"]
     return [
-        Verdict(
-            hypothesis.expected,
-            hypothesis.refuted_if,
+        HYPOTHESES["long_run"].judged(
             "p~ = 50 % minus positives only (wrong answers removed in each iteration) after 20 iterations, points: "
             + "; ".join(
                 f"{base}: pass@1 {gap(base, 1).percent(signed=True)}, pass@64 {gap(base, 64).percent(signed=True)}"
                 for base in BASES
             ),
-            judge(all(gap(base, 64).low > 0 and gap(base, 1).low <= 0 for base in BASES)),
+            all(gap(base, 64).low > 0 and gap(base, 1).low <= 0 for base in BASES),
             picture=save(picture, out, "long_run"),
             details=markdown_table(header, rows),
         )

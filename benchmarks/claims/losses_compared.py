@@ -12,7 +12,7 @@ from benchmarks.verdicts import MEASURED, Verdict, markdown_table
 
 BASES = ("slips-30", "misconception-10", "sure-17", "wanders-10")
 SEEDS = 3
-CHOICES: Choices = [{"learning_rate": rate} for rate in (1e-5, 3e-5, 1e-4, 3e-4)]
+CHOICES: Choices = [{"learning_rate": rate} for rate in arms.ADAMW_RATES]
 # TOPR's own two, and positives only, for comparison.
 TOPR = {"TOPR, c = 0": "p", "TOPR, p~ = 50 %": 0.5, "positives only": 1.0}
 
@@ -26,7 +26,7 @@ def tried(base: str) -> dict[str, Arm]:
 def cells(profile: Profile, store: Store) -> list[Cell]:
     if profile.seeds == 1:
         return []
-    return arms.planned(store, "losses", {arm: CHOICES for base in BASES for arm in tried(base).values()}, range(SEEDS))
+    return arms.planned(store, {arm: CHOICES for base in BASES for arm in tried(base).values()}, range(SEEDS))
 
 
 work = arms.work
@@ -37,7 +37,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         return []
 
     def end(arm: Arm) -> str:
-        return over_seeds(arms.measured(store, "losses", arm, CHOICES, range(SEEDS))).percent()
+        return over_seeds(arms.measured(store, arm, CHOICES, range(SEEDS))).percent()
 
     labels = list(tried(BASES[0]))
     table = markdown_table(

@@ -13,7 +13,7 @@ from benchmarks.gradients import gains, moments, share_of_second_moment
 from benchmarks.hypotheses import HYPOTHESES
 from benchmarks.setting import Profile, base_model, candidates, model_hash
 from benchmarks.statistics import Measured, difference, over_seeds
-from benchmarks.verdicts import Verdict, judge, markdown_table
+from benchmarks.verdicts import Verdict, markdown_table
 
 BASES = ("slips-30", "misconception-10", "sure-17", "wanders-10")
 SHARES = (0.2, 0.35, 0.5, 0.8, 1.0)
@@ -23,7 +23,7 @@ RATES = {
     "whole": (0.01, 0.03, 0.1),
     "tensors": (0.003, 0.01, 0.03),
     "muon": (1e-4, 3e-4, 1e-3),
-    "adamw": (3e-5, 1e-4, 3e-4),
+    "adamw": arms.ADAMW_RATES,
     "adafactor": (3e-5, 1e-4, 3e-4),
     "signs": (1e-5, 3e-5, 1e-4),
 }
@@ -56,7 +56,7 @@ def gradients_cell(base: str) -> Cell:
 def cells(profile: Profile, store: Store) -> list[Cell]:
     if profile.seeds == 1:
         return [gradients_cell("sure-17")]
-    return [gradients_cell(base) for base in BASES] + arms.planned(store, "optimizers", tuned(), range(SEEDS))
+    return [gradients_cell(base) for base in BASES] + arms.planned(store, tuned(), range(SEEDS))
 
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def near(share: float) -> float:
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     if profile.seeds == 1:
         return []
-    ends = {arm: arms.measured(store, "optimizers", arm, rates, range(SEEDS)) for arm, rates in tuned().items()}
+    ends = {arm: arms.measured(store, arm, rates, range(SEEDS)) for arm, rates in tuned().items()}
 
     def end(base: str, optimizer: str, share: float, loss: str = "taper") -> Measured:
         return ends[Arm(base, share, optimizer=optimizer, loss=loss)]
@@ -161,40 +161,31 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             for key, value in values.items()
         )
 
-    def told(name: str, ours: str, *parts: bool, details: str = "") -> Verdict:
-        hypothesis = HYPOTHESES[name]
-        return Verdict(hypothesis.expected, hypothesis.refuted_if, ours, judge(all(parts)), details=details)
-
     return [
-        told(
-            "second_moment",
+        HYPOTHESES["second_moment"].judged(
             f"predicted {', '.join(f'{base} {share:.0%}' for base, share in least.items())}; points lost there: "
             f"{points(one_number)}",
             all(lost <= 0.02 for lost in one_number.values()),
             details=table,
         ),
-        told(
-            "coordinates",
+        HYPOTHESES["coordinates"].judged(
             f"best on `sure-17`: signs {top['sure-17', 'signs']:.0%}, AdamW {top['sure-17', 'adamw']:.0%}; points that "
             f"AdamW loses at the best share of signs: {points(as_adamw)}",
             top["sure-17", "signs"] >= 0.8,
             all(lost <= 0.02 for lost in as_adamw.values()),
         ),
-        told(
-            "tensors",
+        HYPOTHESES["tensors"].judged(
             "p~ = 20 % minus 100 % on `sure-17`: "
             + ", ".join(f"{name} {gap.percent(signed=True)}" for name, gap in tensors.items()),
             tensors["muon"].low > 0,
             tensors["tensors"].low > 0,
         ),
-        told(
-            "own_metric",
+        HYPOTHESES["own_metric"].judged(
             f"mean regret in points: predicted {100 * own_regret:.1f}; constant "
             + points({f"{s:.0%}": lost for s, lost in constants.items()}),
             own_regret < min(constants.values()),
         ),
-        told(
-            "taper",
+        HYPOTHESES["taper"].judged(
             "with the taper minus without, `sure-17`: "
             + ", ".join(f"{name} {s:.0%} {gap.percent(signed=True)}" for (name, s), gap in taper.items()),
             all(gap.low > 0 for gap in taper.values()),

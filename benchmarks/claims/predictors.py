@@ -9,16 +9,16 @@ from benchmarks import arms
 from benchmarks.arms import Arm, Choices
 from benchmarks.bases import AUTHORS
 from benchmarks.cells import Cell, Store
-from benchmarks.claims.optimizers_compared import RATES, SHARES, gradients_cell, near, work
+from benchmarks.claims.optimizers_compared import SHARES, gradients_cell, near, work
 from benchmarks.hypotheses import HYPOTHESES
 from benchmarks.setting import Profile
 from benchmarks.statistics import interval
-from benchmarks.verdicts import Verdict, judge, markdown_table
+from benchmarks.verdicts import Verdict, markdown_table
 
 __all__ = ["cells", "report", "work"]
 
 BASES = tuple(AUTHORS)
-CHOICES: Choices = [{"learning_rate": rate} for rate in RATES["adamw"]]
+CHOICES: Choices = [{"learning_rate": rate} for rate in arms.ADAMW_RATES]
 NAMED = "gain of adamw"  # the predictor that the hypothesis is about, named before anything was run
 TRIED: tuple[float | str, ...] = ("p", *SHARES)
 
@@ -27,7 +27,7 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
     if profile.seeds == 1:
         return []
     tuned = {Arm(base, share): CHOICES for base in BASES for share in TRIED}
-    return [gradients_cell(base) for base in BASES] + arms.planned(store, "predictors", tuned, range(profile.seeds))
+    return [gradients_cell(base) for base in BASES] + arms.planned(store, tuned, range(profile.seeds))
 
 
 # Report.
@@ -48,7 +48,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     ends: dict[str, dict[float | str, list[float]]] = {base: {} for base in BASES}
     for base in BASES:
         for share in TRIED:
-            found = arms.measured(store, "predictors", Arm(base, share), CHOICES, range(profile.seeds))
+            found = arms.measured(store, Arm(base, share), CHOICES, range(profile.seeds))
             ends[base][share] = [accuracy for accuracy, _ in found.values()]
     top = {base: max(TRIED, key=lambda share, base=base: np.mean(ends[base][share])) for base in BASES}
     gradients = {base: store.get(gradients_cell(base)) or {} for base in BASES}
@@ -75,16 +75,13 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         for base in BASES
     ]  # fmt: skip
     header = ["base model", "p", "c = 0", *(f"{share:.0%}" for share in SHARES), *predicted[BASES[0]]]
-    hypothesis = HYPOTHESES["predictor"]
     return [
-        Verdict(
-            hypothesis.expected,
-            hypothesis.refuted_if,
+        HYPOTHESES["predictor"].judged(
             f"mean regret over {len(BASES)} base models, points of pass@1: "
             + ", ".join(f"{name} {regret.percent()}" for name, regret in sorted(regrets.items(), key=_by_mean))
             + f". Less than each constant by {NAMED}: "
             + ", ".join(f"{name} {gain.percent(signed=True)}" for name, gain in gained.items()),
-            judge(all(gain.low > 0 for gain in gained.values())),
+            all(gain.low > 0 for gain in gained.values()),
             details=markdown_table(header, rows),
         )
     ]

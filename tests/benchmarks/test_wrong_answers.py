@@ -112,14 +112,32 @@ def test_protocols_of_positives_only(rows, monkeypatch, protocol, steps, right_o
 def test_an_arm_is_reported_at_the_rate_that_was_best_when_tuned(tmp_path, monkeypatch):
     monkeypatch.setattr(arms, "model_hash", str)
     store, arm = Store(tmp_path), Arm("sure-17", 0.5)
-    choices = [{"learning_rate": 1e-4}, {"learning_rate": 3e-4}]
-    tuning = arms.planned(store, "x", {arm: choices}, [0, 1])
-    assert [cell["seed"] for cell in tuning] == [TUNING_SEED] * 2
-    for cell, accuracy in zip(tuning, (0.3, 0.4), strict=True):
+    choices = [{"learning_rate": rate} for rate in (3e-5, 1e-4, 3e-4)]
+    tuning = arms.planned(store, {arm: choices}, [0, 1])
+    assert [cell["seed"] for cell in tuning] == [TUNING_SEED] * 3
+    for cell, accuracy in zip(tuning, (0.2, 0.4, 0.3), strict=True):
         store.add(cell, {"curve": [{"pass@1": accuracy}]}, 1.0, "")
-    cells = arms.planned(store, "x", {arm: choices}, [0, 1])
-    assert [(cell["seed"], cell["learning_rate"]) for cell in cells[2:]] == [(0, 3e-4), (1, 3e-4)]
-    assert Arm.of(cells[2]) == replace(arm, learning_rate=3e-4)
+    cells = arms.planned(store, {arm: choices}, [0, 1])
+    assert [(cell["seed"], cell["learning_rate"]) for cell in cells[3:]] == [(0, 1e-4), (1, 1e-4)]
+    assert Arm.of(cells[3]) == replace(arm, learning_rate=1e-4)
+
+
+@pytest.mark.parametrize(("peak", "tried"), [(3e-3, [3e-4, 1e-3, 3e-3, 1e-2]), (3e-5, [1e-4, 3e-5, 1e-5]), (1.0, None)])
+def test_rates_are_tried_until_the_best_lies_between_others(tmp_path, monkeypatch, peak, tried):
+    """Of each number of rows per step; a peak too far away ends the search."""
+    monkeypatch.setattr(arms, "model_hash", str)
+    store, arm = Store(tmp_path), Arm("sure-17", 0.5, batch_rows=8)
+    choices = [{"learning_rate": rate, "batch_rows": batch} for batch in (32, 8) for rate in (1e-4, 3e-4)]
+    while todo := store.unfinished(arms.planned(store, {arm: choices}, [])):
+        for cell in todo:
+            accuracy = -abs(np.log(cell["learning_rate"] / peak)) + 0.1 * (cell["batch_rows"] == 8)
+            store.add(cell, {"curve": [{"pass@1": accuracy}]}, 1.0, "")
+    found = arms.planned(store, {arm: choices}, [])
+    assert all(cell["batch_rows"] == 8 for cell in found[4:])
+    rates = {cell["learning_rate"] for cell in found if cell["batch_rows"] == 8}
+    assert len(rates) == 5 if tried is None else set(tried) <= rates
+    if tried:
+        assert arms.best(store, arm, choices) == replace(arm, learning_rate=peak)
 
 
 # Losses.
