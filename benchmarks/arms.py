@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedModel
 
 from benchmarks.cells import Cell, Store, Unfinished
 from benchmarks.losses import LOSSES, centered
@@ -71,6 +72,12 @@ def after_baseline(rows: Rows, share: float | str) -> np.ndarray:
 
 def run(arm: Arm, profile: Profile, seed: int, split: str = "test") -> dict[str, Any]:
     """Train from the base model, and test at the end."""
+    model, found = trained(arm, profile, seed)
+    return {"end": summary(evaluate(model, arm.base, profile, seed=seed, split=split)), **found}
+
+
+def trained(arm: Arm, profile: Profile, seed: int) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The model after one pass, and how it came to be."""
     model = base_model(arm.base)
     rows, _ = epoch_rows(arm.base, profile, seed)
     steps = len(rows) // arm.batch_rows
@@ -80,12 +87,8 @@ def run(arm: Arm, profile: Profile, seed: int, split: str = "test") -> dict[str,
         steps = -(-len(rows) // arm.batch_rows) if arm.protocol == "removed" else steps
     loss, rewards = LOSSES[arm.loss]
     objective = Direct(model, rows, loss, rewards or (lambda rows: after_baseline(rows, arm.share)))
-    done = train(
-        model, objective, steps, arm.learning_rate, seed, (steps,),
-        lambda _: summary(evaluate(model, arm.base, profile, seed=seed, split=split)),
-        optimizer=arm.optimizer, batch_rows=arm.batch_rows,
-    )  # fmt: skip
-    return {"curve": done["curve"], "p": share, "gradient_norm": float(np.median(done["gradient_norms"]))}
+    done = train(model, objective, steps, arm.learning_rate, seed, optimizer=arm.optimizer, batch_rows=arm.batch_rows)
+    return model, {"p": share, "steps": steps, "gradient_norm": float(np.median(done["gradient_norms"]))}
 
 
 # Each arm at its own best rate and rows per step, found on a seed apart.
@@ -115,7 +118,7 @@ def _tuned(store: Store, arm: Arm, choices: Choices) -> tuple[list[Arm], Arm | N
         results = [store.get(one.cell(TUNING_SEED)) for one in tried]
         if not all(results):
             return tried, None
-        best = tried[int(np.argmax([result["curve"][-1]["pass@1"] for result in results if result]))]
+        best = tried[int(np.argmax([result["end"]["pass@1"] for result in results if result]))]
         rates = [one.learning_rate for one in tried if replace(one, learning_rate=best.learning_rate) == best]
         at_end = best.learning_rate in (min(rates), max(rates)) and len(rates) > 1
         if not at_end or len(tried) == len(choices) + _FURTHER:
@@ -146,7 +149,7 @@ def measured(store: Store, arm: Arm, choices: Choices, seeds: Sequence[int]) -> 
     """pass@1 at the end of an arm with its best choice, by seed."""
     chosen = best(store, arm, choices)
     found = {seed: store.get(chosen.cell(seed)) for seed in seeds}
-    ends = {seed: result["curve"][-1] for seed, result in found.items() if result is not None}
+    ends = {seed: result["end"] for seed, result in found.items() if result is not None}
     return {seed: (end["pass@1"], end["error"]) for seed, end in ends.items()}
 
 

@@ -88,7 +88,10 @@ def _of_the_paper(listed: list[Verdict], profile: Profile) -> list[str]:
         "-1). p: share of positives among the rows; the base model's unless stated otherwise. c: baseline, subtracted"
         " from R; 0 unless stated otherwise. p~: share of positives in the sum of |R - c|; at c = 0 it is p. Methods "
         "that normalize rewards within a group (GRPO and its variants, M2PO, group-centered “TOPR”) have p~ = 50 % "
-        "for that reason, so they differ from TOPR at c = 0 in their share as much as in their loss. log μ: "
+        "for that reason, so they differ from TOPR at c = 0 in their share as much as in their loss. "
+        "Positives only, unless a claim says otherwise: TOPR's batches with its negatives at weight 0, so as many "
+        "steps; the paper removes them and passes over the rest once, which are fewer steps "
+        "([all three protocols](wrong_answers.md)). log μ: "
         "log-probability of a completion under the model that wrote it. a⁻: lower limit of a negative's weight. Plain"
         " IS and TIS: importance sampling, with the ratio as it is or truncated at 1, for both signs. maj@n: majority"
         " of n answers. Anna Karenina sampling: the first right answer to each problem, wrong ones for the rest.",

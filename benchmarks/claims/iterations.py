@@ -130,7 +130,8 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     share = {s: np.mean([run[-1]["effective_share"] for run in curves]) for s, curves in ends.items()}
     return [
         Verdict(
-            "Fig. 8: over eight iterations Anna Karenina sampling ends above uniform, and uniform above positives only",
+            "Fig. 8: over eight iterations Anna Karenina sampling ends above uniform, and uniform above positives only "
+            "(wrong answers removed, one pass over the rest), all at one rate",
             "GSM8K pass@1: Anna Karenina 79.6 %, uniform 75.4 %, positives only lower",
             f"{PROBLEMS} training problems, {SEEDS} seeds, at the learning rate that is best for TOPR on uniform rows; "
             f"base model: pass@1 {series(runs['uniform'], 'pass@1')[0].percent()}, maj@16 "

@@ -152,12 +152,12 @@ def _best_share(topr: dict[float, Curve], name: str) -> list[Verdict]:
             name,
         ),
         Verdict(
-            "Fig. 5: past p~ = 50 % accuracy falls",
+            "Fig. 5: past p~ = 50 % accuracy falls (at 100 %: positives only, as many steps)",
             "a fall towards 100 %, positives only",
             "pass@1 at p~ = 50 % minus that at 100 %: "
             + "; ".join(f"p = {p:.0%}: {fall[p].percent(signed=True)} points" for p in POSITIVES),
             judge(*(gap.low > 0 for gap in fall.values())),
-            "See Fig. 4: on this task positives alone teach nearly everything.",
+            "See Fig. 4: with as many steps, positives alone teach nearly everything on this task.",
             name,
         ),
     ]

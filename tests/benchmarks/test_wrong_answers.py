@@ -103,7 +103,7 @@ def test_protocols_of_positives_only(rows, monkeypatch, protocol, steps, right_o
         arms, "train", lambda model, objective, steps, *_, **__: seen.append((objective, steps)) or
         {"curve": [], "gradient_norms": [1.0]},
     )  # fmt: skip
-    arms.run(Arm("main", 1.0, protocol), PROFILE, 0)
+    arms.trained(Arm("main", 1.0, protocol), PROFILE, 0)
     ((objective, found),) = seen
     assert found == steps == {"removed": -(-int((rows.rewards > 0).sum()) // 32)}.get(protocol, len(rows) // 32)
     assert (objective.rows.rewards > 0).all() == right_only
@@ -116,7 +116,7 @@ def test_an_arm_is_reported_at_the_rate_that_was_best_when_tuned(tmp_path, monke
     tuning = arms.planned(store, {arm: choices}, [0, 1])
     assert [cell["seed"] for cell in tuning] == [TUNING_SEED] * 3
     for cell, accuracy in zip(tuning, (0.2, 0.4, 0.3), strict=True):
-        store.add(cell, {"curve": [{"pass@1": accuracy}]}, 1.0, "")
+        store.add(cell, {"end": {"pass@1": accuracy}}, 1.0, "")
     cells = arms.planned(store, {arm: choices}, [0, 1])
     assert [(cell["seed"], cell["learning_rate"]) for cell in cells[3:]] == [(0, 1e-4), (1, 1e-4)]
     assert Arm.of(cells[3]) == replace(arm, learning_rate=1e-4)
@@ -131,7 +131,7 @@ def test_rates_are_tried_until_the_best_lies_between_others(tmp_path, monkeypatc
     while todo := store.unfinished(arms.planned(store, {arm: choices}, [])):
         for cell in todo:
             accuracy = -abs(np.log(cell["learning_rate"] / peak)) + 0.1 * (cell["batch_rows"] == 8)
-            store.add(cell, {"curve": [{"pass@1": accuracy}]}, 1.0, "")
+            store.add(cell, {"end": {"pass@1": accuracy}}, 1.0, "")
     found = arms.planned(store, {arm: choices}, [])
     assert all(cell["batch_rows"] == 8 for cell in found[4:])
     rates = {cell["learning_rate"] for cell in found if cell["batch_rows"] == 8}
@@ -306,7 +306,7 @@ def planted(cell):
         accuracy -= 0.2
     if cell["loss"] == "no taper":
         accuracy -= 0.3
-    return {"curve": [{"pass@1": accuracy, "error": 0.002}], "p": 0.1, "gradient_norm": 1.0}
+    return {"end": {"pass@1": accuracy, "error": 0.002}, "p": 0.1, "gradient_norm": 1.0}
 
 
 @pytest.fixture
