@@ -1,6 +1,5 @@
 """The command `topr plot`: a run as one HTML page that needs no server and no account."""
 
-import base64
 import io
 import json
 import re
@@ -16,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from topr_trl.checkpoints import STATE
+from topr_trl.cli import page
 from topr_trl.cli.run_report_curves import PANELS, draw, has, last_step
 from topr_trl.evaluation.report import Evaluations, read_evaluation
 from topr_trl.pipeline import manifest
@@ -160,36 +160,17 @@ def rows_to_show(rows: pa.Table) -> dict[str, list[dict[str, Any]]]:
 
 
 def render(run: Run) -> str:
-    """The page as HTML; texts of rows are escaped."""
-    from jinja2 import Environment
-
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["number"] = _number
-    template = environment.from_string(Path(__file__).with_name("run_report.html").read_text("utf-8"))
+    """The page as HTML."""
     panels = [panel for panel in PANELS if any(has(panel, history) for history in run.histories.values())]
     accuracy = io.BytesIO()
     if run.evaluations:
         run.evaluations.plot(accuracy)
-    return template.render(
+    return page.render(
+        "run_report.html",
         run=run,
         table=str(run.evaluations) if run.evaluations else None,
-        accuracy=_source(accuracy.getvalue(), "png"),
-        panels=[(panel, _source(_svg(draw(panel, run.histories)), "svg+xml")) for panel in panels],
+        accuracy=page.source(accuracy.getvalue(), "png"),
+        panels=[(panel, page.svg(draw(panel, run.histories))) for panel in panels],
         kinds=rows_to_show(run.rows) if run.rows is not None else {},
         long=_LONG,
     )
-
-
-def _svg(figure: Any) -> bytes:
-    content = io.BytesIO()
-    figure.savefig(content, format="svg", metadata={"Date": None})
-    return content.getvalue()
-
-
-def _source(picture: bytes, kind: str) -> str:
-    """A picture inside the page, for `src`."""
-    return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None or value != value else f"{value:.3g}"

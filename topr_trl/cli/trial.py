@@ -1,21 +1,21 @@
 """The command `topr trial`: rows in; a table, a recommended YAML and a page out."""
 
-import io
 import json
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from topr_trl.cli import page
 from topr_trl.evaluation.bootstrap import Difference, paired_bootstrap, share_best
 from topr_trl.evaluation.report import plain_table
 from topr_trl.pipeline.arguments import TrialArguments
 from topr_trl.pipeline.trial import Arm, Outcome, run_trial
 
+_BEFORE = "before training"  # the label of the model that no arm has changed
 _FEW = 2.0  # effective samples per problem, below which an estimate from rewards says little
 
 
@@ -71,13 +71,13 @@ def trial_command(args: TrialArguments) -> None:
     (out / "recommended.yaml").write_text(yaml.safe_dump(_settings(args, found.best)))
     (out / "trial.json").write_text(json.dumps(_plain(args, outcome, found), indent=1))
     text = f"{_table(args, outcome, found)}\n\n{_said(args, outcome, found)}"
-    page = ""
+    shown = ""
     if find_spec("matplotlib") and find_spec("jinja2"):
         (out / "trial.html").write_text(_page(args, outcome, found), encoding="utf-8")
-        page = f" {out}/trial.html shows it."
+        shown = f" {out}/trial.html shows it."
     print(
         f"\n{text}\n\nThe recommended settings are in {out}/recommended.yaml, for topr train and topr iterate "
-        f"--config.{page}",
+        f"--config.{shown}",
         flush=True,
     )
 
@@ -97,7 +97,7 @@ def _rows(args: TrialArguments, found: Recommendation) -> list[list[str]]:
     for arm in found.arms:
         gap = found.behind[arm]
         rows.append([
-            arm.label if arm else "before training",
+            arm.label if arm else _BEFORE,
             f"{arm.rate(args):g}" if arm else "",
             f"{100 * found.means[arm]:.1f} ± {200 * found.errors[arm]:.1f}",
             "" if arm == found.best else str(gap),
@@ -151,7 +151,7 @@ def _plain(args: TrialArguments, outcome: Outcome, found: Recommendation) -> dic
         "trained_rows": outcome.trained_rows,
         "arms": [
             {
-                "label": arm.label if arm else "before training",
+                "label": arm.label if arm else _BEFORE,
                 "settings": _settings(args, arm) if arm else None,
                 "mean": found.means[arm],
                 "standard_error": found.errors[arm],
@@ -166,11 +166,8 @@ def _plain(args: TrialArguments, outcome: Outcome, found: Recommendation) -> dic
 
 def _page(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
     """The page as HTML."""
-    from jinja2 import Environment
-
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(Path(__file__).with_name("trial.html").read_text("utf-8"))
-    return template.render(
+    return page.render(
+        "trial.html",
         name=args.folder.resolve().name,
         header=_header(outcome),
         rows=_rows(args, found),
@@ -181,7 +178,7 @@ def _page(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
 
 
 def _picture(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
-    """SVG: the mean of each arm with two standard errors, the best at the top."""
+    """The mean of each arm with two standard errors, the best at the top."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 0.8 + 0.32 * len(found.arms)), layout="constrained")
@@ -189,11 +186,8 @@ def _picture(args: TrialArguments, outcome: Outcome, found: Recommendation) -> s
     for place, arm in enumerate(reversed(found.arms)):
         color = "#888888" if arm is None else "#d1495b" if arm == found.best else "#30638e"
         panel.errorbar(100 * found.means[arm], place, xerr=200 * found.errors[arm], fmt="o", capsize=3, color=color)
-    names = [f"{arm.label}, {arm.rate(args):g}" if arm else "before training" for arm in reversed(found.arms)]
+    names = [f"{arm.label}, {arm.rate(args):g}" if arm else _BEFORE for arm in reversed(found.arms)]
     panel.set_yticks(range(len(names)), names)
     panel.set_xlabel(_header(outcome)[2])
     panel.grid(axis="x", alpha=0.3)
-    content = io.StringIO()
-    figure.savefig(content, format="svg", metadata={"Date": None})
-    text = content.getvalue()
-    return text[text.index("<svg") :]
+    return page.svg(figure)
