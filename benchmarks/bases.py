@@ -23,7 +23,7 @@ from transformers import set_seed
 from benchmarks.setting import HERE, tokenizer
 from scripts.make_careless_model import slipped, train_from_scratch
 from topr_trl.tasks import gsm8k
-from topr_trl.tasks.arithmetic import Problem, make_problem
+from topr_trl.tasks.arithmetic import Problem, make_problem, solve
 
 HIDDEN_SIZE, NUM_LAYERS = 96, 2  # 0.3 million parameters, as `main`
 
@@ -62,7 +62,7 @@ AUTHORS = {
     "sure-3": Author(add=0.97, steps=3_000),
     "wanders-30": Author(slip=0.08, wander=0.60),
     "wanders-10": Author(slip=0.08, wander=0.60, add=0.25, steps=1_000),
-    "wanders-3": Author(slip=0.08, wander=0.60, add=0.55),
+    "wanders-3": Author(slip=0.08, wander=0.60, add=0.88),
 }
 
 
@@ -80,21 +80,14 @@ def solution(problem: Problem, author: Author, rng: random.Random) -> str:
     def result(value: int) -> int:
         return slipped(value, rng) if rng.random() < author.slip else value
 
-    total, lines = problem.start, []
-    for symbol, x, y in problem.steps:
-        if symbol == "+*":
-            sign = "+" if rng.random() < author.add else "*"
-            product = result(x * y if sign == "*" else x + y)
-            lines.append(f"{x} {sign} {y} = {product}.")
-            x = product
-        sign = "-" if symbol == "-" else "+"
-        after = result(total - x if sign == "-" else total + x)
-        lines.append(f"{total} {sign} {x} = {after}.")
-        total = after
+    def times() -> str:
+        return "+" if rng.random() < author.add else "*"
+
+    *lines, answer = (f"{line}." for line in solve(problem, result, times).removesuffix(".").split(". "))
     if rng.random() < author.wander:
         story = [f"{sentence}." for sentence in problem.question.split(". ")[:-1]]
         return " ".join(lines[: rng.randint(0, len(lines))] + [rng.choice(story) for _ in range(rng.randint(2, 6))])
-    return " ".join(lines + [f"The answer is {total}."] * (rng.random() >= author.forget))
+    return " ".join(lines + [answer] * (rng.random() >= author.forget))
 
 
 def make(name: str, seed: int = 0) -> None:

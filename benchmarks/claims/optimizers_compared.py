@@ -19,11 +19,11 @@ BASES = ("slips-30", "misconception-10", "sure-17", "wanders-10")
 SHARES = (0.2, 0.35, 0.5, 0.8, 1.0)
 SEEDS = 3
 RATES = {
+    "adamw": arms.ADAMW_RATES,
     "sgd": (0.03, 0.1, 0.3),
     "whole": (0.01, 0.03, 0.1),
     "tensors": (0.003, 0.01, 0.03),
     "muon": (1e-4, 3e-4, 1e-3),
-    "adamw": arms.ADAMW_RATES,
     "adafactor": (3e-5, 1e-4, 3e-4),
     "signs": (1e-5, 3e-5, 1e-4),
 }
@@ -39,8 +39,8 @@ def tuned() -> dict[Arm, Choices]:
     """The arms, and the rates that each is tried with."""
     found = {
         Arm(base, share, optimizer=optimizer): _choices(optimizer)
-        for base in BASES
         for optimizer in RATES
+        for base in BASES
         for share in SHARES
     }
     for optimizer, shares in NO_TAPER.items():

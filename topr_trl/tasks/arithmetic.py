@@ -72,16 +72,18 @@ def make_problem(rng: random.Random, num_steps: int = 2) -> Problem:
     return Problem(question, start, tuple(steps), total)
 
 
-def solve(problem: Problem, result: Callable[[int], int] = int) -> str:
+def solve(problem: Problem, result: Callable[[int], int] = int, times: Callable[[], str] = lambda: "*") -> str:
     """A worked solution that ends with `The answer is N.`
 
-    `result` gives what the author finds instead of each right value; later steps go on with it.
+    `result` gives what the author finds instead of each right value; later steps go on with it. `times` gives what the
+    author does where two numbers are to be multiplied: "*" or "+".
     """
     total, lines = problem.start, []
     for symbol, x, y in problem.steps:
         if symbol == "+*":
-            product = result(x * y)
-            lines.append(f"{x} * {y} = {product}.")
+            sign = times()
+            product = result(x * y if sign == "*" else x + y)
+            lines.append(f"{x} {sign} {y} = {product}.")
             x = product
         sign = "-" if symbol == "-" else "+"
         after = result(total - x if sign == "-" else total + x)
