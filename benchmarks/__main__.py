@@ -34,6 +34,7 @@ from benchmarks.claims import (
     rivals_compared,
     staleness,
     theory,
+    trials,
     verifier,
 )
 from benchmarks.setting import HERE, PROFILES, Profile, model_hash
@@ -62,6 +63,7 @@ HYPOTHESES = {
     "predictors": predictors,
     "losses": losses_compared,
     "long_run": long_run,
+    "trials": trials,
 }
 BOTH = {**CLAIMS, **HYPOTHESES}
 

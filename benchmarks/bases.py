@@ -53,7 +53,7 @@ AUTHORS = {
     "slips-60": Author(slip=0.10, forget=0.10),
     "slips-30": Author(slip=0.28, forget=0.10),
     "slips-10": Author(slip=0.62, forget=0.10),
-    "slips-3": Author(slip=0.79, forget=0.10),
+    "slips-3": Author(slip=0.79, forget=0.55),
     "misconception-30": Author(slip=0.22, forget=0.10, add=0.15),
     "misconception-10": Author(slip=0.22, forget=0.10, add=0.55, steps=1_000),
     "misconception-3": Author(slip=0.22, forget=0.10, add=0.85),

@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import os
 import platform
+import threading
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -109,13 +110,21 @@ def _timed(work: Any, cell: Cell) -> tuple[dict[str, Any], float]:
 
 
 def _one_thread() -> None:
+    """In each worker; one whose parent is killed ends with it."""
     import datasets
     import torch
     import transformers
 
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # as many cells as cores run faster than one cell on all cores
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     logging.getLogger("trl").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
+
+
+def _end_with_parent() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)
