@@ -14,7 +14,7 @@ from benchmarks.__main__ import HYPOTHESES as CLAIMS
 from benchmarks.arms import TUNING_SEED, Arm
 from benchmarks.bases import AUTHORS, Author, one_product, solution
 from benchmarks.cells import Store
-from benchmarks.claims import long_run, optimizers_compared, protocols
+from benchmarks.claims import long_run, optimizers_compared, protocols, trials
 from benchmarks.gradients import Moments, gains, moments, share_of_second_moment
 from benchmarks.hypotheses import HYPOTHESES
 from benchmarks.losses import LOSSES, bapo_loss, oapl, optimal_advantages, powered
@@ -300,6 +300,10 @@ def planted(cell):
         curve = [{"pass@1": 0.5 + wobble}] * (long_run.ITERATIONS // long_run.EVERY)
         return {"curve": curve, "pass": ends, "maj": {"64": 0.5}, "never_solved": 0.1, "entropy": 3.0,
                 "different_answers": 9.0}  # fmt: skip
+    if cell.get("part") == "trial":
+        return {"recommended": ["share-80", 1e-4]}
+    if cell["claim"] == "trials":
+        return {"end": {"pass@1": 0.5 - 0.05 * (cell["setting"] != "share-50") + wobble}}
     share = cell["share"] if isinstance(cell["share"], float) else 0.1
     accuracy = 0.5 - 0.1 * abs(share - 0.5) + wobble
     if cell["protocol"] == "removed":
@@ -311,7 +315,7 @@ def planted(cell):
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    for place in (arms, optimizers_compared, long_run):
+    for place in (arms, optimizers_compared, long_run, trials):
         monkeypatch.setattr(place, "model_hash", str)
     store = Store(tmp_path / "results")
     for claim in CLAIMS.values():
@@ -336,6 +340,11 @@ def test_verdicts_follow_the_results(store, tmp_path):
         "long_run": "holds",
         "predictor": "does not hold here",
     }
+    (of_trials,) = trials.report(store, PROFILE, tmp_path)
+    assert of_trials.verdict == "does not hold here"  # 80 % is 3 points below 50 %, and 5 on the programs
+    assert "sure-17 3.0 ± 0.0" in of_trials.ours
+    assert "code 5.0 ± 0.0" in of_trials.ours
+    assert "| slips-30 | share-50, 3.33e-05: 50.1 |" in of_trials.details
 
 
 def test_the_page(store, tmp_path):
