@@ -11,7 +11,7 @@ from topr_trl.cli import main
 from topr_trl.cli.trial import recommend
 from topr_trl.data.tables import read_table
 from topr_trl.evaluation.bootstrap import share_best
-from topr_trl.pipeline import stages, steps
+from topr_trl.pipeline import manifest, stages, steps
 from topr_trl.pipeline.arguments import SampleArguments, ScoreArguments, TrialArguments
 from topr_trl.pipeline.held_out import GIVEN_LOG_MU, split
 from topr_trl.pipeline.lineage import lineage
@@ -202,6 +202,9 @@ def test_a_trial(scored, tmp_path, here, capsys, test_by):
     assert ("estimated from the rewards" in said) == (test_by == "rewards")
     page = (out / "trial.html").read_text()
     assert page.count("<tr>") == 1 + len(best)
+    assert not list(out.rglob("*.safetensors"))  # a model that is tested is not kept
+    with pytest.raises(ValueError, match="were removed when they had served"):
+        manifest.check_whole(out / "paper" / "model")
     main.main(command)
     again = capsys.readouterr().out
     steps_of_it = (2 if test_by == "answers" else 1) + 10 * (3 if test_by == "answers" else 2)

@@ -34,10 +34,12 @@ class Manifest:
     Attributes:
         stages: by name, in the order in which they worked here.
         files: size in `bytes` and `sha256` of each, after the last stage that was finished.
+        discarded: whether they were removed when nothing was to read them again.
     """
 
     stages: dict[str, Stage] = field(default_factory=dict)
     files: dict[str, Json] = field(default_factory=dict)
+    discarded: bool = False
 
     @property
     def finished(self) -> bool:
@@ -147,6 +149,17 @@ def clean(folder: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
+def discard(folder: Path) -> None:
+    """Remove what finished stages made, when nothing will read it again; they stay finished."""
+    known = read(folder)
+    assert known is not None
+    assert known.finished
+    known.discarded = True
+    _write(folder, known)  # before the first is gone: a kill in between is no damage
+    for name in known.files:
+        (folder / name).unlink(missing_ok=True)
+
+
 def check_whole(path: Path) -> None:
     """A ValueError for a folder whose stages are not finished, or that has lost files since.
 
@@ -157,6 +170,8 @@ def check_whole(path: Path) -> None:
         return
     if not known.finished:
         raise ValueError(_NOT_FINISHED.format(path))
+    if known.discarded:
+        raise ValueError(f"The files of {path} were removed when they had served; make them again in another folder.")
     if damaged := _damaged(path, known):
         raise ValueError(
             f"{path} has lost or truncated files since it was finished: {', '.join(damaged[:3])}. Make it again."
@@ -169,7 +184,7 @@ def _damaged(folder: Path, known: Manifest) -> list[str]:
     def whole(path: Path, size: int) -> bool:
         return path.is_file() and path.stat().st_size == size
 
-    if not known.finished:
+    if not known.finished or known.discarded:
         return []
     return [name for name, entry in known.files.items() if not whole(folder / name, entry["bytes"])]
 
@@ -203,7 +218,7 @@ def read(folder: Path) -> Manifest | None:
         plain = json.loads(path.read_text())
         if "stages" not in plain:
             plain = _from_version_0_1(path, plain)
-        known = Manifest(plain["stages"], plain["files"])
+        known = Manifest(plain["stages"], plain["files"], plain.get("discarded", False))
         names = [name for name, entry in known.files.items() if isinstance(entry["bytes"], int)]
         parts = [part for stage in known.stages.values() for part in (stage["inputs"], stage["sources"])]
         whole = bool(parts) and all(isinstance(part, dict) for part in parts) and len(names) == len(known.files)
@@ -297,7 +312,8 @@ def lock_all(folder: Path) -> Iterator[None]:
 def _write(folder: Path, known: Manifest) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / NAME) as partial:
-        partial.write_text(json.dumps({"stages": known.stages, "files": known.files}, indent=1))
+        plain = {"stages": known.stages, "files": known.files} | ({"discarded": True} if known.discarded else {})
+        partial.write_text(json.dumps(plain, indent=1))
 
 
 def _sha256(path: Path) -> str:
