@@ -82,15 +82,8 @@ def result(cell):
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
-    for room in ("base", "learning_rates", "hard_task"):
-        monkeypatch.setattr(f"benchmarks.claims.{room}.model_hash", str)
-    store = Store(tmp_path / "results")
-    for claim in CLAIMS.values():
-        while todo := store.unfinished(claim.cells(PROFILE, store)):
-            for cell in todo:
-                store.add(cell, result(cell), 6.0, "command")
-    return store
+def store(filled):
+    return filled(CLAIMS, PROFILE, result)
 
 
 def verdicts(store, name, tmp_path):

@@ -314,15 +314,8 @@ def planted(cell):
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
-    for place in (arms, optimizers_compared, long_run, trials):
-        monkeypatch.setattr(place, "model_hash", str)
-    store = Store(tmp_path / "results")
-    for claim in CLAIMS.values():
-        while todo := store.unfinished(claim.cells(PROFILE, store)):
-            for cell in todo:
-                store.add(cell, planted(cell), 6.0, "command")
-    return store
+def store(filled):
+    return filled(CLAIMS, PROFILE, planted)
 
 
 def test_verdicts_follow_the_results(store, tmp_path):
