@@ -22,8 +22,9 @@ gc.collect()
 gc.freeze()
 
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% if m['role'] == 'assistant' %}<|end|>{% endif %}\n"
-    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% for call in m.tool_calls or [] %}{{ call | tojson }}"
+    "{% endfor %}{% if m['role'] == 'assistant' %}<|end|>{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 
 

@@ -26,7 +26,8 @@ from tqdm.auto import tqdm
 
 from topr_trl.baseline import FloatArray
 from topr_trl.config import OfflineTOPRConfig
-from topr_trl.data.collator import column, lengths_of
+from topr_trl.data.collator import column, completion_lengths, lengths_of
+from topr_trl.data.masks import MASK
 from topr_trl.data.tables import atomic_write
 from topr_trl.metrics import sampler_distance
 
@@ -203,7 +204,7 @@ def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], model:
                 f"the model in training has {model}. If that model did write these rows and is the μ you mean, remove "
                 "the column `mu_fingerprint`; to compute log μ with the model in training, remove both."
             )
-    counts, rows = lengths_of(dataset) - column(dataset, "prompt_length").to_numpy(), column(dataset, "row").to_numpy()
+    counts, rows = completion_lengths(dataset), column(dataset, "row").to_numpy()
     for row, mu_logps, count, needed in zip(rows, dataset["mu_logps"], counts, needs_N, strict=True):
         if needed and (wrong := _what_is_wrong(mu_logps, int(count), ratio_level)):
             raise ValueError(f"Row {row} of the {name} dataset: {wrong}")
@@ -213,7 +214,7 @@ def _what_is_wrong(mu_logps: object, tokens: int, ratio_level: str) -> str | Non
     if isinstance(mu_logps, list) and len(mu_logps) != tokens:
         return (
             f"log μ of {len(mu_logps)} tokens for a completion of {tokens}. Give one value per token of "
-            "`completion_ids`; or drop the column, and log μ is computed."
+            "`completion_ids` (or per token that the model wrote); or drop the column, and log μ is computed."
         )
     # Rounding may leave a certain token a little above 0.
     for value in mu_logps if isinstance(mu_logps, list) else [mu_logps]:
@@ -251,10 +252,13 @@ def _per_token_logps(
 
 
 def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
-    """A short hash of the tokens and rewards of all rows, and of which of them need log μ."""
+    """A short hash of the tokens, masks and rewards of all rows, and of which of them need log μ."""
     digest = hashlib.sha256()
     for ids in column(dataset, "input_ids").chunks:
         digest.update(ids.flatten().to_numpy().tobytes())
+    if MASK in dataset.column_names:
+        for masks in column(dataset, MASK).chunks:
+            digest.update(np.asarray(masks.flatten()).tobytes() + np.asarray(masks.is_valid()).tobytes())
     prompts, rewards = (column(dataset, name).to_numpy() for name in ("prompt_length", "reward"))
     for values in (lengths_of(dataset), prompts, rewards, needs_N):
         digest.update(values.tobytes())

@@ -22,8 +22,8 @@ from topr_trl.checkpoints import model_fingerprint
 from topr_trl.completions_log import LogCompletions
 from topr_trl.config import OfflineTOPRConfig
 from topr_trl.data.collator import COLUMNS, Collator, StepsSortedByLength, check_tokens, lengths_of, unflatten
-from topr_trl.data.rows import check_finish_reasons, id_column, problem_column, reward_column
-from topr_trl.data.tokenization import MalformedRow, tokenize
+from topr_trl.data.rows import MalformedRow, check_finish_reasons, id_column, problem_column, reward_column
+from topr_trl.data.tokenization import tokenize
 from topr_trl.log_mu import LogMu
 from topr_trl.trainer_base import TOPRMixin, settings_for
 

@@ -40,6 +40,24 @@ def tokenized(given: str, message: str, settings: dict[str, Any] | None = None, 
     )
 
 
+def masked(given: str, message: str, **columns: Any) -> Case:
+    """Rows of token ids with masks, refused once they are tokenized."""
+    return tokenized(given, message, prompt_ids=[[5, 6]] * 8, completion_ids=[[7, 8]] * 8, **columns)
+
+
+def turns(given: str, message: str, template: str, role: str = "user") -> Case:
+    """Trajectories in messages, written by a chat template."""
+
+    def do(kit: Kit) -> None:
+        kit["tokenizer"].chat_template = template
+        prompt = [[{"role": "user", "content": "How many?"}]] * 8
+        says = [("assistant", "I count. Four."), (role, "Sure?"), ("assistant", "Yes.")]
+        completion = [[{"role": who, "content": what} for who, what in says]] * 8
+        kit.offline(with_columns(kit["rows"], prompt=prompt, completion=completion))
+
+    return Case(given, do, message, NOTHING_WRITTEN)
+
+
 def ones(wrong: Any, at: int = 1, rest: Any = 1.0) -> list[Any]:
     return [rest] * at + [wrong] + [rest] * (7 - at)
 
@@ -271,6 +289,54 @@ ROWS = [
         "log_mu='trainer'.",
         {"log_mu": "sampler"},
     ),
+    masked(
+        "`completion_mask` of another length",
+        "Row 4 of the train dataset: completion_mask has 3 values, and the completion 2 tokens. It is of "
+        "`completion_ids`, without the prompt. Fix or drop it.",
+        completion_mask=ones([1, 0, 1], 4, [1, 1]),
+    ),
+    masked(
+        "`completion_mask` with other values than 0 and 1",
+        "Row 4 of the train dataset: completion_mask must be 1 for tokens that the model wrote and 0 for what it "
+        "read. Fix or drop it.",
+        completion_mask=ones([1, 2], 4, [1, 1]),
+    ),
+    masked(
+        "`completion_mask` that is 0 everywhere",
+        "Row 4 of the train dataset: by its mask the model wrote nothing of the completion, so there is nothing to "
+        "learn from it. Fix or drop it.",
+        completion_mask=ones([0, 0], 4, [1, 1]),
+    ),
+    tokenized(
+        "`completion_mask` without `completion_ids`",
+        "Row 0 of the train dataset: it has a completion_mask and no completion_ids: a mask is of tokens. Add the "
+        "ids, or drop the mask. Fix or drop it.",
+        completion_mask=[[1, 1]] * 8,
+    ),
+    masked(
+        "`sampler_logps` that are null for tokens of another completion",
+        "Row 4 of the train dataset: sampler_logps is null for some of 3 tokens, and the completion has 2: keep the "
+        "sampler's `completion_ids` with it. Fix or drop it.",
+        sampler_logps=ones([-1.0, None, -1.0], 4, [-1.0, -1.0]),
+    ),
+    turns(
+        "a trajectory whose template removes earlier thinking",
+        "Row 0 of the train dataset: its chat template writes earlier turns differently once later ones follow (it "
+        "removes their thinking, for example), so the model read other tokens than the last rendering has. Set "
+        "chat_template_path to a template that keeps them, or make each turn a row of its own, with what the model "
+        "read as its prompt. Fix or drop it.",
+        "{% for m in messages %}{{ m.role }}: {{ m.content if loop.last else m.content[:1] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}",
+    ),
+    turns(
+        "calls of tools, and a template that leaves them out",
+        "Row 0 of the train dataset: it calls tools, and the tokenizer's chat template does not write calls and "
+        "results of tools. Set chat_template_path to one that does, or give completion_ids and completion_mask. Fix or "
+        "drop it.",
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}",
+        role="tool",
+    ),
 ]
 
 
@@ -288,7 +354,7 @@ LOG_MU = [
     brought(
         "one value too few",
         "Row 2 of the train dataset: log μ of 1 tokens for a completion of 7. Give one value per token of "
-        "`completion_ids`; or drop the column, and log μ is computed.",
+        "`completion_ids` (or per token that the model wrote); or drop the column, and log μ is computed.",
         [[-0.1]] * 8,
     ),
     brought(

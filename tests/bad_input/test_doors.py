@@ -202,7 +202,7 @@ PROMPT = st.sampled_from([TEXT, (TYPES[11][0], MESSAGES)])
                                        "completion_ids": IDS[1], "finish_reason": FEW_WORDS[1]}))  # fmt: skip
 def test_a_row_to_tokens(row):
     with refused_by_name("prompt", "completion"):
-        prompt, completion = tokenize_row(row, embedded_tokenizer())
+        prompt, completion, _ = tokenize_row(row, embedded_tokenizer())
         assert prompt
         assert completion
         assert all(isinstance(token, int) for token in (*prompt, *completion))

@@ -14,8 +14,8 @@ def test_ids_are_joined_as_rows_are_tokenized(tokenizer, ids):
     rows = from_table(table).select([3, 1, 2])  # with an index, as curation leaves them
     joined = tokenize(rows, tokenizer, ["mu_logps"])
     one_by_one = [tokenize_row(row, tokenizer) for row in rows]
-    assert joined["input_ids"][:] == [prompt + completion for prompt, completion in one_by_one]
-    assert joined["prompt_length"][:] == [len(prompt) for prompt, _ in one_by_one]
+    assert joined["input_ids"][:] == [prompt + completion for prompt, completion, _ in one_by_one]
+    assert joined["prompt_length"][:] == [len(prompt) for prompt, _, _ in one_by_one]
     assert joined["mu_logps"][:] == rows["mu_logps"][:]
     assert joined.column_names == ["mu_logps", "input_ids", "prompt_length"]
 

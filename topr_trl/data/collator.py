@@ -1,7 +1,8 @@
 """Tokenized rows to batches: their columns, the order within an optimizer step, and flat batches back to rows.
 
 Tokenized rows have `input_ids` (prompt and completion), `prompt_length` and `reward` (R); `dataset` and `row` say which
-of a trainer's datasets they are from, and where they stood in it; `mu_logps` is there if they brought log μ.
+of a trainer's datasets they are from, and where they stood in it; `mu_logps` is there if they brought log μ, and
+`completion_mask` if there are tokens of completions that the model did not write.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,8 +20,10 @@ from torch.utils.data import Sampler
 from transformers import PretrainedConfig
 
 from topr_trl.baseline import FloatArray
+from topr_trl.data.masks import MASK
 
-COLUMNS = ("input_ids", "prompt_length", "reward", "mu_logps", "dataset", "row")
+COLUMNS = ("input_ids", "prompt_length", MASK, "reward", "mu_logps", "dataset", "row")
+_CONTEXT = -100  # the label that counts for nothing
 _NAMED = 20  # rows that a message lists
 
 
@@ -32,6 +35,17 @@ def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
 def lengths_of(dataset: Dataset) -> NDArray[np.int64]:
     """(N,) tokens of `input_ids`."""
     return np.asarray(pc.list_value_length(column(dataset, "input_ids")), dtype=np.int64)
+
+
+def completion_lengths(dataset: Dataset) -> NDArray[np.int64]:
+    """(N,) tokens of completions that the model wrote."""
+    counts = lengths_of(dataset) - column(dataset, "prompt_length").to_numpy()
+    if MASK in dataset.column_names:
+        masks = column(dataset, MASK)
+        masked = np.asarray(pc.is_valid(masks))
+        owners = np.repeat(np.flatnonzero(masked), counts[masked])
+        counts[masked] = np.bincount(owners, np.asarray(pc.list_flatten(masks)), len(counts))[masked]
+    return counts
 
 
 def check_tokens(name: str, dataset: Dataset, config: PretrainedConfig, max_length: int | None) -> None:
@@ -95,7 +109,7 @@ class Collator:
 
     def collate_tokens(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         ids = [row["input_ids"] for row in rows]
-        labels = [[-100] * row["prompt_length"] + row["input_ids"][row["prompt_length"] :] for row in rows]
+        labels = [_labels(row) for row in rows]
         batch = self.collate([{"input_ids": i, "labels": label} for i, label in zip(ids, labels, strict=True)])
         return {**batch, "lengths": list(map(len, ids))}
 
@@ -111,7 +125,7 @@ class Collator:
         batch["reward"] = torch.tensor([row["reward"] for row in rows], dtype=torch.float32)
         mu_logps: list[Any] = [row.get("mu_logps", self.log_mu.get((row["dataset"], row["row"]))) for row in rows]
         if self.per_token:  # of all tokens of the batch, one after the other
-            counts = [len(row["input_ids"]) - row["prompt_length"] for row in rows]
+            counts = [len(label) - label.count(_CONTEXT) for label in map(_labels, rows)]
             # Rows that need none may have brought none, or something else.
             known = [isinstance(mu, list | np.ndarray) and len(mu) == n for mu, n in zip(mu_logps, counts, strict=True)]
             filled = [mu if ok else [torch.nan] * n for mu, ok, n in zip(mu_logps, known, counts, strict=True)]
@@ -121,6 +135,14 @@ class Collator:
             mu_logps = [torch.nan if mu is None else mu for mu in mu_logps]
         batch["mu_logps"] = torch.tensor(mu_logps, dtype=torch.float32)
         return batch
+
+
+def _labels(row: dict[str, Any]) -> list[int]:
+    """Of a row: its tokens, and -100 for those that the model did not write."""
+    completion = row["input_ids"][row["prompt_length"] :]
+    mask = row.get(MASK) or [True] * len(completion)
+    own = [token if is_own else _CONTEXT for token, is_own in zip(completion, mask, strict=True)]
+    return [_CONTEXT] * row["prompt_length"] + own
 
 
 class StepsSortedByLength(Sampler[int]):

@@ -8,8 +8,9 @@
 | `label` | bool | instead of `reward`, as in KTO's datasets: true is +1, false -1 |
 | `prompt_ids`, `completion_ids` | token ids | what the sampler read and wrote, stop token included |
 | `problem_id`, `sample_id` | int | the group of the row (completions of one prompt), and its place in sampling order |
+| `completion_mask` | 1 or 0, one per token of `completion_ids` | whether the model wrote it; else it is context |
 | `finish_reason` | `"stop"` or `"length"` | whether the completion ended by itself |
-| `sampler_logps` | floats, one per token | log-probabilities as the sampler reported them |
+| `sampler_logps` | floats, one per token | log-probabilities as the sampler reported them; null for context |
 | `mu_logps` | floats, one per token, or their sum | log μ: log-probabilities under the policy that wrote the row |
 | `mu_fingerprint` | text | fingerprint of the model that computed `mu_logps` |
 | `tools`, `chat_template_kwargs` | | for the chat template, as in TRL |
@@ -26,6 +27,14 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
+
+
+class MalformedRow(ValueError):
+    """The row in this place of a dataset cannot be used, and why."""
+
+    def __init__(self, row: int, why: str) -> None:
+        super().__init__(row, why)
+        self.row, self.why = row, why
 
 
 def need_columns(columns: Collection[str], needed: Sequence[str], what: str) -> None:

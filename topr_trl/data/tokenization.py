@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,18 +12,30 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 from trl import apply_chat_template, is_conversational
 
+from topr_trl.data.masks import MASK, apply_masks, have_masks, written
+from topr_trl.data.rows import MalformedRow
+from topr_trl.data.turns import tokenize_turns
+
 
 def _is_ids(value: Any) -> bool:
     """Whether a value is a list of numbers that int32 holds."""
     return isinstance(value, list) and bool(value) and all(type(x) is int and abs(x) < 2**31 for x in value)
 
 
-def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+class TokenizedRow(NamedTuple):
+    """Token ids of a prompt and a completion; of the latter which ones the model wrote, None for all."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    completion_mask: list[bool] | None = None
+
+
+def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> TokenizedRow:
     """Token ids of a row's prompt and completion.
 
     Ids in the row are taken as they are. Prompt and completion as text are tokenized separately, and the completion
     gets the stop token unless `finish_reason` is `"length"`. Messages go through the chat template, which writes its
-    own stop.
+    own stop; if they are more than a turn of the assistant, the other turns are context.
 
     Raises:
         ValueError: prompt or completion is missing, empty, or neither text, messages nor ids; or the tokenizer has no
@@ -35,6 +47,8 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tup
         raise ValueError("the completion is empty")
     if not prompt:
         raise ValueError("the prompt is empty")
+    if row.get(MASK) is not None and not row.get("completion_ids"):
+        raise ValueError(f"it has a {MASK} and no completion_ids: a mask is of tokens. Add the ids, or drop the mask")
     kwargs = row.get("chat_template_kwargs") or {}
     if is_conversational({"prompt": prompt}):
         if not tokenizer.chat_template:
@@ -44,6 +58,8 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tup
             )
         messages = {"prompt": prompt}
         if is_conversational({"completion": completion}):
+            if len(completion) > 1:
+                return TokenizedRow(*tokenize_turns(prompt, completion, tokenizer, row.get("tools"), **kwargs))
             messages["completion"] = completion
         text = apply_chat_template(messages, tokenizer, row.get("tools"), **kwargs)
         ids = {key: tokenizer(value, add_special_tokens=False)["input_ids"] for key, value in text.items()}
@@ -61,15 +77,9 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tup
             completion = [*completion, tokenizer.eos_token_id]
     if not _is_ids(prompt) or not _is_ids(completion):
         raise ValueError("prompt and completion must be text, messages (both of them) or token ids")
-    return prompt, completion
-
-
-class MalformedRow(ValueError):
-    """The row in this place of a dataset cannot be tokenized, and why."""
-
-    def __init__(self, row: int, why: str) -> None:
-        super().__init__(row, why)
-        self.row, self.why = row, why
+    mask, logps = (None if row.get(name) is None else np.array(row[name]) for name in (MASK, "sampler_logps"))
+    own = written(mask, logps, len(completion))
+    return TokenizedRow(prompt, completion, None if own.all() else own.tolist())
 
 
 def tokenize(
@@ -77,19 +87,31 @@ def tokenize(
 ) -> Dataset:
     """Rows as the trainer reads them: `input_ids` (prompt and completion), `prompt_length`, and the columns `keep`.
 
+    If there are tokens that the model did not write, `completion_mask` says which; see `topr_trl.data.masks`.
+
     For a dataset in files the result is cached in a file, too. A `MalformedRow` says what `tokenize_row` cannot take.
     """
-    kept = {name: dataset.features[name] for name in keep}
+    in_ids = _has_ids(dataset, "prompt_ids") and _has_ids(dataset, "completion_ids")
+    masks = {MASK} & set(dataset.column_names) if in_ids else set()
+    kept = {name: dataset.features[name] for name in (*keep, *masks)}
     features = Features({**kept, "input_ids": List(Value("int32")), "prompt_length": Value("int32")})
-    map_kwargs.update(features=features, remove_columns=[n for n in dataset.column_names if n not in keep])
-    if _has_ids(dataset, "prompt_ids") and _has_ids(dataset, "completion_ids"):
+    map_kwargs.update(features=features, remove_columns=[n for n in dataset.column_names if n not in kept])
+    if in_ids:
         rows = dataset.with_format("arrow").map(
-            _join_ids, batched=True, fn_kwargs={"keep": list(keep), "package": _VERSION}, **map_kwargs
+            _join_ids, batched=True, fn_kwargs={"keep": list(kept), "package": _VERSION}, **map_kwargs
         )
     else:
+        features[MASK] = List(Value("bool"))
         rows = dataset.with_format(None).map(
             _tokenize_for_map, with_indices=True, fn_kwargs={"tokenizer": tokenizer, "package": _VERSION}, **map_kwargs
         )
+        if rows.data[MASK].null_count == len(rows.data):
+            rows = rows.remove_columns(MASK)
+    if MASK in rows.column_names or have_masks(rows):
+        rows = rows.with_format("arrow").map(
+            _use_masks, batched=True, with_indices=True, fn_kwargs={"package": _VERSION},
+            features=Features({**rows.features, MASK: List(Value("bool"))}),
+        )  # fmt: skip
     return rows.with_format(None)
 
 
@@ -133,7 +155,12 @@ def _tokenize_for_map(
     row: dict[str, Any], index: int, tokenizer: PreTrainedTokenizerBase, package: str
 ) -> dict[str, Any]:
     try:
-        prompt_ids, completion_ids = tokenize_row(row, tokenizer)
+        prompt_ids, completion_ids, mask = tokenize_row(row, tokenizer)
     except ValueError as error:
         raise MalformedRow(index, str(error)) from None
-    return {"input_ids": prompt_ids + completion_ids, "prompt_length": len(prompt_ids)}
+    return {"input_ids": prompt_ids + completion_ids, "prompt_length": len(prompt_ids), MASK: mask}
+
+
+def _use_masks(table: pa.Table, places: list[int], package: str) -> pa.Table:
+    lengths = pc.subtract(pc.list_value_length(table["input_ids"]), table["prompt_length"])
+    return apply_masks(table, lengths.to_pylist(), places)

@@ -21,6 +21,7 @@ COLUMNS = {
     "label": "true where the completion is good: a reward of +1, otherwise -1",
     "prompt_ids": "token ids of the prompt",
     "completion_ids": "token ids of the completion, including its stop token",
+    "completion_mask": "1 for tokens of `completion_ids` that the model wrote, 0 for what it read in between",
     "problem_id": "the problem; rows with the same id are completions for the same problem",
     "sample_id": "position in the order in which the problem's completions were drawn",
     "finish_reason": "`stop`, or `length` where the completion was cut off",

@@ -11,6 +11,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from topr_trl.baseline import FloatArray, baseline_for_positive_share
+from topr_trl.data.masks import explicit_masks
 from topr_trl.data.rows import checked_column, problem_column, reward_column
 from topr_trl.data.tables import load_rows, save_rows, write_parquet
 from topr_trl.pipeline import inputs, manifest
@@ -165,6 +166,7 @@ def _by_answers(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> bo
 
 def _to_weight(rows: Dataset, numbers: NDArray[np.int64]) -> Dataset:
     """Held-out rows for the log-probabilities of each model."""
+    rows = explicit_masks(rows)
     if MU_COLUMNS[0] in rows.column_names:
         known = checked_column(rows, MU_COLUMNS[0], lambda logps: logps is not None, "log μ", "Drop the column.")
         rows = rows.add_column(GIVEN_LOG_MU, [float(np.sum(logps)) for logps in known])

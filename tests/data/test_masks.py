@@ -1,0 +1,91 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+from datasets import Dataset
+
+from topr_trl.data.collator import completion_lengths
+from topr_trl.data.masks import apply_masks, explicit_masks, written
+from topr_trl.data.rows import MalformedRow
+from topr_trl.data.tokenization import tokenize
+
+MASKS = [[1, 0, 0, 1], None, [1, 1]]
+IDS = {"prompt": ["a", "b", "c"], "prompt_ids": [[1], [2, 3], [4]], "completion_ids": [[5, 6, 7, 8], [9], [10, 11]]}
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.bool_(), pa.float32()])
+def test_a_mask_beside_ids(tokenizer, kind):
+    table = pa.table({**IDS, "completion_mask": pa.array(MASKS, pa.list_(pa.int64())).cast(pa.list_(kind)),
+                      "sampler_logps": [[-1.0, 0.0, 0.0, -2.0], [-3.0], [-4.0, -5.0]],
+                      "mu_logps": [[-1.5, -2.5], [-3.5], None]})  # fmt: skip
+    found = tokenize(Dataset(table), tokenizer, ["sampler_logps", "mu_logps"])
+    assert found["completion_mask"][:] == [[True, False, False, True], None, None]
+    assert found["sampler_logps"][:] == [[-1.0, -2.0], [-3.0], [-4.0, -5.0]]  # what stands for context is nothing
+    assert found["mu_logps"][:] == [[-1.5, -2.5], [-3.5], None]  # a value per token that the model wrote
+    assert completion_lengths(found).tolist() == [2, 1, 2]
+    assert completion_lengths(found.select([2, 0])).tolist() == [2, 2]
+
+
+def test_log_probabilities_that_are_null_where_the_model_wrote_nothing(tokenizer):
+    rows = Dataset.from_dict({**IDS, "sampler_logps": [[-1.0, None, None, -2.0], None, [-4.0, -5.0]]})
+    found = tokenize(rows, tokenizer, ["sampler_logps"])
+    assert found["completion_mask"][:] == [[True, False, False, True], None, None]
+    assert found["sampler_logps"][:] == [[-1.0, -2.0], None, [-4.0, -5.0]]
+    without = tokenize(rows.remove_columns("sampler_logps"), tokenizer)
+    assert "completion_mask" not in without.column_names
+
+
+def test_a_mask_is_the_same_whether_all_rows_have_ids_or_not(tokenizer):
+    some = {name: [*values, None] for name, values in IDS.items()} | {"prompt": ["a", "b", "c", "3 + 4 ="]}
+    rows = Dataset.from_dict({**some, "completion": [None] * 3 + ["7"], "completion_mask": [*MASKS, None],
+                              "sampler_logps": [[-1.0, None, None, -2.0], [-3.0], None, None]})  # fmt: skip
+    found = tokenize(rows, tokenizer, ["sampler_logps"])
+    assert found["completion_mask"][:] == [[True, False, False, True], None, None, None]
+    assert found["sampler_logps"][:] == [[-1.0, -2.0], [-3.0], None, None]
+
+
+@pytest.mark.parametrize("all_ids", [True, False])
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        ([1, 0, 1], r"completion_mask has 3 values, and the completion 4 tokens\. .* without the prompt"),
+        ([0, 1, 0, 0, 1, 1], "completion_mask has 6 values"),
+        ([1, 2, 0, 1], "must be 1 for tokens that the model wrote and 0"),
+        ([1, None, 0, 1], "must be 1 for tokens that the model wrote and 0"),
+        ([0, 0, 0, 0], "the model wrote nothing"),
+    ],
+)
+def test_masks_that_cannot_be(tokenizer, mask, message, all_ids):
+    rows = Dataset.from_dict({**IDS, "completion_mask": [None, None, mask]}).select([2, 0, 1])
+    rows = rows.remove_columns("completion_ids").add_column("completion_ids", [[5, 6, 7, 8], [9], [10]])
+    if not all_ids:
+        rows = rows.remove_columns("prompt_ids")
+    with pytest.raises(MalformedRow, match=message) as error:
+        tokenize(rows, tokenizer)
+    assert error.value.row == 0
+
+
+def test_a_mask_needs_ids(tokenizer):
+    rows = Dataset.from_dict({"prompt": ["1"], "completion": ["2"], "completion_mask": [[1, 0]]})
+    with pytest.raises(MalformedRow, match="a completion_mask and no completion_ids"):
+        tokenize(rows, tokenizer)
+
+
+def test_nulls_in_log_probabilities_of_other_tokens():
+    with pytest.raises(ValueError, match="null for some of 3 tokens, and the completion has 2"):
+        written(None, np.array([-1.0, np.nan, -2.0]), 2)
+
+
+def test_places_are_named_as_they_were_given():
+    with pytest.raises(MalformedRow) as error:
+        apply_masks(pa.table({"completion_mask": [[0, 0]]}), [2], [41])
+    assert error.value.row == 41
+
+
+def test_masks_that_only_log_probabilities_say_become_explicit():
+    rows = Dataset.from_dict({**IDS, "sampler_logps": [[-1.0, None, None, -2.0], None, [-4.0, -5.0]],
+                              "mu_logps": [[-1.5, None, None, -2.5], None, [-4.5, -5.5]]})  # fmt: skip
+    found = explicit_masks(rows.select([2, 0]))
+    assert found["completion_mask"][:] == [None, [True, False, False, True]]
+    assert found["mu_logps"][:] == [[-4.5, -5.5], [-1.5, -2.5]]
+    whole = rows.remove_columns("sampler_logps")
+    assert explicit_masks(whole) is whole

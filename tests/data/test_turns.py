@@ -1,0 +1,126 @@
+from pathlib import Path
+
+import pytest
+import trl
+
+from topr_trl.data.tokenization import tokenize_row
+from topr_trl.data.turns import tokenize_turns
+
+PROMPT = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "What is 2 * 3 + 1?"}]
+CALL = {"type": "function", "function": {"name": "multiply", "arguments": {"a": 2, "b": 3}}}
+TURNS = [
+    {"role": "assistant", "content": "I ask.", "tool_calls": [CALL]},
+    {"role": "tool", "name": "multiply", "content": "6"},
+    {"role": "assistant", "content": "It is 7."},
+    {"role": "user", "content": "Sure?"},
+    {"role": "assistant", "content": "Yes."},
+]
+PLAIN = [{"role": "assistant", "content": "6."}, {"role": "user", "content": "And 1 more?"},
+         {"role": "assistant", "content": "7."}]  # fmt: skip
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+
+
+def use(tokenizer, name):
+    tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    return tokenizer
+
+
+def own(tokenizer, ids, mask):
+    """What the model wrote, turn by turn."""
+    turns = [[]]
+    for token, is_own, before in zip(ids, mask, [False, *mask], strict=False):
+        if is_own and not before and turns[-1]:
+            turns.append([])
+        if is_own:
+            turns[-1].append(token)
+    return [tokenizer.decode(turn) for turn in turns]
+
+
+CALLED = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_the_assistant_wrote_is_the_models(tokenizer, known):
+    """By the template that TRL trains Qwen2.5 with, and by one that TRL does not know."""
+    use(tokenizer, "qwen2_5")
+    if not known:
+        tokenizer.chat_template += "{# of somebody else #}"
+    prompt, ids, mask = tokenize_turns(PROMPT, TURNS, tokenizer)
+    assert own(tokenizer, ids, mask) == [f"I ask.\n{CALLED}<|im_end|>", "It is 7.<|im_end|>", "Yes.<|im_end|>"]
+    text = tokenizer.apply_chat_template([*PROMPT, *TURNS], tokenize=False)
+    assert tokenizer.decode(prompt + ids) == text.rstrip("\n")
+    assert tokenizer.decode(prompt) == tokenizer.apply_chat_template(PROMPT, tokenize=False, add_generation_prompt=True)
+    assert mask[-1]  # nothing is read that no later token needs
+
+
+def test_thinking_is_kept_by_the_template_that_trl_trains_with(tokenizer):
+    use(tokenizer, "qwen3")
+    _, ids, mask = tokenize_turns(PROMPT, TURNS[:3], tokenizer)
+    thought = "<think>\n\n</think>\n\n"
+    assert own(tokenizer, ids, mask) == [f"{thought}I ask.\n{CALLED}<|im_end|>", f"{thought}It is 7.<|im_end|>"]
+
+
+def test_a_template_that_removes_earlier_thinking_is_refused(tokenizer):
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content if loop.last or m.role == 'user' else "
+        "m.content.split('</think>')[-1] }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    with pytest.raises(ValueError, match=r"writes earlier turns differently .* chat_template_path"):
+        tokenize_turns(PROMPT, [{"role": "assistant", "content": "So.</think>6."}, *PLAIN[1:]], tokenizer)
+    tokenize_turns(PROMPT, PLAIN, tokenizer)
+
+
+def test_a_template_that_removes_earlier_thinking_and_says_what_is_the_models(tokenizer):
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content if loop.last "
+        "else m.content.split('</think>')[-1] }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    turns = [{"role": "assistant", "content": "So.</think>6."}, PLAIN[1], {"role": "assistant", "content": "</think>7"}]
+    prompt, ids, mask = tokenize_turns(PROMPT, turns, tokenizer)
+    assert own(tokenizer, ids, mask) == ["6.", "</think>7"]
+    assert tokenizer.decode(prompt).endswith("+ 1?assistant: ")
+
+
+def test_calls_of_tools_that_a_template_would_leave_out_are_refused(tokenizer):
+    use(tokenizer, "llama3")
+    with pytest.raises(ValueError, match="does not write calls and results of tools"):
+        tokenize_turns(PROMPT, TURNS, tokenizer)
+    _, ids, mask = tokenize_turns(PROMPT, PLAIN, tokenizer)
+    assert own(tokenizer, ids, mask) == ["6.<|eot_id|>", "7.<|eot_id|>"]
+
+
+def test_messages_that_a_template_refuses(tokenizer):
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(ValueError, match="cannot write these messages: roles must alternate"):
+        tokenize_turns(PROMPT, PLAIN, tokenizer)
+
+
+def test_a_completion_may_begin_with_context(tokenizer):
+    """A prompt that ends with the model's turn: what comes first is the result of its call."""
+    use(tokenizer, "qwen2_5")
+    for _ in range(2):
+        prompt, ids, mask = tokenize_turns([*PROMPT, TURNS[0]], TURNS[1:3], tokenizer)
+        assert own(tokenizer, ids, mask) == ["It is 7.<|im_end|>"]
+        assert CALLED in tokenizer.decode(prompt)
+        assert "<tool_response>\n6" in tokenizer.decode(ids)
+        tokenizer.chat_template += "{# of somebody else #}"
+
+
+def test_tools_and_options_reach_the_template(tokenizer):
+    use(tokenizer, "qwen2_5")
+    tools = [{"type": "function", "function": {"name": "multiply", "description": "x", "parameters": {}}}]
+    row = {"prompt": PROMPT, "completion": TURNS, "tools": tools, "chat_template_kwargs": {"unused": 1}}
+    assert '"multiply"' in tokenizer.decode(tokenize_row(row, tokenizer).prompt_ids)
+
+
+def test_one_turn_of_the_assistant_has_no_mask(tokenizer):
+    use(tokenizer, "qwen2_5")
+    assert tokenize_row({"prompt": PROMPT, "completion": PLAIN[:1]}, tokenizer).completion_mask is None
+
+
+def test_another_template_of_the_same_tokenizer(tokenizer):
+    before = tokenize_turns(PROMPT, PLAIN, tokenizer)
+    tokenizer.chat_template = tokenizer.chat_template.replace(": ", " says: ")
+    assert tokenize_turns(PROMPT, PLAIN, tokenizer) != before

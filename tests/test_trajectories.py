@@ -1,0 +1,169 @@
+"""Trajectories: completions in which the model wrote some tokens and read others, offline and online."""
+
+import copy
+
+import pytest
+import torch
+from datasets import Dataset
+
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
+
+SETTINGS = {"report_to": "none", "bf16": False, "use_cpu": True, "gradient_checkpointing": False,
+            "save_strategy": "no", "disable_tqdm": True, "per_device_train_batch_size": 4}  # fmt: skip
+ROWS = {
+    "prompt": ["a", "b", "c", "d"],
+    "prompt_ids": [[30, 31], [32], [33, 34, 35], [36]],
+    "completion_ids": [[40, 41, 50, 51, 42, 0], [43, 0], [44, 52, 45, 0], [46, 53, 53, 53, 53, 0]],
+    "completion_mask": [[1, 1, 0, 0, 1, 1], [1, 1], [1, 0, 1, 1], [1, 0, 0, 0, 0, 1]],
+    "mu_logps": [[-1.0, -2.0, -1.0, -0.5], [-3.0, -0.1], [-1.0, -1.0, -0.2], [-2.0, -9.0]],
+    "reward": [-1.0, 1.0, -1.0, -1.0],
+}  # fmt: skip
+
+
+def offline(model, tokenizer, rows, tmp_path, **settings):
+    args = OfflineTOPRConfig(str(tmp_path / "offline"), **{**SETTINGS, **settings})
+    trainer = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer)
+    trainer.model.train()
+    return trainer
+
+
+def loss_and_gradient(trainer):
+    trainer.model.zero_grad()
+    loss = trainer.compute_loss(trainer.model, dict(next(iter(trainer.get_train_dataloader()))))
+    loss.backward()
+    return loss.detach(), [p.grad.clone() for p in trainer.model.parameters()]
+
+
+def by_a_plain_loop(model, rows, per_token=False):
+    """Algorithm 1 on the tokens that the model wrote."""
+    model.zero_grad()
+    losses = []
+    for row in rows:
+        ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
+        logps = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
+        own = logps[len(row["prompt_ids"]) - 1 :][torch.tensor(row["completion_mask"]).bool()]
+        log_ratio = (own - torch.tensor(row["mu_logps"])).detach()
+        log_ratio = log_ratio if per_token else log_ratio.sum()
+        weight = log_ratio.clamp(max=0).exp() if row["reward"] < 0 else torch.ones_like(log_ratio)
+        losses.append(-(row["reward"] * weight * own).sum() / len(own))
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    return loss.detach(), [p.grad.clone() for p in model.parameters()]
+
+
+def assert_same(found, expected):
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-6)
+    for ours, theirs in zip(found[1], expected[1], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=5e-4, atol=5e-6)
+
+
+@pytest.mark.parametrize("padding_free", [False, True])
+@pytest.mark.parametrize("level", ["sequence", "token"])
+def test_loss_and_gradient_are_those_of_a_plain_loop(model, tokenizer, tmp_path, level, padding_free):
+    rows = Dataset.from_dict(ROWS)
+    expected = by_a_plain_loop(copy.deepcopy(model), rows, level == "token")
+    trainer = offline(model, tokenizer, rows, tmp_path, ratio_level=level, padding_free=padding_free)
+    assert_same(loss_and_gradient(trainer), expected)
+
+
+def test_log_mu_is_of_the_tokens_that_the_model_wrote(model, tokenizer, tmp_path):
+    rows = Dataset.from_dict(ROWS).remove_columns("mu_logps")
+    trainer = offline(model, tokenizer, rows, tmp_path, preset="tis")
+    trainer.compute_log_mu()
+    values = [trainer._log_mu.values[0, n] for n in range(4)]
+    whole = copy.deepcopy(model).eval()
+    for row, value in zip(rows, values, strict=True):
+        ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
+        logps = whole(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
+        own = logps[len(row["prompt_ids"]) - 1 :][torch.tensor(row["completion_mask"]).bool()]
+        assert value == pytest.approx(own.sum().item(), abs=1e-3)
+
+
+def test_another_mask_is_another_set_of_rows(model, tokenizer, tmp_path):
+    """log μ that was computed with one mask is not used with another."""
+    fingerprints = []
+    for masks in (ROWS["completion_mask"], [[1] * len(mask) for mask in ROWS["completion_mask"]]):
+        rows = Dataset.from_dict({**ROWS, "completion_mask": masks}).remove_columns("mu_logps")
+        trainer = offline(copy.deepcopy(model), tokenizer, rows, tmp_path / str(len(fingerprints)))
+        trainer._before_training(resumed=False)
+        fingerprints.append(trainer._log_mu.planned["train"].rows)
+    assert fingerprints[0] != fingerprints[1]
+
+
+def test_the_words_of_a_tool_are_context_and_no_targets(model, tokenizer, tmp_path):
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+        "({{ c.function.arguments | tojson }}){% endfor %}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    call = {"type": "function", "function": {"name": "count", "arguments": {"of": "pens"}}}
+
+    def made(said):
+        completion = [{"role": "assistant", "content": "I count.", "tool_calls": [call]},
+                      {"role": "tool", "name": "count", "content": said},
+                      {"role": "assistant", "content": "There are 7."}]  # fmt: skip
+        rows = [{"prompt": [{"role": "user", "content": "How many?"}], "completion": completion, "reward": r}
+                for r in (1.0, -1.0)]  # fmt: skip
+        trainer = offline(copy.deepcopy(model), tokenizer, Dataset.from_list(rows), tmp_path, preset="reinforce")
+        batch = next(iter(trainer.get_train_dataloader()))
+        targets = [tokenizer.decode(label[label != -100]) for label in batch["labels"]]
+        return targets, trainer.compute_loss(trainer.model, {**batch, "reward": torch.ones(2)}).item()
+
+    (targets, loss), (other_targets, other_loss) = made("There are 7 pens in the box."), made("9")
+    assert targets == other_targets == ['I count.count({"of": "pens"})<|end|>There are 7.<|end|>'] * 2
+    assert loss != pytest.approx(other_loss, rel=1e-4)
+
+
+def test_a_stored_online_batch_gives_the_same_loss_offline(model, tokenizer, tmp_path):
+    """Tokens of an environment among the model's own: the batch of `TOPRTrainer`, stored, and trained on offline."""
+
+    def rollout(prompts, trainer):
+        ids, masks = [], []
+        for n, prompt in enumerate(prompts):
+            own, read = tokenizer(f"{prompt} {n} + 1 = {n}.")["input_ids"], tokenizer(f"No: {n * 7}.")["input_ids"]
+            ids.append([*own, *read, *tokenizer("Then 5.")["input_ids"], tokenizer.eos_token_id])
+            masks.append([1] * len(own) + [0] * len(read) + [1] * (len(ids[-1]) - len(own) - len(read)))
+        return {"prompt_ids": [tokenizer(p)["input_ids"] for p in prompts], "completion_ids": ids, "logprobs": None,
+                "env_mask": masks}  # fmt: skip
+
+    eight = {"per_device_train_batch_size": 8}
+    online = TOPRTrainer(
+        model, lambda completions, **_: [1.0 if i % 3 == 0 else -1.0 for i in range(len(completions))],
+        TOPRConfig(str(tmp_path / "online"), num_generations=4, num_iterations=2, max_completion_length=128,
+                   **{**SETTINGS, **eight}),
+        Dataset.from_dict({"prompt": [f"Add {n}:" for n in range(8)]}), processing_class=tokenizer,
+        rollout_func=rollout,
+    )  # fmt: skip
+    online.model.train()
+    online.current_gradient_accumulation_steps = 1
+    inputs = online._prepare_inputs(next(iter(online.get_train_dataloader())))
+
+    stored = []
+    for n in range(8):
+        there = inputs["completion_mask"][n].bool()
+        mask = (inputs["tool_mask"][n] * inputs["completion_mask"][n]).bool()
+        stored.append({
+            "prompt": str(n), "prompt_ids": inputs["prompt_ids"][n][inputs["prompt_mask"][n].bool()].tolist(),
+            "completion_ids": inputs["completion_ids"][n][there].tolist(),
+            "completion_mask": inputs["tool_mask"][n][there].tolist(),
+            "mu_logps": inputs["old_per_token_logps"][n][mask].tolist(), "reward": inputs["topr_rewards"][n].item(),
+        })  # fmt: skip
+
+    torch.manual_seed(1)
+    with torch.no_grad():  # another policy than the one that wrote
+        for parameter in model.parameters():
+            parameter.mul_(1.02)
+    trainer = offline(copy.deepcopy(model), tokenizer, Dataset.from_list(stored), tmp_path, **eight)
+    weights = {}
+    for each, batch in ((online, inputs), (trainer, next(iter(trainer.get_train_dataloader())))):
+        order = batch["row"].tolist() if each is trainer else range(8)
+        of_row = each._row_losses
+        each._row_losses = lambda *args, each=each, of_row=of_row, order=order: weights.setdefault(each, of_row(*args))
+        each.model.zero_grad()
+        each.compute_loss(each.model, dict(batch)).backward()
+        weights[each] = dict(zip(order, weights[each].weights.flatten().tolist(), strict=True))
+    # The value of TRL's surrogate is not that of the loss; its gradient is.
+    for ours, theirs in zip(trainer.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=5e-4, atol=5e-6)
+    assert weights[trainer] == pytest.approx(weights[online], rel=1e-4)
+    assert len({round(weight, 3) for weight in weights[trainer].values()}) > 3  # the policies differ

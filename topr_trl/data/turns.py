@@ -1,0 +1,128 @@
+"""Trajectories as messages: their tokens, and which of them the model wrote."""
+
+from functools import lru_cache
+from itertools import groupby
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+from trl.chat_template_utils import get_training_chat_template, has_generation_markers, supports_tool_calling
+from trl.data_utils import common_prefix_length
+
+Messages = list[dict[str, Any]]
+
+
+def tokenize_turns(
+    prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, tools: Any = None, **kwargs: Any
+) -> tuple[list[int], list[int], list[bool]]:
+    """Token ids of a prompt and of a completion of several turns, and whether the model wrote each of the latter.
+
+    A turn of the assistant is what it adds to the rendered messages before it, generation prompt included, up to the
+    stop token: what a sampler would write. The rest is context. They are rendered by the template that TRL trains such
+    a model with, which keeps earlier turns as they were, or else by the tokenizer's own. If that writes earlier turns
+    differently once later ones follow, its `{% generation %}` blocks say what is the model's.
+
+    Args:
+        kwargs: for the chat template.
+
+    Raises:
+        ValueError: the template cannot write these messages, leaves out calls of tools, or writes earlier turns
+            differently and has no such blocks.
+    """
+    template, writes_tools = _template(tokenizer, str(tokenizer.chat_template))
+    if not writes_tools and any(m["role"] == "tool" or m.get("tool_calls") for m in (*prompt, *completion)):
+        raise ValueError(
+            "it calls tools, and the tokenizer's chat template does not write calls and results of tools. Set "
+            "chat_template_path to one that does, or give completion_ids and completion_mask"
+        )
+    options = {"tools": tools or None, "chat_template": template, **kwargs}
+    try:
+        try:
+            prompt_ids, ids, written = _by_prefixes(prompt, completion, tokenizer, options)
+        except _NotNested:
+            if not has_generation_markers(template):
+                raise
+            prompt_ids, ids, written = _by_markers(prompt, completion, tokenizer, options)
+    except TemplateError as error:
+        raise ValueError(f"its chat template cannot write these messages: {error}") from None
+    written = _up_to_the_stop(ids, written, tokenizer)
+    last = len(written) - written[::-1].index(True) if any(written) else 0
+    return prompt_ids, ids[:last], written[:last]  # what follows the last turn has no effect
+
+
+@lru_cache(maxsize=8)
+def _template(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> tuple[str, bool]:
+    """TRL's template for training, or else the tokenizer's own; and whether the latter writes tools.
+
+    `chat_template` is what the tokenizer has: it may get another.
+    """
+    own = tokenizer.chat_template
+    own = own["default"] if isinstance(own, dict) else own
+    try:
+        template = get_training_chat_template(tokenizer) or own
+    except ValueError:  # TRL has none for it
+        template = own
+    return template, supports_tool_calling(tokenizer)
+
+
+class _NotNested(ValueError):
+    """Rendered messages do not begin with what the messages before were rendered to."""
+
+
+def _by_markers(
+    prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
+) -> tuple[list[int], list[int], list[bool]]:
+    render = tokenizer.apply_chat_template
+    whole = render([*prompt, *completion], return_dict=True, return_assistant_tokens_mask=True, **options)
+    before = render(prompt, add_generation_prompt=completion[0]["role"] == "assistant", return_dict=False, **options)
+    ids, written = whole["input_ids"], [bool(value) for value in whole["assistant_masks"]]
+    start = common_prefix_length(ids, before)
+    return ids[:start], ids[start:], written[start:]
+
+
+def _by_prefixes(
+    prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
+) -> tuple[list[int], list[int], list[bool]]:
+    def render(messages: Messages, before_a_turn: bool) -> str:
+        text: str = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=before_a_turn, **options
+        )
+        return text
+
+    def added(text: str, known: str) -> list[int]:
+        if not text.startswith(known):
+            raise _NotNested(
+                "its chat template writes earlier turns differently once later ones follow (it removes their thinking, "
+                "for example), so the model read other tokens than the last rendering has. Set chat_template_path to a "
+                "template that keeps them, or make each turn a row of its own, with what the model read as its prompt"
+            )
+        ids: list[int] = tokenizer(text[len(known) :], add_special_tokens=False)["input_ids"]
+        return ids
+
+    text = render(prompt, completion[0]["role"] == "assistant")
+    prompt_ids, ids = added(text, ""), list[int]()
+    written: list[bool] = []
+    for n, message in enumerate(completion):
+        if message["role"] == "assistant":
+            before = render([*prompt, *completion[:n]], True)
+            after = render([*prompt, *completion[: n + 1]], False)
+            context, own = added(before, text), added(after, before)
+            ids += context + own
+            written += [False] * len(context) + [True] * len(own)
+            text = after
+    return prompt_ids, ids, written
+
+
+def _up_to_the_stop(ids: list[int], written: list[bool], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
+    """Without the white space that templates write behind the stop token: a sampler never wrote it."""
+    found, start = list[bool](), 0
+    for own, turn in groupby(written):
+        end = start + len(list(turn))
+        if own and (stop := tokenizer.eos_token_id) in ids[start:end]:
+            place = end - ids[start:end][::-1].index(stop)  # behind the last
+            own_end = end if tokenizer.decode(ids[place:end]).strip() else place
+        else:
+            own_end = end
+        found += [own] * (own_end - start) + [False] * (end - own_end)
+        start = end
+    return found
