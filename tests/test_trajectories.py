@@ -5,8 +5,10 @@ import copy
 import pytest
 import torch
 from datasets import Dataset
+from transformers import AutoModelForCausalLM
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
+from topr_trl.tasks import arithmetic
 
 SETTINGS = {"report_to": "none", "bf16": False, "use_cpu": True, "gradient_checkpointing": False,
             "save_strategy": "no", "disable_tqdm": True, "per_device_train_batch_size": 4}  # fmt: skip
@@ -167,3 +169,105 @@ def test_a_stored_online_batch_gives_the_same_loss_offline(model, tokenizer, tmp
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=5e-4, atol=5e-6)
     assert weights[trainer] == pytest.approx(weights[online], rel=1e-4)
     assert len({round(weight, 3) for weight in weights[trainer].values()}) > 3  # the policies differ
+
+
+PARTED = {
+    "prompt": ["a", "b", "c", "d", "e"],
+    "prompt_ids": [[30, 31], [32], [30, 31, 40, 41], [36], [30, 31, 45]],
+    "completion_ids": [[40, 41, 50, 51, 42], [43, 0], [44, 52, 45, 0], [46, 53, 53, 0], [47, 0]],
+    "completion_mask": [[1, 1, 0, 0, 1], None, [1, 0, 1, 1], [1, 0, 0, 1], None],
+    "mu_logps": [[-1.0, -2.0, -1.0], [-3.0, -0.1], [-1.0, -1.0, -0.2], [-2.0, -9.0], [-0.5, -0.5]],
+    "reward": [-1.0, 1.0, -1.0, -1.0, -1.0],
+    "rollout_id": ["x", None, "x", "y", "x"],
+}  # fmt: skip
+
+
+def of_rollouts(model, rows, per_token=False, length_normalization=True):
+    """Algorithm 1 with a product over all rows of a rollout."""
+    model.zero_grad()
+    own, mu, rewards = {}, {}, {}
+    for n, row in enumerate(rows):
+        key = row["rollout_id"] or n
+        ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
+        logps = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
+        mask = torch.tensor(row["completion_mask"] or [1] * len(row["completion_ids"])).bool()
+        own.setdefault(key, []).append(logps[len(row["prompt_ids"]) - 1 :][mask])
+        mu.setdefault(key, []).extend(row["mu_logps"])
+        rewards[key] = row["reward"]
+    losses = []
+    for key, parts in own.items():
+        logps = torch.cat(parts)
+        log_ratio = (logps - torch.tensor(mu[key])).detach()
+        log_ratio = log_ratio if per_token else log_ratio.sum()
+        weight = log_ratio.clamp(max=0).exp() if rewards[key] < 0 else torch.ones_like(log_ratio)
+        losses.append(-(rewards[key] * weight * logps).sum() / (len(logps) if length_normalization else 1))
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    return loss.detach(), [p.grad.clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("padding_free", [False, True])
+@pytest.mark.parametrize("level", ["sequence", "token"])
+@pytest.mark.parametrize("length_normalization", [False, True])
+def test_a_rollout_of_several_rows_has_one_ratio_and_one_length(
+    model, tokenizer, tmp_path, level, padding_free, length_normalization
+):
+    rows = Dataset.from_dict(PARTED)
+    expected = of_rollouts(copy.deepcopy(model), rows, level == "token", length_normalization)
+    trainer = offline(model, tokenizer, rows, tmp_path, ratio_level=level, padding_free=padding_free,
+                      length_normalization=length_normalization)  # fmt: skip
+    assert trainer.train_dataset["row"][:] == [0, 1, 3]
+    assert_same(loss_and_gradient(trainer), expected)
+
+
+def test_a_rollout_counts_once_however_steps_are_made(tokenizer, tmp_path):
+    """Three rollouts of five rows: the same weights from one micro-batch, from three, and in either order."""
+    ends = []
+    for n, settings in enumerate([{}, {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3},
+                                  {"sort_by_length": False, "seed": 3}]):  # fmt: skip
+        model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+        trainer = offline(model, tokenizer, Dataset.from_dict(PARTED), tmp_path / str(n), learning_rate=0.1,
+                          optim="sgd", num_train_epochs=2, **settings)  # fmt: skip
+        trainer.train()
+        assert trainer.state.global_step == 2
+        ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ends[0], ends[2], rtol=1e-4, atol=1e-5)
+
+
+def test_log_mu_of_a_rollout_is_computed_over_all_its_rows(model, tokenizer, tmp_path):
+    rows = Dataset.from_dict(PARTED).remove_columns("mu_logps")
+    trainer = offline(model, tokenizer, rows, tmp_path)
+    trainer.compute_log_mu()
+    assert trainer._log_mu.values.keys() == {(0, 0), (0, 3)}
+    model.eval()
+    for first, parts in ((0, (0, 2, 4)), (3, (3,))):
+        expected = 0.0
+        for row in (rows[n] for n in parts):
+            ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
+            logps = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
+            mask = torch.tensor(row["completion_mask"] or [1] * len(row["completion_ids"])).bool()
+            expected += logps[len(row["prompt_ids"]) - 1 :][mask].sum().item()
+        assert trainer._log_mu.values[0, first] == pytest.approx(expected, abs=1e-3)
+
+
+def test_rollouts_are_chosen_whole_and_counted_once(model, tokenizer, tmp_path):
+    rows = Dataset.from_dict({**PARTED, "problem_id": [0] * 5})
+    trainer = offline(model, tokenizer, rows, tmp_path, baseline="mean")
+    assert sorted(set(trainer.train_dataset["reward"])) == pytest.approx([-2 / 3, 4 / 3])  # the mean of three rollouts
+    chosen = offline(model, tokenizer, rows, tmp_path / "2", curation="uniform", iteration_size=2)
+    assert len(chosen.train_dataset) == 2
+    assert str(chosen.curated).startswith("2 rows")
+
+
+def test_rows_of_a_rollout_with_other_rewards_are_refused(model, tokenizer, tmp_path):
+    rows = Dataset.from_dict({**PARTED, "reward": [-1.0, 1.0, -1.0, -1.0, 1.0]})
+    with pytest.raises(ValueError, match=r"Row 4 has the reward 1, and the first row of its rollout_id -1\. .* to all"):
+        offline(model, tokenizer, rows, tmp_path)
+
+
+def test_the_context_limit_is_that_of_a_part(model, tokenizer, tmp_path):
+    rows = Dataset.from_dict(PARTED)
+    offline(model, tokenizer, rows, tmp_path, max_length=8)
+    with pytest.raises(ValueError, match=r"1 of 3 rows .* longer than max_length, 7 tokens; the first is row 0 with 8"):
+        offline(model, tokenizer, rows, tmp_path / "2", max_length=7)

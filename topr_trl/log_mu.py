@@ -28,6 +28,7 @@ from topr_trl.baseline import FloatArray
 from topr_trl.config import OfflineTOPRConfig
 from topr_trl.data.collator import column, completion_lengths, lengths_of
 from topr_trl.data.masks import MASK
+from topr_trl.data.rollouts import PARTS
 from topr_trl.data.tables import atomic_write
 from topr_trl.metrics import sampler_distance
 
@@ -256,9 +257,9 @@ def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
     digest = hashlib.sha256()
     for ids in column(dataset, "input_ids").chunks:
         digest.update(ids.flatten().to_numpy().tobytes())
-    if MASK in dataset.column_names:
-        for masks in column(dataset, MASK).chunks:
-            digest.update(np.asarray(masks.flatten()).tobytes() + np.asarray(masks.is_valid()).tobytes())
+    for name in [n for n in (MASK, PARTS) if n in dataset.column_names]:
+        for lists in column(dataset, name).chunks:
+            digest.update(np.asarray(lists.flatten()).tobytes() + np.asarray(lists.is_valid()).tobytes())
     prompts, rewards = (column(dataset, name).to_numpy() for name in ("prompt_length", "reward"))
     for values in (lengths_of(dataset), prompts, rewards, needs_N):
         digest.update(values.tobytes())

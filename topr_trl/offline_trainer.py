@@ -21,7 +21,16 @@ from topr_trl.baseline import FloatArray, subtract_baseline
 from topr_trl.checkpoints import model_fingerprint
 from topr_trl.completions_log import LogCompletions
 from topr_trl.config import OfflineTOPRConfig
-from topr_trl.data.collator import COLUMNS, Collator, StepsSortedByLength, check_tokens, lengths_of, unflatten
+from topr_trl.data.collator import (
+    COLUMNS,
+    Collator,
+    StepsSortedByLength,
+    check_tokens,
+    join_sequences,
+    lengths_of,
+    unflatten,
+)
+from topr_trl.data.rollouts import join_parts, rollouts_of
 from topr_trl.data.rows import MalformedRow, check_finish_reasons, id_column, problem_column, reward_column
 from topr_trl.data.tokenization import tokenize
 from topr_trl.log_mu import LogMu
@@ -85,15 +94,17 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _prepare_dataset(
         self, dataset: Dataset, processing_class: Any, args: Any, packing: bool, formatting_func: Any, dataset_name: str
     ) -> Dataset:
-        raw, problems = reward_column(dataset), problem_column(dataset)
+        rollouts, raw, problems = rollouts_of(dataset), reward_column(dataset), problem_column(dataset)
+        firsts = rollouts.firsts_R
+        raw, problems = raw[firsts], problems[firsts]
         if dataset_name == "train":
-            rewards, rows = self._choose(dataset, raw, problems, args)
+            rewards, chosen = self._choose(dataset, firsts, raw, problems, args)
         else:
             # A target share describes the training set; other sets get the baseline that it led to.
             solved = args.effective_positive_share is not None
             rewards = subtract_baseline(raw, self._baseline if solved else args.baseline_value, problems)
-            rows = np.arange(len(raw))
-        keep = _columns_about_log_mu(dataset, args)
+            chosen = np.arange(len(raw))
+        keep, rows, counts = _columns_about_log_mu(dataset, args), rollouts.rows_of(chosen), rollouts.counts_R[chosen]
         try:
             dataset = tokenize(
                 dataset.select(rows), processing_class, keep,
@@ -102,17 +113,24 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         except MalformedRow as error:
             row = rows[error.row]
             raise ValueError(f"Row {row} of the {dataset_name} dataset: {error.why}. Fix or drop it.") from None
+        if (counts > 1).any():
+            dataset = join_parts(dataset, counts)
         # Not in the mapped file: it serves whatever the baseline, and whatever other datasets there are.
-        dataset = dataset.add_column("reward", rewards).add_column("given_reward", raw[rows])
-        dataset = dataset.add_column("dataset", np.full(len(rows), self._prepared)).add_column("row", rows)
+        dataset = dataset.add_column("reward", rewards).add_column("given_reward", raw[chosen])
+        dataset = dataset.add_column("dataset", np.full(len(chosen), self._prepared)).add_column("row", firsts[chosen])
         self._prepared += 1
         return dataset.rename_column("sampler_logps", "mu_logps") if args.log_mu == "sampler" else dataset
 
     def _choose(
-        self, dataset: Dataset, raw: FloatArray, problems: NDArray[Any], args: OfflineTOPRConfig
+        self,
+        dataset: Dataset,
+        firsts: NDArray[np.int64],
+        raw: FloatArray,
+        problems: NDArray[Any],
+        args: OfflineTOPRConfig,
     ) -> tuple[FloatArray, NDArray[np.int64]]:
-        """R of the rows to train on, and which they are."""
-        sample_ids = id_column(dataset, "sample_id") if "sample_id" in dataset.column_names else None
+        """R of the rollouts to train on, and which of them these are; `firsts` are the rows that they begin with."""
+        sample_ids = id_column(dataset, "sample_id")[firsts] if "sample_id" in dataset.column_names else None
         rewards, curated = args.choose(raw, problems, args.seed, sample_ids)
         if len(rewards) == 0:
             raise ValueError(f"curation={args.curation!r} chose no row: {curated}. Change curation or baseline.")
@@ -239,8 +257,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def _policy_logps(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Any]:
         """(B, T) log π of the next tokens, (B, T) whether they belong to the completion, and the model's outputs."""
-        inputs, lengths = dict(inputs), inputs["lengths"]
-        del inputs["lengths"]
+        inputs = dict(inputs)
+        lengths, parts = inputs.pop("lengths"), inputs.pop("parts")
         if self.aux_loss_enabled:
             inputs["output_router_logits"] = True
         with self.accelerator.autocast():
@@ -248,7 +266,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         logps, mask = outputs.log_probs, outputs.label_mask
         if self.padding_free:  # (1, tokens of all rows - 1)
             logps, mask = unflatten(logps, lengths), unflatten(mask, lengths)
-        return logps, mask, outputs
+        return join_sequences(logps, parts), join_sequences(mask, parts), outputs
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -289,7 +307,7 @@ def _check_datasets(datasets: Iterable[Dataset | None]) -> None:
             )
         if {"image", "images"} & set(dataset.column_names):
             raise ValueError("Rows with images are not supported offline. Use TOPRTrainer for vision models.")
-        reward_column(dataset)
+        rollouts_of(dataset).check_rewards(reward_column(dataset))
         check_finish_reasons(dataset)
 
 

@@ -276,6 +276,17 @@ ROWS = [
         {"effective_positive_share": 0.2},
         reward=[1.0] * 8,
     ),
+    at_once(
+        "rows of a rollout with different rewards",
+        "Row 3 has the reward 1, and the first row of its rollout_id -1. The rows of a rollout are one trajectory, "
+        "with one reward: give it to all of them.",
+        rollout_id=[0, 0, 1, 1, 2, 3, 4, 5],
+    ),
+    at_once(
+        "`rollout_id` that is no number or text",
+        "Column `rollout_id` must hold numbers or text; row 1 holds [1]. Fix or drop such rows.",
+        rollout_id=[None, [1]] + [None] * 6,
+    ),
     tokenized(
         "`curation` that chooses no row",
         "curation='positives' chose no row: 0 rows, 0.0% positive, chosen from 0 positives and 8 negatives of "

@@ -252,6 +252,21 @@ def test_curate_applies_baseline_and_rule(scored, tmp_path):
     assert manifest.read(tmp_path).stages["curate"]["chosen"] == 25
 
 
+def test_rollouts_of_several_rows_are_chosen_whole(scored, tmp_path):
+    """Whatever shard their rows are in."""
+    table = pa.concat_tables([pq.read_table(shard) for shard in shards_of(scored)])
+    halves = table.slice(0, 20).append_column("rollout_id", [list(range(20))])
+    (tmp_path / "rows").mkdir()
+    for k in range(2):
+        pq.write_table(halves, tmp_path / "rows" / f"part-{k}.parquet")
+    run("curate", tmp_path / "curated", tmp_path / "rows", curation="uniform", iteration_size=7, baseline="mean")
+    rows = chosen(tmp_path / "curated")
+    assert len(rows) == 14
+    assert sorted(rows["rollout_id"]) == sorted(2 * sorted(set(rows["rollout_id"])))
+    mean = np.mean(halves["reward"].to_numpy())
+    assert rows["reward_after_baseline"][:] == pytest.approx([raw - mean for raw in rows["reward"]])
+
+
 @pytest.mark.parametrize("lacking", [[], ["sample_id"], ["problem_id", "sample_id"]])
 @pytest.mark.parametrize("share", [None, 0.5])
 def test_what_is_chosen_does_not_depend_on_the_shards(scored, tmp_path, share, lacking):

@@ -2,7 +2,9 @@
 
 Tokenized rows have `input_ids` (prompt and completion), `prompt_length` and `reward` (R); `dataset` and `row` say which
 of a trainer's datasets they are from, and where they stood in it; `mu_logps` is there if they brought log μ, and
-`completion_mask` if there are tokens of completions that the model did not write.
+`completion_mask` if there are tokens of completions that the model did not write. A rollout of several rows is one row
+here: its parts stand one after the other in `input_ids`, as long as `part_lengths` says. In a batch they are sequences
+of their own, and behind the forward one row again.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,8 +23,9 @@ from transformers import PretrainedConfig
 
 from topr_trl.baseline import FloatArray
 from topr_trl.data.masks import MASK
+from topr_trl.data.rollouts import PARTS
 
-COLUMNS = ("input_ids", "prompt_length", MASK, "reward", "mu_logps", "dataset", "row")
+COLUMNS = ("input_ids", "prompt_length", MASK, PARTS, "reward", "mu_logps", "dataset", "row")
 _CONTEXT = -100  # the label that counts for nothing
 _NAMED = 20  # rows that a message lists
 
@@ -35,6 +38,15 @@ def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
 def lengths_of(dataset: Dataset) -> NDArray[np.int64]:
     """(N,) tokens of `input_ids`."""
     return np.asarray(pc.list_value_length(column(dataset, "input_ids")), dtype=np.int64)
+
+
+def sequence_lengths(dataset: Dataset) -> NDArray[np.int64]:
+    """(N,) tokens of the longest sequence of each row: of all of it, or of its longest part."""
+    if PARTS not in dataset.column_names:
+        return lengths_of(dataset)
+    parts = column(dataset, PARTS)
+    starts = np.asarray(pc.list_value_length(parts)).cumsum()[:-1]
+    return np.maximum.reduceat(np.asarray(pc.list_flatten(parts)), np.concatenate([[0], starts])).astype(np.int64)
 
 
 def completion_lengths(dataset: Dataset) -> NDArray[np.int64]:
@@ -66,6 +78,7 @@ def check_tokens(name: str, dataset: Dataset, config: PretrainedConfig, max_leng
             f"{vocabulary - 1}: another tokenizer wrote it. Drop prompt_ids and completion_ids, so that text is "
             "tokenized, or train the model that they are for."
         )
+    lengths = sequence_lengths(dataset)
     for what, limit in limits.items():
         too_long = np.flatnonzero(lengths > (np.inf if limit is None else limit))
         if len(too_long):
@@ -108,10 +121,9 @@ class Collator:
         self.keep_idle, self.log_mu = keep_idle, log_mu
 
     def collate_tokens(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        ids = [row["input_ids"] for row in rows]
-        labels = [_labels(row) for row in rows]
-        batch = self.collate([{"input_ids": i, "labels": label} for i, label in zip(ids, labels, strict=True)])
-        return {**batch, "lengths": list(map(len, ids))}
+        parts = [part for row in rows for part in _parts(row)]
+        lengths = [len(part["input_ids"]) for part in parts]
+        return {**self.collate(parts), "lengths": lengths, "parts": [len(row.get(PARTS) or [0]) for row in rows]}
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.keep_idle:
@@ -143,6 +155,24 @@ def _labels(row: dict[str, Any]) -> list[int]:
     mask = row.get(MASK) or [True] * len(completion)
     own = [token if is_own else _CONTEXT for token, is_own in zip(completion, mask, strict=True)]
     return [_CONTEXT] * row["prompt_length"] + own
+
+
+def _parts(row: dict[str, Any]) -> list[dict[str, list[int]]]:
+    """The sequences of a row, with their labels."""
+    ids, labels = row["input_ids"], _labels(row)
+    ends = np.cumsum(row.get(PARTS) or [len(ids)]).tolist()
+    return [{"input_ids": ids[a:b], "labels": labels[a:b]} for a, b in zip([0, *ends], ends, strict=False)]
+
+
+def join_sequences(values_ST: Tensor, parts: list[int]) -> Tensor:
+    """(S, T) values of sequences to (B, T') of rows: those of a row's sequences one after the other.
+
+    `parts` are the sequences of each row. What pads one stays in between, where the mask is 0.
+    """
+    if len(parts) == len(values_ST):
+        return values_ST
+    rows = [chunk.flatten() for chunk in torch.split(values_ST, parts)]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 class StepsSortedByLength(Sampler[int]):

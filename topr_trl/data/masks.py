@@ -22,14 +22,14 @@ from topr_trl.data.rows import MalformedRow, need_columns
 from topr_trl.data.tables import from_table
 
 MASK = "completion_mask"
-_PER_TOKEN = ("sampler_logps", "mu_logps")  # may have a value for each token of the completion
+PER_TOKEN = ("sampler_logps", "mu_logps")  # may have a value for each token of the completion
 
 
 def have_masks(rows: Dataset) -> bool:
     """Whether rows with ids say which tokens the model wrote: by a mask, or by log-probabilities that are null."""
     if MASK in rows.column_names:
         return True
-    if "sampler_logps" not in rows.column_names or not _is_list(rows.data["sampler_logps"].type):
+    if "sampler_logps" not in rows.column_names or not is_list(rows.data["sampler_logps"].type):
         return False
     return any(chunk.flatten().null_count for chunk in rows.data["sampler_logps"].chunks)
 
@@ -58,8 +58,8 @@ def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Ta
     Raises:
         MalformedRow: a mask of another length or other values, or one without a token that the model wrote.
     """
-    columns = {name: _arrays(table[name]) for name in (MASK, *_PER_TOKEN) if name in table.column_names}
-    per_token = [columns[name] for name in _PER_TOKEN if name in columns]
+    columns = {name: _arrays(table[name]) for name in (MASK, *PER_TOKEN) if name in table.column_names}
+    per_token = [columns[name] for name in PER_TOKEN if name in columns]
     masks: list[NDArray[np.bool_] | None] = []
     for n, length in enumerate(lengths):
         given, logps = (columns[name][n] if name in columns else None for name in (MASK, "sampler_logps"))
@@ -72,8 +72,8 @@ def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Ta
             if values[n] is not None and len(values[n]) == length:
                 values[n] = values[n][mask]
     table = _set(table, MASK, pa.array(masks, pa.list_(pa.bool_())))
-    for name in _PER_TOKEN:
-        if name in columns and _is_list(table.schema.field(name).type):
+    for name in PER_TOKEN:
+        if name in columns and is_list(table.schema.field(name).type):
             table = _set(table, name, pa.array(columns[name], table.schema.field(name).type, from_pandas=True))
     return table
 
@@ -112,7 +112,7 @@ def written(mask: NDArray[Any] | None, sampler_logps: NDArray[Any] | None, token
 
 def _arrays(lists: pa.ChunkedArray) -> list[Any]:
     """A list column row by row as arrays, with NaN for null; other columns as Python objects."""
-    if not _is_list(lists.type):
+    if not is_list(lists.type):
         return lists.to_pylist()
     counts = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))
     values = np.asarray(pc.list_flatten(lists))
@@ -126,5 +126,5 @@ def _set(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
     return table.append_column(name, values)
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))

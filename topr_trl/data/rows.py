@@ -9,6 +9,7 @@
 | `prompt_ids`, `completion_ids` | token ids | what the sampler read and wrote, stop token included |
 | `problem_id`, `sample_id` | int | the group of the row (completions of one prompt), and its place in sampling order |
 | `completion_mask` | 1 or 0, one per token of `completion_ids` | whether the model wrote it; else it is context |
+| `rollout_id` | int or text | shared by rows that are parts of one trajectory, see `topr_trl.data.rollouts` |
 | `finish_reason` | `"stop"` or `"length"` | whether the completion ended by itself |
 | `sampler_logps` | floats, one per token | log-probabilities as the sampler reported them; null for context |
 | `mu_logps` | floats, one per token, or their sum | log μ: log-probabilities under the policy that wrote the row |
@@ -35,6 +36,9 @@ class MalformedRow(ValueError):
     def __init__(self, row: int, why: str) -> None:
         super().__init__(row, why)
         self.row, self.why = row, why
+
+
+ROLLOUT = "rollout_id"
 
 
 def need_columns(columns: Collection[str], needed: Sequence[str], what: str) -> None:

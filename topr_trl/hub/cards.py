@@ -23,6 +23,7 @@ COLUMNS = {
     "completion_ids": "token ids of the completion, including its stop token",
     "completion_mask": "1 for tokens of `completion_ids` that the model wrote, 0 for what it read in between",
     "problem_id": "the problem; rows with the same id are completions for the same problem",
+    "rollout_id": "rows with the same id are parts of one trajectory, with one reward",
     "sample_id": "position in the order in which the problem's completions were drawn",
     "finish_reason": "`stop`, or `length` where the completion was cut off",
     "sampler_logps": "log-probability of each token, as the sampler reported it while it wrote",

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from topr_trl.baseline import FloatArray, baseline_for_positive_share
 from topr_trl.data.masks import explicit_masks
-from topr_trl.data.rows import checked_column, problem_column, reward_column
+from topr_trl.data.rollouts import rollouts_of
+from topr_trl.data.rows import ROLLOUT, checked_column, problem_column, reward_column
 from topr_trl.data.tables import load_rows, save_rows, write_parquet
 from topr_trl.pipeline import inputs, manifest
 from topr_trl.pipeline.arguments import TrialArguments
@@ -76,7 +77,8 @@ def _plan(
 ) -> tuple[Dataset, NDArray[np.int64], Dataset, Split]:
     """The rows, which of them to train on, the held-out problems or rows, and what is said of them."""
     rows = _as_they_came(load_rows(source, cache_dir=folder / manifest.WORK))
-    rewards, problems = reward_column(rows), np.unique(problem_column(rows), return_inverse=True)[1]
+    rewards, of_row = reward_column(rows), rollouts_of(rows).of_first_row(problem_column(rows))
+    problems = np.unique(of_row, return_inverse=True)[1]
     count = int(problems.max()) + 1
     if count < 6:
         raise ValueError(
@@ -166,6 +168,11 @@ def _by_answers(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> bo
 
 def _to_weight(rows: Dataset, numbers: NDArray[np.int64]) -> Dataset:
     """Held-out rows for the log-probabilities of each model."""
+    if ROLLOUT in rows.column_names:
+        raise ValueError(
+            f"A trial cannot weight the rewards of rollouts that are split into several rows ({ROLLOUT}). If the "
+            "answers can be judged, use --test_by answers; otherwise give it the rollouts that are one row."
+        )
     rows = explicit_masks(rows)
     if MU_COLUMNS[0] in rows.column_names:
         known = checked_column(rows, MU_COLUMNS[0], lambda logps: logps is not None, "log μ", "Drop the column.")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 
-from topr_trl.data.rows import finite_rewards, id_column, need_columns, problem_column
+from topr_trl.data.rollouts import Rollouts, rollout_ids
+from topr_trl.data.rows import ROLLOUT, finite_rewards, id_column, need_columns, problem_column
 from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, shard_path, shards_of
 from topr_trl.evaluation.answers import read_samples, run_names
 from topr_trl.evaluation.report import read_evaluation, write_report
@@ -128,20 +129,24 @@ def curate(args: CurateArguments) -> Made:
     """R of the rows to train on, in the column `reward_after_baseline`; null in the others."""
     shards = shards_of(args.source)
     columns = [_choice_columns(shard) for shard in shards]
-    sampling_order = [samples for _, _, samples in columns if samples is not None]
-    rewards = np.concatenate([rewards for rewards, _, _ in columns])
+    sampling_order = [of_shard.samples for of_shard in columns if of_shard.samples is not None]
+    rewards = np.concatenate([of_shard.rewards for of_shard in columns])
+    rollouts = Rollouts.of([rollout for of_shard in columns for rollout in of_shard.rollouts])
+    rollouts.check_rewards(rewards)
+    firsts = rollouts.firsts_R
     chosen_rewards, curated = args.choose(
-        rewards,
-        np.concatenate([problems for _, problems, _ in columns]),
+        rewards[firsts],
+        np.concatenate([of_shard.problems for of_shard in columns])[firsts],
         seed_of("curate", args.seed, args.iteration),
         # Without it in every shard, the order of the rows is the sampling order.
-        np.concatenate(sampling_order) if len(sampling_order) == len(columns) else None,
+        np.concatenate(sampling_order)[firsts] if len(sampling_order) == len(columns) else None,
     )
     if len(chosen_rewards) == 0:
         raise ValueError(f"curation={args.curation!r} chose no row: {curated}. Change curation or baseline.")
     all_rewards = np.full(len(rewards), np.nan)
-    all_rewards[curated.indices] = chosen_rewards
-    starts = np.cumsum([0, *(len(rewards) for rewards, _, _ in columns)])
+    chosen_rows = rollouts.rows_of(curated.indices)
+    all_rewards[chosen_rows] = np.repeat(chosen_rewards, rollouts.counts_R[curated.indices])
+    starts = np.cumsum([0, *(len(of_shard.rewards) for of_shard in columns)])
 
     def chosen(k: int, table: pa.Table) -> pa.Table:
         return set_column(table, CHOSEN, pa.array(all_rewards[starts[k] : starts[k + 1]], from_pandas=True))
@@ -150,14 +155,23 @@ def curate(args: CurateArguments) -> Made:
     return len(rewards), {"chosen": len(chosen_rewards), "curated": str(curated)}
 
 
-def _choice_columns(shard: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
-    """Rewards and problems of a shard's rows, and their places in the sampling order, if known."""
+class _Choice(NamedTuple):
+    """What rows of a shard are chosen by; `samples` are their places in the sampling order, if known."""
+
+    rewards: NDArray[np.float64]
+    problems: NDArray[Any]
+    samples: NDArray[Any] | None
+    rollouts: list[Any]
+
+
+def _choice_columns(shard: Path) -> _Choice:
     names = columns_of(shard)
     need_columns(names, ("prompt", "reward"), f"{shard}: rows to choose from (run topr score first?)")
-    rows = from_table(read_shard(shard, ("reward", "sample_id", "problem_id" if "problem_id" in names else "prompt")))
+    problem = "problem_id" if "problem_id" in names else "prompt"
+    rows = from_table(read_shard(shard, ("reward", "sample_id", problem, ROLLOUT)))
     with naming(shard):
         samples = id_column(rows, "sample_id") if "sample_id" in names else None
-        return finite_rewards(rows), problem_column(rows).astype(str), samples
+        return _Choice(finite_rewards(rows), problem_column(rows).astype(str), samples, rollout_ids(rows))
 
 
 def evaluate(args: EvaluateArguments) -> Made:

@@ -1,0 +1,144 @@
+"""Rollouts whose trajectory is several rows: one reward, one ratio and one length over all of them.
+
+A trajectory has to be split where the model did not read its earlier tokens again as they were: a template removed its
+thinking, or the context was compacted or cut. Such rows share a `rollout_id`. The trainer counts, weighs and chooses
+rollouts, and from tokenization on a rollout is one row: `part_lengths` says where its parts begin.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import Dataset
+from numpy.typing import NDArray
+
+from topr_trl.baseline import FloatArray
+from topr_trl.data.masks import MASK, PER_TOKEN, is_list
+from topr_trl.data.rows import ROLLOUT, checked_column
+from topr_trl.data.tables import from_table
+
+PARTS = "part_lengths"
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Which rows belong together, in the order of their first rows.
+
+    Attributes:
+        order_N: positions of all rows, rollout by rollout, those of a rollout in the order of the table.
+        counts_R: rows of each rollout.
+    """
+
+    order_N: NDArray[np.int64]
+    counts_R: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, ids: list[Any]) -> "Rollouts":
+        """From N values of `rollout_id`; a row without one is a rollout of its own."""
+        numbers: dict[Any, int] = {}
+        keys = (("alone", n) if rollout is None else rollout for n, rollout in enumerate(ids))
+        of_row = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+        return cls(np.argsort(of_row, kind="stable"), np.bincount(of_row, minlength=len(numbers)))
+
+    @property
+    def firsts_R(self) -> NDArray[np.int64]:
+        """Positions of the first row of each rollout."""
+        return self.order_N[self.counts_R.cumsum() - self.counts_R]
+
+    def rows_of(self, rollouts_M: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions of the rows of some rollouts, one rollout after the other."""
+        parts = np.split(self.order_N, self.counts_R.cumsum()[:-1])
+        return np.concatenate([parts[n] for n in rollouts_M]) if len(rollouts_M) else self.order_N[:0]
+
+    def of_first_row(self, values_N: NDArray[Any]) -> NDArray[Any]:
+        """(N,) for each row the value of the first row of its rollout."""
+        found = np.empty_like(values_N)
+        found[self.order_N] = np.repeat(values_N[self.firsts_R], self.counts_R)
+        return found
+
+    def check_rewards(self, rewards_N: FloatArray) -> None:
+        """A ValueError if rows of a rollout have different rewards."""
+        firsts_N = self.of_first_row(rewards_N)
+        if (wrong := np.flatnonzero(rewards_N != firsts_N)).size:
+            row = wrong[0]
+            raise ValueError(
+                f"Row {row} has the reward {rewards_N[row]:g}, and the first row of its {ROLLOUT} {firsts_N[row]:g}. "
+                "The rows of a rollout are one trajectory, with one reward: give it to all of them."
+            )
+
+
+def rollouts_of(rows: Dataset) -> Rollouts:
+    """The rollouts of a dataset; each row is one if there is no column `rollout_id`."""
+    return Rollouts.of(rollout_ids(rows))
+
+
+def rollout_ids(rows: Dataset) -> list[Any]:
+    """N numbers or texts; None for a row that is a rollout of its own."""
+    if ROLLOUT not in rows.column_names:
+        return [None] * len(rows)
+    return checked_column(rows, ROLLOUT, lambda value: isinstance(value, int | str | None), "numbers or text")
+
+
+def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
+    """Tokenized rows to tokenized rollouts, in memory.
+
+    Args:
+        rows: see `topr_trl.data.tokenization.tokenize`; those of a rollout one after the other.
+        counts_R: rows of each rollout.
+
+    Returns:
+        `input_ids` of all parts; `prompt_length` of the first; `completion_mask` of everything behind that, in which
+        the prompts of later parts are context; `part_lengths`; values per token one after the other, null if those of
+        a part are.
+    """
+    table = rows.with_format("arrow")[:].combine_chunks()
+    lengths, prompts = (
+        np.asarray(column) for column in (pc.list_value_length(table["input_ids"]), table["prompt_length"])
+    )
+    ends_R = counts_R.cumsum()
+    starts_R = ends_R - counts_R
+    of_token = np.repeat(np.arange(len(lengths)), lengths)
+    place = np.arange(len(of_token)) - np.repeat(lengths.cumsum() - lengths, lengths)
+    in_prompt = place < prompts[of_token]
+    own = ~in_prompt
+    if MASK in table.column_names:
+        masked = np.asarray(pc.is_valid(table[MASK]))
+        own[masked[of_token] & ~in_prompt] = np.asarray(pc.list_flatten(table[MASK]))
+    is_first = np.zeros(len(lengths), dtype=bool)
+    is_first[starts_R] = True
+    behind = ~(in_prompt & is_first[of_token])
+    in_completion = np.add.reduceat(lengths, starts_R) - prompts[starts_R]
+    joined = {
+        "input_ids": _lists(pc.list_flatten(table["input_ids"]), np.add.reduceat(lengths, starts_R)),
+        "prompt_length": pa.array(prompts[starts_R], pa.int32()),
+        MASK: _lists(pa.array(own[behind]), in_completion),
+        PARTS: _lists(pa.array(lengths, pa.int32()), counts_R),
+    }
+    for name in set(table.column_names) - set(joined):
+        joined[name] = _joined(table[name], starts_R, name in PER_TOKEN)
+    return from_table(pa.table(joined))
+
+
+def _joined(values: pa.ChunkedArray, starts_R: NDArray[np.int64], per_token: bool) -> pa.Array:
+    """Of each rollout the values of all parts, their sum if they are numbers, null if a part has none."""
+    values = values.combine_chunks()
+    if not per_token:
+        return values.take(pa.array(starts_R))
+    unknown = np.logical_or.reduceat(np.asarray(pc.is_null(values)), starts_R)
+    if not is_list(values.type):
+        sums = np.add.reduceat(np.asarray(pc.fill_null(values, 0.0), dtype=np.float64), starts_R)
+        return pa.array(sums, mask=unknown)
+    counts = np.asarray(pc.fill_null(pc.list_value_length(values), 0))
+    return _lists(values.flatten(), np.add.reduceat(counts, starts_R), unknown)
+
+
+def _lists(
+    values: pa.Array | pa.ChunkedArray, counts: NDArray[np.int64], null: NDArray[np.bool_] | None = None
+) -> pa.ListArray:
+    offsets = np.concatenate([[0], counts.cumsum()])
+    large = offsets[-1] >= 2**31
+    values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    kind, width = (pa.LargeListArray, np.int64) if large else (pa.ListArray, np.int32)
+    return kind.from_arrays(pa.array(offsets.astype(width)), values, mask=None if null is None else pa.array(null))
