@@ -9,8 +9,9 @@ is left. There are others that are as fair, and they give another order. Each is
 | `"steps"` | the rows that TOPR reads, in its batches, the wrong answers at weight 0 | as many as TOPR |
 | `"rows"` | the right answers, 1/p times | as many as TOPR, all of right answers: as much computation, or less |
 
-Every other share reads all rows once. By `"steps"` two arms are compared at the same rows per step; by the others each
-has its own best.
+Every other share reads all rows once, or `"balanced"` as many rows, of which half are right answers, again and again,
+and half are wrong ones, once: as much computation as `"rows"`, half of it on wrong answers. By `"steps"` two arms are
+compared at the same rows per step; by the others each has its own best.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ class Arm:
     Attributes:
         base: the task, see `benchmarks.setting`.
         share: effective share of positives p~; `"p"` is the paper's c = 0, 1 is positives only; or `"group_mean"`.
-        protocol: of positives only; other shares read all rows once, which is said as `"steps"`.
+        protocol: of positives only; other shares read all rows once, which is said as `"steps"`, or are `"balanced"`.
         loss: of `benchmarks.losses`; `"taper"` is TOPR. Those with an R of their own have no share, which is `"p"`.
     """
 
@@ -70,6 +71,13 @@ def after_baseline(rows: Rows, share: float | str) -> np.ndarray:
     return rows.rewards - baseline_for_positive_share(rows.rewards, float(share))
 
 
+def balanced(rows: Rows, seed: int) -> Rows:
+    """As many rows, half of them right answers as often as it takes, half of them wrong ones."""
+    rng, half = np.random.default_rng(seed), len(rows) // 2
+    sides = [np.flatnonzero((rows.rewards > 0) == sign) for sign in (True, False)]
+    return rows[np.concatenate([np.resize(rng.permutation(side), half) for side in sides])]
+
+
 def run(arm: Arm, profile: Profile, seed: int, split: str = "test") -> dict[str, Any]:
     """Train from the base model, and test at the end."""
     model, found = trained(arm, profile, seed)
@@ -85,6 +93,8 @@ def trained(arm: Arm, profile: Profile, seed: int) -> tuple[PreTrainedModel, dic
     if arm.share == 1.0 and arm.protocol != "steps":
         rows = rows[np.flatnonzero(rows.rewards > 0)]
         steps = -(-len(rows) // arm.batch_rows) if arm.protocol == "removed" else steps
+    if arm.protocol == "balanced":
+        rows = balanced(rows, seed)
     loss, rewards = LOSSES[arm.loss]
     objective = Direct(model, rows, loss, rewards or (lambda rows: after_baseline(rows, arm.share)))
     done = train(model, objective, steps, arm.learning_rate, seed, optimizer=arm.optimizer, batch_rows=arm.batch_rows)

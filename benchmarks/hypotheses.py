@@ -35,6 +35,12 @@ HYPOTHESES = {
         "even at equal computation, because 80 rows are soon known by heart.",
         "at p = 3 % the interval of that difference does not lie above 0 on at least three of the four kinds",
     ),
+    "balanced": Hypothesis(
+        "At equal computation the number of passes over the right answers decides, not the wrong ones: TOPR on rows of "
+        "which half are right answers, as often as it takes, and half wrong ones is within 2 points of positives only. "
+        "(Added on 2026-11-22, when rates had been tuned on slips and misconceptions, before any cell of this kind.)",
+        "on a base model the interval of the difference does not reach into ± 2 points",
+    ),
     "second_moment": Hypothesis(
         "Under an optimizer that divides a gradient by one number at most (SGD with clipping, normalized SGD), the "
         "best share is that of the least second moment, G⁻ / (G⁺ + G⁻).",

@@ -13,13 +13,15 @@ from benchmarks.verdicts import Verdict, markdown_table
 
 BASES = ("slips-30", "slips-3", "misconception-10", "misconception-3", "sure-17", "sure-3", "wanders-10", "wanders-3")
 SHARES = ("p", 0.2, 0.5, "group_mean")
+BALANCED = "balanced"
 CHOICES: Choices = [{"learning_rate": rate, "batch_rows": batch} for batch in (32, 8) for rate in arms.ADAMW_RATES]
 AT_32 = [choice for choice in CHOICES if choice["batch_rows"] == 32]
 LABELS: dict[Any, str] = {"p": "c = 0", "group_mean": "group mean", 1.0: "positives only"}
 
 
 def arms_of(base: str) -> list[Arm]:
-    return [Arm(base, share) for share in SHARES] + [Arm(base, 1.0, protocol) for protocol in PROTOCOLS]
+    tapered = [*(Arm(base, share) for share in SHARES), Arm(base, 0.5, BALANCED)]
+    return tapered + [Arm(base, 1.0, protocol) for protocol in PROTOCOLS]
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
@@ -59,6 +61,8 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     few = [base for base in BASES if int(base.rpartition("-")[2]) <= 17]
     fewest = [base for base in BASES if base.endswith("-3")]
     header = ["base model", *(LABELS.get(s, f"p~ {s:.0%}" if isinstance(s, float) else s) for s in SHARES)]
+    header.append("half right, half wrong")
+    half = {base: difference(ends[base, 0.5, BALANCED], ends[base, 1.0, "rows"]) for base in BASES}
     table = markdown_table(
         [*header, *(f"positives only, {protocol}" for protocol in PROTOCOLS)],
         [
@@ -85,5 +89,10 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         HYPOTHESES["few"].judged(
             f"TOPR at p~ = 50 % minus positives only with as much computation: {said(fewest, 'rows')}",
             sum(above(gaps[base, "rows"]) for base in fewest) >= 3,
+        ),
+        HYPOTHESES["balanced"].judged(
+            "half right, half wrong minus positives only, with as much computation: "
+            + ", ".join(f"{base} {gap.percent(signed=True)}" for base, gap in half.items()),
+            all(gap.low <= 0.02 and gap.high >= -0.02 for gap in half.values()),
         ),
     ]

@@ -109,6 +109,17 @@ def test_protocols_of_positives_only(rows, monkeypatch, protocol, steps, right_o
     assert (objective.rows.rewards > 0).all() == right_only
 
 
+def test_balanced_rows_repeat_right_answers(rows):
+    found = arms.balanced(rows, seed=0)
+    assert len(found) == len(rows)
+    assert (found.rewards > 0).mean() == 0.5
+    of_sign = {sign: {tuple(r) for r, reward in zip(rows.responses, rows.rewards, strict=True) if (reward > 0) == sign}
+               for sign in (True, False)}  # fmt: skip
+    assert {tuple(r) for r, reward in zip(found.responses, found.rewards, strict=True) if reward > 0} == of_sign[True]
+    seen = [tuple(r) for r, reward in zip(found.responses, found.rewards, strict=True) if reward < 0]
+    assert set(seen) <= of_sign[False]
+
+
 def test_an_arm_is_reported_at_the_rate_that_was_best_when_tuned(tmp_path, monkeypatch):
     monkeypatch.setattr(arms, "model_hash", str)
     store, arm = Store(tmp_path), Arm("sure-17", 0.5)
@@ -325,6 +336,7 @@ def test_verdicts_follow_the_results(store, tmp_path):
     assert by_name == {
         "protocol": "does not hold here",  # at equal computation it is above by 5 points, which was not expected
         "few": "holds",
+        "balanced": "does not hold here",
         "second_moment": "holds",
         "coordinates": "does not hold here",  # signs and AdamW agree, but not on 100 %
         "tensors": "holds",
