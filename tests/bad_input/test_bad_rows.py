@@ -45,14 +45,15 @@ def masked(given: str, message: str, **columns: Any) -> Case:
     return tokenized(given, message, prompt_ids=[[5, 6]] * 8, completion_ids=[[7, 8]] * 8, **columns)
 
 
-def turns(given: str, message: str, template: str, role: str = "user") -> Case:
+def turns(given: str, message: str, template: str, role: str = "user", **of_first: Any) -> Case:
     """Trajectories in messages, written by a chat template."""
 
     def do(kit: Kit) -> None:
         kit["tokenizer"].chat_template = template
         prompt = [[{"role": "user", "content": "How many?"}]] * 8
         says = [("assistant", "I count. Four."), (role, "Sure?"), ("assistant", "Yes.")]
-        completion = [[{"role": who, "content": what} for who, what in says]] * 8
+        messages = [{"role": who, "content": what} for who, what in says]
+        completion = [[{**messages[0], **of_first}, *messages[1:]]] * 8
         kit.offline(with_columns(kit["rows"], prompt=prompt, completion=completion))
 
     return Case(given, do, message, NOTHING_WRITTEN)
@@ -347,6 +348,13 @@ ROWS = [
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}",
         role="tool",
+    ),
+    turns(
+        "a call of a tool whose arguments are no JSON",
+        "Row 0 of the train dataset: the arguments of its call of count are no JSON ('{\"of\": '), and what the model "
+        "wrote instead is not known. Give completion_ids, write the call as content, or drop the row. Fix or drop it.",
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+        tool_calls=[{"type": "function", "function": {"name": "count", "arguments": '{"of": '}}],
     ),
 ]
 

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import trl
+from datasets import Dataset
 
 from topr_trl.data.tokenization import tokenize_row
 from topr_trl.data.turns import tokenize_turns
@@ -113,6 +114,35 @@ def test_tools_and_options_reach_the_template(tokenizer):
     tools = [{"type": "function", "function": {"name": "multiply", "description": "x", "parameters": {}}}]
     row = {"prompt": PROMPT, "completion": TURNS, "tools": tools, "chat_template_kwargs": {"unused": 1}}
     assert '"multiply"' in tokenizer.decode(tokenize_row(row, tokenizer).prompt_ids)
+
+
+def test_calls_of_several_tools_from_a_table(tokenizer):
+    """A table gives each call the arguments of all tools, and each message a null where it calls none."""
+    use(tokenizer, "qwen2_5")
+    other = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "pen"}}}
+    turns = [TURNS[0], TURNS[1], {"role": "assistant", "content": "", "tool_calls": [other]}, TURNS[1], TURNS[4]]
+    (row,) = Dataset.from_list([{"prompt": PROMPT, "completion": turns}])
+    assert "word" in row["completion"][0]["tool_calls"][0]["function"]["arguments"]  # a null
+    from_table = tokenize_turns(row["prompt"], row["completion"], tokenizer)
+    assert from_table == tokenize_turns(PROMPT, turns, tokenizer)
+    assert own(tokenizer, *from_table[1:])[0] == f"I ask.\n{CALLED}<|im_end|>"
+
+
+def test_arguments_as_json_keep_their_nulls(tokenizer):
+    use(tokenizer, "qwen2_5")
+    call = {"type": "function", "function": {"name": "multiply", "arguments": '{"a": 2, "b": null}'}}
+    _, ids, mask = tokenize_turns(PROMPT, [{**TURNS[0], "tool_calls": [call]}, *TURNS[1:3]], tokenizer)
+    assert '"arguments": {"a": 2, "b": null}}' in own(tokenizer, ids, mask)[0]
+    call["function"]["arguments"] = '{"a": 2'
+    with pytest.raises(ValueError, match=r"arguments of its call of multiply are no JSON \('{\"a\": 2'\)"):
+        tokenize_turns(PROMPT, [{**TURNS[0], "tool_calls": [call]}, *TURNS[1:3]], tokenizer)
+    single = {"prompt": PROMPT, "completion": [{"role": "assistant", "content": "", "tool_calls": [CALL]}]}
+    as_text = {**CALL, "function": {**CALL["function"], "arguments": '{"a": 2, "b": 3}'}}
+    text = {
+        "prompt": PROMPT,
+        "completion": [{"role": "assistant", "content": "", "tool_calls": [as_text], "name": None}],
+    }
+    assert tokenize_row(text, tokenizer) == tokenize_row(single, tokenizer)
 
 
 def test_one_turn_of_the_assistant_has_no_mask(tokenizer):

@@ -1,5 +1,6 @@
 """Trajectories as messages: their tokens, and which of them the model wrote."""
 
+import json
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
@@ -29,6 +30,7 @@ def tokenize_turns(
         ValueError: the template cannot write these messages, leaves out calls of tools, or writes earlier turns
             differently and has no such blocks.
     """
+    prompt, completion, tools = plain_messages(prompt), plain_messages(completion), _without_nulls(tools)
     template, writes_tools = _template(tokenizer, str(tokenizer.chat_template))
     if not writes_tools and any(m["role"] == "tool" or m.get("tool_calls") for m in (*prompt, *completion)):
         raise ValueError(
@@ -63,6 +65,35 @@ def _template(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> tuple[s
     except ValueError:  # TRL has none for it
         template = own
     return template, supports_tool_calling(tokenizer)
+
+
+def plain_messages(messages: Messages) -> Messages:
+    """Messages as a chat template expects them: without the nulls that a table adds, arguments of calls as objects.
+
+    Rows of a table have the same keys, so that a message without `tool_calls` has a null there, and each call has the
+    arguments of all tools. A log that keeps arguments as JSON, as OpenAI's do, has no such nulls.
+
+    Raises:
+        ValueError: arguments are no JSON.
+    """
+    found: Messages = [{"content": "", **_without_nulls(message)} for message in messages]  # OpenAI's may be null
+    for function in (call.get("function") for message in found for call in message.get("tool_calls", ())):
+        if function and isinstance(arguments := function.get("arguments"), str):
+            try:
+                function["arguments"] = json.loads(arguments)
+            except json.JSONDecodeError:
+                raise ValueError(
+                    f"the arguments of its call of {function.get('name')} are no JSON ({arguments[:60]!r}), and what "
+                    "the model wrote instead is not known. Give completion_ids, write the call as content, or drop the "
+                    "row"
+                ) from None
+    return found
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 class _NotNested(ValueError):
