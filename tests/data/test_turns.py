@@ -138,11 +138,8 @@ def test_arguments_as_json_keep_their_nulls(tokenizer):
         tokenize_turns(PROMPT, [{**TURNS[0], "tool_calls": [call]}, *TURNS[1:3]], tokenizer)
     single = {"prompt": PROMPT, "completion": [{"role": "assistant", "content": "", "tool_calls": [CALL]}]}
     as_text = {**CALL, "function": {**CALL["function"], "arguments": '{"a": 2, "b": 3}'}}
-    text = {
-        "prompt": PROMPT,
-        "completion": [{"role": "assistant", "content": "", "tool_calls": [as_text], "name": None}],
-    }
-    assert tokenize_row(text, tokenizer) == tokenize_row(single, tokenizer)
+    logged = [{"role": "assistant", "content": None, "tool_calls": [as_text], "name": None}]
+    assert tokenize_row({"prompt": PROMPT, "completion": logged}, tokenizer) == tokenize_row(single, tokenizer)
 
 
 def test_one_turn_of_the_assistant_has_no_mask(tokenizer):
