@@ -26,6 +26,7 @@ from topr_trl.pipeline.arguments import (
     BackendArguments,
     CurateArguments,
     EvaluateArguments,
+    ImportArguments,
     IterateArguments,
     ProblemArguments,
     SampleArguments,
@@ -39,6 +40,7 @@ from topr_trl.pipeline.steps import end_with_the_loop, summary
 from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 
 KINDS: dict[str, type] = {
+    "import": ImportArguments,
     "sample": SampleArguments, "score": ScoreArguments, "curate": CurateArguments, "log-mu": TrainArguments,
     "train": TrainArguments, "evaluate": EvaluateArguments, "iterate": IterateArguments, "trial": TrialArguments,
     "plan": PlanArguments, "plot": PlotArguments, "push": PushArguments,
@@ -249,6 +251,7 @@ def run_stage(command: str) -> Callable[[Any], None]:
 
 
 _OUTCOMES = {
+    "import": "The {rows:,} rows are in {folder}/.",
     "sample": "{rows:,} completions are in {folder}/.",
     "score": "The {rows:,} rows with their rewards are in {folder}/.",
     "curate": "The {rows:,} rows are in {folder}/; column reward_after_baseline says which are trained on.",

@@ -12,6 +12,7 @@ import yaml
 COMMANDS = {
     "iterate": "sample, score, curate, log-mu, train and evaluate, in a loop that survives being killed",
     "trial": "try settings on a part of the rows, test on held-out problems, and recommend one",
+    "import": "turn files of other systems into rows",
     "sample": "draw completions for problems",
     "score": "compare answers with the right ones: verdicts and rewards",
     "curate": "choose the rows to train on",

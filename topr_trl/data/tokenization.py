@@ -14,7 +14,7 @@ from trl import apply_chat_template, is_conversational
 
 from topr_trl.data.masks import MASK, apply_masks, have_masks, written
 from topr_trl.data.rows import MalformedRow
-from topr_trl.data.turns import plain_messages, tokenize_turns
+from topr_trl.data.turns import plain_messages, plain_tools, tokenize_turns
 
 
 def _is_ids(value: Any) -> bool:
@@ -62,7 +62,7 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
                 return TokenizedRow(*tokenize_turns(prompt, completion, tokenizer, row.get("tools"), **kwargs))
             messages["completion"] = completion
         messages = {key: plain_messages(value) for key, value in messages.items()}
-        text = apply_chat_template(messages, tokenizer, row.get("tools"), **kwargs)
+        text = apply_chat_template(messages, tokenizer, plain_tools(row.get("tools")), **kwargs)
         ids = {key: tokenizer(value, add_special_tokens=False)["input_ids"] for key, value in text.items()}
         prompt, completion = ids["prompt"], ids.get("completion", completion)
     if isinstance(prompt, str):

@@ -30,14 +30,14 @@ def tokenize_turns(
         ValueError: the template cannot write these messages, leaves out calls of tools, or writes earlier turns
             differently and has no such blocks.
     """
-    prompt, completion, tools = plain_messages(prompt), plain_messages(completion), _without_nulls(tools)
+    prompt, completion, tools = plain_messages(prompt), plain_messages(completion), plain_tools(tools)
     template, writes_tools = _template(tokenizer, str(tokenizer.chat_template))
     if not writes_tools and any(m["role"] == "tool" or m.get("tool_calls") for m in (*prompt, *completion)):
         raise ValueError(
             "it calls tools, and the tokenizer's chat template does not write calls and results of tools. Set "
             "chat_template_path to one that does, or give completion_ids and completion_mask"
         )
-    options = {"tools": tools or None, "chat_template": template, **kwargs}
+    options = {"tools": tools, "chat_template": template, **kwargs}
     try:
         try:
             prompt_ids, ids, written = _by_prefixes(prompt, completion, tokenizer, options)
@@ -88,6 +88,11 @@ def plain_messages(messages: Messages) -> Messages:
                     "row"
                 ) from None
     return found
+
+
+def plain_tools(tools: Any) -> Any:
+    """Tools as a chat template expects them; rows may have them as JSON."""
+    return _without_nulls(json.loads(tools) if isinstance(tools, str) else tools) or None
 
 
 def _without_nulls(value: Any) -> Any:

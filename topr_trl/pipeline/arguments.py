@@ -20,6 +20,7 @@ from topr_trl.config import (
     check_types,
 )
 from topr_trl.data.tables import TABLE_SUFFIXES
+from topr_trl.formats import FORMATS
 from topr_trl.generation.sampling import SamplingArguments
 from topr_trl.generation.vllm import VLLMArguments
 from topr_trl.tasks import TASKS, Task, arithmetic
@@ -174,6 +175,36 @@ class EvaluateArguments(SampleArguments):
 
 
 @dataclass
+class ImportArguments(FolderArguments):
+    """Settings of `topr import`."""
+
+    format: str = field(default="", metadata={"help": f"What the files are: {', '.join(FORMATS)}."})
+    reward_fields: list[str] | None = field(
+        default=None,
+        metadata={"help": "Fields whose sum is the reward (info.score is inside info), if not the format's."},
+    )
+    rewards: str | None = field(
+        default=None, metadata={"help": "File of rewards: lines of JSON with id and reward, joined by --id_field."}
+    )
+    requests: str | None = field(
+        default=None, metadata={"help": "Requests of a batch (OpenAI, vLLM), joined by their custom_id."}
+    )
+    id_field: str = field(default="id", metadata={"help": "Field that --rewards knows a record by."})
+    ignore_fields: list[str] | None = field(
+        default=None, metadata={"help": "Fields that are not the format's and are left out."}
+    )
+
+    def __post_init__(self) -> None:
+        check_types(self, ImportArguments)
+        check_choice(self, format=tuple(FORMATS))
+        for name in ("rewards", "requests"):
+            if getattr(self, name) is not None:
+                existing(getattr(self, name), f"--{name}")
+        if self.rewards is not None and self.reward_fields:
+            raise ValueError("rewards and reward_fields both say what a record is worth. Keep one of them.")
+
+
+@dataclass
 class ScoreArguments(FolderArguments):
     """Settings of `topr score`."""
 
@@ -284,6 +315,7 @@ ADAPTER_SETTINGS = tuple(
 )
 # What each command takes: of what its dataclass holds, all that it does not ignore.
 SETTINGS: dict[str, tuple[str, ...]] = {
+    "import": _names(ImportArguments),
     "sample": _names(SampleArguments, without=("input", *ADAPTER_SETTINGS)),
     "score": _names(ScoreArguments),
     "curate": _names(CurateArguments),

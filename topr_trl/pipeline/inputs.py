@@ -11,6 +11,7 @@ from topr_trl.pipeline.arguments import (
     CurateArguments,
     EvaluateArguments,
     FolderArguments,
+    ImportArguments,
     SampleArguments,
     ScoreArguments,
     TrainArguments,
@@ -52,6 +53,14 @@ def of_sampling(args: SampleArguments) -> Json:
         **{name: _absolute(getattr(args, name)) for name in data},
         **_weights(args),
     }
+
+
+def of_import(args: ImportArguments) -> Json:
+    """Of the stage `import`."""
+    named = {"rewards": args.rewards, "requests": args.requests}
+    second = {name: manifest.fingerprint(Path(path)) for name, path in named.items() if path}
+    names = ("format", "reward_fields", "id_field", "ignore_fields")
+    return {"input": manifest.fingerprint(args.source), **second, **_named(args, names)}
 
 
 def of_scoring(args: ScoreArguments) -> Json:

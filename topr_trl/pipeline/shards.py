@@ -14,7 +14,8 @@ from topr_trl.pipeline.manifest import Json
 
 CHOSEN = "reward_after_baseline"  # R of the rows that `curate` has chosen; null in the others
 _STAGES = b"topr_trl.stages"  # in the metadata of a shard
-_ORDER = ("sample", "score", "curate", "log-mu")
+_NOTES = b"topr_trl.notes"
+_ORDER = ("import", "sample", "score", "curate", "log-mu")
 
 Added = dict[str, list[str]]  # the stages that a shard went through, and the columns that each added
 
@@ -26,9 +27,19 @@ def count_rows(folder: Path) -> int:
     return sum(map(rows_of, shards_of(folder)))
 
 
-def write_shard(table: pa.Table, path: Path, stages: Added) -> None:
-    """Write rows that stages have worked on; the file appears, or is replaced, as a whole."""
-    write_parquet(from_table(table), path, {_STAGES: json.dumps(stages).encode()})
+def write_shard(table: pa.Table, path: Path, stages: Added, notes: Json | None = None) -> None:
+    """Write rows that stages have worked on; the file appears, or is replaced, as a whole.
+
+    `notes` are kept until a stage writes the shard again.
+    """
+    more = {_NOTES: json.dumps(notes).encode()} if notes else {}
+    write_parquet(from_table(table), path, {_STAGES: json.dumps(stages).encode(), **more})
+
+
+def notes_of(shard: Path) -> Json:
+    """What `write_shard` was told about a shard."""
+    notes: Json = json.loads((pq.read_schema(shard).metadata or {}).get(_NOTES, b"{}"))
+    return notes
 
 
 def stages_of(shard: Path) -> Added:

@@ -31,6 +31,7 @@ from topr_trl.pipeline import inputs, manifest
 from topr_trl.pipeline.arguments import (
     CurateArguments,
     EvaluateArguments,
+    ImportArguments,
     SampleArguments,
     ScoreArguments,
     TrainArguments,
@@ -39,6 +40,7 @@ from topr_trl.pipeline.arguments import (
     model_path,
     seed_of,
 )
+from topr_trl.pipeline.importing import import_rows
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.shards import (
@@ -186,10 +188,11 @@ def evaluate(args: EvaluateArguments) -> Made:
     return sum(samples.codes_PS.size for samples in runs.values()), {"pass@1": str(passed)}
 
 
-Settings = SampleArguments | ScoreArguments | CurateArguments | TrainArguments | EvaluateArguments
+Settings = ImportArguments | SampleArguments | ScoreArguments | CurateArguments | TrainArguments | EvaluateArguments
 
 # What a stage does, and what its results depend on.
 STAGES: dict[str, tuple[Callable[[Any], Made], Callable[[Any], Json]]] = {
+    "import": (import_rows, inputs.of_import),
     "sample": (sample, inputs.of_sampling),
     "score": (score, inputs.of_scoring),
     "curate": (curate, inputs.of_curation),

@@ -78,6 +78,8 @@ def run_steps(steps: Iterable[Step], launch: LaunchArguments, out: Path, count: 
 
 def summary(stage: str, done: Json) -> str:
     """What a stage found, in a line."""
+    if stage == "import":
+        return _of_import(done)
     if stage == "score":
         counts = {**done.get("scored", {})}  # version 0.1 noted none
         kept = counts.pop("kept", 0)
@@ -93,6 +95,25 @@ def summary(stage: str, done: Json) -> str:
             "completion."
         )
     return ""
+
+
+def _of_import(done: Json) -> str:
+    rows = done["rows"]
+    has = [f"{name}{'' if n == rows else f' in {n:,}'}" for name, n in done["filled"].items() if n]
+    said = [f"Format of {done['format']}. Rows have {', '.join(has)}."]
+    if done["lacking"]:
+        said.append(f"Not in these files: {', '.join(done['lacking'])}.")
+    for kind, what in (
+        ("broken", "lines are no JSON and are left out"),
+        ("empty", "records hold no completion to learn from"),
+    ):
+        count, first = done["left_out"][kind]["count"], done["left_out"][kind]["first"]
+        if count:
+            said.append(f"{count} {what}: {', '.join(first)}{', ...' * (count > len(first))}.")
+    if not done["filled"].get("sampler_logps"):
+        said.append("There are no log-probabilities: log μ will be that of the model that training starts from, which "
+                    "stands for the one that wrote the rows.")  # fmt: skip
+    return " ".join([*said, done["loses"]]).strip()
 
 
 def check_launch(command: str, settings: RunArguments) -> None:

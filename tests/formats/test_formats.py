@@ -1,0 +1,189 @@
+"""What each format makes of a record, after the definitions that it names."""
+
+import pyarrow as pa
+import pytest
+
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
+from topr_trl.data.tables import from_table
+from topr_trl.formats import FORMATS
+from topr_trl.formats.records import NotOfFormat, to_table
+from topr_trl.pipeline.arguments import ImportArguments
+from topr_trl.pipeline.importing import _Reader
+
+NEMO = {
+    "content": [["user: 6*7?\n", "42"]], "rewards": [1.0], "input_lengths": [7],
+    "token_ids": [[1, 21, 5, 42, 60, 43, 2, 0, 0]], "token_loss_mask": [[0, 0, 0, 1, 0, 1, 1, 0, 0]],
+    "sample_loss_mask": [1.0], "advantages": [[0.5] * 9],
+    "generation_logprobs": [[0.0, 0.0, 0.0, -0.5, 0.0, -0.25, 0.0, 0.0, 0.0]], "prev_logprobs": [[0.0] * 9], "idx": 0,
+}  # fmt: skip
+GRADED = {
+    "problem": "6*7?", "solution": "...", "answer": "42", "uuid": "u-1", "generations": ["It is 42", "41", "cut"],
+    "correctness_math_verify": [True, False, None], "finish_reasons": ["stop", "length", None],
+}  # fmt: skip
+SWE_AGENT = {
+    "instance_id": "org__repo-12", "model_name": "m", "target": False, "exit_status": "submitted",
+    "trajectory": [{"role": "system", "system_prompt": "SETTING", "text": None, "mask": False, "cutoff_date": "2023"},
+                   {"role": "user", "system_prompt": None, "text": "ISSUE", "mask": False, "cutoff_date": None},
+                   {"role": "ai", "system_prompt": None, "text": "ls", "mask": False, "cutoff_date": None},
+                   {"role": "user", "system_prompt": None, "text": "README", "mask": False, "cutoff_date": None}],
+}  # fmt: skip
+CALL = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": '{"command": "ls"}'}}
+OPENHANDS = {
+    "instance_id": "org__repo-24", "resolved": 1, "tools": [{"type": "function", "function": {"name": "run"}}],
+    "trajectory": [{"role": "system", "content": "You mend.", "name": None, "tool_call_id": None, "tool_calls": None},
+                   {"role": "user", "content": "Fix.", "name": None, "tool_call_id": None, "tool_calls": None},
+                   {"role": "assistant", "content": "Look", "name": None, "tool_call_id": None, "tool_calls": [CALL]},
+                   {"role": "tool", "content": "README", "name": "run", "tool_call_id": "c1", "tool_calls": None}],
+}  # fmt: skip
+
+
+def node(role, ids, mask, logprobs=(), parent=None, **more):
+    given = {} if parent is None else {"parent": parent}
+    return {**given, "message": {"role": role, "content": role, **more}, "sampled": role == "assistant",
+            "token_ids": ids, "mask": mask, "is_content": [True] * len(ids), "logprobs": list(logprobs)}  # fmt: skip
+
+
+FLAT_CALL = {"id": "c1", "type": "function", "name": "run", "arguments": '{"x": 1}'}
+TRACE = {
+    "version": 1, "id": "t1", "ok": True, "agent": {"config": {}, "name": "agent", "trainable": True},
+    "task": {"type": "T", "data": {"idx": 3, "answer": "42"}, "key": "gsm8k/3"},
+    "nodes": [node("user", [1, 21], [False, False]),
+              node("assistant", [5, 42, 2], [False, True, True], [-0.5, -0.25], 0, tool_calls=[FLAT_CALL]),
+              node("tool", [60, 61], [False, False], (), 1),
+              node("assistant", [5, 43, 2], [False, True, True], [-1.0, -0.125], 2),
+              node("tool", [70], [False], (), 1),
+              node("assistant", [5, 44], [False, True], [-2.0], 4)],
+    "calls": [{"node": 1, "finish_reason": "tool_calls"}, {"node": 3, "finish_reason": "stop"},
+              {"node": 5, "finish_reason": "length"}],
+    "rewards": {"correct": {"score": 1.0, "weight": 2.0}, "form": {"score": -1.0, "weight": 0.5}, "none": None},
+    "stop_condition": "agent_completed",
+}  # fmt: skip
+EPISODE = {"id": "e1", "env": {"id": "gsm8k"}, "group": {"id": "g9"}, "ok": True, "errors": [], "traces": [TRACE]}
+
+
+def made(name, record):
+    reader = _Reader(ImportArguments(format=name))
+    rows = reader._rows(record)
+    table = to_table(rows, [""] * len(rows), reader.columns, bool(rows) and isinstance(rows[0]["prompt"], list))
+    return from_table(table)
+
+
+def test_nemo_rl():
+    (row,) = made("nemo-rl", NEMO)
+    assert (row["prompt_ids"], row["completion_ids"]) == ([1, 21, 5], [42, 60, 43, 2])
+    assert row["completion_mask"] == [1, 0, 1, 1]
+    assert row["sampler_logps"] == [-0.5, None, -0.25, 0.0]  # a certain token has 0, and context has none
+    assert row["reward"] == 1.0
+    assert len(made("nemo-rl", {**NEMO, "sample_loss_mask": [0.0]})) == 0
+    other = {**NEMO, "token_ids": [[1, 22, 5, 42, 60, 43, 2, 0, 0]]}
+    assert made("nemo-rl", other)["problem_id"][:] != [row["problem_id"]]
+
+
+def test_several_graded_generations():
+    rows = made("graded", GRADED)
+    assert rows["reward"][:] == [1.0, -1.0]  # one was not judged
+    assert rows["finish_reason"][:] == ["stop", "length"]
+    assert rows["problem_id"][:] == ["u-1"] * 2
+    assert rows[0]["completion"][0]["content"] == "It is 42"
+    with pytest.raises(NotOfFormat, match="3 generations, 2 values in correctness_math_verify and 3 finish_reasons"):
+        made("graded", {**GRADED, "correctness_math_verify": [True, False]})
+
+
+def test_agents_that_mend_software():
+    (row,) = made("swe-agent", SWE_AGENT)
+    assert [each["content"] for each in row["prompt"]] == ["SETTING", "ISSUE"]
+    assert [each["role"] for each in row["completion"]] == ["assistant", "user"]
+    assert (row["reward"], row["problem_id"]) == (-1.0, "org__repo-12")
+    (row,) = made("openhands", OPENHANDS)
+    assert [each["role"] for each in row["completion"]] == ["assistant", "tool"]
+    assert row["completion"][0]["tool_calls"] == [CALL]
+    assert row["reward"] == 1.0
+    assert len(made("openhands", {**OPENHANDS, "trajectory": OPENHANDS["trajectory"][:2]})) == 0
+
+
+@pytest.mark.parametrize("record", [EPISODE, TRACE])
+def test_paths_of_a_trace(record):
+    """Two leaves: the first turn counts in the first path alone, and both have one reward."""
+    rows = made("verifiers", record)
+    first, second = rows
+    assert (first["prompt_ids"], second["prompt_ids"]) == ([1, 21, 5], [1, 21, 5, 42, 2, 70, 5])
+    assert first["completion_ids"] == [42, 2, 60, 61, 5, 43, 2]
+    assert first["completion_mask"] == [1, 1, 0, 0, 0, 1, 1]
+    assert first["sampler_logps"] == [-0.5, -0.25, None, None, None, -1.0, -0.125]
+    assert (second["completion_ids"], second["completion_mask"], second["sampler_logps"]) == ([44], [1], [-2.0])
+    assert rows["reward"][:] == [1.5, 1.5]
+    assert rows["rollout_id"][:] == ["t1", "t1"]
+    assert rows["problem_id"][:] == ["gsm8k/3"] * 2
+    assert rows["finish_reason"][:] == ["stop", "length"]
+    assert first["completion"][0]["tool_calls"][0]["function"] == {"name": "run", "arguments": '{"x": 1}'}
+    assert [each["role"] for each in second["prompt"]] == ["user", "assistant", "tool"]
+
+
+def test_traces_without_tokens_or_of_a_frozen_agent():
+    nodes = [{**each, "token_ids": [], "mask": [], "logprobs": []} for each in TRACE["nodes"][:4]]
+    (row,) = made("verifiers", {**TRACE, "nodes": nodes, "rewards": {"correct": 0.5}})  # weighted already: 0.2
+    assert row["completion_ids"] is None
+    assert [each["role"] for each in row["completion"]] == ["assistant", "tool", "assistant"]
+    assert (row["reward"], row["rollout_id"]) == (0.5, None)
+    for more in ({"ok": False}, {"agent": {"trainable": False}}):
+        assert len(made("verifiers", {**TRACE, **more})) == 0
+    with pytest.raises(NotOfFormat, match="a trace lacks nodes, rewards"):
+        made("verifiers", {"id": "e", "traces": [{"id": "t"}]})
+    with pytest.raises(NotOfFormat, match=r"it has color, which verifiers .* does not write"):
+        made("verifiers", {**EPISODE, "color": 1})
+
+
+V0 = {
+    "example_id": 7, "prompt": [{"role": "user", "content": "6*7?"}], "answer": "42", "reward": 1.0, "error": None,
+    "completion": [{"role": "assistant", "content": "", "tool_calls": ['{"id":"c1","name":"run","arguments":"{}"}']},
+                   {"role": "tool", "tool_call_id": "c1", "content": "42"}, {"role": "assistant", "content": "42"}],
+    "is_truncated": False, "metrics": {"correct": 1.0}, "correct": 1.0,
+}  # fmt: skip
+
+
+def turn(prompt, completion, logps):
+    tokens = {"prompt_ids": prompt, "prompt_mask": [0] * len(prompt), "completion_ids": completion,
+              "completion_mask": [1] * len(completion), "completion_logprobs": logps}  # fmt: skip
+    return {"tokens": tokens, "trajectory_id": "x"}
+
+
+def test_results_of_verifiers():
+    (row,) = made("verifiers-results", V0)
+    assert row["completion"][0]["tool_calls"][0]["function"] == {"name": "run", "arguments": "{}"}
+    assert (row["problem_id"], row["answer"], row["finish_reason"], row["completion_ids"]) == ("7", "42", "stop", None)
+    assert len(made("verifiers-results", {**V0, "error": {"error": "timeout"}})) == 0
+    grows = [turn([1, 2], [3], [-0.5]), turn([1, 2, 3, 9, 9], [4, 5], [-1.0, -0.25])]
+    (row,) = made("verifiers-results", {**V0, "trajectory": grows})
+    assert (row["prompt_ids"], row["completion_ids"]) == ([1, 2], [3, 9, 9, 4, 5])
+    assert row["completion_mask"] == [1, 0, 0, 1, 1]
+    assert row["sampler_logps"] == [-0.5, None, None, -1.0, -0.25]
+    rewritten = [*grows, turn([1, 8], [6], [-2.0])]
+    rows = made("verifiers-results", {**V0, "trajectory": rewritten})
+    assert rows["completion_ids"][:] == [[3, 9, 9, 4, 5], [6]]
+    assert rows["rollout_id"][:] == ["x", "x"]
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [("nemo-rl", NEMO), ("verifiers", EPISODE), ("verifiers-results", {**V0, "trajectory": [turn([1], [3], [-0.5])]})],
+)
+def test_rows_with_tokens_can_be_trained_on_with_the_samplers_log_mu(name, record, model, tokenizer, tmp_path):
+    right, wrong = made(name, record), made(name, record)
+    wrong = wrong.remove_columns(["reward", "rollout_id"][: 1 + ("rollout_id" in wrong.column_names)])
+    wrong = wrong.add_column("reward", [-1.0] * len(wrong))
+    if "rollout_id" in right.column_names:
+        wrong = wrong.add_column("rollout_id", ["other"] * len(wrong))
+    table = pa.concat_tables([rows.with_format("arrow")[:] for rows in (right, wrong)], promote_options="default")
+    args = OfflineTOPRConfig(str(tmp_path), log_mu="sampler", max_steps=2, use_cpu=True, bf16=False, report_to="none",
+                             save_strategy="no", disable_tqdm=True)  # fmt: skip
+    trainer = OfflineTOPRTrainer(model, args, from_table(table), processing_class=tokenizer)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert len(trainer.train_dataset) == 2
+
+
+def test_every_format_names_its_source():
+    for name, form in FORMATS.items():
+        assert form.source, name
+        assert form.suffix in (".jsonl", ".parquet"), name
+        assert form.required, name

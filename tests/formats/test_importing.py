@@ -1,0 +1,121 @@
+"""What importing does with files of any format; the files here are verl's."""
+
+import json
+
+import pytest
+
+from topr_trl import load_rows
+from topr_trl.cli import main
+from topr_trl.pipeline import importing, manifest
+from topr_trl.pipeline.arguments import ImportArguments
+
+
+def record(n, **more):
+    return {"input": f"{n // 2} + 1 =", "output": f" {n}.", "gts": str(n // 2 + 1), "score": float(n % 2), "step": 3,
+            **more}  # fmt: skip
+
+
+def lines(path, records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(each if isinstance(each, str) else json.dumps(each) + "\n" for each in records))
+    return path
+
+
+def imported(source, out, **settings):
+    given = {"format": "verl", "input": source, "output_dir": out, **settings}
+    main.main(["import", *(part for name, value in given.items() for part in (f"--{name}", str(value)))])
+    return load_rows(out)
+
+
+def test_rows_of_several_files_in_several_shards(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(importing, "RECORDS_PER_SHARD", 4)
+    for step in range(2):
+        lines(tmp_path / "log" / f"{step}.jsonl", [record(n) for n in range(10 * step, 10 * step + 10)])
+    rows = imported(tmp_path / "log", tmp_path / "rows")
+    assert len(list((tmp_path / "rows").glob("*.parquet"))) == 6
+    assert rows["completion"][:] == [f" {n}." for n in range(20)]
+    assert rows["reward"][:] == [0.0, 1.0] * 10
+    assert rows["answer"][:] == [str(n // 2 + 1) for n in range(20)]
+    assert len(set(rows["problem_id"])) == 10
+    said = capsys.readouterr().out
+    assert "verl decodes without special tokens" in said
+    assert f"The 20 rows are in {tmp_path / 'rows'}/." in said
+
+
+def test_a_killed_import_goes_on_with_the_shards_that_are_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(importing, "RECORDS_PER_SHARD", 4)
+    source = lines(tmp_path / "log.jsonl", [record(n) for n in range(10)])
+    write, written = importing.write_shard, []
+
+    def killed(table, path, *more):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(path.name)
+        write(table, path, *more)
+
+    monkeypatch.setattr(importing, "write_shard", killed)
+    with pytest.raises(KeyboardInterrupt):
+        imported(source, tmp_path / "rows")
+    monkeypatch.setattr(importing, "write_shard", lambda table, path, *more: written.append(path.name) or
+                        write(table, path, *more))  # fmt: skip
+    rows = imported(source, tmp_path / "rows")
+    assert len(set(written)) == len(written) == 3
+    assert rows["completion"][:] == [f" {n}." for n in range(10)]
+
+
+def test_lines_that_were_cut_off_are_counted_and_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(importing, "RECORDS_PER_SHARD", 2)
+    source = lines(tmp_path / "log.jsonl", [record(0), "\n", '{"input": "1 +\n', record(2), record(3), '{"inp'])
+    assert len(imported(source, tmp_path / "rows")) == 3
+    said = capsys.readouterr().out
+    assert f"2 lines are no JSON and are left out: {source}, line 3, {source}, line 6." in said
+    imported(source, tmp_path / "rows")
+    assert manifest.read(tmp_path / "rows").stages["import"]["left_out"]["broken"]["count"] == 2
+    with pytest.raises(ValueError, match="none of its first 1 lines holds a completion in JSON"):
+        imported(lines(tmp_path / "other.jsonl", ["{"]), tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"score": None}, "line 4: score is no number but None, and cannot be a reward"),
+        ({"input": ["a"]}, r'line 4: its prompt is \["a"\], and must be text'),
+    ],
+)
+def test_values_of_another_kind(tmp_path, wrong, message):
+    source = lines(tmp_path / "log.jsonl", [*map(record, range(3)), record(3, **wrong)])
+    with pytest.raises(ValueError, match=message):
+        imported(source, tmp_path / "rows")
+
+
+def test_missing_fields_and_other_formats(tmp_path):
+    source = lines(tmp_path / "log.jsonl", [{"prompt": "a", "score": 1}])
+    with pytest.raises(ValueError, match=r"line 1: it lacks input, output, step; it has prompt, score\."):
+        imported(source, tmp_path / "rows")
+    assert not (tmp_path / "rows" / "_manifest.json").exists()
+    with pytest.raises(ValueError, match=r"it is no object but list"):
+        imported(lines(tmp_path / "list.jsonl", ["[1]\n"]), tmp_path / "rows")
+    (tmp_path / "mixed").mkdir()
+    lines(tmp_path / "mixed" / "a.jsonl", [record(0)])
+    (tmp_path / "mixed" / "b.parquet").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"mixed must hold \.jsonl files of this format alone; it has \.parquet files"):
+        imported(tmp_path / "mixed", tmp_path / "rows")
+    with pytest.raises(ValueError, match=r"format must be one of graded, .*, verl, not 'pickle'"):
+        imported(source, tmp_path / "rows", format="pickle")
+
+
+def test_rewards_of_fields_inside_and_of_a_second_file(tmp_path):
+    source = lines(tmp_path / "log.jsonl", [record(n, uid=f"u{n}", info={"style": n / 2}) for n in range(4)])
+    main.main(["import", "--format", "verl", "--input", str(source), "--output_dir", str(tmp_path / "a"),
+               "--reward_fields", "score", "info.style"])  # fmt: skip
+    assert load_rows(tmp_path / "a")["reward"][:] == [0.0, 1.5, 1.0, 2.5]
+    second = lines(tmp_path / "rewards.jsonl", [{"id": f"u{n}", "reward": -n} for n in range(4)])
+    rows = imported(source, tmp_path / "b", rewards=second, id_field="uid")
+    assert rows["reward"][:] == [0.0, -1.0, -2.0, -3.0]
+    lines(second, [{"id": "u0", "reward": 1}])
+    with pytest.raises(ValueError, match=r"line 2: --rewards has nothing for the uid 'u1'"):
+        imported(source, tmp_path / "c", rewards=second, id_field="uid")
+    with pytest.raises(ValueError, match=r"it has no field info\.tone"):
+        imported(source, tmp_path / "d", reward_fields="info.tone")
+    with pytest.raises(ValueError, match="both say what a record is worth"):
+        ImportArguments(format="verl", rewards=str(second), reward_fields=["score"])

@@ -1,0 +1,90 @@
+"""Responses of chat completions, alone (batches) and beside their requests (logs)."""
+
+import json
+
+import pytest
+
+from topr_trl import load_rows
+from topr_trl.cli import main
+from topr_trl.data.tokenization import tokenize_row
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": null}'}}
+ASKED = {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "1 + 1?"}]}], "n": 2,
+         "tools": TOOLS}  # fmt: skip
+
+
+def choice(content, logprobs, tokens=None, reason="stop", calls=None, **more):
+    of_tokens = [{"token": text, "logprob": value, "bytes": None, "top_logprobs": []} for text, value in logprobs]
+    written = {"role": "assistant", "content": content, "tool_calls": calls, "refusal": None}
+    return {"index": 0, "message": written, "finish_reason": reason, "logprobs": {"content": of_tokens or None},
+            "token_ids": tokens, **more}  # fmt: skip
+
+
+def answered(*choices, prompt_ids=None):
+    return {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": list(choices), "usage": {},
+            "prompt_token_ids": prompt_ids}  # fmt: skip
+
+
+def imported(tmp_path, records, **settings):
+    file = tmp_path / "log.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in records))
+    given = {"format": "openai", "input": file, "output_dir": tmp_path / "rows", **settings}
+    main.main(["import", *(part for name, value in given.items() for part in (f"--{name}", str(value)))])
+    return load_rows(tmp_path / "rows")
+
+
+def test_a_log_of_requests_and_responses(tmp_path, tokenizer):
+    response = answered(
+        choice(None, [("a", -0.5), ("b", -0.1)], [11, 12], "tool_calls", [CALL]),
+        choice("It is 2", [("It", -1.0)], [13], "length"), prompt_ids=[7, 8],
+    )  # fmt: skip
+    rows = imported(tmp_path, [{"request": ASKED, "response": response, "user_rating": 1}], reward_fields="user_rating")
+    assert rows["prompt_ids"][:] == [[7, 8]] * 2
+    assert rows["completion_ids"][:] == [[11, 12], [13]]
+    assert [[round(value, 3) for value in row] for row in rows["sampler_logps"]] == [[-0.5, -0.1], [-1.0]]
+    assert rows["finish_reason"][:] == ["stop", "length"]
+    assert rows["reward"][:] == [1.0, 1.0]
+    assert len(set(rows["problem_id"])) == 1
+    assert json.loads(rows[0]["tools"]) == TOOLS
+    assert rows[0]["prompt"][0]["content"] == "1 + 1?"
+    call = rows[0]["completion"][0]["tool_calls"][0]["function"]
+    assert json.loads(call["arguments"]) == {"a": 1, "b": None}
+    assert tokenize_row(rows[0], tokenizer).completion_ids == [11, 12]
+
+
+def test_a_batch_is_joined_with_its_requests(tmp_path, capsys):
+    (tmp_path / "in.jsonl").write_text("".join(
+        json.dumps({"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": ASKED}) + "\n"
+        for name in "ab"
+    ))  # fmt: skip
+    records = [
+        {"id": "1", "custom_id": "b", "error": None,
+         "response": {"status_code": 200, "request_id": "r", "body": answered(choice("2", [("token_id:9", -0.2)]))}},
+        {"id": "2", "custom_id": "a", "response": {"status_code": 400, "body": {}}, "error": {"message": "too long"}},
+    ]  # fmt: skip
+    (tmp_path / "rewards.jsonl").write_text('{"id": "b", "reward": -1}\n{"id": "a", "reward": 1}\n')
+    rows = imported(tmp_path, records, requests=tmp_path / "in.jsonl", rewards=tmp_path / "rewards.jsonl",
+                    id_field="custom_id")  # fmt: skip
+    assert rows["completion_ids"][:] == [[9]]
+    assert rows["reward"][:] == [-1.0]
+    assert rows[0]["prompt"][0]["role"] == "user"
+    said = capsys.readouterr().out
+    assert f"1 records hold no completion to learn from: {tmp_path / 'log.jsonl'}, line 2." in said
+    assert "Not in these files: prompt_ids" in said
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"custom_id": "a", "response": {"status_code": 200, "body": answered()}}, "no request: .* with --requests"),
+        ({"request": {"prompt": "1"}, "response": answered()}, "its request has no messages; it has prompt"),
+        ({"request": ASKED, "response": {"text": "2"}}, "its response has no choices; it has text"),
+        ({"request": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "response": answered()},
+         "a message has image_url: only text can be trained on offline"),
+        ({"request": {"messages": [{"content": "1"}]}, "response": answered()}, "message has no role; it has content"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read(tmp_path, record, message):
+    with pytest.raises(ValueError, match=f"line 1: .*{message}"):
+        imported(tmp_path, [record])

@@ -1,0 +1,208 @@
+"""What is common to the formats of other systems: records in files, fields that are checked, rows that come out."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+Record = dict[str, Any]
+Row = dict[str, Any]
+
+_CALL = pa.struct({"name": pa.string(), "arguments": pa.string()})
+MESSAGES = pa.list_(
+    pa.struct({
+        "role": pa.string(), "content": pa.string(), "reasoning_content": pa.string(), "name": pa.string(),
+        "tool_call_id": pa.string(),
+        "tool_calls": pa.list_(pa.struct({"id": pa.string(), "type": pa.string(), "function": _CALL})),
+    })
+)  # fmt: skip
+IDS, LOGPS = pa.list_(pa.int32()), pa.list_(pa.float32())
+TEXT, NUMBER = pa.string(), pa.float64()
+_LONG = 60  # characters of a value in a message
+
+# What rows may have besides prompt and completion.
+COLUMNS: dict[str, pa.DataType] = {
+    "prompt_ids": IDS, "completion_ids": IDS, "completion_mask": pa.list_(pa.int8()), "sampler_logps": LOGPS,
+    "reward": NUMBER, "problem_id": TEXT, "rollout_id": TEXT, "finish_reason": TEXT, "answer": TEXT, "tools": TEXT,
+}  # fmt: skip
+
+
+class NotOfFormat(ValueError):
+    """A record is not what the format says: a field is missing, unknown or of another kind."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format that rows can be made of.
+
+    Attributes:
+        source: the project, its version or commit, and the file that writes this: `required` and `optional` are from
+            there.
+        suffix: of the files.
+        rows: what a record becomes, without rewards.
+        rewards: the numbers of a record that may be its reward, by name; none if such files have no reward.
+        columns: what its rows may have besides prompt and completion.
+        required, optional: the fields of a record; no `optional` if there may be any, such as one for each reward.
+        loses: what such files do not have, and what that means.
+    """
+
+    source: str
+    suffix: str
+    rows: Callable[[Record], list[Row]]
+    rewards: Callable[[Record], dict[str, Any]] | None
+    columns: tuple[str, ...]
+    required: frozenset[str]
+    optional: frozenset[str] | None = frozenset()
+    loses: str = ""
+
+    def check(self, record: Any, ignored: Iterable[str] = ()) -> None:
+        """A `NotOfFormat` that names the fields that are missing, or that this format does not know."""
+        if not isinstance(record, dict):
+            raise NotOfFormat(f"it is no object but {type(record).__name__}")
+        if missing := sorted(self.required - set(record)):
+            raise NotOfFormat(f"it lacks {', '.join(missing)}; it has {', '.join(sorted(record))}")
+        known = self.required | (set(record) if self.optional is None else self.optional) | set(ignored)
+        if unknown := sorted(set(record) - known):
+            raise NotOfFormat(
+                f"it has {', '.join(unknown)}, which {self.source} does not write. Name fields that may be left out "
+                "with --ignore_fields"
+            )
+
+
+def files_of(path: Path, suffix: str) -> list[Path]:
+    """The files of a folder (and of those in it) by name, or the one file.
+
+    Raises:
+        ValueError: there is none with this suffix, or there are others beside them.
+    """
+    if path.is_file():
+        return [path]
+    found = sorted(path.rglob(f"*{suffix}"))
+    kinds = {other for other in (".jsonl", ".parquet") if other != suffix and any(path.rglob(f"*{other}"))}
+    if not found or kinds:
+        more = f"; it has {' and '.join(sorted(kinds))} files" if kinds else ""
+        raise ValueError(f"{path} must hold {suffix} files of this format alone{more}. Name a file, or another folder.")
+    return found
+
+
+def count_records(files: Sequence[Path]) -> list[int]:
+    """Lines or rows of each file."""
+    return [pq.read_metadata(path).num_rows if path.suffix == ".parquet" else _lines(path) for path in files]
+
+
+def _lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(1 for line in file if line.strip())
+
+
+def read_records(path: Path, start: int, stop: int) -> Iterator[tuple[str, Any]]:
+    """Records from `start` up to `stop` with their place; None where a line is no JSON."""
+    if path.suffix == ".parquet":
+        at = 0
+        for batch in pq.ParquetFile(path).iter_batches(1_024):
+            if at + len(batch) > start and at < stop:
+                first = max(start - at, 0)
+                for n, record in enumerate(batch.slice(first, stop - at - first).to_pylist(), at + first):
+                    yield f"{path}, row {n}", record
+            at += len(batch)
+        return
+    with path.open("rb") as file:
+        lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+        for n, (number, line) in enumerate(lines):
+            if n >= stop:
+                break
+            if n >= start:
+                try:
+                    yield f"{path}, line {number}", json.loads(line)
+                except (json.JSONDecodeError, UnicodeDecodeError):
+                    yield f"{path}, line {number}", None
+
+
+def to_table(made: list[Row], places: list[str], columns: Sequence[str], conversational: bool) -> pa.Table:
+    """Rows as a table of these columns, whose prompts are text or messages.
+
+    Raises:
+        ValueError: a value is of another kind; it names the place of its record.
+    """
+    text = MESSAGES if conversational else TEXT
+    found = {}
+    for name, kind in {"prompt": text, "completion": text, **{name: COLUMNS[name] for name in columns}}.items():
+        values = [row.get(name) for row in made]
+        if (array := _array(values, kind)) is None:
+            wrong = next(n for n, value in enumerate(values) if _array([value], kind) is None)
+            raise ValueError(f"{places[wrong]}: its {name} is {_short(values[wrong])}, and must be {_kind(kind)}.")
+        found[name] = array
+    return pa.table(found)
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array | None:
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, OverflowError):
+        return None
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= _LONG else f"{text[:_LONG]}..."
+
+
+def _kind(kind: pa.DataType) -> str:
+    names = {TEXT: "text", NUMBER: "a number", MESSAGES: "messages", IDS: "token ids"}
+    return names.get(kind, "a list of numbers")
+
+
+# Parts of records that several formats share.
+
+
+def message(given: Mapping[str, Any]) -> Row:
+    """A message of a chat as `MESSAGES` has it: arguments of calls as JSON; text of content that comes in parts.
+
+    Raises:
+        NotOfFormat: it has no role, or shows images.
+    """
+    if "role" not in given:
+        raise NotOfFormat(f"a message has no role; it has {', '.join(sorted(given))}")
+    content = given.get("content")
+    if isinstance(content, list):
+        kinds = {part.get("type") for part in content} - {"text", "input_text", "output_text"}
+        if kinds:
+            raise NotOfFormat(
+                f"a message has {', '.join(sorted(map(str, kinds)))}: only text can be trained on offline"
+            )
+        content = "".join(part["text"] for part in content)
+    calls = [_call(json.loads(call) if isinstance(call, str) else call) for call in given.get("tool_calls") or ()]
+    return {
+        "role": given["role"], "content": content, "tool_calls": calls or None, "name": given.get("name"),
+        "reasoning_content": given.get("reasoning_content") or given.get("reasoning"),
+        "tool_call_id": given.get("tool_call_id"),
+    }  # fmt: skip
+
+
+def _call(given: Mapping[str, Any]) -> Row:
+    """A call of a tool; its name and arguments may be in `function`, or beside its id."""
+    function = given.get("function") or given
+    arguments = _as_json(function.get("arguments"))
+    return {"id": given.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _as_json(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+
+
+def tools_as_json(tools: Any) -> str | None:
+    """Tools as JSON: in a table each would have the parameters of all."""
+    return None if not tools else tools if isinstance(tools, str) else json.dumps(tools)
+
+
+FINISHED = {"stop": "stop", "length": "length", "tool_calls": "stop", "eos": "stop", "eos_token": "stop",
+            "max_tokens": "length"}  # fmt: skip
+
+
+def finish_reason(given: str | None) -> str | None:
+    """`stop` or `length`; None for anything else."""
+    return FINISHED.get(given or "")
