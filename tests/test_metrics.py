@@ -6,13 +6,13 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from topr_trl.metrics import RowMetrics, completion_means, row_metrics, sampler_distance
+from topr_trl.metrics import RowMetrics, completion_means, row_metrics, sampler_distance, warn_if_dead
 
 NAN = float("nan")
 # People's dashboards stand on these: a name that goes is a change for the changelog.
 NAMES = [
     "topr/weight_mean", "topr/weight_not_one", "topr/positive_share", "topr/reward", "topr/effective_positive_share",
-    "topr/weight_mean_negatives", "topr/negatives_tapered", "topr/negatives_dead",
+    "topr/weight_mean_negatives", "topr/negatives_tapered", "topr/negatives_dead", "topr/negatives_effective",
     "topr/log_ratio/positives/mean", "topr/log_ratio/positives/q05", "topr/log_ratio/positives/q50",
     "topr/log_ratio/positives/q95", "topr/log_ratio/negatives/mean", "topr/log_ratio/negatives/q05",
     "topr/log_ratio/negatives/q50", "topr/log_ratio/negatives/q95",
@@ -53,6 +53,7 @@ def test_hand_made_rows():
     assert metrics["topr/weight_mean_negatives"] == pytest.approx(0.2505)
     assert metrics["topr/negatives_tapered"] == 1.0
     assert metrics["topr/negatives_dead"] == 0.5
+    assert metrics["topr/negatives_effective"] == pytest.approx(0.501**2 / (2 * (0.5**2 + 0.001**2)))
     assert metrics["topr/log_ratio/negatives/mean"] == pytest.approx((math.log(0.5) - 7) / 2)
     assert metrics["topr/log_ratio/negatives/q50"] == pytest.approx((math.log(0.5) - 7) / 2)
     assert not any("log_ratio/positives" in name for name in metrics)
@@ -113,6 +114,19 @@ def test_what_is_tapered_and_what_is_dead():
     metrics = row_metrics(weights, torch.zeros(4), torch.full((4,), -1.0))
     assert metrics["topr/negatives_tapered"] == 2 / 4
     assert metrics["topr/negatives_dead"] == 0
+
+
+def test_the_effective_share_says_how_even_weights_are_not_how_large():
+    for weights, effective in (([math.exp(-5)] * 4, 1.0), ([1.0, 0, 0, 0], 0.25), ([0.0] * 4, None)):
+        found = row_metrics(torch.tensor(weights), torch.zeros(4), torch.full((4,), -1.0))
+        assert found.get("topr/negatives_effective") == (effective and pytest.approx(effective))
+
+
+def test_negatives_that_are_dead_early_are_warned_about():
+    with pytest.warns(UserWarning, match="60% of the negatives have a weight under 0.01 at step 10 of 100"):
+        assert warn_if_dead(0.6, 10, 100)
+    assert not warn_if_dead(0.6, 11, 100)
+    assert not warn_if_dead(0.5, 1, 100)
 
 
 def test_a_far_sampler_is_warned_about():

@@ -418,6 +418,16 @@ def test_when_steps_are_sorted(model, moe, tokenizer, rows, tmp_path):
         assert not is_sorted(model, **plain)
 
 
+def test_dead_negatives_are_warned_about_once_and_early(tokenizer, rows, tmp_path):
+    """By their log μ the rows are certain: their ratio is the probability of the whole completion."""
+    rows = rows.add_column("mu_logps", [0.0] * len(rows))
+    with pytest.warns(UserWarning, match=r"of the negatives have a weight under 0.01 at step 1 of 20") as warned:
+        OfflineTOPRTrainer(
+            fresh_model(), config(tmp_path, max_steps=20, learning_rate=0.0), rows, processing_class=tokenizer
+        ).train()
+    assert sum("have a weight under" in str(each.message) for each in warned) == 1
+
+
 def test_mixture_of_experts(moe, tokenizer, rows, tmp_path):
     args = config(tmp_path, router_aux_loss_coef=0.01, max_steps=1)
     trainer = OfflineTOPRTrainer(moe, args, rows, processing_class=tokenizer)

@@ -62,6 +62,7 @@ def row_metrics(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> di
     | `topr/weight_not_one` | share of rows with w != 1 |
     | `topr/negatives_tapered` | share of the negatives with w < 1 |
     | `topr/negatives_dead` | share of the negatives with w < 0.01 |
+    | `topr/negatives_effective` | effective share of the negatives, (Σw)² / (N Σw²) |
     | `topr/positive_share`, `topr/effective_positive_share` | p (R >= 0) and p~ (Sec. 3.2) |
     | `topr/reward` | mean R |
     | `topr/log_ratio/{positives,negatives}/{mean,q05,q50,q95}` | log π/μ of the completion |
@@ -88,6 +89,8 @@ def row_metrics(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> di
         metrics["topr/weight_mean_negatives"] = negative_weights.mean()
         metrics["topr/negatives_tapered"] = (negative_weights < 1 - ROUNDING).double().mean()
         metrics["topr/negatives_dead"] = (negative_weights < DEAD_WEIGHT).double().mean()
+        if (squares := negative_weights.square().mean()) > 0:
+            metrics["topr/negatives_effective"] = negative_weights.mean() ** 2 / squares
     for name, sign in (("positives", positive), ("negatives", ~positive)):
         known = log_ratio_N[sign & ~log_ratio_N.isnan()]
         if len(known):
@@ -96,6 +99,25 @@ def row_metrics(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> di
             for q, value in zip(QUANTILES, quantiles, strict=True):
                 metrics[f"topr/log_ratio/{name}/q{round(q * 100):02d}"] = value
     return {name: float(value) for name, value in metrics.items()}
+
+
+# A run in which this share of the negatives is dead within this share of its steps has gone wrong.
+MOSTLY_DEAD, EARLY = 0.5, 0.1
+
+
+def warn_if_dead(share: float, step: int, steps: int) -> bool:
+    """Warn, and return True, if most negatives have left the loss when training has hardly begun."""
+    if share <= MOSTLY_DEAD or step > EARLY * steps:
+        return False
+    warnings.warn(
+        f"{share:.0%} of the negatives have a weight under {DEAD_WEIGHT:g} at step {step} of {steps}: they have left "
+        "the loss, because log μ says that the model which wrote them is far from the one in training. If so, a "
+        "lower learning rate keeps them longer. If not, look at where log μ comes from: log-probabilities of a "
+        "truncated distribution (top_k, top_p), of another temperature or with the noise of another engine add up over "
+        "long completions. See docs/metrics.md.",
+        stacklevel=4,
+    )
+    return True
 
 
 # Mean difference, in nats per token, beyond which the sampler had other weights or settings, not merely other kernels.

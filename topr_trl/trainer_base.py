@@ -21,7 +21,7 @@ from topr_trl.completions_log import RowWeights
 from topr_trl.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.curation import Curated
 from topr_trl.loss import LossOutputs, topr_loss
-from topr_trl.metrics import RowMetrics, completion_means
+from topr_trl.metrics import RowMetrics, completion_means, warn_if_dead
 from topr_trl.model_card import PAPER, CardSection, add_section, model_card, training_facts
 
 Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)
@@ -57,6 +57,7 @@ class TOPRMixin(Trainer):
         self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
         self._row_weights = RowWeights()
         self._warned_about_signs: set[tuple[bool, bool]] = set()
+        self._warned_about_dead = False
         self._evaluations: CardSection | None = None
         super().__init__(*args, **kwargs)
         self.add_callback(StopAtNaN(self))
@@ -173,8 +174,12 @@ class TOPRMixin(Trainer):
             if not math.isfinite(logs.get(name) or 0.0):
                 raise not_finite(f"`{name}` at step {self.state.global_step}", self.args.output_dir)
         collected = self._metrics[self._mode]
-        for name, value in self._row_metrics[self._mode].flush(self.accelerator).items():
+        found = self._row_metrics[self._mode].flush(self.accelerator)
+        for name, value in found.items():
             collected[name].append(value)
+        if self._mode == "train" and not self._warned_about_dead:
+            dead = found.get("topr/negatives_dead", 0.0)
+            self._warned_about_dead = warn_if_dead(dead, self.state.global_step, self.state.max_steps)
         for values in collected.values():
             if values and isinstance(values[0], Tensor):  # left on the device until now
                 values[:] = [torch.stack(values).mean().item()]
