@@ -418,6 +418,18 @@ def test_when_steps_are_sorted(model, moe, tokenizer, rows, tmp_path):
         assert not is_sorted(model, **plain)
 
 
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [({}, "25%"), ({"effective_positive_share": 0.5}, "50%"), ({"preset": "positives_only"}, None),
+     ({"disable_tqdm": True}, None), ({"curation": "positives"}, None)],
+)  # fmt: skip
+def test_the_first_line_says_how_much_negatives_weigh(model, tokenizer, rows, tmp_path, capsys, settings, share):
+    OfflineTOPRTrainer(model, config(tmp_path, **{"disable_tqdm": False, **settings}), rows, processing_class=tokenizer)
+    said = capsys.readouterr().out
+    assert (f"the effective share of positives is {share}," in said) == (share is not None)
+    assert said.count("TOPR: ") == (share is not None)
+
+
 def test_dead_negatives_are_warned_about_once_and_early(tokenizer, rows, tmp_path):
     """By their log μ the rows are certain: their ratio is the probability of the whole completion."""
     rows = rows.add_column("mu_logps", [0.0] * len(rows))

@@ -283,6 +283,12 @@ def test_reward_model(model, tokenizer, problems, tmp_path):
     train(model, tokenizer, problems, config(tmp_path), scorer, reward_processing_classes=tokenizer)
 
 
+def test_the_first_line_says_how_much_negatives_weigh(model, tokenizer, problems, tmp_path, capsys):
+    train(model, tokenizer, problems, config(tmp_path, disable_tqdm=False, baseline=-0.5), coin)
+    said = capsys.readouterr().out
+    assert said.count("TOPR: the effective share of positives is 75%, so negatives have 25% of the weight") == 1
+
+
 def test_mixture_of_experts(moe, tokenizer, problems, tmp_path):
     _, logs, _ = train(moe, tokenizer, problems, config(tmp_path, router_aux_loss_coef=0.01), coin)
     assert logs[-1]["aux_loss"] > 0

@@ -142,6 +142,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self.curated, self._rows_trained_on = curated, str(curated)
         self._baseline = float(raw[curated.indices[0]] - rewards[0])
         self._warn_about_signs(curated, bool((raw == 0).any()), args)
+        self._say_share(rewards, args)
         return rewards, curated.indices
 
     def _check_tokens(self, datasets: dict[str, Dataset]) -> None:

@@ -115,6 +115,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             # Under a mean as baseline, rewards that are all the same are normal, and say nothing of the next batch.
             if rewards.any() or not len(rewards) or self.args.baseline not in BASELINES:
                 self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args)
+            self._say_share(rewards, self.args)
             if self.args.curation != "none":
                 self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))
                 batch = self._keep_rows(batch, curated, start, len(inputs))

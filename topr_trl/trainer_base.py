@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from accelerate import PartialState
 from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard
 from safetensors import SafetensorError
@@ -16,6 +17,7 @@ from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint
 from trl.trainer.utils import get_config_model_id
 
+from topr_trl.baseline import FloatArray, effective_positive_share
 from topr_trl.checkpoints import StopAtNaN, check_files, check_finite, from_safetensors, not_finite
 from topr_trl.completions_log import RowWeights
 from topr_trl.config import OfflineTOPRConfig, TOPRConfig
@@ -57,7 +59,7 @@ class TOPRMixin(Trainer):
         self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
         self._row_weights = RowWeights()
         self._warned_about_signs: set[tuple[bool, bool]] = set()
-        self._warned_about_dead = False
+        self._warned_about_dead = self._said_share = False
         self._evaluations: CardSection | None = None
         super().__init__(*args, **kwargs)
         self.add_callback(StopAtNaN(self))
@@ -211,6 +213,20 @@ class TOPRMixin(Trainer):
         if self.evaluations:
             add_section(card, self.evaluations.write_card_section(folder))
         card.save(folder / "README.md")
+
+    def _say_share(self, rewards: FloatArray, args: TOPRConfig | OfflineTOPRConfig) -> None:
+        """Print, once and beside the progress bar, how much the negatives among the first rows weigh."""
+        share = effective_positive_share(rewards)
+        if self._said_share or not share < 1 or args.limits.b_neg == 0 or args.disable_tqdm:
+            return
+        self._said_share = True
+        if PartialState().is_main_process:
+            print(
+                f"TOPR: the effective share of positives is {share:.0%}, so negatives have {1 - share:.0%} of the "
+                "weight until the taper takes it from them. effective_positive_share sets it; topr trial finds out "
+                "what is best for your rows.",
+                flush=True,
+            )
 
     def _warn_about_signs(self, curated: Curated, zeros: bool, args: TOPRConfig | OfflineTOPRConfig) -> None:
         """Warn, once each, of rows that are all positive, all negative, or without a reward at all.
