@@ -1,5 +1,6 @@
 """Rows that cannot be learned from. The page `docs/bad_input.md` is made of these cases, see `bad_input.py`."""
 
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -578,7 +579,82 @@ STAGES = [
     ),
 ]
 
-DOORS = {"Rows": ROWS, "log μ that rows bring": LOG_MU, "Rows of the stages": STAGES}
+LOG_OF_VERL = {"input": "1 + 1 =", "output": "2", "gts": "2", "score": 1.0, "step": 1}
+
+
+def imported(given: str, message: str, *lines: Any, also: dict[str, str] | None = None, **settings: str) -> Case:
+    """A log of verl with these lines; `also` are files beside it."""
+
+    def do(kit: Kit) -> None:
+        folder = kit.folder / "log"
+        folder.mkdir()
+        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        (folder / "1.jsonl").write_text("".join(f"{text}\n" for text in texts))
+        for name, text in (also or {}).items():
+            (kit.folder / name).write_text(text)
+        kit.note()
+        more = [part for name, value in settings.items() for part in (f"--{name}", value)]
+        kit.topr("import", "--format", "verl", "--input", "log", "--output_dir", "out", *more)
+
+    return Case(given, do, message, NO_SHARD, SystemExit)
+
+
+IMPORTED = [
+    imported(
+        "fields that are missing",
+        "topr import: log/1.jsonl, line 2: it lacks output; it has gts, input, score, step.",
+        LOG_OF_VERL,
+        {name: value for name, value in LOG_OF_VERL.items() if name != "output"},
+    ),
+    imported(
+        "a value of another kind",
+        'topr import: log/1.jsonl, line 1: its completion is ["2"], and must be text.',
+        {**LOG_OF_VERL, "output": ["2"]},
+    ),
+    imported(
+        "a reward that is no number",
+        "topr import: log/1.jsonl, line 1: score is no number but 'high', and cannot be a reward.",
+        {**LOG_OF_VERL, "score": "high"},
+    ),
+    imported(
+        "no line that is whole",
+        "topr import: log/1.jsonl: none of its first 1 lines holds a completion in JSON.",
+        '{"input": "1 +',
+    ),
+    imported(
+        "files of several formats in a folder",
+        "topr import: log must hold .jsonl files of this format alone; it has .parquet files. Name a file, or another "
+        "folder.",
+        LOG_OF_VERL,
+        also={"log/2.parquet": ""},
+    ),
+    imported(
+        "a field of the reward that is not there",
+        "topr import: log/1.jsonl, line 1: it has no field info.score; it has gts, input, output, score, step.",
+        LOG_OF_VERL,
+        reward_fields="info.score",
+    ),
+    imported(
+        "a reward that the second file lacks",
+        "topr import: log/1.jsonl, line 2: --rewards has nothing for the uid 'b'.",
+        {**LOG_OF_VERL, "uid": "a"},
+        {**LOG_OF_VERL, "uid": "b"},
+        also={"rewards.jsonl": '{"id": "a", "reward": 1}\n'},
+        rewards="rewards.jsonl",
+        id_field="uid",
+    ),
+    imported(
+        "a second file of another shape",
+        "topr import: rewards.jsonl, line 1 must be JSON with the fields id and reward.",
+        LOG_OF_VERL,
+        also={"rewards.jsonl": '{"uid": "a"}\n'},
+        rewards="rewards.jsonl",
+    ),
+]
+
+DOORS = {
+    "Rows": ROWS, "log μ that rows bring": LOG_MU, "Rows of the stages": STAGES, "Files of other systems": IMPORTED,
+}  # fmt: skip
 
 
 @cases([case for door in DOORS.values() for case in door])
