@@ -485,3 +485,45 @@ def unpacked(parcel, folder):
     for name, content in parcel.files.items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
     return folder
+
+
+TRAJECTORY = [
+    {"role": "assistant", "content": "I look."}, {"role": "tool", "content": "AWS_KEY=abc\nHOME=/root"},
+    {"role": "assistant", "content": "Done."},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        ({"prompt": ["a"] * 2, "completion": [TRAJECTORY[:1], TRAJECTORY]}, "  tool: AWS_KEY=abc HOME=/root\n"),
+        ({"prompt": ["a"], "completion": ["ls\nAWS_KEY=abc"], "completion_ids": [[1, 2]], "completion_mask": [[1, 0]]},
+         "  ls AWS_KEY=abc\n"),
+        ({"prompt": ["a"], "completion": ["ls"], "completion_ids": [[1, 2]], "completion_mask": [[1, 1]]}, None),
+        ({"prompt": ["a"], "completion": [TRAJECTORY[:1]]}, None),
+    ],
+)  # fmt: skip
+def test_what_others_said_is_shown_and_asked_about(tmp_path, monkeypatch, capsys, columns, shown):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    save_rows(Dataset.from_dict({**columns, "reward": [1.0] * len(columns["prompt"])}), tmp_path / "rows")
+    push = ["push", "--input", str(tmp_path / "rows"), "--repo_id", "me/x"]
+    cli.main([*push, "--dry_run"])
+    said = capsys.readouterr().out
+    assert ("These rows hold what tools or users said" in said) == (shown is not None)
+    assert (shown or "") in said
+    if shown:
+        with pytest.raises(ValueError, match=r"rows was not pushed: it holds what .* add --yes to publish"):
+            cli.main(push)
+        monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+        monkeypatch.setattr("builtins.input", lambda question: "")
+        with pytest.raises(ValueError, match=r"rows was not pushed\. Look through"):
+            cli.main(push)
+        monkeypatch.setattr("builtins.input", lambda question: "y")
+        with pytest.raises(ValueError, match="Pushing needs an account"):
+            cli.main(push)
+    capsys.readouterr()
+    with pytest.raises(ValueError, match="Pushing needs an account"):
+        cli.main([*push, "--yes"])
+    assert ("These rows hold what tools or users said" in capsys.readouterr().out) == (shown is not None)

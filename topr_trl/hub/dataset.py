@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from topr_trl.data.masks import MASK
 from topr_trl.data.rows import hash_prompts
 from topr_trl.data.tables import TABLE_SUFFIXES, columns_of, read_shard, shards_of
 from topr_trl.hub.cards import dataset_card
@@ -18,6 +19,7 @@ from topr_trl.pipeline.lineage import sampling_of
 _COUNTED = (
     "reward", "reward_after_baseline", "raw_reward", "label", "verdict", "finish_reason", "mu_fingerprint",
 )  # fmt: skip
+_SHOWN, _LONG = 5, 300  # texts that are shown before they are published, and characters of each
 _MOST_VALUES = 6  # of a column; with more, only their number and range are shown
 
 
@@ -26,6 +28,26 @@ def holds_rows(path: Path) -> bool:
     files = sorted(path.glob("*.parquet"))[:1] if path.is_dir() else [path] * (path.suffix in TABLE_SUFFIXES)
     columns = set(columns_of(files[0])) if files else set()
     return "prompt" in columns and bool({"completion", "completion_ids"} & columns)
+
+
+def said_by_others(path: Path) -> list[str]:
+    """A few of the texts in completions that the model did not write: results of tools, turns of users.
+
+    Where only a mask tells them apart, it is the completion that they are in.
+    """
+    found: list[str] = []
+    for shard in shards_of(path):
+        table = read_shard(shard, ("completion", MASK))
+        masks = table[MASK].to_pylist() if MASK in table.column_names else [None] * len(table)
+        texts = table["completion"].to_pylist() if "completion" in table.column_names else masks
+        for text, mask in zip(texts, masks, strict=True):
+            if isinstance(text, list) and text and isinstance(text[0], dict):
+                found += [f"{each['role']}: {each['content']}" for each in text if each["role"] != "assistant"]
+            elif isinstance(text, str) and 0 in (mask or ()):
+                found.append(text)
+            if len(found) >= _SHOWN:
+                return [each[:_LONG] for each in found[:_SHOWN]]
+    return [each[:_LONG] for each in found]
 
 
 @dataclass

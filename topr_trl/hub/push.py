@@ -1,5 +1,6 @@
 """`topr push`: a model or rows to the Hub, with a card. Models are pushed as safetensors; pickles are never pushed."""
 
+import sys
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -8,7 +9,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.utils import httpx, validate_repo_id
 
 from topr_trl import __version__
-from topr_trl.hub.dataset import holds_rows, pack_rows
+from topr_trl.hub.dataset import holds_rows, pack_rows, said_by_others
 from topr_trl.hub.model import MODEL_CONFIGS, holds_model, pack_model
 from topr_trl.hub.parcel import Parcel
 from topr_trl.pipeline import manifest
@@ -25,11 +26,26 @@ class PushArguments:
         default=None, metadata={"help": "Results of topr evaluate before training. Default: the loop's."}
     )
     after: str | None = field(default=None, metadata={"help": "Results after training. Default: the loop's."})
+    yes: bool = field(
+        default=False, metadata={"help": "Publish what tools and users said in trajectories without being asked."}
+    )
     dry_run: bool = field(default=False, metadata={"help": "Print what would be pushed, and the card; push nothing."})
 
 
 def push_command(args: PushArguments) -> None:
-    """The command: push, or print what would be pushed."""
+    """The command: push, or print what would be pushed. Of trajectories it shows what others said, and asks.
+
+    Raises:
+        ValueError: see `push_to_hub`; or what it shows was not agreed to, or there is nobody to ask.
+    """
+    path = Path(args.input)
+    if path.exists() and holds_rows(path) and (texts := said_by_others(path)):
+        shown = "\n".join(f"  {' '.join(text.split())}" for text in texts)
+        print(
+            f"These rows hold what tools or users said, in which there may be secrets. Some of it:\n{shown}", flush=True
+        )
+        if not (args.yes or args.dry_run):
+            _ask(args.input)
     if args.dry_run:
         validate_repo_id(args.repo_id)
         parcel = pack(Path(args.input), args.repo_id, args.before, args.after)
@@ -37,6 +53,14 @@ def push_command(args: PushArguments) -> None:
     else:
         commit = push_to_hub(args.input, args.repo_id, args.private or None, args.before, args.after)
         print(f"Pushed: {commit.repo_url}")
+
+
+def _ask(name: str) -> None:
+    remedy = "Look through the rows, and add --yes to publish them."
+    if not sys.stdin.isatty():
+        raise ValueError(f"{name} was not pushed: it holds what tools or users said. {remedy}")
+    if input("Publish it? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise ValueError(f"{name} was not pushed. {remedy}")
 
 
 def push_to_hub(
