@@ -322,8 +322,8 @@ COMMANDS = [
     ),
     command(
         "`--input` for the loop",
-        "topr iterate: There is no setting --input. It is a setting of topr import, score, curate, log-mu, train, evaluate, "
-        "trial, plot, push.",
+        "topr iterate: There is no setting --input. It is a setting of topr import, score, curate, log-mu, train, "
+        "evaluate, trial, plot, push.",
         "iterate",
         "--input",
         ".",
