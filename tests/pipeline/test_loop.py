@@ -161,7 +161,7 @@ def test_a_loop_that_is_killed_ends_as_one_that_is_not(whole, tmp_path):
         process = start(tmp_path / "killed")
         try:
             # Starting a stage takes several seconds; a stage ends in most of the longer ones of these times.
-            code = process.wait(moments.uniform(0.5, 14) if kills < KILLS else None)
+            code = process.wait(moments.uniform(0.5, 11) if kills < KILLS else None)
         except subprocess.TimeoutExpired:
             if kills % 2:
                 os.killpg(process.pid, signal.SIGKILL)
