@@ -141,7 +141,6 @@ def _picture(of: dict[str, dict[int, dict[str, Any]]], out: Path) -> str:
     cardinality.set(
         xlabel=f"right answers among {GENERATIONS}", ylabel="test problems (%)", title="How often a problem is solved"
     )
-    cardinality.legend()
     return save(picture, out, "fig4")
 
 
