@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 from trl import apply_chat_template, is_conversational
 
-from topr_trl.data.masks import MASK, apply_masks, have_masks, written
+from topr_trl.data.masks import MASK, apply_masks, have_masks, is_list, written
 from topr_trl.data.rows import MalformedRow
 from topr_trl.data.turns import plain_messages, plain_tools, tokenize_turns
 
@@ -121,7 +121,7 @@ def _has_ids(dataset: Dataset, column: str) -> bool:
     if column not in dataset.column_names:
         return False
     ids = dataset.data[column]
-    if not (pa.types.is_list(ids.type) or pa.types.is_large_list(ids.type)):
+    if not is_list(ids.type):
         return False
     shortest = pc.min(pc.list_value_length(ids).fill_null(0)).as_py()
     return pa.types.is_integer(ids.type.value_type) and bool(shortest)

@@ -183,6 +183,11 @@ def message(given: Mapping[str, Any]) -> Row:
     }  # fmt: skip
 
 
+def text_or_messages(given: object) -> object:
+    """Text as it is, messages each as `message` has it."""
+    return [message(each) for each in given] if isinstance(given, list) else given
+
+
 def _call(given: Mapping[str, Any]) -> Row:
     """A call of a tool; its name and arguments may be in `function`, or beside its id."""
     function = given.get("function") or given
@@ -199,10 +204,10 @@ def tools_as_json(tools: Any) -> str | None:
     return None if not tools else tools if isinstance(tools, str) else json.dumps(tools)
 
 
-FINISHED = {"stop": "stop", "length": "length", "tool_calls": "stop", "eos": "stop", "eos_token": "stop",
+_FINISHED = {"stop": "stop", "length": "length", "tool_calls": "stop", "eos": "stop", "eos_token": "stop",
             "max_tokens": "length"}  # fmt: skip
 
 
 def finish_reason(given: str | None) -> str | None:
     """`stop` or `length`; None for anything else."""
-    return FINISHED.get(given or "")
+    return _FINISHED.get(given or "")

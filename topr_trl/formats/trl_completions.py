@@ -1,6 +1,6 @@
 """TRL's `completions/completions_{step}.parquet`, written with `log_completions=True`."""
 
-from topr_trl.formats.records import Format, Record, Row, message
+from topr_trl.formats.records import Format, Record, Row, text_or_messages
 
 _FIXED = frozenset({"step", "prompt", "completion", "advantage"})
 _OF_TOPR = {"weight", "log_ratio"}  # what this package's trainers add
@@ -8,11 +8,7 @@ _OF_TOPR = {"weight", "log_ratio"}  # what this package's trainers add
 
 def rows(record: Record) -> list[Row]:
     """One row, of text or of messages."""
-    return [{name: _plain(record[name]) for name in ("prompt", "completion")}]
-
-
-def _plain(given: object) -> object:
-    return [message(each) for each in given] if isinstance(given, list) else given
+    return [{name: text_or_messages(record[name]) for name in ("prompt", "completion")}]
 
 
 def rewards(record: Record) -> dict[str, float | None]:

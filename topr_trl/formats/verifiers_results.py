@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from topr_trl.formats.records import Format, NotOfFormat, Record, Row, message
+from topr_trl.formats.records import Format, NotOfFormat, Record, Row, text_or_messages
 
 
 def rows(record: Record) -> list[Row]:
@@ -13,7 +13,7 @@ def rows(record: Record) -> list[Row]:
     """
     if record.get("error") or not record["completion"]:
         return []
-    prompt, completion = (_plain(record[name]) for name in ("prompt", "completion"))
+    prompt, completion = (text_or_messages(record[name]) for name in ("prompt", "completion"))
     answer = record.get("answer")
     shared = {
         "problem_id": str(record["example_id"]), "answer": answer if isinstance(answer, str) else None,
@@ -25,10 +25,6 @@ def rows(record: Record) -> list[Row]:
     parts = _parts([turn["tokens"] for turn in turns])
     rollout = str(turns[0]["trajectory_id"]) if len(parts) > 1 else None
     return [{**shared, "prompt": prompt, "completion": completion, "rollout_id": rollout, **part} for part in parts]
-
-
-def _plain(given: object) -> object:
-    return [message(each) for each in given] if isinstance(given, list) else given
 
 
 def _parts(turns: list[dict[str, Any]]) -> list[Row]:
