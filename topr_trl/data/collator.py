@@ -137,7 +137,7 @@ class Collator:
         batch["reward"] = torch.tensor([row["reward"] for row in rows], dtype=torch.float32)
         mu_logps: list[Any] = [row.get("mu_logps", self.log_mu.get((row["dataset"], row["row"]))) for row in rows]
         if self.per_token:  # of all tokens of the batch, one after the other
-            counts = [len(label) - label.count(_CONTEXT) for label in map(_labels, rows)]
+            counts = [sum(row.get(MASK) or []) or len(row["input_ids"]) - row["prompt_length"] for row in rows]
             # Rows that need none may have brought none, or something else.
             known = [isinstance(mu, list | np.ndarray) and len(mu) == n for mu, n in zip(mu_logps, counts, strict=True)]
             filled = [mu if ok else [torch.nan] * n for mu, ok, n in zip(mu_logps, known, counts, strict=True)]

@@ -33,11 +33,12 @@ def import_rows(args: ImportArguments) -> Made:
     ]
     if not parts:
         raise ValueError(f"{args.source} has no record.")
-    conversational = reader.has_messages(*parts[0])
+    first = reader.read(*parts[0])
+    conversational = _has_messages(first, parts[0])
     for k, part in enumerate(tqdm(parts, desc=f"Importing {args.format}", unit="shard")):
         path = shard_path(args.folder, k, len(parts))
         if not path.is_file():
-            made = reader.read(*part)
+            made = reader.read(*part) if k else first
             table = to_table(made.rows, made.places, reader.columns, conversational)
             write_shard(table, path, {"import": []}, made.left_out)
     return _summary(args.folder, reader)
@@ -79,12 +80,6 @@ class _Reader:
                 part.left_out["empty"].append(place)
         return part
 
-    def has_messages(self, file: Path, start: int, stop: int) -> bool:
-        """Whether prompts are messages, by the first row of these records; otherwise they are text."""
-        if rows := self.read(file, start, stop).rows:
-            return isinstance(rows[0]["prompt"], list)
-        raise ValueError(f"{file}: none of its first {stop - start} lines holds a completion in JSON.")
-
     def _rows(self, record: Record) -> list[Row]:
         self.format.check(record, self.args.ignore_fields or ())
         if self.requests is not None:
@@ -112,6 +107,14 @@ class _Reader:
         if wrong := [name for name, value in known.items() if not isinstance(value, int | float)]:
             raise NotOfFormat(f"{wrong[0]} is no number but {known[wrong[0]]!r}, and cannot be a reward")
         return float(sum(known.values()))
+
+
+def _has_messages(made: _Part, part: tuple[Path, int, int]) -> bool:
+    """Whether prompts are messages, by the first row of a part; otherwise they are text."""
+    file, start, stop = part
+    if not made.rows:
+        raise ValueError(f"{file}: none of its first {stop - start} lines holds a completion in JSON.")
+    return isinstance(made.rows[0]["prompt"], list)
 
 
 def _by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
