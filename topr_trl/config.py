@@ -259,7 +259,8 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
 
     Defaults that differ from TRL's are the paper's (Sec. 4.1): `optim="adafactor"`, `learning_rate=5e-7`,
     `lr_scheduler_type="constant"`, `top_k=500`, `loss_type="topr"`. Settings that belong to GRPO's losses alone
-    (`epsilon`, `delta`, `scale_rewards`, ...) raise if they are given a value of their own.
+    (`epsilon`, `delta`, `scale_rewards`, ...) raise if they are given a value of their own. With `log_mu="sampler"` all
+    tokens are sampled from: log-probabilities of what a filter leaves are larger than the trainer's.
     `logging_nan_inf_filter=False`: training stops at NaN, instead of logging it as 0.
 
     `vllm_importance_sampling_correction` never multiplies the loss here. While it is on, TRL measures how far the
@@ -269,7 +270,9 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
     row; they are empty where it has not used the row (yet).
     """
 
-    top_k: int = field(default=500, metadata={"help": "Tokens sampled from. The paper's: 500."})
+    top_k: int | None = field(
+        default=None, metadata={"help": "Tokens sampled from. Default: 500, the paper's; all with log_mu='sampler'."}
+    )
     loss_type: str = field(default="topr", metadata={"help": "Always 'topr'."})
 
     def __post_init__(self) -> None:
@@ -284,6 +287,10 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
             raise ValueError(
                 "log_mu='sampler' needs use_vllm=True: transformers' generate reports no log-probabilities."
             )
+        if self.top_k is None:
+            self.top_k = 0 if self.log_mu == "sampler" else 500
+        if self.log_mu == "sampler":
+            self._refuse_filters()
         super().__post_init__()
         generate_every = self.steps_per_generation * self.num_iterations
         if self.beta != 0 and self.use_bias_correction_kl and self.gradient_accumulation_steps % generate_every != 0:
@@ -292,6 +299,23 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
                 "weights once a batch is used for several optimizer steps, and TOPR's loss does not hold it. Set "
                 "use_bias_correction_kl=False, or beta=0 (the paper's)."
             )
+
+    def _refuse_filters(self) -> None:
+        """A ValueError for settings by which vLLM's log-probabilities, as TRL asks for them, are not those of π."""
+        given = {name: getattr(self, name) for name in _UNFILTERED} | (self.generation_kwargs or {})
+        filters = [f"{name}={given[name]:g}" for name, allowed in _UNFILTERED.items() if given[name] not in allowed]
+        if filters:
+            raise ValueError(
+                f"log_mu='sampler' with {' and '.join(filters)}: the sampler's log-probabilities are of what that "
+                "leaves of the vocabulary, so they are larger than the trainer's, and every negative would begin with "
+                "a small weight. Remove it, or set log_mu='trainer'."
+            )
+
+
+# With these values nothing but the temperature changes what vLLM samples from.
+_UNFILTERED: dict[str, tuple[float | None, ...]] = {
+    "top_p": (1.0,), "top_k": (0, -1), "min_p": (None, 0.0), "repetition_penalty": (1.0,),
+}  # fmt: skip
 
 
 _SFT_ONLY = {

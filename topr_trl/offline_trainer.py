@@ -32,9 +32,10 @@ from topr_trl.data.collator import (
 )
 from topr_trl.data.rollouts import join_parts, rollouts_of
 from topr_trl.data.rows import MalformedRow, check_finish_reasons, id_column, problem_column, reward_column
+from topr_trl.data.sampled import TEMPERATURE, temperature_of, why_incomparable
 from topr_trl.data.tokenization import tokenize
 from topr_trl.log_mu import LogMu
-from topr_trl.trainer_base import TOPRMixin, settings_for
+from topr_trl.trainer_base import TOPRMixin, say, settings_for
 
 
 class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
@@ -59,6 +60,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     eval_dataset: Any
     data_collator: Any
     _baseline: float  # c of the training set
+    _temperature: float  # at which log π is computed, of the training set
+    _sampler_reported: bool  # log-probabilities of the rows to train on
     _prepared = 0  # datasets so far: their rows carry this number
 
     def __init__(
@@ -79,7 +82,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
         self._check_tokens({"train": self.train_dataset, **_by_name(self.eval_dataset)})
         # SFTTrainer's head computes the entropy and the likeliest token of every position too, for metrics of its own.
-        add_fused_lm_head(self.model.get_base_model() if is_peft_model(self.model) else self.model)
+        inner = self.model.get_base_model() if is_peft_model(self.model) else self.model
+        add_fused_lm_head(inner, temperature=self._temperature)
         self._log_mu = LogMu(args, self.accelerator)
         # The auxiliary loss of a mixture of experts is of all tokens.
         self.data_collator = Collator(
@@ -96,18 +100,21 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     ) -> Dataset:
         rollouts, raw, problems = rollouts_of(dataset), reward_column(dataset), problem_column(dataset)
         firsts = rollouts.firsts_R
+        self._check_temperature(dataset_name, dataset)
+        incomparable = _check_sampler_logps(dataset, self._temperature, len(processing_class), args)
         raw, problems = raw[firsts], problems[firsts]
         if dataset_name == "train":
+            self._sampler_reported = "sampler_logps" in dataset.column_names
             rewards, chosen = self._choose(dataset, firsts, raw, problems, args)
         else:
             # A target share describes the training set; other sets get the baseline that it led to.
             solved = args.effective_positive_share is not None
             rewards = subtract_baseline(raw, self._baseline if solved else args.baseline_value, problems)
             chosen = np.arange(len(raw))
-        keep, rows, counts = _columns_about_log_mu(dataset, args), rollouts.rows_of(chosen), rollouts.counts_R[chosen]
+        rows, counts = rollouts.rows_of(chosen), rollouts.counts_R[chosen]
         try:
             dataset = tokenize(
-                dataset.select(rows), processing_class, keep,
+                dataset.select(rows), processing_class, _columns_about_log_mu(dataset, args),
                 num_proc=args.dataset_num_proc, desc=f"Tokenizing {dataset_name} dataset",
             )  # fmt: skip
         except MalformedRow as error:
@@ -119,7 +126,21 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         dataset = dataset.add_column("reward", rewards).add_column("given_reward", raw[chosen])
         dataset = dataset.add_column("dataset", np.full(len(chosen), self._prepared)).add_column("row", firsts[chosen])
         self._prepared += 1
+        if incomparable:  # needed until now, since they may say what is context
+            return dataset.remove_columns("sampler_logps")
         return dataset.rename_column("sampler_logps", "mu_logps") if args.log_mu == "sampler" else dataset
+
+    def _check_temperature(self, name: str, dataset: Dataset) -> None:
+        """log π is computed at the temperature of the training set."""
+        temperature = temperature_of(name, dataset)
+        if name == "train":
+            self._temperature = temperature
+        elif temperature != self._temperature:
+            raise ValueError(
+                f"The {name} dataset was sampled at temperature {temperature:g}, and the training dataset at "
+                f"{self._temperature:g}, at which log π is computed. Drop the column `{TEMPERATURE}` of both, or leave "
+                "that dataset out."
+            )
 
     def _choose(
         self,
@@ -206,9 +227,16 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def _before_training(self, resumed: bool) -> None:
         self._plan_log_mu({"train": self.train_dataset, **_by_name(self.eval_dataset)}, resumed)
+        if "train" in self._log_mu.planned and not self._sampler_reported:
+            say(
+                "log μ is that of the model which starts training. If another model wrote the rows, that is a proxy; "
+                "give them mu_logps or sampler_logps if you have them.",
+                self.args,
+            )
 
     def _plan_log_mu(self, datasets: dict[str, Dataset], resumed: bool = False) -> None:
-        model = model_fingerprint(self.model)
+        # log-probabilities at another temperature are another policy's
+        model = model_fingerprint(self.model) + (f"@{self._temperature:g}" if self._temperature != 1 else "")
         for name, dataset in datasets.items():
             self._log_mu.plan(name, dataset, model, resumed)
 
@@ -326,13 +354,23 @@ def _is_prepared(rows: Any) -> bool:
     return isinstance(rows, Dataset) and {"input_ids", "prompt_length", "row"} <= set(rows.column_names)
 
 
-def _columns_about_log_mu(dataset: Dataset, args: OfflineTOPRConfig) -> list[str]:
-    """The columns that tokenized rows keep: `sampler_logps` are the log-probabilities that the sampler reported."""
-    if args.log_mu == "sampler" and "sampler_logps" not in dataset.column_names:
+def _check_sampler_logps(dataset: Dataset, temperature: float, vocabulary: int, args: OfflineTOPRConfig) -> bool:
+    """Whether there are `sampler_logps` that cannot be compared with log π; an error if they are to be log μ."""
+    if "sampler_logps" in dataset.column_names:
+        why = why_incomparable(dataset, temperature, vocabulary)
+        if why and args.log_mu == "sampler":
+            raise ValueError(f"log_mu='sampler', but {why}.")
+        return why is not None
+    if args.log_mu == "sampler":
         raise ValueError(
             "log_mu='sampler' needs the column `sampler_logps`: the sampler's log-probabilities. Add it, or set "
             "log_mu='trainer'."
         )
+    return False
+
+
+def _columns_about_log_mu(dataset: Dataset, args: OfflineTOPRConfig) -> list[str]:
+    """The columns that tokenized rows keep: `sampler_logps` are the log-probabilities that the sampler reported."""
     wanted = {"sampler_logps"} | ({"mu_logps", "mu_fingerprint"} if args.log_mu == "trainer" else set())
     return [name for name in dataset.column_names if name in wanted]
 

@@ -46,6 +46,12 @@ def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Confi
     return args
 
 
+def say(what: str, args: TOPRConfig | OfflineTOPRConfig) -> None:
+    """Print a line beside the progress bar, if there is one."""
+    if PartialState().is_main_process and not args.disable_tqdm:
+        print(f"TOPR: {what}", flush=True)
+
+
 class TOPRMixin(Trainer):
     """Goes before a trainer of TRL in the bases of a TOPR trainer."""
 
@@ -215,18 +221,17 @@ class TOPRMixin(Trainer):
         card.save(folder / "README.md")
 
     def _say_share(self, rewards: FloatArray, args: TOPRConfig | OfflineTOPRConfig) -> None:
-        """Print, once and beside the progress bar, how much the negatives among the first rows weigh."""
+        """Say, once, how much the negatives among the first rows weigh."""
         share = effective_positive_share(rewards)
-        if self._said_share or not share < 1 or args.limits.b_neg == 0 or args.disable_tqdm:
+        if self._said_share or not share < 1 or args.limits.b_neg == 0:
             return
         self._said_share = True
-        if PartialState().is_main_process:
-            print(
-                f"TOPR: the effective share of positives is {share:.0%}, so negatives have {1 - share:.0%} of the "
-                "weight until the taper takes it from them. effective_positive_share sets it; topr trial finds out "
-                "what is best for your rows.",
-                flush=True,
-            )
+        say(
+            f"the effective share of positives is {share:.0%}, so negatives have {1 - share:.0%} of the weight until "
+            "the taper takes it from them. effective_positive_share sets it; topr trial finds out what is best for "
+            "your rows.",
+            args,
+        )
 
     def _warn_about_signs(self, curated: Curated, zeros: bool, args: TOPRConfig | OfflineTOPRConfig) -> None:
         """Warn, once each, of rows that are all positive, all negative, or without a reward at all.

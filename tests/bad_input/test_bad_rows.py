@@ -302,6 +302,46 @@ ROWS = [
         "log_mu='trainer'.",
         {"log_mu": "sampler"},
     ),
+    tokenized(
+        "log μ of a sampler that drew from a part of the vocabulary",
+        "log_mu='sampler', but rows were sampled with top_p=0.95 and top_k=20, and their sampler_logps are of what "
+        "that left (logprobs_mode is processed_logprobs), so that they are larger than those of the whole vocabulary, "
+        "and every negative would begin with a small weight. Set log_mu='trainer'; or sample "
+        "with top_p=1 and top_k=-1.",
+        {"log_mu": "sampler"},
+        sampler_logps=[[-1.0]] * 8,
+        logprobs_mode=["processed_logprobs"] * 8,
+        top_p=[0.95] * 8,
+        top_k=[20] * 8,
+    ),
+    tokenized(
+        "log μ of a sampler at another temperature than its log-probabilities",
+        "log_mu='sampler', but rows were sampled at temperature 0.7, and their sampler_logps may be of temperature 1 "
+        "(logprobs_mode is None). Set log_mu='trainer'; add a column logprobs_mode if you "
+        "know it (raw_logprobs or processed_logprobs).",
+        {"log_mu": "sampler"},
+        sampler_logps=[[-1.0]] * 8,
+        temperature=[0.7] * 8,
+    ),
+    tokenized(
+        "a `logprobs_mode` that vLLM does not have",
+        "Column `logprobs_mode` must hold raw_logprobs or processed_logprobs; row 0 holds 'raw' (the first of 8 such "
+        "rows). Fix or drop the column.",
+        sampler_logps=[[-1.0]] * 8,
+        logprobs_mode=["raw"] * 8,
+    ),
+    tokenized(
+        "rows of several temperatures",
+        "The train dataset has rows of several temperatures: 0.7, 1. log π is computed at one. Train on the rows of "
+        "one of them, or drop the column `temperature`: it is then 1.",
+        temperature=ones(0.7, 4),
+    ),
+    tokenized(
+        "rows of greedy decoding",
+        "Column `temperature` must hold numbers above 0; row 1 holds 0.0. Drop rows that were not sampled, or drop the "
+        "column: log π is then computed at 1.",
+        temperature=ones(0.0),
+    ),
     masked(
         "`completion_mask` of another length",
         "Row 4 of the train dataset: completion_mask has 3 values, and the completion 2 tokens. It is of "

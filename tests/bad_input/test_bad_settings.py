@@ -140,6 +140,16 @@ SETTINGS = [
         log_mu="sampler",
     ),
     setting(
+        "the sampler's log μ with a filter",
+        "log_mu='sampler' with top_k=500: the sampler's log-probabilities are of what that leaves of the vocabulary, "
+        "so they are larger than the trainer's, and every negative would begin with a small weight. Remove it, or set "
+        "log_mu='trainer'.",
+        TOPRConfig,
+        log_mu="sampler",
+        use_vllm=True,
+        top_k=500,
+    ),
+    setting(
         "a KL term off-policy",
         "beta=0.1 with use_bias_correction_kl=True needs the ratio of each token to the sampling weights once "
         "a batch is used for several optimizer steps, and TOPR's loss does not hold it. Set "

@@ -11,7 +11,7 @@ from topr_trl.data.tokenization import tokenize_row
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": null}'}}
 ASKED = {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "1 + 1?"}]}], "n": 2,
-         "tools": TOOLS}  # fmt: skip
+         "tools": TOOLS, "temperature": 0.7, "top_k": 20}  # fmt: skip
 
 
 def choice(content, logprobs, tokens=None, reason="stop", calls=None, **more):
@@ -46,6 +46,7 @@ def test_a_log_of_requests_and_responses(tmp_path, tokenizer):
     assert rows["finish_reason"][:] == ["stop", "length"]
     assert rows["reward"][:] == [1.0, 1.0]
     assert len(set(rows["problem_id"])) == 1
+    assert (rows[0]["temperature"], rows[0]["top_p"], rows[0]["top_k"]) == (0.7, None, 20)
     assert json.loads(rows[0]["tools"]) == TOOLS
     assert rows[0]["prompt"][0]["content"] == "1 + 1?"
     call = rows[0]["completion"][0]["tool_calls"][0]["function"]

@@ -23,6 +23,7 @@ def test_rows(model, tokenizer, problems):
     assert rows["answer"][0] == problems["answer"][0]
     for row in rows:
         assert row["prompt_ids"] == tokenizer(row["prompt"])["input_ids"]
+        assert (row["temperature"], row["top_p"], row["top_k"], row["logprobs_mode"]) == (1, 1, 500, "raw_logprobs")
         assert tokenizer.pad_token_id not in row["completion_ids"]
         stopped = row["completion_ids"][-1] == tokenizer.eos_token_id
         assert row["finish_reason"] == ("stop" if stopped else "length")

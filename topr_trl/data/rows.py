@@ -14,6 +14,8 @@
 | `sampler_logps` | floats, one per token | log-probabilities as the sampler reported them; null for context |
 | `mu_logps` | floats, one per token, or their sum | log μ: log-probabilities under the policy that wrote the row |
 | `mu_fingerprint` | text | fingerprint of the model that computed `mu_logps` |
+| `temperature`, `top_p`, `top_k` | numbers | how the row was sampled, see `topr_trl.data.sampled` |
+| `logprobs_mode` | `"raw_logprobs"` or `"processed_logprobs"` | what `sampler_logps` are of, as vLLM names it |
 | `tools`, `chat_template_kwargs` | | for the chat template, as in TRL |
 
 Token ids win over text: text that is tokenized again loses the stop token and need not give the same tokens.

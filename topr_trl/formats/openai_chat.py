@@ -5,6 +5,7 @@ from typing import Any
 from topr_trl.formats.records import Format, NotOfFormat, Record, Row, finish_reason, message, tools_as_json
 
 _UNKNOWN = -9999.0  # vLLM's log-probability where it has none
+_SAMPLING = ("temperature", "top_p", "top_k")
 _AS_ID = "token_id:"  # how vLLM writes a token with `return_tokens_as_token_ids`
 
 
@@ -23,7 +24,10 @@ def rows(record: Record) -> list[Row]:
         if name not in part:
             raise NotOfFormat(f"its {of} has no {name}; it has {', '.join(sorted(part))}")
     prompt = [message(each) for each in asked["messages"]]
-    shared = {"prompt": prompt, "tools": tools_as_json(asked.get("tools")), "prompt_ids": body.get("prompt_token_ids")}
+    shared = {
+        "prompt": prompt, "tools": tools_as_json(asked.get("tools")), "prompt_ids": body.get("prompt_token_ids"),
+        **{name: asked.get(name) for name in _SAMPLING},
+    }  # fmt: skip
     return [{**shared, **_choice(choice)} for choice in body["choices"]]
 
 
@@ -53,9 +57,10 @@ FORMAT = Format(
     rows=rows,
     rewards=None,
     columns=(
-        "prompt_ids", "completion_ids", "sampler_logps", "problem_id", "finish_reason", "tools",
+        "prompt_ids", "completion_ids", "sampler_logps", "problem_id", "finish_reason", "tools", *_SAMPLING,
     ),
     required=frozenset({"response"}),
     optional=None,  # logs have times, users and more
-    loses="Without token_ids (vLLM: return_token_ids) text is tokenized again, which need not give the same tokens.",
+    loses="Without token_ids (vLLM: return_token_ids) text is tokenized again, which need not give the same tokens. A "
+    "request without a temperature was sampled at the server's, which is taken to be 1.",
 )  # fmt: skip

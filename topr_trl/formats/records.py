@@ -28,6 +28,7 @@ _LONG = 60  # characters of a value in a message
 COLUMNS: dict[str, pa.DataType] = {
     "prompt_ids": IDS, "completion_ids": IDS, "completion_mask": pa.list_(pa.int8()), "sampler_logps": LOGPS,
     "reward": NUMBER, "problem_id": TEXT, "rollout_id": TEXT, "finish_reason": TEXT, "answer": TEXT, "tools": TEXT,
+    "temperature": NUMBER, "top_p": NUMBER, "top_k": pa.int64(),
 }  # fmt: skip
 
 

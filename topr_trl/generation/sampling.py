@@ -8,6 +8,7 @@ from datasets import Dataset
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from topr_trl.config import check_at_least, check_types
+from topr_trl.data.sampled import LOGPROBS_MODES, TEMPERATURE
 
 
 @dataclass
@@ -71,8 +72,9 @@ def sampled_row(
     completion_ids: list[int],
     finish_reason: str,
     sampler_logps: list[float],
+    args: SamplingArguments,
 ) -> dict[str, Any]:
-    """A row of `topr_trl.data.rows` without a reward."""
+    """A row of `topr_trl.data.rows` without a reward; `sampler_logps` are the model's own, before all settings."""
     return {
         **problem,
         "sample_id": sample_id,
@@ -81,4 +83,6 @@ def sampled_row(
         "completion_ids": completion_ids,
         "finish_reason": finish_reason,
         "sampler_logps": sampler_logps,
+        "logprobs_mode": LOGPROBS_MODES[0],
+        **{name: getattr(args, name) for name in (TEMPERATURE, "top_p", "top_k")},
     }

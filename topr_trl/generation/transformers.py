@@ -75,8 +75,8 @@ def sample_completions(
                 position, sample_id = divmod(n, args.num_generations)
                 i, problem = batch[position], batch_problems[position]
                 ids, reason = _cut(tokens, config.eos_token_id, tokenizer, stop_strings, args.max_new_tokens)
-                row = sampled_row(problem, sample_id, tokenizer, prompt_ids[i], ids, reason, logps[n][: len(ids)])
-                rows[i].append(row)
+                of_ids = logps[n][: len(ids)]
+                rows[i].append(sampled_row(problem, sample_id, tokenizer, prompt_ids[i], ids, reason, of_ids, args))
             progress.update(len(drawn))
     return Dataset.from_list([row for problem in rows for row in problem])
 

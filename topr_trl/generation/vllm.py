@@ -113,5 +113,5 @@ def sample_completions_with_vllm(
         for sample in output.outputs:
             reason = "length" if sample.finish_reason == "length" else "stop"
             drawn, logps = list(sample.token_ids), list(sample.logprobs.logprobs)
-            rows.append(sampled_row(problem, sample.index, tokenizer, ids, drawn, reason, logps))
+            rows.append(sampled_row(problem, sample.index, tokenizer, ids, drawn, reason, logps, args))
     return Dataset.from_list(rows)

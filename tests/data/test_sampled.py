@@ -1,0 +1,103 @@
+import pyarrow.parquet as pq
+import pytest
+import torch
+from datasets import Dataset
+
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig
+from topr_trl.data.sampled import temperature_of, why_incomparable
+
+VOCABULARY = 50
+
+
+def sampled(**columns):
+    return Dataset.from_dict({"prompt": ["a", "b"], **{name: list(values) for name, values in columns.items()}})
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"), [({}, 1.0), ({"temperature": (0.7, 0.7)}, 0.7), ({"temperature": (None, 1)}, 1.0)]
+)
+def test_temperature(columns, expected):
+    assert temperature_of("train", sampled(**columns)) == expected
+
+
+@pytest.mark.parametrize(
+    ("temperature", "columns", "wrong"),
+    [
+        (1.0, {}, None),
+        (1.0, {"logprobs_mode": ("raw_logprobs",) * 2, "top_k": (5, 5), "top_p": (0.9, 0.9)}, None),
+        (1.0, {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (-1, 0), "top_p": (1, None)}, None),
+        (1.0, {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (VOCABULARY, 99)}, None),
+        (1.0, {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (None, 5)}, r"top_k=5, .* are of what that left"),
+        (1.0, {"top_p": (1.0, 0.95), "top_k": (0, 5)}, r"top_p=0.95 and top_k=5, .* may be of what that left"),
+        (0.7, {"logprobs_mode": ("processed_logprobs",) * 2}, None),
+        (0.7, {"logprobs_mode": ("processed_logprobs", "raw_logprobs")}, "sampler_logps are of temperature 1"),
+        (0.7, {}, "may be of temperature 1 .* add a column logprobs_mode"),
+    ],
+)
+def test_which_log_probabilities_can_be_log_mu(temperature, columns, wrong):
+    why = why_incomparable(sampled(**columns), temperature, VOCABULARY)
+    if wrong is None:
+        assert why is None
+    else:
+        with pytest.raises(ValueError, match=wrong):
+            raise ValueError(why)
+
+
+def settings(folder, **more):
+    return OfflineTOPRConfig(
+        str(folder), use_cpu=True, bf16=False, report_to="none", disable_tqdm=True, gradient_checkpointing=False,
+        save_strategy="no", per_device_train_batch_size=8, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("padding_free", [False, True])
+def test_log_probabilities_are_those_at_the_temperature_of_the_rows(model, tokenizer, rows, tmp_path, padding_free):
+    rows = rows.add_column("temperature", [0.5] * len(rows))
+    trainer = OfflineTOPRTrainer(
+        model, settings(tmp_path, padding_free=padding_free, preset="tis"), rows, rows, processing_class=tokenizer
+    )
+    trainer.compute_log_mu()
+    table = pq.read_table(tmp_path / "log_mu.parquet")
+    for row, mu_logps in zip(rows, table["mu_logps"].to_pylist(), strict=True):
+        prompt = tokenizer(row["prompt"])["input_ids"]
+        completion = [*tokenizer(row["completion"])["input_ids"], tokenizer.eos_token_id]
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        expected = (logits / 0.5).log_softmax(-1).gather(1, torch.tensor(completion)[:, None]).squeeze(1)
+        torch.testing.assert_close(torch.tensor(mu_logps), expected, rtol=1e-4, atol=1e-4)
+    # log μ of one temperature is not taken for that of another
+    assert table.schema.metadata[b"model"].decode().endswith("@0.5")
+
+
+def test_other_evaluation_rows_are_of_the_same_temperature(model, tokenizer, rows, tmp_path):
+    warm = rows.add_column("temperature", [0.5] * len(rows))
+    with pytest.raises(ValueError, match=r"eval dataset was sampled at temperature 0.5, and the training dataset at 1"):
+        OfflineTOPRTrainer(model, settings(tmp_path), rows, warm, processing_class=tokenizer)
+
+
+def test_what_cannot_be_compared_is_neither_log_mu_nor_a_distance(model, tokenizer, rows, tmp_path):
+    logps = [[-0.1] * (len(tokenizer(text)["input_ids"]) + 1) for text in rows["completion"]]
+    warm = rows.add_column("temperature", [0.5] * len(rows)).add_column("sampler_logps", logps)
+    with pytest.raises(ValueError, match=r"log_mu='sampler', but rows were sampled at temperature 0.5"):
+        OfflineTOPRTrainer(model, settings(tmp_path, log_mu="sampler"), warm, processing_class=tokenizer)
+    trainer = OfflineTOPRTrainer(model, settings(tmp_path / "own"), warm, processing_class=tokenizer)
+    assert trainer.compute_log_mu() == {}
+    of_it = warm.add_column("logprobs_mode", ["processed_logprobs"] * len(rows))
+    OfflineTOPRTrainer(model, settings(tmp_path, log_mu="sampler"), of_it, processing_class=tokenizer).train()
+
+
+def test_who_wrote_the_rows_is_asked_where_nothing_says_so(model, tokenizer, rows, tmp_path, capsys):
+    args = settings(tmp_path, max_steps=1)
+    args.disable_tqdm = False
+    OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).train()
+    assert "If another model wrote the rows, that is a proxy" in capsys.readouterr().out
+
+
+def test_online_the_sampler_draws_from_all_tokens_if_its_log_probabilities_are_log_mu(tmp_path):
+    common = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False}
+    assert TOPRConfig(**common).top_k == 500
+    assert TOPRConfig(**common, use_vllm=True, log_mu="sampler").top_k == 0
+    assert TOPRConfig(**common, top_k=20).top_k == 20
+    for filters in ({"top_k": 500}, {"top_p": 0.9}, {"min_p": 0.1}, {"generation_kwargs": {"top_k": 500}}):
+        with pytest.raises(ValueError, match="every negative would begin with a small weight"):
+            TOPRConfig(**common, use_vllm=True, log_mu="sampler", **filters)
