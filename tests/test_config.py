@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+from accelerate import ParallelismConfig
 from trl import GRPOConfig, TrlParser
 
 from topr_trl import OfflineTOPRConfig, TOPRConfig, TruncationLimits
@@ -110,6 +111,18 @@ def test_adafactor_is_refused_under_fsdp2(config, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="adafactor"):
         config(str(tmp_path), use_cpu=True, bf16=False)
     config(str(tmp_path), use_cpu=True, bf16=False, optim="adamw_torch")
+
+
+@pytest.mark.parametrize("config", [TOPRConfig, OfflineTOPRConfig])
+@pytest.mark.parametrize("name", ["cp_size", "sp_size"])
+def test_a_completion_is_not_split_over_processes(config, name, tmp_path, monkeypatch):
+    settings = {"use_cpu": True, "bf16": False, "optim": "adamw_torch"}
+    config(str(tmp_path), **settings, parallelism_config=ParallelismConfig())
+    with pytest.raises(ValueError, match=f"{name}=2"):
+        config(str(tmp_path), **settings, parallelism_config=ParallelismConfig(**{name: 2}))
+    monkeypatch.setenv(f"PARALLELISM_CONFIG_{name.upper()}", "2")
+    with pytest.raises(ValueError, match=f"{name}=2"):
+        config(str(tmp_path), **settings)
 
 
 @pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])

@@ -206,6 +206,7 @@ class TOPRArguments(CurationArguments, LossArguments):
             os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION") == "2",
             os.environ.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none") != "none",
         )
+        refuse_split_sequences(getattr(self, "parallelism_config", None))
 
 
 def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
@@ -222,6 +223,19 @@ def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
             "With its optimizer offloaded, DeepSpeed runs its own Adam whatever optim says, here 'adafactor' (the "
             "default). Set optim='adamw_torch'."
         )
+
+
+def refuse_split_sequences(parallelism: Any) -> None:
+    """A ValueError if settings of Accelerate (`ParallelismConfig`) split a completion over processes."""
+    for name, what in (("cp_size", "Context"), ("sp_size", "Sequence")):
+        given = os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}") if parallelism is None else None
+        size = int(given or getattr(parallelism, name, 1))
+        if size > 1:
+            raise ValueError(
+                f"{what} parallelism ({name}={size}) splits a completion over processes, and its ratio is that of all "
+                "of it. For long rows set per_device_train_batch_size=1 and gradient_checkpointing=True, and shard the "
+                "model (ZeRO-3 or FSDP2); `topr plan` says what that needs."
+            )
 
 
 def _refuse_foreign_settings(args: object, parent: type, trainer: str, advice: dict[str, str]) -> None:
