@@ -3,12 +3,14 @@
     python examples/agent.py
 
 A notebook of cells, a few minutes on a laptop's CPU, no download. The embedded model learns from a careless author to
-look up prices and to call a calculator; its runs are logged as messages, and copies of it learn from that log.
+look up prices and to call a calculator. Its runs are logged as messages, and two copies of it learn from that log: one
+is told which words are the agent's, the other takes what the tools said for its own.
 """
 
 # %% Settings
 import random
 import re
+from math import prod
 from pathlib import Path
 
 import torch
@@ -25,70 +27,64 @@ from topr_trl import (
     load_rows,
     sample_completions,
     save_rows,
+    score_completions,
 )
+from topr_trl.tasks import gsm8k
 from topr_trl.tasks.arithmetic import CARELESS_MODEL
 
 OUT, SEED = Path("topr-agent"), 0
-WARM_UP_RUNS, LOGGED_PROBLEMS, HELD_OUT_PROBLEMS, RUNS, MOST_TURNS = 8_000, 300, 200, 8, 5
+DEMONSTRATIONS, LOGGED_PROBLEMS, HELD_OUT_PROBLEMS, RUNS, MOST_TURNS = 8_000, 300, 100, 8, 5
 ON_A_CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "optim": "adamw_torch", "seed": SEED,
             "save_strategy": "no", "report_to": "none"}  # fmt: skip
 THINGS = ("apples", "pens", "cards", "shells", "stamps", "coins", "beads", "books", "nuts", "pins")
 rng = random.Random(SEED)
 
 
-# %% The environment: a shop with two tools. What they say is the agent's context, not its own words.
+# %% The environment: a shop with prices of its own, and two tools. `lookup` says more than was asked for, as tools do.
 class Shop:
-    """A shop with prices of its own; `lookup` says more than was asked for, as tools do."""
-
     def __init__(self) -> None:
         self.prices = {thing: rng.randint(2, 20) for thing in THINGS}
-        (self.first, self.second), self.counts = rng.sample(THINGS, 2), (rng.randint(2, 9), rng.randint(2, 9))
-        self.answer = sum(n * self.prices[thing] for n, thing in zip(self.counts, self.things, strict=True))
-        self.question = f"How many coins is {self.counts[0]} {self.first} and {self.counts[1]} {self.second}?"
-
-    @property
-    def things(self) -> tuple[str, str]:
-        return self.first, self.second
+        self.order = [(rng.randint(2, 9), thing) for thing in rng.sample(THINGS, 2)]
+        (n, first), (m, second) = self.order
+        self.question = f"How many coins is {n} {first} and {m} {second}?"
+        self.answer = str(n * self.prices[first] + m * self.prices[second])
 
     def lookup(self, thing: str) -> str:
-        if thing not in self.prices:
-            return "no such thing"
-        others = ", ".join(f"{n} {other}" for other, n in rng.sample([*self.prices.items()], 4))
-        return f"{thing}: {self.prices[thing]} coins. Also: {others}."
+        others = ", ".join(f"{price} {other}" for other, price in rng.sample(sorted(self.prices.items()), 4))
+        return f"{thing}: {self.prices[thing]} coins. Also: {others}." if thing in self.prices else "no such thing"
 
-    def calculate(self, text: str) -> str:
-        if not re.fullmatch(r"\d{1,3}( [*+] \d{1,3}){1,5}", text):
-            return "not a number"
-        return str(eval(text))
+    def calculate(self, sums: str) -> str:
+        if not re.fullmatch(r"\d{1,3}( [*+] \d{1,3}){1,5}", sums):
+            return "no such sum"
+        return str(sum(prod(map(int, part.split(" * "))) for part in sums.split(" + ")))
 
-
-def call(name: str, argument: str) -> dict:
-    return {"role": "assistant", "content": None,
-            "tool_calls": [{"type": "function", "function": {"name": name, "arguments": {"text": argument}}}]}  # fmt: skip
+    def answer_call(self, message: dict) -> dict:
+        called = message["tool_calls"][0]["function"]
+        said = getattr(self, called["name"])(called["arguments"]["text"])
+        return {"role": "tool", "name": called["name"], "content": said}
 
 
-def use_tool(shop: Shop, message: dict) -> dict:
-    function = message["tool_calls"][0]["function"]
-    said = getattr(shop, function["name"])(function["arguments"]["text"])
-    return {"role": "tool", "name": function["name"], "content": said}
+def call(name: str, text: str) -> dict:
+    function = {"name": name, "arguments": {"text": text}}
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
 
 # %% A careless author, from whom the model learns to use the tools, mistakes included.
 def run_carelessly(shop: Shop) -> list[dict]:
-    """A run in which a price may be of another thing, a sign wrong, or the calculator not asked."""
+    """A run in which a price may be of another thing, a sign may be wrong, and the result may be another."""
     messages, parts = [], []
-    for n, thing in zip(shop.counts, shop.things, strict=True):
+    for n, thing in shop.order:
         asked = rng.choice(THINGS) if rng.random() < 0.15 else thing
-        messages += [call("lookup", asked)]
-        messages += [use_tool(shop, messages[-1])]
+        messages.append(call("lookup", asked))
+        messages.append(shop.answer_call(messages[-1]))
         parts.append(f"{n} {'+' if rng.random() < 0.15 else '*'} {shop.prices[asked]}")
-    messages += [call("calculate", " + ".join(parts))]
-    messages += [use_tool(shop, messages[-1])]
+    messages.append(call("calculate", " + ".join(parts)))
+    messages.append(shop.answer_call(messages[-1]))
     result = int(messages[-1]["content"]) + (rng.choice((-10, -1, 1, 10)) if rng.random() < 0.15 else 0)
     return [*messages, {"role": "assistant", "content": f"The answer is {result}."}]
 
 
-# %% The embedded model, with a chat template, is taught by the author.
+# %% The embedded model gets a chat template, and is taught by the author.
 tokenizer = AutoTokenizer.from_pretrained(CARELESS_MODEL)
 tokenizer.chat_template = """\
 {%- for message in messages %}
@@ -101,15 +97,15 @@ tokenizer.chat_template = """\
 {%- if add_generation_prompt %}{{ "Answer:" }}{% endif %}"""
 
 
-def ask(shop: Shop) -> list[dict]:
-    return [{"role": "user", "content": shop.question}]
-
-
 def write(messages: list[dict], **how) -> str:
     return tokenizer.apply_chat_template(messages, tokenize=False, **how)
 
 
-demonstrations = [write(ask(shop) + run_carelessly(shop)) for shop in (Shop() for _ in range(WARM_UP_RUNS))]
+def ask(shop: Shop) -> list[dict]:
+    return [{"role": "user", "content": shop.question}]
+
+
+demonstrations = [write(ask(shop) + run_carelessly(shop)) for shop in (Shop() for _ in range(DEMONSTRATIONS))]
 print(f"The author at work:\n\n{demonstrations[0]}")
 set_seed(SEED)
 model = AutoModelForCausalLM.from_pretrained(CARELESS_MODEL, dtype=torch.float32)
@@ -117,7 +113,7 @@ warm_up = SFTConfig(
     str(OUT / "warm-up"), learning_rate=2e-3, lr_scheduler_type="cosine", num_train_epochs=1,
     per_device_train_batch_size=32, logging_steps=50, **ON_A_CPU,
 )  # fmt: skip
-teacher = SFTTrainer(model, warm_up, train_dataset=Dataset.from_dict({"text": demonstrations}), processing_class=tokenizer)
+teacher = SFTTrainer(model, warm_up, Dataset.from_dict({"text": demonstrations}), processing_class=tokenizer)
 teacher.train()
 teacher.save_model()
 
@@ -129,31 +125,50 @@ def parse(text: str) -> dict:
 
 
 def run_agent(model, shops: list[Shop], folder: Path) -> Dataset:
-    """RUNS runs in each shop: turn by turn, until the agent answers without asking a tool."""
-    runs = [(n, shop, ask(shop)) for n, shop in enumerate(shops) for _ in range(RUNS)]
-    sampling = SamplingArguments(num_generations=1, max_new_tokens=24)
+    """RUNS runs in each shop, turn by turn, until the agent answers without calling a tool."""
+    runs = [{"problem_id": n, "shop": shop, "said": []} for n, shop in enumerate(shops) for _ in range(RUNS)]
+    sampling, going = SamplingArguments(num_generations=1, max_new_tokens=24), runs
     for turn in range(MOST_TURNS):
-        going = [(shop, run) for _, shop, run in runs if run[-1]["role"] != "assistant"]
-        prompts = Dataset.from_dict({
-            "prompt": [write(run, add_generation_prompt=True) for _, run in going], "problem_id": range(len(going))
-        })  # fmt: skip
-        said = sample_completions(model, tokenizer, prompts, sampling, seed=SEED + turn, description=f"Turn {turn + 1}")
-        for (shop, run), text in zip(going, said["completion"], strict=True):
-            run.append(parse(text))
-            if "tool_calls" in run[-1]:
-                run.append(use_tool(shop, run[-1]))
-    rows = [
-        {
-            "problem_id": n, "prompt": run[:1], "completion": run[1:],
-            "reward": 1.0 if run[-1].get("content") == f"The answer is {shop.answer}." else -1.0,
-        }
-        for n, shop, run in runs
-    ]  # fmt: skip
-    save_rows(Dataset.from_list(rows), folder)
+        prompts = [write(ask(run["shop"]) + run["said"], add_generation_prompt=True) for run in going]
+        turns = Dataset.from_dict({"prompt": prompts, "problem_id": range(len(going))})
+        turns = sample_completions(model, tokenizer, turns, sampling, seed=SEED + turn, description=f"Turn {turn + 1}")
+        for run, text in zip(going, turns["completion"], strict=True):
+            run["said"].append(parse(text))
+        going = [run for run in going if run["said"][-1].get("tool_calls")]
+        for run in going:
+            run["said"].append(run["shop"].answer_call(run["said"][-1]))
+        if not going:
+            break
+    rows = [{"problem_id": run["problem_id"], "prompt": ask(run["shop"]), "completion": run["said"],
+             "answer": run["shop"].answer} for run in runs]  # fmt: skip
+    save_rows(score_completions(Dataset.from_list(rows), gsm8k.judge), folder)
     return load_rows(folder)
 
 
 log = run_agent(model, [Shop() for _ in range(LOGGED_PROBLEMS)], OUT / "log")
+print(f"\nFrom the log, {log[0]['verdict']}:\n\n{write(log[0]['prompt'] + log[0]['completion'])}")
+
+
+# %% Two copies learn from it: one from the messages, one from the same tokens, all as if the agent had written them.
+def without_mask(row: dict) -> dict:
+    prompt = write(row["prompt"], add_generation_prompt=True)
+    completion = write(row["prompt"] + row["completion"]).removeprefix(prompt)
+    return {"prompt_ids": tokenizer(prompt)["input_ids"], "completion_ids": tokenizer(completion)["input_ids"]}
+
+
 held_out = [Shop() for _ in range(HELD_OUT_PROBLEMS)]
-print(f"\nFrom the log, worth {log[0]['reward']:g}:\n\n{write(log[0]['prompt'] + log[0]['completion'])}")
-print(sum(r > 0 for r in log["reward"]) / len(log))
+results = Evaluations(before=evaluate_rows(run_agent(model, held_out, OUT / "before")))
+for label, rows in (("TOPR", log), ("TOPR, without the mask", log.map(without_mask))):
+    folder = OUT / ("trained" if rows is log else "without-mask")
+    settings = OfflineTOPRConfig(
+        str(folder), learning_rate=3e-4, per_device_train_batch_size=32, logging_steps=25, **ON_A_CPU
+    )
+    copy = AutoModelForCausalLM.from_pretrained(OUT / "warm-up", dtype=torch.float32)
+    trainer = OfflineTOPRTrainer(copy, settings, rows, processing_class=tokenizer)
+    print(f"\n{label}: training on {trainer.curated}.")
+    trainer.train()
+    trainer.save_model()
+    results[label] = evaluate_rows(run_agent(trainer.model, held_out, folder / "held-out"))
+
+# %% Results, in shops that are not in the log.
+print(f"\n{results}\n\nThe log, the runs in other shops and the models are in {OUT}/")

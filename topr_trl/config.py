@@ -228,8 +228,8 @@ def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
 def refuse_split_sequences(parallelism: Any) -> None:
     """A ValueError if settings of Accelerate (`ParallelismConfig`) split a completion over processes."""
     for name, what in (("cp_size", "Context"), ("sp_size", "Sequence")):
-        given = os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}") if parallelism is None else None
-        size = int(given or getattr(parallelism, name, 1))
+        launched = os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")
+        size = int(launched if parallelism is None else getattr(parallelism, name))
         if size > 1:
             raise ValueError(
                 f"{what} parallelism ({name}={size}) splits a completion over processes, and its ratio is that of all "

@@ -1,9 +1,13 @@
 """What each format makes of a record, after the definitions that it names."""
 
+import json
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
-from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, load_rows
+from topr_trl.cli import main
 from topr_trl.data.tables import from_table
 from topr_trl.formats import FORMATS
 from topr_trl.formats.records import NotOfFormat, to_table
@@ -59,6 +63,21 @@ TRACE = {
     "stop_condition": "agent_completed",
 }  # fmt: skip
 EPISODE = {"id": "e1", "env": {"id": "gsm8k"}, "group": {"id": "g9"}, "ok": True, "errors": [], "traces": [TRACE]}
+
+
+WRITTEN = Path(__file__).parent / "written"  # by the formats' own programs, which are kept beside the files
+
+
+@pytest.fixture
+def imported(tmp_path):
+    """Rows that the command makes of a file or folder."""
+
+    def imported(name, path):
+        out = tmp_path / f"rows-of-{path.name}"
+        main.main(["import", "--format", name, "--input", str(path), "--output_dir", str(out)])
+        return load_rows(out)
+
+    return imported
 
 
 def made(name, record):
@@ -131,6 +150,41 @@ def test_traces_without_tokens_or_of_a_frozen_agent():
         made("verifiers", {"id": "e", "traces": [{"id": "t"}]})
     with pytest.raises(NotOfFormat, match=r"it has color, which verifiers .* does not write"):
         made("verifiers", {**EPISODE, "color": 1})
+
+
+def test_traces_that_verifiers_wrote(imported):
+    rows = imported("verifiers", WRITTEN / "verifiers-0.4.0")
+    assert rows["completion_ids"][:] == [[42, 2, 60, 61, 5, 43, 2], [44]]
+    assert rows["completion_mask"][:] == [[1, 1, 0, 0, 0, 1, 1], [1]]
+    assert rows["sampler_logps"][0] == pytest.approx([-0.5123, -0.25, None, None, None, -1.0, -0.125])
+    assert (rows["reward"][:], rows["rollout_id"][:], rows["answer"][:]) == ([1.5] * 2, ["t1"] * 2, ["42"] * 2)
+    assert rows["finish_reason"][:] == ["stop", "length"]
+    assert (rows[0]["temperature"], rows[0]["top_p"], rows[0]["top_k"]) == (0.7, None, 20)
+    (tool,) = json.loads(rows[0]["tools"])
+    assert (tool["type"], tool["function"]["name"]) == ("function", "multiply")
+    assert rows[0]["completion"][0]["tool_calls"][0]["function"]["arguments"] == '{"a": 6, "b": 7}'
+
+
+def test_packed_lines_and_episodes_of_an_evaluation(imported, tmp_path):
+    """As prime-rl leaves them in `monitors/file/traces/stream`."""
+    run = {"type": "train", "id": "r", "work": {"type": "eval", "step": 0}}
+    evaluated = [{**EPISODE, "run": run}, {**EPISODE, "traces": [{**TRACE, "info": {"kind": "eval"}}]}]
+    for name, records in (("00000.jsonl.zst", [EPISODE, *evaluated]), ("00001.jsonl.gz", [EPISODE])):
+        with pa.output_stream(tmp_path / name) as file:
+            file.write("".join(json.dumps(each) + "\n" for each in records).encode())
+    assert len(imported("verifiers", tmp_path)) == 4
+    assert len(imported("verifiers", tmp_path / "00001.jsonl.gz")) == 2
+
+
+def test_results_that_verifiers_wrote(imported):
+    rows = imported("verifiers-results", WRITTEN / "verifiers-0.3.1")
+    first = rows[0]
+    assert (first["prompt_ids"], first["completion_ids"]) == ([1, 2, 3, 4], list(range(5, 16)))
+    assert first["completion_mask"] == [1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1]
+    assert first["sampler_logps"] == [0.0, -0.125, -0.25, *[None] * 5, 0.0, -0.125, -0.25]
+    assert (rows["reward"][:], rows["answer"][:], rows["problem_id"][:]) == ([1.0, 0.0], ["42", "48"], ["0", "1"])
+    assert [each["role"] for each in first["completion"]] == ["assistant", "tool", "assistant"]
+    assert json.loads(first["tools"])[0]["function"]["name"] == "multiply"
 
 
 V0 = {

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from topr_trl.formats.records import Format, NotOfFormat, Record, Row, finish_reason, message, tools_as_json
+from topr_trl.formats.records import SAMPLING, Format, NotOfFormat, Record, Row, finish_reason, message, tools_as_json
 
 _UNKNOWN = -9999.0  # vLLM's log-probability where it has none
-_SAMPLING = ("temperature", "top_p", "top_k")
 _AS_ID = "token_id:"  # how vLLM writes a token with `return_tokens_as_token_ids`
 
 
@@ -26,7 +25,7 @@ def rows(record: Record) -> list[Row]:
     prompt = [message(each) for each in asked["messages"]]
     shared = {
         "prompt": prompt, "tools": tools_as_json(asked.get("tools")), "prompt_ids": body.get("prompt_token_ids"),
-        **{name: asked.get(name) for name in _SAMPLING},
+        **{name: asked.get(name) for name in SAMPLING},
     }  # fmt: skip
     return [{**shared, **_choice(choice)} for choice in body["choices"]]
 
@@ -57,7 +56,7 @@ FORMAT = Format(
     rows=rows,
     rewards=None,
     columns=(
-        "prompt_ids", "completion_ids", "sampler_logps", "problem_id", "finish_reason", "tools", *_SAMPLING,
+        "prompt_ids", "completion_ids", "sampler_logps", "problem_id", "finish_reason", "tools", *SAMPLING,
     ),
     required=frozenset({"response"}),
     optional=None,  # logs have times, users and more

@@ -1,5 +1,6 @@
 """What is common to the formats of other systems: records in files, fields that are checked, rows that come out."""
 
+import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ MESSAGES = pa.list_(
 )  # fmt: skip
 IDS, LOGPS = pa.list_(pa.int32()), pa.list_(pa.float32())
 TEXT, NUMBER = pa.string(), pa.float64()
+_PACKED = (".zst", ".gz")
 _LONG = 60  # characters of a value in a message
 
 # What rows may have besides prompt and completion.
@@ -30,6 +32,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "reward": NUMBER, "problem_id": TEXT, "rollout_id": TEXT, "finish_reason": TEXT, "answer": TEXT, "tools": TEXT,
     "temperature": NUMBER, "top_p": NUMBER, "top_k": pa.int64(),
 }  # fmt: skip
+SAMPLING = ("temperature", "top_p", "top_k")  # of these, what requests have
 
 
 class NotOfFormat(ValueError):
@@ -82,7 +85,7 @@ def files_of(path: Path, suffix: str) -> list[Path]:
     """
     if path.is_file():
         return [path]
-    found = sorted(path.rglob(f"*{suffix}"))
+    found = sorted(file for end in ("", *_PACKED) for file in path.rglob(f"*{suffix}{end}"))
     kinds = {other for other in (".jsonl", ".parquet") if other != suffix and any(path.rglob(f"*{other}"))}
     if not found or kinds:
         more = f"; it has {' and '.join(sorted(kinds))} files" if kinds else ""
@@ -96,8 +99,13 @@ def count_records(files: Sequence[Path]) -> list[int]:
 
 
 def _lines(path: Path) -> int:
-    with path.open("rb") as file:
+    with _opened(path) as file:
         return sum(1 for line in file if line.strip())
+
+
+def _opened(path: Path) -> io.BufferedReader:
+    """A file of lines, which may be packed."""
+    return io.BufferedReader(pa.input_stream(path))  # unpacks by the end of the name
 
 
 def read_records(path: Path, start: int, stop: int) -> Iterator[tuple[str, Any]]:
@@ -111,7 +119,7 @@ def read_records(path: Path, start: int, stop: int) -> Iterator[tuple[str, Any]]
                     yield f"{path}, row {n}", record
             at += len(batch)
         return
-    with path.open("rb") as file:
+    with _opened(path) as file:
         lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
         for n, (number, line) in enumerate(lines):
             if n >= stop:
@@ -201,8 +209,10 @@ def _as_json(arguments: Any) -> str:
 
 
 def tools_as_json(tools: Any) -> str | None:
-    """Tools as JSON: in a table each would have the parameters of all."""
-    return None if not tools else tools if isinstance(tools, str) else json.dumps(tools)
+    """Tools as JSON (in a table each would have the parameters of all), with name and parameters in `function`."""
+    if not tools or isinstance(tools, str):
+        return tools or None
+    return json.dumps([tool if "function" in tool else {"type": "function", "function": tool} for tool in tools])
 
 
 _FINISHED = {"stop": "stop", "length": "length", "tool_calls": "stop", "eos": "stop", "eos_token": "stop",

@@ -7,7 +7,7 @@ that an earlier path has is context in a later one, so that it counts once.
 
 from typing import Any
 
-from topr_trl.formats.records import Format, NotOfFormat, Record, Row, message
+from topr_trl.formats.records import SAMPLING, Format, NotOfFormat, Record, Row, message, tools_as_json
 
 _CUT = {"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"}
 _OF_EPISODE = frozenset({
@@ -22,15 +22,22 @@ _OF_TRACE = frozenset({
 
 
 def rows(record: Record) -> list[Row]:
-    """A row for each path of each trace that a policy in training has finished."""
+    """A row for each path of each trace that a policy in training has finished, unless it was an evaluation's."""
     traces = record.get("traces", [record])
     found = []
     for trace in traces:
         if missing := {"nodes", "rewards"} - set(trace):
             raise NotOfFormat(f"a trace lacks {', '.join(sorted(missing))}; it has {', '.join(sorted(trace))}")
-        if trace.get("ok", True) and (trace.get("agent") or {}).get("trainable", True):
+        trains = (trace.get("agent") or {}).get("trainable", True) and not _is_evaluation(trace, record)
+        if trace.get("ok", True) and trains:
             found += _of_trace(trace, record)
     return found
+
+
+def _is_evaluation(trace: Record, episode: Record) -> bool:
+    """Whether prime-rl evaluated with it, and did not train: it logs both in one place."""
+    kind = (trace.get("info") or {}).get("kind")
+    return "eval" in (kind, ((episode.get("run") or {}).get("work") or {}).get("type"))
 
 
 def _of_trace(trace: Record, episode: Record) -> list[Row]:
@@ -46,12 +53,18 @@ def _of_trace(trace: Record, episode: Record) -> list[Row]:
         "reward": _reward(trace), "problem_id": None if problem is None else str(problem),
         "rollout_id": str(trace["id"]) if len(paths) > 1 else None,
         "answer": str(answer) if isinstance(answer, str | int | float) else None,
+        "tools": tools_as_json(trace.get("tools")),
     }  # fmt: skip
     made, seen = [], set[int]()
     for path in paths:
         row = _of_path(nodes, path, seen)
         if row is not None:
-            made.append({**row, **shared, "finish_reason": _finish_reason(trace, nodes, path)})
+            call = _last_call(trace, nodes, path)
+            sampling = call.get("sampling") or {}
+            made.append({
+                **row, **shared, "finish_reason": _finish_reason(trace, call),
+                **{name: sampling.get(name) for name in SAMPLING},
+            })  # fmt: skip
         seen |= set(path)
     return made
 
@@ -97,10 +110,16 @@ def _reward(trace: Record) -> float:
     return float(sum(part["score"] * part["weight"] if isinstance(part, dict) else part for part in parts))
 
 
-def _finish_reason(trace: Record, nodes: list[Record], path: list[int]) -> str:
+def _last_call(trace: Record, nodes: list[Record], path: list[int]) -> Record:
+    """The request that wrote the last turn of a path; empty if the trace does not tell."""
     last = next(n for n in reversed(path) if nodes[n].get("sampled"))
-    reasons = [call.get("finish_reason") for call in trace.get("calls") or () if call.get("node") == last]
-    cut = reasons[-1] == "length" if reasons and reasons[-1] else trace.get("stop_condition") in _CUT
+    calls: list[Record] = [call for call in trace.get("calls") or () if call.get("node") == last]
+    return calls[-1] if calls else {}
+
+
+def _finish_reason(trace: Record, call: Record) -> str:
+    reason = call.get("finish_reason")
+    cut = reason == "length" if reason else trace.get("stop_condition") in _CUT
     return "length" if cut else "stop"
 
 
@@ -111,7 +130,7 @@ FORMAT = Format(
     rewards=None,
     columns=(
         "prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "reward", "problem_id", "rollout_id",
-        "finish_reason", "answer",
+        "finish_reason", "answer", "tools", *SAMPLING,
     ),
     required=frozenset({"id"}),
     optional=_OF_EPISODE | _OF_TRACE,

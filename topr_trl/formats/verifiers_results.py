@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from topr_trl.formats.records import Format, NotOfFormat, Record, Row, text_or_messages
+from topr_trl.formats.records import Format, NotOfFormat, Record, Row, text_or_messages, tools_as_json
 
 
 def rows(record: Record) -> list[Row]:
@@ -18,6 +18,7 @@ def rows(record: Record) -> list[Row]:
     shared = {
         "problem_id": str(record["example_id"]), "answer": answer if isinstance(answer, str) else None,
         "finish_reason": "length" if record.get("is_truncated") else "stop",
+        "tools": tools_as_json(record.get("tool_defs")),
     }  # fmt: skip
     turns = record.get("trajectory") or []
     if not turns or not all(turn.get("tokens") for turn in turns):
@@ -54,7 +55,7 @@ FORMAT = Format(
     rewards=lambda record: {"reward": record["reward"]},
     columns=(
         "prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "problem_id", "rollout_id",
-        "finish_reason", "answer",
+        "finish_reason", "answer", "tools",
     ),
     required=frozenset({"example_id", "prompt", "completion", "reward"}),
     optional=None,  # each metric is a field, too, and so are state columns
