@@ -113,7 +113,8 @@ warm_up = SFTConfig(
     str(OUT / "warm-up"), learning_rate=2e-3, lr_scheduler_type="cosine", num_train_epochs=1,
     per_device_train_batch_size=32, logging_steps=50, **ON_A_CPU,
 )  # fmt: skip
-teacher = SFTTrainer(model, warm_up, Dataset.from_dict({"text": demonstrations}), processing_class=tokenizer)
+taught = Dataset.from_dict({"text": demonstrations})
+teacher = SFTTrainer(model, warm_up, train_dataset=taught, processing_class=tokenizer)
 teacher.train()
 teacher.save_model()
 

@@ -1,12 +1,16 @@
 """Responses of chat completions, alone (batches) and beside their requests (logs)."""
 
 import json
+from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from topr_trl import load_rows
 from topr_trl.cli import main
 from topr_trl.data.tokenization import tokenize_row
+from topr_trl.tasks import arithmetic
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": null}'}}
@@ -52,6 +56,23 @@ def test_a_log_of_requests_and_responses(tmp_path, tokenizer):
     call = rows[0]["completion"][0]["tool_calls"][0]["function"]
     assert json.loads(call["arguments"]) == {"a": 1, "b": None}
     assert tokenize_row(rows[0], tokenizer).completion_ids == [11, 12]
+
+
+def test_a_log_that_vllm_wrote(tmp_path):
+    """Its log-probabilities are the model's own, whatever the temperature: what the trainer computes at 1."""
+    log = Path(__file__).parent / "written" / "vllm-0.30.0.jsonl"
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    rows = imported(tmp_path, [{**record, "stars": 5} for record in records], reward_fields="stars")
+    assert len(rows) == 6  # three requests of two choices
+    assert {(row["temperature"], row["top_k"], row["finish_reason"]) for row in rows} == {(0.7, 20, "stop")}
+    assert [row["completion_ids"] is None for row in rows] == [False] * 4 + [True] * 2
+    model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+    for row in rows.select([0, 1]):
+        ids, start = row["prompt_ids"] + row["completion_ids"], len(row["prompt_ids"])
+        with torch.no_grad():
+            logps = model(torch.tensor([ids])).logits[0, start - 1 : -1].log_softmax(-1)
+        own = logps.gather(1, torch.tensor(row["completion_ids"])[:, None]).squeeze(1)
+        torch.testing.assert_close(torch.tensor(row["sampler_logps"]), own, rtol=0, atol=1e-3)
 
 
 def test_a_batch_is_joined_with_its_requests(tmp_path, capsys):
