@@ -108,27 +108,24 @@ def _opened(path: Path) -> io.BufferedReader:
     return io.BufferedReader(pa.input_stream(path))  # unpacks by the end of the name
 
 
-def read_records(path: Path, start: int, stop: int) -> Iterator[tuple[str, Any]]:
-    """Records from `start` up to `stop` with their place; None where a line is no JSON."""
+def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
+    """Records with their place; lines as they are, see `parsed`: those that are skipped cost nothing."""
     if path.suffix == ".parquet":
-        at = 0
-        for batch in pq.ParquetFile(path).iter_batches(1_024):
-            if at + len(batch) > start and at < stop:
-                first = max(start - at, 0)
-                for n, record in enumerate(batch.slice(first, stop - at - first).to_pylist(), at + first):
-                    yield f"{path}, row {n}", record
-            at += len(batch)
+        rows = (row for batch in pq.ParquetFile(path).iter_batches(1_024) for row in batch.to_pylist())
+        yield from ((f"{path}, row {n}", row) for n, row in enumerate(rows))
         return
     with _opened(path) as file:
-        lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
-        for n, (number, line) in enumerate(lines):
-            if n >= stop:
-                break
-            if n >= start:
-                try:
-                    yield f"{path}, line {number}", json.loads(line)
-                except (json.JSONDecodeError, UnicodeDecodeError):
-                    yield f"{path}, line {number}", None
+        yield from ((f"{path}, line {n}", line) for n, line in enumerate(file, 1) if line.strip())
+
+
+def parsed(raw: bytes | Record) -> Any:
+    """What a line holds; None if it is no JSON."""
+    if not isinstance(raw, bytes):
+        return raw
+    try:
+        return json.loads(raw)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return None
 
 
 def to_table(made: list[Row], places: list[str], columns: Sequence[str], conversational: bool) -> pa.Table:

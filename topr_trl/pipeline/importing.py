@@ -1,6 +1,8 @@
 """The stage `import`: files of other systems become rows, shard by shard."""
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +11,17 @@ from tqdm.auto import tqdm
 from topr_trl.data.rows import hash_prompts
 from topr_trl.data.tables import read_shard, shard_path, shards_of
 from topr_trl.formats import FORMATS
-from topr_trl.formats.records import Format, NotOfFormat, Record, Row, count_records, files_of, read_records, to_table
+from topr_trl.formats.records import (
+    Format,
+    NotOfFormat,
+    Record,
+    Row,
+    count_records,
+    files_of,
+    parsed,
+    read_records,
+    to_table,
+)
 from topr_trl.pipeline.arguments import ImportArguments
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.shards import Made, notes_of, write_shard
@@ -26,22 +38,29 @@ def import_rows(args: ImportArguments) -> Made:
     """
     reader = _Reader(args)
     files = files_of(args.source, reader.format.suffix)
-    parts = [
-        (file, start, min(start + RECORDS_PER_SHARD, count))
-        for file, count in zip(files, count_records(files), strict=True)
-        for start in range(0, count, RECORDS_PER_SHARD)
-    ]
-    if not parts:
+    shards = sum(-(-count // RECORDS_PER_SHARD) for count in count_records(files))
+    if not shards:
         raise ValueError(f"{args.source} has no record.")
-    first = reader.read(*parts[0])
-    conversational = _has_messages(first, parts[0])
-    for k, part in enumerate(tqdm(parts, desc=f"Importing {args.format}", unit="shard")):
-        path = shard_path(args.folder, k, len(parts))
+    conversational = False
+    for k, records in enumerate(tqdm(_parts(files), total=shards, desc=f"Importing {args.format}", unit="shard")):
+        path = shard_path(args.folder, k, shards)
+        if k and path.is_file():
+            continue
+        made = reader.read(records)
+        if not k:
+            conversational = _has_messages(made, files[0])
         if not path.is_file():
-            made = reader.read(*part) if k else first
             table = to_table(made.rows, made.places, reader.columns, conversational)
             write_shard(table, path, {"import": []}, made.left_out)
     return _summary(args.folder, reader)
+
+
+def _parts(files: Sequence[Path]) -> Iterator[list[tuple[str, bytes | Record]]]:
+    """The records of each shard, which are of one file."""
+    for file in files:
+        records = read_records(file)
+        while part := list(islice(records, RECORDS_PER_SHARD)):
+            yield part
 
 
 class _Part(NamedTuple):
@@ -63,11 +82,11 @@ class _Reader:
         has_reward = self.format.rewards is not None or args.reward_fields or self.rewards is not None
         self.columns = (*self.format.columns, *(["reward"] if has_reward else []))
 
-    def read(self, file: Path, start: int, stop: int) -> _Part:
-        """Records from `start` up to `stop` of a file."""
+    def read(self, records: Iterable[tuple[str, bytes | Record]]) -> _Part:
+        """Rows of the records of a shard."""
         part = _Part([], [], {"broken": [], "empty": []})
-        for place, record in read_records(file, start, stop):
-            if record is None:
+        for place, raw in records:
+            if (record := parsed(raw)) is None:
                 part.left_out["broken"].append(place)
                 continue
             try:
@@ -109,11 +128,11 @@ class _Reader:
         return float(sum(known.values()))
 
 
-def _has_messages(made: _Part, part: tuple[Path, int, int]) -> bool:
-    """Whether prompts are messages, by the first row of a part; otherwise they are text."""
-    file, start, stop = part
+def _has_messages(made: _Part, file: Path) -> bool:
+    """Whether prompts are messages, by the first row of a file; otherwise they are text."""
     if not made.rows:
-        raise ValueError(f"{file}: none of its first {stop - start} lines holds a completion in JSON.")
+        records = sum(map(len, made.left_out.values()))
+        raise ValueError(f"{file}: none of its first {records} lines holds a completion in JSON.")
     return isinstance(made.rows[0]["prompt"], list)
 
 
@@ -122,7 +141,8 @@ def _by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
     if path is None:
         return None
     file, found = Path(path), {}
-    for place, record in read_records(file, 0, count_records([file])[0]):
+    for place, raw in read_records(file):
+        record = parsed(raw)
         if not isinstance(record, dict) or not {by, name} <= set(record):
             raise ValueError(f"{place} must be JSON with the fields {by} and {name}.")
         found[record[by]] = record[name]
