@@ -25,6 +25,7 @@ from benchmarks.claims import (
     iterations,
     learning_rates,
     log_mu_noise,
+    long_responses,
     long_run,
     losses_compared,
     optimizers_compared,
@@ -49,6 +50,7 @@ CLAIMS = {
     "difficulty": difficulty,
     "gradient_clipping": gradient_clipping,
     "log_mu_noise": log_mu_noise,
+    "long_responses": long_responses,
     "against_positives": against_positives,
     "iterations": iterations,
     "hard_task": hard_task,
@@ -67,7 +69,10 @@ HYPOTHESES = {
 }
 BOTH = {**CLAIMS, **HYPOTHESES}
 
-NEEDED_BY_ALL, ALONE = ("base", "learning_rates"), {"theory", "base", "difficulty", "verifier", *HYPOTHESES}
+NEEDED_BY_ALL, ALONE = (
+    ("base", "learning_rates"),
+    {"theory", "base", "difficulty", "long_responses", "verifier", *HYPOTHESES},
+)
 
 
 def open_store(results: Path, profile: Profile) -> cells.Store:

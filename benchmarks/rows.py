@@ -74,17 +74,17 @@ class Rows:
         )
 
     @torch.no_grad()
-    def scored_by(self, model: PreTrainedModel) -> "Rows":
-        """The same rows with log μ by this model."""
+    def scored_by(self, model: PreTrainedModel, top_k: int | None = None) -> "Rows":
+        """The same rows with log μ by this model, or by what `top_k` leaves of its distribution."""
         was_training = model.training
         model.eval()
         logps: list[Tensor] = []
         for start in range(0, len(self), 256):
             chunk = range(start, min(start + 256, len(self)))
             policy_logps, mask = response_logps(
-                model, [self.prompts[i] for i in chunk], [self.responses[i] for i in chunk]
+                model, [self.prompts[i] for i in chunk], [self.responses[i] for i in chunk], top_k
             )
-            logps += [row[keep] for row, keep in zip(policy_logps, mask, strict=True)]
+            logps += [row[keep].float() for row, keep in zip(policy_logps, mask, strict=True)]
         model.train(was_training)
         return replace(self, mu_logps=logps)
 
@@ -98,9 +98,12 @@ class Rows:
 
 
 def response_logps(
-    model: PreTrainedModel, prompts: list[list[int]], responses: list[list[int]]
+    model: PreTrainedModel, prompts: list[list[int]], responses: list[list[int]], top_k: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(B, T) log π of every token but the first, and the mask of those that belong to the completion."""
+    """(B, T) log π of every token but the first, and the mask of those that belong to the completion.
+
+    With `top_k`, π is what a sampler with that setting draws from; a token that it cannot draw has its own log π.
+    """
     ids = [torch.tensor(prompt + response) for prompt, response in zip(prompts, responses, strict=True)]
     input_ids = pad_sequence(ids, batch_first=True)
     lengths = torch.tensor([len(row) for row in ids])[:, None]
@@ -108,5 +111,9 @@ def response_logps(
     position = torch.arange(input_ids.size(1))
     mask = (position >= starts) & (position < lengths)
     logits = model(input_ids=input_ids, attention_mask=(position < lengths).long()).logits[:, :-1].float()
-    logps = logits.gather(-1, input_ids[:, 1:, None]).squeeze(-1) - logits.logsumexp(-1)
-    return logps, mask[:, 1:]
+    chosen = logits.gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+    total = logits.logsumexp(-1)
+    if top_k is not None:
+        kept = logits.topk(top_k).values
+        total = torch.where(chosen >= kept[..., -1], kept.logsumexp(-1), total)
+    return chosen - total, mask[:, 1:]

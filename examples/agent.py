@@ -40,7 +40,7 @@ THINGS = ("apples", "pens", "cards", "shells", "stamps", "coins", "beads", "book
 rng = random.Random(SEED)
 
 
-# %% The environment: a shop with prices of its own, and two tools. `lookup` says more than was asked for, as tools do.
+# %% The environment: a shop with prices of its own, and two tools. `price` says more than was asked for, as tools do.
 class Shop:
     def __init__(self) -> None:
         self.prices = {thing: rng.randint(2, 20) for thing in THINGS}
@@ -49,23 +49,23 @@ class Shop:
         self.question = f"How many coins is {n} {first} and {m} {second}?"
         self.answer = str(n * self.prices[first] + m * self.prices[second])
 
-    def lookup(self, thing: str) -> str:
+    def price(self, thing: str) -> str:
         others = ", ".join(f"{price} {other}" for other, price in rng.sample(sorted(self.prices.items()), 4))
         return f"{thing}: {self.prices[thing]} coins. Also: {others}." if thing in self.prices else "no such thing"
 
-    def calculate(self, sums: str) -> str:
+    def total(self, sums: str) -> str:
         if not re.fullmatch(r"\d{1,3}( [*+] \d{1,3}){1,5}", sums):
             return "no such sum"
         return str(sum(prod(map(int, part.split(" * "))) for part in sums.split(" + ")))
 
     def answer_call(self, message: dict) -> dict:
         called = message["tool_calls"][0]["function"]
-        said = getattr(self, called["name"])(called["arguments"]["text"])
+        said = getattr(self, called["name"])(called["arguments"]["of"])
         return {"role": "tool", "name": called["name"], "content": said}
 
 
-def call(name: str, text: str) -> dict:
-    function = {"name": name, "arguments": {"text": text}}
+def call(name: str, of: str) -> dict:
+    function = {"name": name, "arguments": {"of": of}}
     return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
 
@@ -75,10 +75,10 @@ def run_carelessly(shop: Shop) -> list[dict]:
     messages, parts = [], []
     for n, thing in shop.order:
         asked = rng.choice(THINGS) if rng.random() < 0.15 else thing
-        messages.append(call("lookup", asked))
+        messages.append(call("price", asked))
         messages.append(shop.answer_call(messages[-1]))
         parts.append(f"{n} {'+' if rng.random() < 0.15 else '*'} {shop.prices[asked]}")
-    messages.append(call("calculate", " + ".join(parts)))
+    messages.append(call("total", " + ".join(parts)))
     messages.append(shop.answer_call(messages[-1]))
     result = int(messages[-1]["content"]) + (rng.choice((-10, -1, 1, 10)) if rng.random() < 0.15 else 0)
     return [*messages, {"role": "assistant", "content": f"The answer is {result}."}]
@@ -89,7 +89,7 @@ tokenizer = AutoTokenizer.from_pretrained(CARELESS_MODEL)
 tokenizer.chat_template = """\
 {%- for message in messages %}
 {%- if message.role == "assistant" %}{{ "Answer:" }}
-{%- for call in message.tool_calls or [] %} {{ call.function.name }} {{ call.function.arguments.text }}{% endfor %}
+{%- for call in message.tool_calls or [] %} {{ call.function.name }} of {{ call.function.arguments.of }}{% endfor %}
 {%- if message.content %} {{ message.content }}{% endif %}{{ eos_token }}
 {%- else %}{{ {"user": "Question: ", "tool": "Tool: "}[message.role] }}{{ message.content }}
 {%- endif %}{{ "\\n" }}
@@ -121,8 +121,8 @@ teacher.save_model()
 
 # %% The log: runs of the agent as messages, each with a reward.
 def parse(text: str) -> dict:
-    name, _, argument = text.strip().partition(" ")
-    return call(name, argument) if name in ("lookup", "calculate") else {"role": "assistant", "content": text.strip()}
+    name, _, of = text.strip().partition(" of ")
+    return call(name, of) if name in ("price", "total") else {"role": "assistant", "content": text.strip()}
 
 
 def run_agent(model, shops: list[Shop], folder: Path) -> Dataset:

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import evidence
 from benchmarks.__main__ import CLAIMS
 from benchmarks.cells import Store
-from benchmarks.claims import difficulty, iterations, log_mu_noise, staleness, verifier
+from benchmarks.claims import difficulty, iterations, log_mu_noise, long_responses, staleness, verifier
 from benchmarks.setting import PROFILES
 
 pytestmark = pytest.mark.slow
@@ -59,6 +59,10 @@ def result(cell):
             return point(0.5 + wobble)
         weights = {f"{n}, {r}": 0.5 for n in log_mu_noise.LENGTHS[1:] for r in log_mu_noise.LOG_RATIOS}
         return {"sigma": 0.01, "bias": 0.0, "weights": weights}
+    if claim == "long_responses":
+        weights = {"weight": 0.5, "dead": 0.1, "log_ratio": -1.0}
+        curve = [{"update": n, **weights} for n in long_responses.MEASURED_AT]
+        return {"curve": curve, "trained": weights, "tokens": 40.0 * cell["parts"]}
     if claim == "staleness":
         end = 0.2 if cell["method"] == "topr_token" else 0.6
         end -= 0.1 if cell["method"] == "topr" and cell["age"] else 0.0
@@ -104,13 +108,14 @@ def test_page_has_every_claim_and_every_picture(store, tmp_path):
         "old rows",
         "automatic target",
         "another engine",
+        "the longer a negative",
         "Table 2",
     ):
         assert claim in text
     drawn = {path.stem for path in (tmp_path / "evidence").glob("*.png")}
     assert drawn == {path.stem for path in (tmp_path / "evidence").glob("*.svg")}
     assert drawn == {"fig1", "fig2", "fig3", "fig4", "fig5-6", "fig7", "fig8", "fig9", "prop3.2", "hard", "staleness",
-                     "log_mu_noise"}  # fmt: skip
+                     "log_mu_noise", "long_responses"}  # fmt: skip
     assert all(f"evidence/{name}.png" in text for name in drawn)
 
 

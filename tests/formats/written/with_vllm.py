@@ -26,8 +26,8 @@ ASKED = {
 
 def post(body):
     url = f"http://127.0.0.1:{PORT}/v1/chat/completions"
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})  # noqa: S310
-    with urllib.request.urlopen(request) as answer:  # noqa: S310
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
         return json.loads(answer.read())
 
 
