@@ -89,7 +89,8 @@ tokenizer = AutoTokenizer.from_pretrained(CARELESS_MODEL)
 tokenizer.chat_template = """\
 {%- for message in messages %}
 {%- if message.role == "assistant" %}{{ "Answer:" }}
-{%- for call in message.tool_calls or [] %} {{ call.function.name }} of {{ call.function.arguments.of }}{% endfor %}
+{%- for call in message.tool_calls or [] %} {{ call.function.name }}
+{%- for name, value in call.function.arguments.items() %} {{ name }} {{ value }}{% endfor %}{% endfor %}
 {%- if message.content %} {{ message.content }}{% endif %}{{ eos_token }}
 {%- else %}{{ {"user": "Question: ", "tool": "Tool: "}[message.role] }}{{ message.content }}
 {%- endif %}{{ "\\n" }}

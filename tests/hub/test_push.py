@@ -17,6 +17,7 @@ from huggingface_hub import DatasetCard, ModelCard
 from topr_trl import Evaluations, OfflineTOPRConfig, OfflineTOPRTrainer, evaluate_samples, load_rows
 from topr_trl.cli import main as cli
 from topr_trl.data.tables import save_rows
+from topr_trl.formats import FORMATS
 from topr_trl.hub import push_to_hub
 from topr_trl.hub.cards import results_metadata
 from topr_trl.hub.push import _is_stale, pack
@@ -68,6 +69,14 @@ def start(hub, script, *folders):
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4_000:]
     return done
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_rows_of_every_format_are_trained_on_and_come_back(tmp_path):
+    with serve() as hub:
+        said = start(hub, "imported.py", tmp_path).stdout
+    assert [name for name in FORMATS if f"came back: {name}\n" in said] == list(FORMATS)
 
 
 @pytest.mark.slow
