@@ -2,6 +2,7 @@
 
 import copy
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
@@ -271,3 +272,13 @@ def test_the_context_limit_is_that_of_a_part(model, tokenizer, tmp_path):
     offline(model, tokenizer, rows, tmp_path, max_length=8)
     with pytest.raises(ValueError, match=r"1 of 3 rows .* longer than max_length, 7 tokens; the first is row 0 with 8"):
         offline(model, tokenizer, rows, tmp_path / "2", max_length=7)
+
+
+def test_the_table_of_completions_marks_what_the_model_did_not_write(model, tokenizer, tmp_path):
+    rows = Dataset.from_dict(ROWS)
+    offline(model, tokenizer, rows, tmp_path, log_completions=True, logging_steps=1, max_steps=1).train()
+    table = pq.read_table(next((tmp_path / "offline").glob("completions/*.parquet"))).to_pydict()
+    text = dict(zip(table["prompt"], table["completion"], strict=True))
+    words = [tokenizer.decode([token]) for token in (40, 41, 50, 51, 42)]
+    assert text[tokenizer.decode([30, 31])] == "{}{}⟦{}{}⟧{}".format(*words)
+    assert text[tokenizer.decode([32])] == tokenizer.decode([43])

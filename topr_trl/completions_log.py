@@ -1,7 +1,11 @@
 """`log_completions`: tables of rows with the weight and log-ratio that the loss gave each of them."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from transformers.utils import is_rich_available
 from trl.trainer.utils import print_prompt_completions_sample
 
 from topr_trl.data.collator import column
+from topr_trl.data.masks import MASK
 
 WEIGHT_COLUMNS = ("weight", "log_ratio")
 
@@ -74,19 +79,34 @@ class LogCompletions(TrainerCallback):
     def _table(self, seen: list[tuple[int, Shown, Shown]], step: int) -> dict[str, list[Any]]:
         """The columns of the table, which TRL's have too."""
         numbers, weights, log_ratios = zip(*seen, strict=True)
-        dataset, decode = self.trainer.train_dataset, self.trainer.processing_class.decode
+        dataset, decode = (
+            self.trainer.train_dataset,
+            partial(self.trainer.processing_class.decode, skip_special_tokens=True),
+        )
         places = pc.index_in(pa.array(numbers), value_set=column(dataset, "row"))
         rows = dataset.select(places.to_pylist())[:]
         ids = list(zip(rows["input_ids"], rows["prompt_length"], strict=True))
+        masks = rows.get(MASK, [None] * len(seen))
         return {
             "step": [step] * len(seen),
-            "prompt": [decode(tokens[:start], skip_special_tokens=True) for tokens, start in ids],
-            "completion": [decode(tokens[start:], skip_special_tokens=True) for tokens, start in ids],
+            "prompt": [decode(tokens[:start]) for tokens, start in ids],
+            "completion": [
+                _completion(tokens[start:], mask, decode) for (tokens, start), mask in zip(ids, masks, strict=True)
+            ],
             "reward": rows["given_reward"],
             "advantage": rows["reward"],
             "weight": list(weights),
             "log_ratio": list(log_ratios),
         }
+
+
+def _completion(ids: list[int], mask: list[bool] | None, decode: Callable[[list[int]], str]) -> str:
+    """The text of a completion; what the model did not write is between ⟦ and ⟧."""
+    if mask is None:
+        return decode(ids)
+    runs = groupby(zip(ids, mask, strict=True), key=itemgetter(1))
+    texts = ((own, decode([token for token, _ in run])) for own, run in runs)
+    return "".join(text if own else f"⟦{text}⟧" for own, text in texts)
 
 
 def show(table: dict[str, list[Any]], args: Any) -> None:
