@@ -133,6 +133,14 @@ def test_the_settings_of_a_loop_can_be_planned(tmp_path, capsys):
         cli.main(["plan", "--config", str(config)])
 
 
+def test_what_helps_where_nothing_fits(capsys):
+    cli.main(["plan", "--max_new_tokens", "30000"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Nothing fits. Less memory is needed with per_device_train_batch_size=1 (now 8); optim=adamw_torch" in said
+    cli.main(["plan", "--max_new_tokens", "30000", "--per_device_train_batch_size", "1"])
+    assert "Nothing fits" not in capsys.readouterr().out
+
+
 def test_command(capsys):
     cli.main(["plan", "--model", "70b", "--nodes", "4", "--vllm_tensor_parallel_size", "4", "--optim",
               "adamw_torch_fused", "--per_device_train_batch_size", "1"])  # fmt: skip

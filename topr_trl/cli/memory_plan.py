@@ -157,13 +157,27 @@ def _memory_table(args: PlanArguments, shape: Shape) -> str:
     trained = shape.total if args.lora_parameters is None else args.lora_parameters
     host = (16 * trained + 2 * shape.total) / args.nodes / GIB
     align = ("left", *["right"] * (len(header) - 2), "left")
+    advice = "" if any(row[-1] == "fits" for row in rows) else fill(f"Nothing fits. {_advice(args)}", 120) + "\n"
     return (
-        f"{tabulate(rows, header, disable_numparse=True, colalign=align)}\n"
+        f"{tabulate(rows, header, disable_numparse=True, colalign=align)}\n{advice}"
         "Peak: weights and optimizer, and the larger of gradients + buffers + activations, and of the step.\n"
         f"zero3_offload: also {host:,.0f} GiB of each node's own memory.\n"
         "fsdp2: with sync_each_batch in accelerator_config; else unsharded gradients are accumulated, "
         f"{2 * trained / GIB:,.1f} GiB."
     )
+
+
+def _advice(args: PlanArguments) -> str:
+    """What would need less memory."""
+    steps = {
+        f"per_device_train_batch_size=1 (now {args.per_device_train_batch_size})": args.per_device_train_batch_size > 1,
+        "gradient_checkpointing": not args.gradient_checkpointing,
+        "optim=adamw_torch_fused, with which fsdp2 and zero3_offload can be used": args.optim == "adafactor",
+        "more nodes, or GPUs with more memory": True,
+        "an adapter (use_peft, lora_parameters)": args.lora_parameters is None,
+        "shorter rows": True,
+    }
+    return f"Less memory is needed with {'; '.join(step for step, helps in steps.items() if helps)}."
 
 
 def _times(args: PlanArguments, shape: Shape) -> str:
