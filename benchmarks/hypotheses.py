@@ -71,6 +71,12 @@ HYPOTHESES = {
         "the entropy of positives only falls faster; in pass@1 they end level.",
         "p~ = 50 % does not end above positives only in pass@64 by an interval, or ends above it in pass@1",
     ),
+    "long_repeated": Hypothesis(
+        "Over 20 iterations right answers that are repeated to as much computation as TOPR has end above p~ = 50 % in "
+        "pass@1, and below it in pass@64. (Added on 2026-11-22, when one pass had shown them above every share in "
+        "pass@1, before any cell of the long run.)",
+        "they do not end above p~ = 50 % in pass@1 by an interval, or not below it in pass@64",
+    ),
     "predictor": Hypothesis(
         "Over all base models under AdamW the share at which AdamW's own step gains most at the base model has a lower "
         "mean regret than every constant share.",

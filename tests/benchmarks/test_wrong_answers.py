@@ -308,6 +308,7 @@ def planted(cell):
     if cell["claim"] == "long_run":
         better = 0.2 if cell["run"] == "p~ 50 %" else 0.0
         ends = {str(k): 0.5 + wobble + (better if k > 1 else 0.0) for k in long_run.KS}
+        ends["1"] += 0.1 if cell["run"] == "positives, repeated" else 0.0
         curve = [{"pass@1": 0.5 + wobble}] * (long_run.ITERATIONS // long_run.EVERY)
         return {"curve": curve, "pass": ends, "maj": {"64": 0.5}, "never_solved": 0.1, "entropy": 3.0,
                 "different_answers": 9.0}  # fmt: skip
@@ -343,6 +344,7 @@ def test_verdicts_follow_the_results(store, tmp_path):
         "own_metric": "does not hold here",  # 50 % is a constant, too
         "taper": "holds",
         "long_run": "holds",
+        "long_repeated": "holds",
         "predictor": "does not hold here",
     }
     (of_trials,) = trials.report(store, PROFILE, tmp_path)
