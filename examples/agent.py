@@ -3,14 +3,13 @@
     python examples/agent.py
 
 A notebook of cells, a few minutes on a laptop's CPU, no download. The embedded model learns from a careless author to
-look up prices and to call a calculator. Its runs are logged as messages, and two copies of it learn from that log: one
+ask for a price and to call a calculator. Its runs are logged as messages, and two copies of it learn from that log: one
 is told which words are the agent's, the other takes what the tools said for its own.
 """
 
 # %% Settings
 import random
 import re
-from math import prod
 from pathlib import Path
 
 import torch
@@ -33,35 +32,34 @@ from topr_trl.tasks import gsm8k
 from topr_trl.tasks.arithmetic import CARELESS_MODEL
 
 OUT, SEED = Path("topr-agent"), 0
-DEMONSTRATIONS, LOGGED_PROBLEMS, HELD_OUT_PROBLEMS, RUNS, MOST_TURNS = 8_000, 300, 100, 8, 5
+DEMONSTRATIONS, LOGGED_SHOPS, HELD_OUT_SHOPS, RUNS, MOST_TURNS = 12_000, 150, 100, 8, 4
 ON_A_CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "optim": "adamw_torch", "seed": SEED,
-            "save_strategy": "no", "report_to": "none"}  # fmt: skip
-THINGS = ("apples", "pens", "cards", "shells", "stamps", "coins", "beads", "books", "nuts", "pins")
+            "save_strategy": "no", "report_to": "none", "per_device_train_batch_size": 32}  # fmt: skip
 rng = random.Random(SEED)
 
 
 # %% The environment: a shop with prices of its own, and two tools. `price` says more than was asked for, as tools do.
 class Shop:
     def __init__(self) -> None:
-        self.prices = {thing: rng.randint(2, 20) for thing in THINGS}
-        self.order = [(rng.randint(2, 9), thing) for thing in rng.sample(THINGS, 2)]
-        (n, first), (m, second) = self.order
-        self.question = f"How many coins is {n} {first} and {m} {second}?"
-        self.answer = str(n * self.prices[first] + m * self.prices[second])
+        self.prices = {str(box): rng.randint(2, 30) for box in rng.sample(range(10, 100), 6)}
+        self.count, self.box = rng.randint(2, 9), rng.choice(list(self.prices))
+        self.question = [{"role": "user", "content": f"Ana gets {self.count} boxes of {self.box}. How many coins?"}]
+        self.answer = str(self.count * self.prices[self.box])
 
-    def price(self, thing: str) -> str:
-        others = ", ".join(f"{price} {other}" for other, price in rng.sample(sorted(self.prices.items()), 4))
-        return f"{thing}: {self.prices[thing]} coins. Also: {others}." if thing in self.prices else "no such thing"
+    def price(self, box: str) -> str:
+        others = ", ".join(f"{n} coins for {other}" for other, n in rng.sample(sorted(self.prices.items()), 3))
+        return f"{self.prices[box]} coins. Also {others}." if box in self.prices else "no such box"
 
-    def total(self, sums: str) -> str:
-        if not re.fullmatch(r"\d{1,3}( [*+] \d{1,3}){1,5}", sums):
-            return "no such sum"
-        return str(sum(prod(map(int, part.split(" * "))) for part in sums.split(" + ")))
+    def total(self, of: str) -> str:
+        numbers = re.fullmatch(r"(\d{1,3}) ([*+]) (\d{1,3})", of)
+        if not numbers:
+            return "no such total"
+        x, y = int(numbers[1]), int(numbers[3])
+        return str(x * y if numbers[2] == "*" else x + y)
 
-    def answer_call(self, message: dict) -> dict:
-        called = message["tool_calls"][0]["function"]
-        said = getattr(self, called["name"])(called["arguments"]["of"])
-        return {"role": "tool", "name": called["name"], "content": said}
+    def use(self, message: dict) -> dict:
+        tool = message["tool_calls"][0]["function"]
+        return {"role": "tool", "name": tool["name"], "content": getattr(self, tool["name"])(tool["arguments"]["of"])}
 
 
 def call(name: str, of: str) -> dict:
@@ -71,17 +69,13 @@ def call(name: str, of: str) -> dict:
 
 # %% A careless author, from whom the model learns to use the tools, mistakes included.
 def run_carelessly(shop: Shop) -> list[dict]:
-    """A run in which a price may be of another thing, a sign may be wrong, and the result may be another."""
-    messages, parts = [], []
-    for n, thing in shop.order:
-        asked = rng.choice(THINGS) if rng.random() < 0.15 else thing
-        messages.append(call("price", asked))
-        messages.append(shop.answer_call(messages[-1]))
-        parts.append(f"{n} {'+' if rng.random() < 0.15 else '*'} {shop.prices[asked]}")
-    messages.append(call("total", " + ".join(parts)))
-    messages.append(shop.answer_call(messages[-1]))
-    result = int(messages[-1]["content"]) + (rng.choice((-10, -1, 1, 10)) if rng.random() < 0.15 else 0)
-    return [*messages, {"role": "assistant", "content": f"The answer is {result}."}]
+    """A run in which the box may be another, the sign may be wrong, and the answer may not be what the tool said."""
+    box = rng.choice(list(shop.prices)) if rng.random() < 0.2 else shop.box
+    first = call("price", box)
+    second = call("total", f"{shop.count} {'+' if rng.random() < 0.2 else '*'} {shop.prices[box]}")
+    said = shop.use(second)
+    answer = int(said["content"]) + (rng.choice((-10, -1, 1, 10)) if rng.random() < 0.2 else 0)
+    return [first, shop.use(first), second, said, {"role": "assistant", "content": f"The answer is {answer}."}]
 
 
 # %% The embedded model gets a chat template, and is taught by the author.
@@ -102,20 +96,14 @@ def write(messages: list[dict], **how) -> str:
     return tokenizer.apply_chat_template(messages, tokenize=False, **how)
 
 
-def ask(shop: Shop) -> list[dict]:
-    return [{"role": "user", "content": shop.question}]
-
-
-demonstrations = [write(ask(shop) + run_carelessly(shop)) for shop in (Shop() for _ in range(DEMONSTRATIONS))]
-print(f"The author at work:\n\n{demonstrations[0]}")
+shops = [Shop() for _ in range(DEMONSTRATIONS)]
+demonstrations = Dataset.from_dict({"text": [write(shop.question + run_carelessly(shop)) for shop in shops]})
+print(f"The author at work:\n\n{demonstrations['text'][0]}")
 set_seed(SEED)
 model = AutoModelForCausalLM.from_pretrained(CARELESS_MODEL, dtype=torch.float32)
-warm_up = SFTConfig(
-    str(OUT / "warm-up"), learning_rate=2e-3, lr_scheduler_type="cosine", num_train_epochs=1,
-    per_device_train_batch_size=32, logging_steps=50, **ON_A_CPU,
-)  # fmt: skip
-taught = Dataset.from_dict({"text": demonstrations})
-teacher = SFTTrainer(model, warm_up, train_dataset=taught, processing_class=tokenizer)
+warm_up = SFTConfig(str(OUT / "warm-up"), learning_rate=2e-3, lr_scheduler_type="cosine", num_train_epochs=1,
+                    logging_steps=50, **ON_A_CPU)  # fmt: skip
+teacher = SFTTrainer(model, warm_up, train_dataset=demonstrations, processing_class=tokenizer)
 teacher.train()
 teacher.save_model()
 
@@ -127,27 +115,27 @@ def parse(text: str) -> dict:
 
 
 def run_agent(model, shops: list[Shop], folder: Path) -> Dataset:
-    """RUNS runs in each shop, turn by turn, until the agent answers without calling a tool."""
+    """RUNS runs in each shop, turn by turn, until the agent answers without calling a tool; scored and saved."""
     runs = [{"problem_id": n, "shop": shop, "said": []} for n, shop in enumerate(shops) for _ in range(RUNS)]
     sampling, going = SamplingArguments(num_generations=1, max_new_tokens=24), runs
     for turn in range(MOST_TURNS):
-        prompts = [write(ask(run["shop"]) + run["said"], add_generation_prompt=True) for run in going]
+        prompts = [write(run["shop"].question + run["said"], add_generation_prompt=True) for run in going]
         turns = Dataset.from_dict({"prompt": prompts, "problem_id": range(len(going))})
         turns = sample_completions(model, tokenizer, turns, sampling, seed=SEED + turn, description=f"Turn {turn + 1}")
         for run, text in zip(going, turns["completion"], strict=True):
             run["said"].append(parse(text))
         going = [run for run in going if run["said"][-1].get("tool_calls")]
         for run in going:
-            run["said"].append(run["shop"].answer_call(run["said"][-1]))
+            run["said"].append(run["shop"].use(run["said"][-1]))
         if not going:
             break
-    rows = [{"problem_id": run["problem_id"], "prompt": ask(run["shop"]), "completion": run["said"],
+    rows = [{"problem_id": run["problem_id"], "prompt": run["shop"].question, "completion": run["said"],
              "answer": run["shop"].answer} for run in runs]  # fmt: skip
     save_rows(score_completions(Dataset.from_list(rows), gsm8k.judge), folder)
     return load_rows(folder)
 
 
-log = run_agent(model, [Shop() for _ in range(LOGGED_PROBLEMS)], OUT / "log")
+log = run_agent(model, [Shop() for _ in range(LOGGED_SHOPS)], OUT / "log")
 print(f"\nFrom the log, {log[0]['verdict']}:\n\n{write(log[0]['prompt'] + log[0]['completion'])}")
 
 
@@ -158,13 +146,11 @@ def without_mask(row: dict) -> dict:
     return {"prompt_ids": tokenizer(prompt)["input_ids"], "completion_ids": tokenizer(completion)["input_ids"]}
 
 
-held_out = [Shop() for _ in range(HELD_OUT_PROBLEMS)]
+held_out = [Shop() for _ in range(HELD_OUT_SHOPS)]
 results = Evaluations(before=evaluate_rows(run_agent(model, held_out, OUT / "before")))
 for label, rows in (("TOPR", log), ("TOPR, without the mask", log.map(without_mask))):
     folder = OUT / ("trained" if rows is log else "without-mask")
-    settings = OfflineTOPRConfig(
-        str(folder), learning_rate=3e-4, per_device_train_batch_size=32, logging_steps=25, **ON_A_CPU
-    )
+    settings = OfflineTOPRConfig(str(folder), learning_rate=1e-4, logging_steps=10, **ON_A_CPU)
     copy = AutoModelForCausalLM.from_pretrained(OUT / "warm-up", dtype=torch.float32)
     trainer = OfflineTOPRTrainer(copy, settings, rows, processing_class=tokenizer)
     print(f"\n{label}: training on {trainer.curated}.")
