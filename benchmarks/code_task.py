@@ -5,7 +5,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -22,6 +21,7 @@ from topr_trl import (
     sample_completions,
     score_completions,
 )
+from topr_trl.pipeline.trial import Arm
 from topr_trl.sandbox import run_tests
 
 MAX_NEW_TOKENS = 48
@@ -39,17 +39,18 @@ def folder() -> Path:
     return place
 
 
-def run(settings: dict[str, Any], learning_rate: float, num_rows: int, seed: int) -> dict[str, float]:
+def run(arm: Arm, learning_rate: float, num_rows: int, seed: int) -> dict[str, float]:
     """Train on rows of the log, and test on the held-out tasks.
 
     Args:
-        settings: of `OfflineTOPRConfig`.
+        arm: of `topr trial`; its settings are those of `OfflineTOPRConfig`.
         num_rows: of whole tasks, chosen by the seed.
     """
     place = folder()
     log, before = load_rows(place / "log"), load_rows(place / "before")
     tasks = np.random.default_rng(seed).permutation(np.unique(log["problem_id"]))
     chosen = np.isin(log["problem_id"], tasks[: num_rows * len(tasks) // len(log)])
+    settings = arm.of_steps(1.0, float((np.array(log["reward"])[chosen] > 0).mean())).settings
     tokenizer = AutoTokenizer.from_pretrained(place / "warm-up")
     with tempfile.TemporaryDirectory() as out:
         args = OfflineTOPRConfig(

@@ -101,14 +101,21 @@ def test_labels_are_rewards(scored, tmp_path):
 
 @pytest.mark.parametrize(
     ("rewards", "left_out"),
-    [([1.0, -1.0], set()), ([1.0, 0.0], {"paper"}), ([-1.0, -2.0], {"positives-only"}),
-     ([0.2, 0.7], {"paper"})],
+    [([1.0, -1.0], set()), ([1.0, 0.0], {"paper"}), ([-1.0, -2.0], {"positives-only", "positives-repeated"}),
+     ([0.2, 0.7], {"paper", "positives-repeated"})],
 )  # fmt: skip
 def test_settings_that_are_the_same_on_these_rows_are_not_tried(scored, tmp_path, rewards, left_out):
     rows = load_rows(scored).remove_columns("reward")
     save_rows(rows.add_column("reward", rewards * 24), tmp_path / "logged")
     found = splitting(tmp_path / "logged", tmp_path / "out", test_by="rewards").settings
     assert set(found) == {arm.name for arm in ARMS} - left_out
+
+
+def test_repeated_positives_have_as_many_steps_as_the_others():
+    (repeated,) = (arm for arm in ARMS if arm.name == "positives-repeated")
+    assert repeated.of_steps(1.0, 0.4).settings == {"curation": "positives", "num_train_epochs": 2.5}
+    assert repeated.of_steps(2.0, 0.25).at(3.0).settings["num_train_epochs"] == 8.0
+    assert ARMS[0].of_steps(1.0, 0.4) == ARMS[0]
 
 
 def test_a_judge_that_is_not_that_of_the_rows_is_not_used(scored, tmp_path):
@@ -207,7 +214,7 @@ def test_a_trial(scored, tmp_path, here, capsys, test_by):
         manifest.check_whole(out / "paper" / "model")
     main.main(command)
     again = capsys.readouterr().out
-    steps_of_it = (2 if test_by == "answers" else 1) + 10 * (3 if test_by == "answers" else 2)
+    steps_of_it = (2 if test_by == "answers" else 1) + (len(ARMS) + 4) * (3 if test_by == "answers" else 2)
     assert again.count(f"/{steps_of_it}] ") == said.count(f"/{steps_of_it}] ") == steps_of_it
     assert again.count("done before") == steps_of_it
     assert json.loads((out / "trial.json").read_text())["arms"] == best

@@ -35,11 +35,13 @@ class Split:
     Attributes:
         by_answers: whether the held-out problems are sampled and judged; otherwise their rows' rewards are weighted.
         rows: to train on.
+        positive_share: of them, by their rewards as they are.
         settings: names of those that can be tried on these rows, and differ on them.
     """
 
     by_answers: bool
     rows: int
+    positive_share: float
     settings: list[str]
 
 
@@ -65,11 +67,14 @@ def split(trial: TrialArguments, source: Path, folder: Path, settings: Mapping[s
             write_parquet(tested, folder / PROBLEMS)
         else:
             save_rows(tested, folder / HELD_OUT)
-        manifest.finish(folder, "split", made.rows, by_answers=made.by_answers, settings=made.settings)
+        manifest.finish(
+            folder, "split", made.rows, by_answers=made.by_answers, positive_share=made.positive_share,
+            settings=made.settings,
+        )  # fmt: skip
     known = manifest.read(folder)
     assert known is not None
     entry = known.stages["split"]
-    return Split(entry["by_answers"], entry["rows"], entry["settings"])
+    return Split(entry["by_answers"], entry["rows"], entry["positive_share"], entry["settings"])
 
 
 def _plan(
@@ -112,7 +117,7 @@ def _plan(
         )
     else:
         kept = _to_weight(rows.select(tested), numbers)
-    return rows, training, kept, Split(by_answers, len(training), names)
+    return rows, training, kept, Split(by_answers, len(training), float((rewards[training] > 0).mean()), names)
 
 
 def _as_they_came(rows: Dataset) -> Dataset:
@@ -136,6 +141,8 @@ def _differs(settings: Mapping[str, Any], rewards: FloatArray, problems: NDArray
         except ValueError:
             return False
         return True
+    if settings.get("curation") == "positives":
+        return 0 < (rewards > 0).mean() < 1
     if settings.get("preset") == "positives_only":
         return bool((rewards > 0).any())
     return bool((rewards < 0).any())  # else it is positives only

@@ -4,7 +4,7 @@ First each share of positives at the learning rate that is given, then the two b
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,12 @@ class Arm:
         word = "low" if factor < 1 else "high"
         return Arm(f"{self.name}-{word}-rate", self.label, self.settings, factor)
 
+    def of_steps(self, epochs: float, positive_share: float) -> "Arm":
+        """The same with as many steps as `epochs` over all rows have, if it reads the positives alone."""
+        if self.settings.get("curation") != "positives":
+            return self
+        return replace(self, settings={**self.settings, "num_train_epochs": round(epochs / positive_share, 2)})
+
 
 ARMS = (
     Arm("paper", "c = 0 (the paper)", {}),
@@ -67,6 +73,7 @@ ARMS = (
     ),
     Arm("group-mean", "group mean", {"baseline": "group_mean"}),
     Arm("positives-only", "positives only", {"preset": "positives_only"}),
+    Arm("positives-repeated", "positives, repeated", {"curation": "positives"}),  # as many steps, see `of_steps`
 )
 
 
@@ -116,7 +123,8 @@ class _Parts:
 
     def __init__(self, trial: TrialArguments, out: Path, rows: Split) -> None:
         self.trial, self.out, self.rows = trial, out, rows
-        self.first = [arm for arm in ARMS if arm.name in rows.settings]
+        epochs = trial.num_train_epochs
+        self.first = [arm.of_steps(epochs, rows.positive_share) for arm in ARMS if arm.name in rows.settings]
         self.found: dict[Arm | None, tuple[NDArray[np.float64], float]] = {}  # values and effective samples
         of_testing = 2 if rows.by_answers else 1
         arms = len(self.first) + _IN_SECOND_ROUND * len(_FACTORS)
