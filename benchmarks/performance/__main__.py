@@ -47,6 +47,7 @@ class Sizes:
         self.micro_batch, self.accumulation = (8, 2) if small else (8, 8)
         self.problems = [64, 128] if small else [data.PROBLEMS // 8, data.PROBLEMS // 2, data.PROBLEMS]
         self.tokens = [32, 128] if small else [64, 256, 1_024]
+        self.records = 2_000 if small else 100_000  # of a log that is imported
 
     def case(self, lengths: Any, steps: int = 0, accumulation: int = 0, positives: float = 0.5, **changes: Any) -> Case:
         accumulation = accumulation or self.accumulation
@@ -117,6 +118,15 @@ def measure(sizes: Sizes, say: Callable[[str], Any]) -> dict[str, Any]:
             shutil.rmtree(folder / "cache")
             results["rows"].append(entry)
             shutil.rmtree(rows)
+        log = folder / "log.jsonl"
+        data.write_log(log, sizes.records)
+        results["import"] = {"records": sizes.records, "bytes": log.stat().st_size, "import": [], "parse": []}
+        for _ in range(2):
+            say(f"{sizes.records:,} records: parsing and tokenizing")
+            results["import"]["parse"].append(data.parse_log(log))
+            say(f"{sizes.records:,} records: importing")
+            results["import"]["import"].append(data.import_log(log, folder / "imported"))
+            shutil.rmtree(folder / "imported")
     return results
 
 

@@ -1,4 +1,4 @@
-"""What comes before the first step: curation and start on as many rows as an iteration on GSM8K has."""
+"""What comes before the first step: curation and start on as many rows as an iteration on GSM8K has, and importing."""
 
 import json
 import subprocess
@@ -45,6 +45,41 @@ def write_candidates(folder: Path, problems: int) -> int:
     return problems * SAMPLES
 
 
+RESPONSE = 1_000  # tokens of a logged response
+
+
+def write_log(path: Path, records: int) -> None:
+    """Chat completions as vLLM's server returns them, with token ids; each has `RESPONSE` tokens, four letters each."""
+    rng = np.random.default_rng(0)
+    letters = rng.integers(97, 123, 4 * RESPONSE).astype(np.uint8).tobytes().decode()
+    ids = rng.integers(2, WORDS, RESPONSE).tolist()
+    choice = {"index": 0, "message": {"role": "assistant", "content": letters}, "finish_reason": "stop",
+              "token_ids": ids}  # fmt: skip
+    with path.open("w") as file:
+        for n in range(records):
+            request = {"messages": [{"role": "user", "content": f"Question {n // 16}?"}], "temperature": 1.0}
+            response = {"id": str(n), "choices": [choice], "prompt_token_ids": ids[:20]}
+            file.write(json.dumps({"request": request, "response": response, "stars": n % 2}) + "\n")
+
+
+_IMPORT = """
+    from topr_trl.cli.main import main
+    start = time.perf_counter()
+    main(["import", "--format", "openai", "--input", {log!r}, "--output_dir", {out!r}, "--reward_fields", "stars"])
+"""
+
+_PARSE = """
+    import json
+    from transformers import AutoTokenizer
+    from topr_trl.tasks.arithmetic import CARELESS_MODEL
+    tokenizer = AutoTokenizer.from_pretrained(CARELESS_MODEL)
+    start = time.perf_counter()
+    with open({log!r}) as file:
+        for line in file:
+            record = json.loads(line)
+            tokenizer(record["response"]["choices"][0]["message"]["content"])
+"""
+
 _CURATE = """
     from topr_trl.cli.main import main
     start = time.perf_counter()
@@ -87,6 +122,16 @@ print("\\nMEASURED", time.perf_counter() - start, most * 1024)
         raise RuntimeError(done.stderr[-4_000:])
     _, seconds, memory = done.stdout.strip().splitlines()[-1].split()
     return float(seconds), int(memory)
+
+
+def import_log(log: Path, out: Path) -> tuple[float, int]:
+    """Seconds and bytes of `topr import`, Python's own imports left out."""
+    return _apart(_IMPORT.format(log=str(log), out=str(out)))
+
+
+def parse_log(log: Path) -> tuple[float, int]:
+    """Seconds and bytes of what no import can do without: reading JSON and tokenizing what the model wrote."""
+    return _apart(_PARSE.format(log=str(log)))
 
 
 def curate(rows: Path, out: Path) -> tuple[float, int]:
