@@ -303,9 +303,9 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
             )
         if self.top_k is None:
             self.top_k = 0 if self.log_mu == "sampler" else 500
+        super().__post_init__()
         if self.log_mu == "sampler":
             self._refuse_filters()
-        super().__post_init__()
         generate_every = self.steps_per_generation * self.num_iterations
         if self.beta != 0 and self.use_bias_correction_kl and self.gradient_accumulation_steps % generate_every != 0:
             raise ValueError(
@@ -315,21 +315,35 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
             )
 
     def _refuse_filters(self) -> None:
-        """A ValueError for settings by which vLLM's log-probabilities, as TRL asks for them, are not those of π."""
-        given = {name: getattr(self, name) for name in _UNFILTERED} | (self.generation_kwargs or {})
-        filters = [f"{name}={given[name]:g}" for name, allowed in _UNFILTERED.items() if given[name] not in allowed]
-        if filters:
+        """A ValueError for settings by which vLLM's log-probabilities, as TRL asks for them, are not those of π.
+
+        TRL has parsed `generation_kwargs` by now; they go to vLLM last.
+        """
+        given = {name: getattr(self, name, None) for name in _UNFILTERED} | (self.generation_kwargs or {})
+        allowed = {**_UNFILTERED, "temperature": (self.temperature,)}
+        wrong = [
+            f"{name}={value!r}"
+            for name, value in given.items()
+            if value is not None and name not in _HARMLESS and value not in allowed.get(name, ())
+        ]
+        if wrong:
             raise ValueError(
-                f"log_mu='sampler' with {' and '.join(filters)}: the sampler's log-probabilities are of what that "
-                "leaves of the vocabulary, so they are larger than the trainer's, and every negative would begin with "
-                "a small weight. Remove it, or set log_mu='trainer'."
+                f"log_mu='sampler' with {' and '.join(wrong)}: the sampler's log-probabilities are then not those of "
+                "the whole vocabulary at `temperature`, which the trainer computes. Those of a part of it are larger, "
+                "and every negative would begin with a small weight. Leave that out, or set log_mu='trainer'."
             )
 
 
-# With these values nothing but the temperature changes what vLLM samples from.
-_UNFILTERED: dict[str, tuple[float | None, ...]] = {
-    "top_p": (1.0,), "top_k": (0, -1), "min_p": (None, 0.0), "repetition_penalty": (1.0,),
+# With these values nothing but the temperature changes what vLLM samples from; nothing else may be set, but what is
+# harmless. None is vLLM's default.
+_UNFILTERED: dict[str, tuple[float, ...]] = {
+    "top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,), "repetition_penalty": (1.0,), "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,), "vllm_structured_outputs_regex": (),
 }  # fmt: skip
+_HARMLESS = frozenset({
+    "seed", "stop", "stop_token_ids", "max_tokens", "include_stop_str_in_output", "skip_special_tokens",
+    "spaces_between_special_tokens", "detokenize", "ignore_eos",
+})  # fmt: skip
 
 
 _SFT_ONLY = {

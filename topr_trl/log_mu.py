@@ -87,7 +87,7 @@ class LogMu:
         """
         needs_N = self.needs(dataset)
         if "mu_logps" in dataset.column_names:
-            check_log_mu(name, dataset, needs_N, model, self.args.ratio_level)
+            check_log_mu(name, dataset, needs_N, model, self.args)
         elif not self.values.keys() >= set(_keys(dataset, needs_N)):
             rows = rows_fingerprint(dataset, needs_N)
             if resumed:  # the other processes may have no such disk
@@ -191,40 +191,49 @@ def _keys(dataset: Dataset, which_N: NDArray[np.bool_]) -> list[tuple[int, int]]
     return list(zip(datasets, rows, strict=True))
 
 
-def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], model: str, ratio_level: str) -> None:
+def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], model: str, args: OfflineTOPRConfig) -> None:
     """Check the log μ that tokenized rows brought, of the rows that need it.
 
     Raises:
-        ValueError: it was computed by another model, or a row's values are missing, impossible or not one per token.
+        ValueError: it was computed by another model or at another temperature, or a row's values are missing,
+            impossible or not one per token.
     """
     if "mu_fingerprint" in dataset.column_names:
         others = set(pc.unique(column(dataset, "mu_fingerprint").filter(pa.array(needs_N))).to_pylist()) - {model}
-        if others:
+        other = sorted(map(str, others))[0] if others else model
+        if other != model and other.partition("@")[0] == model.partition("@")[0]:
             raise ValueError(
-                f"Column `mu_logps` was computed by another model: mu_fingerprint {sorted(map(str, others))[0]}, and "
+                f"Column `mu_logps` was computed at another temperature than log π: mu_fingerprint {other}, and the "
+                f"model in training has {model} (the number after @; 1 without one). Give the rows the column "
+                "`temperature` that they had then, or remove mu_logps and mu_fingerprint, and log μ is computed."
+            )
+        if other != model:
+            raise ValueError(
+                f"Column `mu_logps` was computed by another model: mu_fingerprint {other}, and "
                 f"the model in training has {model}. If that model did write these rows and is the μ you mean, remove "
                 "the column `mu_fingerprint`; to compute log μ with the model in training, remove both."
             )
     counts, rows = completion_lengths(dataset), column(dataset, "row").to_numpy()
     for row, mu_logps, count, needed in zip(rows, dataset["mu_logps"], counts, needs_N, strict=True):
-        if needed and (wrong := _what_is_wrong(mu_logps, int(count), ratio_level)):
+        if needed and (wrong := _what_is_wrong(mu_logps, int(count), args)):
             raise ValueError(f"Row {row} of the {name} dataset: {wrong}")
 
 
-def _what_is_wrong(mu_logps: object, tokens: int, ratio_level: str) -> str | None:
+def _what_is_wrong(mu_logps: object, tokens: int, args: OfflineTOPRConfig) -> str | None:
+    remedy = "drop the column" if args.log_mu == "trainer" else "set log_mu='trainer'"
     if isinstance(mu_logps, list) and len(mu_logps) != tokens:
         return (
             f"log μ of {len(mu_logps)} tokens for a completion of {tokens}. Give one value per token of "
-            "`completion_ids` (or per token that the model wrote); or drop the column, and log μ is computed."
+            f"`completion_ids` (or per token that the model wrote); or {remedy}, and log μ is computed."
         )
     # Rounding may leave a certain token a little above 0.
     for value in mu_logps if isinstance(mu_logps, list) else [mu_logps]:
         if not (isinstance(value, int | float) and -math.inf < value <= 1e-3):
             return (
-                f"log μ must be a finite number of at most 0 for each token, or their sum; found {value}. Drop the "
-                "column, and log μ is computed."
+                f"log μ must be a finite number of at most 0 for each token, or their sum; found {value}. Fix it; or "
+                f"{remedy}, and log μ is computed."
             )
-    if ratio_level == "token" and not isinstance(mu_logps, list):
+    if args.ratio_level == "token" and not isinstance(mu_logps, list):
         return "ratio_level='token' needs log μ for each token, not their sum."
     return None
 
@@ -293,7 +302,8 @@ def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
         found = (table.schema.metadata or {}).get(what.encode(), b"unknown").decode()
         if found != expected:
             raise ValueError(
-                f"{path} holds log μ of another {'model' if what == 'model' else 'set of rows, rewards or limits'}: "
+                f"{path} holds log μ of another "
+                f"{'model or temperature' if what == 'model' else 'set of rows, rewards or limits'}: "
                 f"fingerprint {found}, expected {expected}. Resume with the model, rows and settings that the run "
                 "started with, or start again in another output_dir."
             )

@@ -26,13 +26,14 @@ from topr_trl.data.collator import (
     Collator,
     StepsSortedByLength,
     check_tokens,
+    column,
     join_sequences,
     lengths_of,
     unflatten,
 )
 from topr_trl.data.rollouts import join_parts, rollouts_of
 from topr_trl.data.rows import MalformedRow, check_finish_reasons, id_column, problem_column, reward_column
-from topr_trl.data.sampled import TEMPERATURE, temperature_of, why_incomparable
+from topr_trl.data.sampled import temperature_of, why_incomparable
 from topr_trl.data.tokenization import tokenize
 from topr_trl.log_mu import LogMu
 from topr_trl.trainer_base import TOPRMixin, say, settings_for
@@ -76,6 +77,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             if kwargs.get(foreign) is not None:
                 raise ValueError(f"OfflineTOPRTrainer does not take {foreign}: rows and loss are TOPR's. Remove it.")
         _check_datasets([train_dataset, *_by_name(eval_dataset).values()])
+        self._temperature = temperature_of({"train": train_dataset, **_by_name(eval_dataset)})
         if isinstance(eval_dataset, DatasetDict):
             eval_dataset = dict(eval_dataset)
         args = settings_for("OfflineTOPRTrainer", model, args, OfflineTOPRConfig)
@@ -100,11 +102,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     ) -> Dataset:
         rollouts, raw, problems = rollouts_of(dataset), reward_column(dataset), problem_column(dataset)
         firsts = rollouts.firsts_R
-        self._check_temperature(dataset_name, dataset)
-        incomparable = _check_sampler_logps(dataset, self._temperature, len(processing_class), args)
+        incomparable = _check_sampler_logps(dataset_name, dataset, self._temperature, processing_class, args)
         raw, problems = raw[firsts], problems[firsts]
         if dataset_name == "train":
-            self._sampler_reported = "sampler_logps" in dataset.column_names
+            self._sampler_reported = _has_values(dataset, "sampler_logps")
             rewards, chosen = self._choose(dataset, firsts, raw, problems, args)
         else:
             # A target share describes the training set; other sets get the baseline that it led to.
@@ -129,18 +130,6 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if incomparable:  # needed until now, since they may say what is context
             return dataset.remove_columns("sampler_logps")
         return dataset.rename_column("sampler_logps", "mu_logps") if args.log_mu == "sampler" else dataset
-
-    def _check_temperature(self, name: str, dataset: Dataset) -> None:
-        """log π is computed at the temperature of the training set."""
-        temperature = temperature_of(name, dataset)
-        if name == "train":
-            self._temperature = temperature
-        elif temperature != self._temperature:
-            raise ValueError(
-                f"The {name} dataset was sampled at temperature {temperature:g}, and the training dataset at "
-                f"{self._temperature:g}, at which log π is computed. Drop the column `{TEMPERATURE}` of both, or leave "
-                "that dataset out."
-            )
 
     def _choose(
         self,
@@ -229,8 +218,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self._plan_log_mu({"train": self.train_dataset, **_by_name(self.eval_dataset)}, resumed)
         if "train" in self._log_mu.planned and not self._sampler_reported:
             say(
-                "log μ is that of the model which starts training. If another model wrote the rows, that is a proxy; "
-                "give them mu_logps or sampler_logps if you have them.",
+                "log μ is that of the model which starts training. If another model wrote the rows, that is a proxy: "
+                "give them mu_logps, or sampler_logps and log_mu='sampler', if you have them.",
                 self.args,
             )
 
@@ -259,6 +248,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         given = {} if isinstance(eval_dataset, str) else _by_name(eval_dataset)
         raw = {name: rows for name, rows in given.items() if not _is_prepared(rows)}
         _check_datasets(raw.values())
+        temperature_of(raw, self._temperature)
         new = {
             name: self._prepare_dataset(rows, self.processing_class, self.args, False, None, name)
             for name, rows in raw.items()
@@ -354,12 +344,19 @@ def _is_prepared(rows: Any) -> bool:
     return isinstance(rows, Dataset) and {"input_ids", "prompt_length", "row"} <= set(rows.column_names)
 
 
-def _check_sampler_logps(dataset: Dataset, temperature: float, vocabulary: int, args: OfflineTOPRConfig) -> bool:
+def _has_values(dataset: Dataset, name: str) -> bool:
+    return name in dataset.column_names and column(dataset, name).null_count < len(dataset)
+
+
+def _check_sampler_logps(
+    name: str, dataset: Dataset, temperature: float, processing_class: Any, args: OfflineTOPRConfig
+) -> bool:
     """Whether there are `sampler_logps` that cannot be compared with log π; an error if they are to be log μ."""
     if "sampler_logps" in dataset.column_names:
+        vocabulary = len(getattr(processing_class, "tokenizer", processing_class))  # of a processor
         why = why_incomparable(dataset, temperature, vocabulary)
         if why and args.log_mu == "sampler":
-            raise ValueError(f"log_mu='sampler', but {why}.")
+            raise ValueError(f"log_mu='sampler' and the {name} dataset: {why}.")
         return why is not None
     if args.log_mu == "sampler":
         raise ValueError(

@@ -304,10 +304,10 @@ ROWS = [
     ),
     tokenized(
         "log μ of a sampler that drew from a part of the vocabulary",
-        "log_mu='sampler', but rows were sampled with top_p=0.95 and top_k=20, and their sampler_logps are of what "
-        "that left (logprobs_mode is processed_logprobs), so that they are larger than those of the whole vocabulary, "
-        "and every negative would begin with a small weight. Set log_mu='trainer'; or sample "
-        "with top_p=1 and top_k=-1.",
+        "log_mu='sampler' and the train dataset: its rows were sampled with top_p=0.95 and top_k=20, and their "
+        "sampler_logps were computed after that (logprobs_mode is processed_logprobs), so that they are larger than "
+        "those of the whole vocabulary, and every negative would begin with a small weight. Set log_mu='trainer'; or "
+        "sample with top_p=1 and top_k=-1.",
         {"log_mu": "sampler"},
         sampler_logps=[[-1.0]] * 8,
         logprobs_mode=["processed_logprobs"] * 8,
@@ -316,8 +316,8 @@ ROWS = [
     ),
     tokenized(
         "log μ of a sampler at another temperature than its log-probabilities",
-        "log_mu='sampler', but rows were sampled at temperature 0.7, and their sampler_logps may be of temperature 1 "
-        "(logprobs_mode is None). Set log_mu='trainer'; add a column logprobs_mode if you "
+        "log_mu='sampler' and the train dataset: its rows were sampled at temperature 0.7, and their sampler_logps may "
+        "be those at temperature 1 (logprobs_mode is None). Set log_mu='trainer'; add a column logprobs_mode if you "
         "know it (raw_logprobs or processed_logprobs).",
         {"log_mu": "sampler"},
         sampler_logps=[[-1.0]] * 8,
@@ -420,19 +420,19 @@ LOG_MU = [
     brought(
         "a NaN",
         "Row 4 of the train dataset: log μ must be a finite number of at most 0 for each token, or their sum; "
-        "found nan. Drop the column, and log μ is computed.",
+        "found nan. Fix it; or drop the column, and log μ is computed.",
         ones(float("nan"), 4, -5.0),
     ),
     brought(
         "a probability instead of its logarithm",
         "Row 4 of the train dataset: log μ must be a finite number of at most 0 for each token, or their sum; "
-        "found 0.9. Drop the column, and log μ is computed.",
+        "found 0.9. Fix it; or drop the column, and log μ is computed.",
         ones(0.9, 4, -5.0),
     ),
     brought(
         "a completion of probability 0",
         "Row 4 of the train dataset: log μ must be a finite number of at most 0 for each token, or their sum; "
-        "found -inf. Drop the column, and log μ is computed.",
+        "found -inf. Fix it; or drop the column, and log μ is computed.",
         ones(float("-inf"), 4, -5.0),
     ),
     brought(
@@ -658,7 +658,7 @@ IMPORTED = [
     ),
     imported(
         "no line that is whole",
-        "topr import: log/1.jsonl: none of its first 1 lines holds a completion in JSON.",
+        "topr import: log: none of its 1 records holds a completion to learn from.",
         '{"input": "1 +',
     ),
     imported(

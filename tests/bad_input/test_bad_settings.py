@@ -141,9 +141,9 @@ SETTINGS = [
     ),
     setting(
         "the sampler's log μ with a filter",
-        "log_mu='sampler' with top_k=500: the sampler's log-probabilities are of what that leaves of the vocabulary, "
-        "so they are larger than the trainer's, and every negative would begin with a small weight. Remove it, or set "
-        "log_mu='trainer'.",
+        "log_mu='sampler' with top_k=500: the sampler's log-probabilities are then not those of the whole vocabulary "
+        "at `temperature`, which the trainer computes. Those of a part of it are larger, and every negative would "
+        "begin with a small weight. Leave that out, or set log_mu='trainer'.",
         TOPRConfig,
         log_mu="sampler",
         use_vllm=True,

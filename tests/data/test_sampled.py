@@ -1,9 +1,12 @@
+import re
+
 import pyarrow.parquet as pq
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, List, Value
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig
+from topr_trl.checkpoints import model_fingerprint
 from topr_trl.data.sampled import temperature_of, why_incomparable
 
 VOCABULARY = 50
@@ -14,10 +17,22 @@ def sampled(**columns):
 
 
 @pytest.mark.parametrize(
-    ("columns", "expected"), [({}, 1.0), ({"temperature": (0.7, 0.7)}, 0.7), ({"temperature": (None, 1)}, 1.0)]
+    ("columns", "expected"), [({}, 1.0), ({"temperature": (0.7, 0.7)}, 0.7), ({"temperature": (None, None)}, 1.0)]
 )
 def test_temperature(columns, expected):
-    assert temperature_of("train", sampled(**columns)) == expected
+    assert temperature_of({"train": sampled(**columns)}) == expected
+
+
+def test_rows_to_evaluate_that_do_not_say_get_the_temperature_of_the_rows_to_train_on():
+    warm = sampled(temperature=(0.7, 0.7))
+    assert temperature_of({"train": warm, "eval": sampled()}) == 0.7
+    assert temperature_of({"train": sampled(), "eval": sampled(temperature=(1.0, 1.0))}) == 1.0
+    half = warm.cast_column("temperature", Value("float32"))
+    assert temperature_of({"train": warm, "eval": half}) == 0.7
+    with pytest.raises(ValueError, match=r"eval dataset was sampled at temperature 0.7, and log π is computed at 1"):
+        temperature_of({"eval": warm}, training=1.0)
+    with pytest.raises(ValueError, match=r"several temperatures: 0.7, none given\."):
+        temperature_of({"train": sampled(temperature=(0.7, None))})
 
 
 @pytest.mark.parametrize(
@@ -26,21 +41,21 @@ def test_temperature(columns, expected):
         (1.0, {}, None),
         (1.0, {"logprobs_mode": ("raw_logprobs",) * 2, "top_k": (5, 5), "top_p": (0.9, 0.9)}, None),
         (1.0, {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (-1, 0), "top_p": (1, None)}, None),
-        (1.0, {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (VOCABULARY, 99)}, None),
-        (1.0, {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (None, 5)}, r"top_k=5, .* are of what that left"),
-        (1.0, {"top_p": (1.0, 0.95), "top_k": (0, 5)}, r"top_p=0.95 and top_k=5, .* may be of what that left"),
+        (1.0, {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (float(VOCABULARY), 99.0)}, None),
+        (
+            1.0,
+            {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (None, 5)},
+            r"top_k=5, .* were computed after that",
+        ),
+        (1.0, {"top_p": (1.0, 0.95), "top_k": (0, 5)}, r"top_p=0.95 and top_k=5, .* may have been computed after"),
         (0.7, {"logprobs_mode": ("processed_logprobs",) * 2}, None),
-        (0.7, {"logprobs_mode": ("processed_logprobs", "raw_logprobs")}, "sampler_logps are of temperature 1"),
-        (0.7, {}, "may be of temperature 1 .* add a column logprobs_mode"),
+        (0.7, {"logprobs_mode": ("processed_logprobs", "raw_logprobs")}, "sampler_logps are those at temperature 1"),
+        (0.7, {}, "may be those at temperature 1 .* add a column logprobs_mode"),
     ],
 )
 def test_which_log_probabilities_can_be_log_mu(temperature, columns, wrong):
     why = why_incomparable(sampled(**columns), temperature, VOCABULARY)
-    if wrong is None:
-        assert why is None
-    else:
-        with pytest.raises(ValueError, match=wrong):
-            raise ValueError(why)
+    assert why is None if wrong is None else re.search(wrong, why)
 
 
 def settings(folder, **more):
@@ -70,15 +85,19 @@ def test_log_probabilities_are_those_at_the_temperature_of_the_rows(model, token
 
 
 def test_other_evaluation_rows_are_of_the_same_temperature(model, tokenizer, rows, tmp_path):
-    warm = rows.add_column("temperature", [0.5] * len(rows))
-    with pytest.raises(ValueError, match=r"eval dataset was sampled at temperature 0.5, and the training dataset at 1"):
-        OfflineTOPRTrainer(model, settings(tmp_path), rows, warm, processing_class=tokenizer)
+    warm, message = rows.add_column("temperature", [0.5] * len(rows)), "eval dataset was sampled at temperature 0.5"
+    cold = rows.add_column("temperature", [1.0] * len(rows))
+    with pytest.raises(ValueError, match=message):  # before a model is loaded
+        OfflineTOPRTrainer("nowhere", settings(tmp_path), cold, warm, processing_class=tokenizer)
+    trainer = OfflineTOPRTrainer(model, settings(tmp_path), rows, processing_class=tokenizer)
+    with pytest.raises(ValueError, match=message):
+        trainer.evaluate(warm)
 
 
 def test_what_cannot_be_compared_is_neither_log_mu_nor_a_distance(model, tokenizer, rows, tmp_path):
     logps = [[-0.1] * (len(tokenizer(text)["input_ids"]) + 1) for text in rows["completion"]]
     warm = rows.add_column("temperature", [0.5] * len(rows)).add_column("sampler_logps", logps)
-    with pytest.raises(ValueError, match=r"log_mu='sampler', but rows were sampled at temperature 0.5"):
+    with pytest.raises(ValueError, match=r"log_mu='sampler' and the train dataset: its rows were sampled at temp"):
         OfflineTOPRTrainer(model, settings(tmp_path, log_mu="sampler"), warm, processing_class=tokenizer)
     trainer = OfflineTOPRTrainer(model, settings(tmp_path / "own"), warm, processing_class=tokenizer)
     assert trainer.compute_log_mu() == {}
@@ -86,11 +105,24 @@ def test_what_cannot_be_compared_is_neither_log_mu_nor_a_distance(model, tokeniz
     OfflineTOPRTrainer(model, settings(tmp_path, log_mu="sampler"), of_it, processing_class=tokenizer).train()
 
 
-def test_who_wrote_the_rows_is_asked_where_nothing_says_so(model, tokenizer, rows, tmp_path, capsys):
+@pytest.mark.parametrize("known", [None, False, True])
+def test_who_wrote_the_rows_is_asked_where_nothing_says_so(model, tokenizer, rows, tmp_path, capsys, known):
+    if known is not None:  # an import has the column, whether or not the files have log-probabilities
+        logps = [[-0.1] * (len(tokenizer(text)["input_ids"]) + 1) if known else None for text in rows["completion"]]
+        rows = rows.add_column("sampler_logps", logps, feature=List(Value("float32")))
     args = settings(tmp_path, max_steps=1)
     args.disable_tqdm = False
     OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).train()
-    assert "If another model wrote the rows, that is a proxy" in capsys.readouterr().out
+    assert ("If another model wrote the rows, that is a proxy" in capsys.readouterr().out) == (known is not True)
+
+
+def test_log_mu_of_another_temperature_is_not_that_of_another_model(model, tokenizer, rows, tmp_path):
+    brought = rows.add_column("mu_logps", [-3.0] * len(rows))
+    brought = brought.add_column("mu_fingerprint", [f"{model_fingerprint(model)}@0.7"] * len(rows))
+    with pytest.raises(ValueError, match=r"at another temperature than log π: .* Give the rows the column"):
+        OfflineTOPRTrainer(model, settings(tmp_path), brought, processing_class=tokenizer).train()
+    warm = brought.add_column("temperature", [0.7] * len(rows))
+    OfflineTOPRTrainer(model, settings(tmp_path), warm, processing_class=tokenizer).train()
 
 
 def test_online_the_sampler_draws_from_all_tokens_if_its_log_probabilities_are_log_mu(tmp_path):
@@ -98,6 +130,12 @@ def test_online_the_sampler_draws_from_all_tokens_if_its_log_probabilities_are_l
     assert TOPRConfig(**common).top_k == 500
     assert TOPRConfig(**common, use_vllm=True, log_mu="sampler").top_k == 0
     assert TOPRConfig(**common, top_k=20).top_k == 20
-    for filters in ({"top_k": 500}, {"top_p": 0.9}, {"min_p": 0.1}, {"generation_kwargs": {"top_k": 500}}):
+    sampler = {**common, "use_vllm": True, "log_mu": "sampler"}
+    TOPRConfig(**sampler, top_p=None, generation_kwargs='{"seed": 3, "top_k": null, "temperature": 1.0}')
+    for filters in (
+        {"top_k": 500}, {"top_p": 0.9}, {"min_p": 0.1}, {"generation_kwargs": {"top_k": 500}},
+        {"generation_kwargs": '{"min_p": 0.1}'}, {"generation_kwargs": {"temperature": 0.5}},
+        {"generation_kwargs": {"logit_bias": {3: -100}}}, {"vllm_structured_outputs_regex": "a+"},
+    ):  # fmt: skip
         with pytest.raises(ValueError, match="every negative would begin with a small weight"):
-            TOPRConfig(**common, use_vllm=True, log_mu="sampler", **filters)
+            TOPRConfig(**sampler, **filters)

@@ -187,6 +187,30 @@ def test_results_that_verifiers_wrote(imported):
     assert json.loads(first["tools"])[0]["function"]["name"] == "multiply"
 
 
+@pytest.mark.parametrize(
+    ("name", "record", "message"),
+    [
+        ("openai", {"request": {"messages": [{"role": "user", "content": "a"}]}, "response": {"choices": [{}]}},
+         r"line 1: it is not as OpenAI's .* writes it \(KeyError: 'message'\)"),
+        ("openai", {"request": "{}", "response": "{}"}, r"line 1: it is not as .* \(AttributeError: "),
+        ("verifiers", {**TRACE, "nodes": [node("user", [1], [False]), node("assistant", [5, 6], [True], [-1.0], 0)]},
+         "line 1: node 1 has 2 token_ids, 1 values in mask and 1 logprobs"),
+        ("verifiers", {**TRACE, "nodes": None}, r"line 1: it is not as verifiers .* \(TypeError: "),
+        ("nemo-rl", {**NEMO, "token_ids": []}, r"line 1: it is not as NeMo-RL .* \(IndexError: "),
+    ],
+)  # fmt: skip
+def test_records_that_are_malformed_inside_are_named(imported, tmp_path, name, record, message):
+    (tmp_path / "log.jsonl").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=message):
+        imported(name, tmp_path / "log.jsonl")
+
+
+def test_a_turn_in_which_nothing_was_sampled_is_no_row(imported, tmp_path):
+    nodes = [node("user", [1], [False]), node("assistant", [5, 6], [False, False], (), 0)]
+    (tmp_path / "log.jsonl").write_text(json.dumps({**TRACE, "nodes": nodes}) + "\n" + json.dumps(EPISODE))
+    assert len(imported("verifiers", tmp_path / "log.jsonl")) == 2
+
+
 V0 = {
     "example_id": 7, "prompt": [{"role": "user", "content": "6*7?"}], "answer": "42", "reward": 1.0, "error": None,
     "completion": [{"role": "assistant", "content": "", "tool_calls": ['{"id":"c1","name":"run","arguments":"{}"}']},

@@ -1,5 +1,6 @@
 """What importing does with files of any format; the files here are verl's."""
 
+import gzip
 import json
 
 import pytest
@@ -71,8 +72,38 @@ def test_lines_that_were_cut_off_are_counted_and_named(tmp_path, monkeypatch, ca
     assert f"2 lines are no JSON and are left out: {source}, line 3, {source}, line 6." in said
     imported(source, tmp_path / "rows")
     assert manifest.read(tmp_path / "rows").stages["import"]["left_out"]["broken"]["count"] == 2
-    with pytest.raises(ValueError, match="none of its first 1 lines holds a completion in JSON"):
+    with pytest.raises(ValueError, match="none of its 1 records holds a completion to learn from"):
         imported(lines(tmp_path / "other.jsonl", ["{"]), tmp_path / "other")
+
+
+def test_the_first_shards_may_have_no_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(importing, "RECORDS_PER_SHARD", 2)
+    cut = [{"content": [["q", "a"]], "rewards": [1.0], "input_lengths": [2], "token_ids": [[5, 6]],
+            "token_loss_mask": [[0, own]], "generation_logprobs": [[0.0, -0.5]]} for own in (0, 0, 0, 1)]  # fmt: skip
+    source = lines(tmp_path / "log.jsonl", cut)
+    rows = imported(source, tmp_path / "rows", format="nemo-rl")
+    assert rows["completion_ids"][:] == [[6]]
+    assert len(list((tmp_path / "rows").glob("*.parquet"))) == 2
+    assert imported(source, tmp_path / "rows", format="nemo-rl").to_list() == rows.to_list()
+
+
+def test_a_compressed_file_that_breaks_off_keeps_its_whole_lines(tmp_path, capsys):
+    whole = "".join(json.dumps(record(n)) + "\n" for n in range(4_000)).encode()
+    packed = gzip.compress(whole)
+    (tmp_path / "log.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    rows = imported(tmp_path / "log.jsonl.gz", tmp_path / "rows")
+    assert 100 < len(rows) < 4_000
+    assert rows["completion"][:] == [f" {n}." for n in range(len(rows))]
+    assert "1 lines are no JSON and are left out: " in capsys.readouterr().out
+
+
+def test_a_file_and_its_compressed_copy_are_not_read_both(tmp_path):
+    lines(tmp_path / "log" / "1.jsonl", [record(0)])
+    (tmp_path / "log" / "1.jsonl.gz").write_bytes(gzip.compress(json.dumps(record(0)).encode()))
+    with pytest.raises(ValueError, match=r"1\.jsonl and .*1\.jsonl\.gz hold the same records"):
+        imported(tmp_path / "log", tmp_path / "rows")
+    with pytest.raises(ValueError, match=r"must hold \.parquet files of this format alone; it has \.jsonl files"):
+        imported(tmp_path / "log", tmp_path / "rows", format="trl")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +124,7 @@ def test_missing_fields_and_other_formats(tmp_path):
     with pytest.raises(ValueError, match=r"line 1: it lacks input, output, step; it has prompt, score\."):
         imported(source, tmp_path / "rows")
     assert not (tmp_path / "rows" / "_manifest.json").exists()
-    with pytest.raises(ValueError, match=r"it is no object but list"):
+    with pytest.raises(ValueError, match=r"it must be a JSON object, and is list"):
         imported(lines(tmp_path / "list.jsonl", ["[1]\n"]), tmp_path / "rows")
     (tmp_path / "mixed").mkdir()
     lines(tmp_path / "mixed" / "a.jsonl", [record(0)])

@@ -35,7 +35,7 @@ def imported(tmp_path, records, **settings):
     file.write_text("".join(json.dumps(each) + "\n" for each in records))
     given = {"format": "openai", "input": file, "output_dir": tmp_path / "rows", **settings}
     main.main(["import", *(part for name, value in given.items() for part in (f"--{name}", str(value)))])
-    return load_rows(tmp_path / "rows")
+    return load_rows(given["output_dir"])
 
 
 def test_a_log_of_requests_and_responses(tmp_path, tokenizer):
@@ -73,6 +73,16 @@ def test_a_log_that_vllm_wrote(tmp_path):
             logps = model(torch.tensor([ids])).logits[0, start - 1 : -1].log_softmax(-1)
         own = logps.gather(1, torch.tensor(row["completion_ids"])[:, None]).squeeze(1)
         torch.testing.assert_close(torch.tensor(row["sampler_logps"]), own, rtol=0, atol=1e-3)
+
+
+def test_a_choice_without_tokens_is_read_as_messages(tmp_path):
+    response = answered(choice("It is 2", []), choice("", [], []), prompt_ids=[7, 8])
+    rows = imported(tmp_path, [{"request": ASKED, "response": response, "stars": 1}], reward_fields="stars")
+    assert rows["prompt_ids"][:] == [None, None]
+    unknown = answered(choice("It is 2", [("It", None)], [13]), prompt_ids=[7, 8])
+    rows = imported(tmp_path, [{"request": ASKED, "response": unknown, "stars": 1}], reward_fields="stars",
+                    output_dir=tmp_path / "other")  # fmt: skip
+    assert rows["sampler_logps"][:] == [None]
 
 
 def test_a_batch_is_joined_with_its_requests(tmp_path, capsys):

@@ -7,6 +7,7 @@ A filter that keeps 99.5 % of the probability of each token inflates log μ of 1
 with a weight of e⁻⁵.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow.compute as pc
@@ -14,35 +15,52 @@ from datasets import Dataset
 
 from topr_trl.data.rows import checked_column
 
-TEMPERATURE = "temperature"
-LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")  # vLLM's names
-_FILTERS = ("top_p", "top_k")
+SAMPLING = TEMPERATURE, TOP_P, TOP_K = "temperature", "top_p", "top_k"
+MODE = "logprobs_mode"
+LOGPROBS_MODES = RAW, PROCESSED = "raw_logprobs", "processed_logprobs"  # vLLM's names
 _REMEDY = "Set log_mu='trainer'"
 
 
-def temperature_of(name: str, rows: Dataset) -> float:
-    """The temperature at which rows were sampled; 1 where none is given.
+def temperature_of(datasets: Mapping[str, Dataset], training: float | None = None) -> float:
+    """The temperature at which rows were sampled: log π is computed at one. Rows of which none is known count as 1.
 
     Args:
-        name: of the dataset, for messages.
+        datasets: by name; the first are the rows to train on, and others that know no temperature get theirs.
+        training: the temperature of the rows to train on, if those are not among the datasets.
 
     Raises:
-        ValueError: it is not above 0, or rows have different ones.
+        ValueError: a temperature is not above 0, or rows have different ones.
     """
+    for name, rows in datasets.items():
+        known = _temperatures(name, rows)
+        if training is None:
+            training = known[0] if known else 1.0
+        elif known and known[0] != training:
+            raise ValueError(
+                f"The {name} dataset was sampled at temperature {known[0]:g}, and log π is computed at {training:g}, "
+                f"that of the training dataset. Leave that dataset out, or drop its column `{TEMPERATURE}`."
+            )
+    return 1.0 if training is None else training
+
+
+def _temperatures(name: str, rows: Dataset) -> list[float]:
+    """The one temperature of rows; none if they do not say."""
     if TEMPERATURE not in rows.column_names:
-        return 1.0
+        return []
     checked_column(
         rows, TEMPERATURE, lambda value: value is None or (isinstance(value, int | float) and 0 < value < float("inf")),
         "numbers above 0", "Drop rows that were not sampled, or drop the column: log π is then computed at 1.",
     )  # fmt: skip
     distinct = pc.unique(rows.select_columns([TEMPERATURE]).with_format("arrow")[:][TEMPERATURE]).to_pylist()
-    found = sorted({1.0 if value is None else float(value) for value in distinct})
-    if len(found) > 1:
+    found = sorted({round(value, 6) for value in distinct if value is not None})  # float32 and float64 alike
+    unknown = None in distinct and bool(found)
+    if len(found) + unknown > 1:
+        every = [f"{value:g}" for value in found] + ["none given"] * unknown
         raise ValueError(
-            f"The {name} dataset has rows of several temperatures: {', '.join(f'{value:g}' for value in found)}. log π "
-            f"is computed at one. Train on the rows of one of them, or drop the column `{TEMPERATURE}`: it is then 1."
+            f"The {name} dataset has rows of several temperatures: {', '.join(every)}. log π is computed at one. Train "
+            f"on the rows of one of them, or drop the column `{TEMPERATURE}`: it is then 1."
         )
-    return found[0]
+    return found
 
 
 def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str | None:
@@ -53,48 +71,49 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
         vocabulary: tokens that it knows; a `top_k` of so many filters nothing.
 
     Raises:
-        ValueError: a column holds something else than how rows are sampled.
+        ValueError: a column holds something other than a setting of a sampler.
     """
-    names = [name for name in (*_FILTERS, "logprobs_mode") if name in rows.column_names]
-    _check(rows, names)
+    names = [name for name in (TOP_P, TOP_K, MODE) if name in rows.column_names]
+    for name in names:
+        is_right, expected = _KINDS[name]
+        checked_column(rows, name, is_right, expected, "Fix or drop the column.")
     if not names:
         return _of_temperature(None, temperature)
     table = rows.select_columns(names).with_format("arrow")[:]
     for how in table.group_by(names).aggregate([]).to_pylist():
-        mode, top_p, top_k = (how.get(name) for name in ("logprobs_mode", *_FILTERS))
+        mode, top_p, top_k = (how.get(name) for name in (MODE, TOP_P, TOP_K))
         if why := _of_temperature(mode, temperature):
             return why
-        filters = {"top_p": top_p is not None and top_p < 1, "top_k": 0 < (top_k or 0) < vocabulary}
+        filters = {TOP_P: top_p is not None and top_p < 1, TOP_K: 0 < (top_k or 0) < vocabulary}
         cut = [f"{name}={how[name]:g}" for name, cuts in filters.items() if cuts]
-        if cut and mode != "raw_logprobs":
+        if cut and mode != RAW:
             return (
-                f"rows were sampled with {' and '.join(cut)}, and their sampler_logps "
-                f"{'are' if mode else 'may be'} of what that left (logprobs_mode is {mode}), so that they are larger "
-                f"than those of the whole vocabulary, and every negative would begin with a small weight. {_REMEDY}"
-                f"{_tell(mode)}; or sample with top_p=1 and top_k=-1"
+                f"its rows were sampled with {' and '.join(cut)}, and their sampler_logps "
+                f"{'were' if mode else 'may have been'} computed after that ({MODE} is {mode}), so that they are "
+                "larger than those of the whole vocabulary, and every negative would begin with a small weight. "
+                f"{_REMEDY}{_tell(mode)}; or sample with top_p=1 and top_k=-1"
             )
     return None
 
 
 def _of_temperature(mode: str | None, temperature: float) -> str | None:
-    if temperature == 1 or mode == "processed_logprobs":
+    if temperature == 1 or mode == PROCESSED:
         return None
     return (
-        f"rows were sampled at temperature {temperature:g}, and their sampler_logps {'are' if mode else 'may be'} of "
-        f"temperature 1 (logprobs_mode is {mode}). {_REMEDY}{_tell(mode)}"
+        f"its rows were sampled at temperature {temperature:g}, and their sampler_logps {'are' if mode else 'may be'} "
+        f"those at temperature 1 ({MODE} is {mode}). {_REMEDY}{_tell(mode)}"
     )
 
 
 def _tell(mode: str | None) -> str:
-    return "" if mode else f"; add a column logprobs_mode if you know it ({' or '.join(LOGPROBS_MODES)})"
+    return "" if mode else f"; add a column {MODE} if you know it ({' or '.join(LOGPROBS_MODES)})"
 
 
-def _check(rows: Dataset, names: list[str]) -> None:
-    kinds: dict[str, tuple[Any, str]] = {
-        "top_p": (lambda v: v is None or (isinstance(v, int | float) and 0 < v <= 1), "numbers in (0, 1]"),
-        "top_k": (lambda v: v is None or isinstance(v, int), "whole numbers, those below 1 for no limit"),
-        "logprobs_mode": (lambda v: v is None or v in LOGPROBS_MODES, " or ".join(LOGPROBS_MODES)),
-    }
-    for name in names:
-        is_right, expected = kinds[name]
-        checked_column(rows, name, is_right, expected, "Fix or drop the column.")
+_KINDS: dict[str, tuple[Any, str]] = {
+    TOP_P: (lambda v: v is None or (isinstance(v, int | float) and 0 < v <= 1), "numbers in (0, 1]"),
+    TOP_K: (
+        lambda v: v is None or (isinstance(v, int | float) and v == int(v)),
+        "whole numbers, those below 1 for no limit",
+    ),
+    MODE: (lambda v: v is None or v in LOGPROBS_MODES, " or ".join(LOGPROBS_MODES)),
+}

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from topr_trl.formats.records import SAMPLING, Format, NotOfFormat, Record, Row, finish_reason, message, tools_as_json
+from topr_trl.data.sampled import SAMPLING
+from topr_trl.formats.records import Format, NotOfFormat, Record, Row, finish_reason, message, tools_as_json
 
 _UNKNOWN = -9999.0  # vLLM's log-probability where it has none
 _AS_ID = "token_id:"  # how vLLM writes a token with `return_tokens_as_token_ids`
@@ -36,9 +37,10 @@ def _choice(choice: Record) -> Row:
     if ids and logps and len(ids) != len(logps):
         raise NotOfFormat(f"a choice has {len(ids)} token_ids and {len(logps)} log-probabilities")
     return {
+        **({} if ids else {"prompt_ids": None}),  # a row has both or neither
         "completion": [message(choice["message"])],
         "completion_ids": ids,
-        "sampler_logps": None if not logps or _UNKNOWN in logps else logps,
+        "sampler_logps": None if not logps or None in logps or _UNKNOWN in logps else logps,
         "finish_reason": finish_reason(choice.get("finish_reason")),
     }
 

@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from topr_trl.data.sampled import SAMPLING
+
 Record = dict[str, Any]
 Row = dict[str, Any]
 
@@ -23,16 +25,15 @@ MESSAGES = pa.list_(
 )  # fmt: skip
 IDS, LOGPS = pa.list_(pa.int32()), pa.list_(pa.float32())
 TEXT, NUMBER = pa.string(), pa.float64()
-_PACKED = (".zst", ".gz")
+_COMPRESSED = (".zst", ".gz")
 _LONG = 60  # characters of a value in a message
 
 # What rows may have besides prompt and completion.
 COLUMNS: dict[str, pa.DataType] = {
     "prompt_ids": IDS, "completion_ids": IDS, "completion_mask": pa.list_(pa.int8()), "sampler_logps": LOGPS,
     "reward": NUMBER, "problem_id": TEXT, "rollout_id": TEXT, "finish_reason": TEXT, "answer": TEXT, "tools": TEXT,
-    "temperature": NUMBER, "top_p": NUMBER, "top_k": pa.int64(),
+    **dict(zip(SAMPLING, (NUMBER, NUMBER, pa.int64()), strict=True)),
 }  # fmt: skip
-SAMPLING = ("temperature", "top_p", "top_k")  # of these, what requests have
 
 
 class NotOfFormat(ValueError):
@@ -66,7 +67,7 @@ class Format:
     def check(self, record: Any, ignored: Iterable[str] = ()) -> None:
         """A `NotOfFormat` that names the fields that are missing, or that this format does not know."""
         if not isinstance(record, dict):
-            raise NotOfFormat(f"it is no object but {type(record).__name__}")
+            raise NotOfFormat(f"it must be a JSON object, and is {type(record).__name__}")
         if missing := sorted(self.required - set(record)):
             raise NotOfFormat(f"it lacks {', '.join(missing)}; it has {', '.join(sorted(record))}")
         known = self.required | (set(record) if self.optional is None else self.optional) | set(ignored)
@@ -85,11 +86,16 @@ def files_of(path: Path, suffix: str) -> list[Path]:
     """
     if path.is_file():
         return [path]
-    found = sorted(file for end in ("", *_PACKED) for file in path.rglob(f"*{suffix}{end}"))
-    kinds = {other for other in (".jsonl", ".parquet") if other != suffix and any(path.rglob(f"*{other}"))}
+    ends = ("", *_COMPRESSED)
+    found = sorted(file for end in ends for file in path.rglob(f"*{suffix}{end}"))
+    others = {".jsonl", ".parquet"} - {suffix}
+    kinds = {other for other in others if any(any(path.rglob(f"*{other}{end}")) for end in ends)}
     if not found or kinds:
         more = f"; it has {' and '.join(sorted(kinds))} files" if kinds else ""
         raise ValueError(f"{path} must hold {suffix} files of this format alone{more}. Name a file, or another folder.")
+    names = [str(file).partition(suffix)[0] for file in found]
+    if twice := [file for file, name in zip(found, names, strict=True) if names.count(name) > 1]:
+        raise ValueError(f"{twice[0]} and {twice[1]} hold the same records. Remove one, or name a file.")
     return found
 
 
@@ -99,23 +105,28 @@ def count_records(files: Sequence[Path]) -> list[int]:
 
 
 def _lines(path: Path) -> int:
-    with _opened(path) as file:
-        return sum(1 for line in file if line.strip())
+    return sum(1 for _ in _read_lines(path))
 
 
-def _opened(path: Path) -> io.BufferedReader:
-    """A file of lines, which may be packed."""
-    return io.BufferedReader(pa.input_stream(path))  # unpacks by the end of the name
+def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not empty, with their numbers; a compressed file that breaks off ends with one that is no JSON."""
+    number = 0
+    try:
+        with io.BufferedReader(pa.input_stream(path)) as file:  # decompresses by the suffix of the file
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, line
+    except OSError:
+        yield number + 1, b"{"
 
 
 def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
-    """Records with their place; lines as they are, see `parsed`: those that are skipped cost nothing."""
+    """Records with their place; lines as they are, see `parsed`: those that are skipped need not be."""
     if path.suffix == ".parquet":
         rows = (row for batch in pq.ParquetFile(path).iter_batches(1_024) for row in batch.to_pylist())
         yield from ((f"{path}, row {n}", row) for n, row in enumerate(rows))
         return
-    with _opened(path) as file:
-        yield from ((f"{path}, line {n}", line) for n, line in enumerate(file, 1) if line.strip())
+    yield from ((f"{path}, line {n}", line) for n, line in _read_lines(path))
 
 
 def parsed(raw: bytes | Record) -> Any:

@@ -7,7 +7,8 @@ that an earlier path has is context in a later one, so that it counts once.
 
 from typing import Any
 
-from topr_trl.formats.records import SAMPLING, Format, NotOfFormat, Record, Row, message, tools_as_json
+from topr_trl.data.sampled import SAMPLING
+from topr_trl.formats.records import Format, NotOfFormat, Record, Row, message, tools_as_json
 
 _CUT = {"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"}
 _OF_EPISODE = frozenset({
@@ -89,6 +90,11 @@ def _of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | None
     ids, mask, logps = [], list[int](), list[float | None]()
     for n in path:
         node = nodes[n]
+        tokens, known_logps = len(node["token_ids"]), len(node.get("logprobs") or ())
+        if len(node["mask"]) != tokens or known_logps not in (0, sum(map(bool, node["mask"]))):
+            raise NotOfFormat(
+                f"node {n} has {tokens} token_ids, {len(node['mask'])} values in mask and {known_logps} logprobs"
+            )
         is_own = [bool(value) and n in own for value in node["mask"]]
         values = iter(node.get("logprobs") or ())  # of the tokens in the mask alone
         for own_token, in_mask in zip(is_own, node["mask"], strict=True):
@@ -96,6 +102,8 @@ def _of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | None
             logps.append(value if own_token else None)
         ids += node["token_ids"]
         mask += map(int, is_own)
+    if 1 not in mask:
+        return None
     first = mask.index(1)
     known = all(value is not None for value, own_token in zip(logps, mask, strict=True) if own_token)
     return {

@@ -41,17 +41,25 @@ def import_rows(args: ImportArguments) -> Made:
     shards = sum(-(-count // RECORDS_PER_SHARD) for count in count_records(files))
     if not shards:
         raise ValueError(f"{args.source} has no record.")
-    conversational = False
+    conversational: bool | None = None  # whether prompts are messages: by the first row
+    waiting: list[tuple[Path, _Part]] = []  # shards before it, whose columns have its types
     for k, records in enumerate(tqdm(_parts(files), total=shards, desc=f"Importing {args.format}", unit="shard")):
         path = shard_path(args.folder, k, shards)
-        if k and path.is_file():
+        if conversational is not None and path.is_file():
             continue
-        made = reader.read(records)
-        if not k:
-            conversational = _has_messages(made, files[0])
-        if not path.is_file():
-            table = to_table(made.rows, made.places, reader.columns, conversational)
-            write_shard(table, path, {"import": []}, made.left_out)
+        waiting.append((path, reader.read(records)))
+        if waiting[-1][1].rows:
+            conversational = isinstance(waiting[-1][1].rows[0]["prompt"], list)
+        if conversational is None:
+            continue
+        for shard, made in waiting:
+            if not shard.is_file():
+                table = to_table(made.rows, made.places, reader.columns, conversational)
+                write_shard(table, shard, {"import": []}, made.left_out)
+        waiting.clear()
+    if waiting:
+        count = sum(len(places) for _, made in waiting for places in made.left_out.values())
+        raise ValueError(f"{args.source}: none of its {count:,} records holds a completion to learn from.")
     return _summary(args.folder, reader)
 
 
@@ -93,6 +101,10 @@ class _Reader:
                 rows = self._rows(record)
             except NotOfFormat as error:
                 raise ValueError(f"{place}: {error}.") from None
+            except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+                raise ValueError(
+                    f"{place}: it is not as {self.format.source} writes it ({type(error).__name__}: {error})."
+                ) from error
             part.rows.extend(rows)
             part.places.extend([place] * len(rows))
             if not rows:
@@ -126,14 +138,6 @@ class _Reader:
         if wrong := [name for name, value in known.items() if not isinstance(value, int | float)]:
             raise NotOfFormat(f"{wrong[0]} is no number but {known[wrong[0]]!r}, and cannot be a reward")
         return float(sum(known.values()))
-
-
-def _has_messages(made: _Part, file: Path) -> bool:
-    """Whether prompts are messages, by the first row of a file; otherwise they are text."""
-    if not made.rows:
-        records = sum(map(len, made.left_out.values()))
-        raise ValueError(f"{file}: none of its first {records} lines holds a completion in JSON.")
-    return isinstance(made.rows[0]["prompt"], list)
 
 
 def _by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:

@@ -92,3 +92,8 @@ def check(loop: IterateArguments) -> None:
     if loop.rows:
         stages.check_rows(Path(loop.rows))
     check_files(model_path(loop))
+    if loop.log_mu == "sampler" and loop.temperature != 1:
+        raise ValueError(
+            f"log_mu='sampler' and temperature={loop.temperature:g}: `topr sample` keeps the model's own "
+            "log-probabilities, at temperature 1. Set log_mu='trainer'."
+        )
