@@ -3,8 +3,8 @@
     python examples/agent.py
 
 A notebook of cells, a few minutes on a laptop's CPU, no download. The embedded model learns from a careless author to
-ask for a price and to call a calculator. Its runs are logged as messages, and two copies of it learn from that log: one
-is told which words are the agent's, the other takes what the tools said for its own.
+ask for a price and to call a calculator. Its runs are logged as messages, and two copies of it learn from that log, one
+of them without knowing which tokens the agent wrote.
 """
 
 # %% Settings
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 from topr_trl import (
@@ -51,11 +51,9 @@ class Shop:
         return f"{self.prices[box]} coins. Also {others}." if box in self.prices else "no such box"
 
     def total(self, of: str) -> str:
-        numbers = re.fullmatch(r"(\d{1,3}) ([*+]) (\d{1,3})", of)
-        if not numbers:
-            return "no such total"
-        x, y = int(numbers[1]), int(numbers[3])
-        return str(x * y if numbers[2] == "*" else x + y)
+        asked = re.fullmatch(r"(\d{1,3}) ([*+]) (\d{1,3})", of)
+        x, y = (int(asked[1]), int(asked[3])) if asked else (0, 0)
+        return str(x * y if asked and asked[2] == "*" else x + y)
 
     def use(self, message: dict) -> dict:
         tool = message["tool_calls"][0]["function"]
@@ -67,9 +65,9 @@ def call(name: str, of: str) -> dict:
     return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
 
-# %% A careless author, from whom the model learns to use the tools, mistakes included.
+# %% A careless author, from whom the model learns to use the tools: the box may be another, the sign may be wrong, and
+# the answer may not be what the tool said.
 def run_carelessly(shop: Shop) -> list[dict]:
-    """A run in which the box may be another, the sign may be wrong, and the answer may not be what the tool said."""
     box = rng.choice(list(shop.prices)) if rng.random() < 0.2 else shop.box
     first = call("price", box)
     second = call("total", f"{shop.count} {'+' if rng.random() < 0.2 else '*'} {shop.prices[box]}")
@@ -96,10 +94,9 @@ def write(messages: list[dict], **how) -> str:
     return tokenizer.apply_chat_template(messages, tokenize=False, **how)
 
 
-shops = [Shop() for _ in range(DEMONSTRATIONS)]
+shops = (Shop() for _ in range(DEMONSTRATIONS))
 demonstrations = Dataset.from_dict({"text": [write(shop.question + run_carelessly(shop)) for shop in shops]})
 print(f"The author at work:\n\n{demonstrations['text'][0]}")
-set_seed(SEED)
 model = AutoModelForCausalLM.from_pretrained(CARELESS_MODEL, dtype=torch.float32)
 warm_up = SFTConfig(str(OUT / "warm-up"), learning_rate=2e-3, lr_scheduler_type="cosine", num_train_epochs=1,
                     logging_steps=50, **ON_A_CPU)  # fmt: skip
@@ -114,8 +111,8 @@ def parse(text: str) -> dict:
     return call(name, of) if name in ("price", "total") else {"role": "assistant", "content": text.strip()}
 
 
+# RUNS runs in each shop, turn by turn, until the agent answers without calling a tool; scored and saved.
 def run_agent(model, shops: list[Shop], folder: Path) -> Dataset:
-    """RUNS runs in each shop, turn by turn, until the agent answers without calling a tool; scored and saved."""
     runs = [{"problem_id": n, "shop": shop, "said": []} for n, shop in enumerate(shops) for _ in range(RUNS)]
     sampling, going = SamplingArguments(num_generations=1, max_new_tokens=24), runs
     for turn in range(MOST_TURNS):
@@ -124,11 +121,10 @@ def run_agent(model, shops: list[Shop], folder: Path) -> Dataset:
         turns = sample_completions(model, tokenizer, turns, sampling, seed=SEED + turn, description=f"Turn {turn + 1}")
         for run, text in zip(going, turns["completion"], strict=True):
             run["said"].append(parse(text))
-        going = [run for run in going if run["said"][-1].get("tool_calls")]
+        if not (going := [run for run in going if run["said"][-1].get("tool_calls")]):
+            break
         for run in going:
             run["said"].append(run["shop"].use(run["said"][-1]))
-        if not going:
-            break
     rows = [{"problem_id": run["problem_id"], "prompt": run["shop"].question, "completion": run["said"],
              "answer": run["shop"].answer} for run in runs]  # fmt: skip
     save_rows(score_completions(Dataset.from_list(rows), gsm8k.judge), folder)

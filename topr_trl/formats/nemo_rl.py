@@ -37,5 +37,6 @@ FORMAT = Format(
         "content", "rewards", "input_lengths", "token_ids", "token_loss_mask", "generation_logprobs"
     }),
     optional=frozenset({"sample_loss_mask", "advantages", "prev_logprobs", "filtered_rewards", "agent_ref", "idx"}),
-    loses="Rewards are those that NeMo-RL trained on, scaled and shaped.",
+    loses="Rewards are those that NeMo-RL trained on, scaled and shaped. The temperature is not in these files: if it "
+    "was not 1, add a column temperature.",
 )  # fmt: skip

@@ -59,5 +59,6 @@ FORMAT = Format(
     ),
     required=frozenset({"example_id", "prompt", "completion", "reward"}),
     optional=None,  # each metric is a field, too, and so are state columns
-    loses="Tokens are there only if the state column trajectory was saved (vf-eval -C trajectory).",
+    loses="Tokens are there only if the state column trajectory was saved (vf-eval -C trajectory). At which "
+    "temperature they were sampled is in metadata.json: if not at 1, add a column temperature.",
 )  # fmt: skip
