@@ -45,4 +45,4 @@ def test_the_example_in_miniature(tmp_path):
         assert (tmp_path / "topr-agent" / name / "model.safetensors").is_file()
         mu_logps = pq.read_table(tmp_path / "topr-agent" / name / "log_mu.parquet")["mu_logps"]
         tokens[name] = sum(map(len, filter(None, mu_logps.to_pylist())))
-    assert tokens["trained"] < 0.7 * tokens["without-mask"]  # what the tools said is no target
+    assert tokens["trained"] < 0.9 * tokens["without-mask"]  # what the tools said is no target
