@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from topr_trl import load_rows
@@ -40,9 +39,5 @@ def test_the_example_in_miniature(tmp_path):
         tmp_path / "topr-agent" / "before"
     ))]  # fmt: skip
     assert not questions[0] & questions[1]
-    tokens = {}
     for name in ("trained", "without-mask"):
         assert (tmp_path / "topr-agent" / name / "model.safetensors").is_file()
-        mu_logps = pq.read_table(tmp_path / "topr-agent" / name / "log_mu.parquet")["mu_logps"]
-        tokens[name] = sum(map(len, filter(None, mu_logps.to_pylist())))
-    assert tokens["trained"] < 0.9 * tokens["without-mask"]  # what the tools said is no target
