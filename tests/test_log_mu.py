@@ -12,7 +12,7 @@ def test_round_trip_and_mismatch(tmp_path):
         load_log_mu(path, "m", "r")
     save_log_mu(path, pa.array([[-1.0, -0.5], None], pa.list_(pa.float32())), "m", "r")
     assert load_log_mu(path, "m", "r").to_pylist() == [[-1.0, -0.5], None]
-    with pytest.raises(ValueError, match="another model: fingerprint m, expected x"):
+    with pytest.raises(ValueError, match="another model or temperature: fingerprint m, expected x"):
         load_log_mu(path, "x", "r")
     with pytest.raises(ValueError, match="another set of rows"):
         load_log_mu(path, "m", "x")
