@@ -8,6 +8,7 @@ is left. There are others that are as fair, and they give another order. Each is
 | `"removed"` | the right answers, once | p times TOPR's, all of right answers |
 | `"steps"` | the rows that TOPR reads, in its batches, the wrong answers at weight 0 | as many as TOPR |
 | `"rows"` | the right answers, 1/p times | as many as TOPR, all of right answers: as much computation, or less |
+| `"half"` | the right answers, 1/2p times | half as many as TOPR: right answers as often as `"balanced"` reads them |
 
 Every other share reads all rows once, or `"balanced"` as many rows, of which half are right answers, again and again,
 and half are wrong ones, once: as much computation as `"rows"`, half of it on wrong answers. By `"steps"` two arms are
@@ -92,7 +93,7 @@ def trained(arm: Arm, profile: Profile, seed: int) -> tuple[PreTrainedModel, dic
     share = float((rows.rewards > 0).mean())
     if arm.share == 1.0 and arm.protocol != "steps":
         rows = rows[np.flatnonzero(rows.rewards > 0)]
-        steps = -(-len(rows) // arm.batch_rows) if arm.protocol == "removed" else steps
+        steps = {"removed": -(-len(rows) // arm.batch_rows), "half": steps // 2}.get(arm.protocol, steps)
     if arm.protocol == "balanced":
         rows = balanced(rows, seed)
     loss, rewards = LOSSES[arm.loss]

@@ -41,6 +41,12 @@ HYPOTHESES = {
         "(Added on 2026-11-22, when rates had been tuned on slips and misconceptions, before any cell of this kind.)",
         "on a base model the interval of the difference does not reach into ± 2 points",
     ),
+    "added": Hypothesis(
+        "At equal visits of the right answers wrong ones add to them where the model is sure of its mistake: half "
+        "right, half wrong is above right answers alone, repeated to half as many steps, on `sure`, and nowhere below. "
+        "(Added on 2026-11-22, when the other protocols had been measured, before any cell of this kind.)",
+        "on one of the two `sure` the interval of the difference reaches 0, or it lies below 0 on any base model",
+    ),
     "second_moment": Hypothesis(
         "Under an optimizer that divides a gradient by one number at most (SGD with clipping, normalized SGD), the "
         "best share is that of the least second moment, G⁻ / (G⁺ + G⁻).",

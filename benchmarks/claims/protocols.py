@@ -13,7 +13,7 @@ from benchmarks.verdicts import Verdict, markdown_table
 
 BASES = ("slips-30", "slips-3", "misconception-10", "misconception-3", "sure-17", "sure-3", "wanders-10", "wanders-3")
 SHARES = ("p", 0.2, 0.5, "group_mean")
-BALANCED = "balanced"
+BALANCED, HALF = "balanced", "half"
 CHOICES: Choices = [{"learning_rate": rate, "batch_rows": batch} for batch in (32, 8) for rate in arms.ADAMW_RATES]
 AT_32 = [choice for choice in CHOICES if choice["batch_rows"] == 32]
 LABELS: dict[Any, str] = {"p": "c = 0", "group_mean": "group mean", 1.0: "positives only"}
@@ -21,7 +21,7 @@ LABELS: dict[Any, str] = {"p": "c = 0", "group_mean": "group mean", 1.0: "positi
 
 def arms_of(base: str) -> list[Arm]:
     tapered = [*(Arm(base, share) for share in SHARES), Arm(base, 0.5, BALANCED)]
-    return tapered + [Arm(base, 1.0, protocol) for protocol in PROTOCOLS]
+    return tapered + [Arm(base, 1.0, protocol) for protocol in (*PROTOCOLS, HALF)]
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
@@ -62,9 +62,12 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     fewest = [base for base in BASES if base.endswith("-3")]
     header = ["base model", *(LABELS.get(s, f"p~ {s:.0%}" if isinstance(s, float) else s) for s in SHARES)]
     header.append("half right, half wrong")
-    half = {base: difference(ends[base, 0.5, BALANCED], ends[base, 1.0, "rows"]) for base in BASES}
+    half, added = (
+        {base: difference(ends[base, 0.5, BALANCED], ends[base, 1.0, protocol]) for base in BASES}
+        for protocol in ("rows", HALF)
+    )
     table = markdown_table(
-        [*header, *(f"positives only, {protocol}" for protocol in PROTOCOLS)],
+        [*header, *(f"positives only, {protocol}" for protocol in (*PROTOCOLS, HALF))],
         [
             [base, *(over_seeds(ends[base, arm.share, arm.protocol]).percent() for arm in arms_of(base))]
             for base in BASES
@@ -94,5 +97,11 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             "half right, half wrong minus positives only, with as much computation: "
             + ", ".join(f"{base} {gap.percent(signed=True)}" for base, gap in half.items()),
             all(gap.low <= 0.02 and gap.high >= -0.02 for gap in half.values()),
+        ),
+        HYPOTHESES["added"].judged(
+            "half right, half wrong minus positives only in half as many steps: "
+            + ", ".join(f"{base} {gap.percent(signed=True)}" for base, gap in added.items()),
+            all(above(gap) for base, gap in added.items() if base.startswith("sure")),
+            all(gap.high >= 0 for gap in added.values()),
         ),
     ]

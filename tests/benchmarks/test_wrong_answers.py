@@ -338,6 +338,7 @@ def test_verdicts_follow_the_results(store, tmp_path):
         "protocol": "does not hold here",  # at equal computation it is above by 5 points, which was not expected
         "few": "holds",
         "balanced": "does not hold here",
+        "added": "holds",
         "second_moment": "holds",
         "coordinates": "does not hold here",  # signs and AdamW agree, but not on 100 %
         "tensors": "holds",
