@@ -69,10 +69,8 @@ HYPOTHESES = {
 }
 BOTH = {**CLAIMS, **HYPOTHESES}
 
-NEEDED_BY_ALL, ALONE = (
-    ("base", "learning_rates"),
-    {"theory", "base", "difficulty", "long_responses", "verifier", *HYPOTHESES},
-)
+NEEDED_BY_ALL = ("base", "learning_rates")
+ALONE = {"theory", "base", "difficulty", "long_responses", "verifier", *HYPOTHESES}
 
 
 def open_store(results: Path, profile: Profile) -> cells.Store:

@@ -2,9 +2,8 @@
 
     python examples/agent.py
 
-A notebook of cells, a few minutes on a laptop's CPU, no download. The embedded model learns from a careless author to
-ask for a price and to call a calculator. Its runs are logged as messages, and two copies of it learn from that log, one
-of them without knowing which tokens the agent wrote.
+A notebook of cells: minutes on a laptop's CPU, no download. The embedded model learns to call two tools, its runs are
+logged as messages, and two copies of it learn from the log, one without knowing which tokens the agent wrote.
 """
 
 # %% Settings
@@ -12,9 +11,8 @@ import random
 import re
 from pathlib import Path
 
-import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 from topr_trl import (
@@ -61,12 +59,11 @@ class Shop:
 
 
 def call(name: str, of: str) -> dict:
-    function = {"name": name, "arguments": {"of": of}}
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    called = {"type": "function", "function": {"name": name, "arguments": {"of": of}}}
+    return {"role": "assistant", "content": "", "tool_calls": [called]}
 
 
-# %% A careless author, from whom the model learns to use the tools: the box may be another, the sign may be wrong, and
-# the answer may not be what the tool said.
+# %% A careless author, from whom the model learns to use the tools, mistakes included.
 def run_carelessly(shop: Shop) -> list[dict]:
     box = rng.choice(list(shop.prices)) if rng.random() < 0.2 else shop.box
     first = call("price", box)
@@ -97,21 +94,14 @@ def write(messages: list[dict], **how) -> str:
 shops = (Shop() for _ in range(DEMONSTRATIONS))
 demonstrations = Dataset.from_dict({"text": [write(shop.question + run_carelessly(shop)) for shop in shops]})
 print(f"The author at work:\n\n{demonstrations['text'][0]}")
-model = AutoModelForCausalLM.from_pretrained(CARELESS_MODEL, dtype=torch.float32)
 warm_up = SFTConfig(str(OUT / "warm-up"), learning_rate=2e-3, lr_scheduler_type="cosine", num_train_epochs=1,
-                    logging_steps=50, **ON_A_CPU)  # fmt: skip
-teacher = SFTTrainer(model, warm_up, train_dataset=demonstrations, processing_class=tokenizer)
+                    logging_steps=50, model_init_kwargs={"dtype": "float32"}, **ON_A_CPU)  # fmt: skip
+teacher = SFTTrainer(str(CARELESS_MODEL), warm_up, train_dataset=demonstrations, processing_class=tokenizer)
 teacher.train()
 teacher.save_model()
 
 
-# %% The log: runs of the agent as messages, each with a reward.
-def parse(text: str) -> dict:
-    name, _, of = text.strip().partition(" of ")
-    return call(name, of) if name in ("price", "total") else {"role": "assistant", "content": text.strip()}
-
-
-# RUNS runs in each shop, turn by turn, until the agent answers without calling a tool; scored and saved.
+# %% The log: RUNS runs in each shop as messages, turn by turn until the agent calls no tool, each with a reward.
 def run_agent(model, shops: list[Shop], folder: Path) -> Dataset:
     runs = [{"problem_id": n, "shop": shop, "said": []} for n, shop in enumerate(shops) for _ in range(RUNS)]
     sampling, going = SamplingArguments(num_generations=1, max_new_tokens=24), runs
@@ -120,7 +110,9 @@ def run_agent(model, shops: list[Shop], folder: Path) -> Dataset:
         turns = Dataset.from_dict({"prompt": prompts, "problem_id": range(len(going))})
         turns = sample_completions(model, tokenizer, turns, sampling, seed=SEED + turn, description=f"Turn {turn + 1}")
         for run, text in zip(going, turns["completion"], strict=True):
-            run["said"].append(parse(text))
+            name, _, of = text.strip().partition(" of ")
+            answer = {"role": "assistant", "content": text.strip()}
+            run["said"].append(call(name, of) if name in ("price", "total") else answer)
         if not (going := [run for run in going if run["said"][-1].get("tool_calls")]):
             break
         for run in going:
@@ -131,7 +123,7 @@ def run_agent(model, shops: list[Shop], folder: Path) -> Dataset:
     return load_rows(folder)
 
 
-log = run_agent(model, [Shop() for _ in range(LOGGED_SHOPS)], OUT / "log")
+log = run_agent(teacher.model, [Shop() for _ in range(LOGGED_SHOPS)], OUT / "log")
 print(f"\nFrom the log, {log[0]['verdict']}:\n\n{write(log[0]['prompt'] + log[0]['completion'])}")
 
 
@@ -143,12 +135,11 @@ def without_mask(row: dict) -> dict:
 
 
 held_out = [Shop() for _ in range(HELD_OUT_SHOPS)]
-results = Evaluations(before=evaluate_rows(run_agent(model, held_out, OUT / "before")))
+results = Evaluations(before=evaluate_rows(run_agent(teacher.model, held_out, OUT / "before")))
 for label, rows in (("TOPR", log), ("TOPR, without the mask", log.map(without_mask))):
     folder = OUT / ("trained" if rows is log else "without-mask")
     settings = OfflineTOPRConfig(str(folder), learning_rate=1e-4, logging_steps=10, **ON_A_CPU)
-    copy = AutoModelForCausalLM.from_pretrained(OUT / "warm-up", dtype=torch.float32)
-    trainer = OfflineTOPRTrainer(copy, settings, rows, processing_class=tokenizer)
+    trainer = OfflineTOPRTrainer(str(OUT / "warm-up"), settings, rows, processing_class=tokenizer)
     print(f"\n{label}: training on {trainer.curated}.")
     trainer.train()
     trainer.save_model()

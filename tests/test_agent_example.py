@@ -1,33 +1,21 @@
 """examples/agent.py: the whole of it in miniature, and that its environment and its log are what they say."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from miniature import run_in_miniature
 
 from topr_trl import load_rows
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "agent.py"
 SIZES = "DEMONSTRATIONS, LOGGED_SHOPS, HELD_OUT_SHOPS, RUNS, MOST_TURNS = 12_000, 150, 100, 8, 4"
 
 
 @pytest.mark.slow
 def test_the_example_in_miniature(tmp_path):
-    source = EXAMPLE.read_text()
-    assert source.count(SIZES) == 1
-    (tmp_path / "small.py").write_text(source.replace(SIZES, SIZES.partition("=")[0] + "= 640, 4, 3, 2, 4"))
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "small.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4_000:]
-    assert re.search(r"before +TOPR +TOPR, without the mask\n[- ]+\npass@1 ", done.stdout)
-    assert "(3 problems, 2 samples each" in done.stdout
-    assert re.search(r"^Answer: price of (\d\d)<\|end\|>\nTool: \d+ coins\. Also ", done.stdout, re.MULTILINE)
+    said = run_in_miniature("agent.py", SIZES, "640, 4, 3, 2, 4", tmp_path)
+    assert re.search(r"before +TOPR +TOPR, without the mask\n[- ]+\npass@1 ", said)
+    assert "(3 problems, 2 samples each" in said
+    assert re.search(r"^Answer: price of (\d\d)<\|end\|>\nTool: \d+ coins\. Also ", said, re.MULTILINE)
 
     log = load_rows(tmp_path / "topr-agent" / "log")
     assert len(log) == 4 * 2

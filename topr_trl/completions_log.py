@@ -79,10 +79,8 @@ class LogCompletions(TrainerCallback):
     def _table(self, seen: list[tuple[int, Shown, Shown]], step: int) -> dict[str, list[Any]]:
         """The columns of the table, which TRL's have too."""
         numbers, weights, log_ratios = zip(*seen, strict=True)
-        dataset, decode = (
-            self.trainer.train_dataset,
-            partial(self.trainer.processing_class.decode, skip_special_tokens=True),
-        )
+        dataset = self.trainer.train_dataset
+        decode = partial(self.trainer.processing_class.decode, skip_special_tokens=True)
         places = pc.index_in(pa.array(numbers), value_set=column(dataset, "row"))
         rows = dataset.select(places.to_pylist())[:]
         ids = list(zip(rows["input_ids"], rows["prompt_length"], strict=True))

@@ -200,14 +200,14 @@ def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], model:
     """
     if "mu_fingerprint" in dataset.column_names:
         others = set(pc.unique(column(dataset, "mu_fingerprint").filter(pa.array(needs_N))).to_pylist()) - {model}
-        other = sorted(map(str, others))[0] if others else model
-        if other != model and other.partition("@")[0] == model.partition("@")[0]:
-            raise ValueError(
-                f"Column `mu_logps` was computed at another temperature than log π: mu_fingerprint {other}, and the "
-                f"model in training has {model} (the number after @; 1 without one). Give the rows the column "
-                "`temperature` that they had then, or remove mu_logps and mu_fingerprint, and log μ is computed."
-            )
-        if other != model:
+        if others:
+            other = sorted(map(str, others))[0]
+            if other.partition("@")[0] == model.partition("@")[0]:
+                raise ValueError(
+                    f"Column `mu_logps` was computed at another temperature than log π: mu_fingerprint {other}, and "
+                    f"the model in training has {model} (the number after @; 1 without one). Give the rows the column "
+                    "`temperature` that they had then, or remove mu_logps and mu_fingerprint, and log μ is computed."
+                )
             raise ValueError(
                 f"Column `mu_logps` was computed by another model: mu_fingerprint {other}, and "
                 f"the model in training has {model}. If that model did write these rows and is the μ you mean, remove "

@@ -23,8 +23,8 @@ from benchmarks.setting import Profile, base_model, candidates
 from benchmarks.statistics import Interval
 from benchmarks.training import update
 from benchmarks.verdicts import MEASURED, Verdict, markdown_table
-from topr_trl import PRESETS, topr_loss
-from topr_trl.metrics import DEAD_WEIGHT
+from topr_trl import PRESETS, topr_loss, truncated_weights
+from topr_trl.metrics import row_metrics
 
 PARTS = (1, 12, 50, 200)  # of a session; an answer has about 40 tokens
 SOURCES = ("trainer", "bfloat16", "top-k")
@@ -50,21 +50,28 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     model, parts = base_model("main"), cell["parts"]
-    pool = candidates("main", profile, cell["seed"])
+    pool = as_the_sampler_says(candidates("main", profile, cell["seed"]), cell["source"])
     rng = np.random.default_rng(cell["seed"])
     watched_groups = rng.permutation(np.unique(pool.groups))[: profile.problems // 4]
     is_watched = np.isin(pool.groups, watched_groups)
-    watched = _Sessions(pool, rng.choice(np.flatnonzero(is_watched), (HELD_OUT, parts)), cell["source"])
+    watched = _Sessions(pool, rng.choice(np.flatnonzero(is_watched), (HELD_OUT, parts)))
     optimizer = OPTIMIZERS["adamw"](model, cell["learning_rate"])
     curve_, trained = [{"update": 0, **watched.weights(model)}], {}
     for step in range(1, MEASURED_AT[-1] + 1):
-        batch = _Sessions(pool, rng.choice(np.flatnonzero(~is_watched), (SESSIONS, parts)), cell["source"])
+        batch = _Sessions(pool, rng.choice(np.flatnonzero(~is_watched), (SESSIONS, parts)))
         update(model, optimizer, batch.loss(model))
         if step == 1:  # what a step does to the negatives that it has learned from
             trained = batch.weights(model)
         if step in MEASURED_AT:
             curve_.append({"update": step, **watched.weights(model)})
     return {"curve": curve_, "trained": trained, "tokens": watched.tokens}
+
+
+def as_the_sampler_says(rows: Rows, source: str) -> Rows:
+    """Rows with the log μ of one of `SOURCES`; they have the trainer's."""
+    if source == "bfloat16":
+        return rows.scored_by(base_model("main").to(torch.bfloat16))
+    return rows.scored_by(base_model("main"), TOP_K) if source == "top-k" else rows
 
 
 class _Sessions:
@@ -74,15 +81,11 @@ class _Sessions:
         rows_SP: which rows of the pool are the parts of each session.
     """
 
-    def __init__(self, pool: Rows, rows_SP: np.ndarray, source: str) -> None:
+    def __init__(self, pool: Rows, rows_SP: np.ndarray) -> None:
         self.rows, self.parts = pool[rows_SP.ravel()], rows_SP.shape[1]
         right_S = (self.rows.rewards.reshape(rows_SP.shape) > 0).mean(1)
         usual = (pool.rewards > 0).mean()
         self.rewards_S = torch.from_numpy(np.where(right_S > usual, 1.0, -1.0)).float()
-        if source == "bfloat16":
-            self.rows = self.rows.scored_by(base_model("main").to(torch.bfloat16))
-        elif source == "top-k":
-            self.rows = self.rows.scored_by(base_model("main"), TOP_K)
 
     @property
     def tokens(self) -> float:
@@ -107,13 +110,12 @@ class _Sessions:
         return per_row.view(-1, self.parts).sum(1)
 
     def weights(self, model: PreTrainedModel) -> dict[str, float]:
-        """Of the negatives: mean weight, share dead, mean log-ratio."""
-        log_ratio = self.log_ratios(model)[self.rewards_S < 0]
-        weights = log_ratio.clamp(max=0.0).exp()
-        return {
-            "weight": float(weights.mean()), "dead": float((weights < DEAD_WEIGHT).float().mean()),
-            "log_ratio": float(log_ratio.mean()),
-        }  # fmt: skip
+        """Of the negatives, as trainers log them: mean weight, share dead, mean log-ratio; NaN without any."""
+        log_ratio_S = self.log_ratios(model)
+        weights_S = truncated_weights(log_ratio_S, self.rewards_S, PRESETS["topr"])
+        logged = row_metrics(weights_S, log_ratio_S, self.rewards_S)
+        names = {"weight": "weight_mean_negatives", "dead": "negatives_dead", "log_ratio": "log_ratio/negatives/mean"}
+        return {short: logged.get(f"topr/{name}", float("nan")) for short, name in names.items()}
 
 
 # Report.

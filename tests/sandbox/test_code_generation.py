@@ -1,35 +1,24 @@
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from miniature import run_in_miniature
 
 from topr_trl import load_rows
 from topr_trl.sandbox.unit_tests import parse_tests, run_tests
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "code_generation.py"
 SIZES = "WARM_UP_ROWS, LOGGED_TASKS, HELD_OUT_TASKS, COMPLETIONS = 24_000, 300, 200, 16"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 def test_the_example_in_miniature(tmp_path):
-    source = EXAMPLE.read_text()
-    assert source.count(SIZES) == 1
-    (tmp_path / "small.py").write_text(source.replace(SIZES, SIZES.partition("=")[0] + "= 64, 4, 3, 2"))
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "small.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4_000:]
-    assert re.search(r"before +positives only +TOPR\n[- ]+\npass@1 ", done.stdout)
-    assert "(3 problems, 2 samples each" in done.stdout
+    said = run_in_miniature("code_generation.py", SIZES, "64, 4, 3, 2", tmp_path)
+    assert re.search(r"before +positives only +TOPR\n[- ]+\npass@1 ", said)
+    assert "(3 problems, 2 samples each" in said
 
     # The task that it prints is right by its own tests.
-    program, tests = re.search(r"^(def f.*)\n\n((?:assert .*\n)+)", done.stdout, re.MULTILINE).groups()
+    program, tests = re.search(r"^(def f.*)\n\n((?:assert .*\n)+)", said, re.MULTILINE).groups()
     assert len(parse_tests(tests)[0]) == 4
     assert run_tests([program], [tests])[0][0] == "correct"
 

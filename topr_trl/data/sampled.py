@@ -32,21 +32,21 @@ def temperature_of(datasets: Mapping[str, Dataset], training: float | None = Non
         ValueError: a temperature is not above 0, or rows have different ones.
     """
     for name, rows in datasets.items():
-        known = _temperatures(name, rows)
+        known = _temperature(name, rows)
         if training is None:
-            training = known[0] if known else 1.0
-        elif known and known[0] != training:
+            training = 1.0 if known is None else known
+        elif known not in (None, training):
             raise ValueError(
-                f"The {name} dataset was sampled at temperature {known[0]:g}, and log π is computed at {training:g}, "
+                f"The {name} dataset was sampled at temperature {known:g}, and log π is computed at {training:g}, "
                 f"that of the training dataset. Leave that dataset out, or drop its column `{TEMPERATURE}`."
             )
     return 1.0 if training is None else training
 
 
-def _temperatures(name: str, rows: Dataset) -> list[float]:
-    """The one temperature of rows; none if they do not say."""
+def _temperature(name: str, rows: Dataset) -> float | None:
+    """The one temperature of rows; None if they do not say."""
     if TEMPERATURE not in rows.column_names:
-        return []
+        return None
     checked_column(
         rows, TEMPERATURE, lambda value: value is None or (isinstance(value, int | float) and 0 < value < float("inf")),
         "numbers above 0", "Drop rows that were not sampled, or drop the column: log π is then computed at 1.",
@@ -60,7 +60,7 @@ def _temperatures(name: str, rows: Dataset) -> list[float]:
             f"The {name} dataset has rows of several temperatures: {', '.join(every)}. log π is computed at one. Train "
             f"on the rows of one of them, or drop the column `{TEMPERATURE}`: it is then 1."
         )
-    return found
+    return found[0] if found else None
 
 
 def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str | None:

@@ -25,19 +25,18 @@ def rows(record: Record) -> list[Row]:
             raise NotOfFormat(f"its {of} has no {name}; it has {', '.join(sorted(part))}")
     prompt = [message(each) for each in asked["messages"]]
     shared = {
-        "prompt": prompt, "tools": tools_as_json(asked.get("tools")), "prompt_ids": body.get("prompt_token_ids"),
-        **{name: asked.get(name) for name in SAMPLING},
+        "prompt": prompt, "tools": tools_as_json(asked.get("tools")), **{name: asked.get(name) for name in SAMPLING}
     }  # fmt: skip
-    return [{**shared, **_choice(choice)} for choice in body["choices"]]
+    return [{**shared, **_choice(choice, body.get("prompt_token_ids"))} for choice in body["choices"]]
 
 
-def _choice(choice: Record) -> Row:
+def _choice(choice: Record, prompt_ids: list[int] | None) -> Row:
     logged = (choice.get("logprobs") or {}).get("content")
     ids, logps = choice.get("token_ids") or _ids_in(logged), [entry["logprob"] for entry in logged or ()]
     if ids and logps and len(ids) != len(logps):
         raise NotOfFormat(f"a choice has {len(ids)} token_ids and {len(logps)} log-probabilities")
     return {
-        **({} if ids else {"prompt_ids": None}),  # a row has both or neither
+        "prompt_ids": prompt_ids if ids else None,  # a row has both or neither
         "completion": [message(choice["message"])],
         "completion_ids": ids,
         "sampler_logps": None if not logps or None in logps or _UNKNOWN in logps else logps,

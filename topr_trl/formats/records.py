@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,17 +87,26 @@ def files_of(path: Path, suffix: str) -> list[Path]:
     """
     if path.is_file():
         return [path]
-    ends = ("", *_COMPRESSED)
-    found = sorted(file for end in ends for file in path.rglob(f"*{suffix}{end}"))
-    others = {".jsonl", ".parquet"} - {suffix}
-    kinds = {other for other in others if any(any(path.rglob(f"*{other}{end}")) for end in ends)}
+    found, *others = (_files_in(path, kind) for kind in (suffix, *({".jsonl", ".parquet"} - {suffix})))
+    kinds = {_plain(files[0]).suffix for files in others if files}
     if not found or kinds:
         more = f"; it has {' and '.join(sorted(kinds))} files" if kinds else ""
         raise ValueError(f"{path} must hold {suffix} files of this format alone{more}. Name a file, or another folder.")
-    names = [str(file).partition(suffix)[0] for file in found]
-    if twice := [file for file, name in zip(found, names, strict=True) if names.count(name) > 1]:
-        raise ValueError(f"{twice[0]} and {twice[1]} hold the same records. Remove one, or name a file.")
+    for file, following in pairwise(found):  # a compressed copy comes right after the file
+        if _plain(file) == _plain(following):
+            raise ValueError(f"{file} and {following} hold the same records. Remove one, or name a file.")
     return found
+
+
+def _files_in(folder: Path, suffix: str) -> list[Path]:
+    """By name, compressed ones too."""
+    found = (file for end in ("", *_COMPRESSED) for file in folder.rglob(f"*{suffix}{end}"))
+    return sorted(found, key=lambda file: (_plain(file), file))
+
+
+def _plain(file: Path) -> Path:
+    """The name that a file has when it is not compressed."""
+    return file.with_suffix("") if file.suffix in _COMPRESSED else file
 
 
 def count_records(files: Sequence[Path]) -> list[int]:

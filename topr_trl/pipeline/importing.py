@@ -47,9 +47,10 @@ def import_rows(args: ImportArguments) -> Made:
         path = shard_path(args.folder, k, shards)
         if conversational is not None and path.is_file():
             continue
-        waiting.append((path, reader.read(records)))
-        if waiting[-1][1].rows:
-            conversational = isinstance(waiting[-1][1].rows[0]["prompt"], list)
+        part = reader.read(records)
+        waiting.append((path, part))
+        if part.rows:
+            conversational = isinstance(part.rows[0]["prompt"], list)
         if conversational is None:
             continue
         for shard, made in waiting:
