@@ -1,5 +1,7 @@
 """What both trainers share: one path for the loss, and the card's section."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -94,3 +96,15 @@ def test_a_plain_dictionary_of_evaluations_is_refused(model, tokenizer, rows, tm
     with pytest.raises(TypeError, match=r"not a dict. Set trainer\.evaluations = Evaluations\(before=\.\.\., after="):
         trainer.evaluations = {"before": None}
     assert isinstance(Measured(), CardSection)
+
+
+@pytest.mark.parametrize(("preset", "warns"), [("topr", True), ("positives_only", False)])
+def test_negatives_that_are_dead_from_the_start_are_warned_about(model, tokenizer, rows, tmp_path, preset, warns):
+    settings = {**SETTINGS, "preset": preset, "max_steps": 10, "logging_steps": 1, "learning_rate": 0.0}
+    certain = rows.add_column("mu_logps", [0.0] * len(rows))  # the sampler was certain of all that it wrote
+    args = OfflineTOPRConfig(str(tmp_path), **settings)
+    trainer = OfflineTOPRTrainer(model, args, certain, processing_class=tokenizer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+    assert sum("of the negatives have a weight" in str(each.message) for each in caught) == warns

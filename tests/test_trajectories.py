@@ -267,6 +267,12 @@ def test_rows_of_a_rollout_with_other_rewards_are_refused(model, tokenizer, tmp_
         offline(model, tokenizer, rows, tmp_path)
 
 
+def test_parts_of_a_rollout_have_one_log_mu(model, tokenizer, tmp_path):
+    given = {**PARTED, "mu_logps": [-1.0] * 5, "mu_fingerprint": ["a", "a", "a", "a", "b"]}
+    with pytest.raises(ValueError, match=r"Row 4 has the mu_fingerprint b, and the first row of its rollout_id a"):
+        offline(model, tokenizer, Dataset.from_dict(given), tmp_path)
+
+
 def test_the_context_limit_is_that_of_a_part(model, tokenizer, tmp_path):
     rows = Dataset.from_dict(PARTED)
     offline(model, tokenizer, rows, tmp_path, max_length=8)

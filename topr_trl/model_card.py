@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers.training_args import OptimizerNames
 
 from topr_trl import __version__
-from topr_trl.config import OfflineTOPRConfig, TOPRArguments
+from topr_trl.config import TOPRArguments
 
 PAPER: dict[str, str] = {
     "title": "Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",
@@ -30,8 +30,8 @@ PAPER: dict[str, str] = {
 TAGS = ("trl", "topr", "arxiv:2503.14286")
 
 
-def training_facts(args: TOPRArguments, rows: str, steps: int) -> dict[str, str]:
-    """What both trainers and the stage `train` know about a run."""
+def training_facts(args: TOPRArguments, rows: str, steps: int, offline: bool) -> dict[str, str]:
+    """What both trainers and the stage `train`, which trains offline, know about a run."""
     limits, share = args.limits, args.effective_positive_share
     return {
         "rows": rows,
@@ -39,15 +39,15 @@ def training_facts(args: TOPRArguments, rows: str, steps: int) -> dict[str, str]
         "curation": args.curation,
         "truncation limits": f"R >= 0: [{limits.a_pos:g}, {limits.b_pos:g}]; R < 0: [{limits.a_neg:g}, "
         f"{limits.b_neg:g}] (`{args.preset}`)",
-        "ratio": f"{args.ratio_level}, log μ {_whose_log_mu(args)}",
+        "ratio": f"{args.ratio_level}, log μ {_whose_log_mu(args, offline)}",
         "steps": f"{steps}, learning rate {args.learning_rate:g}, {OptimizerNames(args.optim).value}",
     }
 
 
-def _whose_log_mu(args: TOPRArguments) -> str:
+def _whose_log_mu(args: TOPRArguments, offline: bool) -> str:
     if args.log_mu == "sampler":
         return "as the sampler reported it"
-    if isinstance(args, OfflineTOPRConfig):
+    if offline:
         return (
             "of the model that training started from, a proxy where another model wrote the rows and they brought no "
             "`mu_logps`"

@@ -32,7 +32,7 @@ from topr_trl.data.collator import (
     unflatten,
 )
 from topr_trl.data.rollouts import join_parts, rollouts_of
-from topr_trl.data.rows import MalformedRow, check_finish_reasons, id_column, problem_column, reward_column
+from topr_trl.data.rows import ROLLOUT, MalformedRow, check_finish_reasons, id_column, problem_column, reward_column
 from topr_trl.data.sampled import temperature_of, why_incomparable
 from topr_trl.data.tokenization import tokenize
 from topr_trl.log_mu import LogMu
@@ -326,7 +326,12 @@ def _check_datasets(datasets: Iterable[Dataset | None]) -> None:
             )
         if {"image", "images"} & set(dataset.column_names):
             raise ValueError("Rows with images are not supported offline. Use TOPRTrainer for vision models.")
-        rollouts_of(dataset).check_rewards(reward_column(dataset))
+        rollouts = rollouts_of(dataset)
+        rollouts.check_same("reward", reward_column(dataset))
+        if {ROLLOUT, "problem_id"} <= set(dataset.column_names):
+            rollouts.check_same("problem_id", problem_column(dataset))
+        if {ROLLOUT, "mu_fingerprint"} <= set(dataset.column_names):
+            rollouts.check_same("mu_fingerprint", np.array(dataset["mu_fingerprint"][:], dtype=str))
         check_finish_reasons(dataset)
 
 

@@ -185,7 +185,8 @@ class TOPRMixin(Trainer):
         found = self._row_metrics[self._mode].flush(self.accelerator)
         for name, value in found.items():
             collected[name].append(value)
-        if self._mode == "train" and not self._warned_about_dead:
+        # Under limits that do not depend on the ratio, weights of 0 are meant.
+        if self._mode == "train" and self.args.limits.ratio_matters_neg and not self._warned_about_dead:
             dead = found.get("topr/negatives_dead", 0.0)
             self._warned_about_dead = warn_if_dead(dead, self.state.global_step, self.state.max_steps)
         for values in collected.values():
@@ -208,7 +209,8 @@ class TOPRMixin(Trainer):
         of_trl.data.pop("licence")
         if is_peft_model(self.model):
             of_trl.data.library_name = "peft"
-        facts = training_facts(args, self._rows_trained_on, self.state.global_step)
+        offline = isinstance(args, OfflineTOPRConfig)
+        facts = training_facts(args, self._rows_trained_on, self.state.global_step, offline)
         card = model_card(
             of_trl.data,
             self.hub_model_id or model_name or args.output_dir,

@@ -281,8 +281,16 @@ ROWS = [
     at_once(
         "rows of a rollout with different rewards",
         "Row 3 has the reward 1, and the first row of its rollout_id -1. The rows of a rollout are one trajectory, "
-        "with one reward: give it to all of them.",
+        "with one reward: give it to all of them, or give other trajectories another rollout_id.",
         rollout_id=[0, 0, 1, 1, 2, 3, 4, 5],
+    ),
+    at_once(
+        "rows of a rollout of different problems",
+        "Row 4 has the problem_id 1, and the first row of its rollout_id 0. The rows of a rollout are one trajectory, "
+        "with one problem_id: give it to all of them, or give other trajectories another rollout_id.",
+        rollout_id=[0, 1, 2, 3] * 2,
+        problem_id=[0] * 4 + [1] * 4,
+        reward=[1.0] * 8,
     ),
     at_once(
         "`rollout_id` that is no number or text",
@@ -360,6 +368,19 @@ ROWS = [
         "learn from it. Fix or drop it.",
         completion_mask=ones([0, 0], 4, [1, 1]),
     ),
+    masked(
+        "`completion_mask` of prompt and completion",
+        "Row 0 of the train dataset: completion_mask has 4 values, and the completion 2 tokens. It is of "
+        "`completion_ids`, without the prompt. Fix or drop it.",
+        completion_mask=[[0, 0, 1, 1]] * 8,
+    ),
+    masked(
+        "`sampler_logps` that are null where `completion_mask` is 1",
+        "Row 4 of the train dataset: sampler_logps is null for tokens that the model wrote, by completion_mask. Fix or "
+        "drop it.",
+        completion_mask=[[1, 1]] * 8,
+        sampler_logps=ones([-1.0, None], 4, [-1.0, -1.0]),
+    ),
     tokenized(
         "`completion_mask` without `completion_ids`",
         "Row 0 of the train dataset: it has a completion_mask and no completion_ids: a mask is of tokens. Add the "
@@ -380,6 +401,19 @@ ROWS = [
         "read as its prompt. Fix or drop it.",
         "{% for m in messages %}{{ m.role }}: {{ m.content if loop.last else m.content[:1] }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}",
+    ),
+    tokenized(
+        "an image in a trajectory",
+        "Row 0 of the train dataset: a message has image: only text can be trained on offline. Fix or drop it.",
+        prompt=[[{"role": "user", "content": [{"type": "text", "text": "What is it?"}, {"type": "image"}]}]] * 8,
+        completion=[[{"role": "assistant", "content": "7"}]] * 8,
+    ),
+    tokenized(
+        "a completion in messages, none of them the assistant's",
+        "Row 0 of the train dataset: there is nothing to learn from its completion: no turn is the assistant's. Fix or "
+        "drop it.",
+        prompt=[[{"role": "user", "content": "1 + 1"}]] * 8,
+        completion=[[{"role": "tool", "content": "2"}]] * 8,
     ),
     turns(
         "calls of tools, and a template that leaves them out",
@@ -653,12 +687,42 @@ IMPORTED = [
     ),
     imported(
         "a reward that is no number",
-        "topr import: log/1.jsonl, line 1: score is no number but 'high', and cannot be a reward.",
+        "topr import: log/1.jsonl, line 1: score is no finite number but 'high', and cannot be a reward.",
         {**LOG_OF_VERL, "score": "high"},
     ),
     imported(
+        "a reward that is NaN",
+        "topr import: log/1.jsonl, line 2: score is no finite number but nan, and cannot be a reward.",
+        LOG_OF_VERL,
+        {**LOG_OF_VERL, "score": float("nan")},
+    ),
+    imported(
+        "two rewards for one completion",
+        "topr import: log/1.jsonl, line 1: score holds 2 reward(s) for 1 completion(s): it must be a list with one for "
+        "each.",
+        {**LOG_OF_VERL, "score": [1, 0]},
+    ),
+    imported(
+        "a second file that has an id twice",
+        "topr import: rewards.jsonl, line 2 has the id 'a', which an earlier line has, too.",
+        LOG_OF_VERL,
+        also={"rewards.jsonl": '{"id": "a", "reward": 1}\n{"id": "a", "reward": 0}\n'},
+        rewards="rewards.jsonl",
+    ),
+    imported(
+        "half of a surrogate pair",
+        'topr import: log/1.jsonl, line 1: its completion is "\\ud83d", and must be text.',
+        {**LOG_OF_VERL, "output": "\ud83d"},
+    ),
+    imported(
+        "a file that is not compressed as its name says",
+        "topr import: log/2.jsonl.gz cannot be read: zlib inflate failed: incorrect header check.",
+        LOG_OF_VERL,
+        also={"log/2.jsonl.gz": "{}"},
+    ),
+    imported(
         "no line that is whole",
-        "topr import: log: none of its 1 records holds a completion to learn from.",
+        "topr import: log: none of its records holds a completion to learn from.",
         '{"input": "1 +',
     ),
     imported(
@@ -685,7 +749,7 @@ IMPORTED = [
     ),
     imported(
         "a second file of another shape",
-        "topr import: rewards.jsonl, line 1 must be JSON with the fields id and reward.",
+        "topr import: rewards.jsonl, line 1 must be JSON with the fields id (text or a number) and reward.",
         LOG_OF_VERL,
         also={"rewards.jsonl": '{"uid": "a"}\n'},
         rewards="rewards.jsonl",

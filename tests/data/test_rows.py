@@ -76,6 +76,9 @@ def test_groups():
     assert problem_column(rows).tolist() == [7, 7, 8]
     by_prompt = problem_column(rows.remove_columns("problem_id"))
     assert by_prompt[0] == by_prompt[2] != by_prompt[1]
+    by_ids = problem_column(rows_with(prompt=[""] * 3, prompt_ids=[[1, 2], [3], [1, 2]]))
+    assert by_ids[0] == by_ids[2] != by_ids[1]
+    assert problem_column(rows_with(prompt=["a", "b"], prompt_ids=[[1], None]))[1] == by_prompt[1]
 
 
 def test_finish_reasons():

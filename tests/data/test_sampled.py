@@ -31,8 +31,9 @@ def test_rows_to_evaluate_that_do_not_say_get_the_temperature_of_the_rows_to_tra
     assert temperature_of({"train": warm, "eval": half}) == 0.7
     with pytest.raises(ValueError, match=r"eval dataset was sampled at temperature 0.7, and log π is computed at 1"):
         temperature_of({"eval": warm}, training=1.0)
-    with pytest.raises(ValueError, match=r"several temperatures: 0.7, none given\."):
+    with pytest.raises(ValueError, match=r"several temperatures: 0.7, 1 \(none given\)\."):
         temperature_of({"train": sampled(temperature=(0.7, None))})
+    assert temperature_of({"train": sampled(temperature=(1.0, None))}) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,41 @@ def test_a_completion_that_the_chat_template_leaves_out_is_refused(tokenizer, mo
     template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
     monkeypatch.setattr(tokenizer, "chat_template", template)
     row = {"prompt": [{"role": "user", "content": "1"}], "completion": [{"role": "assistant", "content": "2"}]}
-    with pytest.raises(ValueError, match=r"must be text, messages .* or token ids"):
+    with pytest.raises(ValueError, match="the chat template leaves the assistant's turns out"):
         tokenize_row(row, tokenizer)
+    with pytest.raises(ValueError, match="no turn is the assistant's"):
+        tokenize_row({**row, "completion": row["prompt"]}, tokenizer)
+
+
+def test_one_turn_of_the_assistant_is_tokenized_as_a_sampler_would_have_written_it(tokenizer, monkeypatch):
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}" + (
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    row = {"prompt": [{"role": "user", "content": "1"}], "completion": [{"role": "assistant", "content": "2"}]}
+    written = [*tokenizer("2")["input_ids"], tokenizer.eos_token_id]
+    assert tokenize_row(row, tokenizer)[1:] == (written, None)  # without the line break behind the stop token
+    assert tokenize_row({**row, "finish_reason": "length"}, tokenizer)[1:] == (written[:-1], None)
+    row["completion"] *= 2
+    assert tokenize_row({**row, "finish_reason": "length"}, tokenizer).completion_ids[-1] != tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize("kind", ["image", "image_url"])
+def test_images_in_messages_are_refused(tokenizer, monkeypatch, kind):
+    monkeypatch.setattr(tokenizer, "chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}")
+    row = {"prompt": [{"role": "user", "content": [{"type": "text", "text": "1"}]}],
+           "completion": [{"role": "assistant", "content": "2"}]}  # fmt: skip
+    assert tokenizer.decode(tokenize_row(row, tokenizer).prompt_ids) == "1"
+    row["prompt"][0]["content"].append({"type": kind})
+    with pytest.raises(ValueError, match=f"a message has {kind}: only text can be trained on offline"):
+        tokenize_row(row, tokenizer)
+
+
+def test_log_probabilities_that_are_null_mark_context_beside_text_too(tokenizer):
+    row = {"prompt": "1", "completion_ids": [5, 6, 7], "sampler_logps": [-1.0, None, -2.0]}
+    assert tokenize_row(row, tokenizer).completion_mask == [True, False, True]
+    with pytest.raises(ValueError, match="the model wrote nothing"):
+        tokenize_row({**row, "sampler_logps": [None] * 3}, tokenizer)
 
 
 def test_rows_that_lack_ids_are_tokenized(tokenizer):

@@ -80,8 +80,8 @@ def imported(tmp_path):
     return imported
 
 
-def made(name, record):
-    reader = _Reader(ImportArguments(format=name))
+def made(name, record, **settings):
+    reader = _Reader(ImportArguments(format=name, **settings))
     rows = reader._rows(record)
     table = to_table(rows, [""] * len(rows), reader.columns, bool(rows) and isinstance(rows[0]["prompt"], list))
     return from_table(table)
@@ -104,6 +104,9 @@ def test_several_graded_generations():
     assert rows["finish_reason"][:] == ["stop", "length"]
     assert rows["problem_id"][:] == ["u-1"] * 2
     assert rows[0]["completion"][0]["content"] == "It is 42"
+    assert made("graded", {**GRADED, "info": {"quality": [0.5, 0.25]}}, reward_fields=["info.quality"])["reward"][
+        :
+    ] == [0.5, 0.25]
     with pytest.raises(NotOfFormat, match="3 generations, 2 values in correctness_math_verify and 3 finish_reasons"):
         made("graded", {**GRADED, "correctness_math_verify": [True, False]})
 
@@ -235,6 +238,11 @@ def test_results_of_verifiers():
     assert (row["prompt_ids"], row["completion_ids"]) == ([1, 2], [3, 9, 9, 4, 5])
     assert row["completion_mask"] == [1, 0, 0, 1, 1]
     assert row["sampler_logps"] == [-0.5, None, None, -1.0, -0.25]
+    masked = turn([1, 2], [3, 7, 4], [-0.5, 0.0, -1.0])
+    masked["tokens"]["completion_mask"] = [1, 0, 1]
+    (row,) = made("verifiers-results", {**V0, "trajectory": [masked, turn([1, 2, 3, 7, 4], [], [])]})
+    assert (row["completion_ids"], row["completion_mask"]) == ([3, 7, 4], [1, 0, 1])
+    assert row["sampler_logps"] == [-0.5, None, -1.0]
     rewritten = [*grows, turn([1, 8], [6], [-2.0])]
     rows = made("verifiers-results", {**V0, "trajectory": rewritten})
     assert rows["completion_ids"][:] == [[3, 9, 9, 4, 5], [6]]

@@ -72,7 +72,7 @@ def test_lines_that_were_cut_off_are_counted_and_named(tmp_path, monkeypatch, ca
     assert f"2 lines are no JSON and are left out: {source}, line 3, {source}, line 6." in said
     imported(source, tmp_path / "rows")
     assert manifest.read(tmp_path / "rows").stages["import"]["left_out"]["broken"]["count"] == 2
-    with pytest.raises(ValueError, match="none of its 1 records holds a completion to learn from"):
+    with pytest.raises(ValueError, match="none of its records holds a completion to learn from"):
         imported(lines(tmp_path / "other.jsonl", ["{"]), tmp_path / "other")
 
 
@@ -94,7 +94,13 @@ def test_a_compressed_file_that_breaks_off_keeps_its_whole_lines(tmp_path, capsy
     rows = imported(tmp_path / "log.jsonl.gz", tmp_path / "rows")
     assert 100 < len(rows) < 4_000
     assert rows["completion"][:] == [f" {n}." for n in range(len(rows))]
-    assert "1 lines are no JSON and are left out: " in capsys.readouterr().out
+    assert "1 line is no JSON and is left out: " in capsys.readouterr().out
+
+
+def test_a_file_that_is_not_compressed_as_its_name_says_is_an_error(tmp_path):
+    (tmp_path / "log.jsonl.gz").write_text(json.dumps(record(0)))
+    with pytest.raises(ValueError, match=r"log\.jsonl\.gz cannot be read: "):
+        imported(tmp_path / "log.jsonl.gz", tmp_path / "rows")
 
 
 def test_a_file_and_its_compressed_copy_are_not_read_both(tmp_path):
@@ -109,7 +115,13 @@ def test_a_file_and_its_compressed_copy_are_not_read_both(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"score": None}, "line 4: score is no number but None, and cannot be a reward"),
+        ({"score": None}, "line 4: score is no finite number but None, and cannot be a reward"),
+        ({"score": float("nan")}, "line 4: score is no finite number but nan, and cannot be a reward"),
+        (
+            {"score": [1.0, 0.0]},
+            r"line 4: score holds 2 reward\(s\) for 1 completion\(s\): it must be a list with one for each",
+        ),
+        ({"output": "\ud83d"}, r'line 4: its completion is "\\ud83d", and must be text'),
         ({"input": ["a"]}, r'line 4: its prompt is \["a"\], and must be text'),
     ],
 )

@@ -43,12 +43,14 @@ def test_a_log_of_requests_and_responses(tmp_path, tokenizer):
         choice(None, [("a", -0.5), ("b", -0.1)], [11, 12], "tool_calls", [CALL]),
         choice("It is 2", [("It", -1.0)], [13], "length"), prompt_ids=[7, 8],
     )  # fmt: skip
-    rows = imported(tmp_path, [{"request": ASKED, "response": response, "user_rating": 1}], reward_fields="user_rating")
+    rows = imported(
+        tmp_path, [{"request": ASKED, "response": response, "user_rating": [1, -1]}], reward_fields="user_rating"
+    )
     assert rows["prompt_ids"][:] == [[7, 8]] * 2
     assert rows["completion_ids"][:] == [[11, 12], [13]]
     assert [[round(value, 3) for value in row] for row in rows["sampler_logps"]] == [[-0.5, -0.1], [-1.0]]
     assert rows["finish_reason"][:] == ["stop", "length"]
-    assert rows["reward"][:] == [1.0, 1.0]
+    assert rows["reward"][:] == [1.0, -1.0]
     assert len(set(rows["problem_id"])) == 1
     assert (rows[0]["temperature"], rows[0]["top_p"], rows[0]["top_k"]) == (0.7, None, 20)
     assert json.loads(rows[0]["tools"]) == TOOLS
@@ -62,7 +64,7 @@ def test_a_log_that_vllm_wrote(tmp_path):
     """Its log-probabilities are the model's own, whatever the temperature: what the trainer computes at 1."""
     log = Path(__file__).parent / "written" / "vllm-0.30.0.jsonl"
     records = [json.loads(line) for line in log.read_text().splitlines()]
-    rows = imported(tmp_path, [{**record, "stars": 5} for record in records], reward_fields="stars")
+    rows = imported(tmp_path, [{**record, "stars": [5, 4]} for record in records], reward_fields="stars")
     assert len(rows) == 6  # three requests of two choices
     assert {(row["temperature"], row["top_k"], row["finish_reason"]) for row in rows} == {(0.7, 20, "stop")}
     assert [row["completion_ids"] is None for row in rows] == [False] * 4 + [True] * 2
@@ -77,7 +79,7 @@ def test_a_log_that_vllm_wrote(tmp_path):
 
 def test_a_choice_without_tokens_is_read_as_messages(tmp_path):
     response = answered(choice("It is 2", []), choice("", [], []), prompt_ids=[7, 8])
-    rows = imported(tmp_path, [{"request": ASKED, "response": response, "stars": 1}], reward_fields="stars")
+    rows = imported(tmp_path, [{"request": ASKED, "response": response, "stars": [1, 0]}], reward_fields="stars")
     assert rows["prompt_ids"][:] == [None, None]
     unknown = answered(choice("It is 2", [("It", None)], [13]), prompt_ids=[7, 8])
     rows = imported(tmp_path, [{"request": ASKED, "response": unknown, "stars": 1}], reward_fields="stars",
@@ -102,8 +104,28 @@ def test_a_batch_is_joined_with_its_requests(tmp_path, capsys):
     assert rows["reward"][:] == [-1.0]
     assert rows[0]["prompt"][0]["role"] == "user"
     said = capsys.readouterr().out
-    assert f"1 records hold no completion to learn from: {tmp_path / 'log.jsonl'}, line 2." in said
+    assert f"1 record holds no completion to learn from: {tmp_path / 'log.jsonl'}, line 2." in said
     assert "Not in these files: prompt_ids" in said
+
+
+def test_one_reward_is_not_given_to_several_completions(tmp_path):
+    record = {"id": "a", "request": ASKED, "response": answered(choice("2", []), choice("3", []))}
+    rewards = tmp_path / "rewards.jsonl"
+    rewards.write_text('{"id": "a", "reward": 1}')
+    with pytest.raises(
+        ValueError, match=r"line 1: reward holds 1 reward\(s\) for 2 completion\(s\): it must be a list"
+    ):
+        imported(tmp_path, [record], rewards=rewards)
+    rewards.write_text('{"id": "a", "reward": [1, -1]}')
+    assert imported(tmp_path, [record], rewards=rewards)["reward"][:] == [1.0, -1.0]
+
+
+@pytest.mark.parametrize(("second", "why"), [('"a"', "which an earlier line has"), ("[1]", "text or a number")])
+def test_ids_of_rewards_are_checked(tmp_path, second, why):
+    rewards = tmp_path / "rewards.jsonl"
+    rewards.write_text(f'{{"id": "a", "reward": 1}}\n{{"id": {second}, "reward": 0}}')
+    with pytest.raises(ValueError, match=f"rewards.jsonl, line 2 .*{why}"):
+        imported(tmp_path, [{"id": "a", "request": ASKED, "response": answered(choice("2", []))}], rewards=rewards)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,11 @@ from huggingface_hub import DatasetCard, ModelCard
 
 from topr_trl import Evaluations, OfflineTOPRConfig, OfflineTOPRTrainer, evaluate_samples, load_rows
 from topr_trl.cli import main as cli
-from topr_trl.data.tables import save_rows
+from topr_trl.data.tables import save_rows, shard_path
 from topr_trl.formats import FORMATS
 from topr_trl.hub import push_to_hub
 from topr_trl.hub.cards import results_metadata
+from topr_trl.hub.dataset import said_by_others
 from topr_trl.hub.push import _is_stale, pack
 from topr_trl.model_card import PAPER, add_section
 from topr_trl.pipeline import manifest, stages
@@ -496,6 +497,7 @@ def unpacked(parcel, folder):
     return folder
 
 
+TASK = [{"role": "system", "content": "You are an agent."}, {"role": "user", "content": "Look"}]
 TRAJECTORY = [
     {"role": "assistant", "content": "I look."}, {"role": "tool", "content": "AWS_KEY=abc\nHOME=/root"},
     {"role": "assistant", "content": "Done."},
@@ -510,6 +512,12 @@ TRAJECTORY = [
          "  ls AWS_KEY=abc\n"),
         ({"prompt": ["a"], "completion": ["ls"], "completion_ids": [[1, 2]], "completion_mask": [[1, 1]]}, None),
         ({"prompt": ["a"], "completion": [TRAJECTORY[:1]]}, None),
+        ({"prompt": [TASK + TRAJECTORY[:2]], "completion": [TRAJECTORY[2:]]}, "  tool: AWS_KEY=abc HOME=/root\n"),
+        ({"prompt": [TASK], "completion": [TRAJECTORY[2:]]}, None),
+        ({"prompt": [[*TASK, TRAJECTORY[2], *TASK[1:]]], "completion": [TRAJECTORY[2:]]}, "  user: Look\n"),
+        ({"prompt": ["a"], "completion_ids": [[1, 2]], "completion_mask": [[1, 0]]}, "  1 token ids in completion"),
+        ({"prompt": ["a"], "completion": ["ls x"], "completion_ids": [[1, 2]], "sampler_logps": [[-1.0, None]]},
+         "  ls x\n"),
     ],
 )  # fmt: skip
 def test_what_others_said_is_shown_and_asked_about(tmp_path, monkeypatch, capsys, columns, shown):
@@ -536,3 +544,24 @@ def test_what_others_said_is_shown_and_asked_about(tmp_path, monkeypatch, capsys
     with pytest.raises(ValueError, match="Pushing needs an account"):
         cli.main([*push, "--yes"])
     assert ("These rows hold what tools or users said" in capsys.readouterr().out) == (shown is not None)
+
+
+def test_what_is_shown_is_of_all_files(tmp_path):
+    for n in range(3):
+        told = [{"role": "tool", "content": f"file {n}, row {m}"} for m in range(9)]
+        rows = Dataset.from_dict({"prompt": ["a"] * 9, "completion": [[TRAJECTORY[0], each] for each in told]})
+        rows.to_parquet(shard_path(tmp_path, n, 3))
+    assert said_by_others(tmp_path) == [f"tool: file {n}, row {m}" for m, n in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))]
+
+
+def test_parts_of_a_trajectory_are_counted_once(tmp_path):
+    columns = {
+        "prompt": ["a"] * 4,
+        "completion": ["b"] * 4,
+        "problem_id": [0, 0, 0, 1],
+        "rollout_id": ["x", "x", "y", None],
+    }
+    save_rows(Dataset.from_dict(columns), tmp_path / "rows")
+    card = str(pack(tmp_path / "rows", "me/x").card)
+    assert "4 rows of 3 trajectories for 2 problems" in card
+    assert "| trajectories | 3 |" in card

@@ -23,8 +23,8 @@ from topr_trl.pipeline.arguments import IterateArguments
 
 GSM8K_PROBLEMS = 7_473  # planned where no number is given: how many a data set has is known when it is loaded
 OPTIMIZERS = (*STATE_BYTES, "adafactor")
-# Shapes that need no download: those of Llama 3.
-_LLAMA_3: dict[str, Any] = {"vocab_size": 128_256, "num_key_value_heads": 8, "max_position_embeddings": 8_192}
+# Shapes that need no download: those of Llama 3.1. Llama 3 has the same, and a context of 8,192.
+_LLAMA_3: dict[str, Any] = {"vocab_size": 128_256, "num_key_value_heads": 8, "max_position_embeddings": 131_072}
 KNOWN = {
     "8b": LlamaConfig(hidden_size=4_096, intermediate_size=14_336, num_hidden_layers=32, num_attention_heads=32,
                       **_LLAMA_3),
@@ -38,7 +38,8 @@ class PlanArguments:
     """What is planned. Settings of the loop have its names and its defaults, so that its YAML can be planned."""
 
     model_name_or_path: str = field(
-        default="8b", metadata={"help": "Hub name, folder, or '8b', '70b' (Llama 3's shapes).", "aliases": ["--model"]}
+        default="8b",
+        metadata={"help": "Hub name, folder, or '8b', '70b' (Llama 3.1's shapes).", "aliases": ["--model"]},
     )
     nodes: int = field(default=1, metadata={"help": "Nodes."})
     gpus: int = field(default=8, metadata={"help": "GPUs per node."})
@@ -112,8 +113,19 @@ class PlanArguments:
 
 
 def plan_command(args: PlanArguments) -> None:
-    """Print what is assumed, and tables of memory and time; a ValueError if there is no such model."""
-    shape = Shape.of(_config_of(args.model_name_or_path))
+    """Print what is assumed, and tables of memory and time.
+
+    Raises:
+        ValueError: there is no such model, or the rows are longer than its context, so that the trainers refuse them.
+    """
+    config = _config_of(args.model_name_or_path)
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and args.row_tokens > context:
+        raise ValueError(
+            f"{args.model_name_or_path} reads at most {context:,} tokens, and prompt_tokens + max_new_tokens is "
+            f"{args.row_tokens:,}. Plan shorter rows, or name a model with a longer context."
+        )
+    shape = Shape.of(config)
     print(_heading(args, shape), _memory_table(args, shape), _times(args, shape), sep="\n\n")
 
 

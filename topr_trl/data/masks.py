@@ -56,7 +56,8 @@ def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Ta
         The table with `completion_mask`: bool for each token of the completion, or null if the model wrote all of them.
 
     Raises:
-        MalformedRow: a mask of another length or other values, or one without a token that the model wrote.
+        MalformedRow: a mask of another length or other values, or one without a token that the model wrote; or
+            `sampler_logps` that are null where the model wrote.
     """
     columns = {name: _arrays(table[name]) for name in (MASK, *PER_TOKEN) if name in table.column_names}
     per_token = [columns[name] for name in PER_TOKEN if name in columns]
@@ -67,6 +68,8 @@ def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Ta
             mask = written(given, logps, length)
         except ValueError as error:
             raise MalformedRow(places[n], str(error)) from None
+        if given is not None and logps is not None and len(logps) == length and np.isnan(logps[mask]).any():
+            raise MalformedRow(places[n], "sampler_logps is null for tokens that the model wrote, by completion_mask")
         masks.append(None if mask.all() else mask)
         for values in per_token:
             if values[n] is not None and len(values[n]) == length:
@@ -111,11 +114,11 @@ def written(mask: NDArray[Any] | None, sampler_logps: NDArray[Any] | None, token
 
 
 def _arrays(lists: pa.ChunkedArray) -> list[Any]:
-    """A list column row by row as arrays, with NaN for null; other columns as Python objects."""
+    """A list column row by row as arrays of numbers, with NaN for null; other columns as Python objects."""
     if not is_list(lists.type):
         return lists.to_pylist()
     counts = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))
-    values = np.asarray(pc.list_flatten(lists))
+    values = np.asarray(pc.list_flatten(lists).cast(pa.float64()))
     rows = np.split(values, counts.cumsum()[:-1]) if len(counts) else []
     return [row if known else None for row, known in zip(rows, pc.is_valid(lists).to_pylist(), strict=True)]
 

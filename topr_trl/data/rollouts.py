@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from topr_trl.baseline import FloatArray
 from topr_trl.data.masks import MASK, PER_TOKEN, is_list
 from topr_trl.data.rows import ROLLOUT, checked_column
 from topr_trl.data.tables import from_table
@@ -58,15 +57,20 @@ class Rollouts:
         found[self.order_N] = np.repeat(values_N[self.firsts_R], self.counts_R)
         return found
 
-    def check_rewards(self, rewards_N: FloatArray) -> None:
-        """A ValueError if rows of a rollout have different rewards."""
-        firsts_N = self.of_first_row(rewards_N)
-        if (wrong := np.flatnonzero(rewards_N != firsts_N)).size:
+    def check_same(self, name: str, values_N: NDArray[Any]) -> None:
+        """A ValueError if rows of a rollout have different values of what has this name."""
+        firsts_N = self.of_first_row(values_N)
+        if (wrong := np.flatnonzero(values_N != firsts_N)).size:
             row = wrong[0]
             raise ValueError(
-                f"Row {row} has the reward {rewards_N[row]:g}, and the first row of its {ROLLOUT} {firsts_N[row]:g}. "
-                "The rows of a rollout are one trajectory, with one reward: give it to all of them."
+                f"Row {row} has the {name} {_said(values_N[row])}, and the first row of its {ROLLOUT} "
+                f"{_said(firsts_N[row])}. The rows of a rollout are one trajectory, with one {name}: give it to all of "
+                f"them, or give other trajectories another {ROLLOUT}."
             )
+
+
+def _said(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def rollouts_of(rows: Dataset) -> Rollouts:

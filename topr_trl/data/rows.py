@@ -107,17 +107,22 @@ def finite_rewards(rows: Dataset) -> NDArray[np.float64]:
 
 
 def _is_reward(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_REWARD
 
 
-_LARGEST = float(np.finfo(np.float32).max)  # beyond it a reward is infinite in the loss
+LARGEST_REWARD = float(np.finfo(np.float32).max)  # beyond it a reward is infinite in the loss
 
 
 def problem_column(rows: Dataset) -> NDArray[Any]:
-    """(N,) the group of each row: `problem_id` if there, else rows with equal prompts share a group."""
+    """(N,) the group of each row: `problem_id` if there, else rows with equal prompts share a group.
+
+    Prompts are compared as they are tokenized: `prompt_ids` win.
+    """
     if "problem_id" in rows.column_names:
         return id_column(rows, "problem_id")
-    return hash_prompts(rows["prompt"])
+    if "prompt_ids" not in rows.column_names:
+        return hash_prompts(rows["prompt"])
+    return hash_prompts(ids or prompt for ids, prompt in zip(rows["prompt_ids"], rows["prompt"], strict=True))
 
 
 def hash_prompts(prompts: Iterable[Any]) -> NDArray[np.str_]:

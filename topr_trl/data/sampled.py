@@ -52,15 +52,17 @@ def _temperature(name: str, rows: Dataset) -> float | None:
         "numbers above 0", "Drop rows that were not sampled, or drop the column: log π is then computed at 1.",
     )  # fmt: skip
     distinct = pc.unique(rows.select_columns([TEMPERATURE]).with_format("arrow")[:][TEMPERATURE]).to_pylist()
-    found = sorted({round(value, 6) for value in distinct if value is not None})  # float32 and float64 alike
-    unknown = None in distinct and bool(found)
-    if len(found) + unknown > 1:
-        every = [f"{value:g}" for value in found] + ["none given"] * unknown
+    if distinct == [None]:
+        return None
+    # Rounded: float32 and float64 alike. A row without one was sampled at 1, as sampling is by default.
+    found = sorted({round(1.0 if value is None else value, 6) for value in distinct})
+    if len(found) > 1:
+        every = [f"{value:g}{' (none given)' * (value == 1 and None in distinct)}" for value in found]
         raise ValueError(
             f"The {name} dataset has rows of several temperatures: {', '.join(every)}. log π is computed at one. Train "
             f"on the rows of one of them, or drop the column `{TEMPERATURE}`: it is then 1."
         )
-    return found[0] if found else None
+    return found[0]
 
 
 def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str | None:

@@ -22,6 +22,9 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(x) is int and abs(x) < 2**31 for x in value)
 
 
+_MASKING = (MASK, "sampler_logps")  # columns that may say what the model wrote
+
+
 class TokenizedRow(NamedTuple):
     """Token ids of a prompt and a completion; of the latter which ones the model wrote, None for all."""
 
@@ -33,9 +36,9 @@ class TokenizedRow(NamedTuple):
 def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> TokenizedRow:
     """Token ids of a row's prompt and completion.
 
-    Ids in the row are taken as they are. Prompt and completion as text are tokenized separately, and the completion
-    gets the stop token unless `finish_reason` is `"length"`. Messages go through the chat template, which writes its
-    own stop; if they are more than a turn of the assistant, the other turns are context.
+    Ids in the row are taken as they are. Prompt and completion as text are tokenized separately. Messages go through
+    the chat template, and turns that are not the assistant's are context. Either way the completion ends with the stop
+    token, unless `finish_reason` is `"length"`.
 
     Raises:
         ValueError: prompt or completion is missing, empty, or neither text, messages nor ids; or the tokenizer has no
@@ -56,15 +59,16 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
                 "it holds messages, and the tokenizer has no chat template to write them with. Set chat_template_path "
                 "(or tokenizer.chat_template), or give prompts and completions as text"
             )
-        messages = {"prompt": prompt}
         if is_conversational({"completion": completion}):
-            if len(completion) > 1:
-                return TokenizedRow(*tokenize_turns(prompt, completion, tokenizer, row.get("tools"), **kwargs))
-            messages["completion"] = completion
-        messages = {key: plain_messages(value) for key, value in messages.items()}
-        text = apply_chat_template(messages, tokenizer, plain_tools(row.get("tools")), **kwargs)
-        ids = {key: tokenizer(value, add_special_tokens=False)["input_ids"] for key, value in text.items()}
-        prompt, completion = ids["prompt"], ids.get("completion", completion)
+            truncated = row.get("finish_reason") == "length"
+            prompt, completion, is_own = tokenize_turns(
+                prompt, completion, tokenizer, row.get("tools"), truncated, **kwargs
+            )
+            return TokenizedRow(prompt, completion, None if all(is_own) else is_own)
+        text = apply_chat_template(
+            {"prompt": plain_messages(prompt)}, tokenizer, plain_tools(row.get("tools")), **kwargs
+        )["prompt"]
+        prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
     if isinstance(prompt, str):
         prompt = tokenizer(prompt)["input_ids"]
     if isinstance(completion, str):
@@ -78,7 +82,8 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
             completion = [*completion, tokenizer.eos_token_id]
     if not _is_ids(prompt) or not _is_ids(completion):
         raise ValueError("prompt and completion must be text, messages (both of them) or token ids")
-    mask, logps = (None if row.get(name) is None else np.array(row[name]) for name in (MASK, "sampler_logps"))
+    # a list of numbers may hold None
+    mask, logps = (None if row.get(name) is None else np.array(row[name], dtype=float) for name in _MASKING)
     own = written(mask, logps, len(completion))
     return TokenizedRow(prompt, completion, None if own.all() else own.tolist())
 

@@ -1,4 +1,4 @@
-"""Trajectories as messages: their tokens, and which of them the model wrote."""
+"""Rows as messages: their tokens, and which of them the model wrote."""
 
 import json
 from functools import lru_cache
@@ -14,57 +14,81 @@ Messages = list[dict[str, Any]]
 
 
 def tokenize_turns(
-    prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, tools: Any = None, **kwargs: Any
+    prompt: Messages,
+    completion: Messages,
+    tokenizer: PreTrainedTokenizerBase,
+    tools: Any = None,
+    truncated: bool = False,
+    **kwargs: Any,
 ) -> tuple[list[int], list[int], list[bool]]:
-    """Token ids of a prompt and of a completion of several turns, and whether the model wrote each of the latter.
+    """Token ids of a prompt and of a completion of one or more turns, and whether the model wrote each of the latter.
 
     A turn of the assistant is what it adds to the rendered messages before it, generation prompt included, up to the
-    stop token: what a sampler would write. The rest is context. They are rendered by the template that TRL trains such
-    a model with, which keeps earlier turns as they were, or else by the tokenizer's own. If that writes earlier turns
-    differently once later ones follow, its `{% generation %}` blocks say what is the model's.
+    stop token: what a sampler would write. The rest is context. They are rendered by the tokenizer's own template. If
+    that writes earlier turns differently once later ones follow, by the one that TRL trains such a model with, which
+    keeps them. If that does so, too, its `{% generation %}` blocks say what is the model's.
 
     Args:
+        truncated: the last turn ended at a limit of tokens: no stop token follows it.
         kwargs: for the chat template.
 
     Raises:
-        ValueError: the template cannot write these messages, leaves out calls of tools, or writes earlier turns
-            differently and has no such blocks.
+        ValueError: the assistant has no turn; or the template cannot write these messages, leaves out calls of tools,
+            or writes earlier turns differently and has no such blocks.
     """
     prompt, completion, tools = plain_messages(prompt), plain_messages(completion), plain_tools(tools)
-    template, writes_tools = _template(tokenizer, str(tokenizer.chat_template))
+    templates, writes_tools = _templates(tokenizer, str(tokenizer.chat_template))
     if not writes_tools and any(m["role"] == "tool" or m.get("tool_calls") for m in (*prompt, *completion)):
         raise ValueError(
             "it calls tools, and the tokenizer's chat template does not write calls and results of tools. Set "
             "chat_template_path to one that does, or give completion_ids and completion_mask"
         )
-    options = {"tools": tools, "chat_template": template, **kwargs}
     try:
-        try:
-            prompt_ids, ids, written = _by_prefixes(prompt, completion, tokenizer, options)
-        except _NotNested:
-            if not has_generation_markers(template):
-                raise
-            prompt_ids, ids, written = _by_markers(prompt, completion, tokenizer, options)
+        prompt_ids, ids, written = _rendered(prompt, completion, tokenizer, templates, {"tools": tools, **kwargs})
     except TemplateError as error:
         raise ValueError(f"its chat template cannot write these messages: {error}") from None
     written = _up_to_the_stop(ids, written, tokenizer)
-    last = len(written) - written[::-1].index(True) if any(written) else 0
+    if not any(written):
+        is_there = any(message["role"] == "assistant" for message in completion)
+        why = "the chat template leaves the assistant's turns out" if is_there else "no turn is the assistant's"
+        raise ValueError(f"there is nothing to learn from its completion: {why}")
+    last = len(written) - written[::-1].index(True)
+    if truncated and ids[last - 1] == tokenizer.eos_token_id:
+        last -= 1
     return prompt_ids, ids[:last], written[:last]  # what follows the last turn has no effect
 
 
+def _rendered(
+    prompt: Messages,
+    completion: Messages,
+    tokenizer: PreTrainedTokenizerBase,
+    templates: tuple[str, ...],
+    options: dict[str, Any],
+) -> tuple[list[int], list[int], list[bool]]:
+    """By the first of the templates that keeps earlier turns as they were, or else by the blocks of the last."""
+    for template in templates:
+        options = {**options, "chat_template": template}
+        try:
+            return _by_prefixes(prompt, completion, tokenizer, options)
+        except _NotNested:
+            if template == templates[-1] and not has_generation_markers(template):
+                raise
+    return _by_markers(prompt, completion, tokenizer, options)
+
+
 @lru_cache(maxsize=8)
-def _template(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> tuple[str, bool]:
-    """TRL's template for training, or else the tokenizer's own; and whether the latter writes tools.
+def _templates(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> tuple[tuple[str, ...], bool]:
+    """The tokenizer's own template and TRL's for training, if there is one; and whether the former writes tools.
 
     `chat_template` is what the tokenizer has: it may get another.
     """
     own = tokenizer.chat_template
     own = own["default"] if isinstance(own, dict) else own
     try:
-        template = get_training_chat_template(tokenizer) or own
+        trls = get_training_chat_template(tokenizer) or own
     except ValueError:  # TRL has none for it
-        template = own
-    return template, supports_tool_calling(tokenizer)
+        trls = own
+    return tuple(dict.fromkeys((own, trls))), supports_tool_calling(tokenizer)
 
 
 def plain_messages(messages: Messages) -> Messages:
@@ -74,13 +98,15 @@ def plain_messages(messages: Messages) -> Messages:
     arguments of all tools. A log that keeps arguments as JSON, as OpenAI's do, has no such nulls.
 
     Raises:
-        ValueError: arguments are no JSON.
+        ValueError: arguments are no JSON, or content is not text.
     """
     found: Messages = [{"content": "", **_without_nulls(message)} for message in messages]  # OpenAI's may be null
+    for message in found:
+        message["content"] = plain_content(message["content"])
     for function in (call.get("function") for message in found for call in message.get("tool_calls", ())):
         if function and isinstance(arguments := function.get("arguments"), str):
             try:
-                function["arguments"] = json.loads(arguments)
+                function["arguments"] = json.loads(arguments or "{}")  # of a call without arguments
             except json.JSONDecodeError:
                 raise ValueError(
                     f"the arguments of its call of {function.get('name')} are no JSON ({arguments[:60]!r}), and what "
@@ -88,6 +114,19 @@ def plain_messages(messages: Messages) -> Messages:
                     "row"
                 ) from None
     return found
+
+
+def plain_content(content: Any) -> Any:
+    """Content of a message as text, which may come in parts.
+
+    Raises:
+        ValueError: a part is no text, such as an image.
+    """
+    if not isinstance(content, list):
+        return content
+    if others := sorted({str(part.get("type")) for part in content} - {"text", "input_text", "output_text"}):
+        raise ValueError(f"a message has {', '.join(others)}: only text can be trained on offline")
+    return "".join(part["text"] for part in content)
 
 
 def plain_tools(tools: Any) -> Any:

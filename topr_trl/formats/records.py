@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from topr_trl.data.sampled import SAMPLING
+from topr_trl.data.turns import plain_content
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -54,6 +55,7 @@ class Format:
         columns: what its rows may have besides prompt and completion.
         required, optional: the fields of a record; no `optional` if there may be any, such as one for each reward.
         loses: what such files do not have, and what that means.
+        without_repeats: of the files by name those whose records are not in others.
     """
 
     source: str
@@ -64,6 +66,7 @@ class Format:
     required: frozenset[str]
     optional: frozenset[str] | None = frozenset()
     loses: str = ""
+    without_repeats: Callable[[list[Path]], list[Path]] = list
 
     def check(self, record: Any, ignored: Iterable[str] = ()) -> None:
         """A `NotOfFormat` that names the fields that are missing, or that this format does not know."""
@@ -121,13 +124,15 @@ def _lines(path: Path) -> int:
 def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Lines that are not empty, with their numbers; a compressed file that breaks off ends with one that is no JSON."""
     number = 0
-    try:
-        with io.BufferedReader(pa.input_stream(path)) as file:  # decompresses by the suffix of the file
+    with io.BufferedReader(pa.input_stream(path)) as file:  # decompresses by the suffix of the file
+        try:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, line
-    except OSError:
-        yield number + 1, b"{"
+        except OSError as error:
+            if number == 0:
+                raise ValueError(f"{path} cannot be read: {error}.") from error
+            yield number + 1, b"{"
 
 
 def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
@@ -169,7 +174,7 @@ def to_table(made: list[Row], places: list[str], columns: Sequence[str], convers
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array | None:
     try:
         return pa.array(values, kind)
-    except (pa.ArrowException, OverflowError):
+    except (pa.ArrowException, OverflowError, UnicodeError):  # half of a surrogate pair, which JSON can hold
         return None
 
 
@@ -194,14 +199,10 @@ def message(given: Mapping[str, Any]) -> Row:
     """
     if "role" not in given:
         raise NotOfFormat(f"a message has no role; it has {', '.join(sorted(given))}")
-    content = given.get("content")
-    if isinstance(content, list):
-        kinds = {part.get("type") for part in content} - {"text", "input_text", "output_text"}
-        if kinds:
-            raise NotOfFormat(
-                f"a message has {', '.join(sorted(map(str, kinds)))}: only text can be trained on offline"
-            )
-        content = "".join(part["text"] for part in content)
+    try:
+        content = plain_content(given.get("content"))
+    except ValueError as error:
+        raise NotOfFormat(str(error)) from None
     calls = [_call(json.loads(call) if isinstance(call, str) else call) for call in given.get("tool_calls") or ()]
     return {
         "role": given["role"], "content": content, "tool_calls": calls or None, "name": given.get("name"),

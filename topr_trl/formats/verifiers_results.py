@@ -31,9 +31,14 @@ def rows(record: Record) -> list[Row]:
 def _parts(turns: list[dict[str, Any]]) -> list[Row]:
     parts: list[Row] = []
     for turn in turns:
-        ids, logps = turn["completion_ids"], turn["completion_logprobs"]
-        if len(ids) != len(logps):
-            raise NotOfFormat(f"a turn has {len(ids)} completion_ids and {len(logps)} completion_logprobs")
+        ids, mask, logps = (turn[f"completion_{name}"] for name in ("ids", "mask", "logprobs"))
+        if not len(ids) == len(mask) == len(logps):
+            raise NotOfFormat(
+                f"a turn has {len(ids)} completion_ids, {len(mask)} values in completion_mask and {len(logps)} "
+                "completion_logprobs"
+            )
+        if not any(mask):
+            continue
         known = parts[-1]["prompt_ids"] + parts[-1]["completion_ids"] if parts else None
         if known is None or turn["prompt_ids"][: len(known)] != known:
             parts.append({"prompt_ids": turn["prompt_ids"], "completion_ids": [], "completion_mask": [],
@@ -43,8 +48,9 @@ def _parts(turns: list[dict[str, Any]]) -> list[Row]:
             read = turn["prompt_ids"][len(known) :]
         last = parts[-1]
         last["completion_ids"] += read + ids
-        last["completion_mask"] += [0] * len(read) + [1] * len(ids)
-        last["sampler_logps"] += [None] * len(read) + logps
+        last["completion_mask"] += [0] * len(read) + [int(own) for own in mask]
+        last["sampler_logps"] += [None] * len(read)
+        last["sampler_logps"] += [value if own else None for own, value in zip(mask, logps, strict=True)]
     return parts
 
 

@@ -81,6 +81,8 @@ def dataset_card(
     if mu_fingerprints:
         made["fingerprint of μ"] = ", ".join(f"`{fingerprint}`" for fingerprint in mu_fingerprints)
     size = _SIZES[min(max(len(str(num_rows)) - 3, 0), len(_SIZES) - 1)]
+    trajectories = counts.get("trajectories")
+    what = f"{num_rows:,} rows of {trajectories} trajectories" if trajectories else f"{num_rows:,} completions"
     data = DatasetCardData(
         pretty_name=repo_id.rpartition("/")[2],
         task_categories=["text-generation"],
@@ -94,7 +96,7 @@ def dataset_card(
         template_path=str(Path(__file__).with_name("dataset_card.md")),
         name=data.pretty_name,
         repo_id=repo_id,
-        size=f"{num_rows:,} completions for {counts['problems']} problems",
+        size=f"{what} for {counts['problems']} problems",
         problems=problems_of(sampling),
         sampler=writer_of(sampling),
         split=split,

@@ -2,15 +2,19 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
+from trl import is_conversational
 
-from topr_trl.data.masks import MASK
-from topr_trl.data.rows import hash_prompts
-from topr_trl.data.tables import TABLE_SUFFIXES, columns_of, read_shard, shards_of
+from topr_trl.data.masks import MASK, have_masks
+from topr_trl.data.rows import ROLLOUT, problem_column
+from topr_trl.data.tables import TABLE_SUFFIXES, columns_of, from_table, read_shard, shards_of
 from topr_trl.hub.cards import dataset_card
 from topr_trl.hub.parcel import README, Parcel
 from topr_trl.pipeline import manifest
@@ -20,6 +24,7 @@ _COUNTED = (
     "reward", "reward_after_baseline", "raw_reward", "label", "verdict", "finish_reason", "mu_fingerprint",
 )  # fmt: skip
 _SHOWN, _LONG = 5, 300  # texts that are shown before they are published, and characters of each
+_AT_ONCE = 64  # rows that are looked at
 _MOST_VALUES = 6  # of a column; with more, only their number and range are shown
 
 
@@ -31,23 +36,36 @@ def holds_rows(path: Path) -> bool:
 
 
 def said_by_others(path: Path) -> list[str]:
-    """A few of the texts in completions that the model did not write: results of tools, turns of users.
+    """A few of the texts that the model did not write: results of tools, turns of users that answer it.
 
-    Where only a mask tells them apart, it is the completion that they are in.
+    From the first rows of each shard that have some. Where only a mask tells them apart, it is the completion that they
+    are in, or how many token ids.
     """
-    found: list[str] = []
-    for shard in shards_of(path):
-        table = read_shard(shard, ("completion", MASK))
-        masks = table[MASK].to_pylist() if MASK in table.column_names else [None] * len(table)
-        texts = table["completion"].to_pylist() if "completion" in table.column_names else masks
-        for text, mask in zip(texts, masks, strict=True):
-            if isinstance(text, list) and text and isinstance(text[0], dict):
-                found += [f"{each['role']}: {each['content']}" for each in text if each["role"] != "assistant"]
-            elif isinstance(text, str) and 0 in (mask or ()):
-                found.append(text)
-            if len(found) >= _SHOWN:
-                return [each[:_LONG] for each in found[:_SHOWN]]
-    return [each[:_LONG] for each in found]
+    by_shard = [list(islice(_said_by_others(shard), _SHOWN)) for shard in shards_of(path)]
+    in_turn = (text for of_place in zip_longest(*by_shard) for text in of_place if text is not None)
+    return [text[:_LONG] for text in islice(in_turn, _SHOWN)]
+
+
+def _said_by_others(shard: Path) -> Iterator[str]:
+    table = read_shard(shard, ("prompt", "completion", MASK, "sampler_logps"))
+    if not have_masks(from_table(table)):
+        table = table.select([name for name in ("prompt", "completion") if name in table.column_names])
+    for row in (row for batch in table.to_batches(_AT_ONCE) for row in batch.to_pylist()):
+        for messages, at_first in ((row.get("prompt"), True), (row.get("completion"), False)):
+            if is_conversational({"messages": messages}):
+                yield from _not_the_models(messages, at_first)
+        mask, logps, text = (row.get(name) for name in (MASK, "sampler_logps", "completion"))
+        read = [value is None for value in logps or ()] if mask is None else [not value for value in mask]
+        if any(read) and not is_conversational({"messages": text}):
+            yield text if isinstance(text, str) and text else f"{sum(read)} token ids in completion_ids"
+
+
+def _not_the_models(messages: list[dict[str, Any]], at_first: bool) -> Iterator[str]:
+    """Messages that are not the assistant's; `at_first` the task itself, before its first turn, is no news."""
+    for message in messages:
+        at_first = at_first and message["role"] in ("system", "developer", "user")
+        if message["role"] not in ("assistant", "system", "developer") and not at_first:
+            yield f"{message['role']}: {message['content']}"
 
 
 @dataclass
@@ -56,11 +74,16 @@ class Counts:
 
     columns: dict[str, str] = field(default_factory=dict)
     rows: int = 0
+    alone: int = 0  # rows that are no parts of a rollout
+    rollouts: set[Any] = field(default_factory=set)
     problems: set[Any] = field(default_factory=set)
     values: dict[str, Counter[Any]] = field(default_factory=dict)
 
     def facts(self) -> dict[str, str]:
-        facts = {"completions": f"{self.rows:,}", "problems": f"{len(self.problems):,}"}
+        trajectories = self.alone + len(self.rollouts)
+        facts = {"rows": f"{self.rows:,}", "trajectories": f"{trajectories:,}"}
+        facts = facts if trajectories < self.rows else {"completions": f"{self.rows:,}"}
+        facts["problems"] = f"{len(self.problems):,}"
         for name, counter in self.values.items():
             if name == "mu_fingerprint":
                 continue  # shown among the settings
@@ -90,10 +113,13 @@ def count_rows(shards: list[Path]) -> Counts:
                 f"{shard}: all files of rows need the same columns; they differ in {', '.join(odd)}. Write them again."
             )
         found.rows += len(table)
+        rollouts = table[ROLLOUT] if ROLLOUT in columns else pa.nulls(len(table))
+        found.alone += rollouts.null_count
+        found.rollouts |= set(rollouts.unique().to_pylist()) - {None}
         if "problem_id" in columns:
             found.problems |= set(table["problem_id"].unique().to_pylist())
         else:
-            found.problems |= set(hash_prompts(table["prompt"].to_pylist()))
+            found.problems |= set(problem_column(from_table(table)))
         for name in [name for name in _COUNTED if name in columns]:
             counted = pc.value_counts(table[name]).to_pylist()
             found.values.setdefault(name, Counter()).update({each["values"]: each["counts"] for each in counted})

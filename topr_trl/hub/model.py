@@ -140,7 +140,7 @@ def _card_of_stage(folder: Path, repo_id: str, steps: dict[str, Stage]) -> Model
         rows = chosen["curated"] if isinstance(chosen["curated"], str) else rows  # version 0.1 noted only numbers
     last_step = _last_step(folder if (folder / STATE).is_file() else stage)
     facts = {
-        **training_facts(TOPRArguments(**known), rows, last_step),
+        **training_facts(TOPRArguments(**known), rows, last_step, offline=True),
         "seed": f"{inputs['seed']}, iteration {inputs['iteration']}",
     }
     shown_elsewhere = ("prompt", "seed", "sampled with")

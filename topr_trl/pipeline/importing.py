@@ -6,9 +6,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from tqdm.auto import tqdm
 
-from topr_trl.data.rows import hash_prompts
+from topr_trl.data.rollouts import Rollouts
+from topr_trl.data.rows import LARGEST_REWARD, ROLLOUT, hash_prompts
 from topr_trl.data.tables import read_shard, shard_path, shards_of
 from topr_trl.formats import FORMATS
 from topr_trl.formats.records import (
@@ -37,7 +39,8 @@ def import_rows(args: ImportArguments) -> Made:
         ValueError: a record is not of the format; it names file and line.
     """
     reader = _Reader(args)
-    files = files_of(args.source, reader.format.suffix)
+    found = files_of(args.source, reader.format.suffix)
+    files = reader.format.without_repeats(found)
     shards = sum(-(-count // RECORDS_PER_SHARD) for count in count_records(files))
     if not shards:
         raise ValueError(f"{args.source} has no record.")
@@ -59,9 +62,8 @@ def import_rows(args: ImportArguments) -> Made:
                 write_shard(table, shard, {"import": []}, made.left_out)
         waiting.clear()
     if waiting:
-        count = sum(len(places) for _, made in waiting for places in made.left_out.values())
-        raise ValueError(f"{args.source}: none of its {count:,} records holds a completion to learn from.")
-    return _summary(args.folder, reader)
+        raise ValueError(f"{args.source}: none of its records holds a completion to learn from.")
+    return _summary(args.folder, reader, [str(file) for file in found if file not in files])
 
 
 def _parts(files: Sequence[Path]) -> Iterator[list[tuple[str, bytes | Record]]]:
@@ -113,21 +115,29 @@ class _Reader:
         return part
 
     def _rows(self, record: Record) -> list[Row]:
-        self.format.check(record, self.args.ignore_fields or ())
+        named = (name.partition(".")[0] for name in self.args.reward_fields or ())
+        self.format.check(record, [*(self.args.ignore_fields or ()), *named])
         if self.requests is not None:
             record = {**record, "request": _found(self.requests, record, "custom_id", "--requests")}
-        rows, reward = self.format.rows(record), self._reward(record)
-        for row in rows:
-            row["reward"] = row.get("reward", reward)  # a record may hold several graded completions
-            if row.get("problem_id") is None:
-                row["problem_id"] = hash_prompts([row.get("prompt_ids") or row["prompt"]])[0]
+        rows = self.format.rows(record)
+        if not rows:
+            return []
+        if any(row.get("problem_id") is None for row in rows):
+            problem = hash_prompts([rows[0].get("prompt_ids") or rows[0]["prompt"]])[0]
+            for row in rows:
+                row["problem_id"] = row.get("problem_id") or problem
+        rollouts = Rollouts.of([row.get(ROLLOUT) for row in rows])
+        rewards = self._rewards(record, len(rollouts.counts_R))
+        if rewards is not None:
+            for n, reward in zip(rollouts.order_N, np.repeat(rewards, rollouts.counts_R), strict=True):
+                rows[n]["reward"] = float(reward)
         return rows
 
-    def _reward(self, record: Record) -> float | None:
-        """What a record is worth by the settings, or else by the format; None if neither says."""
+    def _rewards(self, record: Record, rollouts: int) -> list[float] | None:
+        """What the rollouts of a record are worth by the settings, or else by the format; None if its rows say it."""
         if self.rewards is not None:
-            return float(_found(self.rewards, record, self.args.id_field, "--rewards"))
-        if self.args.reward_fields:
+            values = {"reward": _found(self.rewards, record, self.args.id_field, "--rewards")}
+        elif self.args.reward_fields:
             values = {name: _dig(record, name) for name in self.args.reward_fields}
         elif self.format.rewards is None:
             return None
@@ -136,9 +146,17 @@ class _Reader:
             raise NotOfFormat(f"{which} the reward: name the fields to add up with --reward_fields")
         # A reward function may have had nothing to say, if another had.
         known = {name: value for name, value in values.items() if value is not None} or values
-        if wrong := [name for name, value in known.items() if not isinstance(value, int | float)]:
-            raise NotOfFormat(f"{wrong[0]} is no number but {known[wrong[0]]!r}, and cannot be a reward")
-        return float(sum(known.values()))
+        by_rollout = {name: value if isinstance(value, list) else [value] for name, value in known.items()}
+        for name, numbers in by_rollout.items():
+            for number in numbers:
+                if not isinstance(number, int | float) or not abs(number) <= LARGEST_REWARD:
+                    raise NotOfFormat(f"{name} is no finite number but {number!r}, and cannot be a reward")
+            if len(numbers) != rollouts:
+                raise NotOfFormat(
+                    f"{name} holds {len(numbers)} reward(s) for {rollouts} completion(s): it must be a list with one "
+                    "for each"
+                )
+        return [float(sum(numbers)) for numbers in zip(*by_rollout.values(), strict=True)]
 
 
 def _by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
@@ -148,15 +166,17 @@ def _by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
     file, found = Path(path), {}
     for place, raw in read_records(file):
         record = parsed(raw)
-        if not isinstance(record, dict) or not {by, name} <= set(record):
-            raise ValueError(f"{place} must be JSON with the fields {by} and {name}.")
+        if not isinstance(record, dict) or not {by, name} <= set(record) or not isinstance(record[by], str | int):
+            raise ValueError(f"{place} must be JSON with the fields {by} (text or a number) and {name}.")
+        if record[by] in found:
+            raise ValueError(f"{place} has the {by} {record[by]!r}, which an earlier line has, too.")
         found[record[by]] = record[name]
     return found
 
 
 def _found(values: dict[Any, Any], record: Record, by: str, option: str) -> Any:
     known_by = _dig(record, by)
-    if known_by not in values:
+    if not isinstance(known_by, str | int) or known_by not in values:
         raise NotOfFormat(f"{option} has nothing for the {by} {known_by!r}")
     return values[known_by]
 
@@ -171,10 +191,10 @@ def _dig(record: Record, path: str) -> Any:
     return value
 
 
-def _summary(folder: Path, reader: _Reader) -> tuple[int, Json]:
+def _summary(folder: Path, reader: _Reader, repeats: list[str]) -> tuple[int, Json]:
     """Rows, and for the manifest what they have and what was left out."""
     filled, rows = Counter[str](), 0
-    left_out: dict[str, list[str]] = {}
+    left_out = {"repeated": repeats}
     for shard in shards_of(folder):
         table = read_shard(shard)
         rows += len(table)

@@ -134,11 +134,14 @@ def curate(args: CurateArguments) -> Made:
     sampling_order = [of_shard.samples for of_shard in columns if of_shard.samples is not None]
     rewards = np.concatenate([of_shard.rewards for of_shard in columns])
     rollouts = Rollouts.of([rollout for of_shard in columns for rollout in of_shard.rollouts])
-    rollouts.check_rewards(rewards)
+    problems = np.concatenate([of_shard.problems for of_shard in columns])
+    rollouts.check_same("reward", rewards)
+    if all("problem_id" in columns_of(shard) for shard in shards):
+        rollouts.check_same("problem_id", problems)
     firsts = rollouts.firsts_R
     chosen_rewards, curated = args.choose(
         rewards[firsts],
-        np.concatenate([of_shard.problems for of_shard in columns])[firsts],
+        problems[firsts],
         seed_of("curate", args.seed, args.iteration),
         # Without it in every shard, the order of the rows is the sampling order.
         np.concatenate(sampling_order)[firsts] if len(sampling_order) == len(columns) else None,
@@ -169,8 +172,8 @@ class _Choice(NamedTuple):
 def _choice_columns(shard: Path) -> _Choice:
     names = columns_of(shard)
     need_columns(names, ("prompt", "reward"), f"{shard}: rows to choose from (run topr score first?)")
-    problem = "problem_id" if "problem_id" in names else "prompt"
-    rows = from_table(read_shard(shard, ("reward", "sample_id", problem, ROLLOUT)))
+    problem = ("problem_id",) if "problem_id" in names else ("prompt", "prompt_ids")
+    rows = from_table(read_shard(shard, ("reward", "sample_id", *problem, ROLLOUT)))
     with naming(shard):
         samples = id_column(rows, "sample_id") if "sample_id" in names else None
         return _Choice(finite_rewards(rows), problem_column(rows).astype(str), samples, rollout_ids(rows))

@@ -97,19 +97,23 @@ def summary(stage: str, done: Json) -> str:
     return ""
 
 
+_LEFT_OUT = {
+    "broken": ("line is no JSON and is left out", "lines are no JSON and are left out"),
+    "empty": ("record holds no completion to learn from", "records hold no completion to learn from"),
+    "repeated": ("file repeats the one before it and is left out", "files repeat those before them and are left out"),
+}
+
+
 def _of_import(done: Json) -> str:
     rows = done["rows"]
     has = [f"{name}{'' if n == rows else f' in {n:,}'}" for name, n in done["filled"].items() if n]
     said = [f"Format of {done['format']}. Rows have {', '.join(has)}."]
     if done["lacking"]:
         said.append(f"Not in these files: {', '.join(done['lacking'])}.")
-    for kind, what in (
-        ("broken", "lines are no JSON and are left out"),
-        ("empty", "records hold no completion to learn from"),
-    ):
+    for kind, (one, more) in _LEFT_OUT.items():
         count, first = done["left_out"][kind]["count"], done["left_out"][kind]["first"]
         if count:
-            said.append(f"{count} {what}: {', '.join(first)}{', ...' * (count > len(first))}.")
+            said.append(f"{count} {one if count == 1 else more}: {', '.join(first)}{', ...' * (count > len(first))}.")
     if not done["filled"].get("sampler_logps"):
         said.append("There are no log-probabilities: log μ will be that of the model that training starts from, which "
                     "stands for the one that wrote the rows.")  # fmt: skip
