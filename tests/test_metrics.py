@@ -123,10 +123,11 @@ def test_the_effective_share_says_how_even_weights_are_not_how_large():
 
 
 def test_negatives_that_are_dead_early_are_warned_about():
-    with pytest.warns(UserWarning, match="60% of the negatives have a weight under 0.01 at step 10 of 100"):
-        assert warn_if_dead(0.6, 10, 100)
-    assert not warn_if_dead(0.6, 11, 100)
-    assert not warn_if_dead(0.5, 1, 100)
+    for steps, first_log in ((100, 1), (40, 10)):
+        with pytest.warns(UserWarning, match=f"60% of the negatives have a weight under 0.01 at step 10 of {steps}"):
+            assert warn_if_dead(0.6, 10, steps, first_log)
+    assert not warn_if_dead(0.6, 11, 100, 1)
+    assert not warn_if_dead(0.5, 1, 100, 1)
 
 
 def test_a_far_sampler_is_warned_about():

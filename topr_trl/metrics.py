@@ -105,9 +105,9 @@ def row_metrics(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> di
 MOSTLY_DEAD, EARLY = 0.5, 0.1
 
 
-def warn_if_dead(share: float, step: int, steps: int) -> bool:
-    """Warn, and return True, if most negatives have left the loss when training has hardly begun."""
-    if share <= MOSTLY_DEAD or step > EARLY * steps:
+def warn_if_dead(share: float, step: int, steps: int, first_log: int) -> bool:
+    """Warn, and return True, if most negatives have left the loss early in a training, or at its first log."""
+    if share <= MOSTLY_DEAD or step > max(EARLY * steps, first_log):
         return False
     warnings.warn(
         f"{share:.0%} of the negatives have a weight under {DEAD_WEIGHT:g} at step {step} of {steps}: they have left "

@@ -188,7 +188,9 @@ class TOPRMixin(Trainer):
         # Under limits that do not depend on the ratio, weights of 0 are meant.
         if self._mode == "train" and self.args.limits.ratio_matters_neg and not self._warned_about_dead:
             dead = found.get("topr/negatives_dead", 0.0)
-            self._warned_about_dead = warn_if_dead(dead, self.state.global_step, self.state.max_steps)
+            self._warned_about_dead = warn_if_dead(
+                dead, self.state.global_step, self.state.max_steps, self.state.logging_steps
+            )
         for values in collected.values():
             if values and isinstance(values[0], Tensor):  # left on the device until now
                 values[:] = [torch.stack(values).mean().item()]

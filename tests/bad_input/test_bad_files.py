@@ -272,7 +272,7 @@ FOLDERS = [
     ),
     written(
         "an output folder with results for other rows",
-        "topr curate: out holds results for other settings (input: '…' there, '…' now). Use another "
+        "topr curate: out holds results for other settings (input: not the same files). Use another "
         "output_dir, or remove the folder and those of later stages.",
         lambda kit: [
             finished(kit),

@@ -68,22 +68,22 @@ ROWS = [
     at_once(
         "no column `reward` or `label`",
         "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "
-        "['prompt', 'completion', 'problem_id', 'sample_id']. Rename them with `dataset.rename_column`, or "
-        "score the rows first.",
+        "['prompt', 'completion', 'problem_id', 'sample_id']. Rename them with `dataset.rename_column`, "
+        "score the rows first, or make rows of another system's logs with topr import.",
         reward=None,
     ),
     at_once(
         "no column `prompt`",
         "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "
-        "['completion', 'reward', 'problem_id', 'sample_id']. Rename them with `dataset.rename_column`, or "
-        "score the rows first.",
+        "['completion', 'reward', 'problem_id', 'sample_id']. Rename them with `dataset.rename_column`, "
+        "score the rows first, or make rows of another system's logs with topr import.",
         prompt=None,
     ),
     at_once(
         "no column `completion` or `completion_ids`",
         "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "
-        "['prompt', 'reward', 'problem_id', 'sample_id']. Rename them with `dataset.rename_column`, or score "
-        "the rows first.",
+        "['prompt', 'reward', 'problem_id', 'sample_id']. Rename them with `dataset.rename_column`, "
+        "score the rows first, or make rows of another system's logs with topr import.",
         completion=None,
     ),
     Case(
@@ -517,7 +517,8 @@ STAGES = [
     stage(
         "`trial`: rows without a reward",
         "topr trial: Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); "
-        "found ['prompt', 'completion']. Rename them with `dataset.rename_column`, or score the rows first.",
+        "found ['prompt', 'completion']. Rename them with `dataset.rename_column`, score the rows first, or make rows "
+        "of another system's logs with topr import.",
         "trial",
         **TWO,
     ),
@@ -716,7 +717,8 @@ IMPORTED = [
     ),
     imported(
         "a file that is not compressed as its name says",
-        "topr import: log/2.jsonl.gz cannot be read: zlib inflate failed: incorrect header check.",
+        "topr import: log/2.jsonl.gz cannot be read: zlib inflate failed: incorrect header check. Write or download it "
+        "again.",
         LOG_OF_VERL,
         also={"log/2.jsonl.gz": "{}"},
     ),
@@ -734,13 +736,15 @@ IMPORTED = [
     ),
     imported(
         "a field of the reward that is not there",
-        "topr import: log/1.jsonl, line 1: it has no field info.score; it has gts, input, output, score, step.",
+        "topr import: log/1.jsonl, line 1: it has no field info.score; it has gts, input, output, score, step. "
+        "--skip_unrewarded leaves such records out.",
         LOG_OF_VERL,
         reward_fields="info.score",
     ),
     imported(
         "a reward that the second file lacks",
-        "topr import: log/1.jsonl, line 2: --rewards has nothing for the uid 'b'.",
+        "topr import: log/1.jsonl, line 2: --rewards has nothing for the uid 'b'. --skip_unrewarded leaves such "
+        "records out.",
         {**LOG_OF_VERL, "uid": "a"},
         {**LOG_OF_VERL, "uid": "b"},
         also={"rewards.jsonl": '{"id": "a", "reward": 1}\n'},

@@ -2,11 +2,13 @@
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 
 from topr_trl import load_rows
 from topr_trl.cli import main
+from topr_trl.formats import FORMATS
 from topr_trl.pipeline import importing, manifest
 from topr_trl.pipeline.arguments import ImportArguments
 
@@ -115,7 +117,7 @@ def test_a_file_and_its_compressed_copy_are_not_read_both(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"score": None}, "line 4: score is no finite number but None, and cannot be a reward"),
+        ({"score": None}, r"line 4: its reward is null \(score\)\. --skip_unrewarded leaves such records out"),
         ({"score": float("nan")}, "line 4: score is no finite number but nan, and cannot be a reward"),
         (
             {"score": [1.0, 0.0]},
@@ -131,12 +133,47 @@ def test_values_of_another_kind(tmp_path, wrong, message):
         imported(source, tmp_path / "rows")
 
 
+def test_records_without_a_reward_can_be_left_out(tmp_path, capsys):
+    records = [record(0), record(1, score=None), record(2), record(3, info={"stars": 4})]
+    source = lines(tmp_path / "log.jsonl", records)
+    assert imported(source, tmp_path / "rows", skip_unrewarded=True)["reward"][:] == [0.0, 0.0, 1.0]
+    assert f"1 record has no reward and is left out: {source}, line 2." in capsys.readouterr().out
+    rows = imported(source, tmp_path / "stars", skip_unrewarded=True, reward_fields="info.stars")
+    assert rows["completion"][:] == [" 3."]
+    (tmp_path / "rewards.jsonl").write_text('{"id": " 2.", "reward": 1}')
+    by_text = {"rewards": tmp_path / "rewards.jsonl", "id_field": "output"}
+    with pytest.raises(
+        ValueError, match=r"line 1: --rewards has nothing for the output ' 0\.'\. --skip_unrewarded leaves"
+    ):
+        imported(source, tmp_path / "second", **by_text)
+    assert imported(source, tmp_path / "second", skip_unrewarded=True, **by_text)["completion"][:] == [" 2."]
+
+
+def test_an_edited_log_of_the_same_size_is_another_one(tmp_path):
+    source = lines(tmp_path / "log.jsonl", [record(0)])
+    imported(source, tmp_path / "rows")
+    lines(source, [record(0, score=1.0)])
+    with pytest.raises(ValueError, match=r"rows holds results for other settings \(input: not the same files\)"):
+        imported(source, tmp_path / "rows")
+
+
+def test_a_temperature_can_be_given(tmp_path):
+    source = lines(tmp_path / "log.jsonl", [record(0)])
+    assert imported(source, tmp_path / "rows", temperature=0.7)["temperature"][:] == [0.7]
+
+
+def test_every_format_is_in_the_guide():
+    guide = (Path(__file__).parents[2] / "docs" / "importing.md").read_text()
+    table = "".join(line for line in guide.splitlines() if line.startswith("| `"))
+    assert not [name for name in FORMATS if f"`{name}`" not in table]
+
+
 def test_missing_fields_and_other_formats(tmp_path):
     source = lines(tmp_path / "log.jsonl", [{"prompt": "a", "score": 1}])
     with pytest.raises(ValueError, match=r"line 1: it lacks input, output, step; it has prompt, score\."):
         imported(source, tmp_path / "rows")
     assert not (tmp_path / "rows" / "_manifest.json").exists()
-    with pytest.raises(ValueError, match=r"it must be a JSON object, and is list"):
+    with pytest.raises(ValueError, match=r"it must be a JSON object, and is a list: write one record per line"):
         imported(lines(tmp_path / "list.jsonl", ["[1]\n"]), tmp_path / "rows")
     (tmp_path / "mixed").mkdir()
     lines(tmp_path / "mixed" / "a.jsonl", [record(0)])

@@ -80,7 +80,13 @@ def test_a_log_that_vllm_wrote(tmp_path):
 def test_a_choice_without_tokens_is_read_as_messages(tmp_path):
     response = answered(choice("It is 2", []), choice("", [], []), prompt_ids=[7, 8])
     rows = imported(tmp_path, [{"request": ASKED, "response": response, "stars": [1, 0]}], reward_fields="stars")
-    assert rows["prompt_ids"][:] == [None, None]
+    assert rows["prompt_ids"][:] == [None]  # the second says nothing
+    assert rows["reward"][:] == [1.0]
+    legacy = choice("", [])
+    legacy["message"]["function_call"] = {"name": "add", "arguments": "{}"}
+    rows = imported(tmp_path, [{"request": ASKED, "response": answered(legacy), "stars": 1}], reward_fields="stars",
+                    output_dir=tmp_path / "legacy")  # fmt: skip
+    assert rows[0]["completion"][0]["tool_calls"][0]["function"] == {"name": "add", "arguments": "{}"}
     unknown = answered(choice("It is 2", [("It", None)], [13]), prompt_ids=[7, 8])
     rows = imported(tmp_path, [{"request": ASKED, "response": unknown, "stars": 1}], reward_fields="stars",
                     output_dir=tmp_path / "other")  # fmt: skip

@@ -43,6 +43,11 @@ class Recommendation:
         return next(arm for arm in self.arms if arm is not None)
 
     @property
+    def better_than_none(self) -> bool:
+        """Whether a training did better than none."""
+        return self.arms[0] is not None
+
+    @property
     def level(self) -> list[Arm]:
         """Trained arms that cannot be told from the best."""
         return [arm for arm in self.arms if arm not in (None, self.best) and self.behind[arm].high >= 0]
@@ -68,18 +73,19 @@ def trial_command(args: TrialArguments) -> None:
     outcome = run_trial(args)
     found = recommend(outcome.values, args.seed)
     out = args.folder
-    (out / "recommended.yaml").write_text(yaml.safe_dump(_settings(args, found.best)))
+    settings = out / "recommended.yaml"
+    if found.better_than_none:
+        settings.write_text(yaml.safe_dump(_settings(args, found.best)))
+    else:
+        settings.unlink(missing_ok=True)
     (out / "trial.json").write_text(json.dumps(_plain(args, outcome, found), indent=1))
     text = f"{_table(args, outcome, found)}\n\n{_said(args, outcome, found)}"
-    shown = ""
+    shown = f"The recommended settings are in {settings}, for topr train and topr iterate --config. "
+    shown *= found.better_than_none
     if find_spec("matplotlib") and find_spec("jinja2"):
         (out / "trial.html").write_text(_page(args, outcome, found), encoding="utf-8")
-        shown = f" {out}/trial.html shows it."
-    print(
-        f"\n{text}\n\nThe recommended settings are in {out}/recommended.yaml, for topr train and topr iterate "
-        f"--config.{shown}",
-        flush=True,
-    )
+        shown += f"{out}/trial.html shows it."
+    print(f"\n{text}\n\n{shown}".rstrip(), flush=True)
 
 
 # What a learning rate means nothing without.
@@ -122,8 +128,15 @@ def _said(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
     lines = [
         f"Trained on {outcome.trained_rows:,} rows, tested on {problems} other problems ({how}; ± is two standard "
         "errors over the problems).",
-        f"Recommended: {found.best.label}, learning rate {found.best.rate(args):g}.",
     ]
+    best = f"{found.best.label}, learning rate {found.best.rate(args):g}"
+    if found.better_than_none:
+        lines.append(f"Recommended: {best}.")
+    else:
+        lines.append(
+            f"Nothing is recommended: no training did better than none. Try other learning rates, or look at the rows. "
+            f"The best setting was {best}."
+        )
     if found.level:
         names = ", ".join(f"{arm.label} at {arm.rate(args):g}" for arm in found.level)
         lines.append(f"Not distinguishable from it: {names}.")
@@ -131,8 +144,9 @@ def _said(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
     if len(set(rates)) > 1 and found.best.rate(args) in (edges := (min(rates), max(rates))):
         side = "lowest" if found.best.rate(args) == edges[0] else "highest"
         lines.append(f"Its learning rate is the {side} that was tried; the best may be beyond it.")
-    if found.arms[0] is None:
-        lines.append("No training did better than none: try other learning rates, or look at the rows.")
+    lines.append(
+        "c is the baseline, and p~ the positives' share of the weight that a baseline leads to: see docs/choosing.md."
+    )
     lines.append("Intervals are over the problems: another seed of the trainings would add to them.")
     few = [arm for arm, count in outcome.effective_samples.items() if arm is not None and count < _FEW]
     if few:
@@ -173,7 +187,7 @@ def _page(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
         rows=_rows(args, found),
         said=_said(args, outcome, found).split("\n"),
         picture=_picture(args, outcome, found),
-        settings=yaml.safe_dump(_settings(args, found.best)),
+        settings=yaml.safe_dump(_settings(args, found.best)) if found.better_than_none else "",
     )
 
 

@@ -90,7 +90,8 @@ def reward_column(rows: Dataset) -> NDArray[np.float64]:
     if "prompt" not in columns or not {"completion", "completion_ids"} & columns or not {"reward", "label"} & columns:
         raise ValueError(
             "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "
-            f"{rows.column_names}. Rename them with `dataset.rename_column`, or score the rows first."
+            f"{rows.column_names}. Rename them with `dataset.rename_column`, score the rows first, or make rows of "
+            "another system's logs with topr import."
         )
     if len(rows) == 0:
         raise ValueError("The dataset has no row.")

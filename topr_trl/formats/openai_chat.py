@@ -9,13 +9,14 @@ _UNKNOWN = -9999.0  # vLLM's log-probability where it has none
 _AS_ID = "token_id:"  # how vLLM writes a token with `return_tokens_as_token_ids`
 
 
-def rows(record: Record) -> list[Row]:
-    """A row for each choice of a response; none for a request that failed.
+def rows(record: Record) -> list[Row | None]:
+    """A row for each choice of a response, None for one that says nothing; no row for a request that failed.
 
     The request is the record's `request`, or its line of a batch's input file (`--requests`).
     """
     response, request = record["response"], record.get("request")
-    if record.get("error") or response is None or response.get("status_code", 200) != 200:
+    failed = record.get("error") or response is None or response.get("error")
+    if failed or response.get("status_code", 200) != 200:
         return []
     if request is None:
         raise NotOfFormat("it has no request: name the input file of the batch with --requests")
@@ -27,17 +28,21 @@ def rows(record: Record) -> list[Row]:
     shared = {
         "prompt": prompt, "tools": tools_as_json(asked.get("tools")), **{name: asked.get(name) for name in SAMPLING}
     }  # fmt: skip
-    return [{**shared, **_choice(choice, body.get("prompt_token_ids"))} for choice in body["choices"]]
+    choices = [_choice(choice, body.get("prompt_token_ids")) for choice in body["choices"]]
+    return [{**shared, **choice} if choice else None for choice in choices]
 
 
-def _choice(choice: Record, prompt_ids: list[int] | None) -> Row:
+def _choice(choice: Record, prompt_ids: list[int] | None) -> Row | None:
     logged = (choice.get("logprobs") or {}).get("content")
     ids, logps = choice.get("token_ids") or _ids_in(logged), [entry["logprob"] for entry in logged or ()]
     if ids and logps and len(ids) != len(logps):
         raise NotOfFormat(f"a choice has {len(ids)} token_ids and {len(logps)} log-probabilities")
+    said = message(choice["message"])
+    if not ids and not any(said[name] for name in ("content", "tool_calls", "reasoning_content")):
+        return None
     return {
         "prompt_ids": prompt_ids if ids else None,  # a row has both or neither
-        "completion": [message(choice["message"])],
+        "completion": [said],
         "completion_ids": ids,
         "sampler_logps": None if not logps or None in logps or _UNKNOWN in logps else logps,
         "finish_reason": finish_reason(choice.get("finish_reason")),

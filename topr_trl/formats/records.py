@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from topr_trl.data.sampled import SAMPLING
+from topr_trl.data.tables import rows_of, unreadable
 from topr_trl.data.turns import plain_content
 
 Record = dict[str, Any]
@@ -42,6 +43,10 @@ class NotOfFormat(ValueError):
     """A record is not what the format says: a field is missing, unknown or of another kind."""
 
 
+class Unrewarded(NotOfFormat):
+    """Nothing says what a record is worth."""
+
+
 @dataclass(frozen=True)
 class Format:
     """A format that rows can be made of.
@@ -50,9 +55,9 @@ class Format:
         source: the project, its version or commit, and the file that writes this: `required` and `optional` are from
             there.
         suffix: of the files.
-        rows: what a record becomes, without rewards.
-        rewards: the numbers of a record that may be its reward, by name; none if such files have no reward.
-        columns: what its rows may have besides prompt and completion.
+        rows: what a record becomes; None for a completion without anything to learn from. They may have a `reward`.
+        rewards: else the numbers of a record that may be its reward, by name; none if such files have no reward.
+        columns: of `COLUMNS`, what its rows may have besides prompt, completion, problem_id and reward.
         required, optional: the fields of a record; no `optional` if there may be any, such as one for each reward.
         loses: what such files do not have, and what that means.
         without_repeats: of the files by name those whose records are not in others.
@@ -60,7 +65,7 @@ class Format:
 
     source: str
     suffix: str
-    rows: Callable[[Record], list[Row]]
+    rows: Callable[[Record], Sequence[Row | None]]
     rewards: Callable[[Record], dict[str, Any]] | None
     columns: tuple[str, ...]
     required: frozenset[str]
@@ -68,10 +73,13 @@ class Format:
     loses: str = ""
     without_repeats: Callable[[list[Path]], list[Path]] = list
 
+    def __post_init__(self) -> None:
+        assert set(self.columns) <= set(COLUMNS), f"{set(self.columns) - set(COLUMNS)} are no columns of rows"
+
     def check(self, record: Any, ignored: Iterable[str] = ()) -> None:
         """A `NotOfFormat` that names the fields that are missing, or that this format does not know."""
         if not isinstance(record, dict):
-            raise NotOfFormat(f"it must be a JSON object, and is {type(record).__name__}")
+            raise NotOfFormat(f"it must be a JSON object, and is a {type(record).__name__}: write one record per line")
         if missing := sorted(self.required - set(record)):
             raise NotOfFormat(f"it lacks {', '.join(missing)}; it has {', '.join(sorted(record))}")
         known = self.required | (set(record) if self.optional is None else self.optional) | set(ignored)
@@ -114,7 +122,7 @@ def _plain(file: Path) -> Path:
 
 def count_records(files: Sequence[Path]) -> list[int]:
     """Lines or rows of each file."""
-    return [pq.read_metadata(path).num_rows if path.suffix == ".parquet" else _lines(path) for path in files]
+    return [rows_of(path) if path.suffix == ".parquet" else _lines(path) for path in files]
 
 
 def _lines(path: Path) -> int:
@@ -131,7 +139,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     yield number, line
         except OSError as error:
             if number == 0:
-                raise ValueError(f"{path} cannot be read: {error}.") from error
+                raise unreadable(path, error) from error
             yield number + 1, b"{"
 
 
@@ -204,6 +212,7 @@ def message(given: Mapping[str, Any]) -> Row:
     except ValueError as error:
         raise NotOfFormat(str(error)) from None
     calls = [_call(json.loads(call) if isinstance(call, str) else call) for call in given.get("tool_calls") or ()]
+    calls += [_call(given["function_call"])] if given.get("function_call") else []  # OpenAI's, before 2023-11
     return {
         "role": given["role"], "content": content, "tool_calls": calls or None, "name": given.get("name"),
         "reasoning_content": given.get("reasoning_content") or given.get("reasoning"),

@@ -13,8 +13,9 @@ def _split(messages: list[Row]) -> dict[str, list[Row]]:
     return {"prompt": messages[:first], "completion": messages[first:]}
 
 
-def _outcome(value: Any) -> float:
-    return 1.0 if value else -1.0
+def _outcome(value: Any) -> float | None:
+    """Of the tests; None if they did not run."""
+    return None if value is None else 1.0 if value else -1.0
 
 
 def rows_of_swe_agent(record: Record) -> list[Row]:

@@ -3,8 +3,7 @@
 from itertools import pairwise
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
+from topr_trl.data.tables import read_shard
 from topr_trl.formats.records import Format, NotOfFormat, Record, Row, text_or_messages
 
 _FIXED = frozenset({"step", "prompt", "completion", "advantage"})
@@ -28,7 +27,7 @@ def rewards(record: Record) -> dict[str, float | None]:
 
 def without_repeats(files: list[Path]) -> list[Path]:
     """Where TRL logs more often than it samples, it writes the same rows again, as another step's."""
-    tables = (pq.read_table(file, columns=["prompt", "completion"]) for file in files)
+    tables = (read_shard(file, ("prompt", "completion")) for file in files)
     return files[:1] + [file for file, (before, own) in zip(files[1:], pairwise(tables), strict=True) if own != before]
 
 

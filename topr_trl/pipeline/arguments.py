@@ -178,7 +178,11 @@ class EvaluateArguments(SampleArguments):
 class ImportArguments(FolderArguments):
     """Settings of `topr import`."""
 
-    format: str = field(default="", metadata={"help": f"What the files are: {', '.join(FORMATS)}."})
+    input: str | None = field(
+        default=None, metadata={"help": "A file that another system wrote, or a folder of such files. Required."}
+    )
+    output_dir: str | None = field(default=None, metadata={"help": "Folder to write rows to. Required."})
+    format: str = field(default="", metadata={"help": f"What the files are: {', '.join(FORMATS)}. Required."})
     reward_fields: list[str] | None = field(
         default=None,
         metadata={"help": "Fields whose sum is the reward (info.score is inside info), if not the format's."},
@@ -190,13 +194,25 @@ class ImportArguments(FolderArguments):
         default=None, metadata={"help": "Requests of a batch (OpenAI, vLLM), joined by their custom_id."}
     )
     id_field: str = field(default="id", metadata={"help": "Field that --rewards knows a record by."})
+    skip_unrewarded: bool = field(
+        default=False, metadata={"help": "Leave out records whose reward is missing; they are counted and named."}
+    )
+    temperature: float | None = field(
+        default=None, metadata={"help": "At which all of them were sampled, whatever the files say."}
+    )
     ignore_fields: list[str] | None = field(
         default=None, metadata={"help": "Fields that are not the format's and are left out."}
     )
 
     def __post_init__(self) -> None:
         check_types(self, ImportArguments)
+        if not self.format:
+            raise ValueError(f"Say what the files are with --format: {', '.join(FORMATS)}.")
         check_choice(self, format=tuple(FORMATS))
+        if self.ignore_fields and FORMATS[self.format].optional is None:
+            raise ValueError(f"ignore_fields: records of format {self.format} may have any fields. Leave it out.")
+        if self.temperature is not None and not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature must be above 0, not {self.temperature}.")
         for name in ("rewards", "requests"):
             if getattr(self, name) is not None:
                 existing(getattr(self, name), f"--{name}")

@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 
 from topr_trl.data.rollouts import Rollouts
 from topr_trl.data.rows import LARGEST_REWARD, ROLLOUT, hash_prompts
+from topr_trl.data.sampled import TEMPERATURE
 from topr_trl.data.tables import read_shard, shard_path, shards_of
 from topr_trl.formats import FORMATS
 from topr_trl.formats.records import (
@@ -18,6 +19,7 @@ from topr_trl.formats.records import (
     NotOfFormat,
     Record,
     Row,
+    Unrewarded,
     count_records,
     files_of,
     parsed,
@@ -91,22 +93,29 @@ class _Reader:
         self.rewards = _by_id(args.rewards, "id", "reward")
         self.requests = _by_id(args.requests, "custom_id", "body")
         has_reward = self.format.rewards is not None or args.reward_fields or self.rewards is not None
-        self.columns = (*self.format.columns, *(["reward"] if has_reward else []))
+        found = (*self.format.columns, "problem_id", *([TEMPERATURE] if args.temperature else []))
+        self.columns = tuple(dict.fromkeys((*found, *(["reward"] if has_reward else []))))
 
     def read(self, records: Iterable[tuple[str, bytes | Record]]) -> _Part:
         """Rows of the records of a shard."""
-        part = _Part([], [], {"broken": [], "empty": []})
+        part = _Part([], [], {"broken": [], "empty": [], "unrewarded": []})
         for place, raw in records:
             if (record := parsed(raw)) is None:
                 part.left_out["broken"].append(place)
                 continue
             try:
                 rows = self._rows(record)
+            except Unrewarded as error:
+                if not self.args.skip_unrewarded:
+                    raise ValueError(f"{place}: {error}. --skip_unrewarded leaves such records out.") from None
+                part.left_out["unrewarded"].append(place)
+                continue
             except NotOfFormat as error:
                 raise ValueError(f"{place}: {error}.") from None
             except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
                 raise ValueError(
-                    f"{place}: it is not as {self.format.source} writes it ({type(error).__name__}: {error})."
+                    f"{place}: it is malformed ({type(error).__name__}: {error}). The format is that of "
+                    f"{self.format.source}."
                 ) from error
             part.rows.extend(rows)
             part.places.extend([place] * len(rows))
@@ -118,34 +127,44 @@ class _Reader:
         named = (name.partition(".")[0] for name in self.args.reward_fields or ())
         self.format.check(record, [*(self.args.ignore_fields or ()), *named])
         if self.requests is not None:
-            record = {**record, "request": _found(self.requests, record, "custom_id", "--requests")}
-        rows = self.format.rows(record)
+            record = {**record, "request": _found(self.requests, record, "custom_id", "--requests", NotOfFormat)}
+        found = self.format.rows(record)
+        rows = [row for row in found if row]
         if not rows:
             return []
+        self._add_rewards(record, found)
+        if self.args.temperature:
+            for row in rows:
+                row[TEMPERATURE] = self.args.temperature
         if any(row.get("problem_id") is None for row in rows):
             problem = hash_prompts([rows[0].get("prompt_ids") or rows[0]["prompt"]])[0]
             for row in rows:
                 row["problem_id"] = row.get("problem_id") or problem
-        rollouts = Rollouts.of([row.get(ROLLOUT) for row in rows])
+        return rows
+
+    def _add_rewards(self, record: Record, rows: Sequence[Row | None]) -> None:
+        rollouts = Rollouts.of([row and row.get(ROLLOUT) for row in rows])
         rewards = self._rewards(record, len(rollouts.counts_R))
         if rewards is not None:
             for n, reward in zip(rollouts.order_N, np.repeat(rewards, rollouts.counts_R), strict=True):
-                rows[n]["reward"] = float(reward)
-        return rows
+                if row := rows[n]:
+                    row["reward"] = float(reward)
 
     def _rewards(self, record: Record, rollouts: int) -> list[float] | None:
         """What the rollouts of a record are worth by the settings, or else by the format; None if its rows say it."""
         if self.rewards is not None:
-            values = {"reward": _found(self.rewards, record, self.args.id_field, "--rewards")}
+            values = {"reward": _found(self.rewards, record, self.args.id_field, "--rewards", Unrewarded)}
         elif self.args.reward_fields:
-            values = {name: _dig(record, name) for name in self.args.reward_fields}
+            values = {name: _dig(record, name, Unrewarded) for name in self.args.reward_fields}
         elif self.format.rewards is None:
             return None
         elif len(values := self.format.rewards(record)) != 1:
             which = f"{', '.join(values)} may all be" if values else "no number can be"
             raise NotOfFormat(f"{which} the reward: name the fields to add up with --reward_fields")
         # A reward function may have had nothing to say, if another had.
-        known = {name: value for name, value in values.items() if value is not None} or values
+        known = {name: value for name, value in values.items() if value is not None}
+        if not known:
+            raise Unrewarded(f"its reward is null ({', '.join(values)})")
         by_rollout = {name: value if isinstance(value, list) else [value] for name, value in known.items()}
         for name, numbers in by_rollout.items():
             for number in numbers:
@@ -174,37 +193,40 @@ def _by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
     return found
 
 
-def _found(values: dict[Any, Any], record: Record, by: str, option: str) -> Any:
-    known_by = _dig(record, by)
+def _found(values: dict[Any, Any], record: Record, by: str, option: str, error: type[NotOfFormat]) -> Any:
+    known_by = _dig(record, by, NotOfFormat)
     if not isinstance(known_by, str | int) or known_by not in values:
-        raise NotOfFormat(f"{option} has nothing for the {by} {known_by!r}")
+        raise error(f"{option} has nothing for the {by} {known_by!r}")
     return values[known_by]
 
 
-def _dig(record: Record, path: str) -> Any:
-    """The value of a field, or of one inside it: `info.score`."""
+def _dig(record: Record, path: str, error: type[NotOfFormat]) -> Any:
+    """The value of a field, or of one inside it: `info.score`; an error if there is none."""
     value: Any = record
     for name in path.split("."):
         if not isinstance(value, dict) or name not in value:
-            raise NotOfFormat(f"it has no field {path}; it has {', '.join(sorted(record))}")
+            raise error(f"it has no field {path}; it has {', '.join(sorted(record))}")
         value = value[name]
     return value
 
 
 def _summary(folder: Path, reader: _Reader, repeats: list[str]) -> tuple[int, Json]:
     """Rows, and for the manifest what they have and what was left out."""
-    filled, rows = Counter[str](), 0
+    filled, rows, temperatures = Counter[str](), 0, set[float | None]()
     left_out = {"repeated": repeats}
     for shard in shards_of(folder):
         table = read_shard(shard)
         rows += len(table)
         filled.update({name: len(table) - table[name].null_count for name in table.column_names})
+        if TEMPERATURE in table.column_names:
+            temperatures |= set(table[TEMPERATURE].unique().to_pylist())
         for kind, places in notes_of(shard).items():
             left_out.setdefault(kind, []).extend(places)
     return rows, {
         "format": reader.format.source,
         "filled": dict(filled),
         "lacking": [name for name in reader.columns if not filled[name]],
+        "temperatures": sorted({1.0 if value is None else value for value in temperatures}),
         "left_out": {kind: {"count": len(places), "first": places[:_NAMED]} for kind, places in left_out.items()},
         "loses": reader.format.loses,
     }

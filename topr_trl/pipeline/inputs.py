@@ -59,7 +59,7 @@ def of_import(args: ImportArguments) -> Json:
     """Of the stage `import`."""
     named = {"rewards": args.rewards, "requests": args.requests}
     second = {name: manifest.fingerprint(Path(path)) for name, path in named.items() if path}
-    names = ("format", "reward_fields", "id_field", "ignore_fields")
+    names = ("format", "reward_fields", "id_field", "skip_unrewarded", "temperature", "ignore_fields")
     return {"input": manifest.fingerprint(args.source), **second, **_named(args, names)}
 
 

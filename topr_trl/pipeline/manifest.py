@@ -103,10 +103,18 @@ def begin(folder: Path, stage: str, inputs: Json, sources: Mapping[str, str] | N
     return not damaged
 
 
+_OF_FILES = ("input", "compare", "rewards", "requests")  # inputs that are fingerprints
+
+
 def _check_same(folder: Path, there: Json, now: Json) -> None:
     changed = sorted(name for name in {**there, **now} if there.get(name) != now.get(name))
     if changed:
-        details = "; ".join(f"{name}: {there.get(name)!r} there, {now.get(name)!r} now" for name in changed)
+        details = "; ".join(
+            f"{name}: not the same files"
+            if name in _OF_FILES
+            else f"{name}: {there.get(name)!r} there, {now.get(name)!r} now"
+            for name in changed
+        )
         raise ValueError(
             f"{folder} holds results for other settings ({details}). Use another output_dir, or remove the folder and "
             "those of later stages."
@@ -257,13 +265,13 @@ def _from_version_0_1(path: Path, plain: Json) -> Json:
 
 
 def fingerprint(path: Path) -> str:
-    """A short hash of what finished stages made; of names and sizes, for files without a manifest."""
+    """A short hash of the content of files, which for what finished stages made their manifest knows."""
     known = read(path)
     if known is not None and known.finished:
         content: object = known.files
     else:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        content = [[file.name, file.stat().st_size] for file in files if file.is_file()]
+        content = [[file.name, _sha256(file)] for file in files if file.is_file()]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

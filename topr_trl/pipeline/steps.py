@@ -99,6 +99,7 @@ def summary(stage: str, done: Json) -> str:
 
 _LEFT_OUT = {
     "broken": ("line is no JSON and is left out", "lines are no JSON and are left out"),
+    "unrewarded": ("record has no reward and is left out", "records have no reward and are left out"),
     "empty": ("record holds no completion to learn from", "records hold no completion to learn from"),
     "repeated": ("file repeats the one before it and is left out", "files repeat those before them and are left out"),
 }
@@ -107,9 +108,16 @@ _LEFT_OUT = {
 def _of_import(done: Json) -> str:
     rows = done["rows"]
     has = [f"{name}{'' if n == rows else f' in {n:,}'}" for name, n in done["filled"].items() if n]
-    said = [f"Format of {done['format']}. Rows have {', '.join(has)}."]
+    said = [f"Format: {done['format']}. Rows have {', '.join(has)}."]
     if done["lacking"]:
         said.append(f"Not in these files: {', '.join(done['lacking'])}.")
+    if not done["filled"].get("reward"):
+        said.append("There are no rewards: name their fields (--reward_fields) or a second file (--rewards), or score "
+                    "rows that have an answer.")  # fmt: skip
+    if done["temperatures"][1:] or 0 in done["temperatures"]:
+        found = ", ".join(f"{value:g}" for value in done["temperatures"])
+        said.append(f"They were sampled at temperatures {found}, and the trainer takes one that is above 0: import "
+                    "files of one, or set --temperature.")  # fmt: skip
     for kind, (one, more) in _LEFT_OUT.items():
         count, first = done["left_out"][kind]["count"], done["left_out"][kind]["first"]
         if count:
