@@ -20,7 +20,7 @@ def write(claims: dict[str, ModuleType], store: Store, profile: Profile, page: P
     pictures = page.parent / page.stem
     verdicts = {name: _report(claims[name], store, profile, pictures) for name in finished}
     page.parent.mkdir(parents=True, exist_ok=True)
-    listed = [verdict for part in verdicts.values() for verdict in part]
+    listed = {_anchor(name, n): verdict for name, part in verdicts.items() for n, verdict in enumerate(part, 1)}
     opening = _of_hypotheses(listed) if hypotheses else _of_the_paper(listed, profile)
     expected = "Refuted if" if hypotheses else "Paper"
     lines = [*opening, *_sections(listed, pictures.name, expected), *_what_was_run(planned, store)]
@@ -41,12 +41,8 @@ def _report(claim: ModuleType, store: Store, profile: Profile, out: Path) -> lis
         return []
 
 
-def _of_hypotheses(listed: list[Verdict]) -> list[str]:
-    judged = {verdict.claim: (verdict.verdict, i) for i, verdict in enumerate(listed, 1)}
-    outcome = {
-        name: f"[{judged[h.expected][0]}](#{_anchor(judged[h.expected][1])})" if h.expected in judged else "not yet run"
-        for name, h in HYPOTHESES.items()
-    }
+def _of_hypotheses(listed: dict[str, Verdict]) -> list[str]:
+    judged = {verdict.claim: f"[{verdict.verdict}](#{anchor})" for anchor, verdict in listed.items()}
     return [
         "# When do wrong answers pay?",
         "",
@@ -60,12 +56,12 @@ def _of_hypotheses(listed: list[Verdict]) -> list[str]:
         "",
         "| expected | outcome |",
         "|---|---|",
-        *(f"| {h.expected} | {outcome[name]} |" for name, h in HYPOTHESES.items()),
+        *(f"| {h.expected} | {judged.get(h.expected, 'not yet run')} |" for h in HYPOTHESES.values()),
         "",
     ]
 
 
-def _of_the_paper(listed: list[Verdict], profile: Profile) -> list[str]:
+def _of_the_paper(listed: dict[str, Verdict], profile: Profile) -> list[str]:
     return [
         "# Evidence",
         "",
@@ -103,16 +99,16 @@ def _of_the_paper(listed: list[Verdict], profile: Profile) -> list[str]:
         "",
         "| claim | verdict |",
         "|---|---|",
-        *(f"| [{verdict.claim}](#{_anchor(i)}) | {verdict.verdict} |" for i, verdict in enumerate(listed, 1)),
+        *(f"| [{verdict.claim}](#{anchor}) | {verdict.verdict} |" for anchor, verdict in listed.items()),
         "",
     ]
 
 
-def _sections(listed: list[Verdict], pictures: str, expected: str) -> list[str]:
+def _sections(listed: dict[str, Verdict], pictures: str, expected: str) -> list[str]:
     lines: list[str] = []
     shown = set()
-    for i, verdict in enumerate(listed, 1):
-        lines += [f'<a id="{_anchor(i)}"></a>', "", f"## {verdict.claim}", ""]
+    for anchor, verdict in listed.items():
+        lines += [f'<a id="{anchor}"></a>', "", f"## {verdict.claim}", ""]
         if verdict.paper:
             lines += [f"*{expected}:* {verdict.paper}.", ""]
         lines += [
@@ -147,5 +143,6 @@ def _what_was_run(planned: dict[str, list[Cell]], store: Store) -> list[str]:
     return lines
 
 
-def _anchor(number: int) -> str:
-    return f"claim-{number}"
+def _anchor(claim: str, number: int) -> str:
+    """Of the first verdict, the second... of a claim: other pages link to it, whatever else is measured."""
+    return claim.replace("_", "-") + (f"-{number}" if number > 1 else "")

@@ -178,9 +178,11 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             "Beyond the paper: the longer a negative, the sooner its weight is gone",
             "",
             "negatives that were not trained on: mean weight / share with a weight under 0.01, in %, before the first "
-            f"update and after {MEASURED_AT[-1]} of {SESSIONS} sessions (AdamW at {LEARNING_RATES[0]:g} and "
-            f"{LEARNING_RATES[1]:g}); c = 0. A session is a trajectory of up to {PARTS[-1]} answers with one ratio; "
-            f"top-k is k = {TOP_K}, which leaves 99.4 % of the probability of a token",
+            f"update and after {MEASURED_AT[-1]} updates of {SESSIONS} rows (AdamW at {LEARNING_RATES[0]:g}, and at "
+            f"{LEARNING_RATES[1]:g}; c = 0; {SEEDS} seeds). A long row is a trajectory of up to {PARTS[-1]} answers "
+            "with one ratio, each answer read without the others: this measures the product over many tokens, not long "
+            "contexts. bfloat16: the sampler's weights are rounded, which is more noise than an engine adds that "
+            f"computes in it. top-k: k = {TOP_K}, which leaves 99.4 % of the probability of a token on average",
             MEASURED,
             "",
             name,
@@ -189,4 +191,4 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     ]
 
 
-_LABELS = {"trainer": "trainer", "bfloat16": "sampler in bfloat16", "top-k": "sampler with top-k"}
+_LABELS = {"trainer": "trainer", "bfloat16": "bfloat16 weights", "top-k": "sampler with top-k"}
