@@ -1,8 +1,10 @@
 import gc
 import os
+from pathlib import Path
 
 import pytest
 import torch
+import trl
 from datasets import Dataset
 from hypothesis import settings
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -32,6 +34,15 @@ CHAT_TEMPLATE = (
 def tokenizer():
     tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
     tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+@pytest.fixture
+def tool_tokenizer(tokenizer):
+    """With the chat template of Qwen3, which writes calls of tools."""
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    tokenizer.eos_token = "<|im_end|>"
     return tokenizer
 
 

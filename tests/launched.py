@@ -26,6 +26,20 @@ def rewards(prompts: list[str], **_) -> list[float]:
     return [1.0 if sum(prompt.encode()) % 3 == 0 else -1.0 for prompt in prompts]
 
 
+def trajectories(prompts: list[str], tokenizer) -> Dataset:
+    """A rollout for each prompt, of whose completion some tokens are context; every third one is in two rows."""
+    rows = []
+    for n, (prompt, text, reward) in enumerate(zip(prompts, responses(prompts), rewards(prompts), strict=True)):
+        read, written = tokenizer(prompt)["input_ids"], tokenizer(text)["input_ids"]
+        shared = {"prompt": prompt, "reward": reward, "problem_id": n, "rollout_id": None if n % 3 else n}
+        mask = [int(k not in (2, 3)) for k in range(len(written))]
+        rows.append({**shared, "prompt_ids": read, "completion_ids": written, "completion_mask": mask})
+        if n % 3 == 0:
+            rows.append({**shared, "prompt_ids": read[:9] + written[4:], "completion_ids": written[::-1],
+                         "completion_mask": None})  # fmt: skip
+    return Dataset.from_list(rows)
+
+
 def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRTrainer:
     processes = int(os.environ.get("WORLD_SIZE", 1))
     deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"  # comes to the CPU only if nothing asks for it
@@ -40,10 +54,7 @@ def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRT
     }  # fmt: skip
     model = str(arithmetic.CARELESS_MODEL)
     if kind == "offline":
-        prompts = problems["prompt"][:]
-        rows = Dataset.from_dict(
-            {"prompt": prompts, "completion": responses(prompts), "reward": rewards(prompts), "problem_id": range(24)}
-        )
+        rows = trajectories(problems["prompt"][:], tokenizer)
         return OfflineTOPRTrainer(model, OfflineTOPRConfig(**shared), rows, processing_class=tokenizer)
 
     def rollout(prompts, trainer):

@@ -1,6 +1,5 @@
 import math
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -306,16 +305,6 @@ def test_rollout_function_with_tokens_of_an_environment(model, tokenizer, tmp_pa
     rows = Dataset.from_dict({"prompt": [f"What is {i} + 1?" for i in range(8)]})
     trainer, _, before = train(model, tokenizer, rows, config(tmp_path), coin, rollout_func=rollout)
     assert moved(trainer, before)
-
-
-@pytest.fixture
-def tool_tokenizer(tokenizer):
-    import trl
-
-    tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
-    tokenizer.eos_token = "<|im_end|>"
-    return tokenizer
 
 
 def test_tools(model, tool_tokenizer, tmp_path):

@@ -1,14 +1,19 @@
 """Trajectories: completions in which the model wrote some tokens and read others, offline and online."""
 
 import copy
+import json
 
 import pyarrow.parquet as pq
 import pytest
 import torch
+import transformers
 from datasets import Dataset
+from packaging.version import Version
 from transformers import AutoModelForCausalLM
+from transformers.utils import get_json_schema
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
+from topr_trl.data.tokenization import tokenize_row
 from topr_trl.tasks import arithmetic
 
 SETTINGS = {"report_to": "none", "bf16": False, "use_cpu": True, "gradient_checkpointing": False,
@@ -115,6 +120,53 @@ def test_the_words_of_a_tool_are_context_and_no_targets(model, tokenizer, tmp_pa
     (targets, loss), (other_targets, other_loss) = made("There are 7 pens in the box."), made("9")
     assert targets == other_targets == ['I count.count({"of": "pens"})<|end|>There are 7.<|end|>'] * 2
     assert loss != pytest.approx(other_loss, rel=1e-4)
+
+
+class Environment:
+    def reset(self, **_):
+        pass
+
+    def add(self, a: int, b: int) -> int:
+        """Add two numbers.
+
+        Args:
+            a: First.
+            b: Second.
+        """
+        return a + b
+
+
+@pytest.mark.skipif(Version(transformers.__version__) < Version("5.2"), reason="TRL asks for transformers 5.2 for this")
+@pytest.mark.parametrize("online", [{"tools": [Environment().add]}, {"environment_factory": Environment}])
+def test_messages_become_the_tokens_that_trl_trains_on_online(model, tool_tokenizer, tmp_path, online):
+    pytest.importorskip("jmespath")
+    think = "<think>\n\n</think>\n\n"
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>'
+    written = iter((f"{think}{call}<|im_end|>", f"{think}It is 4.<|im_end|>"))
+    model.resize_token_embeddings(len(tool_tokenizer))
+    prompt = [{"role": "user", "content": "2 + 2?"}]
+    trainer = TOPRTrainer(
+        model, lambda completions, **_: [1.0, -1.0] * 2,
+        TOPRConfig(str(tmp_path), num_generations=4, max_completion_length=256, **SETTINGS),
+        Dataset.from_dict({"prompt": [prompt] * 4}), processing_class=tool_tokenizer, **online,
+    )  # fmt: skip
+    trainer._generate_single_turn = lambda prompts, *_, **__: (
+        [tool_tokenizer(next(written))["input_ids"]] * len(prompts), None
+    )  # fmt: skip
+    batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    read, there = (
+        batch[f"{part}_ids"][0][batch[f"{part}_mask"][0].bool()].tolist() for part in ("prompt", "completion")
+    )
+    own = batch["tool_mask"][0][batch["completion_mask"][0].bool()].bool().tolist()
+
+    function = {"name": "add", "arguments": {"a": 2, "b": 2}}
+    completion = [
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "tool", "name": "add", "content": "4"}, {"role": "assistant", "content": "It is 4."},
+    ]  # fmt: skip
+    row = {"prompt": prompt, "completion": completion, "tools": json.dumps([get_json_schema(Environment().add)])}
+    assert tokenize_row(row, tool_tokenizer) == (read, there, own)
+    assert not all(own)
 
 
 def test_a_stored_online_batch_gives_the_same_loss_offline(model, tokenizer, tmp_path):
