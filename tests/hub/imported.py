@@ -24,7 +24,7 @@ LOG = [json.loads(line) for line in (WRITTEN / "vllm-0.30.0.jsonl").read_text().
 RECORDS = {
     "graded": [GRADED],
     "nemo-rl": [NEMO, {**NEMO, "rewards": [-1.0]}],
-    "openai": [{**record, "stars": stars} for record, stars in zip(LOG, (1, -1, 1), strict=True)],
+    "openai": [{**record, "stars": [1, -1]} for record in LOG],
     "openhands": [OPENHANDS, {**OPENHANDS, "resolved": 0}],
     "swe-agent": [SWE_AGENT, {**SWE_AGENT, "target": True}],
     "trl": [{"step": 1, "prompt": "1 + 1 =", "completion": " 2", "right": r, "advantage": r} for r in (1.0, -1.0)],
