@@ -12,7 +12,7 @@ from topr_trl.data.tables import from_table
 from topr_trl.formats import FORMATS
 from topr_trl.formats.records import NotOfFormat, to_table
 from topr_trl.pipeline.arguments import ImportArguments
-from topr_trl.pipeline.importing import _Reader
+from topr_trl.pipeline.record_reader import RecordReader
 
 NEMO = {
     "content": [["user: 6*7?\n", "42"]], "rewards": [1.0], "input_lengths": [7],
@@ -81,7 +81,7 @@ def imported(tmp_path):
 
 
 def made(name, record, **settings):
-    reader = _Reader(ImportArguments(format=name, **settings))
+    reader = RecordReader(ImportArguments(format=name, **settings))
     rows = reader._rows(record)
     table = to_table(rows, [""] * len(rows), reader.columns, bool(rows) and isinstance(rows[0]["prompt"], list))
     return from_table(table)

@@ -1,0 +1,148 @@
+"""Records of other systems' files as rows: what the format says of them, and settings and second files."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from topr_trl.data.rollouts import Rollouts
+from topr_trl.data.rows import LARGEST_REWARD, ROLLOUT, hash_prompts
+from topr_trl.data.sampled import TEMPERATURE
+from topr_trl.formats import FORMATS
+from topr_trl.formats.records import Format, NotOfFormat, Record, Row, Unrewarded, parsed, read_records
+from topr_trl.pipeline.arguments import ImportArguments
+
+
+class Part(NamedTuple):
+    """Rows of some records with the places of these, and the places of records that gave no row, by reason."""
+
+    rows: list[Row]
+    places: list[str]
+    left_out: dict[str, list[str]]
+
+
+class RecordReader:
+    """Reads records of a format, with what the settings and second files say of them."""
+
+    def __init__(self, args: ImportArguments) -> None:
+        self.args = args
+        self.format: Format = FORMATS[args.format]
+        self.rewards = _by_id(args.rewards, "id", "reward")
+        self.requests = _by_id(args.requests, "custom_id", "body")
+        has_reward = self.format.rewards is not None or args.reward_fields or self.rewards is not None
+        found = (*self.format.columns, "problem_id", *([TEMPERATURE] if args.temperature else []))
+        self.columns = tuple(dict.fromkeys((*found, *(["reward"] if has_reward else []))))
+
+    def read(self, records: Iterable[tuple[str, bytes | Record]]) -> Part:
+        """Rows of the records of a shard."""
+        part = Part([], [], {"broken": [], "empty": [], "unrewarded": []})
+        for place, raw in records:
+            if (record := parsed(raw)) is None:
+                part.left_out["broken"].append(place)
+                continue
+            try:
+                rows = self._rows(record)
+            except Unrewarded as error:
+                if not self.args.skip_unrewarded:
+                    raise ValueError(f"{place}: {error}. --skip_unrewarded leaves such records out.") from None
+                part.left_out["unrewarded"].append(place)
+                continue
+            except NotOfFormat as error:
+                raise ValueError(f"{place}: {error}.") from None
+            except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+                raise ValueError(
+                    f"{place}: it is malformed ({type(error).__name__}: {error}). The format is that of "
+                    f"{self.format.source}."
+                ) from error
+            part.rows.extend(rows)
+            part.places.extend([place] * len(rows))
+            if not rows:
+                part.left_out["empty"].append(place)
+        return part
+
+    def _rows(self, record: Record) -> list[Row]:
+        named = (name.partition(".")[0] for name in self.args.reward_fields or ())
+        self.format.check(record, [*(self.args.ignore_fields or ()), *named])
+        if self.requests is not None:
+            record = {**record, "request": _found(self.requests, record, "custom_id", "--requests", NotOfFormat)}
+        found = self.format.rows(record)
+        rows = [row for row in found if row]
+        if not rows:
+            return []
+        self._add_rewards(record, found)
+        if self.args.temperature:
+            for row in rows:
+                row[TEMPERATURE] = self.args.temperature
+        if any(row.get("problem_id") is None for row in rows):
+            problem = hash_prompts([rows[0].get("prompt_ids") or rows[0]["prompt"]])[0]
+            for row in rows:
+                row["problem_id"] = row.get("problem_id") or problem
+        return rows
+
+    def _add_rewards(self, record: Record, rows: Sequence[Row | None]) -> None:
+        rollouts = Rollouts.of([row and row.get(ROLLOUT) for row in rows])
+        rewards = self._rewards(record, len(rollouts.counts_R))
+        if rewards is not None:
+            for n, reward in zip(rollouts.order_N, np.repeat(rewards, rollouts.counts_R), strict=True):
+                if row := rows[n]:
+                    row["reward"] = float(reward)
+
+    def _rewards(self, record: Record, rollouts: int) -> list[float] | None:
+        """What the rollouts of a record are worth by the settings, or else by the format; None if its rows say it."""
+        if self.rewards is not None:
+            values = {"reward": _found(self.rewards, record, self.args.id_field, "--rewards", Unrewarded)}
+        elif self.args.reward_fields:
+            values = {name: _dig(record, name, Unrewarded) for name in self.args.reward_fields}
+        elif self.format.rewards is None:
+            return None
+        elif len(values := self.format.rewards(record)) != 1:
+            which = f"{', '.join(values)} may all be" if values else "no number can be"
+            raise NotOfFormat(f"{which} the reward: name the fields to add up with --reward_fields")
+        # A reward function may have had nothing to say, if another had.
+        known = {name: value for name, value in values.items() if value is not None}
+        if not known:
+            raise Unrewarded(f"its reward is null ({', '.join(values)})")
+        by_rollout = {name: value if isinstance(value, list) else [value] for name, value in known.items()}
+        for name, numbers in by_rollout.items():
+            for number in numbers:
+                if not isinstance(number, int | float) or not abs(number) <= LARGEST_REWARD:
+                    raise NotOfFormat(f"{name} is no finite number but {number!r}, and cannot be a reward")
+            if len(numbers) != rollouts:
+                raise NotOfFormat(
+                    f"{name} holds {len(numbers)} reward(s) for {rollouts} completion(s): it must be a list with one "
+                    "for each"
+                )
+        return [float(sum(numbers)) for numbers in zip(*by_rollout.values(), strict=True)]
+
+
+def _by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
+    """Values of a second file by id; None if there is none."""
+    if path is None:
+        return None
+    file, found = Path(path), {}
+    for place, raw in read_records(file):
+        record = parsed(raw)
+        if not isinstance(record, dict) or not {by, name} <= set(record) or not isinstance(record[by], str | int):
+            raise ValueError(f"{place} must be JSON with the fields {by} (text or a number) and {name}.")
+        if record[by] in found:
+            raise ValueError(f"{place} has the {by} {record[by]!r}, which an earlier line has, too.")
+        found[record[by]] = record[name]
+    return found
+
+
+def _found(values: dict[Any, Any], record: Record, by: str, option: str, error: type[NotOfFormat]) -> Any:
+    known_by = _dig(record, by, NotOfFormat)
+    if not isinstance(known_by, str | int) or known_by not in values:
+        raise error(f"{option} has nothing for the {by} {known_by!r}")
+    return values[known_by]
+
+
+def _dig(record: Record, path: str, error: type[NotOfFormat]) -> Any:
+    """The value of a field, or of one inside it: `info.score`; an error if there is none."""
+    value: Any = record
+    for name in path.split("."):
+        if not isinstance(value, dict) or name not in value:
+            raise error(f"it has no field {path}; it has {', '.join(sorted(record))}")
+        value = value[name]
+    return value
