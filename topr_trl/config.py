@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
@@ -388,6 +389,9 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
     def __post_init__(self) -> None:
         self.validate_topr()
         _refuse_foreign_settings(self, SFTConfig, "OfflineTOPRTrainer", _SFT_ONLY)
+        template = self.chat_template_path
+        if template and template.endswith((".jinja", ".j2")) and not Path(template).is_file():  # TRL would ask the Hub
+            raise ValueError(f"chat_template_path: there is no file {template}.")
         super().__post_init__()
 
 

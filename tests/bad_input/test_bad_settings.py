@@ -40,6 +40,11 @@ def of_both(given: str, message: str, error: Any = ValueError, **settings: Any) 
 
 
 SETTINGS = [
+    setting(
+        "a chat template that is not there",
+        "chat_template_path: there is no file nowhere.jinja.",
+        chat_template_path="nowhere.jinja",
+    ),
     of_both(
         "an unknown preset", "preset must be one of topr, positives_only, reinforce, opr, tis, not 'ppo'.", preset="ppo"
     ),
