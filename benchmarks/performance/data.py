@@ -63,6 +63,7 @@ def write_log(path: Path, records: int) -> None:
 
 
 _IMPORT = """
+    import topr_trl.cli.commands  # as `main` does when it is called
     from topr_trl.cli.main import main
     start = time.perf_counter()
     main(["import", "--format", "openai", "--input", {log!r}, "--output_dir", {out!r}, "--reward_fields", "stars"])
@@ -81,6 +82,7 @@ _PARSE = """
 """
 
 _CURATE = """
+    import topr_trl.cli.commands  # as `main` does when it is called
     from topr_trl.cli.main import main
     start = time.perf_counter()
     main(["curate", "--input", {rows!r}, "--output_dir", {out!r}, "--curation", "anna_karenina"])

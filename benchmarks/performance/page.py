@@ -75,14 +75,11 @@ def goals(content: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
         f"{first:.0f} s, {again:.1f} s again; a row costs {per_row:.2f}× that of {smallest['rows']:,} rows",
         per_row < 1.3 and again < first / 2,
     ))  # fmt: skip
-    if "import" in found:  # not yet measured when this page was last
-        seconds_of = {name: [s for s, _ in found["import"][name]] for name in ("import", "parse")}
-        what = f"{found['import']['records']:,} records of 1,000 tokens"
-        ratio(
-            f"importing {what} / parsing and tokenizing them", "≤ 1.5×", paired(seconds_of, "import", "parse"), most=1.5
-        )
-        most = max(m for _, m in found["import"]["import"])
-        lines.append((f"memory of importing {what}", "< 2 GB", f"{most / 1e9:.2f} GB", most < 2e9))
+    seconds_of = {name: [s for s, _ in found["import"][name]] for name in ("import", "parse")}
+    what = f"{found['import']['records']:,} records of 1,000 tokens"
+    ratio(f"importing {what} / parsing and tokenizing them", "≤ 1.5×", paired(seconds_of, "import", "parse"), most=1.5)
+    most = max(m for _, m in found["import"]["import"])
+    lines.append((f"memory of importing {what}", "< 2 GB", f"{most / 1e9:.2f} GB", most < 2e9))
     return lines
 
 
@@ -177,6 +174,9 @@ _FLOORS = {
     "time, TOPR / TOPR with a frozen copy at every step": "The copy adds one forward without gradients to a "
     "forward and a backward, whatever the loss: in operations that is 3 / (3 + 1) = 0.75×, which is what to expect "
     "with large models. Against what TRL does with a frozen copy, GRPO with `beta` > 0, the goal is met.",
+    "curating 478,272 rows": "Since version 0.2 all rows are kept, with a column that says which are chosen; version "
+    "0.1 wrote the chosen ones, an eighth of them, in 5.6 s on another machine. What is left is reading and writing "
+    "parquet.",
 }
 
 

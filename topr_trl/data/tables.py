@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -55,12 +55,14 @@ def write_parquet(dataset: Dataset, path: Path, metadata: Mapping[bytes, bytes] 
     schema = dataset.features.arrow_schema
     schema = schema.with_metadata({**schema.metadata, **(metadata or {})})
     # Not `to_parquet`: it shows a progress bar for every shard.
-    with atomic_write(path) as partial, pq.ParquetWriter(partial, schema) as writer:
+    with atomic_write(path) as partial, pq.ParquetWriter(partial, schema, **_ENCODING) as writer:
         for table in dataset.with_format("arrow").iter(_WRITTEN_AT_ONCE):
             writer.write_table(table.cast(schema))
 
 
 _WRITTEN_AT_ONCE = 16_384  # rows; one row group of the file
+# Against pyarrow's defaults, on rows with ids and log-probabilities: smaller, and faster to write and to read.
+_ENCODING: dict[str, Any] = {"compression": "zstd", "use_dictionary": False}
 
 
 def shards_of(path: str | Path) -> list[Path]:
