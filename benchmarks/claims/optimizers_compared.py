@@ -155,6 +155,12 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         for share in shares
     }
 
+    kinds = {  # positive where the hypothesis says so
+        (base, name): difference(*(end(base, name, s) for s in ((0.2, 1.0) if base == "sure-17" else (1.0, 0.2))))
+        for base in BASES
+        for name in RATES
+    }
+
     def points(values: dict[Any, float]) -> str:
         return ", ".join(
             f"{' '.join(map(str, key)) if isinstance(key, tuple) else key} {100 * value:.1f}"
@@ -184,6 +190,11 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             f"mean regret in points: predicted {100 * own_regret:.1f}; constant "
             + points({f"{s:.0%}": lost for s, lost in constants.items()}),
             own_regret < min(constants.values()),
+        ),
+        HYPOTHESES["kind_of_error"].judged(
+            "p~ = 20 % minus 100 % on `sure-17`, 100 % minus 20 % on the others, points: "
+            + ", ".join(f"{base} {name} {gap.percent(signed=True)}" for (base, name), gap in kinds.items()),
+            all(gap.mean > 0 for gap in kinds.values()),
         ),
         HYPOTHESES["taper"].judged(
             "with the taper minus without, `sure-17`: "

@@ -179,7 +179,7 @@ def _by_prefixes(
     written: list[bool] = []
     for n, message in enumerate(completion):
         if message["role"] == "assistant":
-            before = render([*prompt, *completion[:n]], True)
+            before = render([*prompt, *completion[:n]], True) if n else text
             after = render([*prompt, *completion[: n + 1]], False)
             context, own = added(before, text), added(after, before)
             ids += context + own
