@@ -77,7 +77,7 @@ def run_steps(steps: Iterable[Step], launch: LaunchArguments, out: Path, count: 
 
 
 def summary(stage: str, done: Json) -> str:
-    """What a stage found, in a line."""
+    """What a stage found, in a line, or a few of an import."""
     if stage == "import":
         return _of_import(done)
     if stage == "score":
@@ -125,7 +125,7 @@ def _of_import(done: Json) -> str:
     if not done["filled"].get("sampler_logps"):
         said.append("There are no log-probabilities: log μ will be that of the model that training starts from, which "
                     "stands for the one that wrote the rows.")  # fmt: skip
-    return " ".join([*said, done["loses"]]).strip()
+    return "\n".join([*said, done["loses"]]).strip()
 
 
 def check_launch(command: str, settings: RunArguments) -> None:
