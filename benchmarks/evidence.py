@@ -22,7 +22,7 @@ def write(claims: dict[str, ModuleType], store: Store, profile: Profile, page: P
     page.parent.mkdir(parents=True, exist_ok=True)
     listed = {_anchor(name, n): verdict for name, part in verdicts.items() for n, verdict in enumerate(part, 1)}
     opening = _of_hypotheses(listed) if hypotheses else _of_the_paper(listed, profile)
-    expected = "Refuted if" if hypotheses else "Paper"
+    expected = "Expected" if hypotheses else "Paper"
     lines = [*opening, *_sections(listed, pictures.name, expected), *_what_was_run(planned, store)]
     page.write_text("\n".join(lines) + "\n")
 
@@ -42,21 +42,22 @@ def _report(claim: ModuleType, store: Store, profile: Profile, out: Path) -> lis
 
 
 def _of_hypotheses(listed: dict[str, Verdict]) -> list[str]:
-    judged = {verdict.claim: f"[{verdict.verdict}](#{anchor})" for anchor, verdict in listed.items()}
+    judged = {verdict.claim: f"[{verdict.claim}](#{anchor}) | {verdict.verdict}" for anchor, verdict in listed.items()}
     return [
         "# When do wrong answers pay?",
         "",
-        "What was expected, and written down before anything on this page was run, and what became of it. Base models "
-        "of 0.3 million parameters that are wrong in four ways (`benchmarks/bases.py`): they slip at random, have a "
-        "misconception (adding for multiplying) beside the slips, have it and are sure of it, or wander off without "
-        "an answer; the number in a name is about the share of right answers in percent. Unless it says otherwise: "
-        "one pass over 2,560 rows of 400 problems, gradient clip 1, each arm at its own best rate (and rows per step, "
-        "in the comparison of protocols) found on a seed and on problems apart, tests on 400 other problems. ± is a "
-        "95 % interval over seeds.",
+        "What was expected (`benchmarks/hypotheses.py`), written down before it was run, and what became of it. Base "
+        "models of 0.3 million parameters that are wrong in four ways (`benchmarks/bases.py`): they slip at random, "
+        "have a misconception (adding for multiplying) beside the slips, have it and are sure of it, or wander off "
+        "without an answer; the number in a name is about the share of right answers in percent. Unless it says "
+        "otherwise: one pass over 2,560 rows of 400 problems, gradient clip 1, each arm at its own best rate (and "
+        "rows per step, in the comparison of protocols) found on a seed and on problems apart, tests on 400 other "
+        "problems. ± is a 95 % interval over seeds.",
         "",
         "| expected | outcome |",
         "|---|---|",
-        *(f"| {h.expected} | {judged.get(h.expected, 'not yet run')} |" for h in HYPOTHESES.values()),
+        *(f"| {judged.pop(h.title, f'{h.expected} | not yet run')} |" for h in HYPOTHESES.values()),
+        *(f"| {of_no_hypothesis} |" for of_no_hypothesis in judged.values()),
         "",
     ]
 

@@ -333,7 +333,7 @@ def store(filled):
 def test_verdicts_follow_the_results(store, tmp_path):
     """Planted: p~ = 50 % is a little best, one pass over right answers alone is far behind, the taper is needed."""
     found = {v.claim: v for claim in CLAIMS.values() for v in claim.report(store, PROFILE, tmp_path)}
-    by_name = {name: found[h.expected].verdict for name, h in HYPOTHESES.items()}
+    by_name = {name: found[h.title].verdict for name, h in HYPOTHESES.items()}
     assert by_name == {
         "protocol": "does not hold here",  # at equal computation it is above by 5 points, which was not expected
         "few": "holds",
@@ -368,7 +368,7 @@ def test_what_is_best_may_depend_on_the_kind_of_error_and_be_predicted(filled, t
     claims = {name: CLAIMS[name] for name in ("optimizers", "predictors")}
     store = filled(claims, PROFILE, of_kinds)
     found = {v.claim: v.verdict for claim in claims.values() for v in claim.report(store, PROFILE, tmp_path)}
-    held = {name for name, h in HYPOTHESES.items() if found.get(h.expected) == "holds"}
+    held = {name for name, h in HYPOTHESES.items() if found.get(h.title) == "holds"}
     assert held == {"kind_of_error", "surprise", "tensors"}
 
 

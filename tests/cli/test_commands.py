@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+import topr_trl
 from topr_trl.cli import commands
 from topr_trl.cli import main as cli
 from topr_trl.cli.commands import KINDS, parse, settings_of
@@ -241,6 +242,12 @@ def test_a_command_takes_only_the_defaults_of_its_own_settings():
 
 
 # Help, and errors.
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"topr_trl {topr_trl.__version__}\n"
 
 
 @pytest.mark.parametrize("command", KINDS)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import yaml
 
+from topr_trl import __version__
+
 # What they do; `topr_trl.cli.commands` does it.
 COMMANDS = {
     "iterate": "sample, score, curate, log-mu, train and evaluate, in a loop that survives being killed",
@@ -59,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             + "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items()),
             epilog="topr COMMAND --help lists the settings of a command; --config FILE reads them from YAML.",
         )
+        parser.add_argument("--version", action="version", version=f"topr_trl {__version__}")
         parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
         parser.parse_args(arguments[:1])
     from topr_trl.cli.commands import run  # torch and TRL, which take seconds: help and typing errors do without
