@@ -7,6 +7,7 @@ from benchmarks import arms
 from benchmarks.arms import PROTOCOLS, Arm, Choices
 from benchmarks.cells import Cell, Store
 from benchmarks.hypotheses import HYPOTHESES
+from benchmarks.pictures import COLOURS, figure, save
 from benchmarks.setting import Profile
 from benchmarks.statistics import Interval, Measured, difference, over_seeds
 from benchmarks.verdicts import Verdict, markdown_table
@@ -16,6 +17,15 @@ SHARES = ("p", 0.2, 0.5, "group_mean")
 BALANCED, HALF = "balanced", "half"
 CHOICES: Choices = [{"learning_rate": rate, "batch_rows": batch} for batch in (32, 8) for rate in arms.ADAMW_RATES]
 AT_32 = [choice for choice in CHOICES if choice["batch_rows"] == 32]
+# What the picture shows: share and protocol, marker and color.
+SHOWN: dict[str, tuple[Any, str, str, str]] = {
+    "TOPR, c = 0 (the paper's)": ("p", "steps", "v", COLOURS["opr"]),
+    "positives only: wrong answers removed (the paper's)": (1.0, "removed", "s", COLOURS["removed"]),
+    "positives only: as many steps": (1.0, "steps", "D", COLOURS["dpo"]),
+    "TOPR, p~ = 50 %": (0.5, "steps", "o", COLOURS["topr"]),
+    "TOPR, half of the rows right answers, repeated": (0.5, BALANCED, "P", COLOURS["tis"]),
+    "positives only: right answers repeated, as much computation": (1.0, "rows", "*", COLOURS["positives_only"]),
+}
 LABELS: dict[Any, str] = {"p": "c = 0", "group_mean": "group mean", 1.0: "positives only"}
 
 
@@ -43,6 +53,22 @@ work = arms.work
 def measured(store: Store, profile: Profile, arm: Arm, choices: Choices = CHOICES) -> Measured:
     """pass@1 of an arm at its best rate, and rows per step if they are among the choices, by seed."""
     return arms.measured(store, arm, choices, range(profile.seeds))
+
+
+def _draw(ends: dict[tuple[str, Any, str], Measured], out: Path) -> str:
+    picture, (panel,) = figure(1, 7.6, 4.6)
+    for n, (label, (share, protocol, marker, color)) in enumerate(SHOWN.items()):
+        points = [over_seeds(ends[base, share, protocol]) for base in BASES]
+        heights = [-k + 0.3 - 0.6 * n / (len(SHOWN) - 1) for k in range(len(BASES))]
+        means, halves = [100 * point.mean for point in points], [100 * point.half for point in points]
+        panel.errorbar(means, heights, xerr=halves, fmt=marker, color=color, label=label, ms=5, lw=1)
+    panel.set_yticks([-k for k in range(len(BASES))], BASES)
+    panel.grid(visible=False, axis="y")
+    for k in range(1, len(BASES)):
+        panel.axhline(0.5 - k, color="#cccccc", lw=0.6)
+    panel.set(xlabel="pass@1 after one pass over the rows (%), 95 % intervals", xlim=(0, None))
+    picture.legend(loc="outside upper left", ncols=2, fontsize=8)
+    return save(picture, out, "protocols")
 
 
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
@@ -87,6 +113,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             f"{said(list(BASES), 'steps')}",
             all(above(gaps[base, "removed"]) for base in few),
             all(gaps[base, "rows"].low <= 0.02 for base in BASES),
+            picture=_draw(ends, out),
             details=table,
         ),
         HYPOTHESES["few"].judged(
