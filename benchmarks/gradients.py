@@ -41,6 +41,11 @@ class Moments:
     logit_norms_N: np.ndarray
     token_norms_N: np.ndarray
 
+    @property
+    def variances_D(self) -> Tensor:
+        """E[u²] - E[u]², coordinate by coordinate; the two halves make E[u]² unbiased."""
+        return self.squares_2D.mean(0) - self.means_2D.prod(0)
+
 
 def moments(model: PreTrainedModel, rows: Rows) -> Moments:
     """Of all rows, one after the other."""
@@ -75,6 +80,26 @@ def moments(model: PreTrainedModel, rows: Rows) -> Moments:
 def share_of_second_moment(right: float, wrong: float) -> float:
     """p~ at which the second moment of a gradient is least, from the mean squared norms by sign."""
     return wrong / (right + wrong)
+
+
+def shares_of_least_noise(right: Moments, wrong: Moments, p: float, batch_rows: int = 32) -> dict[str, float]:
+    """p~ at which a measure of noise is least: second moments of single rows, and variances around the mean of a sign.
+
+    `"scaled"`: each coordinate divided by its second moment in a batch with p~ = 50 %, as AdamW does.
+    """
+    a, b = 0.5 / p, 0.5 / (1 - p)
+    mean = 0.5 * (right.means_2D - wrong.means_2D).mean(0)
+    second = p * a**2 * right.squares_2D.mean(0) + (1 - p) * b**2 * wrong.squares_2D.mean(0)
+    scale_D = (mean.square() + second / batch_rows).clamp(min=1e-30)
+    measured = {
+        "gradients": [rows.norms_N.mean() for rows in (right, wrong)],
+        "logits": [rows.logit_norms_N.mean() for rows in (right, wrong)],
+        "log-probabilities": [rows.token_norms_N.mean() for rows in (right, wrong)],
+        "variance": [rows.variances_D.sum() for rows in (right, wrong)],
+        "scaled gradients": [(rows.squares_2D.mean(0) / scale_D).sum() for rows in (right, wrong)],
+        "scaled variance": [(rows.variances_D / scale_D).sum() for rows in (right, wrong)],
+    }
+    return {name: share_of_second_moment(*map(float, sides)) for name, sides in measured.items()}
 
 
 def gains(

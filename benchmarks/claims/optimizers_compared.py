@@ -9,7 +9,7 @@ import torch
 from benchmarks import arms
 from benchmarks.arms import Arm, Choices
 from benchmarks.cells import Cell, Store
-from benchmarks.gradients import gains, moments, share_of_second_moment
+from benchmarks.gradients import gains, moments, shares_of_least_noise
 from benchmarks.hypotheses import HYPOTHESES
 from benchmarks.setting import Profile, base_model, candidates, model_hash
 from benchmarks.statistics import Measured, difference, over_seeds
@@ -71,15 +71,11 @@ def of_gradients(base: str, profile: Profile) -> dict[str, Any]:
     right, wrong = (moments(model, pool[found]) for found in places)
     p, shares = float((pool.rewards > 0).mean()), np.linspace(0.02, 1.0, 50)
     sizes = [parameter.numel() for parameter in model.parameters()]
-    by_norm = {
-        name: share_of_second_moment(float(getattr(right, name).mean()), float(getattr(wrong, name).mean()))
-        for name in ("norms_N", "logit_norms_N", "token_norms_N")
-    }
     cosine = torch.nn.functional.cosine_similarity(right.means_2D.mean(0), wrong.means_2D.mean(0), dim=0)
     return {
         "p": p,
         "rows": [len(found) for found in places],
-        "second_moment": by_norm,
+        "least_noise": shares_of_least_noise(right, wrong, p),
         "norms": {"right": float(right.norms_N.mean()), "wrong": float(wrong.norms_N.mean())},
         # Of 1, how few coordinates hold the gradient: (Σ m²)² / (D Σ m⁴).
         "spread": {"right": _spread(right.squares_2D.mean(0)), "wrong": _spread(wrong.squares_2D.mean(0))},
@@ -125,7 +121,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         return mean(base, optimizer, top[base, optimizer]) - mean(base, optimizer, near(share))
 
     gradients = {base: store.get(gradients_cell(base)) or {} for base in BASES}
-    least = {base: gradients[base]["second_moment"]["norms_N"] for base in BASES}
+    least = {base: gradients[base]["least_noise"]["gradients"] for base in BASES}
     own = {
         (base, name): gradients[base]["shares"][int(np.argmax(gradients[base]["gains"][step]))]
         for base in BASES

@@ -21,6 +21,7 @@ BASES = tuple(AUTHORS)
 CHOICES: Choices = [{"learning_rate": rate} for rate in arms.ADAMW_RATES]
 # The predictors that hypotheses are about: one was named before anything was run, one after a look at four models.
 NAMED = {"predictor": "gain of adamw", "surprise": "second moment of log-probabilities"}
+BESIDE = "50%"  # the constant that every rule is compared with
 TRIED: tuple[float | str, ...] = ("p", *SHARES)
 
 
@@ -39,8 +40,11 @@ def predictions(gradients: dict[str, Any]) -> dict[str, float]:
     by_gain = {
         f"gain of {name}": gradients["shares"][int(np.argmax(values))] for name, values in gradients["gains"].items()
     }
-    names = {"norms_N": "gradients", "logit_norms_N": "logits", "token_norms_N": "log-probabilities"}
-    return {f"second moment of {names[name]}": share for name, share in gradients["second_moment"].items()} | by_gain
+    by_noise = {
+        name if "variance" in name else f"second moment of {name}": share
+        for name, share in gradients["least_noise"].items()
+    }
+    return by_noise | by_gain
 
 
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
@@ -76,21 +80,27 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         for base in BASES
     ]  # fmt: skip
     header = ["base model", "p", "c = 0", *(f"{share:.0%}" for share in SHARES), *predicted[BASES[0]]]
-    every = ", ".join(f"{name} {regret.percent()}" for name, regret in sorted(regrets.items(), key=_by_mean))
+    by_base = {name: {base: np.mean(lost(base, shares[base])) for base in BASES} for name, shares in rules.items()}
+    worst = {name: max(losses, key=lambda base, losses=losses: losses[base]) for name, losses in by_base.items()}
+    beside = [
+        [
+            name, regret.percent(), f"{100 * by_base[name][worst[name]]:.1f}, {worst[name]}",
+            "" if name == BESIDE else interval(by_seed[BESIDE] - by_seed[name]).percent(signed=True),
+        ]
+        for name, regret in sorted(regrets.items(), key=lambda item: item[1].mean)
+    ]  # fmt: skip
+    own_header = ["rule", "mean regret", "largest regret", f"regret of {BESIDE} minus this"]
+    tables = [markdown_table(own_header, beside), markdown_table(header, rows)]
     verdicts = []
-    for hypothesis, named in NAMED.items():
+    for (hypothesis, named), table in zip(NAMED.items(), tables, strict=True):
         gained = {name: interval(by_seed[name] - by_seed[named]) for name in constants}
         verdicts.append(
             HYPOTHESES[hypothesis].judged(
-                f"mean regret over {len(BASES)} base models, points of pass@1: {every}. Regret of each constant minus "
-                f"that of {named}: "
+                f"points of pass@1 lost against the best share of each of {len(BASES)} base models, on average: "
+                f"{named} {regrets[named].percent()}. Constants lose more than it by "
                 + ", ".join(f"{name} {gain.percent(signed=True)}" for name, gain in gained.items()),
                 all(gain.low > 0 for gain in gained.values()),
-                details="" if verdicts else markdown_table(header, rows),
+                details=table,
             )
         )
     return verdicts
-
-
-def _by_mean(item: tuple[str, Any]) -> float:
-    return float(item[1].mean)

@@ -15,7 +15,7 @@ from benchmarks.arms import TUNING_SEED, Arm
 from benchmarks.bases import AUTHORS, Author, one_product, solution
 from benchmarks.cells import Store
 from benchmarks.claims import long_run, optimizers_compared, protocols, trials
-from benchmarks.gradients import Moments, gains, moments, share_of_second_moment
+from benchmarks.gradients import Moments, gains, moments, share_of_second_moment, shares_of_least_noise
 from benchmarks.hypotheses import HYPOTHESES
 from benchmarks.losses import LOSSES, bapo_loss, oapl, optimal_advantages, powered
 from benchmarks.optimizers import OPTIMIZERS
@@ -294,6 +294,19 @@ def test_a_coordinate_of_one_sign_counts_in_adams_metric_alone():
     assert found["adamw"] == pytest.approx(0.5, abs=0.1)
 
 
+def test_noise_is_measured_around_zero_around_the_mean_and_by_coordinate():
+    right, wrong = _moments(1.0, 1.0), _moments(-3.0, 1.0)
+    found = shares_of_least_noise(right, wrong, 0.5)
+    assert found["gradients"] == pytest.approx(10 / 12)  # 3² + 1 against 1² + 1
+    assert found["variance"] == pytest.approx(0.5)
+    assert found["scaled gradients"] == pytest.approx(10 / 12)  # all coordinates are alike
+    right, wrong = _moments(0.1, 1.0), _moments(-0.3, 1.0)
+    wrong.squares_2D[:, :4] += 2_000.0
+    found = shares_of_least_noise(right, wrong, 0.5)
+    assert found["variance"] > 0.97
+    assert found["scaled variance"] == pytest.approx(0.5, abs=0.05)
+
+
 # Verdicts on planted results.
 
 
@@ -302,8 +315,8 @@ def planted(cell):
     if cell.get("part") == "gradients":
         grid = np.linspace(0.02, 1.0, 50)
         peak = (1 - (grid - 0.5) ** 2).tolist()
-        norms = dict.fromkeys(("norms_N", "logit_norms_N", "token_norms_N"), 0.5)
-        return {"p": 0.1, "second_moment": norms, "shares": grid.tolist(),
+        least = dict.fromkeys(("gradients", "logits", "log-probabilities", "variance"), 0.5)
+        return {"p": 0.1, "least_noise": least, "shares": grid.tolist(),
                 "gains": dict.fromkeys(("whole", "tensors", "adamw", "signs"), peak)}  # fmt: skip
     if cell["claim"] == "long_run":
         better = 0.2 if cell["run"] == "p~ 50 %" else 0.0
@@ -361,7 +374,7 @@ def test_what_is_best_may_depend_on_the_kind_of_error_and_be_predicted(filled, t
     def of_kinds(cell):
         best, result = 0.2 if cell["base"].startswith("sure") else 0.8, planted(cell)
         if cell.get("part") == "gradients":
-            return {**result, "second_moment": {**result["second_moment"], "token_norms_N": best}}
+            return {**result, "least_noise": {**result["least_noise"], "log-probabilities": best}}
         share = cell["share"] if isinstance(cell["share"], float) else 0.1
         return {**result, "end": {"pass@1": 0.5 - 0.1 * abs(share - best), "error": 0.002}}
 
