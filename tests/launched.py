@@ -62,9 +62,12 @@ def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRT
         ids = [tokenizer(text)["input_ids"] for text in responses(prompts)]
         return {"prompt_ids": [tokenizer(p)["input_ids"] for p in prompts], "completion_ids": ids, "logprobs": None}
 
-    curated = {"curation": "uniform", "iteration_size": 8} if kind == "curated" else {}
+    own = {
+        "curated": {"curation": "uniform", "iteration_size": 8},
+        "replayed": {"replay_share": 0.5, "replay_size": 2 * GLOBAL_BATCH},  # all rows of the batch before
+    }
     args = TOPRConfig(
-        **shared, **curated, num_generations=2, num_iterations=2, steps_per_generation=2, preset="tis",
+        **shared, **own.get(kind, {}), num_generations=2, num_iterations=2, steps_per_generation=2, preset="tis",
         baseline="mean", gradient_accumulation_steps=2,
     )  # fmt: skip
     return TOPRTrainer(

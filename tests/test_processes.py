@@ -38,14 +38,14 @@ def launch(config, *command, timeout=300, again=False):
         if not again:
             raise
         done = run()
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4_000:]
+    assert done.returncode == 0, (done.stdout + done.stderr)[-20_000:]
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
     out = tmp_path_factory.mktemp("one")
-    launch(None, ROOT / "tests" / "launched.py", out, "offline", "online", "curated")
+    launch(None, ROOT / "tests" / "launched.py", out, "offline", "online", "curated", "replayed")
     return out
 
 
@@ -55,10 +55,10 @@ def one_process(tmp_path_factory):
 @pytest.mark.parametrize(
     ("config", "distributed", "kinds"),
     [
-        ("ddp", "MULTI_CPU", ["offline", "online", "curated"]),
-        ("fsdp2", "FSDP", ["offline", "online"]),
+        ("ddp", "MULTI_CPU", ["offline", "online", "curated", "replayed"]),
+        ("fsdp2", "FSDP", ["offline", "online", "replayed"]),
         ("zero2", "DEEPSPEED", ["offline", "online"]),
-        ("zero3", "DEEPSPEED", ["offline", "online"]),
+        ("zero3", "DEEPSPEED", ["offline", "online", "replayed"]),
     ],
 )
 def test_two_processes_train_like_one(config, distributed, kinds, one_process, tmp_path):

@@ -18,6 +18,8 @@ from topr_trl.curation import CURATIONS, Curated, compose
 from topr_trl.loss import PRESETS, RATIO_LEVELS, TruncationLimits
 
 LOG_MU_SOURCES = ("trainer", "sampler")
+REPLAY_RULES = ("newest", "negatives", "anna_karenina")
+_REPLAYED_BATCHES = 8  # generation batches that a replay buffer holds, unless it is said
 
 if TYPE_CHECKING:
     Baseline = float | str
@@ -269,8 +271,67 @@ _GRPO_ONLY = {
 
 
 @dataclass
-class TOPRConfig(TOPRArguments, GRPOConfig):
-    """Settings of [`TOPRTrainer`]: those of [`~trl.GRPOConfig`], [`LossArguments`] and [`CurationArguments`].
+class ReplayArguments:
+    """Rows of earlier generation batches that are trained on again.
+
+    Parameters:
+        replay_share (`float`, defaults to `0`):
+            Share of the rows trained on that are of earlier generation batches, used again with the log μ that they got
+            when they were fresh. They come beside the fresh ones: a micro-batch has up to `1 / (1 - replay_share)`
+            times `per_device_train_batch_size` rows.
+        replay_size (`int`, *optional*):
+            Rows that are kept for it, over all processes; each keeps its own. Default: 8 generation batches.
+        replay_rule (`str`, defaults to `"newest"`):
+            Which rows are kept where there are more: `"newest"`; `"negatives"`, the newest negatives; or
+            `"anna_karenina"`, the newest positive of each prompt and the newest negatives. Rows with R = 0 never are,
+            and a negative leaves when its weight is below 0.01.
+    """
+
+    replay_share: float = field(
+        default=0.0, metadata={"help": "Share of the rows trained on that are of earlier generation batches."}
+    )
+    replay_size: int | None = field(
+        default=None, metadata={"help": "Rows kept for replay_share. Default: 8 generation batches."}
+    )
+    replay_rule: str = field(
+        default="newest", metadata={"help": f"Rows kept for replay_share: {', '.join(REPLAY_RULES)}."}
+    )
+
+    def validate_replay(self, batch_rows: int, beta: float) -> None:
+        """A ValueError if rows cannot be used again like this; afterwards `replay_size` is a number, if they are.
+
+        `batch_rows` are those of a generation batch, over all processes.
+        """
+        check_types(self, ReplayArguments)
+        check_choice(self, replay_rule=REPLAY_RULES)
+        if not 0 <= self.replay_share < 1:
+            raise ValueError(f"replay_share must be at least 0 and below 1, not {self.replay_share}.")
+        if not self.replay_share:
+            for name, default in (("replay_size", None), ("replay_rule", "newest")):
+                if (value := getattr(self, name)) != default:
+                    raise ValueError(
+                        f"{name}={value} has no meaning without replay_share. Set replay_share=0.5, or so."
+                    )
+            return
+        if beta != 0:
+            raise ValueError(
+                f"replay_share={self.replay_share} with beta={beta}: TRL's KL term needs rows of the present "
+                "policy, and rows that are used again are not. Set beta=0 (the paper's), or replay_share=0."
+            )
+        if self.replay_size is None:
+            self.replay_size = _REPLAYED_BATCHES * batch_rows
+        needed = round(batch_rows * self.replay_share / (1 - self.replay_share))
+        if self.replay_size < needed:
+            raise ValueError(
+                f"replay_share={self.replay_share} uses {needed} rows again beside the {batch_rows} of "
+                f"each generation batch, and replay_size={self.replay_size} keeps fewer. Raise it, or leave it out."
+            )
+
+
+@dataclass
+class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
+    """Settings of [`TOPRTrainer`]: those of [`~trl.GRPOConfig`], and of [`LossArguments`], [`CurationArguments`] and
+    [`ReplayArguments`].
 
     Defaults that differ from TRL's are the paper's (Sec. 4.1): `optim="adafactor"`, `learning_rate=5e-7`,
     `lr_scheduler_type="constant"`, `top_k=500`, `loss_type="topr"`. Settings that belong to GRPO's losses alone
@@ -305,6 +366,7 @@ class TOPRConfig(TOPRArguments, GRPOConfig):
         if self.top_k is None:
             self.top_k = 0 if self.log_mu == "sampler" else 500
         super().__post_init__()
+        self.validate_replay(self.generation_batch_size, self.beta)
         if self.log_mu == "sampler":
             self._refuse_filters()
         generate_every = self.steps_per_generation * self.num_iterations
@@ -397,3 +459,4 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
 
 for _config in (TOPRConfig, OfflineTOPRConfig):  # so that help() has all settings of TOPR
     _config.__doc__ = f"{_config.__doc__}\n{LossArguments.__doc__}\n{CurationArguments.__doc__}"
+TOPRConfig.__doc__ = f"{TOPRConfig.__doc__}\n{ReplayArguments.__doc__}"

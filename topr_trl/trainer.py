@@ -1,5 +1,7 @@
 """`TOPRTrainer`: TRL's GRPOTrainer with TOPR's weights, rewards and curation."""
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,10 @@ from topr_trl.baseline import BASELINES
 from topr_trl.completions_log import WEIGHT_COLUMNS, Shown
 from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated
-from topr_trl.metrics import warn_if_far
+from topr_trl.metrics import completion_means, warn_if_far
+from topr_trl.replay import ReplayBuffer, with_rows
 from topr_trl.rewards import checked
-from topr_trl.trainer_base import TOPRMixin, settings_for
+from topr_trl.trainer_base import TOPRMixin, say, settings_for
 
 
 class TOPRTrainer(TOPRMixin, GRPOTrainer):
@@ -53,6 +56,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         args = settings_for("TOPRTrainer", model, args, TOPRConfig)
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
+        self._said_replay = False
         self._rows_made = 0  # rows generated so far, all processes; they are numbered
         self._shown_weights: dict[int, list[Shown]] = {}  # of the rows of the table of completions
         super().__init__(model, reward_funcs, args, *rest, **kwargs)
@@ -68,6 +72,10 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         if args.log_completions:
             for name in self.reward_func_names:
                 self._refuse_own_column(name, "A reward function")
+        self._replay: ReplayBuffer | None = None
+        if args.replay_share > 0:
+            assert args.replay_size is not None
+            self._replay = ReplayBuffer(args.replay_size // self.accelerator.num_processes, args.replay_rule)
         # The loss of TRL that is `-A · ratio` averaged over the tokens of a completion and then over completions.
         self.loss_type = "grpo"
 
@@ -119,6 +127,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             if self.args.curation != "none":
                 self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))
                 batch = self._keep_rows(batch, curated, start, len(inputs))
+            if self._replay is not None:
+                batch = self._use_again(batch, self._replay)
         return batch
 
     def _raw_rewards(self, batch: dict[str, Any]) -> Tensor:
@@ -188,6 +198,38 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         batch["topr_scale"] = torch.tensor(scale, device=self.accelerator.device)
         return batch
 
+    def _use_again(self, batch: dict[str, Any], buffer: ReplayBuffer) -> dict[str, Any]:
+        """The local generation batch with rows of earlier ones behind it, as many on every process."""
+        share, steps = self.args.replay_share, self.args.steps_per_generation
+        step, processes, fresh = self.state.global_step, self.accelerator.num_processes, len(batch["completion_ids"])
+        buffer.settle()
+        kept = self._of_all(len(buffer))
+        count = steps * min(round(fresh * share / (1 - share) / steps), int(min(kept)) // steps)
+        rows = buffer.draw(count, [self.args.seed, step, self.accelerator.process_index])
+        buffer.begin(batch, step)
+        metrics = self._metrics["train"]
+        metrics["topr/replay/kept"].append(sum(kept))
+        metrics["topr/replay/share"].append(count / (fresh + count))
+        if not rows:
+            return batch
+        metrics["topr/replay/age"].append(sum(self._of_all(sum(step - row.step for row in rows))) / count / processes)
+        if not self._said_replay:
+            self._said_replay = True
+            say(
+                f"{len(buffer)} rows to be used again take {buffer.nbytes / 2**20:.1f} MB; each process keeps at most "
+                f"{buffer.size}.",
+                self.args,
+            )
+        # The loss is to be the mean over rows that were chosen or are used again; `topr_scale` makes up for the others.
+        chosen = fresh * processes / float(batch.get("topr_scale", 1.0))
+        scale = (fresh + count) * processes / (chosen + count * processes)
+        batch = with_rows(batch, rows, self._tokenizer.pad_token_id)
+        return {**batch, "topr_scale": torch.tensor(scale, device=self.accelerator.device)}
+
+    def _of_all(self, number: float) -> list[float]:
+        """A number of each process."""
+        return self.accelerator.gather(torch.tensor([float(number)], device=self.accelerator.device)).tolist()
+
     def _trim_padding(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Drop the trailing columns that no completion here needs: TRL pads to the longest of the generation batch."""
         full = batch["completion_ids"].size(1)
@@ -222,6 +264,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         mu_logps = inputs.pop("old_per_token_logps", None)
         if mu_logps is None:  # TRL computes none when the weights are still those that sampled
             mu_logps = policy_logps_BT.detach()
+        elif self._replay is not None:  # beside rows that are used again, fresh ones have NaN then
+            mu_logps = torch.where(mu_logps.isnan(), policy_logps_BT.detach(), mu_logps)
         if self.args.log_mu == "sampler":
             sampler_logps = inputs.get("sampling_per_token_logps")
             if sampler_logps is None:
@@ -232,6 +276,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         shown = inputs["topr_rows"] if self.args.log_completions else None
         # Detached: TRL computes the losses from the weights.
         weights = self._row_losses(policy_logps_BT.detach(), mu_logps, rewards_B, mask, shown).weights
+        if self._replay is not None and self.model.training:
+            self._replay.note(inputs["topr_rows"], mu_logps, completion_means(weights, mask))
 
         signal_B = rewards_B.nan_to_num(0.0) * inputs.get("topr_scale", 1.0)
         if not self.args.length_normalization:  # TRL divides by the length; undo it
@@ -241,6 +287,30 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         # correction for vLLM would be a second one on top of the taper.
         if "importance_sampling_ratio" in inputs:
             inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Keep the rows to be used again with the checkpoint; each process has its own."""
+        if self._replay is not None:
+            self._replay.settle()
+            path = self._replay_file(output_dir)
+            path.parent.mkdir(parents=True, exist_ok=True)  # the main process may not have come so far
+            torch.save({**self._replay.state(), "rows_made": self._rows_made}, path)
+        super()._save_rng_state(output_dir)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        if self._replay is None or checkpoint is None:
+            return
+        path = self._replay_file(checkpoint)
+        if not path.is_file():
+            warnings.warn(f"{path} is missing, so no row of before the checkpoint is used again.", stacklevel=2)
+            return
+        state = torch.load(path, weights_only=True)
+        self._replay.load(state)
+        self._rows_made = state["rows_made"]
+
+    def _replay_file(self, checkpoint: str) -> Path:
+        return Path(checkpoint) / f"replay_{self.accelerator.process_index}.pt"
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         metrics = self._metrics[self._mode]

@@ -1,0 +1,293 @@
+"""Rows that are used again: which are kept, and that they count with the log μ that they got when they were fresh."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from topr_trl import TOPRConfig, TOPRTrainer
+from topr_trl.replay import ReplayBuffer, ReplayRow, with_rows
+from topr_trl.tasks import arithmetic, gsm8k
+
+
+def row(number, reward=-1.0, prompt=(5, 6), completion=(7, 8, 9), weight=1.0, written=None):
+    return ReplayRow(
+        prompt_ids=torch.tensor(prompt, dtype=torch.int32),
+        completion_ids=torch.tensor(completion, dtype=torch.int32),
+        written=torch.ones(len(completion), dtype=torch.bool) if written is None else torch.tensor(written),
+        mu_logps=-0.1 * torch.arange(1, len(completion) + 1),
+        reward=reward,
+        number=number,
+        step=0,
+        weight=weight,
+    )
+
+
+def numbers(buffer):
+    return [row.number for row in buffer.rows]
+
+
+# Which rows are kept.
+
+
+def test_the_newest_are_kept_and_the_size_is_a_bound():
+    buffer = ReplayBuffer(3, "newest")
+    for n in range(10):
+        buffer.add([row(n, reward=(-1.0) ** n)])
+        assert len(buffer) <= 3
+    assert numbers(buffer) == [7, 8, 9]
+    assert buffer.nbytes == 3 * (2 * 4 + 3 * 4 + 3 + 3 * 4)
+
+
+def test_dead_negatives_leave_and_positives_cannot_be_dead():
+    buffer = ReplayBuffer(9, "newest")
+    buffer.add([row(0, weight=0.009), row(1, weight=0.011), row(2, reward=1.0, weight=0.0)])
+    assert numbers(buffer) == [1, 2]
+
+
+def test_only_negatives():
+    buffer = ReplayBuffer(2, "negatives")
+    buffer.add([row(n, reward=1.0 if n == 2 else -1.0) for n in range(5)])
+    assert numbers(buffer) == [3, 4]
+
+
+def test_anna_karenina_keeps_the_newest_positive_of_each_prompt():
+    buffer = ReplayBuffer(4, "anna_karenina")
+    buffer.add([row(0, 1.0), row(1, 1.0, prompt=(5,)), row(2), row(3, 1.0), row(4), row(5)])
+    assert numbers(buffer) == [1, 3, 4, 5]  # 0 has the prompt of 3; 2 is the oldest negative
+    buffer.size = 1
+    buffer.add([])
+    assert numbers(buffer) == [3]
+
+
+def test_a_draw_is_of_different_rows_and_depends_on_the_seed_alone():
+    buffer = ReplayBuffer(50, "newest")
+    buffer.add([row(n) for n in range(50)])
+    drawn = [[r.number for r in buffer.draw(20, [0, step])] for step in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(set(drawn[0])) == 20
+    assert len(buffer.draw(99, [0])) == 50
+
+
+# From batches and back.
+
+
+def batch_of(rewards, **more):
+    count = len(rewards)
+    return {
+        "prompt_ids": torch.tensor([[0, 3, 4]] * count), "prompt_mask": torch.tensor([[0, 1, 1]] * count),
+        "completion_ids": torch.tensor([[7, 8, 9, 1]] * count), "completion_mask": torch.tensor([[1, 1, 1, 0]] * count),
+        "advantages": torch.zeros(count), "num_items_in_batch": torch.tensor(3 * count),
+        "topr_rewards": torch.tensor(rewards), "topr_rows": torch.arange(count) + 100, **more,
+    }  # fmt: skip
+
+
+def test_forwarded_rows_enter_with_their_first_log_mu_and_their_last_weight():
+    buffer = ReplayBuffer(9, "newest")
+    buffer.add([row(3)])
+    buffer.begin(batch_of([1.0, -1.0, 0.0, math.nan, -1.0]), step=17)
+    logps = torch.arange(20.0).view(5, 4) / -10
+    buffer.note(torch.tensor([103, 101, 100]), logps[[3, 1, 0]], torch.ones(3))
+    buffer.note(torch.tensor([101, 3]), logps[[2, 2]], torch.tensor([0.5, 0.25]))
+    buffer.settle()
+    assert numbers(buffer) == [3, 100, 101]  # 102 has R = 0, 103 none, 104 was not forwarded
+    old, first, second = buffer.rows
+    assert (old.weight, old.step, first.weight, second.weight, second.step) == (0.25, 0, 1.0, 0.5, 17)
+    assert second.prompt_ids.tolist() == [3, 4]
+    assert second.completion_ids.tolist() == [7, 8, 9]
+    torch.testing.assert_close(second.mu_logps, logps[1, :3])
+    # A checkpoint in the middle of a batch: what was forwarded afterwards enters, too, and nothing twice.
+    buffer.note(torch.tensor([104, 101]), logps[[4, 4]], torch.tensor([1.0, 0.125]))
+    buffer.settle()
+    assert numbers(buffer) == [3, 100, 101, 104]
+    assert buffer.rows[2].weight == 0.125
+    torch.testing.assert_close(buffer.rows[2].mu_logps, logps[1, :3])
+
+
+def test_rows_stand_behind_a_batch_as_they_were():
+    own = [row(1, prompt=(5, 6, 7, 8), completion=(4, 4, 4, 4, 4), written=[True, True, False, True, True]), row(2)]
+    found = with_rows(batch_of([1.0, -1.0]), own, pad_token_id=1)
+    assert found["prompt_ids"].tolist() == [[1, 0, 3, 4]] * 2 + [[5, 6, 7, 8], [1, 1, 5, 6]]
+    assert found["prompt_mask"].tolist() == [[0, 0, 1, 1]] * 2 + [[1, 1, 1, 1], [0, 0, 1, 1]]
+    assert found["completion_ids"][2:].tolist() == [[4] * 5, [7, 8, 9, 1, 1]]
+    assert found["completion_mask"].tolist() == [[1, 1, 1, 0, 0]] * 2 + [[1] * 5, [1, 1, 1, 0, 0]]
+    assert found["tool_mask"].tolist() == [[1] * 5] * 2 + [[1, 1, 0, 1, 1], [1] * 5]
+    assert found["old_per_token_logps"][:2, :4].isnan().all()
+    torch.testing.assert_close(found["old_per_token_logps"][3, :3], own[1].mu_logps)
+    assert found["topr_rewards"].tolist() == [1.0, -1.0, -1.0, -1.0]
+    assert found["topr_rows"].tolist() == [100, 101, 1, 2]
+    assert found["num_items_in_batch"].dim() == 0
+    with pytest.raises(ValueError, match="Rows with pixel_values cannot be used again"):
+        with_rows(batch_of([1.0], pixel_values=torch.zeros(1, 3)), own, 1)
+
+
+# In training.
+
+
+def config(tmp_path, **settings):
+    defaults = {
+        "output_dir": str(tmp_path), "per_device_train_batch_size": 8, "num_generations": 4, "max_steps": 4,
+        "max_completion_length": 24, "report_to": "none", "bf16": False, "use_cpu": True, "learning_rate": 1e-3,
+        "gradient_checkpointing": False, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True,
+        "replay_share": 0.5, "optim": "adamw_torch",
+    }  # fmt: skip
+    return TOPRConfig(**{**defaults, **settings})
+
+
+def coin(completions, **_):
+    return [1.0 if i % 2 else -1.0 for i in range(len(completions))]
+
+
+@pytest.fixture
+def make(tokenizer, tmp_path):
+    """A trainer; each call has a fresh copy of the model."""
+    problems = gsm8k.prepare(arithmetic.arithmetic_dataset(16, seed=1), num_shots=0)
+
+    def made(reward=coin, folder="run", dataset=problems, **settings):
+        model = arithmetic.CARELESS_MODEL
+        settings = {"model_init_kwargs": {"dtype": "float32"}, **settings}
+        args = config(tmp_path / folder, **settings)
+        return TOPRTrainer(str(model), reward, args=args, train_dataset=dataset, processing_class=tokenizer)
+
+    return made
+
+
+def plain_logps(model, batch):
+    """(B, T) log π of the completions, by a plain forward."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1].log_softmax(-1)
+    logps = logits.gather(2, ids[:, 1:, None]).squeeze(2)[:, -batch["completion_ids"].size(1) :]
+    return logps.detach() * batch["completion_mask"]
+
+
+@pytest.mark.parametrize("uses", [1, 2])
+def test_a_row_that_is_used_again_has_the_weight_of_its_first_log_mu(make, uses):
+    """Also where TRL computes no log μ, because a batch is used for one step."""
+    trainer = make(num_iterations=uses)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    loader = iter(trainer.get_train_dataloader())
+    first = trainer._prepare_inputs(next(loader))
+    assert ("old_per_token_logps" in first) == (uses == 2)
+    at_first = dict(zip(first["topr_rows"].tolist(), plain_logps(trainer.model, first).sum(1).tolist(), strict=True))
+    trainer.compute_loss(trainer.model, first)
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    trainer._step = uses
+    second = trainer._prepare_inputs(next(loader))
+    again = second["topr_rows"] < 8
+    assert again.sum() == 8
+    trainer._replay._noted.clear()
+    trainer.compute_loss(trainer.model, second)
+    ((seen, _, weights),) = trainer._replay._noted
+    weights = dict(zip(seen, weights.tolist(), strict=True))
+    now = plain_logps(trainer.model, second).sum(1).tolist()
+    changed = 0
+    for number, logp, reward in zip(second["topr_rows"].tolist(), now, second["topr_rewards"].tolist(), strict=True):
+        expected = 1.0 if reward > 0 or number >= 8 else min(math.exp(logp - at_first[number]), 1.0)
+        assert weights[number] == pytest.approx(expected, rel=1e-3)
+        changed += expected != 1.0
+    assert changed > 1
+
+
+def test_training_with_two_names_changed_and_a_share(make, capsys):
+    trainer = make(disable_tqdm=False)
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "topr/replay/share" in entry]
+    assert [entry["topr/replay/share"] for entry in logs] == [0.0, 0.5, 0.5, 0.5]
+    assert [entry.get("topr/replay/age") for entry in logs][:2] == [None, 1.0]
+    assert logs[-1]["topr/replay/age"] >= 1.0
+    assert [entry["topr/replay/kept"] for entry in logs][:2] == [0.0, 8.0]
+    assert capsys.readouterr().out.count("rows to be used again take 0.0 MB; each process keeps at most 64.") == 1
+
+
+def test_nothing_changes_without_a_share(make):
+    weights = []
+    for settings in ({"replay_share": 0.0}, {}):
+        trainer = make(max_steps=1, **settings)  # the first batch has nothing to use again
+        trainer.train()
+        weights.append(torch.cat([p.flatten() for p in trainer.model.parameters()]))
+    assert torch.equal(*weights)
+
+
+def test_all_rows_weigh_alike_also_where_some_were_not_chosen(make):
+    """The gradient is that of the mean over the chosen rows and those that are used again."""
+    trainer = make(curation="uniform", iteration_size=5, replay_share=0.5, preset="opr")
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    loader = iter(trainer.get_train_dataloader())
+    trainer.compute_loss(trainer.model, trainer._prepare_inputs(next(loader)))
+    trainer._step = 1
+    batch = trainer._prepare_inputs(next(loader))
+    rewards = batch["topr_rewards"].nan_to_num(0.0)
+    assert (rewards != 0).sum() == len(rewards) == 10
+    assert float(batch["topr_scale"]) == pytest.approx(1.0)
+    trainer.model.zero_grad()
+    trainer.compute_loss(trainer.model, batch).backward()
+    ours = [p.grad.clone() for p in trainer.model.parameters()]
+    trainer.model.zero_grad()
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    logits = trainer.model(input_ids=ids, attention_mask=attention).logits[:, :-1].log_softmax(-1)
+    logps = logits.gather(2, ids[:, 1:, None]).squeeze(2)[:, -batch["completion_ids"].size(1) :]
+    mask = batch["completion_mask"]
+    means = (logps * mask).sum(1) / mask.sum(1)
+    (-(rewards * means).mean()).backward()
+    for a, p in zip(ours, trainer.model.parameters(), strict=True):
+        torch.testing.assert_close(a, p.grad, rtol=2e-3, atol=2e-6)
+
+
+def test_a_resumed_run_goes_on_with_the_same_rows(make, tmp_path):
+    slow = {"learning_rate": 1e-4}  # so that no negative dies
+    whole = make(save_strategy="steps", save_steps=2, **slow)
+    whole.train()
+    resumed = make(**slow)
+    kept = []
+    settle = ReplayBuffer.settle
+
+    def spy(buffer):
+        settle(buffer)
+        kept.append([replace(r) for r in buffer.rows])
+
+    resumed._replay.settle = lambda: spy(resumed._replay)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    saved = torch.load(tmp_path / "run" / "checkpoint-2" / "replay_0.pt", weights_only=True)["rows"]
+    assert len(saved) == 16  # two generation batches, the last of them forwarded
+    assert [r.number for r in kept[0]] == [r["number"] for r in saved]
+    assert all(torch.equal(r.mu_logps, s["mu_logps"]) for r, s in zip(kept[0], saved, strict=True))
+    shares = [e["topr/replay/share"] for e in resumed.state.log_history if "topr/replay/share" in e]
+    assert shares == [0.0, 0.5, 0.5, 0.5]  # the first two were logged before the checkpoint
+    for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_checkpoint_without_rows_is_said(make, tmp_path):
+    make(save_strategy="steps", save_steps=2, max_steps=2).train()
+    (tmp_path / "run" / "checkpoint-2" / "replay_0.pt").unlink()
+    with pytest.warns(UserWarning, match="replay_0.pt is missing"):
+        make(max_steps=3).train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+
+
+def test_truncated_completions_do_not_enter(make):
+    trainer = make(mask_truncated_completions=True, max_completion_length=4)
+    trainer.train()
+    assert len(trainer._replay) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"replay_share": 1.0}, "replay_share must be at least 0 and below 1"),
+        ({"replay_share": "a half"}, "replay_share must be float"),
+        ({"replay_share": 0.0, "replay_size": 8}, "replay_size=8 has no meaning without replay_share"),
+        ({"replay_rule": "oldest"}, "replay_rule must be one of newest, negatives, anna_karenina"),
+        ({"replay_size": 4}, "replay_share=0.5 uses 8 rows again beside the 8"),
+        ({"beta": 0.1}, "TRL's KL term needs rows of the present policy"),
+    ],
+)
+def test_settings_that_cannot_be_used(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        config(tmp_path, **settings)
