@@ -31,7 +31,8 @@ HOOKS = {
         "_compute_loss": (["model", "inputs"], "the batch whose weights are to be put in"),
         "_get_per_token_logps_and_entropies": (
             ["model", "input_ids", "attention_mask", "logits_to_keep", ...], "puts w · R into the batch"),
-        "_save_rng_state": (["output_dir"], "waits for the other processes"),
+        "_save_rng_state": (["output_dir"], "keeps rows to be used again, waits for the other processes"),
+        "_load_rng_state": (["checkpoint"], "finds them again"),
         "create_model_card": (["model_name", "dataset_name", "tags"], "adds how it was trained"),
         "log": (["logs", "start_time"], "adds metrics of rows, drops those of clipping"),
         "_log_completion_extra": (["column", "values"], "weights in the table of completions"),
@@ -68,7 +69,7 @@ ATTRIBUTES = {
         "_logs": "R in the table of completions", "_metrics": "metrics of rows", "accelerator": "other processes",
         "is_deepspeed_enabled": "warns of half precision", "loss_type": "the loss that carries w · R",
         "model": "context, train or eval", "num_generations": "problems of a generation batch",
-        "num_generations_eval": "the same in evaluation", "reward_func_names": "names what returned infinity",
+        "num_generations_eval": "the same in evaluation", "processing_class": "tokens of logged rows", "reward_func_names": "names what returned infinity",
         "reward_funcs": "their results are checked", "_tokenizer": "must be able to pad",
         "hub_model_id": "the name on its card", "reward_weights": "sums the rewards", "state": "seed of curation",
     },

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from datasets import Dataset
 
 from topr_trl import TOPRConfig, TOPRTrainer
 from topr_trl.replay import ReplayBuffer, ReplayRow, with_rows
@@ -144,11 +145,12 @@ def make(tokenizer, tmp_path):
     """A trainer; each call has a fresh copy of the model."""
     problems = gsm8k.prepare(arithmetic.arithmetic_dataset(16, seed=1), num_shots=0)
 
-    def made(reward=coin, folder="run", dataset=problems, **settings):
-        model = arithmetic.CARELESS_MODEL
-        settings = {"model_init_kwargs": {"dtype": "float32"}, **settings}
-        args = config(tmp_path / folder, **settings)
-        return TOPRTrainer(str(model), reward, args=args, train_dataset=dataset, processing_class=tokenizer)
+    def made(replay_dataset=None, **settings):
+        args = config(tmp_path / "run", model_init_kwargs={"dtype": "float32"}, **settings)
+        return TOPRTrainer(
+            str(arithmetic.CARELESS_MODEL), coin, args=args, train_dataset=problems, processing_class=tokenizer,
+            replay_dataset=replay_dataset,
+        )  # fmt: skip
 
     return made
 
@@ -275,6 +277,63 @@ def test_truncated_completions_do_not_enter(make):
     trainer = make(mask_truncated_completions=True, max_completion_length=4)
     trainer.train()
     assert len(trainer._replay) == 0
+
+
+# Logged rows.
+
+
+def logged(**columns):
+    texts = {"prompt": ["2 + 3 =", "2 + 4 ="] * 4, "completion": [" 5", " 7"] * 4, "reward": [1.0, -1.0] * 4}
+    return Dataset.from_dict({**texts, **columns})
+
+
+def test_logged_rows_are_there_from_the_beginning_and_log_mu_is_of_the_starting_weights(make):
+    trainer = make(replay_dataset=logged(), learning_rate=1e-4)
+    assert [row.number for row in trainer._replay.rows] == list(range(-8, 0))
+    negative = trainer._replay.rows[1]
+    ids = torch.cat([negative.prompt_ids, negative.completion_ids])[None].long()
+    logits = trainer.model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+    expected = logits.gather(1, ids[0, 1:, None]).squeeze(1)[-len(negative.completion_ids) :].detach()
+    trainer.train()
+    shares = [entry["topr/replay/share"] for entry in trainer.state.log_history if "topr/replay/share" in entry]
+    assert shares == [0.5] * 4
+    kept = {row.number: row for row in trainer._replay.rows}
+    torch.testing.assert_close(kept[-7].mu_logps, expected, rtol=1e-4, atol=1e-5)
+    assert kept[-8].mu_logps.isnan().all()  # a positive has weight 1 whatever its ratio
+
+
+def test_logged_rows_keep_the_log_mu_that_they_bring(make):
+    both = [[-0.5, -0.25, -1.0], None] * 4
+    rows = logged(mu_logps=both, reward=[-1.0, 1.0] * 4)
+    trainer = make(replay_dataset=rows)
+    count = len(trainer._replay.rows[0].completion_ids)
+    assert count == 3  # " ", the digit and the stop token
+    trainer._compute_log_mu(trainer._replay)
+    assert trainer._replay.rows[0].mu_logps.tolist() == [-0.5, -0.25, -1.0]
+    assert trainer._replay.rows[1].mu_logps.isnan().all()
+    sums = make(replay_dataset=logged(mu_logps=[-3.0] * 8, reward=[-1.0] * 8))._replay.rows[0]
+    assert sums.mu_logps.tolist() == pytest.approx([-1.0] * 3)
+
+
+def test_log_mu_of_what_logged_rows_were_computed_by(make):
+    with pytest.raises(ValueError, match="computed by another model"):
+        make(replay_dataset=logged(mu_logps=[-3.0] * 8, mu_fingerprint=["other"] * 8))
+    with pytest.raises(ValueError, match="Row 1 of the replay dataset: log μ of 1 tokens for a completion of 3"):
+        make(replay_dataset=logged(mu_logps=[[-3.0]] * 8))
+    with pytest.raises(ValueError, match="sampled at temperature"):
+        make(replay_dataset=logged(temperature=[0.5] * 8))
+    with pytest.raises(ValueError, match="trajectories in several rows"):
+        make(replay_dataset=logged(rollout_id=[0, 0, 1, 2, 3, 4, 5, 6], reward=[1.0] * 8))
+    with pytest.raises(ValueError, match="Row 3 of the replay dataset: the completion is empty"):
+        make(replay_dataset=logged(completion=[" 5", " 7", " 5", ""] * 2))
+    with pytest.raises(ValueError, match="replay_dataset has no meaning without replay_share"):
+        make(replay_dataset=logged(), replay_share=0.0)
+
+
+def test_logged_rows_of_another_scale_get_the_baseline(make):
+    rows = logged(reward=[0.0, 1.0] * 4)
+    assert {row.reward for row in make(replay_dataset=rows, baseline="mean")._replay.rows} == {-0.5, 0.5}
+    assert len(make(replay_dataset=rows)._replay.rows) == 4  # 0 teaches nothing
 
 
 @pytest.mark.parametrize(

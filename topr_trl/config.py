@@ -19,7 +19,7 @@ from topr_trl.loss import PRESETS, RATIO_LEVELS, TruncationLimits
 
 LOG_MU_SOURCES = ("trainer", "sampler")
 REPLAY_RULES = ("newest", "negatives", "anna_karenina")
-_REPLAYED_BATCHES = 8  # generation batches that a replay buffer holds, unless it is said
+REPLAYED_BATCHES = 8  # generation batches that a replay buffer holds, unless it is said
 
 if TYPE_CHECKING:
     Baseline = float | str
@@ -280,7 +280,8 @@ class ReplayArguments:
             when they were fresh. They come beside the fresh ones: a micro-batch has up to `1 / (1 - replay_share)`
             times `per_device_train_batch_size` rows.
         replay_size (`int`, *optional*):
-            Rows that are kept for it, over all processes; each keeps its own. Default: 8 generation batches.
+            Rows that are kept for it, over all processes; each keeps its own. Default: 8 generation batches, or the
+            rows of `replay_dataset` if they are more.
         replay_rule (`str`, defaults to `"newest"`):
             Which rows are kept where there are more: `"newest"`; `"negatives"`, the newest negatives; or
             `"anna_karenina"`, the newest positive of each prompt and the newest negatives. Rows with R = 0 never are,
@@ -298,10 +299,7 @@ class ReplayArguments:
     )
 
     def validate_replay(self, batch_rows: int, beta: float) -> None:
-        """A ValueError if rows cannot be used again like this; afterwards `replay_size` is a number, if they are.
-
-        `batch_rows` are those of a generation batch, over all processes.
-        """
+        """A ValueError if rows cannot be used again like this; `batch_rows` are those of a whole generation batch."""
         check_types(self, ReplayArguments)
         check_choice(self, replay_rule=REPLAY_RULES)
         if not 0 <= self.replay_share < 1:
@@ -318,10 +316,8 @@ class ReplayArguments:
                 f"replay_share={self.replay_share} with beta={beta}: TRL's KL term needs rows of the present "
                 "policy, and rows that are used again are not. Set beta=0 (the paper's), or replay_share=0."
             )
-        if self.replay_size is None:
-            self.replay_size = _REPLAYED_BATCHES * batch_rows
         needed = round(batch_rows * self.replay_share / (1 - self.replay_share))
-        if self.replay_size < needed:
+        if self.replay_size is not None and self.replay_size < needed:
             raise ValueError(
                 f"replay_share={self.replay_share} uses {needed} rows again beside the {batch_rows} of "
                 f"each generation batch, and replay_size={self.replay_size} keeps fewer. Raise it, or leave it out."

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
 from topr_trl.baseline import FloatArray
-from topr_trl.config import OfflineTOPRConfig
+from topr_trl.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.data.collator import column, completion_lengths, lengths_of
 from topr_trl.data.masks import MASK
 from topr_trl.data.rollouts import PARTS
@@ -191,7 +191,9 @@ def _keys(dataset: Dataset, which_N: NDArray[np.bool_]) -> list[tuple[int, int]]
     return list(zip(datasets, rows, strict=True))
 
 
-def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], model: str, args: OfflineTOPRConfig) -> None:
+def check_log_mu(
+    name: str, dataset: Dataset, needs_N: NDArray[np.bool_], model: str, args: TOPRConfig | OfflineTOPRConfig
+) -> None:
     """Check the log μ that tokenized rows brought, of the rows that need it.
 
     Raises:
@@ -219,7 +221,7 @@ def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], model:
             raise ValueError(f"Row {row} of the {name} dataset: {wrong}")
 
 
-def _what_is_wrong(mu_logps: object, tokens: int, args: OfflineTOPRConfig) -> str | None:
+def _what_is_wrong(mu_logps: object, tokens: int, args: TOPRConfig | OfflineTOPRConfig) -> str | None:
     remedy = "drop the column" if args.log_mu == "trainer" else "set log_mu='trainer'"
     if isinstance(mu_logps, list) and len(mu_logps) != tokens:
         return (

@@ -6,8 +6,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from torch import Tensor
+from transformers import PretrainedConfig
+from trl.trainer.utils import pad
 
+from topr_trl.config import TOPRConfig
+from topr_trl.data.collator import check_tokens
+from topr_trl.data.masks import MASK
+from topr_trl.data.rollouts import rollouts_of
+from topr_trl.data.rows import ROLLOUT, MalformedRow, check_finish_reasons, problem_column, reward_column
+from topr_trl.data.sampled import temperature_of, why_incomparable
+from topr_trl.data.tokenization import tokenize
+from topr_trl.log_mu import check_log_mu
 from topr_trl.metrics import DEAD_WEIGHT
 
 
@@ -108,6 +119,13 @@ class ReplayBuffer:
         self.rows = [replace(row, weight=weights.get(row.number, row.weight)) for row in self.rows]
         self.add(entering)
 
+    def set_log_mu(self, logps: dict[int, Tensor]) -> None:
+        """log μ of rows by their number, where it is unknown: at least as many values as a completion has tokens."""
+        for place, row in enumerate(self.rows):
+            if row.number in logps:
+                computed = logps[row.number][: len(row.mu_logps)]
+                self.rows[place] = replace(row, mu_logps=torch.where(row.mu_logps.isnan(), computed, row.mu_logps))
+
     # Checkpoints.
 
     def state(self) -> dict[str, Any]:
@@ -176,14 +194,72 @@ def with_rows(batch: dict[str, Any], rows: list[ReplayRow], pad_token_id: int) -
             continue
         if name not in _COLUMNS:
             raise ValueError(f"Rows with {name} cannot be used again: only text is kept. Set replay_share=0.")
-        value_of, fill = _COLUMNS[name]
-        own = [value_of(row) for row in rows]
-        if values.dim() == 1:
-            batch[name] = torch.cat([values, values.new_tensor(own)])
-        else:
-            fill = pad_token_id if name.endswith("_ids") else fill
-            batch[name] = _behind(values, own, fill, pad_left=name.startswith("prompt"))
+        own = _column(name, rows, pad_token_id)
+        if values.dim() == 2:
+            values, own = _as_wide(name, pad_token_id, values, own)
+        batch[name] = torch.cat([values, own.to(values)])
     return batch
+
+
+def batch_of(rows: list[ReplayRow], pad_token_id: int, device: torch.device) -> dict[str, Tensor]:
+    """The tokens of rows and their masks, padded as in a generation batch of TRL."""
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    return {name: _column(name, rows, pad_token_id).long().to(device) for name in names}
+
+
+def logged_rows(
+    dataset: Dataset, processing_class: Any, config: PretrainedConfig, model: str, args: TOPRConfig
+) -> list[ReplayRow]:
+    """Rows as `OfflineTOPRTrainer` reads them, older than all that are generated; R is after the baseline.
+
+    log μ is the column `mu_logps`, a sum spread over the tokens, or with `log_mu="sampler"` the column `sampler_logps`.
+    Without that it is NaN.
+
+    Args:
+        config, model: of the model that starts training, and its fingerprint; see `check_tokens`, `check_log_mu`.
+
+    Raises:
+        ValueError: rows are malformed, were sampled at another temperature, or are parts of longer trajectories.
+    """
+    name = "replay"
+    temperature_of({name: dataset}, args.temperature)
+    check_finish_reasons(dataset)
+    if (rollouts_of(dataset).counts_R > 1).any():
+        raise ValueError(
+            f"The {name} dataset has trajectories in several rows ({ROLLOUT}), which only OfflineTOPRTrainer can read. "
+            "Leave them out."
+        )
+    rewards, chosen = args.choose(reward_column(dataset), problem_column(dataset), args.seed, rule="none")
+    places = chosen.indices[rewards != 0]
+    kept = [column for column in ("mu_logps", "mu_fingerprint", "sampler_logps") if column in dataset.column_names]
+    try:
+        rows = tokenize(dataset.select(places), processing_class, kept)
+    except MalformedRow as error:
+        raise ValueError(f"Row {places[error.row]} of the {name} dataset: {error.why}. Fix or drop it.") from None
+    rows = rows.add_column("row", places).add_column("reward", rewards[rewards != 0])
+    check_tokens(name, rows, config, None)
+    if args.log_mu == "sampler" and "sampler_logps" in kept:
+        if why := why_incomparable(dataset, args.temperature, config.vocab_size):
+            raise ValueError(f"log_mu='sampler' and the {name} dataset: {why}.")
+        rows = rows.remove_columns([column for column in kept if column != "sampler_logps"])
+        rows = rows.rename_column("sampler_logps", "mu_logps")
+    if "mu_logps" in rows.column_names:
+        limits, is_positive = args.limits, rewards[rewards != 0] > 0
+        needed = np.where(is_positive, limits.ratio_matters_pos, limits.ratio_matters_neg)
+        check_log_mu(name, rows, needed, model, args)
+    return [_logged(row, k - len(rows)) for k, row in enumerate(rows)]
+
+
+def _logged(row: dict[str, Any], number: int) -> ReplayRow:
+    ids, start = torch.tensor(row["input_ids"], dtype=torch.int32), row["prompt_length"]
+    mask = row.get(MASK)
+    written = torch.ones(len(ids) - start, dtype=torch.bool) if mask is None else torch.tensor(mask)
+    logps = row.get("mu_logps")
+    if not isinstance(logps, list):
+        logps = torch.nan if logps is None else logps / int(written.sum())
+    mu_logps = torch.zeros(len(written))
+    mu_logps[written] = torch.as_tensor(logps, dtype=torch.float32)
+    return ReplayRow(ids[:start], ids[start:], written, mu_logps, row["reward"], number, step=0)
 
 
 # The columns of a generation batch with a row axis: what a row has in them, and what pads it.
@@ -202,12 +278,25 @@ _COLUMNS: dict[str, tuple[Callable[[ReplayRow], Any], float]] = {
 }
 
 
-def _behind(values_FT: Tensor, rows: list[Tensor], fill: float, pad_left: bool) -> Tensor:
-    """(F + K, T') the values with K rows behind them, all padded to the longest."""
-    width = max([values_FT.size(1), *map(len, rows)])
-    missing = width - values_FT.size(1)
-    behind = torch.full((len(rows), width), fill, dtype=values_FT.dtype)
-    for k, row in enumerate(rows):
-        behind[k, slice(width - len(row), width) if pad_left else slice(len(row))] = row.to(behind.dtype)
-    padded = torch.nn.functional.pad(values_FT, (missing, 0) if pad_left else (0, missing), value=fill)
-    return torch.cat([padded, behind.to(values_FT.device)])
+def _column(name: str, rows: list[ReplayRow], pad_token_id: int) -> Tensor:
+    """(K,) or (K, T) of rows, on the CPU."""
+    values = [torch.as_tensor(_COLUMNS[name][0](row)) for row in rows]
+    if values[0].dim() == 0:
+        return torch.stack(values)
+    return pad(values, _fill(name, pad_token_id), _side(name))
+
+
+def _as_wide(name: str, pad_token_id: int, *tensors: Tensor) -> list[Tensor]:
+    """(N, T) tensors of a column, all padded to the longest."""
+    width, fill = max(tensor.size(1) for tensor in tensors), _fill(name, pad_token_id)
+    missing = [width - tensor.size(1) for tensor in tensors]
+    sides = [(n, 0) if _side(name) == "left" else (0, n) for n in missing]
+    return [torch.nn.functional.pad(tensor, side, value=fill) for tensor, side in zip(tensors, sides, strict=True)]
+
+
+def _fill(name: str, pad_token_id: int) -> float:
+    return pad_token_id if name.endswith("_ids") else _COLUMNS[name][1]
+
+
+def _side(name: str) -> str:
+    return "left" if name.startswith("prompt") else "right"

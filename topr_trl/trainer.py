@@ -9,15 +9,17 @@ import torch
 from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 from trl import GRPOTrainer
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from topr_trl.baseline import BASELINES
+from topr_trl.checkpoints import model_fingerprint
 from topr_trl.completions_log import WEIGHT_COLUMNS, Shown
-from topr_trl.config import TOPRConfig
+from topr_trl.config import REPLAYED_BATCHES, TOPRConfig
 from topr_trl.curation import Curated
 from topr_trl.metrics import completion_means, warn_if_far
-from topr_trl.replay import ReplayBuffer, with_rows
+from topr_trl.replay import ReplayBuffer, ReplayRow, batch_of, logged_rows, with_rows
 from topr_trl.rewards import checked
 from topr_trl.trainer_base import TOPRMixin, say, settings_for
 
@@ -54,6 +56,9 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         if isinstance(dataset, Dataset) and "prompt" not in dataset.column_names and not writes_prompts:
             raise ValueError(f"The training dataset needs a column prompt; it has {dataset.column_names}. Rename one.")
         args = settings_for("TOPRTrainer", model, args, TOPRConfig)
+        logged: Dataset | None = kwargs.pop("replay_dataset", None)
+        if logged is not None and not args.replay_share:
+            raise ValueError("replay_dataset has no meaning without replay_share. Set replay_share=0.5, or so.")
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
         self._said_replay = False
@@ -72,10 +77,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         if args.log_completions:
             for name in self.reward_func_names:
                 self._refuse_own_column(name, "A reward function")
-        self._replay: ReplayBuffer | None = None
-        if args.replay_share > 0:
-            assert args.replay_size is not None
-            self._replay = ReplayBuffer(args.replay_size // self.accelerator.num_processes, args.replay_rule)
+        self._replay = self._make_replay(logged) if args.replay_share else None
         # The loss of TRL that is `-A · ratio` averaged over the tokens of a completion and then over completions.
         self.loss_type = "grpo"
 
@@ -198,11 +200,27 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         batch["topr_scale"] = torch.tensor(scale, device=self.accelerator.device)
         return batch
 
+    def _make_replay(self, logged: Dataset | None) -> ReplayBuffer:
+        """The buffer, with the logged rows of this process."""
+        args, process, processes = self.args, self.accelerator.process_index, self.accelerator.num_processes
+        rows: list[ReplayRow] = []
+        if logged is not None:
+            temperature = f"@{args.temperature:g}" if args.temperature != 1 else ""
+            config, fingerprint = self.model.config.get_text_config(), model_fingerprint(self.model) + temperature
+            with self.accelerator.main_process_first():
+                rows = logged_rows(logged, self.processing_class, config, fingerprint, args)
+        size = args.replay_size or max(REPLAYED_BATCHES * args.generation_batch_size, len(rows))
+        buffer = ReplayBuffer(size // processes, args.replay_rule)
+        buffer.add(rows[process::processes])
+        return buffer
+
     def _use_again(self, batch: dict[str, Any], buffer: ReplayBuffer) -> dict[str, Any]:
         """The local generation batch with rows of earlier ones behind it, as many on every process."""
         share, steps = self.args.replay_share, self.args.steps_per_generation
         step, processes, fresh = self.state.global_step, self.accelerator.num_processes, len(batch["completion_ids"])
         buffer.settle()
+        if step == 0:
+            self._compute_log_mu(buffer)
         kept = self._of_all(len(buffer))
         count = steps * min(round(fresh * share / (1 - share) / steps), int(min(kept)) // steps)
         rows = buffer.draw(count, [self.args.seed, step, self.accelerator.process_index])
@@ -225,6 +243,30 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         scale = (fresh + count) * processes / (chosen + count * processes)
         batch = with_rows(batch, rows, self._tokenizer.pad_token_id)
         return {**batch, "topr_scale": torch.tensor(scale, device=self.accelerator.device)}
+
+    @torch.no_grad()
+    def _compute_log_mu(self, buffer: ReplayBuffer) -> None:
+        """Compute log μ of logged rows that brought none, while the weights are those that training starts from."""
+        size, limits = self.args.per_device_train_batch_size, self.args.limits
+        unknown = [
+            row
+            for row in buffer.rows
+            if (limits.ratio_matters_pos if row.reward > 0 else limits.ratio_matters_neg) and row.mu_logps.isnan().any()
+        ]
+        # Sharded weights need all processes, as often as the one with the most rows.
+        starts = range(0, int(max(self._of_all(len(unknown)))), size)
+        computed: dict[int, Tensor] = {}
+        for start in tqdm(
+            starts, "Computing log μ", disable=not (starts and self.is_world_process_zero()), leave=False
+        ):
+            rows = unknown[start : start + size]
+            batch = batch_of(rows or buffer.rows[:1], self._tokenizer.pad_token_id, self.accelerator.device)
+            ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+            mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+            length = batch["completion_ids"].size(1)
+            logps_BT = self._get_per_token_logps_and_entropies(self.model, ids, mask, length, batch_size=size)[0]
+            computed |= {row.number: logps_T for row, logps_T in zip(rows, logps_BT.float().cpu(), strict=False)}
+        buffer.set_log_mu(computed)
 
     def _of_all(self, number: float) -> list[float]:
         """A number of each process."""
