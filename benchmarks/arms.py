@@ -134,11 +134,11 @@ def _tuned(store: Store, arm: Arm, choices: Choices) -> tuple[list[Arm], Arm | N
         at_end = best.learning_rate in (min(rates), max(rates)) and len(rates) > 1
         if not at_end or len(tried) == len(choices) + _FURTHER:
             return tried, best
-        tried.append(replace(best, learning_rate=_next(best.learning_rate, up=best.learning_rate == max(rates))))
+        tried.append(replace(best, learning_rate=next_rate(best.learning_rate, up=best.learning_rate == max(rates))))
 
 
-def _next(rate: float, up: bool) -> float:
-    """Of 1, 3, 10, 30..."""
+def next_rate(rate: float, up: bool) -> float:
+    """The rate above or below, of 1, 3, 10, 30..."""
     is_one = f"{rate:.0e}".startswith("1")
     factor = 3 if is_one == up else 10 / 3
     return float(f"{rate * factor if up else rate / factor:.0e}")

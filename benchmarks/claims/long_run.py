@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arms import TUNING_SEED, after_baseline
+from benchmarks.arms import TUNING_SEED, after_baseline, next_rate
 from benchmarks.cells import Cell, Store, Unfinished
 from benchmarks.hypotheses import HYPOTHESES
 from benchmarks.pictures import curve, figure, save
@@ -30,7 +30,7 @@ from topr_trl.curation import ROWS_PER_PROBLEM
 
 BASES = ("misconception-10", "wanders-3")
 ITERATIONS, TUNING_ITERATIONS, EVERY, PROBLEMS, SEEDS = 20, 4, 4, 200, 3
-RATES = (3e-5, 1e-4, 3e-4)
+RATES, FURTHER = (3e-5, 1e-4, 3e-4), 2  # and rates beyond these, where the best is at an end of them
 KS = (1, 4, 16, 64, 256)
 REPEATED = "repeated"
 # Share of positives and curation, by what a run is called.
@@ -49,30 +49,44 @@ def _cell(base: str, run: str, rate: float, seed: int) -> Cell:
             "seed": seed}  # fmt: skip
 
 
+def _tuned(store: Store, base: str, run: str) -> tuple[list[float], float | None]:
+    """The rates that are tried, and the one that ends highest after a few iterations on a seed apart; None as yet.
+
+    Where that is the lowest or the highest, the next one is tried, too.
+    """
+    rates = list(RATES)
+    while True:
+        results = [store.get(_cell(base, run, rate, TUNING_SEED)) for rate in rates]
+        if not all(results):
+            return rates, None
+        best = rates[int(np.argmax([result["curve"][-1]["pass@1"] for result in results if result]))]
+        if best not in (min(rates), max(rates)) or len(rates) == len(RATES) + FURTHER:
+            return rates, best
+        rates.append(next_rate(best, up=best == max(rates)))
+
+
 def best_rate(store: Store, base: str, run: str) -> float:
-    """Of a run: the rate that ends highest after a few iterations, on a seed apart.
+    """Of a run.
 
     Raises:
         Unfinished: not all rates have been tried.
     """
-    results = {rate: store.get(_cell(base, run, rate, TUNING_SEED)) for rate in RATES}
-    if not all(results.values()):
+    best = _tuned(store, base, run)[1]
+    if best is None:
         raise Unfinished(f"{run} on {base} has not been tuned: run the claim long_run")
-    return max(RATES, key=lambda rate: (results[rate] or {})["curve"][-1]["pass@1"])
+    return best
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
     if profile.seeds == 1:
         return []
-    tuning = [_cell(base, run, rate, TUNING_SEED) for base in BASES for run in RUNS for rate in RATES]
-    runs = []
+    found = []
     for base in BASES:
         for run in RUNS:
-            try:
-                runs += [_cell(base, run, best_rate(store, base, run), seed) for seed in range(SEEDS)]
-            except Unfinished:
-                continue
-    return tuning + runs
+            rates, best = _tuned(store, base, run)
+            found += [_cell(base, run, rate, TUNING_SEED) for rate in rates]
+            found += [_cell(base, run, best, seed) for seed in range(SEEDS) if best is not None]
+    return found
 
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
