@@ -11,14 +11,14 @@ CPU = {"bf16": False, "use_cpu": True}
 
 
 @pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
-def test_defaults_are_the_papers(cls, tmp_path):
+def test_defaults_are_the_papers_but_for_the_baseline(cls, tmp_path):
     args = cls(str(tmp_path), **CPU)
     assert args.limits == TruncationLimits(1, 1, 0, 1)
     assert (args.optim, args.learning_rate, str(args.lr_scheduler_type)) == ("adafactor", 5e-7, "constant") or (
         args.lr_scheduler_type.value == "constant"
     )
     assert (args.weight_decay, args.max_grad_norm) == (0.0, 1.0)
-    assert (args.baseline_value, args.ratio_level, args.length_normalization) == (0.0, "sequence", True)
+    assert (args.baseline_value, args.ratio_level, args.length_normalization) == ("mean", "sequence", True)
 
 
 def test_online_defaults(tmp_path):

@@ -35,7 +35,11 @@ def test_names_are_stable():
     assert list(metrics) == NAMES
     assert names_of(row_metrics.__doc__) == set(NAMES)
     page = Path(__file__).parents[1] / "docs" / "trackers.md"
-    now_and_then = {"rows_kept", *(f"sampler_distance/{what}" for what in ("token", "token_max", "response"))}
+    now_and_then = {
+        "rows_kept",
+        *(f"replay/{what}" for what in ("share", "age", "kept")),
+        *(f"sampler_distance/{what}" for what in ("token", "token_max", "response")),
+    }
     assert names_of(page.read_text()) == {*NAMES, *(f"topr/{name}" for name in now_and_then)}
 
 

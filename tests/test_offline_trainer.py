@@ -18,8 +18,10 @@ def config(tmp_path, **settings):
     defaults = {
         "output_dir": str(tmp_path), "per_device_train_batch_size": 4, "report_to": "none", "bf16": False,
         "use_cpu": True, "learning_rate": 1e-3, "gradient_checkpointing": False, "save_strategy": "no",
-        "logging_steps": 1, "disable_tqdm": True,
+        "logging_steps": 1, "disable_tqdm": True, "baseline": 0,
     }  # fmt: skip
+    if "effective_positive_share" in settings:
+        del defaults["baseline"]
     return OfflineTOPRConfig(**{**defaults, **settings})
 
 
@@ -544,7 +546,7 @@ def test_one_sided_rewards_warn(model, tokenizer, rows, tmp_path, reward, messag
 
 
 def test_zero_one_rewards_say_how_to_get_negatives(model, tokenizer, rows, tmp_path):
-    with pytest.warns(UserWarning, match="baseline=0.5"):
+    with pytest.warns(UserWarning, match="set baseline='mean', or 0.5"):
         OfflineTOPRTrainer(model, config(tmp_path), replaced(rows, reward=[0.0, 1.0] * 4), processing_class=tokenizer)
 
 

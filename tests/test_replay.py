@@ -131,7 +131,7 @@ def config(tmp_path, **settings):
         "output_dir": str(tmp_path), "per_device_train_batch_size": 8, "num_generations": 4, "max_steps": 4,
         "max_completion_length": 24, "report_to": "none", "bf16": False, "use_cpu": True, "learning_rate": 1e-3,
         "gradient_checkpointing": False, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True,
-        "replay_share": 0.5, "optim": "adamw_torch",
+        "replay_share": 0.5, "optim": "adamw_torch", "baseline": 0,
     }  # fmt: skip
     return TOPRConfig(**{**defaults, **settings})
 

@@ -26,7 +26,10 @@ def config(tmp_path, **settings):
         "output_dir": str(tmp_path), "per_device_train_batch_size": 8, "num_generations": 4, "max_steps": 2,
         "max_completion_length": 32, "report_to": "none", "bf16": False, "use_cpu": True, "learning_rate": 1e-3,
         "gradient_checkpointing": False, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True,
+        "baseline": 0,
     }  # fmt: skip
+    if "effective_positive_share" in settings:
+        del defaults["baseline"]
     return TOPRConfig(**{**defaults, **settings})
 
 
@@ -138,7 +141,7 @@ def test_zero_one_rewards_without_baseline_warn(model, tokenizer, problems, tmp_
     def zero_one(completions, **_):
         return [float(i % 2) for i in range(len(completions))]
 
-    with pytest.warns(UserWarning, match="baseline=0.5"):
+    with pytest.warns(UserWarning, match="set baseline='mean', or 0.5"):
         train(model, tokenizer, problems, config(tmp_path, max_steps=1), zero_one)
 
 
@@ -584,7 +587,7 @@ def test_equal_rewards_with_a_mean_as_baseline_are_no_reason_to_warn(model, toke
 
 
 def test_rewards_that_are_all_0_warn(model, tokenizer, problems, tmp_path):
-    with pytest.warns(UserWarning, match="Rewards of 0 are no negatives: set baseline=0.5"):
+    with pytest.warns(UserWarning, match="Rewards of 0 are no negatives"):
         train(model, tokenizer, problems, config(tmp_path, max_steps=1), lambda completions, **_: [0.0] * 8)
 
 

@@ -10,7 +10,7 @@ from topr_trl.model_card import CardSection
 
 SETTINGS = {
     "per_device_train_batch_size": 8, "report_to": "none", "use_cpu": True, "bf16": False, "disable_tqdm": True,
-    "gradient_checkpointing": False, "save_strategy": "no", "preset": "tis",
+    "gradient_checkpointing": False, "save_strategy": "no", "preset": "tis", "baseline": 0,
 }  # fmt: skip
 
 

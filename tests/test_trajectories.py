@@ -17,7 +17,7 @@ from topr_trl.data.tokenization import tokenize_row
 from topr_trl.tasks import arithmetic
 
 SETTINGS = {"report_to": "none", "bf16": False, "use_cpu": True, "gradient_checkpointing": False,
-            "save_strategy": "no", "disable_tqdm": True, "per_device_train_batch_size": 4}  # fmt: skip
+            "save_strategy": "no", "disable_tqdm": True, "per_device_train_batch_size": 4, "baseline": 0}  # fmt: skip
 ROWS = {
     "prompt": ["a", "b", "c", "d"],
     "prompt_ids": [[30, 31], [32], [33, 34, 35], [36]],

@@ -21,6 +21,8 @@ LOG_MU_SOURCES = ("trainer", "sampler")
 REPLAY_RULES = ("newest", "negatives", "anna_karenina")
 REPLAYED_BATCHES = 8  # generation batches that a replay buffer holds, unless it is said
 
+_DEFAULT_BASELINE = "mean"
+
 if TYPE_CHECKING:
     Baseline = float | str
 else:  # HfArgumentParser would read `float | str` as float alone, and refuse 'mean'
@@ -111,8 +113,9 @@ class CurationArguments:
     """The baseline and the rows that are trained on (arXiv 2503.14286, Sec. 3.2 and 4.3).
 
     Parameters:
-        baseline (`float` or `str`, defaults to `0`):
+        baseline (`float` or `str`, defaults to `"mean"`):
             c in R = R0 - c: a number, `"mean"` (of the rows of a round) or `"group_mean"` (of the rows of the problem).
+            The mean gives positives and negatives as much weight, whatever the rewards. The paper's: 0, for rewards ±1.
         effective_positive_share (`float`, *optional*):
             Target p~ in (0, 1]: the baseline is then solved from the data (Sec. 3.2). The paper finds 0.1 to 0.2 best.
         curation (`str`, defaults to `"none"`):
@@ -124,7 +127,9 @@ class CurationArguments:
             Share of positives that `curation="positive_share"` keeps.
     """
 
-    baseline: Baseline = field(default="0", metadata={"help": "c in R = R0 - c: a number, 'mean' or 'group_mean'."})
+    baseline: Baseline = field(
+        default=_DEFAULT_BASELINE, metadata={"help": "c in R = R0 - c: a number, 'mean' or 'group_mean'."}
+    )
     effective_positive_share: float | None = field(
         default=None, metadata={"help": "Target effective share of positives in (0, 1]; the baseline is solved for it."}
     )
@@ -170,7 +175,7 @@ class CurationArguments:
         baseline, share = self.baseline_value, self.effective_positive_share
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"effective_positive_share must be in (0, 1], not {share}.")
-        if share is not None and baseline != 0.0:
+        if share is not None and baseline != _DEFAULT_BASELINE:
             raise ValueError(
                 f"baseline={self.baseline} and effective_positive_share={share} both set the baseline. Keep one of "
                 "them."

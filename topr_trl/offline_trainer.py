@@ -146,8 +146,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             raise ValueError(f"curation={args.curation!r} chose no row: {curated}. Change curation or baseline.")
         if not rewards.any():
             raise ValueError(
-                f"All {len(rewards)} rewards of the training dataset are 0 after the baseline: there is nothing to "
-                "learn. Add rows with other rewards, or change baseline."
+                f"All {len(rewards)} rewards of the training dataset are 0 after baseline={args.baseline}: there is "
+                "nothing to learn. Add rows with other rewards. If all are good, baseline=0 imitates them."
             )
         self.curated, self._rows_trained_on = curated, str(curated)
         self._baseline = float(raw[curated.indices[0]] - rewards[0])

@@ -253,7 +253,7 @@ class TOPRMixin(Trainer):
                 "supervised fine-tuning."
             )
             if zeros:
-                message += " Rewards of 0 are no negatives: set baseline=0.5, or effective_positive_share."
+                message += " Rewards of 0 are no negatives: set baseline='mean', or 0.5."
         elif signs == (False, True):
             message = (
                 f"All {negatives} rows have a negative reward after the baseline: the model only learns what to avoid, "

@@ -267,8 +267,8 @@ ROWS = [
     ),
     tokenized(
         "all rewards are 0",
-        "All 8 rewards of the training dataset are 0 after the baseline: there is nothing to learn. Add rows "
-        "with other rewards, or change baseline.",
+        "All 8 rewards of the training dataset are 0 after baseline=mean: there is nothing to learn. Add rows "
+        "with other rewards. If all are good, baseline=0 imitates them.",
         reward=[0.0] * 8,
     ),
     tokenized(
@@ -301,7 +301,7 @@ ROWS = [
         "`curation` that chooses no row",
         "curation='positives' chose no row: 0 rows, 0.0% positive, chosen from 0 positives and 8 negatives of "
         "2 problems (2 without a positive). Change curation or baseline.",
-        {"curation": "positives"},
+        {"curation": "positives", "baseline": 0},
         reward=[-1.0] * 8,
     ),
     tokenized(

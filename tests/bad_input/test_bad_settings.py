@@ -236,10 +236,12 @@ CONFIG = ("--config", "own.yaml")
 COMMANDS = [
     command(
         "an unknown command",
-        "usage: topr [-h] COMMAND topr: error: argument COMMAND: invalid choice: 'sampel' (choose from …)",
+        "usage: topr [-h] [--version] COMMAND topr: error: argument COMMAND: invalid choice: 'sampel' (choose from …)",
         "sampel",
     ),
-    command("no command", "usage: topr [-h] COMMAND topr: error: the following arguments are required: COMMAND"),
+    command(
+        "no command", "usage: topr [-h] [--version] COMMAND topr: error: the following arguments are required: COMMAND"
+    ),
     command(
         "an unknown setting",
         "topr sample: There is no setting --num_generation. Did you mean --num_generations?",

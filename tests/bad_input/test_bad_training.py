@@ -23,7 +23,7 @@ from topr_trl.tasks import arithmetic
 
 __all__ = ["kit"]
 
-STEPS = {"save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 1}
+STEPS = {"save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 1, "baseline": 0}
 
 
 def weights(kit: Kit) -> list[torch.Tensor]:
@@ -259,7 +259,7 @@ NAN = [
     ),
     Case(
         "online, a step whose gradient is not finite",
-        lambda kit: kit.online(extreme_later, save_strategy="steps", save_steps=1, save_total_limit=1),
+        lambda kit: kit.online(extreme_later, save_strategy="steps", save_steps=1, save_total_limit=1, baseline=0),
         GRADIENT_NOT_FINITE,
         STOPPED_IN_TIME,
         FloatingPointError,
@@ -487,16 +487,15 @@ TOKENIZERS = [
     ),
     Case(
         "rewards that are never negative",
-        lambda kit: kit.offline(with_columns(kit["rows"], reward=[1.0, 0.0] * 4)),
+        lambda kit: kit.offline(with_columns(kit["rows"], reward=[1.0, 0.0] * 4), baseline=0),
         "None of the 8 rows has a negative reward after the baseline: TOPR then is reward-weighted "
-        "supervised fine-tuning. Rewards of 0 are no negatives: set baseline=0.5, or "
-        "effective_positive_share.",
+        "supervised fine-tuning. Rewards of 0 are no negatives: set baseline='mean', or 0.5.",
         TRAINED,
         UserWarning,
     ),
     Case(
         "rewards that are never positive",
-        lambda kit: kit.offline(with_columns(kit["rows"], reward=[-1.0] * 8)),
+        lambda kit: kit.offline(with_columns(kit["rows"], reward=[-1.0] * 8), baseline=0),
         "All 8 rows have a negative reward after the baseline: the model only learns what to avoid, and "
         "nothing says what to write instead. Add positives, or lower the baseline.",
         TRAINED,

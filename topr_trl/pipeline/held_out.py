@@ -103,6 +103,7 @@ def _plan(
             f"There is nothing to choose between: the rewards of the {len(training)} rows to train on are all "
             f"{rewards[training][0]:g}, or of one sign. A trial needs good and bad rows."
         )
+    positive_share = float((rewards[training] >= rewards[training].mean()).mean())
     if "reward" not in rows.column_names:
         rows = rows.add_column("reward", rewards)
     by_answers = _by_answers(trial, rows.select(tested), rewards[tested])
@@ -117,7 +118,7 @@ def _plan(
         )
     else:
         kept = _to_weight(rows.select(tested), numbers)
-    return rows, training, kept, Split(by_answers, len(training), float((rewards[training] > 0).mean()), names)
+    return rows, training, kept, Split(by_answers, len(training), positive_share, names)
 
 
 def _as_they_came(rows: Dataset) -> Dataset:
@@ -141,11 +142,9 @@ def _differs(settings: Mapping[str, Any], rewards: FloatArray, problems: NDArray
         except ValueError:
             return False
         return True
-    if settings.get("curation") == "positives":
-        return 0 < (rewards > 0).mean() < 1
-    if settings.get("preset") == "positives_only":
-        return bool((rewards > 0).any())
-    return bool((rewards < 0).any())  # else it is positives only
+    if settings.get("baseline") == "0":  # without a negative it is positives only
+        return bool((rewards < 0).any())
+    return bool((rewards != rewards[0]).any())
 
 
 def _by_answers(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> bool:
