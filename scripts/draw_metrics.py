@@ -83,7 +83,7 @@ def train(
     **settings: Any,
 ) -> list[dict[str, float]]:
     """Train in place; what was logged, by steps counted from `start`."""
-    settings = {"learning_rate": 1e-4, "log_mu": "sampler", **settings}
+    settings = {"learning_rate": 1e-4, "log_mu": "sampler", "baseline": 0, **settings}
     with tempfile.TemporaryDirectory() as folder:
         args = OfflineTOPRConfig(
             folder, optim="adamw_torch", per_device_train_batch_size=32, num_train_epochs=epochs, seed=start,

@@ -236,11 +236,11 @@ CONFIG = ("--config", "own.yaml")
 COMMANDS = [
     command(
         "an unknown command",
-        "usage: topr [-h] [--version] COMMAND topr: error: argument COMMAND: invalid choice: 'sampel' (choose from …)",
+        "usage: topr … COMMAND topr: error: argument COMMAND: invalid choice: 'sampel' (choose from …)",
         "sampel",
     ),
     command(
-        "no command", "usage: topr [-h] [--version] COMMAND topr: error: the following arguments are required: COMMAND"
+        "no command", "usage: topr … COMMAND topr: error: the following arguments are required: COMMAND"
     ),
     command(
         "an unknown setting",

@@ -373,3 +373,10 @@ def test_train_puts_the_model_where_a_user_of_trl_says(run, tmp_path):
     assert printed.endswith("Trained on 4 rows; the model is in x/.\n")
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= {path.name for path in (tmp_path / "x").iterdir()}
     assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "x"}
+
+
+def test_the_papers_values_as_a_file():
+    path = Path(__file__).parents[2] / "examples" / "paper.yaml"
+    loop = parse("iterate", ["--config", str(path), "--model_name_or_path", "own", "--output_dir", "x"])
+    assert (loop.baseline_value, loop.curation, loop.num_generations) == (0.0, "anna_karenina", 64)
+    assert (loop.optim, loop.learning_rate, loop.top_k) == ("adafactor", 5e-7, 500)
