@@ -28,6 +28,7 @@ from benchmarks.claims import (
     long_responses,
     long_run,
     losses_compared,
+    online_compared,
     optimizers_compared,
     positive_share,
     predictors,
@@ -56,6 +57,7 @@ CLAIMS = {
     "hard_task": hard_task,
     "staleness": staleness,
     "verifier": verifier,
+    "online": online_compared,
 }
 
 # Of the page "When do wrong answers pay?".
@@ -70,7 +72,7 @@ HYPOTHESES = {
 BOTH = {**CLAIMS, **HYPOTHESES}
 
 NEEDED_BY_ALL = ("base", "learning_rates")
-ALONE = {"theory", "base", "difficulty", "long_responses", "verifier", *HYPOTHESES}
+ALONE = {"theory", "base", "difficulty", "long_responses", "verifier", "online", *HYPOTHESES}
 
 
 def open_store(results: Path, profile: Profile) -> cells.Store:

@@ -15,7 +15,7 @@ and half are wrong ones, once: as much computation as `"rows"`, half of it on wr
 compared at the same rows per step; by the others each has its own best.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -142,6 +142,24 @@ def next_rate(rate: float, up: bool) -> float:
     is_one = f"{rate:.0e}".startswith("1")
     factor = 3 if is_one == up else 10 / 3
     return float(f"{rate * factor if up else rate / factor:.0e}")
+
+
+def best_rate(
+    rates: Sequence[float], further: int, end: Callable[[float], float | None]
+) -> tuple[list[float], float | None]:
+    """The rates to try, and the one that ends highest; None while `end` does not know how each of them ends.
+
+    Where it is the lowest or the highest, the next one is tried, too: so many `further` ones at most.
+    """
+    tried = list(rates)
+    while True:
+        ends = [end(rate) for rate in tried]
+        if None in ends:
+            return tried, None
+        best = tried[int(np.argmax(np.array(ends, dtype=float)))]
+        if best not in (min(tried), max(tried)) or len(tried) == len(rates) + further:
+            return tried, best
+        tried.append(next_rate(best, up=best == max(tried)))
 
 
 def best(store: Store, arm: Arm, choices: Choices) -> Arm:

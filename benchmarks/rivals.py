@@ -125,7 +125,7 @@ class TRLPolicy:
         from trl import GRPOConfig, GRPOTrainer
 
         args = GRPOConfig(
-            **_SMALL, **settings, output_dir=_scratch(), per_device_train_batch_size=2, num_generations=2,
+            **SMALL, **settings, output_dir=_scratch(), per_device_train_batch_size=2, num_generations=2,
             steps_per_generation=1,
         )  # fmt: skip
         self.trainer = GRPOTrainer(
@@ -192,7 +192,7 @@ def dpo(model: PreTrainedModel, rows: Rows, pool: Rows, pairs_a_problem: int = 1
         "chosen": [tokenizer.decode(pool.responses[i]) for i, _ in pairs],
         "rejected": [tokenizer.decode(pool.responses[j]) for _, j in pairs],
     })  # fmt: skip
-    args = DPOConfig(**_SMALL, output_dir=_scratch(), per_device_train_batch_size=32, precompute_ref_log_probs=True)
+    args = DPOConfig(**SMALL, output_dir=_scratch(), per_device_train_batch_size=32, precompute_ref_log_probs=True)
     trainer = DPOTrainer(model, args=args, train_dataset=dataset, processing_class=tokenizer)
     return TRLPreference(model, trainer, rows_per_item=2)
 
@@ -214,7 +214,7 @@ def kto(model: PreTrainedModel, rows: Rows, pool: Rows) -> TRLPreference:
         "label": [bool(reward > 0) for reward in rows.rewards],
     })  # fmt: skip
     args = KTOConfig(
-        **_SMALL, output_dir=_scratch(), per_device_train_batch_size=block, precompute_ref_log_probs=True,
+        **SMALL, output_dir=_scratch(), per_device_train_batch_size=block, precompute_ref_log_probs=True,
         desirable_weight=float((rows.rewards < 0).sum() / max((rows.rewards > 0).sum(), 1)),
     )  # fmt: skip
     trainer = KTOTrainer(model, args=args, train_dataset=dataset, processing_class=tokenizer)
@@ -227,7 +227,16 @@ def _scratch() -> str:
     return tempfile.mkdtemp(prefix="topr-benchmarks-")
 
 
-_SMALL = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True}
+# The settings under which TRL's documentation reproduces each paper.
+TRL_LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
+    "trl_dapo": ("TRL's default (DAPO)", {}),
+    "trl_grpo": ("TRL's GRPO", {"loss_type": "grpo"}),
+    "trl_gspo": ("TRL's GSPO", {
+        "loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}),
+    "trl_cispo": ("TRL's CISPO", {"loss_type": "cispo", "epsilon_high": 5.0}),
+    "trl_vespo": ("TRL's VESPO", {"loss_type": "vespo"}),
+}  # fmt: skip
+SMALL = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True}
 
 
 def _tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
@@ -264,15 +273,7 @@ RIVALS: dict[str, Rival] = {
     "ppo": Rival("PPO (sequence)", _direct(ppo_loss)),
     "dpo": Rival("DPO", dpo),
     "kto": Rival("KTO", kto),
-    "trl_dapo": Rival("TRL's default (DAPO)", _trl()),
-    "trl_grpo": Rival("TRL's GRPO", _trl(loss_type="grpo")),
-    # The settings under which TRL's documentation reproduces each paper.
-    "trl_gspo": Rival(
-        "TRL's GSPO",
-        _trl(loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4),
-    ),
-    "trl_cispo": Rival("TRL's CISPO", _trl(loss_type="cispo", epsilon_high=5.0)),
-    "trl_vespo": Rival("TRL's VESPO", _trl(loss_type="vespo")),
+    **{name: Rival(label, _trl(**settings)) for name, (label, settings) in TRL_LOSSES.items()},
     "asymre": Rival("AsymRE", _direct(tapered("reinforce"), asymre_rewards)),
     "m2po": Rival("M2PO", _direct(m2po_loss, whitened)),
     "topr_token": Rival("“TOPR” per token", _direct(tapered("topr", "token"))),

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arms import TUNING_SEED, after_baseline, next_rate
+from benchmarks import arms
+from benchmarks.arms import TUNING_SEED, after_baseline
 from benchmarks.cells import Cell, Store, Unfinished
 from benchmarks.hypotheses import HYPOTHESES
 from benchmarks.pictures import curve, figure, save
@@ -50,19 +51,13 @@ def _cell(base: str, run: str, rate: float, seed: int) -> Cell:
 
 
 def _tuned(store: Store, base: str, run: str) -> tuple[list[float], float | None]:
-    """The rates that are tried, and the one that ends highest after a few iterations on a seed apart; None as yet.
+    """The rates that are tried, and the one that ends highest after a few iterations on a seed apart; None as yet."""
 
-    Where that is the lowest or the highest, the next one is tried, too.
-    """
-    rates = list(RATES)
-    while True:
-        results = [store.get(_cell(base, run, rate, TUNING_SEED)) for rate in rates]
-        if not all(results):
-            return rates, None
-        best = rates[int(np.argmax([result["curve"][-1]["pass@1"] for result in results if result]))]
-        if best not in (min(rates), max(rates)) or len(rates) == len(RATES) + FURTHER:
-            return rates, best
-        rates.append(next_rate(best, up=best == max(rates)))
+    def end(rate: float) -> float | None:
+        result = store.get(_cell(base, run, rate, TUNING_SEED))
+        return result["curve"][-1]["pass@1"] if result else None
+
+    return arms.best_rate(RATES, FURTHER, end)
 
 
 def best_rate(store: Store, base: str, run: str) -> float:

@@ -239,9 +239,7 @@ COMMANDS = [
         "usage: topr … COMMAND topr: error: argument COMMAND: invalid choice: 'sampel' (choose from …)",
         "sampel",
     ),
-    command(
-        "no command", "usage: topr … COMMAND topr: error: the following arguments are required: COMMAND"
-    ),
+    command("no command", "usage: topr … COMMAND topr: error: the following arguments are required: COMMAND"),
     command(
         "an unknown setting",
         "topr sample: There is no setting --num_generation. Did you mean --num_generations?",

@@ -1,0 +1,135 @@
+"""`TOPRTrainer` beside `GRPOTrainer` in training: what a completion that was sampled is worth, used once or often."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import arms
+from benchmarks.arms import TUNING_SEED
+from benchmarks.cells import Cell, Store, Unfinished
+from benchmarks.online import COMPLETIONS, TESTED_AFTER, TOPR, TRL, OnlineArm, run
+from benchmarks.pictures import curve, figure, save
+from benchmarks.setting import Profile
+from benchmarks.statistics import Interval, interval, over_seeds
+from benchmarks.verdicts import MEASURED, Verdict, markdown_table
+
+BASES = ("main", "sure-17", "hard")  # slips, a confident mistake, more steps per problem
+ON_ALL = ("trl_dapo", "trl_gspo", "topr_mean")  # the other methods are measured on the first only
+USES = (1, 4, 16)
+REPLAYED, SHARES = "topr_mean", (0.25, 0.5, 0.75)
+RATES, FURTHER = (1e-4, 3e-4, 1e-3), 2
+SEEDS = 5
+REFERENCE = "trl_dapo"
+
+
+def tried(base: str) -> list[OnlineArm]:
+    methods = [*TRL, *TOPR] if base == BASES[0] else ON_ALL
+    found = [OnlineArm(base, method, uses) for uses in USES for method in methods]
+    if base == BASES[0]:
+        found += [OnlineArm(base, REPLAYED, replay_share=share) for share in SHARES]
+    return found
+
+
+def _at(arm: OnlineArm, rate: float) -> OnlineArm:
+    return OnlineArm(arm.base, arm.method, arm.uses, rate, arm.replay_share)
+
+
+def _tuned(store: Store, arm: OnlineArm) -> tuple[list[float], float | None]:
+    def end(rate: float) -> float | None:
+        result = store.get(_at(arm, rate).cell(TUNING_SEED))
+        return None if result is None else 0.0 if result["failed"] else float(result["curve"][-1]["pass@1"])
+
+    return arms.best_rate(RATES, FURTHER, end)
+
+
+def cells(profile: Profile, store: Store) -> list[Cell]:
+    if profile.seeds == 1:
+        return []
+    tuning, reported = [], []
+    for base in BASES:
+        for arm in tried(base):
+            rates, best = _tuned(store, arm)
+            tuning += [_at(arm, rate).cell(TUNING_SEED) for rate in rates]
+            reported += [_at(arm, best).cell(seed) for seed in range(SEEDS) if best is not None]
+    return tuning + reported
+
+
+def work(cell: Cell, profile: Profile) -> dict[str, Any]:
+    is_tuning = cell["seed"] == TUNING_SEED
+    return run(OnlineArm.of(cell), COMPLETIONS // 2 if is_tuning else COMPLETIONS, cell["seed"], is_tuning)
+
+
+# Report.
+
+
+def _found(store: Store, arm: OnlineArm) -> list[dict[str, Any]]:
+    best = _tuned(store, arm)[1]
+    if best is None:
+        raise Unfinished(f"{arm} has not been tuned")
+    return [result for _, result in store.results([_at(arm, best).cell(seed) for seed in range(SEEDS)])]
+
+
+def _points(results: list[dict[str, Any]]) -> list[Interval]:
+    """pass@1 after each number of completions; a run that has failed stays where it was."""
+    by_run = [[point["pass@1"] for point in result["curve"]] for result in results]
+    held = [values + values[-1:] * (len(TESTED_AFTER) - len(values)) for values in by_run]
+    return [interval(values) for values in zip(*held, strict=True)]
+
+
+def needed(points: list[Interval], accuracy: float) -> float | None:
+    """Completions after which the mean curve first has an accuracy, between the points by a straight line."""
+    means = [point.mean for point in points]
+    for n, mean in enumerate(means):
+        if mean >= accuracy:
+            if n == 0:
+                return float(TESTED_AFTER[0])
+            part = (accuracy - means[n - 1]) / (mean - means[n - 1])
+            return TESTED_AFTER[n - 1] + part * (TESTED_AFTER[n] - TESTED_AFTER[n - 1])
+    return None
+
+
+def _label(arm: OnlineArm) -> str:
+    replayed = f", {arm.replay_share:.0%} used again" if arm.replay_share else ""
+    return {**TRL, **TOPR}[arm.method][0] + replayed
+
+
+def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
+    if profile.seeds == 1:
+        return []
+    found = {arm: _found(store, arm) for base in BASES for arm in tried(base)}
+    points = {arm: _points(results) for arm, results in found.items()}
+    picture, axes = figure(len(BASES), 3.8, 3.4)
+    verdicts = []
+    for panel, base in zip(axes, BASES, strict=True):
+        own = tried(base)
+        target = max(points[arm][-1].mean for arm in own if arm.method == REFERENCE)
+        rows = [
+            [
+                _label(arm), str(arm.uses), f"{_tuned(store, arm)[1]:g}",
+                over_seeds({n: (r["curve"][-1]["pass@1"], r["curve"][-1]["error"]) for n, r in enumerate(found[arm])})
+                .percent(),
+                "not reached" if (count := needed(points[arm], target)) is None else f"{count:,.0f}",
+                f"{np.mean([r['curve'][-1]['seconds'] for r in found[arm]]):.0f}",
+                str(sum(r["failed"] for r in found[arm])),
+            ]
+            for arm in own
+        ]  # fmt: skip
+        for arm in own:
+            if arm.method in ON_ALL or arm.replay_share:
+                curve(panel, list(TESTED_AFTER), points[arm], f"{_label(arm)}, {arm.uses}x", marker="o", ms=3)
+        panel.set(xlabel="completions sampled", ylabel="pass@1 (%)", title=base)
+        header = ["method", "uses", "rate", "pass@1 (%)", f"completions for {100 * target:.1f} %", "seconds", "failed"]
+        verdicts.append(
+            Verdict(
+                f"Online, {base}: pass@1 by completions sampled, each method at its own best rate",
+                "",
+                f"after {COMPLETIONS:,} completions; {REFERENCE} reaches {100 * target:.1f} % at best",
+                MEASURED,
+                picture="online.png",
+                details=markdown_table(header, rows),
+            )
+        )
+    axes[0].legend(fontsize=6)
+    save(picture, out, "online")
+    return verdicts

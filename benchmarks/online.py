@@ -1,0 +1,134 @@
+"""Online training by the trainers themselves: generation included, rows used again and again, tests along the way."""
+
+import math
+import tempfile
+import time
+import warnings
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from benchmarks.cells import Cell
+from benchmarks.rivals import SMALL, TRL_LOSSES
+from benchmarks.setting import (
+    BATCH_ROWS,
+    MAX_NEW_TOKENS,
+    OF_OTHER_TASKS,
+    TEST_SEED,
+    VALIDATION_SEED,
+    base_model,
+    model_hash,
+    problems,
+    sample,
+    summary,
+    tokenizer,
+)
+from topr_trl import TOPRConfig, TOPRTrainer, evaluate_rows
+from topr_trl.rewards import answer_reward
+from topr_trl.tasks import gsm8k
+
+GENERATION_ROWS, GROUP = 512, 8  # completions of a generation batch, and of a prompt in it
+STEPS = GENERATION_ROWS // BATCH_ROWS  # optimizer steps in which a generation batch is used once
+COMPLETIONS = 6_144  # sampled in a run
+TESTED_AFTER = (1_024, 2_048, 3_072, 4_096, 5_120, 6_144)
+TEST_PROBLEMS, SAMPLES, SAMPLES_AT_END = 200, 8, 32
+TOPR: dict[str, tuple[str, dict[str, Any]]] = {
+    "topr_paper": ("TOPR, c = 0 (the paper's)", {"baseline": 0}),
+    "topr_mean": ("TOPR (default)", {}),
+    "topr_group_mean": ("TOPR, group mean", {"baseline": "group_mean"}),
+}
+TRL = {
+    **TRL_LOSSES,
+    "trl_sapo": ("TRL's SAPO", {"loss_type": "sapo"}),
+    "trl_masked": ("TRL's default, off-policy mask", {"off_policy_mask_threshold": 0.5}),
+}
+
+
+@dataclass(frozen=True)
+class OnlineArm:
+    """A way to train online.
+
+    Attributes:
+        base: the task, see `benchmarks.setting`.
+        method: of `TRL` or `TOPR`.
+        uses: how many times each generation batch is gone through.
+        replay_share: of the rows of each step that are of earlier generation batches.
+    """
+
+    base: str
+    method: str
+    uses: int = 1
+    learning_rate: float = 1e-4
+    replay_share: float = 0.0
+
+    def cell(self, seed: int) -> Cell:
+        return {"claim": "online", **asdict(self), "weights": model_hash(self.base), "seed": seed}
+
+    @classmethod
+    def of(cls, cell: Cell) -> "OnlineArm":
+        return cls(**{name: cell[name] for name in cls.__dataclass_fields__})
+
+
+class _Test(TrainerCallback):
+    """Tests the model when a number of completions has been sampled and used; its time does not count."""
+
+    def __init__(self, arm: OnlineArm, completions: int, seed: int, is_tuning: bool) -> None:
+        self.arm, self.completions, self.seed = arm, completions, seed
+        self.split = VALIDATION_SEED if is_tuning else TEST_SEED
+        self.curve: list[dict[str, float]] = []
+        self.seconds, self._started = 0.0, 0.0
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._started = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        sampled, rest = divmod(state.global_step, STEPS * self.arm.uses)
+        sampled *= GENERATION_ROWS
+        if rest or (sampled not in TESTED_AFTER and sampled != self.completions):
+            return
+        self.seconds += time.perf_counter() - self._started
+        self.curve.append({"completions": float(sampled), "seconds": self.seconds, **self._tested(model, SAMPLES)})
+        self._started = time.perf_counter()
+
+    def _tested(self, model: Any, samples: int) -> dict[str, float]:
+        model.eval()
+        questions = problems(self.arm.base, TEST_PROBLEMS, self.split)
+        found = evaluate_rows(sample(model, self.arm.base, questions, samples, self.seed), pass_ks=(1, samples))
+        model.train()
+        return {**summary(found), f"pass@{samples}": found.pass_at[samples].value}
+
+    def at_end(self, model: Any) -> dict[str, float]:
+        return self._tested(model, SAMPLES_AT_END)
+
+
+def run(arm: OnlineArm, completions: int, seed: int, is_tuning: bool) -> dict[str, Any]:
+    """Train from the base model with so many completions; where it ends in NaN, with what there was until then."""
+    model, questions = base_model(arm.base), problems(arm.base, 400, 100 + seed)
+    settings, ours = {**TRL, **TOPR}[arm.method][1], arm.method in TOPR
+    replay = {"replay_share": arm.replay_share} if arm.replay_share else {}
+    with tempfile.TemporaryDirectory() as folder:
+        args = (TOPRConfig if ours else GRPOConfig)(
+            **SMALL, **settings, **replay, output_dir=folder, seed=seed, learning_rate=arm.learning_rate,
+            optim="adamw_torch", lr_scheduler_type="constant", weight_decay=0.0, max_grad_norm=1.0, beta=0.0,
+            per_device_train_batch_size=BATCH_ROWS, gradient_accumulation_steps=1, num_generations=GROUP,
+            generation_batch_size=GENERATION_ROWS, num_iterations=arm.uses, top_k=0, save_strategy="no",
+            max_steps=completions // GENERATION_ROWS * STEPS * arm.uses, logging_steps=STEPS,
+            max_completion_length=MAX_NEW_TOKENS.get(arm.base, OF_OTHER_TASKS),
+        )  # fmt: skip
+        trainer = (TOPRTrainer if ours else GRPOTrainer)(
+            model, answer_reward(gsm8k.judge), args=args, train_dataset=questions, processing_class=tokenizer(arm.base)
+        )
+        test = _Test(arm, completions, seed, is_tuning)
+        trainer.add_callback(test)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                trainer.train()
+            except FloatingPointError:
+                return {"curve": test.curve, "failed": True}
+    logs = [entry for entry in trainer.state.log_history if "entropy" in entry]
+    end = {} if is_tuning else test.at_end(model)
+    entropies = [entry["entropy"] for entry in logs if math.isfinite(entry["entropy"])]
+    return {"curve": test.curve, "end": end, "entropy": entropies[-1] if entropies else None, "failed": False}
