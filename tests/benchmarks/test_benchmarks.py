@@ -157,9 +157,9 @@ def test_the_loop_is_the_offline_trainer(rows, tmp_path):
         }
     )
     args = OfflineTOPRConfig(
-        str(tmp_path), baseline=0, per_device_train_batch_size=16, num_train_epochs=3, learning_rate=1e-3, optim="adamw_torch",
-        use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none", save_strategy="no", disable_tqdm=True,
-        lr_scheduler_type="constant", max_grad_norm=1.0,
+        str(tmp_path), baseline=0, per_device_train_batch_size=16, num_train_epochs=3, learning_rate=1e-3,
+        optim="adamw_torch", use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
+        save_strategy="no", disable_tqdm=True, lr_scheduler_type="constant", max_grad_norm=1.0,
     )  # fmt: skip
     OfflineTOPRTrainer(theirs, args, dataset, processing_class=tokenizer("main")).train()
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
