@@ -4,17 +4,17 @@ Without arguments: a small embedded model on embedded word problems, a few minut
 
     accelerate launch examples/gsm8k.py
 
-The paper's setup (8-shot chain of thought, Adafactor at 5e-7, one epoch per iteration):
+The paper's setup (no baseline, 8-shot chain of thought, Adafactor at 5e-7, one epoch per iteration):
 
     accelerate launch examples/gsm8k.py --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct \
         --dataset_name openai/gsm8k --iterations 5 --curation anna_karenina --num_generations 64 \
-        --per_device_train_batch_size 1
+        --baseline 0 --per_device_train_batch_size 1
 
 The same on MATH (4 shots; pip install 'topr_trl[math]' for math-verify, which compares what is in `\boxed{}`):
 
     accelerate launch examples/gsm8k.py --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct \
         --task math --dataset_name EleutherAI/hendrycks_math --test_dataset_name HuggingFaceH4/MATH-500 \
-        --iterations 5 --num_generations 32 --per_device_train_batch_size 1
+        --iterations 5 --num_generations 32 --baseline 0 --per_device_train_batch_size 1
 
 `--dataset_name` and `--test_dataset_name` may be `.jsonl` files with the same columns. `--use_peft` trains an adapter.
 """

@@ -70,8 +70,10 @@ def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRT
         **shared, **own.get(kind, {}), num_generations=2, num_iterations=2, steps_per_generation=2, preset="tis",
         baseline="mean", gradient_accumulation_steps=2,
     )  # fmt: skip
+    logged = {"prompt": ["2 + 3 =", "2 + 4 ="] * 4, "completion": [" 5", " 7"] * 4, "reward": [1.0, -1.0] * 4}
+    more = {"replay_dataset": Dataset.from_dict(logged)} if kind == "replayed" else {}
     return TOPRTrainer(
-        model, rewards, args=args, train_dataset=problems, processing_class=tokenizer, rollout_func=rollout
+        model, rewards, args=args, train_dataset=problems, processing_class=tokenizer, rollout_func=rollout, **more
     )
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 from datasets import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from topr_trl import TOPRConfig, TOPRTrainer
-from topr_trl.replay import ReplayBuffer, ReplayRow, with_rows
+from topr_trl.replay import ReplayBuffer, ReplayRow, check_columns, with_rows
 from topr_trl.tasks import arithmetic, gsm8k
 
 
@@ -56,10 +57,14 @@ def test_only_negatives():
 def test_anna_karenina_keeps_the_newest_positive_of_each_prompt():
     buffer = ReplayBuffer(4, "anna_karenina")
     buffer.add([row(0, 1.0), row(1, 1.0, prompt=(5,)), row(2), row(3, 1.0), row(4), row(5)])
-    assert numbers(buffer) == [1, 3, 4, 5]  # 0 has the prompt of 3; 2 is the oldest negative
-    buffer.size = 1
-    buffer.add([])
-    assert numbers(buffer) == [3]
+    assert numbers(buffer) == [2, 3, 4, 5]  # 0 has the prompt of 3; 1 is older than the others
+
+
+def test_anna_karenina_does_not_end_in_positives_alone():
+    buffer = ReplayBuffer(64, "anna_karenina")
+    for n in range(40):
+        buffer.add([row(4 * n + k, 1.0 if k < 2 else -1.0, prompt=(n, k)) for k in range(4)])
+    assert sum(r.reward < 0 for r in buffer.rows) == 32
 
 
 def test_a_draw_is_of_different_rows_and_depends_on_the_seed_alone():
@@ -119,8 +124,9 @@ def test_rows_stand_behind_a_batch_as_they_were():
     assert found["topr_rewards"].tolist() == [1.0, -1.0, -1.0, -1.0]
     assert found["topr_rows"].tolist() == [100, 101, 1, 2]
     assert found["num_items_in_batch"].dim() == 0
+    assert found["topr_fresh"].tolist() == [True, True, False, False]
     with pytest.raises(ValueError, match="Rows with pixel_values cannot be used again"):
-        with_rows(batch_of([1.0], pixel_values=torch.zeros(1, 3)), own, 1)
+        check_columns(batch_of([1.0], pixel_values=torch.zeros(1, 3)))
 
 
 # In training.
@@ -182,9 +188,9 @@ def test_a_row_that_is_used_again_has_the_weight_of_its_first_log_mu(make, uses)
     second = trainer._prepare_inputs(next(loader))
     again = second["topr_rows"] < 8
     assert again.sum() == 8
-    trainer._replay._noted.clear()
+    trainer._replay._weights.clear()
     trainer.compute_loss(trainer.model, second)
-    ((seen, _, weights),) = trainer._replay._noted
+    ((seen, weights),) = trainer._replay._weights
     weights = dict(zip(seen, weights.tolist(), strict=True))
     now = plain_logps(trainer.model, second).sum(1).tolist()
     changed = 0
@@ -195,7 +201,7 @@ def test_a_row_that_is_used_again_has_the_weight_of_its_first_log_mu(make, uses)
     assert changed > 1
 
 
-def test_training_with_two_names_changed_and_a_share(make, capsys):
+def test_a_share_alone_is_enough(make, capsys):
     trainer = make(disable_tqdm=False)
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "topr/replay/share" in entry]
@@ -203,7 +209,7 @@ def test_training_with_two_names_changed_and_a_share(make, capsys):
     assert [entry.get("topr/replay/age") for entry in logs][:2] == [None, 1.0]
     assert logs[-1]["topr/replay/age"] >= 1.0
     assert [entry["topr/replay/kept"] for entry in logs][:2] == [0.0, 8.0]
-    assert capsys.readouterr().out.count("rows to be used again take 0.0 MB; each process keeps at most 64.") == 1
+    assert capsys.readouterr().out.count("each process keeps at most 64 rows to use them again, about 0.0 MB") == 1
 
 
 def test_nothing_changes_without_a_share(make):
@@ -269,8 +275,36 @@ def test_a_resumed_run_goes_on_with_the_same_rows(make, tmp_path):
 def test_a_checkpoint_without_rows_is_said(make, tmp_path):
     make(save_strategy="steps", save_steps=2, max_steps=2).train()
     (tmp_path / "run" / "checkpoint-2" / "replay_0.pt").unlink()
-    with pytest.warns(UserWarning, match="replay_0.pt is missing"):
+    with pytest.warns(UserWarning, match="has the rows of 0 processes to be used again"):
         make(max_steps=3).train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+
+
+def test_logged_rows_of_unknown_log_mu_are_left_out_where_it_cannot_be_known_any_more(make, tmp_path):
+    make(save_strategy="steps", save_steps=2, max_steps=2).train()
+    (tmp_path / "run" / "checkpoint-2" / "replay_0.pt").unlink()
+    resumed = make(max_steps=3, replay_dataset=logged())
+    with pytest.warns(UserWarning, match="left out"):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert {r.reward for r in resumed._replay.rows if r.number < 0} == {1.0}
+
+
+def test_a_damaged_file_of_rows_is_named(make, tmp_path):
+    make(save_strategy="steps", save_steps=2, max_steps=2).train()
+    (tmp_path / "run" / "checkpoint-2" / "replay_0.pt").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"replay_0\.pt is damaged"):
+        make(max_steps=3).train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+
+
+def test_learned_positions_are_refused(tokenizer, tmp_path):
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2))
+    with pytest.raises(ValueError, match="needs a model whose positions are relative"):
+        TOPRTrainer(model, coin, config(tmp_path), Dataset.from_dict({"prompt": ["a"]}), processing_class=tokenizer)
+
+
+def test_images_are_refused_before_a_model_is_loaded(tmp_path):
+    rows = Dataset.from_dict({"prompt": ["a"], "image": [None]})
+    with pytest.raises(ValueError, match="Rows with images cannot be used again"):
+        TOPRTrainer("nowhere", coin, config(tmp_path), rows)
 
 
 def test_truncated_completions_do_not_enter(make):
@@ -328,6 +362,19 @@ def test_log_mu_of_what_logged_rows_were_computed_by(make):
         make(replay_dataset=logged(completion=[" 5", " 7", " 5", ""] * 2))
     with pytest.raises(ValueError, match="replay_dataset has no meaning without replay_share"):
         make(replay_dataset=logged(), replay_share=0.0)
+    with pytest.raises(ValueError, match="All 8 rewards of the replay dataset are 0 after baseline=mean"):
+        make(replay_dataset=logged(reward=[1.0] * 8), baseline="mean")
+    with pytest.raises(TypeError, match=r"replay_dataset must be a datasets\.Dataset, not list"):
+        make(replay_dataset=[])
+    with pytest.raises(ValueError, match="replay_dataset has images"):
+        make(replay_dataset=logged(image=[None] * 8))
+
+
+@pytest.mark.parametrize("theirs", [[-1.0], [-1.0, -1.0], [], [None, None, None]])
+def test_what_is_wrong_with_log_mu_that_is_not_needed_does_not_matter(make, theirs):
+    rows = make(replay_dataset=logged(mu_logps=[theirs, [-1.0, -1.0, -1.0]] * 4))._replay.rows
+    assert {bool(r.mu_logps.isnan().all()) for r in rows if r.reward > 0} == {True}
+    assert {r.mu_logps.sum().item() for r in rows if r.reward < 0} == {-3.0}
 
 
 def test_logged_rows_of_another_scale_get_the_baseline(make):
@@ -343,7 +390,9 @@ def test_logged_rows_of_another_scale_get_the_baseline(make):
         ({"replay_share": "a half"}, "replay_share must be float"),
         ({"replay_share": 0.0, "replay_size": 8}, "replay_size=8 has no meaning without replay_share"),
         ({"replay_rule": "oldest"}, "replay_rule must be one of newest, negatives, anna_karenina"),
-        ({"replay_size": 4}, "replay_share=0.5 uses 8 rows again beside the 8"),
+        ({"replay_size": 4}, "replay_share=0.5 uses 8 rows again with each generation batch"),
+        ({"replay_size": 0}, "replay_size must be at least 1"),
+        ({"replay_share": 0.05}, "less than half a row of a micro-batch with 8 fresh ones"),
         ({"beta": 0.1}, "TRL's KL term needs rows of the present policy"),
     ],
 )

@@ -586,6 +586,12 @@ def test_equal_rewards_with_a_mean_as_baseline_are_no_reason_to_warn(model, toke
     assert not [warning for warning in caught if "candidates" in str(warning.message)]
 
 
+def test_rewards_that_are_all_the_same_warn_under_the_default_baseline(model, tokenizer, problems, tmp_path):
+    args = config(tmp_path, max_steps=2, baseline="mean")
+    with pytest.warns(UserWarning, match="All 8 completions so far have R = 0 after baseline=mean"):
+        train(model, tokenizer, problems, args, lambda completions, **_: [0.5] * 8)
+
+
 def test_rewards_that_are_all_0_warn(model, tokenizer, problems, tmp_path):
     with pytest.warns(UserWarning, match="Rewards of 0 are no negatives"):
         train(model, tokenizer, problems, config(tmp_path, max_steps=1), lambda completions, **_: [0.0] * 8)

@@ -1,4 +1,4 @@
-"""Settings of the two trainers: TRL's own, with TOPR's beside them and the paper's values as defaults."""
+"""Settings of the two trainers: TRL's own, with TOPR's beside them. Defaults are the paper's, but for the baseline."""
 
 import os
 import warnings
@@ -19,7 +19,7 @@ from topr_trl.loss import PRESETS, RATIO_LEVELS, TruncationLimits
 
 LOG_MU_SOURCES = ("trainer", "sampler")
 REPLAY_RULES = ("newest", "negatives", "anna_karenina")
-REPLAYED_BATCHES = 8  # generation batches that a replay buffer holds, unless it is said
+REPLAYED_BATCHES = 8  # generation batches that a replay buffer holds by default
 
 _DEFAULT_BASELINE = "mean"
 
@@ -115,7 +115,8 @@ class CurationArguments:
     Parameters:
         baseline (`float` or `str`, defaults to `"mean"`):
             c in R = R0 - c: a number, `"mean"` (of the rows of a round) or `"group_mean"` (of the rows of the problem).
-            The mean gives positives and negatives as much weight, whatever the rewards. The paper's: 0, for rewards ±1.
+            The mean gives the positives and negatives of a round as much weight, whatever the rewards, before rows are
+            chosen. The paper's: 0, for rewards ±1.
         effective_positive_share (`float`, *optional*):
             Target p~ in (0, 1]: the baseline is then solved from the data (Sec. 3.2). The paper finds 0.1 to 0.2 best.
         curation (`str`, defaults to `"none"`):
@@ -178,7 +179,7 @@ class CurationArguments:
         if share is not None and baseline != _DEFAULT_BASELINE:
             raise ValueError(
                 f"baseline={self.baseline} and effective_positive_share={share} both set the baseline. Keep one of "
-                "them."
+                "them (baseline='mean', the default, counts as none)."
             )
         if share is not None and self.curation == "positives":
             raise ValueError(
@@ -283,14 +284,14 @@ class ReplayArguments:
         replay_share (`float`, defaults to `0`):
             Share of the rows trained on that are of earlier generation batches, used again with the log μ that they got
             when they were fresh. They come beside the fresh ones: a micro-batch has up to `1 / (1 - replay_share)`
-            times `per_device_train_batch_size` rows.
+            times `per_device_train_batch_size` rows, rounded.
         replay_size (`int`, *optional*):
-            Rows that are kept for it, over all processes; each keeps its own. Default: 8 generation batches, or the
-            rows of `replay_dataset` if they are more.
+            Rows that are kept for it, over all processes; each keeps its own. Of a larger `replay_dataset` the last are
+            kept. Default: 8 generation batches, or the rows of `replay_dataset` if they are more.
         replay_rule (`str`, defaults to `"newest"`):
             Which rows are kept where there are more: `"newest"`; `"negatives"`, the newest negatives; or
-            `"anna_karenina"`, the newest positive of each prompt and the newest negatives. Rows with R = 0 never are,
-            and a negative leaves when its weight is below 0.01.
+            `"anna_karenina"`, the newest of all negatives and of each prompt's (and process's) newest positive. Rows
+            with R = 0 are not kept, and a negative is removed when the loss has given it a weight below 0.01.
     """
 
     replay_share: float = field(
@@ -303,30 +304,43 @@ class ReplayArguments:
         default="newest", metadata={"help": f"Rows kept for replay_share: {', '.join(REPLAY_RULES)}."}
     )
 
-    def validate_replay(self, batch_rows: int, beta: float) -> None:
-        """A ValueError if rows cannot be used again like this; `batch_rows` are those of a whole generation batch."""
+    def validate_replay(self, micro_batch: int, micro_batches: int, processes: int, beta: float) -> None:
+        """A ValueError if rows cannot be used again like this.
+
+        Args:
+            micro_batch, micro_batches: rows of a micro-batch, and micro-batches of a generation batch, of a process.
+        """
         check_types(self, ReplayArguments)
         check_choice(self, replay_rule=REPLAY_RULES)
+        check_at_least(1, self, "replay_size")
         if not 0 <= self.replay_share < 1:
             raise ValueError(f"replay_share must be at least 0 and below 1, not {self.replay_share}.")
         if not self.replay_share:
             for name, default in (("replay_size", None), ("replay_rule", "newest")):
                 if (value := getattr(self, name)) != default:
-                    raise ValueError(
-                        f"{name}={value} has no meaning without replay_share. Set replay_share=0.5, or so."
-                    )
+                    raise ValueError(f"{name}={value} has no meaning without replay_share. Set replay_share=0.5.")
             return
         if beta != 0:
             raise ValueError(
                 f"replay_share={self.replay_share} with beta={beta}: TRL's KL term needs rows of the present "
                 "policy, and rows that are used again are not. Set beta=0 (the paper's), or replay_share=0."
             )
-        needed = round(batch_rows * self.replay_share / (1 - self.replay_share))
+        again = self.rows_again(micro_batch)
+        if again == 0:
+            raise ValueError(
+                f"replay_share={self.replay_share} is less than half a row of a micro-batch with {micro_batch} fresh "
+                "ones. Raise it, or per_device_train_batch_size."
+            )
+        needed = again * micro_batches * processes
         if self.replay_size is not None and self.replay_size < needed:
             raise ValueError(
-                f"replay_share={self.replay_share} uses {needed} rows again beside the {batch_rows} of "
-                f"each generation batch, and replay_size={self.replay_size} keeps fewer. Raise it, or leave it out."
+                f"replay_share={self.replay_share} uses {needed} rows again with each generation batch, and "
+                f"replay_size={self.replay_size} keeps fewer. Raise it, or leave it out."
             )
+
+    def rows_again(self, micro_batch: int) -> int:
+        """Rows that are used again beside the fresh ones of a micro-batch."""
+        return round(micro_batch * self.replay_share / (1 - self.replay_share))
 
 
 @dataclass
@@ -367,7 +381,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         if self.top_k is None:
             self.top_k = 0 if self.log_mu == "sampler" else 500
         super().__post_init__()
-        self.validate_replay(self.generation_batch_size, self.beta)
+        self.validate_replay(self.per_device_train_batch_size, self.steps_per_generation, self.world_size, self.beta)
         if self.log_mu == "sampler":
             self._refuse_filters()
         generate_every = self.steps_per_generation * self.num_iterations

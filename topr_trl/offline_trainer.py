@@ -147,7 +147,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if not rewards.any():
             raise ValueError(
                 f"All {len(rewards)} rewards of the training dataset are 0 after baseline={args.baseline}: there is "
-                "nothing to learn. Add rows with other rewards. If all are good, baseline=0 imitates them."
+                "nothing to learn. Add rows with other rewards. To imitate all, set baseline to a number below them."
             )
         self.curated, self._rows_trained_on = curated, str(curated)
         self._baseline = float(raw[curated.indices[0]] - rewards[0])

@@ -1,14 +1,14 @@
 """A replay buffer: rows of earlier generation batches, each with the log μ it got when it was fresh."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from trl.trainer.utils import pad
 
 from topr_trl.config import TOPRConfig
@@ -16,9 +16,10 @@ from topr_trl.data.collator import check_tokens
 from topr_trl.data.masks import MASK
 from topr_trl.data.rollouts import rollouts_of
 from topr_trl.data.rows import ROLLOUT, MalformedRow, check_finish_reasons, problem_column, reward_column
-from topr_trl.data.sampled import temperature_of, why_incomparable
+from topr_trl.data.sampled import TEMPERATURE, temperature_of, why_incomparable
 from topr_trl.data.tokenization import tokenize
 from topr_trl.log_mu import check_log_mu
+from topr_trl.loss import TruncationLimits
 from topr_trl.metrics import DEAD_WEIGHT
 
 
@@ -60,8 +61,9 @@ class ReplayRow:
 class ReplayBuffer:
     """The rows of one process that may be used again.
 
-    A generation batch is announced by `begin`; `settle` takes those of its rows whose log μ `note` has told in between.
-    A row that was never forwarded, or whose R is 0, is not kept, and a dead negative leaves.
+    `begin` is called with each generation batch, `note` after each forward, `settle` before the next batch: it takes
+    the rows whose log μ was noted. A row that was never forwarded, or whose R is 0, is not kept. A negative whose
+    noted weight is below `DEAD_WEIGHT` is removed.
 
     Args:
         size: rows that are kept.
@@ -72,8 +74,10 @@ class ReplayBuffer:
         self.size, self.rule = size, rule
         self.rows: list[ReplayRow] = []  # in the order in which they were generated
         self._fresh: dict[str, Tensor] = {}
-        self._step, self._entered = 0, set[int]()
-        self._noted: list[tuple[list[int], Tensor, Tensor]] = []
+        self._step = 0
+        self._awaited: set[int] = set()  # numbers of fresh rows that were not forwarded yet
+        self._logps: dict[int, tuple[Tensor, int]] = {}  # of fresh rows: where log μ is
+        self._weights: list[tuple[list[int], Tensor]] = []
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -95,29 +99,42 @@ class ReplayBuffer:
     def begin(self, batch: dict[str, Any], step: int) -> None:
         """A generation batch, of which nothing has been forwarded yet, after `step` optimizer steps."""
         self._fresh = {name: batch[name] for name in _READ if batch.get(name) is not None}
-        self._step, self._entered = step, set()
+        self._step, self._awaited, self._logps = step, set(batch["topr_rows"].tolist()), {}
 
     def note(self, numbers_B: Tensor, mu_logps_BT: Tensor, weights_B: Tensor) -> None:
         """What a forward has found of some rows, fresh or used again; the device is not waited for."""
-        self._noted.append((numbers_B.tolist(), mu_logps_BT.detach().float(), weights_B.detach().float()))
+        numbers = numbers_B.tolist()
+        places = [place for place, number in enumerate(numbers) if number in self._awaited]
+        if places:  # the first forward of a row has its log μ
+            kept = mu_logps_BT[places].detach().float()
+            self._logps |= {numbers[place]: (kept, k) for k, place in enumerate(places)}
+            self._awaited -= {numbers[place] for place in places}
+        self._weights.append((numbers, weights_B.detach().float()))
 
     def settle(self) -> None:
-        """Take the rows that were forwarded since `begin`, and the last weights of those that were used again."""
-        mu_logps: dict[int, Tensor] = {}
+        """Take the rows that were forwarded since `begin`, and the last weights of all."""
         weights: dict[int, float] = {}
-        for numbers, mu_logps_BT, weights_B in self._noted:
-            mu_logps = dict(zip(numbers, mu_logps_BT.cpu(), strict=True)) | mu_logps  # the first forward counts
+        for numbers, weights_B in self._weights:
             weights |= dict(zip(numbers, weights_B.tolist(), strict=True))
-        self._noted = []
-        fresh = {name: tensor.cpu() for name, tensor in self._fresh.items()} if mu_logps else {}
+        fresh = {name: tensor.cpu() for name, tensor in self._fresh.items()} if self._logps else {}
         entering = [
-            replace(_row(fresh, place, mu_logps[number], self._step), weight=weights[number])
+            _row(fresh, place, self._logps[number][0][self._logps[number][1]].cpu(), self._step)
             for place, number in enumerate(fresh["topr_rows"].tolist() if fresh else ())
-            if number in mu_logps and number not in self._entered and _is_learned_from(fresh, place)
+            if number in self._logps and fresh["topr_rewards"][place].nan_to_num(0.0) != 0
         ]
-        self._entered |= {row.number for row in entering}
-        self.rows = [replace(row, weight=weights.get(row.number, row.weight)) for row in self.rows]
-        self.add(entering)
+        self._logps, self._weights = {}, []
+        self.rows = [replace(row, weight=weights.get(row.number, row.weight)) for row in [*self.rows, *entering]]
+        self.add([])
+
+    # Log μ of logged rows that brought none, and checkpoints.
+
+    def without_log_mu(self, limits: TruncationLimits) -> list[ReplayRow]:
+        """The rows whose weight depends on a log μ that is unknown."""
+        return [
+            row
+            for row in self.rows
+            if (limits.ratio_matters_pos if row.reward > 0 else limits.ratio_matters_neg) and row.mu_logps.isnan().any()
+        ]
 
     def set_log_mu(self, logps: dict[int, Tensor]) -> None:
         """log μ of rows by their number, where it is unknown: at least as many values as a completion has tokens."""
@@ -126,11 +143,13 @@ class ReplayBuffer:
                 computed = logps[row.number][: len(row.mu_logps)]
                 self.rows[place] = replace(row, mu_logps=torch.where(row.mu_logps.isnan(), computed, row.mu_logps))
 
-    # Checkpoints.
+    def remove(self, rows: list[ReplayRow]) -> None:
+        gone = {row.number for row in rows}
+        self.rows = [row for row in self.rows if row.number not in gone]
 
     def state(self) -> dict[str, Any]:
         """For `torch.save`; `load` reads it."""
-        return {"rows": [asdict(row) for row in self.rows]}
+        return {"rows": [vars(row) for row in self.rows]}
 
     def load(self, state: dict[str, Any]) -> None:
         self.rows = [ReplayRow(**row) for row in state["rows"]]
@@ -138,24 +157,15 @@ class ReplayBuffer:
 
 def _kept(rows: list[ReplayRow], size: int, rule: str) -> list[ReplayRow]:
     """The rows that a rule keeps, in their order."""
-    newest_first = rows[::-1]
     if rule == "negatives":
-        newest_first = [row for row in newest_first if row.reward < 0]
+        rows = [row for row in rows if row.reward < 0]
     elif rule == "anna_karenina":
-        first_positives: dict[bytes, ReplayRow] = {}
-        for row in newest_first:
-            if row.reward > 0:
-                first_positives.setdefault(row.prompt_ids.numpy().tobytes(), row)
-        newest_first = [*first_positives.values(), *(row for row in newest_first if row.reward < 0)]
-    kept = {row.number for row in newest_first[:size]}
-    return [row for row in rows if row.number in kept]
+        newest = {row.prompt_ids.numpy().tobytes(): row.number for row in rows if row.reward > 0}
+        rows = [row for row in rows if row.reward < 0 or newest[row.prompt_ids.numpy().tobytes()] == row.number]
+    return rows[-size:]
 
 
 _READ = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "topr_rewards", "topr_rows")
-
-
-def _is_learned_from(batch: dict[str, Tensor], place: int) -> bool:
-    return bool(batch["topr_rewards"][place].nan_to_num(0.0) != 0)
 
 
 def _row(batch: dict[str, Tensor], place: int, mu_logps_T: Tensor, step: int) -> ReplayRow:
@@ -174,26 +184,29 @@ def _row(batch: dict[str, Tensor], place: int, mu_logps_T: Tensor, step: int) ->
     )
 
 
+def check_columns(batch: dict[str, Any]) -> None:
+    """A ValueError if a generation batch has a column with a row axis that is not kept, of images for instance."""
+    for name, values in batch.items():
+        if name not in _COLUMNS and not (values is None or (isinstance(values, Tensor) and values.dim() == 0)):
+            raise ValueError(f"Rows with {name} cannot be used again: only text is kept. Set replay_share=0.")
+
+
 def with_rows(batch: dict[str, Any], rows: list[ReplayRow], pad_token_id: int) -> dict[str, Any]:
-    """TRL's generation batch of F rows with K others behind them.
+    """TRL's generation batch of F rows with K others behind them; `topr_fresh` says which are the F.
 
     Where the batch has no log μ of its own rows (`old_per_token_logps`), that is NaN.
-
-    Raises:
-        ValueError: the batch has a column with a row axis that the K rows do not have, of images for instance.
     """
     shape, device = batch["completion_ids"].shape, batch["completion_ids"].device
     batch = {
         "old_per_token_logps": torch.full(shape, torch.nan, device=device),
+        "topr_fresh": torch.ones(shape[0], dtype=torch.bool, device=device),
         **{name: value for name, value in batch.items() if value is not None},
     }
     if not all(bool(row.written.all()) for row in rows):
         batch.setdefault("tool_mask", torch.ones(shape, dtype=torch.long, device=device))
     for name, values in batch.items():
-        if isinstance(values, Tensor) and values.dim() == 0:
+        if values.dim() == 0:
             continue
-        if name not in _COLUMNS:
-            raise ValueError(f"Rows with {name} cannot be used again: only text is kept. Set replay_share=0.")
         own = _column(name, rows, pad_token_id)
         if values.dim() == 2:
             values, own = _as_wide(name, pad_token_id, values, own)
@@ -207,54 +220,86 @@ def batch_of(rows: list[ReplayRow], pad_token_id: int, device: torch.device) -> 
     return {name: _column(name, rows, pad_token_id).long().to(device) for name in names}
 
 
+_NAME = "replay"  # of the dataset, in messages
+
+
+def check_logged(dataset: Any, temperature: float) -> None:
+    """What can be said about logged rows before a model is loaded.
+
+    Raises:
+        TypeError: they are no `datasets.Dataset`.
+        ValueError: they lack columns, were sampled at another temperature, have images, or are parts of longer
+            trajectories.
+    """
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"replay_dataset must be a datasets.Dataset, not {type(dataset).__name__}. Name a split.")
+    if {"image", "images"} & set(dataset.column_names):
+        raise ValueError("replay_dataset has images, and only text can be used again. Leave such rows out.")
+    reward_column(dataset)
+    check_finish_reasons(dataset)
+    if TEMPERATURE in dataset.column_names and (own := temperature_of({_NAME: dataset})) != temperature:
+        raise ValueError(
+            f"The {_NAME} dataset was sampled at temperature {own:g}, and log π is computed at temperature="
+            f"{temperature:g}. Set temperature={own:g}, or leave these rows out."
+        )
+    if (rollouts_of(dataset).counts_R > 1).any():
+        raise ValueError(
+            f"The {_NAME} dataset has trajectories in several rows ({ROLLOUT}), which only OfflineTOPRTrainer can "
+            "read. Leave them out."
+        )
+
+
 def logged_rows(
-    dataset: Dataset, processing_class: Any, config: PretrainedConfig, model: str, args: TOPRConfig
+    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, model: str, args: TOPRConfig
 ) -> list[ReplayRow]:
     """Rows as `OfflineTOPRTrainer` reads them, older than all that are generated; R is after the baseline.
 
     log μ is the column `mu_logps`, a sum spread over the tokens, or with `log_mu="sampler"` the column `sampler_logps`.
-    Without that it is NaN.
+    Without it, and of rows whose weight does not depend on it, it is NaN.
 
     Args:
+        dataset: rows that `check_logged` has passed.
         config, model: of the model that starts training, and its fingerprint; see `check_tokens`, `check_log_mu`.
 
     Raises:
-        ValueError: rows are malformed, were sampled at another temperature, or are parts of longer trajectories.
+        ValueError: rows are malformed, or all rewards are 0 after the baseline.
     """
-    name = "replay"
-    temperature_of({name: dataset}, args.temperature)
-    check_finish_reasons(dataset)
-    if (rollouts_of(dataset).counts_R > 1).any():
-        raise ValueError(
-            f"The {name} dataset has trajectories in several rows ({ROLLOUT}), which only OfflineTOPRTrainer can read. "
-            "Leave them out."
-        )
-    rewards, chosen = args.choose(reward_column(dataset), problem_column(dataset), args.seed, rule="none")
-    places = chosen.indices[rewards != 0]
-    kept = [column for column in ("mu_logps", "mu_fingerprint", "sampler_logps") if column in dataset.column_names]
     try:
-        rows = tokenize(dataset.select(places), processing_class, kept)
+        rewards, chosen = args.choose(reward_column(dataset), problem_column(dataset), args.seed, rule="none")
+    except ValueError as error:
+        raise ValueError(f"The {_NAME} dataset: {error}") from None
+    is_used = rewards != 0
+    if not is_used.any():
+        raise ValueError(
+            f"All {len(rewards)} rewards of the {_NAME} dataset are 0 after baseline={args.baseline}: there is nothing "
+            "to learn. Add rows with other rewards, or set baseline to a number below these."
+        )
+    rewards, places = rewards[is_used], chosen.indices[is_used]
+    kept = [column for column in ("mu_logps", "mu_fingerprint", "sampler_logps") if column in dataset.column_names]
+    if args.chat_template_kwargs and "chat_template_kwargs" not in dataset.column_names:
+        dataset = dataset.add_column("chat_template_kwargs", [args.chat_template_kwargs] * len(dataset))
+    try:
+        rows = tokenize(dataset.select(places), tokenizer, kept)
     except MalformedRow as error:
-        raise ValueError(f"Row {places[error.row]} of the {name} dataset: {error.why}. Fix or drop it.") from None
-    rows = rows.add_column("row", places).add_column("reward", rewards[rewards != 0])
-    check_tokens(name, rows, config, None)
+        raise ValueError(f"Row {places[error.row]} of the {_NAME} dataset: {error.why}. Fix or drop it.") from None
+    rows = rows.add_column("row", places).add_column("reward", rewards)
+    check_tokens(_NAME, rows, config, None)
     if args.log_mu == "sampler" and "sampler_logps" in kept:
         if why := why_incomparable(dataset, args.temperature, config.vocab_size):
-            raise ValueError(f"log_mu='sampler' and the {name} dataset: {why}.")
+            raise ValueError(f"log_mu='sampler' and the {_NAME} dataset: {why}.")
         rows = rows.remove_columns([column for column in kept if column != "sampler_logps"])
         rows = rows.rename_column("sampler_logps", "mu_logps")
+    needed = np.where(rewards > 0, args.limits.ratio_matters_pos, args.limits.ratio_matters_neg)
     if "mu_logps" in rows.column_names:
-        limits, is_positive = args.limits, rewards[rewards != 0] > 0
-        needed = np.where(is_positive, limits.ratio_matters_pos, limits.ratio_matters_neg)
-        check_log_mu(name, rows, needed, model, args)
-    return [_logged(row, k - len(rows)) for k, row in enumerate(rows)]
+        check_log_mu(_NAME, rows, needed, model, args)
+    return [_logged(row, k - len(rows), bool(needed[k])) for k, row in enumerate(rows)]
 
 
-def _logged(row: dict[str, Any], number: int) -> ReplayRow:
+def _logged(row: dict[str, Any], number: int, needs_log_mu: bool) -> ReplayRow:
     ids, start = torch.tensor(row["input_ids"], dtype=torch.int32), row["prompt_length"]
     mask = row.get(MASK)
     written = torch.ones(len(ids) - start, dtype=torch.bool) if mask is None else torch.tensor(mask)
-    logps = row.get("mu_logps")
+    logps = row.get("mu_logps") if needs_log_mu else None
     if not isinstance(logps, list):
         logps = torch.nan if logps is None else logps / int(written.sum())
     mu_logps = torch.zeros(len(written))
@@ -275,6 +320,7 @@ _COLUMNS: dict[str, tuple[Callable[[ReplayRow], Any], float]] = {
     "advantages": (lambda row: 0.0, 0),  # neither
     "topr_rewards": (lambda row: row.reward, 0),
     "topr_rows": (lambda row: row.number, 0),
+    "topr_fresh": (lambda row: False, 0),
 }
 
 

@@ -1,5 +1,6 @@
 """`TOPRTrainer`: TRL's GRPOTrainer with TOPR's weights, rewards and curation."""
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from topr_trl.completions_log import WEIGHT_COLUMNS, Shown
 from topr_trl.config import REPLAYED_BATCHES, TOPRConfig
 from topr_trl.curation import Curated
 from topr_trl.metrics import completion_means, warn_if_far
-from topr_trl.replay import ReplayBuffer, ReplayRow, batch_of, logged_rows, with_rows
+from topr_trl.replay import ReplayBuffer, ReplayRow, batch_of, check_columns, check_logged, logged_rows, with_rows
 from topr_trl.rewards import checked
 from topr_trl.trainer_base import TOPRMixin, say, settings_for
+
+_POSITIONS = re.compile(r"\b(wpe|\w*position\w*)$")  # names of learned position embeddings
 
 
 class TOPRTrainer(TOPRMixin, GRPOTrainer):
@@ -39,8 +42,13 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     A generation batch whose rewards are all the same cannot reach an `effective_positive_share`; it is trained on with
     the last baseline that was solved (0 before there is one, which after resuming is so again).
 
+    Args:
+        replay_dataset (`Dataset`, *optional*): with `replay_share`, logged rows that are used again from the beginning:
+            what [`OfflineTOPRTrainer`] reads, one row per completion. Without a column `mu_logps`, log μ is computed
+            with the starting weights.
+
     Raises:
-        TypeError: `args` is not a `TOPRConfig`.
+        TypeError: `args` is not a `TOPRConfig`, or `replay_dataset` no `Dataset`.
         ValueError: the dataset has no `prompt`, a prompt does not fit in the model's context, or a reward is infinite.
     """
 
@@ -57,11 +65,15 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             raise ValueError(f"The training dataset needs a column prompt; it has {dataset.column_names}. Rename one.")
         args = settings_for("TOPRTrainer", model, args, TOPRConfig)
         logged: Dataset | None = kwargs.pop("replay_dataset", None)
-        if logged is not None and not args.replay_share:
-            raise ValueError("replay_dataset has no meaning without replay_share. Set replay_share=0.5, or so.")
+        if logged is not None:
+            if not args.replay_share:
+                raise ValueError("replay_dataset has no meaning without replay_share. Set replay_share=0.5.")
+            check_logged(logged, args.temperature)
+        if args.replay_share and isinstance(dataset, Dataset) and {"image", "images"} & set(dataset.column_names):
+            raise ValueError("Rows with images cannot be used again: only text is kept. Set replay_share=0.")
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
-        self._said_replay = False
+        self._said_replay = self._any_signal = self._warned_of_silence = False
         self._rows_made = 0  # rows generated so far, all processes; they are numbered
         self._shown_weights: dict[int, list[Shown]] = {}  # of the rows of the table of completions
         super().__init__(model, reward_funcs, args, *rest, **kwargs)
@@ -123,6 +135,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         self._rows_made += len(raw_rewards)
         if train:
             # Under a mean as baseline, rewards that are all the same are normal, and say nothing of the next batch.
+            self._any_signal = self._any_signal or bool(rewards.any())
             if rewards.any() or not len(rewards) or self.args.baseline not in BASELINES:
                 self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args)
             self._say_share(rewards, self.args)
@@ -203,27 +216,35 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     def _make_replay(self, logged: Dataset | None) -> ReplayBuffer:
         """The buffer, with the logged rows of this process."""
         args, process, processes = self.args, self.accelerator.process_index, self.accelerator.num_processes
+        # They would begin elsewhere in a batch that is padded to another width, and log μ is of where they began.
+        if any(isinstance(m, nn.Embedding) and _POSITIONS.search(name) for name, m in self.model.named_modules()):
+            raise ValueError(
+                f"replay_share={args.replay_share} needs a model whose positions are relative: with learned ones, as "
+                "here, log π depends on how a batch is padded. Set replay_share=0."
+            )
         rows: list[ReplayRow] = []
         if logged is not None:
             temperature = f"@{args.temperature:g}" if args.temperature != 1 else ""
             config, fingerprint = self.model.config.get_text_config(), model_fingerprint(self.model) + temperature
             with self.accelerator.main_process_first():
-                rows = logged_rows(logged, self.processing_class, config, fingerprint, args)
+                rows = logged_rows(logged, self._tokenizer, config, fingerprint, args)
         size = args.replay_size or max(REPLAYED_BATCHES * args.generation_batch_size, len(rows))
         buffer = ReplayBuffer(size // processes, args.replay_rule)
-        buffer.add(rows[process::processes])
+        own = np.random.default_rng(args.seed).permutation(len(rows))[process::processes]
+        buffer.add([rows[place] for place in own])
         return buffer
 
     def _use_again(self, batch: dict[str, Any], buffer: ReplayBuffer) -> dict[str, Any]:
         """The local generation batch with rows of earlier ones behind it, as many on every process."""
-        share, steps = self.args.replay_share, self.args.steps_per_generation
+        check_columns(batch)
+        args, steps = self.args, self.args.steps_per_generation
         step, processes, fresh = self.state.global_step, self.accelerator.num_processes, len(batch["completion_ids"])
         buffer.settle()
         if step == 0:
             self._compute_log_mu(buffer)
         kept = self._of_all(len(buffer))
-        count = steps * min(round(fresh * share / (1 - share) / steps), int(min(kept)) // steps)
-        rows = buffer.draw(count, [self.args.seed, step, self.accelerator.process_index])
+        count = steps * min(args.rows_again(fresh // steps), int(min(kept)) // steps)
+        rows = buffer.draw(count, [args.seed, self._rows_made, self.accelerator.process_index])
         buffer.begin(batch, step)
         metrics = self._metrics["train"]
         metrics["topr/replay/kept"].append(sum(kept))
@@ -233,10 +254,11 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         metrics["topr/replay/age"].append(sum(self._of_all(sum(step - row.step for row in rows))) / count / processes)
         if not self._said_replay:
             self._said_replay = True
+            most = buffer.size * buffer.nbytes / len(buffer) / 2**20
             say(
-                f"{len(buffer)} rows to be used again take {buffer.nbytes / 2**20:.1f} MB; each process keeps at most "
-                f"{buffer.size}.",
-                self.args,
+                f"each process keeps at most {buffer.size} rows to use them again, about {most:.1f} MB if they are as "
+                "long as those so far.",
+                args,
             )
         # The loss is to be the mean over rows that were chosen or are used again; `topr_scale` makes up for the others.
         chosen = fresh * processes / float(batch.get("topr_scale", 1.0))
@@ -247,12 +269,10 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     @torch.no_grad()
     def _compute_log_mu(self, buffer: ReplayBuffer) -> None:
         """Compute log μ of logged rows that brought none, while the weights are those that training starts from."""
-        size, limits = self.args.per_device_train_batch_size, self.args.limits
-        unknown = [
-            row
-            for row in buffer.rows
-            if (limits.ratio_matters_pos if row.reward > 0 else limits.ratio_matters_neg) and row.mu_logps.isnan().any()
-        ]
+        size, pad = self.args.per_device_train_batch_size, self._tokenizer.pad_token_id
+        unknown = buffer.without_log_mu(self.args.limits)
+        one = torch.tensor([pad])
+        blank = ReplayRow(one, one, one == pad, torch.zeros(1), reward=0.0, number=0, step=0)
         # Sharded weights need all processes, as often as the one with the most rows.
         starts = range(0, int(max(self._of_all(len(unknown)))), size)
         computed: dict[int, Tensor] = {}
@@ -260,7 +280,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             starts, "Computing log μ", disable=not (starts and self.is_world_process_zero()), leave=False
         ):
             rows = unknown[start : start + size]
-            batch = batch_of(rows or buffer.rows[:1], self._tokenizer.pad_token_id, self.accelerator.device)
+            batch = batch_of(rows or [blank], pad, self.accelerator.device)
             ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
             mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
             length = batch["completion_ids"].size(1)
@@ -306,8 +326,9 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         mu_logps = inputs.pop("old_per_token_logps", None)
         if mu_logps is None:  # TRL computes none when the weights are still those that sampled
             mu_logps = policy_logps_BT.detach()
-        elif self._replay is not None:  # beside rows that are used again, fresh ones have NaN then
-            mu_logps = torch.where(mu_logps.isnan(), policy_logps_BT.detach(), mu_logps)
+        elif "topr_fresh" in inputs:  # beside rows that are used again; TRL may have computed none of the fresh ones
+            unknown = mu_logps.isnan() & inputs["topr_fresh"].unsqueeze(-1)
+            mu_logps = torch.where(unknown, policy_logps_BT.detach(), mu_logps)
         if self.args.log_mu == "sampler":
             sampler_logps = inputs.get("sampling_per_token_logps")
             if sampler_logps is None:
@@ -335,7 +356,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         if self._replay is not None:
             self._replay.settle()
             path = self._replay_file(output_dir)
-            path.parent.mkdir(parents=True, exist_ok=True)  # the main process may not have come so far
+            path.parent.mkdir(parents=True, exist_ok=True)  # the main process may not have made it yet
             torch.save({**self._replay.state(), "rows_made": self._rows_made}, path)
         super()._save_rng_state(output_dir)
 
@@ -343,13 +364,24 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         super()._load_rng_state(checkpoint)
         if self._replay is None or checkpoint is None:
             return
-        path = self._replay_file(checkpoint)
-        if not path.is_file():
-            warnings.warn(f"{path} is missing, so no row of before the checkpoint is used again.", stacklevel=2)
-            return
-        state = torch.load(path, weights_only=True)
-        self._replay.load(state)
-        self._rows_made = state["rows_made"]
+        path, count = self._replay_file(checkpoint), len(list(Path(checkpoint).glob("replay_*.pt")))
+        if count != self.accelerator.num_processes:
+            warnings.warn(
+                f"{checkpoint} has the rows of {count} processes to be used again, and now there are "
+                f"{self.accelerator.num_processes}: what has no process, or no file, is left out.",
+                stacklevel=2,
+            )
+        rows_made = self._rows_made
+        if path.is_file():
+            try:
+                state = torch.load(path, weights_only=True)
+            except Exception as error:
+                raise ValueError(f"{path} is damaged ({error}). Put it back whole, or remove it.") from error
+            self._replay.load(state)
+            rows_made = state["rows_made"]
+        else:  # the weights are no longer those that log μ of logged rows would be of
+            self._replay.remove(self._replay.without_log_mu(self.args.limits))
+        self._rows_made = int(max(self._of_all(rows_made)))
 
     def _replay_file(self, checkpoint: str) -> Path:
         return Path(checkpoint) / f"replay_{self.accelerator.process_index}.pt"
@@ -360,4 +392,11 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             del metrics[name]  # of GRPO's clipping, always 0 here
         if self.args.log_completions:
             self._show_weights_in_completions()
+        if self._mode == "train" and self._rows_made and not (self._any_signal or self._warned_of_silence):
+            self._warned_of_silence = True
+            warnings.warn(
+                f"All {self._rows_made} completions so far have R = 0 after baseline={self.args.baseline}: their "
+                "rewards are all the same, and there is nothing to learn. Look at the reward functions.",
+                stacklevel=2,
+            )
         super().log(logs, start_time)

@@ -11,7 +11,7 @@ from benchmarks.cells import Cell, Store, Unfinished
 from benchmarks.online import COMPLETIONS, TESTED_AFTER, TOPR, TRL, OnlineArm, run
 from benchmarks.pictures import curve, figure, save
 from benchmarks.setting import Profile
-from benchmarks.statistics import Interval, interval, over_seeds
+from benchmarks.statistics import Interval, interval
 from benchmarks.verdicts import MEASURED, Verdict, markdown_table
 
 BASES = ("main", "sure-17", "hard")  # slips, a confident mistake, more steps per problem
@@ -72,7 +72,7 @@ def _found(store: Store, arm: OnlineArm) -> list[dict[str, Any]]:
 
 def _points(results: list[dict[str, Any]]) -> list[Interval]:
     """pass@1 after each number of completions; a run that has failed stays where it was."""
-    by_run = [[point["pass@1"] for point in result["curve"]] for result in results]
+    by_run = [[point["pass@1"] for point in result["curve"]] or [0.0] for result in results]
     held = [values + values[-1:] * (len(TESTED_AFTER) - len(values)) for values in by_run]
     return [interval(values) for values in zip(*held, strict=True)]
 
@@ -107,10 +107,9 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         rows = [
             [
                 _label(arm), str(arm.uses), f"{_tuned(store, arm)[1]:g}",
-                over_seeds({n: (r["curve"][-1]["pass@1"], r["curve"][-1]["error"]) for n, r in enumerate(found[arm])})
-                .percent(),
+                points[arm][-1].percent(),
                 "not reached" if (count := needed(points[arm], target)) is None else f"{count:,.0f}",
-                f"{np.mean([r['curve'][-1]['seconds'] for r in found[arm]]):.0f}",
+                f"{np.mean([r['curve'][-1]['seconds'] for r in found[arm] if r['curve']]):.0f}",
                 str(sum(r["failed"] for r in found[arm])),
             ]
             for arm in own

@@ -268,7 +268,7 @@ ROWS = [
     tokenized(
         "all rewards are 0",
         "All 8 rewards of the training dataset are 0 after baseline=mean: there is nothing to learn. Add rows "
-        "with other rewards. If all are good, baseline=0 imitates them.",
+        "with other rewards. To imitate all, set baseline to a number below them.",
         reward=[0.0] * 8,
     ),
     tokenized(

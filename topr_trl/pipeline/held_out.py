@@ -101,7 +101,7 @@ def _plan(
     if len(names) < 2:
         raise ValueError(
             f"There is nothing to choose between: the rewards of the {len(training)} rows to train on are all "
-            f"{rewards[training][0]:g}, or of one sign. A trial needs good and bad rows."
+            f"{rewards[training][0]:g}. A trial needs good and bad rows."
         )
     positive_share = float((rewards[training] >= rewards[training].mean()).mean())
     if "reward" not in rows.column_names:
