@@ -57,18 +57,23 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
     _rewards_per_func: Tensor  # raw rewards of the generation batch at hand, all processes
 
     def __init__(
-        self, model: Any, reward_funcs: Any = None, args: TOPRConfig | None = None, *rest: Any, **kwargs: Any
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: TOPRConfig | None = None,
+        *rest: Any,
+        replay_dataset: Dataset | None = None,
+        **kwargs: Any,
     ) -> None:
         dataset = rest[0] if rest else kwargs.get("train_dataset")
         writes_prompts = kwargs.get("environment_factory") is not None  # then the dataset need not have any
         if isinstance(dataset, Dataset) and "prompt" not in dataset.column_names and not writes_prompts:
             raise ValueError(f"The training dataset needs a column prompt; it has {dataset.column_names}. Rename one.")
         args = settings_for("TOPRTrainer", model, args, TOPRConfig)
-        logged: Dataset | None = kwargs.pop("replay_dataset", None)
-        if logged is not None:
+        if replay_dataset is not None:
             if not args.replay_share:
                 raise ValueError("replay_dataset has no meaning without replay_share. Set replay_share=0.5.")
-            check_logged(logged, args.temperature)
+            check_logged(replay_dataset, args.temperature)
         if args.replay_share and isinstance(dataset, Dataset) and {"image", "images"} & set(dataset.column_names):
             raise ValueError("Rows with images cannot be used again: only text is kept. Set replay_share=0.")
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
@@ -89,7 +94,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         if args.log_completions:
             for name in self.reward_func_names:
                 self._refuse_own_column(name, "A reward function")
-        self._replay = self._make_replay(logged) if args.replay_share else None
+        self._replay = self._make_replay(replay_dataset) if args.replay_share else None
         # The loss of TRL that is `-A · ratio` averaged over the tokens of a completion and then over completions.
         self.loss_type = "grpo"
 

@@ -75,7 +75,8 @@ SETTINGS = [
     of_both("a share of 0", "effective_positive_share must be in (0, 1], not 0.0.", effective_positive_share=0.0),
     of_both(
         "a baseline and a share",
-        "baseline=0.5 and effective_positive_share=0.2 both set the baseline. Keep one of them.",
+        "baseline=0.5 and effective_positive_share=0.2 both set the baseline. Keep one of them (baseline='mean', the "
+        "default, counts as none).",
         baseline=0.5,
         effective_positive_share=0.2,
     ),
