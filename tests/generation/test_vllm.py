@@ -77,7 +77,9 @@ def test_checkpoints_of_the_trainer_from_iteration_to_iteration(problems, tmp_pa
         path = str(tmp_path / f"iteration-{iteration}")
         trainer = OfflineTOPRTrainer(
             model,
-            OfflineTOPRConfig(path, learning_rate=1e-3, use_cpu=True, bf16=False, report_to="none", max_steps=3),
+            OfflineTOPRConfig(
+                path, baseline=0, learning_rate=1e-3, use_cpu=True, bf16=False, report_to="none", max_steps=3
+            ),
             scored,
             processing_class=tokenizer,
         )
