@@ -86,6 +86,11 @@ def model_fingerprint(model: nn.Module) -> str:
     return result
 
 
+def mu_fingerprint(model: nn.Module, temperature: float) -> str:
+    """Of a model whose log-probabilities at a temperature are log μ; those at another one are another policy's."""
+    return model_fingerprint(model) + (f"@{temperature:g}" if temperature != 1 else "")
+
+
 @contextmanager
 def _whole(parameter: nn.Parameter) -> Iterator[Tensor]:
     """The whole of a parameter that may be sharded."""

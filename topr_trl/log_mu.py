@@ -30,6 +30,7 @@ from topr_trl.data.collator import column, completion_lengths, lengths_of
 from topr_trl.data.masks import MASK
 from topr_trl.data.rollouts import PARTS
 from topr_trl.data.tables import atomic_write
+from topr_trl.loss import TruncationLimits
 from topr_trl.metrics import sampler_distance
 
 logger = logging.getLogger(__name__)
@@ -72,9 +73,8 @@ class LogMu:
         self.sampler_distance: dict[str, float] = {}
 
     def needs(self, dataset: Dataset) -> NDArray[np.bool_]:
-        """(N,) which rows have a weight that depends on π/μ: none with R = 0, no sign whose two limits are equal."""
-        rewards_N, limits = column(dataset, "reward").to_numpy(), self.args.limits
-        return np.where(rewards_N > 0, limits.ratio_matters_pos, limits.ratio_matters_neg) & (rewards_N != 0)
+        """(N,) see `needs_log_mu`."""
+        return needs_log_mu(column(dataset, "reward").to_numpy(), self.args.limits)
 
     def plan(self, name: str, dataset: Dataset, model: str, resumed: bool = False) -> None:
         """Find out where log μ of a dataset comes from; what is neither in the rows nor on disk is planned.
@@ -183,6 +183,11 @@ class LogMu:
                 "it, under its old name.",
                 stacklevel=6,
             )
+
+
+def needs_log_mu(rewards_N: FloatArray, limits: TruncationLimits) -> NDArray[np.bool_]:
+    """(N,) which rows have a weight that depends on π/μ, by R: none with R = 0, no sign whose two limits are equal."""
+    return np.where(rewards_N > 0, limits.ratio_matters_pos, limits.ratio_matters_neg) & (rewards_N != 0)
 
 
 def _keys(dataset: Dataset, which_N: NDArray[np.bool_]) -> list[tuple[int, int]]:

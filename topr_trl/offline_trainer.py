@@ -18,7 +18,7 @@ from trl import SFTTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from topr_trl.baseline import FloatArray, subtract_baseline
-from topr_trl.checkpoints import model_fingerprint
+from topr_trl.checkpoints import mu_fingerprint
 from topr_trl.completions_log import LogCompletions
 from topr_trl.config import OfflineTOPRConfig
 from topr_trl.data.collator import (
@@ -224,8 +224,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             )
 
     def _plan_log_mu(self, datasets: dict[str, Dataset], resumed: bool = False) -> None:
-        # log-probabilities at another temperature are another policy's
-        model = model_fingerprint(self.model) + (f"@{self._temperature:g}" if self._temperature != 1 else "")
+        model = mu_fingerprint(self.model, self._temperature)
         for name, dataset in datasets.items():
             self._log_mu.plan(name, dataset, model, resumed)
 

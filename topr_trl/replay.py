@@ -18,7 +18,7 @@ from topr_trl.data.rollouts import rollouts_of
 from topr_trl.data.rows import ROLLOUT, MalformedRow, check_finish_reasons, problem_column, reward_column
 from topr_trl.data.sampled import TEMPERATURE, temperature_of, why_incomparable
 from topr_trl.data.tokenization import tokenize
-from topr_trl.log_mu import check_log_mu
+from topr_trl.log_mu import check_log_mu, needs_log_mu
 from topr_trl.loss import TruncationLimits
 from topr_trl.metrics import DEAD_WEIGHT
 
@@ -130,11 +130,8 @@ class ReplayBuffer:
 
     def without_log_mu(self, limits: TruncationLimits) -> list[ReplayRow]:
         """The rows whose weight depends on a log μ that is unknown."""
-        return [
-            row
-            for row in self.rows
-            if (limits.ratio_matters_pos if row.reward > 0 else limits.ratio_matters_neg) and row.mu_logps.isnan().any()
-        ]
+        needed = needs_log_mu(np.array([row.reward for row in self.rows]), limits)
+        return [row for row, needs in zip(self.rows, needed, strict=True) if needs and row.mu_logps.isnan().any()]
 
     def set_log_mu(self, logps: dict[int, Tensor]) -> None:
         """log μ of rows by their number, where it is unknown: at least as many values as a completion has tokens."""
@@ -289,7 +286,7 @@ def logged_rows(
             raise ValueError(f"log_mu='sampler' and the {_NAME} dataset: {why}.")
         rows = rows.remove_columns([column for column in kept if column != "sampler_logps"])
         rows = rows.rename_column("sampler_logps", "mu_logps")
-    needed = np.where(rewards > 0, args.limits.ratio_matters_pos, args.limits.ratio_matters_neg)
+    needed = needs_log_mu(rewards, args.limits)
     if "mu_logps" in rows.column_names:
         check_log_mu(_NAME, rows, needed, model, args)
     return [_logged(row, k - len(rows), bool(needed[k])) for k, row in enumerate(rows)]

@@ -15,7 +15,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from topr_trl.baseline import BASELINES
-from topr_trl.checkpoints import model_fingerprint
+from topr_trl.checkpoints import mu_fingerprint
 from topr_trl.completions_log import WEIGHT_COLUMNS, Shown
 from topr_trl.config import REPLAYED_BATCHES, TOPRConfig
 from topr_trl.curation import Curated
@@ -229,8 +229,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             )
         rows: list[ReplayRow] = []
         if logged is not None:
-            temperature = f"@{args.temperature:g}" if args.temperature != 1 else ""
-            config, fingerprint = self.model.config.get_text_config(), model_fingerprint(self.model) + temperature
+            config, fingerprint = self.model.config.get_text_config(), mu_fingerprint(self.model, args.temperature)
             with self.accelerator.main_process_first():
                 rows = logged_rows(logged, self._tokenizer, config, fingerprint, args)
         size = args.replay_size or max(REPLAYED_BATCHES * args.generation_batch_size, len(rows))

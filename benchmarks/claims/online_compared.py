@@ -1,5 +1,6 @@
 """`TOPRTrainer` beside `GRPOTrainer` in training: what a completion that was sampled is worth, used once or often."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,9 @@ def tried(base: str) -> list[OnlineArm]:
     return found
 
 
-def _at(arm: OnlineArm, rate: float) -> OnlineArm:
-    return OnlineArm(arm.base, arm.method, arm.uses, rate, arm.replay_share)
-
-
 def _tuned(store: Store, arm: OnlineArm) -> tuple[list[float], float | None]:
     def end(rate: float) -> float | None:
-        result = store.get(_at(arm, rate).cell(TUNING_SEED))
+        result = store.get(replace(arm, learning_rate=rate).cell(TUNING_SEED))
         return None if result is None else 0.0 if result["failed"] else float(result["curve"][-1]["pass@1"])
 
     return arms.best_rate(RATES, FURTHER, end)
@@ -50,8 +47,8 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
     for base in BASES:
         for arm in tried(base):
             rates, best = _tuned(store, arm)
-            tuning += [_at(arm, rate).cell(TUNING_SEED) for rate in rates]
-            reported += [_at(arm, best).cell(seed) for seed in range(SEEDS) if best is not None]
+            tuning += [replace(arm, learning_rate=rate).cell(TUNING_SEED) for rate in rates]
+            reported += [replace(arm, learning_rate=best).cell(seed) for seed in range(SEEDS) if best is not None]
     return tuning + reported
 
 
@@ -67,7 +64,9 @@ def _found(store: Store, arm: OnlineArm) -> list[dict[str, Any]]:
     best = _tuned(store, arm)[1]
     if best is None:
         raise Unfinished(f"{arm} has not been tuned")
-    return [result for _, result in store.results([_at(arm, best).cell(seed) for seed in range(SEEDS)])]
+    return [
+        result for _, result in store.results([replace(arm, learning_rate=best).cell(seed) for seed in range(SEEDS)])
+    ]
 
 
 def _points(results: list[dict[str, Any]]) -> list[Interval]:
