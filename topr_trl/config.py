@@ -247,7 +247,8 @@ def refuse_split_sequences(parallelism: Any) -> None:
             )
 
 
-def _refuse_foreign_settings(args: object, parent: type, trainer: str, advice: dict[str, str]) -> None:
+def refuse_settings(args: object, parent: type, trainer: str, advice: dict[str, str]) -> None:
+    """A ValueError for settings of the parent's own loss that are not at their defaults, with what to do instead."""
     defaults = {f.name: f.default for f in fields(parent)}
     foreign = {name: value for name in advice if (value := getattr(args, name)) != defaults[name]}
     if foreign:
@@ -373,7 +374,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
                 f"loss_type={self.loss_type!r} is one of GRPO's losses; TOPRTrainer has its own. Remove it, or use "
                 f"trl.GRPOTrainer. Related methods are presets here: {', '.join(PRESETS)}."
             )
-        _refuse_foreign_settings(self, GRPOConfig, "TOPRTrainer", _GRPO_ONLY)
+        refuse_settings(self, GRPOConfig, "TOPRTrainer", _GRPO_ONLY)
         if self.log_mu == "sampler" and not self.use_vllm:
             raise ValueError(
                 "log_mu='sampler' needs use_vllm=True: transformers' generate reports no log-probabilities."
@@ -465,7 +466,7 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
 
     def __post_init__(self) -> None:
         self.validate_topr()
-        _refuse_foreign_settings(self, SFTConfig, "OfflineTOPRTrainer", _SFT_ONLY)
+        refuse_settings(self, SFTConfig, "OfflineTOPRTrainer", _SFT_ONLY)
         template = self.chat_template_path
         if template and template.endswith((".jinja", ".j2")) and not Path(template).is_file():  # TRL would ask the Hub
             raise ValueError(f"chat_template_path: there is no file {template}.")

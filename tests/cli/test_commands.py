@@ -15,7 +15,7 @@ from topr_trl.cli.commands import KINDS, parse, settings_of
 from topr_trl.pipeline import stages
 from topr_trl.pipeline.arguments import IterateArguments
 from topr_trl.pipeline.loop import steps_of
-from topr_trl.pipeline.steps import write_settings
+from topr_trl.pipeline.processes import write_settings
 from topr_trl.tasks import arithmetic
 
 CPU = ["--use_cpu", "true", "--bf16", "false"]
@@ -96,7 +96,7 @@ def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
         ("iterate", "keep_copies", "The rows of an iteration are in one folder, and kept once. Leave it out."),
         ("evaluate", "eval_samples", "It is called --num_generations_eval now."),
         ("iterate", "num_candidates", "It is called --num_generations now."),
-        ("train", "num_generations_eval", "It is a setting of topr evaluate, iterate, trial."),
+        ("train", "num_generations_eval", "It is a setting of topr evaluate, iterate, trial, plan."),
     ],
 )
 def test_what_an_unknown_setting_may_have_meant(command, name, hint, own):
@@ -193,7 +193,7 @@ def test_stages_of_the_loop_take_what_it_gives_them(training, tmp_path, monkeypa
     for step in steps_of(loop):
         step.folder.mkdir(parents=True, exist_ok=True)
         if step.stage in ("sample", "log-mu", "train"):
-            args = parse(step.stage, ["--config", str(write_settings(step))])
+            args = parse(step.stage, ["--config", str(write_settings(step.stage, step.args))])
             _, inputs_of = stages.STAGES[step.stage]
             assert inputs_of(args) == inputs_of(step.args)
             apart += 1

@@ -7,7 +7,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.memory import BUCKET, MODEL, RESULT
 from topr_trl.cli import main as cli
-from topr_trl.cli.gpu_memory import DEEPSPEED_BUCKET, DEEPSPEED_LIVE, Shape, activation_bytes, memory
+from topr_trl.cli.gpu_memory import (
+    DEEPSPEED_BUCKET,
+    DEEPSPEED_LIVE,
+    Shape,
+    activation_bytes,
+    cache_bytes,
+    decoding_seconds,
+    memory,
+)
 from topr_trl.cli.memory_plan import KNOWN, PlanArguments
 from topr_trl.pipeline.arguments import IterateArguments
 
@@ -100,7 +108,8 @@ def test_lora_trains_little(shapes):
 
 
 def test_what_is_left_out_is_planned_as_the_loop_runs_it(capsys):
-    own = {"nodes", "gpus", "gpu_memory", "gpu_tflops", "mfu", "lora_parameters", "prompt_tokens"}
+    own = {"nodes", "gpus", "gpu_memory", "gpu_tflops", "mfu", "lora_parameters", "prompt_tokens",
+           "gpu_bandwidth", "mbu"}  # fmt: skip
     planned = {field.name: field.default for field in fields(PlanArguments) if field.name not in own}
     assert planned.pop("model_name_or_path") == "8b"  # the loop's is the embedded model, which needs no plan
     assert {name: getattr(IterateArguments, name) for name in planned} == planned
@@ -162,3 +171,42 @@ def test_command(capsys):
     for wrong in ({"optim": "lion"}, {"curation": "best"}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be one of"):
             PlanArguments(**wrong)
+
+
+def test_a_division_of_the_gpus_between_sampling_and_training(capsys):
+    cli.main(["plan", "--curation", "anna_karenina", "--optim", "adamw_torch_fused", "--overlap", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    found = [line.replace("*", "").split() for line in lines if " + " in line[:6]]
+    splits = {words[0] + "+" + words[2]: words for words in found}
+    assert list(splits) == [f"{8 - n}+{n}" for n in range(2, 8)]  # training does not fit on one
+    hours = {split: (float(words[3]), float(words[4]), float(words[5])) for split, words in splits.items()}
+    for sampling, training, iteration in hours.values():
+        assert iteration == max(sampling, training)
+    best = min(hours, key=lambda split: hours[split][2])
+    assert next(line for line in lines if "*" in line).startswith(best.replace("+", " + "))
+    # Twice the GPUs, half the time.
+    assert hours["4+4"][1] == pytest.approx(hours["6+2"][1] / 2, abs=0.01)
+    assert hours["4+4"][0] == pytest.approx(hours["2+6"][0] / 2, abs=0.01)
+    cli.main(["plan", "--overlap", "1", "--gpus", "1"])
+    assert "1 GPUs cannot be divided so that an engine (1 GPUs)" in capsys.readouterr().out
+
+
+def test_a_division_has_room_for_what_trains(capsys):
+    """docs/scaling.md: full training of 70B needs three nodes."""
+    plan = ["plan", "--model", "70b", "--vllm_tensor_parallel_size", "4", "--optim", "adamw_torch_fused", "--overlap",
+            "1", "--per_device_train_batch_size", "1"]  # fmt: skip
+    cli.main([*plan, "--nodes", "4"])
+    printed = capsys.readouterr().out
+    assert "8 + 24 *" in printed
+    assert "16 + 16" not in printed
+    cli.main([*plan, "--nodes", "3"])
+    assert "24 GPUs cannot be divided" in capsys.readouterr().out
+
+
+def test_an_engine_reads_its_weights_for_each_token(shapes):
+    """Few sequences: the weights are read in the time; many: their caches; a slow GPU: it multiplies."""
+    shape, fast = shapes["8b"], 1e30
+    one = decoding_seconds(shape, 1, 0, 1e12, fast)
+    assert one == pytest.approx(2 * shape.total / 1e12)
+    assert decoding_seconds(shape, 100, 1_000, 1e12, fast) == pytest.approx(one + 1e5 * cache_bytes(shape) / 1e12)
+    assert decoding_seconds(shape, 100, 0, fast, 1e12) == pytest.approx(100 * 2 * shape.total / 1e12)

@@ -7,16 +7,18 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from safetensors.torch import load_file
 
 from topr_trl import load_rows
 from topr_trl.cli import commands
-from topr_trl.pipeline import stages
+from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.arguments import IterateArguments
-from topr_trl.pipeline.loop import check, steps_of
-from topr_trl.pipeline.steps import _devices, write_settings
+from topr_trl.pipeline.lineage import weights_of
+from topr_trl.pipeline.loop import check, sides_of, steps_of
+from topr_trl.pipeline.processes import write_settings
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"
 KILLS = 20
@@ -69,7 +71,7 @@ def test_stages_get_the_settings_of_the_loop(tmp_path):
             if step.stage != "evaluate" and hasattr(step.args, name):
                 assert getattr(step.args, name) == value, (step.stage, name)
         if step.stage in ("sample", "log-mu", "train"):  # by the YAML that they are started with
-            parsed = commands.parse(step.stage, ["--config", str(write_settings(step))])
+            parsed = commands.parse(step.stage, ["--config", str(write_settings(step.stage, step.args))])
             _, inputs_of = stages.STAGES[step.stage]
             if step.stage != "sample":
                 (step.folder.parent / "rollouts").mkdir(parents=True, exist_ok=True)
@@ -101,12 +103,38 @@ def test_what_would_fail_later_is_refused_first(tmp_path, monkeypatch):
         check(now)
 
 
-def test_workers_share_the_gpus_that_the_loop_sees(monkeypatch):
-    for visible, seen in ((None, "2,3"), ("4,5,6,7", "6,7"), ("", None)):
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        if visible is not None:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert _devices(range(2, 4)).get("CUDA_VISIBLE_DEVICES") == seen
+@pytest.mark.parametrize("overlap", [0, 1, 2, 9])
+def test_sides(tmp_path, overlap):
+    """Each step comes after what it needs: the model that writes its rows, or that it tests or trains on."""
+    settings = loop(tmp_path, iterations=4, overlap=overlap, model_name_or_path="base")
+    sides = sides_of(settings)
+    assert set(sides) == ({"sampling", "training"} if overlap else {""})
+    every = [step for steps in sides.values() for step in steps]
+    assert len(every) == 3 + 4 * 8
+
+    def number(path):
+        return 0 if path == "base" else int(Path(path).parent.name.removeprefix("iteration-"))
+
+    def comes_after(step, other):
+        side = next(steps for steps in sides.values() if any(one is step for one in steps))
+        before = side[: next(n for n, one in enumerate(side) if one is step) + 1]
+        return any(one is other or one.after is other for one in before)
+
+    trained = {number(step.folder): step for step in every if step.stage == "train"}
+    for step in every:
+        if step.stage not in ("sample", "log-mu", "train"):
+            continue
+        model, iteration = number(step.args.model_name_or_path), step.args.iteration
+        is_test = getattr(step.args, "split", "train") == "test"
+        assert model == (iteration if is_test else max(iteration - 1 - overlap * (step.stage != "train"), 0))
+        assert not model or comes_after(step, trained[model])
+        if step.stage == "train":
+            (rows,) = (one for one in every if one.stage == "log-mu" and one.args.iteration == iteration)
+            assert comes_after(step, rows)
+    if overlap:
+        assert [step.stage for step in sides["training"]] == ["train"] * 4
+        # Training waits for the first rows alone, and no rows for a test of an older model than the one they need.
+        assert [step.folder.name for step in sides["sampling"][:4]] == ["rollouts"] * 4
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +157,8 @@ def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
     config |= {"num_processes": 2, "mixed_precision": "no", "main_process_port": 0}
     (tmp_path / "two.yaml").write_text(yaml.safe_dump(config))
     out = tmp_path / "several"
-    several = {"sampling_workers": 2, "accelerate_config": tmp_path / "two.yaml", "per_device_train_batch_size": 2}
+    several = {"sampling_workers": 2, "accelerate_config": tmp_path / "two.yaml", "per_device_train_batch_size": 2,
+               "sampling_launcher": "env WORKER={worker}", "training_launcher": "nice -n {node}"}  # fmt: skip
     for moment in (9, 20, 30, 14):  # the workers, curation, the launcher's processes
         process = start(out, **several)
         try:
@@ -153,41 +182,74 @@ def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
     assert difference_of_weights(whole, out) < 2e-4
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.xdist_group("whole")
-@pytest.mark.skipif(sys.platform != "linux", reason="stages end with a killed loop on Linux alone")
-def test_a_loop_that_is_killed_ends_as_one_that_is_not(whole, tmp_path):
-    moments = random.Random(0)
+def end_by_kills(out, moments, **settings):
+    """Start a loop that is killed again and again, and let it end; how often it was killed."""
     kills = 0
     while True:
-        process = start(tmp_path / "killed")
+        process = start(out, **settings)
         try:
             # Starting a stage takes several seconds; a stage ends in most of the longer ones of these times.
             code = process.wait(moments.uniform(0.5, 11) if kills < KILLS else None)
         except subprocess.TimeoutExpired:
-            if kills % 2:
+            stages_of_it = psutil.Process(process.pid).children()
+            if kills % 3 == 0:
                 os.killpg(process.pid, signal.SIGKILL)
-            else:  # the loop alone; its stage has to follow
+            elif kills % 3 == 1 or not stages_of_it:  # the loop alone; its stages have to follow
                 process.kill()
+            else:  # a stage: the loop has to end, and the one beside it
+                moments.choice(stages_of_it).kill()
+                assert process.wait(60) != 0
             process.wait()
             kills += 1
             continue
-        assert code == 0, log_of(tmp_path / "killed")
-        break
+        assert code == 0, log_of(out)
+        return kills
+
+
+KILLABLE = pytest.mark.skipif(sys.platform != "linux", reason="stages end with a killed loop on Linux alone")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.xdist_group("whole")
+@KILLABLE
+def test_a_loop_that_is_killed_ends_as_one_that_is_not(whole, tmp_path):
+    check_that_kills_change_nothing(whole, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@KILLABLE
+def test_an_overlapped_loop_that_is_killed_ends_as_one_that_is_not(tmp_path):
+    settings = {"overlap": 1, "iterations": 3}
+    assert start(tmp_path / "whole", **settings).wait() == 0, log_of(tmp_path / "whole")
+    check_that_kills_change_nothing(tmp_path / "whole", tmp_path, **settings)
+
+
+def check_that_kills_change_nothing(whole, tmp_path, **settings):
+    killed, iterations = tmp_path / "killed", settings.get("iterations", 1)
+    kills = end_by_kills(killed, random.Random(0), **settings)
     assert kills >= KILLS, f"the loop ended after {kills} kills: make it longer"
     lost = repeated = 0
-    for folder in ("base/test/rollouts", "iteration-1/rollouts", "iteration-1/test/rollouts"):
-        expected, found = keys(whole / folder), keys(tmp_path / "killed" / folder)
+    folders = [f"iteration-{i}/{of}" for i in range(1, iterations + 1) for of in ("rollouts", "test/rollouts")]
+    for folder in ("base/test/rollouts", *folders):
+        expected, found = keys(whole / folder), keys(killed / folder)
         lost += len(set(expected) - set(found))
         repeated += len(found) - len(set(found))
         assert expected == found, folder
-    difference = difference_of_weights(whole, tmp_path / "killed")
+    difference = max(difference_of_weights(whole, killed, iteration=i) for i in range(1, iterations + 1))
     print(f"kills survived {kills}, rows lost {lost}, rows repeated {repeated}, weight difference {difference}")
     assert (lost, repeated, difference) == (0, 0, 0.0)
+    for i in range(1, iterations + 1):  # which model wrote which rows
+        known = manifest.read(killed / f"iteration-{i}/rollouts").stages
+        writer = i - 1 - settings.get("overlap", 0)
+        expected = {"weights": manifest.fingerprint(killed / f"iteration-{writer}/model")} if writer > 0 else {
+            "model": "the embedded model", "revision": "main"
+        }  # fmt: skip
+        assert weights_of(known["sample"]["inputs"]) == weights_of(known["log-mu"]["inputs"]) == expected
     before = len((tmp_path / "killed.log").read_text())
-    assert start(tmp_path / "killed").wait() == 0
-    assert (tmp_path / "killed.log").read_text()[before:].count("done before") == 11  # nothing is run
+    assert start(killed, **settings).wait() == 0
+    assert (tmp_path / "killed.log").read_text()[before:].count("done before") == 3 + 8 * iterations  # nothing is run
 
 
 def keys(folder: Path):
@@ -196,6 +258,6 @@ def keys(folder: Path):
     return [(tuple(row["completion_ids"]), *(row[name] for name in names)) for row in rows]
 
 
-def difference_of_weights(*runs: Path):
-    weights, others = (load_file(run / "iteration-1/model/model.safetensors") for run in runs)
+def difference_of_weights(*runs: Path, iteration=1):
+    weights, others = (load_file(run / f"iteration-{iteration}/model/model.safetensors") for run in runs)
     return max((weights[name] - others[name]).abs().max().item() for name in weights)

@@ -23,11 +23,11 @@ from topr_trl.hub import PushArguments, push_command
 from topr_trl.pipeline import stages
 from topr_trl.pipeline.arguments import (
     SETTINGS,
-    BackendArguments,
     CurateArguments,
     EvaluateArguments,
     ImportArguments,
     IterateArguments,
+    LaunchArguments,
     ProblemArguments,
     SampleArguments,
     ScoreArguments,
@@ -36,7 +36,8 @@ from topr_trl.pipeline.arguments import (
 )
 from topr_trl.pipeline.loop import iterate
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.steps import end_with_the_loop, summary
+from topr_trl.pipeline.processes import end_with_the_loop
+from topr_trl.pipeline.steps import summary
 from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 
 KINDS: dict[str, type] = {
@@ -212,14 +213,12 @@ _SHOWN = {
     "train": ("input", "output_dir", "iteration", *_TRAINING),
     "trial": (
         "input", "output_dir", "task", "trial_rows", "held_out_problems", "test_by", "num_generations_eval",
-        "sampling_workers", "sampling_python", "accelerate_config",
-        *(field.name for kind in (SamplingArguments, BackendArguments) for field in fields(kind)),
+        *(field.name for kind in (LaunchArguments, SamplingArguments) for field in fields(kind)),
         *(name for name in _TRAINING if name in SETTINGS["trial"]),
     ),
     "iterate": (
-        "output_dir", "iterations", "rows", "num_generations_eval", "sampling_workers", "sampling_python",
-        "accelerate_config",
-        *(field.name for kind in (ProblemArguments, SamplingArguments, BackendArguments) for field in fields(kind)),
+        "output_dir", "iterations", "overlap", "rows", "num_generations_eval",
+        *(field.name for kind in (LaunchArguments, ProblemArguments, SamplingArguments) for field in fields(kind)),
         *_TRAINING,
     ),
 }  # fmt: skip

@@ -154,6 +154,18 @@ def training_flops(shape: Shape, tokens: int, checkpointing: bool) -> float:
     return forward_flops(shape, tokens) * (4 if checkpointing else 3)
 
 
+def decoding_seconds(shape: Shape, sequences: int, tokens: float, bandwidth: float, flops: float) -> float:
+    """Seconds in which an engine adds a token to each of its sequences: it reads weights and cache, and multiplies.
+
+    Args:
+        sequences: that it writes at the same time.
+        tokens: in the cache of each, on average.
+        bandwidth, flops: bytes and floating-point operations in a second, those that are reached, of all its GPUs.
+    """
+    read = 2 * shape.total + sequences * tokens * cache_bytes(shape)
+    return max(read / bandwidth, 2 * shape.total * sequences / flops)
+
+
 def cache_bytes(shape: Shape) -> int:
     """Bytes per token of keys and values in vLLM's cache, bfloat16."""
     return 2 * 2 * shape.layers * shape.keys

@@ -11,8 +11,10 @@ from topr_trl.cli.gpu_memory import (
     GIB,
     STATE_BYTES,
     STRATEGIES,
+    Memory,
     Shape,
     cache_bytes,
+    decoding_seconds,
     forward_flops,
     memory,
     training_flops,
@@ -21,6 +23,7 @@ from topr_trl.config import check_at_least, check_choice, check_types
 from topr_trl.curation import CURATIONS, ROWS_PER_PROBLEM
 from topr_trl.pipeline.arguments import IterateArguments
 
+GSM8K_TESTS = 1_319
 GSM8K_PROBLEMS = 7_473  # planned where no number is given: how many a data set has is known when it is loaded
 OPTIMIZERS = (*STATE_BYTES, "adafactor")
 # Shapes that need no download: those of Llama 3.1. Llama 3 has the same, and a context of 8,192.
@@ -46,6 +49,8 @@ class PlanArguments:
     gpu_memory: float = field(default=80.0, metadata={"help": "GiB per GPU."})
     gpu_tflops: float = field(default=989.0, metadata={"help": "Peak of a GPU in bfloat16, TFLOPS (H100 SXM: 989)."})
     mfu: float = field(default=0.4, metadata={"help": "Share of the peak that is reached."})
+    gpu_bandwidth: float = field(default=3.35, metadata={"help": "Of a GPU's memory, TB/s (H100 SXM: 3.35)."})
+    mbu: float = field(default=0.6, metadata={"help": "Share of the bandwidth that sampling reaches."})
     optim: str = field(default=IterateArguments.optim, metadata={"help": f"Optimizer: {', '.join(OPTIMIZERS)}."})
     use_peft: bool = field(default=IterateArguments.use_peft, metadata={"help": "Train an adapter (lora_parameters)."})
     lora_parameters: int | None = field(default=None, metadata={"help": "Trained parameters, if not all."})
@@ -69,6 +74,15 @@ class PlanArguments:
         default=IterateArguments.iteration_size,
         metadata={"help": "Rows to train on per iteration, at most. Default: that of the curation."},
     )
+    num_test_problems: int | None = field(
+        default=None, metadata={"help": f"Test problems after each iteration. Default: GSM8K's {GSM8K_TESTS:,}."}
+    )
+    num_generations_eval: int = field(
+        default=IterateArguments.num_generations_eval, metadata={"help": "Completions per test problem."}
+    )
+    overlap: int = field(
+        default=IterateArguments.overlap, metadata={"help": "If above 0: which GPUs should sample, and which train."}
+    )
     vllm_tensor_parallel_size: int = field(
         default=IterateArguments.vllm_tensor_parallel_size, metadata={"help": "GPUs per vLLM engine."}
     )
@@ -76,19 +90,27 @@ class PlanArguments:
     def __post_init__(self) -> None:
         check_types(self, PlanArguments)
         counts = ("nodes", "gpus", "per_device_train_batch_size", "prompt_tokens", "max_new_tokens",
-                  "num_train_problems", "num_generations", "iteration_size", "vllm_tensor_parallel_size")  # fmt: skip
+                  "num_train_problems", "num_generations", "iteration_size", "vllm_tensor_parallel_size",
+                  "num_test_problems", "num_generations_eval")  # fmt: skip
         check_at_least(1, self, *counts)
+        check_at_least(0, self, "overlap")
         if self.use_peft and self.lora_parameters is None:
             raise ValueError("use_peft: set lora_parameters to the number of trained parameters.")
-        if self.gpu_memory <= 0 or self.gpu_tflops <= 0 or not 0 < self.mfu <= 1:
-            raise ValueError(
-                "gpu_memory and gpu_tflops must be above 0 and mfu in (0, 1], not "
-                f"{self.gpu_memory}, {self.gpu_tflops} and {self.mfu}."
-            )
+        for name in ("gpu_memory", "gpu_tflops", "gpu_bandwidth"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}.")
+        for name in ("mfu", "mbu"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in (0, 1], not {getattr(self, name)}.")
         if self.all_gpus % self.vllm_tensor_parallel_size:
             raise ValueError(
                 f"vllm_tensor_parallel_size={self.vllm_tensor_parallel_size} does not divide {self.nodes} x "
                 f"{self.gpus} GPUs."
+            )
+        if self.overlap and self.gpus % self.vllm_tensor_parallel_size:
+            raise ValueError(
+                f"vllm_tensor_parallel_size={self.vllm_tensor_parallel_size} does not divide the {self.gpus} GPUs of a "
+                "node, and overlap divides nodes. Plan engines that fit in a node."
             )
         check_choice(self, optim=OPTIMIZERS, curation=CURATIONS)
 
@@ -126,7 +148,8 @@ def plan_command(args: PlanArguments) -> None:
             f"{args.row_tokens:,}. Plan shorter rows, or name a model with a longer context."
         )
     shape = Shape.of(config)
-    print(_heading(args, shape), _memory_table(args, shape), _times(args, shape), sep="\n\n")
+    parts = [_heading(args, shape), _memory_table(args, shape), _times(args, shape)]
+    print(*parts, *([_splits(args, shape)] if args.overlap else []), sep="\n\n")
 
 
 def _config_of(model: str) -> PretrainedConfig:
@@ -194,19 +217,113 @@ def _advice(args: PlanArguments) -> str:
 
 def _times(args: PlanArguments, shape: Shape) -> str:
     engine_gpus, weights = args.vllm_tensor_parallel_size, 2 * shape.total
-    free = 0.9 * args.gpu_memory * GIB * engine_gpus - weights
-    sequences = int(free / (cache_bytes(shape) * args.row_tokens))
+    sequences = _sequences(args, shape)
     room = f"room for {sequences:,} sequences of {args.row_tokens:,} tokens per engine"
-    rate = args.gpu_tflops * 1e12 * args.mfu * args.all_gpus
-    row = training_flops(shape, args.row_tokens, args.gradient_checkpointing) / rate
-    row_of_log_mu = forward_flops(shape, args.row_tokens) / rate
     step = args.per_device_train_batch_size * args.all_gpus
-    completions = args.problems * args.num_generations
-    return (
+    row = _training_hours(args, shape, args.all_gpus) / args.trained_rows * 3600
+    completions, tested = args.problems * args.num_generations, _tested(args)
+    lines = [
         f"vLLM, {engine_gpus} GPU(s) per engine: weights {weights / engine_gpus / GIB:.1f} GiB per GPU, "
-        f"{room if sequences > 0 else 'which does not fit: raise vllm_tensor_parallel_size'}\n"
-        f"A step of {step:,} rows: {row * step:.2f} s at {args.mfu:.0%} of the peak\n"
+        f"{room if sequences > 0 else 'which does not fit: raise vllm_tensor_parallel_size'}",
+        f"A step of {step:,} rows: {row * step:.2f} s at {args.mfu:.0%} of the peak",
         f"An iteration: {completions:,} completions, {completions * args.max_new_tokens / 1e6:,.0f} million tokens "
-        f"sampled; log μ of at most {args.trained_rows:,} rows {args.trained_rows * row_of_log_mu / 3600:.2f} h; "
-        f"training {args.trained_rows * row / 3600:.2f} h"
+        f"sampled; log μ of at most {args.trained_rows:,} rows {_log_mu_hours(args, shape, args.all_gpus):.2f} h; "
+        f"training {row * args.trained_rows / 3600:.2f} h",
+    ]
+    if sequences > 0:
+        hours = [_sampling_hours(args, shape, args.all_gpus, n) for n in (completions, tested)]
+        lines.append(
+            f"Sampling at {args.mbu:.0%} of the bandwidth, all completions of full length: {hours[0]:.2f} h, and "
+            f"{hours[1]:.2f} h for {tested:,} of a test"
+        )
+    return "\n".join(lines)
+
+
+def _splits(args: PlanArguments, shape: Shape) -> str:
+    """How GPUs can be divided between the two sides of an overlapped loop, and what waits for what."""
+    if _sequences(args, shape) <= 0:
+        return "Sampling does not fit, so no division of the GPUs can be planned."
+    # Whole engines on one node, whole nodes of several.
+    unit = args.vllm_tensor_parallel_size if args.nodes == 1 else args.gpus
+    found = {
+        n: _sides(args, shape, n) for n in range(unit, args.all_gpus, unit) if _fits(args, shape, n, args.all_gpus - n)
+    }
+    if not found:
+        return (
+            f"{args.all_gpus} GPUs cannot be divided so that an engine ({args.vllm_tensor_parallel_size} GPUs) and log "
+            "μ fit on one side and training on the other."
+        )
+    best = min(found, key=lambda n: max(found[n]))
+    near = [n for n in found if abs(n - best) <= 3 * unit]
+    rows = [
+        [f"{args.all_gpus - n} + {n}" + (" *" if n == best else ""), f"{sampling:.2f}", f"{training:.2f}",
+         f"{max(sampling, training):.2f}",
+         f"{'training' if sampling > training else 'sampling'} waits {abs(sampling - training):.2f}"]
+        for n in near for sampling, training in [found[n]]
+    ]  # fmt: skip
+    turns = sum(_sides(args, shape, args.all_gpus, args.all_gpus))
+    table = tabulate(rows, ("GPUs: sampling + training", "sampling, log μ, test", "training", "iteration, hours", ""),
+                     disable_numparse=True, colalign=("left", "right", "right", "right", "left"))  # fmt: skip
+    ends = fill(
+        f"* is best. In turns, each on all GPUs: {turns:.2f} hours, without the time in which processes and engines "
+        "start, which overlap hides. If both sides scale as assumed here, overlap gains no more than that; it gains up "
+        "to half where the GPUs of a side cannot serve the other.",
+        120,
     )
+    return f"{table}\n{ends}"
+
+
+def _fits(args: PlanArguments, shape: Shape, training_gpus: int, sampling_gpus: int) -> bool:
+    """Whether training fits on GPUs of one side, and log μ on those of the other, without offloading."""
+
+    def of(gpus: int) -> list[Memory]:
+        tokens = args.per_device_train_batch_size * args.row_tokens
+        # Offloading fits nearly always, and the times here are not its own.
+        strategies = [s for s in STRATEGIES if s != "zero3_offload" and (s, args.optim) != ("fsdp2", "adafactor")]
+        return [memory(shape, s, gpus, args.optim, tokens, args.gradient_checkpointing, args.lora_parameters)
+                for s in strategies]  # fmt: skip
+
+    most = 0.92 * GIB * args.gpu_memory
+    return any(m.total < most for m in of(training_gpus)) and any(m.log_mu < most for m in of(sampling_gpus))
+
+
+def _sides(args: PlanArguments, shape: Shape, training_gpus: int, sampling_gpus: int = 0) -> tuple[float, float]:
+    """Hours of an iteration's sampling, log μ and test, and of its training."""
+    gpus = sampling_gpus or args.all_gpus - training_gpus
+    completions = args.problems * args.num_generations + _tested(args)
+    sampling = _sampling_hours(args, shape, gpus, completions) + _log_mu_hours(args, shape, gpus)
+    return sampling, _training_hours(args, shape, training_gpus)
+
+
+def _tested(args: PlanArguments) -> int:
+    return (args.num_test_problems or GSM8K_TESTS) * args.num_generations_eval
+
+
+def _sequences(args: PlanArguments, shape: Shape) -> int:
+    """Of full length, that have room in an engine."""
+    free = 0.9 * args.gpu_memory * GIB * args.vllm_tensor_parallel_size - 2 * shape.total
+    return int(free / (cache_bytes(shape) * args.row_tokens))
+
+
+def _sampling_hours(args: PlanArguments, shape: Shape, gpus: int, completions: int) -> float:
+    engine_gpus = args.vllm_tensor_parallel_size
+    sequences = min(_sequences(args, shape), -(-completions * engine_gpus // gpus))
+    seconds = decoding_seconds(
+        shape, sequences, args.prompt_tokens + args.max_new_tokens / 2,
+        args.gpu_bandwidth * 1e12 * args.mbu * engine_gpus, args.gpu_tflops * 1e12 * args.mfu * engine_gpus,
+    )  # fmt: skip
+    return completions / sequences * args.max_new_tokens * seconds / (gpus / engine_gpus) / 3600
+
+
+def _log_mu_hours(args: PlanArguments, shape: Shape, gpus: int) -> float:
+    return args.trained_rows * forward_flops(shape, args.row_tokens) / _rate(args, gpus) / 3600
+
+
+def _training_hours(args: PlanArguments, shape: Shape, gpus: int) -> float:
+    of_a_row = training_flops(shape, args.row_tokens, args.gradient_checkpointing)
+    return args.trained_rows * of_a_row / _rate(args, gpus) / 3600
+
+
+def _rate(args: PlanArguments, gpus: int) -> float:
+    """Floating-point operations in a second."""
+    return args.gpu_tflops * 1e12 * args.mfu * gpus

@@ -1,5 +1,7 @@
 """The settings of each stage and of the loop: one dataclass per command."""
 
+import re
+import shlex
 from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
@@ -118,6 +120,10 @@ class BackendArguments(VLLMArguments):
         check_choice(self, sampling_backend=BACKENDS)
 
 
+# What a launcher may leave to the loop.
+PLACEHOLDERS = {"sampling_launcher": ("host", "worker"), "training_launcher": ("host", "node", "port")}
+
+
 @dataclass
 class LaunchArguments(BackendArguments):
     """How a command that runs stages starts their processes."""
@@ -125,13 +131,58 @@ class LaunchArguments(BackendArguments):
     sampling_workers: int = field(default=1, metadata={"help": "Sampling processes."})
     sampling_python: str | None = field(default=None, metadata={"help": "Python of the environment with vLLM."})
     accelerate_config: str | None = field(default=None, metadata={"help": "Accelerate's config for training."})
+    sampling_devices: list[str] | None = field(
+        default=None, metadata={"help": "GPUs of sampling and log μ, as in CUDA_VISIBLE_DEVICES. Default: all."}
+    )
+    training_devices: list[str] | None = field(default=None, metadata={"help": "GPUs of training. Default: all."})
+    sampling_launcher: str | None = field(
+        default=None,
+        metadata={"help": "Command that starts a sampling process, such as srun; may have {host} {worker}."},
+    )
+    training_launcher: str | None = field(
+        default=None,
+        metadata={"help": "Command that starts training or log μ on a machine; may have {host} {node} {port}."},
+    )
+    sampling_hosts: list[str] | None = field(
+        default=None, metadata={"help": "Machines of sampling and log μ: what {host} stands for."}
+    )
+    training_hosts: list[str] | None = field(
+        default=None, metadata={"help": "Machines of training, and of log μ if there are no sampling_hosts."}
+    )
+    retries: int = field(default=0, metadata={"help": "How often a process that failed is started again."})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(1, self, "sampling_workers")
+        check_at_least(0, self, "retries")
+        for name, places in PLACEHOLDERS.items():
+            if unknown := set(re.findall(r"{(\w*)}", getattr(self, name) or "")) - set(places):
+                allowed = ", ".join(f"{{{place}}}" for place in places)
+                raise ValueError(f"{name} may have {allowed}, and has {{{sorted(unknown)[0]}}}.")
+            hosts, gpus = name.replace("launcher", "hosts"), name.replace("launcher", "devices")
+            if "{host}" in (getattr(self, name) or "") and not getattr(self, hosts):
+                raise ValueError(f"{name} has {{host}}: name the machines with {hosts}.")
+            if getattr(self, name) and getattr(self, gpus):
+                raise ValueError(f"{gpus} are GPUs of this machine, and {name} starts processes elsewhere. Keep one.")
+            try:
+                shlex.split(getattr(self, name) or "")
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}.") from error
+        for name in ("sampling_devices", "training_devices"):
+            if (devices := getattr(self, name)) is not None and len(set(devices)) < max(len(devices), 1):
+                raise ValueError(f"{name} must name GPUs, each once, not {' '.join(devices) or 'none'}.")
         for name in ("accelerate_config", "sampling_python"):
             if getattr(self, name) is not None:
                 existing(getattr(self, name), f"--{name}")
+
+    def devices_of(self, stage: str) -> list[str] | None:
+        """The GPUs that are named for a stage."""
+        return self.training_devices if stage == "train" else self.sampling_devices
+
+    def hosts_of(self, stage: str) -> list[str]:
+        """The machines that are named for a stage."""
+        own = {"train": self.training_hosts, "log-mu": self.sampling_hosts or self.training_hosts}
+        return own.get(stage, self.sampling_hosts) or []
 
 
 # Commands.
@@ -279,6 +330,13 @@ class IterateArguments(ProblemArguments, RunArguments):
 
     output_dir: str | None = field(default="topr-run", metadata={"help": "Folder to write."})
     iterations: int = field(default=1, metadata={"help": "Rounds of sampling and training."})
+    overlap: int = field(
+        default=0,
+        metadata={
+            "help": "Sample and train at the same time: rows of an iteration are by a model that is so many iterations "
+            "older than the newest. 0: one after the other."
+        },
+    )
     rows: str | None = field(
         default=None, metadata={"help": "Folder or file of rows to train on first, instead of sampling."}
     )
@@ -288,6 +346,7 @@ class IterateArguments(ProblemArguments, RunArguments):
         ProblemArguments.__post_init__(self)
         RunArguments.__post_init__(self)
         check_at_least(1, self, "iterations", "num_generations_eval")
+        check_at_least(0, self, "overlap")
         if self.rows is not None:
             existing(self.rows, "--rows")
 

@@ -41,9 +41,14 @@ def weights_of(inputs: Json) -> Json:
     return {name: inputs.get(name) for name in names}
 
 
+def older_weights(folder: Path) -> list[Json]:
+    """The weights that the trainings which led to this model's folder have started from, the newest first."""
+    return [weights_of(known.last["inputs"]) for known in _walk(folder, "weights")]
+
+
 def first_weights(folder: Path) -> Json:
     """The weights that the loop which made this model's folder has started from."""
-    return weights_of(_walk(folder, "weights")[-1].last["inputs"])
+    return older_weights(folder)[-1]
 
 
 def _walk(folder: Path, what: str) -> list[Manifest]:

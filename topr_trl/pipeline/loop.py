@@ -1,12 +1,13 @@
 """The loop over the stages: sample, score, curate, log-mu, train, evaluate, again and again.
 
-It can be killed at any moment and started again with the same command: finished stages are skipped, the others continue
-from their last shard or checkpoint.
+Sampling and training take turns, or run at the same time. It can be killed at any moment and started again with the
+same command: finished stages are skipped, the others continue from their last shard or checkpoint.
 """
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
+
+import torch
 
 from topr_trl.checkpoints import check_files
 from topr_trl.evaluation.report import Evaluations, read_evaluation
@@ -22,39 +23,86 @@ from topr_trl.pipeline.arguments import (
     take,
 )
 from topr_trl.pipeline.problems import load_problems
-from topr_trl.pipeline.steps import Step, check_launch, run_steps
+from topr_trl.pipeline.processes import check_launch
+from topr_trl.pipeline.steps import Spent, Step, run_sides, run_steps
+
+SAMPLING, TRAINING = "sampling", "training"  # the sides of an overlapped loop
 
 
-def steps_of(loop: IterateArguments) -> Iterator[Step]:
-    """All steps of the loop, in order."""
-    out = loop.folder
+def sides_of(loop: IterateArguments) -> dict[str, list[Step]]:
+    """The steps of the loop, in order: of its two sides if they overlap, else of one without a name.
 
-    def testing(folder: Path, model: str | None, iteration: int) -> Iterator[Step]:
+    With `overlap` N the rows of iteration i are by the model of iteration i - 1 - N, or by the one that the loop starts
+    with; log μ of a row is that of its writer. The training of iteration i starts from the model of iteration i - 1.
+    """
+    parts = _Parts(loop)
+    training = [parts.training(i) for i in range(1, loop.iterations + 1)]
+    rows = [parts.rows(i, training) for i in range(1, loop.iterations + 1)]
+    tests = [parts.testing(i, training) for i in range(loop.iterations + 1)]
+    for step, of_iteration in zip(training, rows, strict=True):
+        step.after = of_iteration[-1]
+    if not loop.overlap:
+        together = [[*of_rows, step, *test] for of_rows, step, test in zip(rows, training, tests[1:], strict=True)]
+        return {"": [*tests[0], *(step for of_iteration in together for step in of_iteration)]}
+    # What training may wait for comes before tests.
+    ahead = loop.overlap + 1
+    sampling = [step for of_rows in rows[:ahead] for step in of_rows] + tests[0]
+    for i in range(1, loop.iterations + 1):
+        sampling += [*(rows[i + ahead - 1] if i + ahead <= loop.iterations else []), *tests[i]]
+    return {SAMPLING: sampling, TRAINING: training}
+
+
+def steps_of(loop: IterateArguments) -> list[Step]:
+    """The steps of all sides."""
+    return [step for steps in sides_of(loop).values() for step in steps]
+
+
+class _Parts:
+    """The steps of the iterations; 0 is the model that the loop starts with."""
+
+    def __init__(self, loop: IterateArguments) -> None:
+        self.loop = loop
+
+    def model(self, iteration: int) -> str | None:
+        return str(self._folder(iteration) / "model") if iteration else self.loop.model_name_or_path
+
+    def rows(self, iteration: int, training: list[Step]) -> list[Step]:
+        """Of the rows of an iteration: sampled, scored, chosen, with log μ."""
+        loop, rows = self.loop, str(self._folder(iteration) / "rollouts")
+        given = loop.rows if iteration == 1 else None
+        writer = max(iteration - 1 - loop.overlap, 0)
+        steps = [] if given else [self._sampling(rows, writer, iteration)]
+        steps.append(Step("score", take(ScoreArguments, loop, input=given or rows, output_dir=rows)))
+        here: dict[str, object] = {"input": rows, "output_dir": rows, "iteration": iteration}
+        steps.append(Step("curate", take(CurateArguments, loop, **here)))
+        steps.append(Step("log-mu", take(TrainArguments, loop, model_name_or_path=self.model(writer), **here)))
+        steps[0].after = training[writer - 1] if writer else None
+        return steps
+
+    def training(self, iteration: int) -> Step:
+        folder = self._folder(iteration)
+        args = take(TrainArguments, self.loop, input=str(folder / "rollouts"), output_dir=str(folder / "model"),
+                    model_name_or_path=self.model(iteration - 1), iteration=iteration)  # fmt: skip
+        return Step("train", args)
+
+    def testing(self, iteration: int, training: list[Step]) -> list[Step]:
+        """Of the model of an iteration: test problems sampled, scored, evaluated."""
+        loop, folder = self.loop, self._folder(iteration) / "test"
         rows = str(folder / "rollouts")
-        yield sampling(rows, model, iteration, split="test", num_generations=loop.num_generations_eval)
-        yield Step("score", take(ScoreArguments, loop, input=rows, output_dir=rows))
-        results = {"input": rows, "output_dir": str(folder / "results")}
-        yield Step("evaluate", take(EvaluateArguments, loop, **results))
+        sampling = self._sampling(rows, iteration, iteration, split="test", num_generations=loop.num_generations_eval)
+        sampling.after = training[iteration - 1] if iteration else None
+        return [
+            sampling,
+            Step("score", take(ScoreArguments, loop, input=rows, output_dir=rows)),
+            Step("evaluate", take(EvaluateArguments, loop, input=rows, output_dir=str(folder / "results"))),
+        ]
 
-    def sampling(rows: str, model: str | None, iteration: int, **more: object) -> Step:
-        return Step("sample", take(SampleArguments, loop, output_dir=rows, model_name_or_path=model,
+    def _sampling(self, rows: str, writer: int, iteration: int, **more: object) -> Step:
+        return Step("sample", take(SampleArguments, self.loop, output_dir=rows, model_name_or_path=self.model(writer),
                                    iteration=iteration, **more))  # fmt: skip
 
-    model = loop.model_name_or_path
-    yield from testing(out / "base" / "test", model, 0)
-    for iteration in range(1, loop.iterations + 1):
-        folder = out / f"iteration-{iteration}"
-        rows, given = str(folder / "rollouts"), loop.rows if iteration == 1 else None
-        if given is None:
-            yield sampling(rows, model, iteration)
-        yield Step("score", take(ScoreArguments, loop, input=given or rows, output_dir=rows))
-        here: dict[str, object] = {"input": rows, "iteration": iteration}
-        yield Step("curate", take(CurateArguments, loop, output_dir=rows, **here))
-        start: dict[str, object] = {**here, "model_name_or_path": model}
-        yield Step("log-mu", take(TrainArguments, loop, output_dir=rows, **start))
-        yield Step("train", take(TrainArguments, loop, output_dir=str(folder / "model"), **start))
-        model = str(folder / "model")
-        yield from testing(folder / "test", model, iteration)
+    def _folder(self, iteration: int) -> Path:
+        return self.loop.folder / (f"iteration-{iteration}" if iteration else "base")
 
 
 def iterate(loop: IterateArguments) -> None:
@@ -67,19 +115,30 @@ def iterate(loop: IterateArguments) -> None:
     check(loop)
     began, out = time.monotonic(), loop.folder
     with manifest.lock(out):
-        steps = list(steps_of(loop))
-        spent = run_steps(steps, loop, out, len(steps))
+        sides = sides_of(loop)
+        if loop.overlap:
+            spent = run_sides(sides, loop, out)
+        else:
+            spent = {name: run_steps(steps, loop, out, len(steps)) for name, steps in sides.items()}
         results = Evaluations({
             step.folder.parent.parent.name: read_evaluation(step.folder / "evaluation.json")
-            for step in steps if step.stage == "evaluate"
+            for steps in sides.values() for step in steps if step.stage == "evaluate"
         })  # fmt: skip
     total = time.monotonic() - began
     print(
-        f"\n{results}\n\nModels, rows and results are in {out}/; topr plot --input {out} draws them.\n"
-        f"{total:.0f} s: stages {spent.stages:.0f} s, starting processes {spent.starts:.0f} s, the loop itself "
-        f"{total - spent.stages - spent.starts:.1f} s.",
+        f"\n{results}\n\nModels, rows and results are in {out}/; topr plot --input {out} draws them.",
+        *(_time_of(side, total, of_side) for side, of_side in spent.items()),
+        sep="\n",
         flush=True,
     )
+
+
+def _time_of(side: str, total: float, spent: Spent) -> str:
+    rest = total - spent.stages - spent.starts
+    busy = f"stages {spent.stages:.0f} s, starting processes {spent.starts:.0f} s"
+    if side:
+        return f"{total:.0f} s, {side}: {busy}, waiting for the other side {spent.waits:.0f} s."
+    return f"{total:.0f} s: {busy}, the loop itself {rest:.1f} s."
 
 
 def check(loop: IterateArguments) -> None:
@@ -92,8 +151,23 @@ def check(loop: IterateArguments) -> None:
     if loop.rows:
         stages.check_rows(Path(loop.rows))
     check_files(model_path(loop))
+    _check_overlap(loop)
     if loop.log_mu == "sampler" and loop.temperature != 1:
         raise ValueError(
             f"log_mu='sampler' and temperature={loop.temperature:g}: `topr sample` keeps the model's own "
             "log-probabilities, at temperature 1. Set log_mu='trainer'."
+        )
+
+
+def _check_overlap(loop: IterateArguments) -> None:
+    if loop.overlap and loop.training_launcher and not (loop.sampling_hosts and loop.training_hosts):
+        raise ValueError(
+            "overlap computes log μ while another iteration trains: name the machines of each with --sampling_hosts "
+            "and --training_hosts, and put {host} into training_launcher."
+        )
+    is_here = not (loop.sampling_launcher or loop.training_launcher)
+    if loop.overlap and is_here and torch.cuda.device_count() and not (loop.sampling_devices and loop.training_devices):
+        raise ValueError(
+            "overlap runs sampling and training at the same time, and each would use all GPUs: name those of each with "
+            "--sampling_devices and --training_devices. Both may name the same ones if memory allows."
         )

@@ -278,7 +278,7 @@ def fingerprint(path: Path) -> str:
 def check_own(folder: Path) -> None:
     """A ValueError for a folder with files that no loop has written, or with a loop of version 0.1."""
     others = [path for path in sorted(folder.glob("*")) if not path.name.startswith(_LOCK)]
-    if others and not (folder / "base" / "test").is_dir():  # what a loop makes first
+    if others and not any((folder / first).is_dir() for first in ("base/test", "iteration-1")):
         raise ValueError(f"{folder} holds files that no loop has written ({others[0].name}): name an empty folder.")
     if (folder / "base" / "test" / "candidates").is_dir():
         raise ValueError(

@@ -66,13 +66,28 @@ def sample(args: SampleArguments) -> Made:
     return count_rows(args.folder), {}
 
 
+def shard_count(args: SampleArguments, problems: Dataset) -> int:
+    """How many shards hold the completions of these problems."""
+    return -(-len(problems) // args.problems_per_shard)
+
+
+def own_shards(worker: str | None, count: int) -> range:
+    """Of so many shards, all, or those of a worker."""
+    first, step = map(int, (worker or "0/1").split("/"))
+    return range(first, count, step)
+
+
+def missing_shards(folder: Path, own: range, count: int) -> list[int]:
+    """Which of these shards are not there yet."""
+    return [k for k in own if not shard_path(folder, k, count).is_file()]
+
+
 def draw_shards(args: SampleArguments) -> None:
     """The shards that are missing: all, or those of this worker."""
     folder, problems = args.folder, load_problems(args, args.split)
-    count = -(-len(problems) // args.problems_per_shard)
-    first, step = map(int, (args.worker or "0/1").split("/"))
-    own = range(first, count, step)
-    missing = [k for k in own if not shard_path(folder, k, count).is_file()]
+    count = shard_count(args, problems)
+    own = own_shards(args.worker, count)
+    missing = missing_shards(folder, own, count)
     if not missing:
         return
     draw = _sampler(args)

@@ -1,37 +1,37 @@
-"""Steps: stages with their settings, run one after the other.
+"""Steps: stages with their settings, run one after the other, or on two sides at the same time.
 
-What holds a model (sampling, log μ, training) is a process of its own, which takes its memory with it when it ends, on
-the GPU too; what is cheap runs here. Finished steps are skipped.
+What holds a model runs in processes of its own; what is cheap runs here. Finished steps are skipped.
 """
 
-import ctypes
 import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from importlib.util import find_spec
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 
-import torch
-import yaml
-
-from topr_trl.config import refuse_adafactor
-from topr_trl.pipeline import manifest, stages
-from topr_trl.pipeline.arguments import SETTINGS, LaunchArguments, RunArguments, model_path
+from topr_trl.pipeline import stages
+from topr_trl.pipeline.arguments import LaunchArguments
 from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.processes import run_apart
 
 _HERE = ("score", "curate", "evaluate")  # stages that run in this process
 
 
 @dataclass
 class Step:
-    """A stage with its settings."""
+    """A stage with its settings.
+
+    Attributes:
+        after: the step of another side that has to be finished before, if any.
+        finished: is set when the step is.
+    """
 
     stage: str
     args: stages.Settings
+    after: "Step | None" = None
+    finished: Event = field(default_factory=Event, compare=False, repr=False)
 
     @property
     def folder(self) -> Path:
@@ -41,39 +41,78 @@ class Step:
 
 @dataclass
 class Spent:
-    """Seconds: of the stages that ran, and of starting processes for them."""
+    """Seconds: of the stages that ran, of starting processes for them, and of waiting for another side."""
 
     stages: float = 0.0
     starts: float = 0.0
+    waits: float = 0.0
 
 
-def run_steps(steps: Iterable[Step], launch: LaunchArguments, out: Path, count: int) -> Spent:
+def run_steps(
+    steps: Iterable[Step], launch: LaunchArguments, out: Path, count: int, side: str = "", stop: Event | None = None
+) -> Spent:
     """Run steps in order, each once; which come later may depend on what earlier ones have found.
 
     Args:
         out: their folders are in it.
         count: of the steps, for the titles.
+        side: its name, if there is another. The output of its processes then goes to a file, `STAGE.log`.
+        stop: ends the step that runs, and leaves out the others.
 
     Raises:
-        ChildProcessError: a stage failed; its messages say why.
+        ChildProcessError: a stage failed, and its messages say why; or `stop` was set.
     """
-    spent = Spent()
+    spent, stop = Spent(), stop or Event()
     for number, step in enumerate(steps, 1):
-        title = f"[{number}/{count}] {step.stage} -> {os.path.relpath(step.folder, out)}"
+        place = f"{side} {number}/{count}".strip()
+        title = f"[{place}] {step.stage} -> {os.path.relpath(step.folder, out)}"
+        spent.waits += _wait_for(step.after, stop)
         if stages.is_finished(step.stage, step.args):
             print(f"{title}: done before", flush=True)
+            step.finished.set()
             continue
         print(title, flush=True)
         started = time.monotonic()
         if step.stage in _HERE:
             done = stages.run(step.stage, step.args)
-            if said := summary(step.stage, done):
-                print(said, flush=True)
+            said = summary(step.stage, done)
         else:
-            done = _run_apart(step, launch)
+            log, said = step.folder.parent / f"{step.stage}.log" if side else None, ""
+            done = run_apart(step.stage, step.args, launch, log, stop)
             spent.starts += time.monotonic() - started - done["seconds"]
         spent.stages += done["seconds"]
+        step.finished.set()
+        if side:  # the other one may have printed in between
+            said = f"{title}: {time.monotonic() - started:.0f} s. {said}".strip()
+        if said:
+            print(said, flush=True)
     return spent
+
+
+def run_sides(sides: Mapping[str, Sequence[Step]], launch: LaunchArguments, out: Path) -> dict[str, Spent]:
+    """Run sides at the same time, each in its order; a step waits for the one that it comes `after`.
+
+    Raises:
+        ChildProcessError: a stage failed, and its messages say why. The other side was stopped.
+    """
+    stop = Event()
+    with ThreadPoolExecutor(len(sides)) as pool:
+        runs = {
+            pool.submit(run_steps, steps, launch, out, len(steps), side, stop): side for side, steps in sides.items()
+        }
+        try:
+            return {runs[run]: run.result() for run in as_completed(runs)}
+        finally:
+            stop.set()  # if one has failed, the other ends
+
+
+def _wait_for(step: Step | None, stop: Event) -> float:
+    """Seconds until it was finished."""
+    started = time.monotonic()
+    while step is not None and not step.finished.wait(0.1):
+        if stop.is_set():
+            raise ChildProcessError(f"The stage {step.stage} was stopped.")
+    return time.monotonic() - started
 
 
 def summary(stage: str, done: Json) -> str:
@@ -126,142 +165,3 @@ def _of_import(done: Json) -> str:
         said.append("There are no log-probabilities: log μ will be that of the model that training starts from, which "
                     "stands for the one that wrote the rows.")  # fmt: skip
     return "\n".join([*said, done["loses"]]).strip()
-
-
-def check_launch(command: str, settings: RunArguments) -> None:
-    """A ValueError or ImportError if the processes of a command cannot be started, or could not resume."""
-    if settings.save_only_model:
-        raise ValueError("save_only_model leaves no checkpoint to resume from: leave it out.")
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise ValueError(f"Start topr {command} in one process; name Accelerate's settings with --accelerate_config.")
-    _check_accelerate(settings)
-    if settings.sampling_backend == "vllm" and not settings.sampling_python and find_spec("vllm") is None:
-        raise ImportError(
-            "sampling_backend='vllm' needs vLLM: pip install topr_trl[vllm], or name the Python of an environment that "
-            "has it (and topr_trl) with --sampling_python."
-        )
-    needed, gpus = settings.sampling_workers * settings.vllm_tensor_parallel_size, torch.cuda.device_count()
-    if gpus and needed > gpus:
-        raise ValueError(
-            f"{settings.sampling_workers} sampling_workers of vllm_tensor_parallel_size="
-            f"{settings.vllm_tensor_parallel_size} need {needed} GPUs, and there are {gpus}."
-        )
-
-
-def _check_accelerate(settings: RunArguments) -> None:
-    config = yaml.safe_load(Path(settings.accelerate_config).read_text()) if settings.accelerate_config else {}
-    if not isinstance(config, dict):
-        raise ValueError(
-            f"{settings.accelerate_config} must hold settings of Accelerate, as `accelerate config` writes them."
-        )
-    sharding = config.get("distributed_type")
-    fsdp_version = (config.get("fsdp_config") or {}).get("fsdp_version", 1)
-    offload = (config.get("deepspeed_config") or {}).get("offload_optimizer_device", "none")
-    refuse_adafactor(settings.optim, sharding == "FSDP" and fsdp_version == 2, offload != "none")
-    if sharding == "DEEPSPEED" and find_spec("deepspeed") is None:
-        raise ImportError("This accelerate_config needs DeepSpeed: pip install topr_trl[deepspeed].")
-
-
-# Stages that are processes of their own.
-
-
-def _run_apart(step: Step, launch: LaunchArguments) -> Json:
-    """Run a stage to its end in a process of its own, or several.
-
-    Returns:
-        What its manifest says of it.
-    """
-    program = ["-m", "topr_trl", step.stage, "--config", str(write_settings(step))]
-    python = [sys.executable]
-    if step.stage in stages.ON_SEVERAL_PROCESSES and launch.accelerate_config:
-        python += ["-m", "accelerate.commands.launch", "--config_file", launch.accelerate_config]
-    if step.stage == "sample":
-        python = [launch.sampling_python or sys.executable]
-        if launch.sampling_workers > 1:
-            n, gpus = launch.sampling_workers, launch.vllm_tensor_parallel_size
-            workers = [
-                _start([*python, *program, "--worker", f"{k}/{n}"], _devices(range(k * gpus, (k + 1) * gpus)))
-                for k in range(n)
-            ]
-            _wait(workers, step)
-    _wait([_start([*python, *program])], step)
-    known = manifest.read(step.folder)
-    assert known is not None
-    return known.stages[step.stage]
-
-
-def write_settings(step: Step) -> Path:
-    """The YAML that the stage is started with, beside its folder: settings other than the defaults."""
-    always = {name: getattr(step.args, name) for name in ("use_cpu", "bf16", "fp16") if hasattr(step.args, name)}
-    default, given = (_plain(args) for args in (type(step.args)(**always), step.args))
-    own = {name: given[name] for name in SETTINGS[step.stage] if name in always or given[name] != default[name]}
-    own["model_name_or_path"] = model_path(step.args)  # always named: defaults of the embedded model are the loop's
-    path = step.folder.parent / f"{step.stage}.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(own))
-    return path
-
-
-def _plain(args: stages.Settings) -> Json:
-    """Values as YAML holds them."""
-    if hasattr(args, "to_dict"):  # of transformers
-        plain: Json = args.to_dict()
-        return plain | {name: getattr(args, name) for name in ("eos_token", "pad_token")}  # it hides all *_token
-    return {field.name: getattr(args, field.name) for field in fields(args)}
-
-
-def _devices(indices: range) -> dict[str, str]:
-    """The environment of a worker that sees only these of the GPUs that this process sees."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible == "":
-        return {}
-    names = visible.split(",") if visible else [str(i) for i in range(indices.stop)]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(names[i % len(names)] for i in indices)}
-
-
-def _start(command: list[str], more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, **(more or {}), _LOOP: str(os.getpid())}
-    linux = sys.platform == "linux"
-    return subprocess.Popen(command, env=environment, preexec_fn=_end_with_parent if linux else None)
-
-
-def _wait(processes: list[subprocess.Popen[bytes]], step: Step) -> None:
-    try:  # the first that fails ends the others
-        while any(process.poll() is None for process in processes) and not any(p.returncode for p in processes):
-            time.sleep(0.1)
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
-    failed = [process.returncode for process in processes if process.returncode]
-    if failed:
-        raise ChildProcessError(
-            f"The stage {step.stage} failed with exit status {failed[0]}; its messages are above. "
-            "What was finished is kept: the same command continues from there."
-        )
-
-
-# A stage ends when its loop is killed (Linux; elsewhere it finishes its work, and a new loop waits for it). The loop
-# asks the kernel for that for its children; those of a launcher in between ask for themselves, which may be too late.
-
-_LOOP = "TOPR_LOOP"
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before a fork, not after
-
-
-def _end_with_parent() -> None:
-    set_parent_death_signal = 1
-    if _LIBC is not None:
-        _LIBC.prctl(set_parent_death_signal, signal.SIGKILL)
-
-
-def end_with_the_loop() -> None:
-    """For a process that a loop may have started: end when the loop does, at once if it has ended already."""
-    loop = os.environ.get(_LOOP)
-    if loop is None:
-        return
-    _end_with_parent()
-    try:
-        os.kill(int(loop), 0)
-    except ProcessLookupError:
-        sys.exit("The loop that started this stage has ended.")

@@ -14,11 +14,11 @@ from trl import get_peft_config
 
 from topr_trl.checkpoints import STATE, is_whole_checkpoint
 from topr_trl.config import CurationArguments
-from topr_trl.data.tables import read_table, rows_of, shards_of
+from topr_trl.data.tables import atomic_write, read_table, rows_of, shards_of
 from topr_trl.offline_trainer import OfflineTOPRTrainer
 from topr_trl.pipeline import inputs, manifest
 from topr_trl.pipeline.arguments import TrainArguments, load_tokenizer, loading, model_path, seed_of
-from topr_trl.pipeline.lineage import ADAPTER, lineage
+from topr_trl.pipeline.lineage import ADAPTER, lineage, older_weights, weights_of
 from topr_trl.pipeline.shards import CHOSEN, Made, add_columns, columns_before, set_column
 
 MU_COLUMNS = ("mu_logps", "mu_fingerprint")
@@ -88,9 +88,10 @@ def _check_batch(trainer: OfflineTOPRTrainer, work: Path, state: PartialState) -
             f"This training was started with {known} rows per step, and now there are {rows}: use as many processes as "
             f"then, or remove {work.parent} to start again."
         )
-    if state.is_main_process:
+    if state.is_main_process and not path.is_file():
         work.mkdir(parents=True, exist_ok=True)
-        path.write_text(rows)
+        with atomic_write(path) as partial:
+            partial.write_text(rows)
 
 
 def _trainer(args: TrainArguments, all_rows: bool = False) -> tuple[OfflineTOPRTrainer, NDArray[np.int64]]:
@@ -106,6 +107,8 @@ def _trainer(args: TrainArguments, all_rows: bool = False) -> tuple[OfflineTOPRT
             columns=columns_before("log-mu", args.source) if all_rows else None,
         )
     places, curated = np.arange(len(rows)), {CHOSEN, "raw_reward"} & set(rows.column_names)  # the second by version 0.1
+    if MU_COLUMNS[1] in rows.column_names and _by_its_writer(args.source, model_path(args)):
+        rows = rows.remove_columns(MU_COLUMNS[1])  # of an older model of this loop
     if CHOSEN in rows.column_names:
         places = np.flatnonzero(rows.data[CHOSEN].is_valid())
         rows = rows.remove_columns("reward").rename_column(CHOSEN, "reward").select(places)
@@ -118,6 +121,15 @@ def _trainer(args: TrainArguments, all_rows: bool = False) -> tuple[OfflineTOPRT
         model_path(args), own, rows, processing_class=load_tokenizer(args), peft_config=get_peft_config(args)
     )
     return trainer, places
+
+
+def _by_its_writer(rows: Path, model: str) -> bool:
+    """Whether log μ of rows was computed with the weights that wrote them, from which a model has been trained."""
+    done = lineage(rows)
+    if not {"sample", "log-mu"} <= set(done):
+        return False
+    writer, scorer = (weights_of(done[stage]["inputs"]) for stage in ("sample", "log-mu"))
+    return writer == scorer and writer in older_weights(Path(model))
 
 
 def _refuse_another_choice(args: TrainArguments) -> None:

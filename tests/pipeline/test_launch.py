@@ -1,0 +1,213 @@
+"""How the processes of stages are started, on this machine and on others, and what happens where one fails."""
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Event, Timer
+
+import pytest
+import yaml
+
+from topr_trl.pipeline import manifest, processes
+from topr_trl.pipeline.arguments import IterateArguments, TrainArguments
+from topr_trl.pipeline.processes import check_launch, devices, worker_devices
+
+CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"
+
+
+def loop(tmp_path, **more):
+    return IterateArguments(output_dir=str(tmp_path), **{"use_cpu": True, "bf16": False, **more})
+
+
+@pytest.mark.parametrize(
+    ("visible", "of_a_stage", "of_a_worker"),
+    [(None, [], ["2", "3"]), ("4,5,6,7", ["4", "5", "6", "7"], ["6", "7"]), ("", [], [])],
+)
+def test_stages_and_workers_have_the_gpus_that_the_loop_sees(monkeypatch, tmp_path, visible, of_a_stage, of_a_worker):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    settings = loop(tmp_path)
+    assert devices("sample", settings) == devices("train", settings) == of_a_stage
+    assert worker_devices(devices("sample", settings), 1, 2) == of_a_worker
+
+
+def test_each_side_has_the_gpus_that_are_named_for_it(tmp_path):
+    settings = loop(tmp_path, sampling_devices=["0", "1", "5"], training_devices=["GPU-2ab"])
+    assert devices("train", settings) == ["GPU-2ab"]
+    assert devices("log-mu", settings) == devices("sample", settings) == ["0", "1", "5"]
+    assert [worker_devices(["0", "1", "5"], k, 1) for k in range(4)] == [["0"], ["1"], ["5"], ["0"]]
+    for wrong in (["1", "1"], []):
+        with pytest.raises(ValueError, match="sampling_devices must name GPUs, each once, not"):
+            loop(tmp_path, sampling_devices=wrong)
+
+
+# On other machines.
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What would be started."""
+    found = []
+    monkeypatch.setattr(processes, "_start", lambda command, gpus, output, is_launcher=False: found.append(command))
+    return found
+
+
+def test_sampling_processes_on_other_machines(tmp_path, started):
+    settings = loop(tmp_path, sampling_workers=3, sampling_hosts=["a", "b"],
+                    sampling_launcher="ssh {host} env 'NAME=worker {worker}'")  # fmt: skip
+    for k in range(3):
+        processes._worker(["python", "-m", "topr_trl", "sample"], k, tmp_path, 3, settings, None).start()
+    assert started == [
+        ["ssh", host, "env", f"NAME=worker {k}", "python", "-m", "topr_trl", "sample", "--worker", f"{k}/3"]
+        for k, host in enumerate("aba")
+    ]
+
+
+def test_training_on_other_machines(tmp_path, started):
+    config = str(CONFIGS / "zero3_nodes.yaml")
+    hosts = ["a", "b", "c", "d"]
+    settings = loop(tmp_path, accelerate_config=config, training_launcher="srun --nodelist {host} --label {node}",
+                    training_hosts=hosts)  # fmt: skip
+    processes._start_nodes(["-m", "topr_trl", "train"], "train", settings, None)
+    ports = {command[command.index("--main_process_port") + 1] for command in started}
+    assert len(ports) == 1
+    for node, (host, command) in enumerate(zip(hosts, started, strict=True)):
+        assert command[:6] == ["srun", "--nodelist", host, "--label", str(node), sys.executable]
+        rest = command[6:]
+        assert rest[rest.index("--machine_rank") + 1] == str(node)
+        assert rest[rest.index("--main_process_ip") + 1] == "a"
+        assert rest[-3:] == ["-m", "topr_trl", "train"]
+    # log μ is on the sampling side, if that is elsewhere.
+    aside = loop(tmp_path, accelerate_config=config, training_launcher="srun --nodelist {host}", training_hosts=hosts,
+                 sampling_hosts=["e", "f", "g", "h"])  # fmt: skip
+    started.clear()
+    processes._start_nodes(["-m", "topr_trl", "log-mu"], "log-mu", aside, None)
+    assert [command[2] for command in started] == ["e", "f", "g", "h"]
+    assert started[1][started[1].index("--main_process_ip") + 1] == "e"
+
+
+def test_launchers_that_lack_something_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"training_launcher may have {host}, {node}, {port}, and has {rank}"):
+        loop(tmp_path, training_launcher="srun --relative {rank}")
+    with pytest.raises(ValueError, match=r"sampling_launcher has {host}: name the machines with sampling_hosts"):
+        loop(tmp_path, sampling_launcher="ssh {host}")
+    with pytest.raises(ValueError, match="training_launcher: No closing quotation"):
+        loop(tmp_path, training_launcher="srun --comment 'a")
+    with pytest.raises(ValueError, match="sampling_devices are GPUs of this machine, and sampling_launcher starts"):
+        loop(tmp_path, sampling_launcher="srun", sampling_devices=["0"])
+    with pytest.raises(FileNotFoundError, match="sampling_launcher: there is no program nowhere-here"):
+        check_launch("iterate", loop(tmp_path, sampling_launcher="nowhere-here -n 1"))
+    config = yaml.safe_load((CONFIGS / "ddp.yaml").read_text()) | {"num_machines": 2, "num_processes": 2}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(config))
+    two = {"accelerate_config": str(tmp_path / "two.yaml")}
+    with pytest.raises(ValueError, match=r"num_machines=2: say how a process is started on each of them"):
+        check_launch("iterate", loop(tmp_path, **two))
+    with pytest.raises(ValueError, match="num_machines=2, and training_hosts has 1"):
+        check_launch("iterate", loop(tmp_path, **two, training_launcher="env H={host}", training_hosts=["a"]))
+    with pytest.raises(ValueError, match="num_machines=2: say how a process is started on each of them"):
+        check_launch("iterate", loop(tmp_path, **two, training_launcher="env H=1", training_hosts=["a", "b"]))
+    enough = {"training_launcher": "env H={host}", "training_hosts": ["a", "b"]}
+    check_launch("iterate", loop(tmp_path, **two, **enough))
+    with pytest.raises(ValueError, match="num_machines=2, and sampling_hosts has 1"):
+        check_launch("iterate", loop(tmp_path, **two, **enough, sampling_hosts=["c"]))
+
+
+# Where one fails.
+
+
+def python(code):
+    return subprocess.Popen([sys.executable, "-c", code])
+
+
+def run(starts, retries=0, log=None, stop=None):
+    groups = [start if isinstance(start, processes._Group) else processes._Group(start) for start in starts]
+    processes._run_groups(groups, "sample", retries, log, stop or Event())
+
+
+def failing(times, path):
+    """A start whose process fails so many times."""
+
+    def start():
+        code = f"from pathlib import Path; p = Path({str(path)!r}); n = len(p.read_text()) if p.exists() else 0; "
+        return [python(f"{code} p.write_text('x' * (n + 1)); raise SystemExit(3 if n < {times} else 0)")]
+
+    return start
+
+
+def test_a_process_that_fails_is_started_again(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(processes, "_PAUSE", 0.0)
+    done = []
+    run([failing(2, tmp_path / "a"), lambda: [done.append(1) or python("")]], retries=2)
+    assert len((tmp_path / "a").read_text()) == 3
+    assert done == [1]  # the other one is not
+    said = capfd.readouterr().out
+    assert "A process of the stage sample failed with exit status 3; it is started again (1 of 2 retries)." in said
+    with pytest.raises(ChildProcessError, match="The stage sample failed with exit status 3; its messages are above"):
+        run([failing(2, tmp_path / "b")], retries=1)
+    assert len((tmp_path / "b").read_text()) == 2
+
+
+def test_exit_status_0_alone_is_not_trusted(monkeypatch, capfd):
+    """srun ends with 0 where its node is lost."""
+    monkeypatch.setattr(processes, "_PAUSE", 0.0)
+    answers = [False, True]
+    run([processes._Group(lambda: [python("")], lambda: answers.pop(0))], retries=1)
+    assert "A process of the stage sample ended before its work was done; it is started again" in capfd.readouterr().out
+    with pytest.raises(ChildProcessError, match="The stage sample ended before its work was done"):
+        run([processes._Group(lambda: [python("")], lambda: False)])
+
+
+def test_processes_of_one_training_end_and_start_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_PAUSE", 0.0)
+    first_fails, others = failing(1, tmp_path / "a"), []
+
+    def start():
+        # The second would run for an hour beside the first one's failure.
+        others.append(python("import time; time.sleep(3600)" if not others else ""))
+        return [*first_fails(), others[-1]]
+
+    run([start], retries=1)
+    assert len(others) == 2
+    assert others[0].returncode == -15
+
+
+def test_a_stage_can_be_stopped_and_its_log_is_shown(tmp_path, capfd):
+    stop, started = Event(), []
+    Timer(0.5, stop.set).start()
+    begin = time.monotonic()
+    with pytest.raises(ChildProcessError, match="The stage sample was stopped"):
+        run([lambda: [started.append(python("import time; time.sleep(3600)")) or started[-1]]], stop=stop)
+    assert time.monotonic() - begin < 60
+    assert started[0].returncode == -15
+    log = tmp_path / "train.log"
+    log.write_text("\n".join(f"line {n}" for n in range(100)))
+    with pytest.raises(ChildProcessError, match=r"its messages are .*train\.log"):
+        run([failing(1, tmp_path / "a")], log=log)
+    said = capfd.readouterr().out
+    assert "line 99" in said
+    assert "line 10\n" not in said
+
+
+def test_a_stage_that_never_began_is_started_again_and_then_named(tmp_path, monkeypatch):
+    """srun ends with 0 where a node is lost before the stage has noted anything."""
+    monkeypatch.setattr(processes, "_PAUSE", 0.0)
+    monkeypatch.setattr(processes.sys, "executable", shutil.which("true"))
+    manifest.begin(tmp_path / "rows", "sample", {})
+    manifest.finish(tmp_path / "rows", "sample", 0)
+    args = TrainArguments(input=str(tmp_path / "rows"), output_dir=str(tmp_path / "rows"), use_cpu=True, bf16=False)
+    with pytest.raises(ChildProcessError, match="The stage log-mu ended before its work was done"):
+        processes.run_apart("log-mu", args, loop(tmp_path / "run"), None, Event())
+
+
+def test_a_process_that_does_not_end_is_killed(monkeypatch):
+    monkeypatch.setattr(processes, "_GRACE", 0.5)
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(99)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    processes._Group(list, processes=[process]).end()
+    assert process.returncode == -9
