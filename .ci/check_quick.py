@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.__main__ import open_store
-from benchmarks.claims import base, protocols, rivals_compared, theory
+from benchmarks.claims import base, online_compared, protocols, rivals_compared, theory
 from benchmarks.setting import PROFILES
 
 profile = PROFILES["quick"]
@@ -25,6 +25,11 @@ for name in protocols.QUICK:
 assert ends["topr"]["pass@1"] > start["pass@1"] + 0.05, "TOPR does not improve the base model"
 assert ends["topr"]["invalid"] < start["invalid"] / 4, "TOPR leaves invalid answers"
 assert ends["reinforce"]["pass@1"] < start["pass@1"] / 4, "naive REINFORCE does not collapse"
+
+for cell, result in store.results(online_compared.cells(profile, store)):
+    (end,) = result["curve"]
+    print(f"{cell['method']:16} online, {end['completions']:.0f} completions: pass@1 {end['pass@1']:5.1%}")
+    assert end["pass@1"] > start["pass@1"] + 0.05, f"{cell['method']} does not learn online"
 
 parts = {cell["part"]: result for cell, result in store.results(theory.cells(profile, store))}
 last = {float(a): points[-1][1] for a, points in parts["bound"]["curves"].items()}

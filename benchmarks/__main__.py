@@ -30,6 +30,7 @@ from benchmarks.claims import (
     losses_compared,
     online_compared,
     optimizers_compared,
+    overlapped,
     positive_share,
     predictors,
     protocols,
@@ -58,6 +59,7 @@ CLAIMS = {
     "staleness": staleness,
     "verifier": verifier,
     "online": online_compared,
+    "overlapped": overlapped,
 }
 
 # Of the page "When do wrong answers pay?".
@@ -72,7 +74,7 @@ HYPOTHESES = {
 BOTH = {**CLAIMS, **HYPOTHESES}
 
 NEEDED_BY_ALL = ("base", "learning_rates")
-ALONE = {"theory", "base", "difficulty", "long_responses", "verifier", "online", *HYPOTHESES}
+ALONE = {"theory", "base", "difficulty", "long_responses", "verifier", "online", "overlapped", *HYPOTHESES}
 
 
 def open_store(results: Path, profile: Profile) -> cells.Store:
@@ -109,8 +111,8 @@ def main() -> None:
             except cells.Unfinished as missing:
                 print(f"{name} is left out: {missing}")
     finally:
-        evidence.write(CLAIMS, store, profile, pages / "evidence.md")
-        evidence.write(HYPOTHESES, store, profile, pages / "wrong_answers.md", hypotheses=True)
+        headlines = evidence.write(HYPOTHESES, store, profile, pages / "wrong_answers.md", hypotheses=True)
+        evidence.write(CLAIMS, store, profile, pages / "evidence.md", more_headlines=headlines)
         print(f"\nPictures and verdicts: {os.path.relpath(pages)}/evidence.md and wrong_answers.md")
 
 

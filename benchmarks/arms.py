@@ -120,21 +120,35 @@ def planned(store: Store, arms: dict[Arm, Choices], seeds: Sequence[int]) -> lis
 
 
 def _tuned(store: Store, arm: Arm, choices: Choices) -> tuple[list[Arm], Arm | None]:
-    """What is tried of an arm, and what ends highest on the validation problems: the first of equals, or None as yet.
+    """What is tried of an arm, and what ends highest on the validation problems; None as yet."""
 
-    Where that is at the lowest or the highest rate, the next one (1, 3, 10...) is tried, too.
+    def end(choice: dict[str, Any]) -> float | None:
+        result = store.get(replace(arm, **choice).cell(TUNING_SEED))
+        return result["end"]["pass@1"] if result else None
+
+    tried, best = tune(choices, _FURTHER, end)
+    return [replace(arm, **choice) for choice in tried], None if best is None else replace(arm, **best)
+
+
+def tune(
+    choices: Choices, further: int, end: Callable[[dict[str, Any]], float | None]
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """The choices to try, and the one that ends highest: the first of equals, or None while `end` does not know all.
+
+    Where that is at the lowest or the highest rate, the next one (1, 3, 10...) is tried, too: at most `further` ones.
     """
-    tried = [replace(arm, **choice) for choice in choices]
+    tried = list(choices)
     while True:
-        results = [store.get(one.cell(TUNING_SEED)) for one in tried]
-        if not all(results):
+        ends = [end(choice) for choice in tried]
+        if None in ends:
             return tried, None
-        best = tried[int(np.argmax([result["end"]["pass@1"] for result in results if result]))]
-        rates = [one.learning_rate for one in tried if replace(one, learning_rate=best.learning_rate) == best]
-        at_end = best.learning_rate in (min(rates), max(rates)) and len(rates) > 1
-        if not at_end or len(tried) == len(choices) + _FURTHER:
+        best = tried[int(np.argmax(np.array(ends, dtype=float)))]
+        rate = best["learning_rate"]
+        rates = [one["learning_rate"] for one in tried if one | {"learning_rate": rate} == best]
+        at_end = rate in (min(rates), max(rates)) and len(rates) > 1
+        if not at_end or len(tried) == len(choices) + further:
             return tried, best
-        tried.append(replace(best, learning_rate=next_rate(best.learning_rate, up=best.learning_rate == max(rates))))
+        tried.append(best | {"learning_rate": next_rate(rate, up=rate == max(rates))})
 
 
 def next_rate(rate: float, up: bool) -> float:
@@ -142,24 +156,6 @@ def next_rate(rate: float, up: bool) -> float:
     is_one = f"{rate:.0e}".startswith("1")
     factor = 3 if is_one == up else 10 / 3
     return float(f"{rate * factor if up else rate / factor:.0e}")
-
-
-def best_rate(
-    rates: Sequence[float], further: int, end: Callable[[float], float | None]
-) -> tuple[list[float], float | None]:
-    """The rates to try, and the one that ends highest; None while `end` does not know how each of them ends.
-
-    Where it is the lowest or the highest, the next one is tried, too: so many `further` ones at most.
-    """
-    tried = list(rates)
-    while True:
-        ends = [end(rate) for rate in tried]
-        if None in ends:
-            return tried, None
-        best = tried[int(np.argmax(np.array(ends, dtype=float)))]
-        if best not in (min(tried), max(tried)) or len(tried) == len(rates) + further:
-            return tried, best
-        tried.append(next_rate(best, up=best == max(tried)))
 
 
 def best(store: Store, arm: Arm, choices: Choices) -> Arm:

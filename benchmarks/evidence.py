@@ -1,6 +1,7 @@
 """Writes the pages of what was measured from the finished cells: claim, expectation, ours, verdict, picture."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -10,10 +11,22 @@ from benchmarks.setting import TASK_STEPS, Profile
 from benchmarks.verdicts import DOES_NOT, PARTLY, Verdict
 
 
-def write(claims: dict[str, ModuleType], store: Store, profile: Profile, page: Path, hypotheses: bool = False) -> None:
+def write(
+    claims: dict[str, ModuleType],
+    store: Store,
+    profile: Profile,
+    page: Path,
+    hypotheses: bool = False,
+    more_headlines: Sequence[str] = (),
+) -> list[str]:
     """Draw every picture beside the page, judge every claim that is finished, write the page.
 
-    `hypotheses`: the page is that of "When do wrong answers pay?", whose claims are our own.
+    Args:
+        hypotheses: the page is that of "When do wrong answers pay?", whose claims are our own.
+        more_headlines: of other pages.
+
+    Returns:
+        The headlines of the page, with links to it.
     """
     planned = {name: _cells(claim, store, profile) for name, claim in claims.items()}
     finished = [name for name, cells in planned.items() if cells and not store.unfinished(cells)]
@@ -21,10 +34,14 @@ def write(claims: dict[str, ModuleType], store: Store, profile: Profile, page: P
     verdicts = {name: _report(claims[name], store, profile, pictures) for name in finished}
     page.parent.mkdir(parents=True, exist_ok=True)
     listed = {_anchor(name, n): verdict for name, part in verdicts.items() for n, verdict in enumerate(part, 1)}
-    opening = _of_hypotheses(listed) if hypotheses else _of_the_paper(listed, profile)
+    headlines = [
+        f"* {verdict.headline} ([more]({page.name}#{anchor}))" for anchor, verdict in listed.items() if verdict.headline
+    ]
+    opening = _of_hypotheses(listed) if hypotheses else _of_the_paper(listed, profile, [*headlines, *more_headlines])
     expected = "Expected" if hypotheses else "Paper"
     lines = [*opening, *_sections(listed, pictures.name, expected), *_what_was_run(planned, store)]
     page.write_text("\n".join(lines) + "\n")
+    return headlines
 
 
 def _cells(claim: ModuleType, store: Store, profile: Profile) -> list[Cell]:
@@ -62,7 +79,7 @@ def _of_hypotheses(listed: dict[str, Verdict]) -> list[str]:
     ]
 
 
-def _of_the_paper(listed: dict[str, Verdict], profile: Profile) -> list[str]:
+def _of_the_paper(listed: dict[str, Verdict], profile: Profile, headlines: list[str]) -> list[str]:
     return [
         "# Evidence",
         "",
@@ -72,6 +89,7 @@ def _of_the_paper(listed: dict[str, Verdict], profile: Profile) -> list[str]:
         "`python -m benchmarks --report` from the results in `benchmarks/results/`; do not edit. `make reproduce` "
         "measures all of it again.",
         "",
+        *([*headlines, ""] if headlines else []),
         "**How it was measured.** All methods start from the same model, read the same rows in the same order, "
         f"{profile.steps} steps of 32 rows per epoch (AdamW, constant learning rate, gradient clip 1), and are tested "
         f"on {profile.test_problems} other problems. Each has its own best learning rate from one grid, chosen on "

@@ -18,10 +18,11 @@ class Hypothesis:
     expected: str
     refuted_if: str
 
-    def judged(self, ours: str, *parts: bool, picture: str = "", details: str = "") -> Verdict:
+    def judged(self, ours: str, *parts: bool, picture: str = "", details: str = "", headline: str = "") -> Verdict:
         """What became of it: it holds if all of its parts do."""
         expected = f"{self.expected}\n\n*Refuted if:* {self.refuted_if}"
-        return Verdict(self.title, expected, ours, judge(all(parts)), picture=picture, details=details)
+        verdict = judge(all(parts))
+        return Verdict(self.title, expected, ours, verdict, picture=picture, details=details, headline=headline)
 
 
 HYPOTHESES = {
@@ -102,6 +103,15 @@ HYPOTHESES = {
         "pass@1, and below it in pass@64. (Added on 2026-11-22, when one pass had shown them above every share in "
         "pass@1, before any cell of the long run.)",
         "they do not end above p~ = 50 % in pass@1 by an interval, or not below it in pass@64",
+    ),
+    "long_rate": Hypothesis(
+        "What falls over many iterations is due to the rate",
+        "The rate that is best after 4 iterations is too high for 20, whatever is trained on: at the next lower one "
+        "each of p~ = 50 %, the group mean, positives only and repeated right answers ends with more of maj@64 and "
+        "pass@64, and no lower in pass@1. (Added on 2026-11-23, when p~ = 50 % and the group mean had been seen, whose "
+        "pass@16 falls from the fourth iteration on, and one seed of c = 0, whose best rate is ten times lower and "
+        "whose pass@16 does not; before any cell at these rates.)",
+        "for one of the four the interval of the gain in maj@64 or pass@64 reaches 0, or that in pass@1 lies below 0",
     ),
     "predictor": Hypothesis(
         "AdamW's own step predicts the share",

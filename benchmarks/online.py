@@ -30,7 +30,6 @@ from topr_trl.rewards import answer_reward
 from topr_trl.tasks import gsm8k
 
 GENERATION_ROWS, GROUP = 512, 8  # completions of a generation batch, and of a prompt in it
-STEPS = GENERATION_ROWS // BATCH_ROWS  # optimizer steps in which a generation batch is used once
 COMPLETIONS = 6_144  # sampled in a run
 TESTED_AFTER = (1_024, 2_048, 3_072, 4_096, 5_120, 6_144)
 TEST_PROBLEMS, SAMPLES, SAMPLES_AT_END = 200, 8, 32
@@ -54,7 +53,7 @@ class OnlineArm:
         base: the task, see `benchmarks.setting`.
         method: of `TRL` or `TOPR`.
         uses: how many times each generation batch is gone through.
-        replay_share: of the rows of each step that are of earlier generation batches.
+        replay_share: of the rows of each step that are of earlier generation batches; the more, the fewer are fresh.
     """
 
     base: str
@@ -62,6 +61,16 @@ class OnlineArm:
     uses: int = 1
     learning_rate: float = 1e-4
     replay_share: float = 0.0
+
+    @property
+    def fresh_rows(self) -> int:
+        """Of the `BATCH_ROWS` of an optimizer step."""
+        return round(BATCH_ROWS * (1 - self.replay_share))
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps for each generation batch."""
+        return GENERATION_ROWS // self.fresh_rows * self.uses
 
     def cell(self, seed: int) -> Cell:
         return {"claim": "online", **asdict(self), "weights": model_hash(self.base), "seed": seed}
@@ -74,9 +83,9 @@ class OnlineArm:
 class _Test(TrainerCallback):
     """Tests the model when a number of completions has been sampled and used; its time does not count."""
 
-    def __init__(self, arm: OnlineArm, completions: int, seed: int, is_tuning: bool) -> None:
+    def __init__(self, arm: OnlineArm, completions: int, seed: int, split: str) -> None:
         self.arm, self.completions, self.seed = arm, completions, seed
-        self.split = VALIDATION_SEED if is_tuning else TEST_SEED
+        self.split = {"test": TEST_SEED, "validation": VALIDATION_SEED}[split]
         self.curve: list[dict[str, float]] = []
         self.seconds, self._started = 0.0, 0.0
 
@@ -84,7 +93,7 @@ class _Test(TrainerCallback):
         self._started = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        sampled, rest = divmod(state.global_step, STEPS * self.arm.uses)
+        sampled, rest = divmod(state.global_step, self.arm.steps)
         sampled *= GENERATION_ROWS
         if rest or (sampled not in TESTED_AFTER and sampled != self.completions):
             return
@@ -103,7 +112,7 @@ class _Test(TrainerCallback):
         return self._tested(model, SAMPLES_AT_END)
 
 
-def run(arm: OnlineArm, completions: int, seed: int, is_tuning: bool) -> dict[str, Any]:
+def run(arm: OnlineArm, completions: int, seed: int, split: str = "test") -> dict[str, Any]:
     """Train from the base model with so many completions; where it ends in NaN, with what there was until then."""
     model, questions = base_model(arm.base), problems(arm.base, 400, 100 + seed)
     settings, ours = {**TRL, **TOPR}[arm.method][1], arm.method in TOPR
@@ -112,15 +121,15 @@ def run(arm: OnlineArm, completions: int, seed: int, is_tuning: bool) -> dict[st
         args = (TOPRConfig if ours else GRPOConfig)(
             **SMALL, **settings, **replay, output_dir=folder, seed=seed, learning_rate=arm.learning_rate,
             optim="adamw_torch", lr_scheduler_type="constant", weight_decay=0.0, max_grad_norm=1.0, beta=0.0,
-            per_device_train_batch_size=BATCH_ROWS, gradient_accumulation_steps=1, num_generations=GROUP,
+            per_device_train_batch_size=arm.fresh_rows, gradient_accumulation_steps=1, num_generations=GROUP,
             generation_batch_size=GENERATION_ROWS, num_iterations=arm.uses, top_k=0, save_strategy="no",
-            max_steps=completions // GENERATION_ROWS * STEPS * arm.uses, logging_steps=STEPS,
+            max_steps=completions // GENERATION_ROWS * arm.steps, logging_steps=arm.steps,
             max_completion_length=MAX_NEW_TOKENS.get(arm.base, OF_OTHER_TASKS),
         )  # fmt: skip
         trainer = (TOPRTrainer if ours else GRPOTrainer)(
             model, answer_reward(gsm8k.judge), args=args, train_dataset=questions, processing_class=tokenizer(arm.base)
         )
-        test = _Test(arm, completions, seed, is_tuning)
+        test = _Test(arm, completions, seed, split)
         trainer.add_callback(test)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -129,6 +138,6 @@ def run(arm: OnlineArm, completions: int, seed: int, is_tuning: bool) -> dict[st
             except FloatingPointError:
                 return {"curve": test.curve, "failed": True}
     logs = [entry for entry in trainer.state.log_history if "entropy" in entry]
-    end = {} if is_tuning else test.at_end(model)
+    end = test.at_end(model) if completions == COMPLETIONS else {}
     entropies = [entry["entropy"] for entry in logs if math.isfinite(entry["entropy"])]
     return {"curve": test.curve, "end": end, "entropy": entropies[-1] if entropies else None, "failed": False}

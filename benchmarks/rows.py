@@ -34,8 +34,8 @@ class Rows:
     group_deviations: np.ndarray
 
     @classmethod
-    def of(cls, dataset: Dataset, model: PreTrainedModel) -> "Rows":
-        """Rows with log μ as `model` computes it."""
+    def of(cls, dataset: Dataset, model: PreTrainedModel | None = None) -> "Rows":
+        """Rows with log μ as `model` computes it; without a model they have none as yet (see `scored_by`)."""
         rewards, groups = np.array(dataset["reward"][:]), np.array(dataset["problem_id"][:])
         of_group = {group: rewards[groups == group] for group in np.unique(groups)}
         rows = cls(
@@ -49,7 +49,7 @@ class Rows:
         )
         # A response may be empty where the model stops at once; there is nothing to learn from no token.
         rows = rows[np.array([len(response) > 0 for response in rows.responses]).nonzero()[0]]
-        return rows.scored_by(model)
+        return rows if model is None else rows.scored_by(model)
 
     def to_dict(self) -> dict[str, Any]:
         """What `torch.load(weights_only=True)` reads: lists and tensors."""

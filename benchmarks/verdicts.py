@@ -18,6 +18,7 @@ class Verdict:
         why: the likely reason, where it does not hold.
         picture: file name of the PNG, or "".
         details: a table in Markdown, or "".
+        headline: what the top of docs/evidence.md says of it, with its numbers, in Markdown; or "".
     """
 
     claim: str
@@ -27,6 +28,7 @@ class Verdict:
     why: str = ""
     picture: str = ""
     details: str = ""
+    headline: str = ""
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,5 +1,6 @@
 """Figure 4: TOPR against positives only by each protocol, with many generations of each test problem."""
 
+from dataclasses import replace
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,27 @@ from benchmarks.rivals import RIVALS
 from benchmarks.setting import Profile, base_model, epoch_rows, evaluate, summary
 from benchmarks.statistics import Interval, Measured, difference, interval, over_seeds
 from benchmarks.training import train
-from benchmarks.verdicts import Verdict, judge
+from benchmarks.verdicts import MEASURED, Verdict, judge, markdown_table
 
 GENERATIONS = 64  # the paper's
 MAJ_KS = (1, 2, 4, 8, 16, 32)
-# Positives only by the protocols that TOPR's rate cannot serve; by equal steps it is one of the rivals.
-OTHER_PROTOCOLS = ("removed", "rows")
+# Beside the rivals `topr` (c = 0) and `positives_only` (by equal steps), which have rates of their own.
+ARMS = {
+    "removed": Arm("main", 1.0, "removed"),
+    "rows": Arm("main", 1.0, "rows"),
+    "mean": Arm("main", 0.5),
+    "group_mean": Arm("main", "group_mean"),
+}
 CHOICES: Choices = [{"learning_rate": rate} for rate in arms.ADAMW_RATES]
-LABELS = {"removed": "wrong answers removed, one pass (the paper's)", "rows": "as many steps, all of right answers",
-          "steps": "TOPR's batches, wrong answers at weight 0"}  # fmt: skip
+LABELS = {
+    "base": "base model",
+    "topr": "TOPR, c = 0 (the paper's)",
+    "mean": "TOPR, p~ = 50 %",
+    "group_mean": "TOPR, group mean",
+    "removed": "positives only: wrong answers removed, one pass (the paper's)",
+    "steps": "positives only: TOPR's batches, wrong answers at weight 0",
+    "rows": "positives only: as many steps, all of right answers",
+}
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
@@ -35,26 +48,25 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
         for seed in range(profile.seeds)
         for rival in (("base",) if seed == 0 else ()) + ("topr", "positives_only")
     ]  # fmt: skip
-    tuned = {Arm("main", 1.0, protocol): CHOICES for protocol in OTHER_PROTOCOLS}
-    removed = []
-    for arm in tuned:
+    own = []
+    for name, arm in ARMS.items():
         try:
             rate = arms.best(store, arm, CHOICES).learning_rate
         except Unfinished:
             continue
-        removed += [
-            {"claim": "against_positives", "rival": arm.protocol, "seed": seed, "learning_rate": rate}
+        own += [
+            {"claim": "against_positives", "rival": name, "seed": seed, "learning_rate": rate}
             for seed in range(profile.seeds)
         ]
-    return rivals + arms.planned(store, tuned, []) + removed
+    return rivals + arms.planned(store, dict.fromkeys(ARMS.values(), CHOICES), []) + own
 
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     if cell["claim"] == "arms":
         return arms.work(cell, profile)
     model = base_model("main")
-    if cell["rival"] in OTHER_PROTOCOLS:
-        arm = Arm("main", 1.0, cell["rival"], learning_rate=cell["learning_rate"])
+    if cell["rival"] in ARMS:
+        arm = replace(ARMS[cell["rival"]], learning_rate=cell["learning_rate"])
         model, _ = arms.trained(arm, profile, cell["seed"])
     elif cell["rival"] != "base":
         rows, pool = epoch_rows("main", profile, cell["seed"])
@@ -72,46 +84,60 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
 
 
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
-    names = {"base": "base", "topr": "topr", "positives_only": "steps", **{name: name for name in OTHER_PROTOCOLS}}
-    of: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in names.values()}
+    of: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in LABELS}
     for cell, result in store.results(cells(profile, store)):
         if cell["claim"] == "against_positives":
-            of[names[cell["rival"]]][cell["seed"]] = result
-    name = _picture(of, out)
+            name = "steps" if cell["rival"] == "positives_only" else cell["rival"]
+            of[name][cell["seed"]] = result
+    picture = _picture(of, out)
     largest = max(MAJ_KS)
     passed = {name: {seed: (r["pass@1"], r["error"]) for seed, r in runs.items()} for name, runs in of.items()}
     voted = {name: {seed: (r["maj"][str(largest)], nan) for seed, r in runs.items()} for name, runs in of.items()}
     low = {name: seldom_solved(runs) for name, runs in of.items()}
 
+    def gap(values: dict[str, Measured], name: str = "topr", other: str = "removed") -> Interval:
+        return difference(values[name], values[other])
+
     def said(values: dict[str, Measured]) -> str:
-        return f"base model {over_seeds(values['base']).percent()}, TOPR {over_seeds(values['topr']).percent()} %; " + (
-            "; ".join(
-                f"{LABELS[protocol]}: {over_seeds(values[protocol]).percent()} %, TOPR minus that "
-                f"{difference(values['topr'], values[protocol]).percent(signed=True)} points"
-                for protocol in LABELS
-            )
-        )
+        ours, theirs = (over_seeds(values[name]).percent() for name in ("topr", "removed"))
+        return f"TOPR {ours} %, positives only {theirs} %, difference {gap(values).percent(signed=True)} points"
 
-    def papers(values: dict[str, Measured]) -> Interval:
-        return difference(values["topr"], values["removed"])
-
+    table = markdown_table(
+        ["", "pass@1 (%)", f"maj@{largest} (%)", f"problems with 0-4 right answers of {GENERATIONS} (%)"],
+        [
+            [LABELS[name], *(over_seeds(values[name]).percent() for values in (passed, voted, low))]
+            for name in LABELS
+        ],
+    )  # fmt: skip
     return [
         Verdict(
             "Fig. 4: TOPR is above positives only (wrong answers removed, one pass over the rest), in pass@1 and maj@n",
             "TOPR higher on GSM8K and MATH",
-            f"pass@1: {said(passed)}. maj@{largest}: {said(voted)}",
-            judge(papers(passed).low > 0, papers(voted).low > 0),
+            f"c = 0; pass@1: {said(passed)}; maj@{largest}: {said(voted)}",
+            judge(gap(passed).low > 0, gap(voted).low > 0),
             WHY,
-            name,
+            picture,
         ),
         Verdict(
             "Fig. 4: fewer problems with 0–4 right answers of 64 than with positives only (wrong answers removed, one "
             "pass over the rest)",
             "fewer with TOPR",
-            f"share of such problems: {said(low)}",
-            judge(papers(low).high < 0),
+            f"c = 0; share of such problems: {said(low)}",
+            judge(gap(low).high < 0),
             WHY,
-            name,
+            picture,
+        ),
+        Verdict(
+            "Beyond the paper's Fig. 4: TOPR at higher shares, and positives only by each protocol",
+            "",
+            f"p~ = 50 % minus positives only, points of pass@1 and of maj@{largest}: "
+            + "; ".join(
+                f"{LABELS[other].partition(': ')[2]} {gap(passed, 'mean', other).percent(signed=True)}, "
+                f"{gap(voted, 'mean', other).percent(signed=True)}"
+                for other in ("removed", "steps", "rows")
+            ),
+            MEASURED,
+            details=table,
         ),
     ]
 
@@ -120,7 +146,8 @@ def _picture(of: dict[str, dict[int, dict[str, Any]]], out: Path) -> str:
     picture, (majority, cardinality) = figure(2, 4.2, 3.4)
     shown = {
         "base": ("base model", COLOURS["base"]), "removed": ("positives only, one pass", COLOURS["removed"]),
-        "steps": ("positives only, equal steps", COLOURS["positives_only"]), "topr": ("TOPR", COLOURS["topr"]),
+        "steps": ("positives only, equal steps", COLOURS["positives_only"]),
+        "topr": ("TOPR, c = 0", COLOURS["topr"]), "mean": ("TOPR, p~ = 50 %", COLOURS["mean"]),
     }  # fmt: skip
     width = 0.8 / len(shown)
     for n, (name, (label, color)) in enumerate(shown.items()):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import arms
-from benchmarks.arms import TUNING_SEED, after_baseline
+from benchmarks.arms import TUNING_SEED, Choices, after_baseline
 from benchmarks.cells import Cell, Store, Unfinished
 from benchmarks.hypotheses import HYPOTHESES
 from benchmarks.pictures import curve, figure, save
@@ -23,7 +23,7 @@ from benchmarks.setting import (
     sample,
     summary,
 )
-from benchmarks.statistics import difference, interval
+from benchmarks.statistics import Interval, Measured, difference, interval
 from benchmarks.training import train
 from benchmarks.verdicts import Verdict, markdown_table
 from topr_trl import curate, evaluate_rows
@@ -31,7 +31,12 @@ from topr_trl.curation import ROWS_PER_PROBLEM
 
 BASES = ("misconception-10", "wanders-3")
 ITERATIONS, TUNING_ITERATIONS, EVERY, PROBLEMS, SEEDS = 20, 4, 4, 200, 3
-RATES, FURTHER = (3e-5, 1e-4, 3e-4), 2  # and rates beyond these, where the best is at an end of them
+CHOICES: Choices = [{"learning_rate": rate} for rate in (3e-5, 1e-4, 3e-4)]
+FURTHER = 2
+CANDIDATES = 16  # of each problem in each iteration
+SLOWER = {
+    "misconception-10": ("p~ 50 %", "group mean", "positives only", "positives, repeated")
+}  # at a lower rate, too
 KS = (1, 4, 16, 64, 256)
 REPEATED = "repeated"
 # Share of positives and curation, by what a run is called.
@@ -45,23 +50,22 @@ RUNS: dict[str, tuple[float | str, str]] = {
 }
 
 
-def _cell(base: str, run: str, rate: float, seed: int) -> Cell:
-    return {"claim": "long_run", "base": base, "weights": model_hash(base), "run": run, "learning_rate": rate,
-            "seed": seed}  # fmt: skip
+def _cell(base: str, run: str, choice: dict[str, Any], seed: int) -> Cell:
+    return {"claim": "long_run", "base": base, "weights": model_hash(base), "run": run, **choice, "seed": seed}
 
 
-def _tuned(store: Store, base: str, run: str) -> tuple[list[float], float | None]:
-    """The rates that are tried, and the one that ends highest after a few iterations on a seed apart; None as yet."""
+def _tuned(store: Store, base: str, run: str) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """What is tried, and what ends highest after a few iterations on a seed apart; None as yet."""
 
-    def end(rate: float) -> float | None:
-        result = store.get(_cell(base, run, rate, TUNING_SEED))
+    def end(choice: dict[str, Any]) -> float | None:
+        result = store.get(_cell(base, run, choice, TUNING_SEED))
         return result["curve"][-1]["pass@1"] if result else None
 
-    return arms.best_rate(RATES, FURTHER, end)
+    return arms.tune(CHOICES, FURTHER, end)
 
 
-def best_rate(store: Store, base: str, run: str) -> float:
-    """Of a run.
+def best_choice(store: Store, base: str, run: str) -> dict[str, Any]:
+    """The rate of a run.
 
     Raises:
         Unfinished: not all rates have been tried.
@@ -76,25 +80,32 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
     if profile.seeds == 1:
         return []
     found = []
-    for base in BASES:
-        for run in RUNS:
-            rates, best = _tuned(store, base, run)
-            found += [_cell(base, run, rate, TUNING_SEED) for rate in rates]
-            found += [_cell(base, run, best, seed) for seed in range(SEEDS) if best is not None]
+    for run in RUNS:  # what costs most comes last
+        for base in BASES:
+            tried, best = _tuned(store, base, run)
+            found += [_cell(base, run, choice, TUNING_SEED) for choice in tried]
+            if best is not None:
+                of_run = [best, slower(best)] if run in SLOWER.get(base, ()) else [best]
+                found += [_cell(base, run, choice, seed) for choice in of_run for seed in range(SEEDS)]
     return found
+
+
+def slower(choice: dict[str, Any]) -> dict[str, Any]:
+    """At the next lower rate."""
+    return choice | {"learning_rate": arms.next_rate(choice["learning_rate"], up=False)}
 
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     base, seed, (share, curation) = cell["base"], cell["seed"], RUNS[cell["run"]]
     is_tuning = seed == TUNING_SEED
     model, curve_points = base_model(base), []
-    count = 64 if curation == "anna_karenina" else 16
     for iteration in range(1, (TUNING_ITERATIONS if is_tuning else ITERATIONS) + 1):
-        pool = Rows.of(sample(model, base, problems(base, PROBLEMS, 100 + seed), count, 100 * seed + iteration), model)
+        questions = problems(base, PROBLEMS, 100 + seed)
+        pool = Rows.of(sample(model, base, questions, CANDIDATES, 100 * seed + iteration))
         size = round(ROWS_PER_PROBLEM * PROBLEMS)
         rule = "positives" if curation == REPEATED else curation
         chosen = curate(pool.rewards, pool.groups, rule, size, seed=100 * seed + iteration).indices
-        rows = pool[np.resize(chosen, size) if curation == REPEATED else chosen]
+        rows = pool[np.resize(chosen, size) if curation == REPEATED else chosen].scored_by(model)
         objective = Direct(model, rows, tapered("topr"), lambda rows: after_baseline(rows, share))
         train(model, objective, -(-len(rows) // BATCH_ROWS), cell["learning_rate"], 100 * seed + iteration)
         if iteration % EVERY == 0:
@@ -132,11 +143,14 @@ def _end(model: Any, base: str, seed: int) -> dict[str, Any]:
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     if profile.seeds == 1:
         return []
-    found = {
-        (base, run): [store.get(_cell(base, run, best_rate(store, base, run), seed)) or {} for seed in range(SEEDS)]
-        for base in BASES
-        for run in RUNS
-    }
+    found, rates = {}, {}
+    for base in BASES:
+        for run in RUNS:
+            choice = best_choice(store, base, run)
+            for key, one in {(base, run): choice, (base, run, "slower"): slower(choice)}.items():
+                results = [store.get(_cell(base, run, one, seed)) for seed in range(SEEDS)]
+                if all(results):
+                    found[key], rates[key] = [result for result in results if result], one["learning_rate"]
     picture, axes = figure(2 * len(BASES), 3.6, 3.3)
     steps = list(range(EVERY, ITERATIONS + 1, EVERY))
     for n, base in enumerate(BASES):
@@ -144,20 +158,19 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             results = found[base, run]
             points = [interval([r["curve"][i]["pass@1"] for r in results]) for i in range(len(steps))]
             curve(axes[2 * n], steps, points, run, marker="o", ms=3)
-            ends = [interval([r["pass"][str(k)] for r in results]) for k in KS]
-            curve(axes[2 * n + 1], list(KS), ends, run, marker="o", ms=3)
+            passed = [interval([r["pass"][str(k)] for r in results]) for k in KS]
+            curve(axes[2 * n + 1], list(KS), passed, run, marker="o", ms=3)
         axes[2 * n].set(xlabel="iteration", ylabel="pass@1 (%)", title=base)
         axes[2 * n + 1].set(xscale="log", xlabel="k", ylabel="pass@k (%)", title=f"{base}, after {ITERATIONS}")
         axes[2 * n + 1].set_xticks(KS, [str(k) for k in KS])
         axes[2 * n + 1].minorticks_off()
     axes[0].legend()
 
-    def gap(base: str, k: int, other: str = "positives only") -> Any:
-        half, only = (
-            {seed: (r["pass"][str(k)], float("nan")) for seed, r in enumerate(found[base, run])}
-            for run in ("p~ 50 %", other)
-        )
-        return difference(half, only)
+    def ends(key: tuple[str, ...], what: str, k: int) -> Measured:
+        return {seed: (result[what][str(k)], float("nan")) for seed, result in enumerate(found[key])}
+
+    def gap(base: str, k: int, other: str = "positives only") -> Interval:
+        return difference(ends((base, "p~ 50 %"), "pass", k), ends((base, other), "pass", k))
 
     def said(other: str) -> str:
         return "; ".join(
@@ -166,18 +179,26 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             for base in BASES
         )
 
+    gained = {
+        (base, run): {
+            name: difference(ends((base, run, "slower"), *what), ends((base, run), *what))
+            for name, what in {"pass@1": ("pass", 1), "maj@64": ("maj", 64), "pass@64": ("pass", 64)}.items()
+        }
+        for base, runs in SLOWER.items()
+        for run in runs
+    }
     rows = [
         [
-            base, run, *(interval([r["pass"][str(k)] for r in found[base, run]]).percent() for k in KS),
-            interval([r["maj"]["64"] for r in found[base, run]]).percent(),
-            interval([r["never_solved"] for r in found[base, run]]).percent(),
-            f"{interval([r['entropy'] for r in found[base, run]]).mean:.1f}",
-            f"{interval([r['different_answers'] for r in found[base, run]]).mean:.1f}",
+            base, run, f"{rates[base, run, *rest]:g}",
+            *(interval([r["pass"][str(k)] for r in results]).percent() for k in KS),
+            interval([r["maj"]["64"] for r in results]).percent(),
+            interval([r["never_solved"] for r in results]).percent(),
+            f"{interval([r['entropy'] for r in results]).mean:.1f}",
+            f"{interval([r['different_answers'] for r in results]).mean:.1f}",
         ]
-        for base in BASES
-        for run in RUNS
+        for (base, run, *rest), results in found.items()
     ]  # fmt: skip
-    header = ["base model", "run", *(f"pass@{k}" for k in KS), "maj@64", "never solved", "entropy (nats)",
+    header = ["base model", "run", "rate", *(f"pass@{k}" for k in KS), "maj@64", "never solved", "entropy (nats)",
               "different answers of 256"]  # fmt: skip
     return [
         HYPOTHESES["long_run"].judged(
@@ -192,5 +213,14 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             + said("positives, repeated"),
             all(gap(base, 64, "positives, repeated").low > 0 for base in BASES),
             all(gap(base, 1, "positives, repeated").high < 0 for base in BASES),
+        ),
+        HYPOTHESES["long_rate"].judged(
+            "the next lower rate minus the one that is best after 4 iterations, points: "
+            + "; ".join(
+                f"{base}, {run}: " + ", ".join(f"{name} {gain.percent(signed=True)}" for name, gain in of_run.items())
+                for (base, run), of_run in gained.items()
+            ),
+            all(of_run["maj@64"].low > 0 and of_run["pass@64"].low > 0 for of_run in gained.values()),
+            all(of_run["pass@1"].high >= 0 for of_run in gained.values()),
         ),
     ]

@@ -19,9 +19,11 @@ BASES = ("main", "sure-17", "hard")  # slips, a confident mistake, more steps pe
 ON_ALL = ("trl_dapo", "trl_gspo", "topr_mean")  # the other methods are measured on the first only
 USES = (1, 4, 16)
 REPLAYED, SHARES = "topr_mean", (0.25, 0.5, 0.75)
-RATES, FURTHER = (1e-4, 3e-4, 1e-3), 2
+RATES = {1: (1e-4, 3e-4, 1e-3), 4: (3e-5, 1e-4, 3e-4), 16: (1e-5, 3e-5, 1e-4)}  # by how often a batch is used
+FURTHER = 2
 SEEDS = 5
 REFERENCE = "trl_dapo"
+QUICK, QUICK_COMPLETIONS = (OnlineArm("main", REFERENCE, 4), OnlineArm("main", REPLAYED, replay_share=0.75)), 1_024
 
 
 def tried(base: str) -> list[OnlineArm]:
@@ -32,41 +34,44 @@ def tried(base: str) -> list[OnlineArm]:
     return found
 
 
-def _tuned(store: Store, arm: OnlineArm) -> tuple[list[float], float | None]:
-    def end(rate: float) -> float | None:
-        result = store.get(replace(arm, learning_rate=rate).cell(TUNING_SEED))
+def _tuned(store: Store, arm: OnlineArm) -> tuple[list[OnlineArm], OnlineArm | None]:
+    def end(choice: dict[str, Any]) -> float | None:
+        result = store.get(replace(arm, **choice).cell(TUNING_SEED))
         return None if result is None else 0.0 if result["failed"] else float(result["curve"][-1]["pass@1"])
 
-    return arms.best_rate(RATES, FURTHER, end)
+    tried, best = arms.tune([{"learning_rate": rate} for rate in RATES[arm.uses]], FURTHER, end)
+    return [replace(arm, **choice) for choice in tried], None if best is None else replace(arm, **best)
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
     if profile.seeds == 1:
-        return []
+        return [arm.cell(seed=0) for arm in QUICK]
     tuning, reported = [], []
     for base in BASES:
         for arm in tried(base):
-            rates, best = _tuned(store, arm)
-            tuning += [replace(arm, learning_rate=rate).cell(TUNING_SEED) for rate in rates]
-            reported += [replace(arm, learning_rate=best).cell(seed) for seed in range(SEEDS) if best is not None]
+            of_arm, best = _tuned(store, arm)
+            tuning += [one.cell(TUNING_SEED) for one in of_arm]
+            reported += [best.cell(seed) for seed in range(SEEDS) if best]
     return tuning + reported
 
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
-    is_tuning = cell["seed"] == TUNING_SEED
-    return run(OnlineArm.of(cell), COMPLETIONS // 2 if is_tuning else COMPLETIONS, cell["seed"], is_tuning)
+    arm, seed = OnlineArm.of(cell), cell["seed"]
+    if profile.seeds == 1:
+        return run(arm, QUICK_COMPLETIONS, seed)
+    if seed == TUNING_SEED:
+        return run(arm, COMPLETIONS // 2, seed, "validation")
+    return run(arm, COMPLETIONS, seed)
 
 
 # Report.
 
 
-def _found(store: Store, arm: OnlineArm) -> list[dict[str, Any]]:
+def _best(store: Store, arm: OnlineArm) -> OnlineArm:
     best = _tuned(store, arm)[1]
     if best is None:
         raise Unfinished(f"{arm} has not been tuned")
-    return [
-        result for _, result in store.results([replace(arm, learning_rate=best).cell(seed) for seed in range(SEEDS)])
-    ]
+    return best
 
 
 def _points(results: list[dict[str, Any]]) -> list[Interval]:
@@ -96,7 +101,11 @@ def _label(arm: OnlineArm) -> str:
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     if profile.seeds == 1:
         return []
-    found = {arm: _found(store, arm) for base in BASES for arm in tried(base)}
+    best = {arm: _best(store, arm) for base in BASES for arm in tried(base)}
+    found = {
+        arm: [result for _, result in store.results([of_arm.cell(seed) for seed in range(SEEDS)])]
+        for arm, of_arm in best.items()
+    }
     points = {arm: _points(results) for arm, results in found.items()}
     picture, axes = figure(len(BASES), 3.8, 3.4)
     verdicts = []
@@ -105,7 +114,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         target = max(points[arm][-1].mean for arm in own if arm.method == REFERENCE)
         rows = [
             [
-                _label(arm), str(arm.uses), f"{_tuned(store, arm)[1]:g}",
+                _label(arm), str(arm.uses), f"{best[arm].learning_rate:g}",
                 points[arm][-1].percent(),
                 "not reached" if (count := needed(points[arm], target)) is None else f"{count:,.0f}",
                 f"{np.mean([r['curve'][-1]['seconds'] for r in found[arm] if r['curve']]):.0f}",

@@ -73,10 +73,21 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             MEASURED,
             picture="fig1.png",
             details=table(done, names, (one, last)),
+            headline=_headline(done, profile, names, start),
         ),
         _papers_figure_3(done, start, last),
         _published_as_topr(done, names, one, last),
     ]
+
+
+def _headline(done: Done, profile: Profile, names: list[str], start: dict[str, float]) -> str:
+    last = profile.steps * profile.epochs
+    shown = ("topr", "topr_group_sign", "positives_only", "trl_dapo", "ppo", "dpo", "reinforce")
+    ends = ", ".join(f"{RIVALS[name].label} {at(done, name, last).percent()}" for name in shown if name in names)
+    return (
+        f"**The same rows {profile.epochs} times**: pass@1 of {100 * start['pass@1']:.1f} % becomes {ends} %. At "
+        "p~ = 50 % (group-centered) TOPR is beside positives only, in as many steps; at the paper's c = 0 it is not."
+    )
 
 
 def _papers_figure_1(done: Done, names: list[str], start: dict[str, float], one: int, last: int) -> Verdict:

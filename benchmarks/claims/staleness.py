@@ -125,6 +125,12 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             "not, and naive REINFORCE's collapse is back.",
             name,
             markdown_table(["pass@1, %", *(f"{age:,} updates old" for age in AGES)], table),
+            headline=(
+                f"**Old rows**: after {UPDATES:,} updates on rows that are 256 updates old, pass@1 minus that on fresh "
+                f"rows: TOPR {loss['topr'].percent(signed=True)}, "
+                + ", ".join(f"{LABELS[m]} {gap.percent(signed=True)}" for m, gap in loss.items() if m != "topr")
+                + " points."
+            ),
         ),
         Verdict(
             "Beyond the paper: which change to TOPR makes it degrade on old rows",

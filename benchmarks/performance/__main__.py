@@ -1,6 +1,7 @@
 """Time and memory of TOPR and of TRL's other trainers, on the CPU.
 
-python -m benchmarks.performance            # about ten minutes on two free cores; writes docs/performance.md
+python -m benchmarks.performance            # twenty minutes on two free cores; writes docs/performance.md
+python -m benchmarks.performance memory     # some parts only; the others stay as they are
 python -m benchmarks.performance --small    # does it all work? writes to reproduction/performance
 """
 
@@ -27,7 +28,18 @@ from benchmarks.cells import machine, versions
 from benchmarks.performance import data, page
 from benchmarks.performance.page import ROOT
 from benchmarks.performance.timing import in_turn, peak_memory, scoring_peak, scoring_seconds, seconds_per_step
-from benchmarks.performance.work import GSM8K, LONG_TAILS, VARIANTS, WORDS, Case, candidates, even, offline_topr, online
+from benchmarks.performance.work import (
+    GENERATED,
+    GSM8K,
+    LONG_TAILS,
+    VARIANTS,
+    WORDS,
+    Case,
+    candidates,
+    even,
+    offline_topr,
+    online,
+)
 from topr_trl import TOPRConfig, TOPRTrainer
 
 
@@ -56,53 +68,66 @@ class Sizes:
         return Case(changes.get("model", self.model), rows, self.micro_batch, accumulation, settings)
 
 
-def measure(sizes: Sizes, say: Callable[[str], Any]) -> dict[str, Any]:
-    """Everything that the page shows."""
-    results: dict[str, Any] = {}
+Say = Callable[[str], Any]
 
-    def steps(name: str, case: Case, variants: list[str], repeats: int = 0) -> None:
-        builds = {**VARIANTS, "online topr, 1/4": online(
-            TOPRTrainer, TOPRConfig, curation="anna_karenina", iteration_size=case.micro_batch * case.accumulation // 4
-        )}  # fmt: skip
-        results[name] = in_turn(
-            {v: lambda v=v: seconds_per_step(builds[v], case) for v in variants},  # type: ignore[misc]
-            repeats or sizes.repeats, lambda v: say(f"{name}: {v}"),
-        )  # fmt: skip
 
-    gsm8k = sizes.case(GSM8K)
-    for name in ("topr", "sft", "grpo"):  # what is imported and compiled once
-        say(f"warming up: {name}")
-        seconds_per_step(VARIANTS[name], sizes.case(GSM8K, steps=2, accumulation=1))
-    steps("gsm8k", gsm8k, ["topr", "topr, unsorted", "topr, frozen copy", "sft", "grpo", "grpo, frozen copy",
-                           "online topr", "online topr, 1/4"])  # fmt: skip
-    steps("padding-free", gsm8k, ["topr, padding-free", "sft, padding-free"], 2 * sizes.repeats)
-    steps(
-        "long tails", sizes.case(LONG_TAILS, steps=2, accumulation=sizes.accumulation // 2), ["topr", "sft", "grpo"], 2
-    )
-    for tokens in sizes.tokens:
-        steps(f"{tokens} tokens", sizes.case(even(tokens), steps=2, accumulation=2), ["topr", "sft", "grpo"], 2)
+def _steps(case: Case, variants: list[str], repeats: int, say: Say) -> dict[str, list[float]]:
+    """Seconds per step of variants, in turn."""
+    builds = {**VARIANTS, "online topr, 1/4": online(
+        TOPRTrainer, TOPRConfig, curation="anna_karenina", iteration_size=case.micro_batch * case.accumulation // 4
+    )}  # fmt: skip
+    return in_turn({v: lambda v=v: seconds_per_step(builds[v], case) for v in variants}, repeats, say)  # type: ignore[misc]
 
-    two_steps = sizes.case(GSM8K, steps=2)
-    results["memory"] = {}
+
+def offline(sizes: Sizes, say: Say) -> dict[str, Any]:
+    gsm8k, tails = sizes.case(GSM8K), sizes.case(LONG_TAILS, steps=2, accumulation=sizes.accumulation // 2)
+    own = ["topr", "sft", "grpo"]
+    return {
+        "gsm8k": _steps(gsm8k, [*own, "topr, unsorted", "topr, frozen copy", "grpo, frozen copy", "online topr",
+                                "online topr, 1/4"], sizes.repeats, say),
+        "padding-free": _steps(gsm8k, ["topr, padding-free", "sft, padding-free"], 2 * sizes.repeats, say),
+        "long tails": _steps(tails, own, 2, say),
+        **{f"{n} tokens": _steps(sizes.case(even(n), steps=2, accumulation=2), own, 2, say) for n in sizes.tokens},
+    }  # fmt: skip
+
+
+def generating(sizes: Sizes, say: Say) -> dict[str, Any]:
+    variants = ["grpo, generating", "online topr, generating", "online topr", "grpo, generating, 4 uses",
+                "online topr, generating, 4 uses"]  # fmt: skip
+    return {"generating": _steps(sizes.case(even(GENERATED)), variants, sizes.repeats, say)}
+
+
+def memory(sizes: Sizes, say: Say) -> dict[str, Any]:
+    two_steps, found = sizes.case(GSM8K, steps=2), {}
     for name in ("topr", "topr, padding-free", "topr, frozen copy", "sft", "sft, padding-free", "grpo"):
         say(f"memory: {name}")
-        results["memory"][name] = peak_memory(VARIANTS[name], two_steps)
-    results["weights"] = sum(p.numel() * p.element_size() for p in two_steps.fresh_model().parameters())
+        found[name] = peak_memory(VARIANTS[name], two_steps)
+    return {
+        "memory": found, "weights": sum(p.numel() * p.element_size() for p in two_steps.fresh_model().parameters())
+    }  # fmt: skip
 
+
+def log_mu(sizes: Sizes, say: Say) -> dict[str, Any]:
     shares = {share: sizes.case(GSM8K, positives=share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)}
-    results["log mu, seconds by share of positives"] = in_turn(
+    by_share = in_turn(
         {str(share): lambda c=case: scoring_seconds(offline_topr(), c) for share, case in shares.items()},  # type: ignore[misc]
         2, lambda share: say(f"log mu: {share}"),
     )  # fmt: skip
     say("log mu: memory")
     large = sizes.case(GSM8K, steps=1, accumulation=1, positives=0.0, model=model(64, 32_000))
-    results["log mu, memory"] = scoring_peak(large)
-    say("two processes")
-    results["processes"] = processes(sizes)
+    return {"log mu, seconds by share of positives": by_share, "log mu, memory": scoring_peak(large)}
 
+
+def two_processes(sizes: Sizes, say: Say) -> dict[str, Any]:
+    say("two processes")
+    return {"processes": processes(sizes)}
+
+
+def files(sizes: Sizes, say: Say) -> dict[str, Any]:
+    """Rows on disk, and a log that is imported."""
+    results: dict[str, Any] = {"rows": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        results["rows"] = []
         for problems in sizes.problems:
             say(f"{problems * data.SAMPLES:,} rows: writing")
             rows = folder / "rows"
@@ -128,6 +153,10 @@ def measure(sizes: Sizes, say: Callable[[str], Any]) -> dict[str, Any]:
             results["import"]["import"].append(data.import_log(log, folder / "imported"))
             shutil.rmtree(folder / "imported")
     return results
+
+
+PARTS = {"offline": offline, "generating": generating, "memory": memory, "log_mu": log_mu,
+         "processes": two_processes, "files": files}  # fmt: skip
 
 
 def processes(sizes: Sizes) -> dict[str, list[float]]:
@@ -169,6 +198,9 @@ def quiet() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.performance", description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "parts", nargs="*", choices=[[], *PARTS], metavar="part", help=f"of {', '.join(PARTS)}; default: all"
+    )
     parser.add_argument("--small", action="store_true", help="try everything out, in two minutes")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -178,23 +210,29 @@ def main() -> None:
     tried = ROOT / "reproduction" / "performance"
     result, docs = (tried / "performance.json", tried) if args.small else (page.RESULT, ROOT / "docs")
     result.parent.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
+    sizes = Sizes(args.small)
+    case = sizes.case(GSM8K)
+    parameters = sum(p.numel() for p in case.fresh_model().parameters())
+    content = json.loads(result.read_text()) if result.is_file() else {"results": {}, "runs": {}}
+    content["case"] = {"rows": len(case.rows), "step": case.micro_batch * case.accumulation,
+                       "micro": case.micro_batch, "parameters": f"{parameters / 1e6:.1f}"}  # fmt: skip
     with tqdm(desc="Measuring", unit="run", mininterval=0) as progress:
 
         def say(what: str) -> None:
             progress.set_description(what)
             progress.update()
 
-        results = measure(Sizes(args.small), say)
-    sizes = Sizes(args.small)
-    case = sizes.case(GSM8K)
-    parameters = sum(p.numel() for p in case.fresh_model().parameters())
-    content = {"case": {"rows": len(case.rows), "step": case.micro_batch * case.accumulation,
-                        "micro": case.micro_batch, "parameters": f"{parameters / 1e6:.1f}"},
-               "machine": machine(), "threads": torch.get_num_threads(), "versions": versions(),
-               "date": time.strftime("%Y-%m-%d"), "seconds": round(time.perf_counter() - began),
-               "results": results}  # fmt: skip
-    result.write_text(json.dumps(content, indent=1) + "\n")
+        for name in ("topr", "sft", "grpo"):  # what is imported and compiled once
+            say(f"warming up: {name}")
+            seconds_per_step(VARIANTS[name], sizes.case(GSM8K, steps=2, accumulation=1))
+        for name in args.parts or PARTS:
+            began = time.perf_counter()
+            content["results"] |= PARTS[name](sizes, say)
+            content["runs"][name] = {
+                "machine": machine(), "threads": torch.get_num_threads(), "versions": versions(),
+                "date": time.strftime("%Y-%m-%d"), "seconds": round(time.perf_counter() - began),
+            }  # fmt: skip
+            result.write_text(json.dumps(content, indent=1) + "\n")
     print(f"Written: {result}, {page.write(content, docs)}")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
+from benchmarks.performance.work import USES
 from benchmarks.pictures import figure, save
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +17,19 @@ COLORS = {"topr": "#d1495b", "sft": "#30638e", "grpo": "#edae49"}
 def paired(results: dict[str, list[float]], name: str, other: str) -> list[float]:
     """Ratios of two variants, round by round."""
     return [a / b for a, b in zip(results[name], results[other], strict=True)]
+
+
+def _uses(made: dict[str, list[float]], batches: int) -> list[float]:
+    """A step where each of the generation batches is used `USES` times / an update and its part of the generations.
+
+    The first step is not timed, nor then the first generation.
+    """
+    names = ("online topr, generating, 4 uses", "online topr, generating", "online topr")
+    part = (batches - 1) / (batches * USES - 1)
+    return [
+        used / (update + part * (once - update))
+        for used, once, update in zip(*(made[name] for name in names), strict=True)
+    ]
 
 
 def goals(content: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
@@ -60,6 +74,13 @@ def goals(content: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
     ratio("log μ pass, memory / a forward with logits (32,000 words)", "no logits",
           [peak["log mu pass"] / peak["with logits"]], most=0.6)  # fmt: skip
     ratio("step, online TOPR / GRPO, same settings", "≤ 1.00×", paired(times, "online topr", "grpo"), most=1.0)
+    made = found["generating"]
+    ratio("the same, generation included", "≤ 1.00×", paired(made, "online topr, generating", "grpo, generating"),
+          most=1.0)  # fmt: skip
+    ratio("the same, each generation batch used 4 times", "≤ 1.00×",
+          paired(made, "online topr, generating, 4 uses", "grpo, generating, 4 uses"), most=1.0)  # fmt: skip
+    batches = content["case"]["rows"] // content["case"]["step"]
+    ratio("4 uses of a generation batch / one generation and 4 updates", "≤ 1.00×", _uses(made, batches), most=1.0)
     ratio("online, Anna Karenina keeps 1/4 of the rows / all rows", "≤ 0.3×",
           paired(times, "online topr, 1/4", "online topr"), most=0.3)  # fmt: skip
     seconds, size = median(s for s, _ in largest["curate"]), max(m for _, m in largest["curate"])
@@ -83,6 +104,12 @@ def goals(content: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
     return lines
 
 
+def _run(run: dict[str, Any]) -> str:
+    """Where and when a part was measured."""
+    named = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    return f"{run['machine']}, {run['threads']} threads; {named}; {run['date']}"
+
+
 def write(content: dict[str, Any], folder: Path) -> Path:
     """The page and its pictures, in `folder`."""
     pictures, results = folder / "performance", content["results"]
@@ -93,7 +120,8 @@ def write(content: dict[str, Any], folder: Path) -> Path:
         f"| {measure} | {goal} | {'' if met else '**'}{value}{'' if met else '**'} |"
         for measure, goal, value, met in goals(content)
     ]
-    times = {**results["gsm8k"], **results["padding-free"]}
+    made = {name: values for name, values in results["generating"].items() if "generating" in name}
+    times = {**results["gsm8k"], **results["padding-free"], **made}
     variants = [
         f"| {name} | {median(values):.2f} | {min(values):.2f} to {max(values):.2f} |"
         f" {results['memory'][name] / 1e6:.0f} |"
@@ -106,8 +134,8 @@ def write(content: dict[str, Any], folder: Path) -> Path:
     ]
     lines = _PAGE.format(
         unmet="\n\n".join(["**What is not met, and why.**", *unmet]) if unmet else "", **content["case"],
-        machine=content["machine"], threads=content["threads"], date=content["date"],
-        minutes=round(content["seconds"] / 60), versions=", ".join(f"{n} {v}" for n, v in content["versions"].items()),
+        runs="; ".join(dict.fromkeys(map(_run, content["runs"].values()))),
+        minutes=round(sum(run["seconds"] for run in content["runs"].values()) / 60),
         goals="\n".join(table), variants="\n".join(variants), repeats=len(times["topr"]),
     )  # fmt: skip
     page = folder / "performance.md"
@@ -121,7 +149,7 @@ What TOPR costs compared with TRL's other trainers. Written by `make bench` (`py
 {minutes} minutes) from `benchmarks/results/performance.json`; do not edit. Where the time goes, and what was tried:
 [profiles](profiles.md).
 
-{machine}, {threads} threads; {versions}; {date}.
+{runs}.
 
 | measure | goal | measured |
 |---|---|---|
@@ -134,9 +162,10 @@ each round starts with another variant.
 {micro}, without the first step. Prompts and completions are as long as GSM8K's (for *long tails*, log-normal up to
 2,048 tokens); each problem has eight completions, half of them right. The model is a Llama of four layers, {parameters}
 million parameters, in float32. GRPO and online TOPR take their rollouts from memory, so everything but generation is
-timed: scoring and the update. Rows of offline TOPR have `mu_logps` (log-probabilities under the model that wrote the
-completion, as the trainer computes them); computed by the trainer, log μ costs one forward for each row with a negative
-reward, once (separate lines of the table).
+timed: scoring and the update. Those that are *generating* write completions of 64 tokens with transformers. Rows of
+offline TOPR have `mu_logps` (log-probabilities under the model that wrote the completion, as the trainer computes
+them); computed by the trainer, log μ costs one forward for each row with a negative reward, once (separate lines of the
+table).
 
 {unmet}
 
@@ -174,6 +203,9 @@ _FLOORS = {
     "time, TOPR / TOPR with a frozen copy at every step": "The copy adds one forward without gradients to a "
     "forward and a backward, whatever the loss: in operations that is 3 / (3 + 1) = 0.75×, which is what to expect "
     "with large models. Against what TRL does with a frozen copy, GRPO with `beta` > 0, the goal is met.",
+    "4 uses of a generation batch / one generation and 4 updates": "A batch that is used more than once needs log μ "
+    "before its first update, a forward without gradients, as GRPO needs its old log-probabilities: a third of an "
+    "update for each generation.",
     "curating 478,272 rows": "Since version 0.2 all rows are kept, with a column that says which are chosen; version "
     "0.1 wrote the chosen ones, an eighth of them, in 5.6 s on another machine. What is left is reading and writing "
     "parquet.",

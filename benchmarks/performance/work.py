@@ -19,6 +19,8 @@ from topr_trl.tasks.arithmetic import CARELESS_MODEL
 Rows = list[dict[str, Any]]
 
 SAMPLES = 8  # of each problem
+GENERATED = 64  # tokens of a completion that a trainer generates: GSM8K's median
+USES = 4  # of a generation batch, where it is used again
 WORDS = 1_000  # ids are drawn from these; the tokenizer of the embedded model can decode them
 
 
@@ -113,7 +115,7 @@ def offline_topr(
             {"prompt": "", "completion": "", "prompt_ids": row["prompt"], "completion_ids": row["completion"],
              "reward": row["reward"], **known} for row in case.rows
         ])  # fmt: skip
-        args = OfflineTOPRConfig(**case.arguments(folder), **more)
+        args = OfflineTOPRConfig(**case.arguments(folder), baseline=0, **more)
         return trainer(case.fresh_model(), args, data, processing_class=_tokenizer(), callbacks=callbacks)
 
     return build
@@ -151,8 +153,11 @@ def sft(**more: Any) -> Build:
     return build
 
 
-def online(trainer: type[GRPOTrainer], config: type[GRPOConfig], **more: Any) -> Build:
-    """An online trainer whose rollouts are the rows, taken from memory: what is timed is all but generation."""
+def online(trainer: type[GRPOTrainer], config: type[GRPOConfig], generates: bool = False, **more: Any) -> Build:
+    """An online trainer whose rollouts are the rows, taken from memory: what is timed is all but generation.
+
+    If it `generates`, the random model writes as many completions of `GENERATED` tokens; it hardly ever stops before.
+    """
 
     def build(case: Case, folder: str, callbacks: list[TrainerCallback]) -> Any:
         problems = case.rows[::SAMPLES]
@@ -167,11 +172,14 @@ def online(trainer: type[GRPOTrainer], config: type[GRPOConfig], **more: Any) ->
                     "completion_ids": [row["completion"] for row in rows],
                     "row_reward": [row["reward"] for row in rows]}  # fmt: skip
 
-        def reward(row_reward: list[float], **_: Any) -> list[float]:
-            return row_reward
+        def reward(completion_ids: list[list[int]], row_reward: list[float] | None = None, **_: Any) -> list[float]:
+            return row_reward or [1.0 if ids[0] % 2 else -1.0 for ids in completion_ids]
 
+        tokenizer = _tokenizer()
+        prompts = tokenizer.batch_decode([row["prompt"] for row in problems]) if generates else list(map(str, used))
         args = config(
-            **case.arguments(folder), **more, num_generations=SAMPLES, max_completion_length=2_048, temperature=1.0,
+            **case.arguments(folder), **more, num_generations=SAMPLES, temperature=1.0, top_k=0,
+            max_completion_length=GENERATED if generates else 2_048,
         )  # fmt: skip
         model = case.fresh_model()
         if "beta" in more:  # TRL loads the frozen copy from where the model came from
@@ -179,8 +187,8 @@ def online(trainer: type[GRPOTrainer], config: type[GRPOConfig], **more: Any) ->
             model.config._name_or_path = f"{folder}/model"
         with warnings.catch_warnings(action="ignore"):
             return trainer(
-                model, reward, args, train_dataset=Dataset.from_dict({"prompt": list(map(str, used))}),
-                processing_class=_tokenizer(), callbacks=callbacks, rollout_func=rollout,
+                model, reward, args, train_dataset=Dataset.from_dict({"prompt": prompts}),
+                processing_class=tokenizer, callbacks=callbacks, rollout_func=None if generates else rollout,
             )  # fmt: skip
 
     return build
@@ -196,4 +204,8 @@ VARIANTS: dict[str, Build] = {
     "grpo": online(GRPOTrainer, GRPOConfig),
     "grpo, frozen copy": online(GRPOTrainer, GRPOConfig, beta=0.04),
     "online topr": online(TOPRTrainer, TOPRConfig),
+    "grpo, generating": online(GRPOTrainer, GRPOConfig, generates=True),
+    "online topr, generating": online(TOPRTrainer, TOPRConfig, generates=True),
+    "grpo, generating, 4 uses": online(GRPOTrainer, GRPOConfig, generates=True, num_iterations=USES),
+    "online topr, generating, 4 uses": online(TOPRTrainer, TOPRConfig, generates=True, num_iterations=USES),
 }

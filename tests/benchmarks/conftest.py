@@ -3,7 +3,7 @@ import pytest
 from benchmarks.cells import Store
 
 NEED_WEIGHTS = ("arms", "claims.base", "claims.hard_task", "claims.learning_rates", "claims.long_run",
-                "claims.optimizers_compared", "claims.trials", "online")  # fmt: skip
+                "claims.optimizers_compared", "claims.overlapped", "claims.trials", "online")  # fmt: skip
 
 
 @pytest.fixture

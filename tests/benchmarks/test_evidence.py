@@ -8,7 +8,7 @@ import pytest
 from benchmarks import evidence
 from benchmarks.__main__ import CLAIMS
 from benchmarks.cells import Store
-from benchmarks.claims import difficulty, iterations, log_mu_noise, long_responses, staleness, verifier
+from benchmarks.claims import difficulty, iterations, log_mu_noise, long_responses, overlapped, staleness, verifier
 from benchmarks.claims.online_compared import needed
 from benchmarks.online import TESTED_AFTER
 from benchmarks.setting import PROFILES
@@ -88,6 +88,8 @@ def result(cell):
         tested = TESTED_AFTER[:2] if failed else TESTED_AFTER
         curve = [{"seconds": 9.0, **point(BASE + wobble + gained * n / tested[-1])} for n in tested]
         return {"curve": curve, "end": {}, "entropy": 0.1, "failed": failed}
+    if claim == "overlapped":
+        return {"curve": [point(0.5 + wobble - 0.01 * cell["overlap"], **{"maj@16": 0.7})] * overlapped.ITERATIONS}
     if claim == "difficulty":
         tilt = {str(s): [0.1 + 0.01 * s * b for b in range(10)] for s in difficulty.SHARES}
         return {"weights": tilt, "problems": [40] * 10}
@@ -124,7 +126,7 @@ def test_page_has_every_claim_and_every_picture(store, tmp_path):
     drawn = {path.stem for path in (tmp_path / "evidence").glob("*.png")}
     assert drawn == {path.stem for path in (tmp_path / "evidence").glob("*.svg")}
     assert drawn == {"fig1", "fig2", "fig3", "fig4", "fig5-6", "fig7", "fig8", "fig9", "prop3.2", "hard", "staleness",
-                     "log_mu_noise", "long_responses", "online"}  # fmt: skip
+                     "log_mu_noise", "long_responses", "online", "overlapped"}  # fmt: skip
     assert all(f"evidence/{name}.png" in text for name in drawn)
 
 
@@ -133,7 +135,7 @@ def test_completions_that_a_method_needs(store, tmp_path):
     # 20 points in 6,144 completions for the others, 30 for the default: two thirds of them.
     assert "| TRL's default (DAPO) | 1 | 0.0001 | 50.4 ± 0.4 | 6,144 | 9 | 0 |" in slips.details
     assert "| TOPR (default) | 1 | 0.0001 | 60.4 ± 0.4 | 4,096 | 9 | 0 |" in slips.details
-    assert "| TRL's VESPO | 16 | 0.0001 | 50.4 ± 0.4 | 2,048 | 9 | 5 |" in slips.details
+    assert "| TRL's VESPO | 16 | 1e-05 | 50.4 ± 0.4 | 2,048 | 9 | 5 |" in slips.details
     assert "TOPR (default), 75% used again" in slips.details
     assert "SAPO" not in sure.details + hard.details
     assert needed([interval([0.1 * n]) for n in range(1, 7)], 0.65) is None

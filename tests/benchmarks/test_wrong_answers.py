@@ -320,11 +320,13 @@ def planted(cell):
                 "gains": dict.fromkeys(("whole", "tensors", "adamw", "signs"), peak)}  # fmt: skip
     if cell["claim"] == "long_run":
         better = 0.2 if cell["run"] == "p~ 50 %" else 0.0
+        slower = cell["learning_rate"] < long_run.CHOICES[0]["learning_rate"]
         ends = {str(k): 0.5 + wobble + (better if k > 1 else 0.0) for k in long_run.KS}
         ends["1"] += 0.1 if cell["run"] == "positives, repeated" else 0.0
         curve = [{"pass@1": 0.5 + wobble}] * (long_run.ITERATIONS // long_run.EVERY)
-        return {"curve": curve, "pass": ends, "maj": {"64": 0.5}, "never_solved": 0.1, "entropy": 3.0,
-                "different_answers": 9.0}  # fmt: skip
+        ends["64"] += 0.1 if slower else 0.0
+        maj = {"64": 0.6 if slower else 0.5}
+        return {"curve": curve, "pass": ends, "maj": maj, "never_solved": 0.1, "entropy": 3.0, "different_answers": 9.0}
     if cell.get("part") == "trial":
         return {"recommended": ["share-80", 1e-4]}
     if cell["claim"] == "trials":
@@ -360,6 +362,7 @@ def test_verdicts_follow_the_results(store, tmp_path):
         "taper": "holds",
         "long_run": "holds",
         "long_repeated": "holds",
+        "long_rate": "holds",
         "predictor": "does not hold here",
         "surprise": "does not hold here",
     }
