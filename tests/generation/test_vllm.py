@@ -11,9 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, SamplingArguments, load_rows
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, SamplingArguments, TOPRConfig, TOPRTrainer, load_rows
 from topr_trl.checkpoints import model_fingerprint
 from topr_trl.generation.vllm import VLLMArguments, sample_completions_with_vllm, start_engine
+from topr_trl.rewards import answer_reward
 from topr_trl.tasks import arithmetic, gsm8k
 
 pytest.importorskip("vllm")
@@ -114,6 +115,25 @@ def test_rope_settings_survive_the_round_trip(problems, tmp_path):
     plain = LlamaForCausalLM(config)
     plain.load_state_dict(reloaded.state_dict())
     assert (torch.tensor(rows[0]["sampler_logps"]) - trainers_logps(plain, rows[0])).abs().max() > 100 * TOLERANCE
+
+
+def test_online_trainer_with_the_engine_in_its_process(problems, tmp_path):
+    """The engine gets the trained weights before it generates again: it and the trainer agree on what was drawn."""
+    args = TOPRConfig(
+        str(tmp_path), use_vllm=True, vllm_mode="colocate", vllm_max_model_length=256, log_mu="sampler",
+        replay_share=0.5, per_device_train_batch_size=16, num_generations=8, max_completion_length=80, max_steps=3,
+        learning_rate=1e-3, logging_steps=1, use_cpu=True, bf16=False, report_to="none", save_strategy="no",
+    )  # fmt: skip
+    path = str(arithmetic.CARELESS_MODEL)
+    trainer = TOPRTrainer(path, answer_reward(gsm8k.judge), args=args, train_dataset=problems)
+    trainer.train()
+    steps = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert len(steps) == 3
+    for step in steps:
+        assert step["sampling/sampling_logp_difference/mean"] < 0.01
+    # The rows are fresh at the first step, and the weight of a negative is not 1: log μ is the engine's.
+    assert 0 < abs(steps[0]["topr/log_ratio/negatives/mean"]) < 0.5
+    assert steps[-1]["topr/replay/share"] == 0.5
 
 
 def test_loop_with_the_engine_that_is_killed_while_it_samples(tmp_path):
