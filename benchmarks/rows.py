@@ -34,8 +34,8 @@ class Rows:
     group_deviations: np.ndarray
 
     @classmethod
-    def of(cls, dataset: Dataset, model: PreTrainedModel | None = None) -> "Rows":
-        """Rows with log μ as `model` computes it; without a model they have none as yet (see `scored_by`)."""
+    def of(cls, dataset: Dataset) -> "Rows":
+        """What `topr_trl.sample_completions` drew, with log μ as it was when they were drawn."""
         rewards, groups = np.array(dataset["reward"][:]), np.array(dataset["problem_id"][:])
         of_group = {group: rewards[groups == group] for group in np.unique(groups)}
         rows = cls(
@@ -43,13 +43,12 @@ class Rows:
             dataset["completion_ids"][:],
             rewards,
             groups,
-            [torch.empty(0)] * len(dataset),
+            [torch.tensor(logps) for logps in dataset["sampler_logps"]],
             np.array([of_group[group].mean() for group in groups]),
             np.array([of_group[group].std(ddof=1) for group in groups]),
         )
         # A response may be empty where the model stops at once; there is nothing to learn from no token.
-        rows = rows[np.array([len(response) > 0 for response in rows.responses]).nonzero()[0]]
-        return rows if model is None else rows.scored_by(model)
+        return rows[np.array([len(response) > 0 for response in rows.responses]).nonzero()[0]]
 
     def to_dict(self) -> dict[str, Any]:
         """What `torch.load(weights_only=True)` reads: lists and tensors."""

@@ -51,7 +51,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     curve = [_point(model, profile, seed)]
     for iteration in range(1, ITERATIONS + 1):
         questions = problems("main", PROBLEMS, 100 + seed)
-        candidates = Rows.of(sample(model, "main", questions, count, 100 * seed + iteration), model)
+        candidates = Rows.of(sample(model, "main", questions, count, 100 * seed + iteration))
         size = round(ROWS_PER_PROBLEM * PROBLEMS)
         chosen = curate(candidates.rewards, candidates.groups, cell["curation"], size, seed=100 * seed + iteration)
         rows = candidates[chosen.indices]

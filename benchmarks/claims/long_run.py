@@ -80,7 +80,7 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
     if profile.seeds == 1:
         return []
     found = []
-    for run in RUNS:  # what costs most comes last
+    for run in RUNS:
         for base in BASES:
             tried, best = _tuned(store, base, run)
             found += [_cell(base, run, choice, TUNING_SEED) for choice in tried]
@@ -105,7 +105,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
         size = round(ROWS_PER_PROBLEM * PROBLEMS)
         rule = "positives" if curation == REPEATED else curation
         chosen = curate(pool.rewards, pool.groups, rule, size, seed=100 * seed + iteration).indices
-        rows = pool[np.resize(chosen, size) if curation == REPEATED else chosen].scored_by(model)
+        rows = pool[np.resize(chosen, size) if curation == REPEATED else chosen]
         objective = Direct(model, rows, tapered("topr"), lambda rows: after_baseline(rows, share))
         train(model, objective, -(-len(rows) // BATCH_ROWS), cell["learning_rate"], 100 * seed + iteration)
         if iteration % EVERY == 0:
@@ -124,7 +124,7 @@ def _end(model: Any, base: str, seed: int) -> dict[str, Any]:
     """With many completions: pass@k, majorities, entropy and the number of different answers per problem."""
     dataset = sample(model, base, problems(base, 150, TEST_SEED), max(KS), seed)
     evaluation = evaluate_rows(dataset, pass_ks=KS, maj_ks=(16, 64))
-    rows = Rows.of(dataset, model)
+    rows = Rows.of(dataset)
     answers: dict[int, set[Any]] = {}
     for problem, answer in zip(dataset["problem_id"], dataset["extracted"], strict=True):
         answers.setdefault(problem, set()).add(answer)

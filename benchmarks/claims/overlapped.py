@@ -42,7 +42,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
         pool = Rows.of(sample(model, base, questions, CANDIDATES, 100 * seed + iteration))
         size = round(ROWS_PER_PROBLEM * PROBLEMS)
         chosen = curate(pool.rewards, pool.groups, "uniform", size, seed=100 * seed + iteration)
-        return pool[chosen.indices].scored_by(model)
+        return pool[chosen.indices]
 
     waiting = deque(written(iteration) for iteration in range(1, cell["overlap"] + 2))
     points = []

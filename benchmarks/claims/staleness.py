@@ -67,7 +67,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
         else:
             sampler = model
         chosen = questions.select(rng.choice(len(questions), block * PROBLEMS, replace=False))
-        rows = Rows.of(sample(sampler, "main", chosen, GROUP, seed * 1_000_000 + start), sampler)
+        rows = Rows.of(sample(sampler, "main", chosen, GROUP, seed * 1_000_000 + start))
         if cell["method"] == "topr_rescored":
             rows = rows.scored_by(model)
         if objective is None:

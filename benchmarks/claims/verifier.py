@@ -57,7 +57,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     # Test problems are the same for all seeds, but those of the validation; what the solver writes is not.
     tested = solve(TEST_PROBLEMS, TEST_SOLUTIONS, 3 if seed == VALIDATION_SEED else 2, seed + 1)
     result = {"base": measure(verifier, tokenizer, tested, seed)}
-    rows = Rows.of(verifications, verifier)
+    rows = Rows.of(verifications)
     objective = Direct(verifier, rows, tapered("topr"), raw)
     train(verifier, objective, -(-len(rows) // BATCH_ROWS), cell["learning_rate"], seed)
     verifier.eval()

@@ -12,7 +12,7 @@ from benchmarks.setting import base_model, problems, sample
 @pytest.fixture(scope="module")
 def pool():
     model = base_model("main")
-    return Rows.of(sample(model, "main", problems("main", 6, 5), 4, 0), model)
+    return Rows.of(sample(model, "main", problems("main", 6, 5), 4, 0))
 
 
 def own_logps(model, prompt, response):

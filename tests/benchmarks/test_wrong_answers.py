@@ -77,7 +77,7 @@ def test_problems_of_these_tasks_have_one_product():
 @pytest.fixture(scope="module")
 def rows():
     model = base_model("main")
-    return Rows.of(sample(model, "main", problems("main", 8, 7), 8, seed=3), model)
+    return Rows.of(sample(model, "main", problems("main", 8, 7), 8, seed=3))
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 1.0])
