@@ -84,9 +84,14 @@ def _headline(done: Done, profile: Profile, names: list[str], start: dict[str, f
     last = profile.steps * profile.epochs
     shown = ("topr", "topr_group_sign", "positives_only", "trl_dapo", "ppo", "dpo", "reinforce")
     ends = ", ".join(f"{RIVALS[name].label} {at(done, name, last).percent()}" for name in shown if name in names)
+    gaps = " and ".join(
+        f"{difference(measured(done, name, last), measured(done, 'positives_only', last)).percent(signed=True)} ({said})"
+        for name, said in (("topr_group_sign", "p~ = 50 %, group-centered"), ("topr", "the paper's c = 0"))
+        if name in names
+    )
     return (
-        f"**The same rows {profile.epochs} times**: pass@1 of {100 * start['pass@1']:.1f} % becomes {ends} %. At "
-        "p~ = 50 % (group-centered) TOPR is beside positives only, in as many steps; at the paper's c = 0 it is not."
+        f"**The same rows {profile.epochs} times**: pass@1 of {100 * start['pass@1']:.1f} % becomes {ends} %. TOPR minus "
+        f"positives only in as many steps: {gaps} points."
     )
 
 
