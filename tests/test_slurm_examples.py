@@ -25,12 +25,14 @@ def test_a_script_starts_the_loop_with_settings_that_fit(script, tmp_path, monke
     programs = {
         "scontrol": f"#!/bin/sh\nprintf '%s\\n' {' '.join(nodes)}\n",
         "topr": f"#!{sys.executable}\nimport json, sys\njson.dump(sys.argv[1:], open('given.json', 'w'))\n",
+        "srun": "#!/bin/sh\n",
     }
     for name, text in programs.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[0-9]"}
-    subprocess.run(["bash", str(script)], cwd=tmp_path, env=environment, check=True)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[0-9]")
+    subprocess.run(["bash", str(script)], cwd=tmp_path, check=True)
     command, *given = json.loads((tmp_path / "given.json").read_text())
     assert command == "iterate"
     monkeypatch.chdir(ROOT)

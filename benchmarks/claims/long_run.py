@@ -80,8 +80,8 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
     if profile.seeds == 1:
         return []
     found = []
-    for run in RUNS:
-        for base in BASES:
+    for base in BASES:
+        for run in RUNS:
             tried, best = _tuned(store, base, run)
             found += [_cell(base, run, choice, TUNING_SEED) for choice in tried]
             if best is not None:
