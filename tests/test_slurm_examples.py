@@ -44,6 +44,6 @@ def test_a_script_starts_the_loop_with_settings_that_fit(script, tmp_path, monke
         assert loop.sampling_hosts + loop.training_hosts == nodes[4:] + nodes[:4]
         assert sampling <= int(asked["gpus-per-node"]) * len(loop.sampling_hosts)
     # What is left to be found out are the model and the engine, which are not here.
-    monkeypatch.setattr("topr_trl.pipeline.processes.find_spec", lambda name: True)
+    monkeypatch.setattr("topr_trl.pipeline.launch.find_spec", lambda name: True)
     monkeypatch.setattr("topr_trl.pipeline.loop.load_problems", lambda *_: None)
     check(loop)

@@ -84,14 +84,15 @@ def _headline(done: Done, profile: Profile, names: list[str], start: dict[str, f
     last = profile.steps * profile.epochs
     shown = ("topr", "topr_group_sign", "positives_only", "trl_dapo", "ppo", "dpo", "reinforce")
     ends = ", ".join(f"{RIVALS[name].label} {at(done, name, last).percent()}" for name in shown if name in names)
+    positives = measured(done, "positives_only", last)
     gaps = " and ".join(
-        f"{difference(measured(done, name, last), measured(done, 'positives_only', last)).percent(signed=True)} ({said})"
+        f"{difference(measured(done, name, last), positives).percent(signed=True)} ({said})"
         for name, said in (("topr_group_sign", "p~ = 50 %, group-centered"), ("topr", "the paper's c = 0"))
         if name in names
     )
     return (
-        f"**The same rows {profile.epochs} times**: pass@1 of {100 * start['pass@1']:.1f} % becomes {ends} %. TOPR minus "
-        f"positives only in as many steps: {gaps} points."
+        f"**The same rows {profile.epochs} times**: pass@1 of {100 * start['pass@1']:.1f} % becomes {ends} %. TOPR "
+        f"minus positives only in as many steps: {gaps} points."
     )
 
 

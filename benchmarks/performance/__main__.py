@@ -1,6 +1,6 @@
 """Time and memory of TOPR and of TRL's other trainers, on the CPU.
 
-python -m benchmarks.performance            # twenty minutes on two free cores; writes docs/performance.md
+python -m benchmarks.performance            # half an hour on two free cores; writes docs/performance.md
 python -m benchmarks.performance memory     # some parts only; the others stay as they are
 python -m benchmarks.performance --small    # does it all work? writes to reproduction/performance
 """
@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from benchmarks.cells import machine, versions
 from benchmarks.performance import data, page
+from benchmarks.performance.loop import measure
 from benchmarks.performance.page import ROOT
 from benchmarks.performance.timing import in_turn, peak_memory, scoring_peak, scoring_seconds, seconds_per_step
 from benchmarks.performance.work import (
@@ -59,6 +60,7 @@ class Sizes:
         self.micro_batch, self.accumulation = (8, 2) if small else (8, 8)
         self.problems = [64, 128] if small else [data.PROBLEMS // 8, data.PROBLEMS // 2, data.PROBLEMS]
         self.tokens = [32, 128] if small else [64, 256, 1_024]
+        self.loop = (2, 8) if small else (3, 200)  # iterations, problems
         self.records = 2_000 if small else 100_000  # of a log that is imported
 
     def case(self, lengths: Any, steps: int = 0, accumulation: int = 0, positives: float = 0.5, **changes: Any) -> Case:
@@ -155,8 +157,17 @@ def files(sizes: Sizes, say: Say) -> dict[str, Any]:
     return results
 
 
+def loop(sizes: Sizes, say: Say) -> dict[str, Any]:
+    """`topr iterate` in turns and overlapped."""
+    found: dict[str, Any] = {}
+    for overlap, name in ((0, "in turns"), (1, "overlapped")):
+        say(f"the loop, {name}")
+        found[name] = measure(overlap, *sizes.loop)
+    return {"loop": found}
+
+
 PARTS = {"offline": offline, "generating": generating, "memory": memory, "log_mu": log_mu,
-         "processes": two_processes, "files": files}  # fmt: skip
+         "processes": two_processes, "files": files, "loop": loop}  # fmt: skip
 
 
 def processes(sizes: Sizes) -> dict[str, list[float]]:

@@ -32,7 +32,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def rows():
     model = base_model("main")
-    candidates = Rows.of(sample(model, "main", problems("main", 12, 7), 8, seed=3))
+    candidates = Rows.of(sample(model, "main", problems("main", 12, 7), 8, seed=3)).scored_by(model)
     assert 0 < (candidates.rewards > 0).mean() < 1
     return candidates
 

@@ -14,8 +14,8 @@ from topr_trl.cli import main as cli
 from topr_trl.cli.commands import KINDS, parse, settings_of
 from topr_trl.pipeline import stages
 from topr_trl.pipeline.arguments import IterateArguments
+from topr_trl.pipeline.launch import write_settings
 from topr_trl.pipeline.loop import steps_of
-from topr_trl.pipeline.processes import write_settings
 from topr_trl.tasks import arithmetic
 
 CPU = ["--use_cpu", "true", "--bf16", "false"]

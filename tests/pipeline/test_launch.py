@@ -7,12 +7,13 @@ import time
 from pathlib import Path
 from threading import Event, Timer
 
+import psutil
 import pytest
 import yaml
 
-from topr_trl.pipeline import manifest, processes
+from topr_trl.pipeline import launch, manifest, processes
 from topr_trl.pipeline.arguments import IterateArguments, TrainArguments
-from topr_trl.pipeline.processes import check_launch, devices, worker_devices
+from topr_trl.pipeline.launch import check_launch, devices, worker_devices
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"
 
@@ -51,7 +52,7 @@ def test_each_side_has_the_gpus_that_are_named_for_it(tmp_path):
 def started(monkeypatch):
     """What would be started."""
     found = []
-    monkeypatch.setattr(processes, "_start", lambda command, gpus, output, is_launcher=False: found.append(command))
+    monkeypatch.setattr(launch, "start", lambda command, gpus, output, is_launcher=False: found.append(command))
     return found
 
 
@@ -59,7 +60,7 @@ def test_sampling_processes_on_other_machines(tmp_path, started):
     settings = loop(tmp_path, sampling_workers=3, sampling_hosts=["a", "b"],
                     sampling_launcher="ssh {host} env 'NAME=worker {worker}'")  # fmt: skip
     for k in range(3):
-        processes._worker(["python", "-m", "topr_trl", "sample"], k, tmp_path, 3, settings, None).start()
+        launch._worker(["python", "-m", "topr_trl", "sample"], k, tmp_path, 3, settings, None).start()
     assert started == [
         ["ssh", host, "env", f"NAME=worker {k}", "python", "-m", "topr_trl", "sample", "--worker", f"{k}/3"]
         for k, host in enumerate("aba")
@@ -71,7 +72,7 @@ def test_training_on_other_machines(tmp_path, started):
     hosts = ["a", "b", "c", "d"]
     settings = loop(tmp_path, accelerate_config=config, training_launcher="srun --nodelist {host} --label {node}",
                     training_hosts=hosts)  # fmt: skip
-    processes._start_nodes(["-m", "topr_trl", "train"], "train", settings, None)
+    launch._start_nodes(["-m", "topr_trl", "train"], "train", settings, None)
     ports = {command[command.index("--main_process_port") + 1] for command in started}
     assert len(ports) == 1
     for node, (host, command) in enumerate(zip(hosts, started, strict=True)):
@@ -84,7 +85,7 @@ def test_training_on_other_machines(tmp_path, started):
     aside = loop(tmp_path, accelerate_config=config, training_launcher="srun --nodelist {host}", training_hosts=hosts,
                  sampling_hosts=["e", "f", "g", "h"])  # fmt: skip
     started.clear()
-    processes._start_nodes(["-m", "topr_trl", "log-mu"], "log-mu", aside, None)
+    launch._start_nodes(["-m", "topr_trl", "log-mu"], "log-mu", aside, None)
     assert [command[2] for command in started] == ["e", "f", "g", "h"]
     assert started[1][started[1].index("--main_process_ip") + 1] == "e"
 
@@ -123,8 +124,8 @@ def python(code):
 
 
 def run(starts, retries=0, log=None, stop=None):
-    groups = [start if isinstance(start, processes._Group) else processes._Group(start) for start in starts]
-    processes._run_groups(groups, "sample", retries, log, stop or Event())
+    groups = [start if isinstance(start, processes.Group) else processes.Group(start) for start in starts]
+    processes.run_groups(groups, "sample", retries, log, stop or Event())
 
 
 def failing(times, path):
@@ -154,10 +155,10 @@ def test_exit_status_0_alone_is_not_trusted(monkeypatch, capfd):
     """srun ends with 0 where its node is lost."""
     monkeypatch.setattr(processes, "_PAUSE", 0.0)
     answers = [False, True]
-    run([processes._Group(lambda: [python("")], lambda: answers.pop(0))], retries=1)
+    run([processes.Group(lambda: [python("")], lambda: answers.pop(0))], retries=1)
     assert "A process of the stage sample ended before its work was done; it is started again" in capfd.readouterr().out
     with pytest.raises(ChildProcessError, match="The stage sample ended before its work was done"):
-        run([processes._Group(lambda: [python("")], lambda: False)])
+        run([processes.Group(lambda: [python("")], lambda: False)])
 
 
 def test_processes_of_one_training_end_and_start_together(tmp_path, monkeypatch):
@@ -194,12 +195,12 @@ def test_a_stage_can_be_stopped_and_its_log_is_shown(tmp_path, capfd):
 def test_a_stage_that_never_began_is_started_again_and_then_named(tmp_path, monkeypatch):
     """srun ends with 0 where a node is lost before the stage has noted anything."""
     monkeypatch.setattr(processes, "_PAUSE", 0.0)
-    monkeypatch.setattr(processes.sys, "executable", shutil.which("true"))
+    monkeypatch.setattr(launch.sys, "executable", shutil.which("true"))
     manifest.begin(tmp_path / "rows", "sample", {})
     manifest.finish(tmp_path / "rows", "sample", 0)
     args = TrainArguments(input=str(tmp_path / "rows"), output_dir=str(tmp_path / "rows"), use_cpu=True, bf16=False)
     with pytest.raises(ChildProcessError, match="The stage log-mu ended before its work was done"):
-        processes.run_apart("log-mu", args, loop(tmp_path / "run"), None, Event())
+        launch.run_apart("log-mu", args, loop(tmp_path / "run"), None, Event())
 
 
 def test_a_process_that_does_not_end_is_killed(monkeypatch):
@@ -209,5 +210,18 @@ def test_a_process_that_does_not_end_is_killed(monkeypatch):
     )
     process = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
     process.stdout.readline()
-    processes._Group(list, processes=[process]).end()
+    processes.Group(list, processes=[process]).end()
     assert process.returncode == -9
+
+
+def test_what_a_process_has_started_ends_with_it(tmp_path):
+    """`accelerate launch` with one process starts it and does not pass SIGTERM on."""
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
+    launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}])"
+    with (tmp_path / "log").open("wb") as log:
+        process = processes.start([sys.executable, "-c", launcher], [], log)
+    while not (said := (tmp_path / "log").read_text()):
+        time.sleep(0.01)
+    child = psutil.Process(int(said))
+    processes.Group(list, processes=[process]).end()
+    child.wait(10)

@@ -1,9 +1,9 @@
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,12 +16,11 @@ from topr_trl import load_rows
 from topr_trl.cli import commands
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.arguments import IterateArguments
+from topr_trl.pipeline.launch import write_settings
 from topr_trl.pipeline.lineage import weights_of
 from topr_trl.pipeline.loop import check, sides_of, steps_of
-from topr_trl.pipeline.processes import write_settings
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"
-KILLS = 20
 SETTINGS = {
     "num_train_problems": 24, "num_test_problems": 4, "num_shots": 0, "problems_per_shard": 4, "num_generations": 4,
     "num_generations_eval": 2, "max_new_tokens": 60, "curation": "uniform", "iteration_size": 64, "learning_rate": 1e-3,
@@ -182,18 +181,21 @@ def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
     assert difference_of_weights(whole, out) < 2e-4
 
 
-def end_by_kills(out, moments, **settings):
+def end_by_kills(out, most, **settings):
     """Start a loop that is killed again and again, and let it end; how often it was killed."""
+    moments = random.Random(0)
     kills = 0
     while True:
         process = start(out, **settings)
         try:
             # Starting a stage takes several seconds; a stage ends in most of the longer ones of these times.
-            code = process.wait(moments.uniform(0.5, 11) if kills < KILLS else None)
+            code = process.wait(moments.uniform(0.5, 9) if kills < most else None)
         except subprocess.TimeoutExpired:
             stages_of_it = psutil.Process(process.pid).children()
             if kills % 3 == 0:
-                os.killpg(process.pid, signal.SIGKILL)
+                for one in [process, *psutil.Process(process.pid).children(recursive=True)]:
+                    with suppress(psutil.NoSuchProcess):
+                        one.kill()
             elif kills % 3 == 1 or not stages_of_it:  # the loop alone; its stages have to follow
                 process.kill()
             else:  # a stage: the loop has to end, and the one beside it
@@ -214,7 +216,7 @@ KILLABLE = pytest.mark.skipif(sys.platform != "linux", reason="stages end with a
 @pytest.mark.xdist_group("whole")
 @KILLABLE
 def test_a_loop_that_is_killed_ends_as_one_that_is_not(whole, tmp_path):
-    check_that_kills_change_nothing(whole, tmp_path)
+    check_that_kills_change_nothing(whole, tmp_path, 10)
 
 
 @pytest.mark.slow
@@ -223,13 +225,13 @@ def test_a_loop_that_is_killed_ends_as_one_that_is_not(whole, tmp_path):
 def test_an_overlapped_loop_that_is_killed_ends_as_one_that_is_not(tmp_path):
     settings = {"overlap": 1, "iterations": 3}
     assert start(tmp_path / "whole", **settings).wait() == 0, log_of(tmp_path / "whole")
-    check_that_kills_change_nothing(tmp_path / "whole", tmp_path, **settings)
+    check_that_kills_change_nothing(tmp_path / "whole", tmp_path, 20, **settings)
 
 
-def check_that_kills_change_nothing(whole, tmp_path, **settings):
+def check_that_kills_change_nothing(whole, tmp_path, most, **settings):
     killed, iterations = tmp_path / "killed", settings.get("iterations", 1)
-    kills = end_by_kills(killed, random.Random(0), **settings)
-    assert kills >= KILLS, f"the loop ended after {kills} kills: make it longer"
+    kills = end_by_kills(killed, most, **settings)
+    assert kills == most, f"the loop ended after {kills} kills: make it longer"
     lost = repeated = 0
     folders = [f"iteration-{i}/{of}" for i in range(1, iterations + 1) for of in ("rollouts", "test/rollouts")]
     for folder in ("base/test/rollouts", *folders):

@@ -37,7 +37,7 @@ from topr_trl.pipeline.arguments import (
 from topr_trl.pipeline.loop import iterate
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.processes import end_with_the_loop
-from topr_trl.pipeline.steps import summary
+from topr_trl.pipeline.summary import summary
 from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 
 KINDS: dict[str, type] = {

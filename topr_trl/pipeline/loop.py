@@ -22,8 +22,8 @@ from topr_trl.pipeline.arguments import (
     model_path,
     take,
 )
+from topr_trl.pipeline.launch import check_launch
 from topr_trl.pipeline.problems import load_problems
-from topr_trl.pipeline.processes import check_launch
 from topr_trl.pipeline.steps import Spent, Step, run_sides, run_steps
 
 SAMPLING, TRAINING = "sampling", "training"  # the sides of an overlapped loop

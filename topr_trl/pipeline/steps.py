@@ -4,6 +4,7 @@ What holds a model runs in processes of its own; what is cheap runs here. Finish
 """
 
 import os
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -13,8 +14,8 @@ from threading import Event
 
 from topr_trl.pipeline import stages
 from topr_trl.pipeline.arguments import LaunchArguments
-from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.processes import run_apart
+from topr_trl.pipeline.launch import run_apart
+from topr_trl.pipeline.summary import summary
 
 _HERE = ("score", "curate", "evaluate")  # stages that run in this process
 
@@ -68,10 +69,10 @@ def run_steps(
         title = f"[{place}] {step.stage} -> {os.path.relpath(step.folder, out)}"
         spent.waits += _wait_for(step.after, stop)
         if stages.is_finished(step.stage, step.args):
-            print(f"{title}: done before", flush=True)
+            _say(f"{title}: done before")
             step.finished.set()
             continue
-        print(title, flush=True)
+        _say(title)
         started = time.monotonic()
         if step.stage in _HERE:
             done = stages.run(step.stage, step.args)
@@ -85,7 +86,7 @@ def run_steps(
         if side:  # the other one may have printed in between
             said = f"{title}: {time.monotonic() - started:.0f} s. {said}".strip()
         if said:
-            print(said, flush=True)
+            _say(said)
     return spent
 
 
@@ -106,6 +107,12 @@ def run_sides(sides: Mapping[str, Sequence[Step]], launch: LaunchArguments, out:
             stop.set()  # if one has failed, the other ends
 
 
+def _say(line: str) -> None:
+    """At once: `print` writes the end of the line apart, and both sides may print."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def _wait_for(step: Step | None, stop: Event) -> float:
     """Seconds until it was finished."""
     started = time.monotonic()
@@ -113,55 +120,3 @@ def _wait_for(step: Step | None, stop: Event) -> float:
         if stop.is_set():
             raise ChildProcessError(f"The stage {step.stage} was stopped.")
     return time.monotonic() - started
-
-
-def summary(stage: str, done: Json) -> str:
-    """What a stage found, in a line, or a few of an import."""
-    if stage == "import":
-        return _of_import(done)
-    if stage == "score":
-        counts = {**done.get("scored", {})}  # version 0.1 noted none
-        kept = counts.pop("kept", 0)
-        parts = [f"{n:,} {verdict}" for verdict, n in counts.items() if n]
-        return ", ".join(parts + ([f"{kept:,} keep the reward that they came with"] if kept else [])) + "."
-    if stage == "evaluate":
-        return f"pass@1 {done['pass@1']}" if "pass@1" in done else ""
-    if stage == "curate":
-        return f"Chosen: {done['curated']}." if isinstance(done["curated"], str) else ""
-    if stage == "log-mu" and (distance := done["sampler_distance"]):
-        return (
-            f"Sampler and trainer differ by {distance['token']:.2g} per token, {distance['response']:.2g} per "
-            "completion."
-        )
-    return ""
-
-
-_LEFT_OUT = {
-    "broken": ("line is no JSON and is left out", "lines are no JSON and are left out"),
-    "unrewarded": ("record has no reward and is left out", "records have no reward and are left out"),
-    "empty": ("record holds no completion to learn from", "records hold no completion to learn from"),
-    "repeated": ("file repeats the one before it and is left out", "files repeat those before them and are left out"),
-}
-
-
-def _of_import(done: Json) -> str:
-    rows = done["rows"]
-    has = [f"{name}{'' if n == rows else f' in {n:,}'}" for name, n in done["filled"].items() if n]
-    said = [f"Format: {done['format']}. Rows have {', '.join(has)}."]
-    if done["lacking"]:
-        said.append(f"Not in these files: {', '.join(done['lacking'])}.")
-    if not done["filled"].get("reward"):
-        said.append("There are no rewards: name their fields (--reward_fields) or a second file (--rewards), or score "
-                    "rows that have an answer.")  # fmt: skip
-    if done["temperatures"][1:] or 0 in done["temperatures"]:
-        found = ", ".join(f"{value:g}" for value in done["temperatures"])
-        said.append(f"They were sampled at temperatures {found}, and the trainer takes one that is above 0: import "
-                    "files of one, or set --temperature.")  # fmt: skip
-    for kind, (one, more) in _LEFT_OUT.items():
-        count, first = done["left_out"][kind]["count"], done["left_out"][kind]["first"]
-        if count:
-            said.append(f"{count} {one if count == 1 else more}: {', '.join(first)}{', ...' * (count > len(first))}.")
-    if not done["filled"].get("sampler_logps"):
-        said.append("There are no log-probabilities: log μ will be that of the model that training starts from, which "
-                    "stands for the one that wrote the rows.")  # fmt: skip
-    return "\n".join([*said, done["loses"]]).strip()
