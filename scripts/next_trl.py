@@ -1,0 +1,36 @@
+"""The tests on a TRL that is not released, or not supported yet: `make test-next TRL=git+https://…`.
+
+What fails is written to `next-trl.md`, as an issue would say it.
+"""
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from xml.etree import ElementTree
+
+RESULTS, REPORT = Path("next-trl.xml"), Path("next-trl.md")
+TESTS = ["-m", "not slow and not processes", "--ignore=tests/benchmarks", "--ignore=tests/test_docs.py"]
+
+
+def main(jobs: str) -> int:
+    command = [sys.executable, "-m", "pytest", *TESTS, f"--numprocesses={jobs}", "--dist=loadgroup"]
+    status = subprocess.run([*command, f"--junitxml={RESULTS}"], check=False).returncode
+    REPORT.write_text(report(status))
+    return status
+
+
+def report(status: int) -> str:
+    """What fails, those tests first that name what moved in TRL."""
+    failed: list[tuple[str, str]] = []
+    for case in ElementTree.parse(RESULTS).iter("testcase") if RESULTS.is_file() else ():
+        for problem in (*case.iter("failure"), *case.iter("error")):
+            first = (problem.get("message") or "").strip().splitlines() or [""]
+            failed.append((f"{case.get('classname')}::{case.get('name')}", first[0][:300]))
+    failed.sort(key=lambda one: "test_contract" not in one[0])
+    lines = [f"- `{name}`: {message}" for name, message in failed[:50]]
+    return "\n".join([f"TRL {version('trl')}: pytest ends with {status}, {len(failed)} tests fail.", "", *lines, ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
