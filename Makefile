@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install demo docs bench reproduce reproduce-quick test test-all coverage test-min test-matrix test-trackers test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
+.PHONY: install demo docs bench reproduce reproduce-quick notebooks test test-all coverage test-min test-matrix test-trackers test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
 
 help:
 	@echo "make demo      train the embedded model with TOPR, before -> after (minutes on a CPU)"
@@ -46,6 +46,10 @@ reproduce-quick: install
 	rm -rf reproduction/quick
 	$(BIN)/python -m benchmarks --profile quick
 	PYTHONPATH=. $(BIN)/python .ci/check_quick.py
+
+# Runs examples/notebooks from top to bottom and keeps what they show.
+notebooks: install
+	$(BIN)/python scripts/run_notebooks.py
 
 # Time and memory beside TRL's other trainers; writes docs/performance.md.
 bench: install

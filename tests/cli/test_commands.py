@@ -326,26 +326,26 @@ def run(tmp_path, monkeypatch, capsys):
 def test_each_command_ends_with_what_came_out(run, tmp_path):
     few = ["--num_train_problems", 3, "--num_generations", 4, "--problems_per_shard", 2]
     printed = run("sample", "--output_dir", "rollouts", *few)
-    assert printed.endswith("\n12 completions are in rollouts/.\n")
+    assert printed.endswith("\nCompletions in rollouts/: 12.\n")
     here = ["--input", "rollouts", "--output_dir", "rollouts"]
     printed = run("score", *here)
     verdicts = read("rollouts")["verdict"].to_pylist()
     counts = [(verdicts.count(verdict), verdict) for verdict in ("correct", "incorrect", "invalid")]
     found = ", ".join(f"{n} {verdict}" for n, verdict in counts if n)
-    assert printed == f"{found}.\nThe 12 rows with their rewards are in rollouts/.\n"
+    assert printed == f"{found}.\nRows with rewards in rollouts/: 12.\n"
     printed = run("curate", *here, "--curation", "uniform", "--iteration_size", 8)
     assert printed.startswith("Chosen: 8 rows, ")
-    assert "The 12 rows are in rollouts/; column reward_after_baseline says which are trained on.\n" in printed
+    assert "Rows in rollouts/: 12; column reward_after_baseline says which are trained on.\n" in printed
     printed = run("log-mu", *here)
     assert "Sampler and trainer differ by " in printed
     assert printed.endswith("log μ is in rollouts/.\n")
     printed = run("train", "--input", "rollouts", "--output_dir", "model", "--max_steps", 1)
-    assert printed.endswith("Trained on 8 rows; the model is in model/.\n")
+    assert printed.endswith("The model is in model/.\n")
     printed = run("evaluate", "--input", "rollouts", "--output_dir", "results")
     assert "pass@4" in printed
     assert printed.endswith("Evaluated the rows in rollouts. Tables, JSON and a picture are in results/.\n")
     # What is finished is not done again, and says the same.
-    assert run("score", *here) == f"{found}.\nThe 12 rows with their rewards are in rollouts/.\n"
+    assert run("score", *here) == f"{found}.\nRows with rewards in rollouts/: 12.\n"
 
 
 def read(folder):
@@ -356,7 +356,7 @@ def test_rows_that_come_with_rewards_keep_them(run, tmp_path):
     rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}", "reward": float((-1) ** n)} for n in range(4)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     printed = run("score", "--input", "rows.jsonl", "--output_dir", "scored")
-    assert printed == "4 keep the reward that they came with.\nThe 4 rows with their rewards are in scored/.\n"
+    assert printed == "4 keep the reward that they came with.\nRows with rewards in scored/: 4.\n"
 
 
 def test_log_mu_of_rows_in_a_file(run, tmp_path):
@@ -370,7 +370,7 @@ def test_train_puts_the_model_where_a_user_of_trl_says(run, tmp_path):
     rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}", "reward": float((-1) ** n)} for n in range(4)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     printed = run("train", "--output_dir", "x", "--input", "rows.jsonl")
-    assert printed.endswith("Trained on 4 rows; the model is in x/.\n")
+    assert printed.endswith("The model is in x/.\n")
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= {path.name for path in (tmp_path / "x").iterdir()}
     assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "x"}
 

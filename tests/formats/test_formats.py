@@ -168,7 +168,7 @@ def test_traces_that_verifiers_wrote(imported):
     assert rows[0]["completion"][0]["tool_calls"][0]["function"]["arguments"] == '{"a": 6, "b": 7}'
 
 
-def test_packed_lines_and_episodes_of_an_evaluation(imported, tmp_path):
+def test_packed_lines_and_episodes_of_an_evaluation(imported, tmp_path, capsys):
     """As prime-rl leaves them in `monitors/file/traces/stream`."""
     run = {"type": "train", "id": "r", "work": {"type": "eval", "step": 0}}
     evaluated = [{**EPISODE, "run": run}, {**EPISODE, "traces": [{**TRACE, "info": {"kind": "eval"}}]}]
@@ -176,6 +176,7 @@ def test_packed_lines_and_episodes_of_an_evaluation(imported, tmp_path):
         with pa.output_stream(tmp_path / name) as file:
             file.write("".join(json.dumps(each) + "\n" for each in records).encode())
     assert len(imported("verifiers", tmp_path)) == 4
+    assert "\n2 records are of evaluations and are left out: " in capsys.readouterr().out
     assert len(imported("verifiers", tmp_path / "00001.jsonl.gz")) == 2
 
 

@@ -42,7 +42,7 @@ def test_rows_of_several_files_in_several_shards(tmp_path, monkeypatch, capsys):
     assert len(set(rows["problem_id"])) == 10
     said = capsys.readouterr().out
     assert "verl decodes without special tokens" in said
-    assert f"The 20 rows are in {tmp_path / 'rows'}/." in said
+    assert f"Rows in {tmp_path / 'rows'}/: 20." in said
 
 
 def test_a_killed_import_goes_on_with_the_shards_that_are_missing(tmp_path, monkeypatch):

@@ -250,12 +250,12 @@ def run_stage(command: str) -> Callable[[Any], None]:
 
 
 _OUTCOMES = {
-    "import": "The {rows:,} rows are in {folder}/.",
-    "sample": "{rows:,} completions are in {folder}/.",
-    "score": "The {rows:,} rows with their rewards are in {folder}/.",
-    "curate": "The {rows:,} rows are in {folder}/; column reward_after_baseline says which are trained on.",
+    "import": "Rows in {folder}/: {rows:,}.",
+    "sample": "Completions in {folder}/: {rows:,}.",
+    "score": "Rows with rewards in {folder}/: {rows:,}.",
+    "curate": "Rows in {folder}/: {rows:,}; column reward_after_baseline says which are trained on.",
     "log-mu": "log μ is in {folder}/.",
-    "train": "Trained on {rows:,} rows; the model is in {folder}/.",
+    "train": "The model is in {folder}/.",
 }
 
 

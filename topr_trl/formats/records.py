@@ -47,6 +47,10 @@ class Unrewarded(NotOfFormat):
     """Nothing says what a record is worth."""
 
 
+class Evaluated(Exception):
+    """A record of an evaluation, whose completions are not to be learned from."""
+
+
 @dataclass(frozen=True)
 class Format:
     """A format that rows can be made of.

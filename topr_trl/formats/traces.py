@@ -8,7 +8,7 @@ that an earlier path has is context in a later one, so that it counts once.
 from typing import Any
 
 from topr_trl.data.sampled import SAMPLING
-from topr_trl.formats.records import Format, NotOfFormat, Record, Row, message, tools_as_json
+from topr_trl.formats.records import Evaluated, Format, NotOfFormat, Record, Row, message, tools_as_json
 
 _CUT = {"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"}
 _OF_EPISODE = frozenset({
@@ -23,15 +23,22 @@ _OF_TRACE = frozenset({
 
 
 def rows(record: Record) -> list[Row]:
-    """A row for each path of each trace that a policy in training has finished, unless it was an evaluation's."""
+    """A row for each path of each trace that a policy in training has finished.
+
+    Raises:
+        Evaluated: prime-rl logs evaluations in the same place, and all traces are of one.
+    """
     traces = record.get("traces", [record])
-    found = []
+    found, evaluated = [], 0
     for trace in traces:
         if missing := {"nodes", "rewards"} - set(trace):
             raise NotOfFormat(f"a trace lacks {', '.join(sorted(missing))}; it has {', '.join(sorted(trace))}")
-        trains = (trace.get("agent") or {}).get("trainable", True) and not _is_evaluation(trace, record)
-        if trace.get("ok", True) and trains:
+        if _is_evaluation(trace, record):
+            evaluated += 1
+        elif trace.get("ok", True) and (trace.get("agent") or {}).get("trainable", True):
             found += _of_trace(trace, record)
+    if evaluated == len(traces) > 0:
+        raise Evaluated
     return found
 
 

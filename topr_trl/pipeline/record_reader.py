@@ -10,7 +10,7 @@ from topr_trl.data.rollouts import Rollouts
 from topr_trl.data.rows import LARGEST_REWARD, ROLLOUT, hash_prompts
 from topr_trl.data.sampled import TEMPERATURE
 from topr_trl.formats import FORMATS
-from topr_trl.formats.records import Format, NotOfFormat, Record, Row, Unrewarded, parsed, read_records
+from topr_trl.formats.records import Evaluated, Format, NotOfFormat, Record, Row, Unrewarded, parsed, read_records
 from topr_trl.pipeline.arguments import ImportArguments
 
 
@@ -36,7 +36,7 @@ class RecordReader:
 
     def read(self, records: Iterable[tuple[str, bytes | Record]]) -> Part:
         """Rows of the records of a shard."""
-        part = Part([], [], {"broken": [], "empty": [], "unrewarded": []})
+        part = Part([], [], {"broken": [], "empty": [], "evaluated": [], "unrewarded": []})
         for place, raw in records:
             if (record := parsed(raw)) is None:
                 part.left_out["broken"].append(place)
@@ -47,6 +47,9 @@ class RecordReader:
                 if not self.args.skip_unrewarded:
                     raise ValueError(f"{place}: {error}. --skip_unrewarded leaves such records out.") from None
                 part.left_out["unrewarded"].append(place)
+                continue
+            except Evaluated:
+                part.left_out["evaluated"].append(place)
                 continue
             except NotOfFormat as error:
                 raise ValueError(f"{place}: {error}.") from None

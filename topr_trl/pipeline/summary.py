@@ -28,6 +28,7 @@ _LEFT_OUT = {
     "broken": ("line is no JSON and is left out", "lines are no JSON and are left out"),
     "unrewarded": ("record has no reward and is left out", "records have no reward and are left out"),
     "empty": ("record holds no completion to learn from", "records hold no completion to learn from"),
+    "evaluated": ("record is of an evaluation and is left out", "records are of evaluations and are left out"),
     "repeated": ("file repeats the one before it and is left out", "files repeat those before them and are left out"),
 }
 
