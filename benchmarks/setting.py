@@ -18,13 +18,12 @@ from datasets import Dataset, disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.cells import Unfinished
+from benchmarks.decoding import draw
 from benchmarks.rows import Rows
 from topr_trl import (
     Evaluation,
-    SamplingArguments,
     curate,
     evaluate_rows,
-    sample_completions,
     score_completions,
 )
 from topr_trl.tasks import arithmetic, gsm8k
@@ -102,8 +101,7 @@ def problems(task: str, count: int, seed: int) -> Dataset:
 def sample(model: PreTrainedModel, task: str, questions: Dataset, count: int, seed: int) -> Dataset:
     """`count` scored completions of each question, with columns `extracted` and `verdict`."""
     longest = MAX_NEW_TOKENS.get(task, OF_OTHER_TASKS)
-    sampling = SamplingArguments(num_generations=count, max_new_tokens=longest)
-    return score_completions(sample_completions(model, tokenizer(task), questions, sampling, seed=seed), gsm8k.judge)
+    return score_completions(draw(model, tokenizer(task), questions, count, longest, seed), gsm8k.judge)
 
 
 def candidates(task: str, profile: Profile, seed: int, count: int | None = None) -> Rows:

@@ -1,0 +1,121 @@
+"""Draws completions of a tiny model on a CPU, more than twice as fast as `generate`, where most of the time was spent.
+
+A prompt is read once for all of its completions, keys and values are written in place, and rows that have ended leave
+the batch. The distribution is that of `topr_trl.sample_completions` at temperature 1.
+"""
+
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicLayer
+
+from topr_trl import SamplingArguments
+from topr_trl.generation.sampling import encode_prompts, sampled_row, stop_tokens
+
+ROWS = 512  # at once
+_ROOM = 32  # tokens by which the cache grows
+_LEFT = 0.8  # of the rows have not ended: below that they are put together
+
+
+class _Layer(DynamicLayer):
+    """Keys and values with room for tokens to come: `DynamicLayer` copies all of them for each token."""
+
+    room: tuple[Tensor, Tensor] | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        begin = self.get_seq_length()
+        end = begin + key_states.shape[-2]
+        if self.room is None or end > self.room[0].shape[-2]:
+            batch, heads, _, width = key_states.shape
+            grown = tuple(key_states.new_empty(batch, heads, end + _ROOM, width) for _ in range(2))
+            if begin:
+                grown[0][:, :, :begin], grown[1][:, :, :begin] = self.keys, self.values
+            self.room = (grown[0], grown[1])
+        self.room[0][:, :, begin:end], self.room[1][:, :, begin:end] = key_states, value_states
+        self.keys, self.values = (of_all[:, :, :end] for of_all in self.room)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)
+        self.room = None
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        self.room = None
+
+
+@torch.no_grad()
+def draw(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problems: Dataset, count: int, longest: int, seed: int
+) -> Dataset:
+    """`count` completions of each problem, of at most `longest` tokens; rows like those of `sample_completions`."""
+    was_training = model.training
+    model.eval()
+    args = SamplingArguments(num_generations=count, max_new_tokens=longest, top_k=model.config.vocab_size)
+    prompts = encode_prompts(tokenizer, problems, args, model.config.max_position_embeddings)
+    stops = torch.tensor(stop_tokens(tokenizer, model.generation_config))
+    generator, written = torch.Generator().manual_seed(seed), problems.to_list()
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    rows: list[list[dict[str, Any]]] = [[] for _ in prompts]
+    for begin in range(0, len(order), max(ROWS // count, 1)):
+        batch = order[begin : begin + max(ROWS // count, 1)]
+        drawn = _of_batch(model, [prompts[i] for i in batch], count, longest, stops, tokenizer.pad_token_id, generator)
+        for n, (ids, logps, has_ended) in enumerate(drawn):
+            i = batch[n // count]
+            reason = "stop" if has_ended else "length"
+            rows[i].append(sampled_row(written[i], n % count, tokenizer, prompts[i], ids, reason, logps, args))
+    model.train(was_training)
+    return Dataset.from_list([row for of_problem in rows for row in of_problem])
+
+
+def _of_batch(
+    model: PreTrainedModel, prompts: list[list[int]], count: int, longest: int, stops: Tensor, pad: int | None,
+    generator: torch.Generator,
+) -> list[tuple[list[int], list[float], bool]]:  # fmt: skip
+    """Token ids of each completion, their log-probabilities, and whether it has ended."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    cache = DynamicCache(config=model.config)
+    cache.layers = [_Layer() for _ in cache.layers]
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    found = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1)
+    cache.batch_repeat_interleave(count)
+    logits, mask, position = (
+        of_prompt.repeat_interleave(count, dim=0) for of_prompt in (found.logits[:, -1], mask, positions[:, -1:])
+    )
+    total = len(prompts) * count
+    tokens_BT, logps_BT = torch.zeros(total, longest, dtype=torch.long), torch.zeros(total, longest)
+    lengths, running = torch.full((total,), longest), torch.ones(total, dtype=torch.bool)
+    here = torch.arange(total)  # which completions the rows of the batch are
+    for step in range(longest):
+        logps = logits.float().log_softmax(-1)
+        chances = logps.exp()
+        if pad is not None and pad not in stops:
+            chances[:, pad] = 0
+        token = torch.multinomial(chances, 1, generator=generator)
+        tokens_BT[here, step], logps_BT[here, step] = token[:, 0], logps.gather(1, token)[:, 0]
+        ends = torch.isin(token[:, 0], stops) & running[here]
+        lengths[here[ends]] = step + 1
+        running[here[ends]] = False
+        goes_on = running[here]
+        if step + 1 == longest or not goes_on.any():
+            break
+        if goes_on.float().mean() < _LEFT:
+            kept = goes_on.nonzero()[:, 0]
+            cache.batch_select_indices(kept)
+            here, mask, position, token = here[kept], mask[kept], position[kept], token[kept]
+        position = position + 1
+        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+        logits = model(
+            input_ids=token, attention_mask=mask, position_ids=position, past_key_values=cache
+        ).logits[:, -1]  # fmt: skip
+    return [
+        (tokens_BT[n, :length].tolist(), logps_BT[n, :length].tolist(), not bool(running[n]))
+        for n, length in enumerate(lengths.tolist())
+    ]
