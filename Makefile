@@ -8,12 +8,13 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install demo docs bench reproduce reproduce-quick notebooks test test-all coverage test-min test-matrix test-trackers test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
+.PHONY: install demo docs bench gpu reproduce reproduce-quick notebooks test test-all coverage test-min test-matrix test-trackers test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
 
 help:
 	@echo "make demo      train the embedded model with TOPR, before -> after (minutes on a CPU)"
 	@echo "make reproduce measure every claim of the paper (hours; goes on where it stopped); make reproduce-quick: minutes"
 	@echo "make bench     time and memory beside TRL's other trainers (half an hour; writes docs/performance.md)"
+	@echo "make gpu       steps and memory at the shape of 8B, on one GPU (ten minutes at a time; writes docs/full_size.md)"
 	@echo "make docs      build the documentation into site/, warnings are errors"
 	@echo "make test      run the fast tests, two at a time (JOBS=8: eight); make test-all: all of them; make coverage: all,"
 	@echo "               and which branches of the package they run"
@@ -54,6 +55,10 @@ notebooks: install
 # Time and memory beside TRL's other trainers; writes docs/performance.md.
 bench: install
 	$(BIN)/python -m benchmarks.performance
+
+# Figures at full size: needs a GPU, and goes on where it stopped; writes docs/full_size.md.
+gpu: install
+	$(BIN)/python -m benchmarks.gpu
 
 # So many tests at a time, each on one thread; those that share a long fixture stay together.
 JOBS ?= 2

@@ -214,8 +214,7 @@ agree to 1e-4. `test_accumulation_weighs_rows_like_one_big_batch`: 3 + 3 + 2 row
 
 ## On a GPU
 
-Not measured yet. `python -m benchmarks.gpu` runs offline TOPR, SFT and GRPO at the shape of 8 billion parameters with
-random weights on one GPU (`--model 0.5b` for a small one) and compares tokens/s, share of the peak and memory.
+[Figures at full size](full_size.md).
 """
 
 # Why a goal cannot be met, or is not: shown if it is not.

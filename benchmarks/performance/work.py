@@ -80,6 +80,7 @@ class Case:
     accumulation: int
     settings: dict[str, Any]
     attention: str = "sdpa"
+    dtype: torch.dtype | None = None  # of the weights; by default bfloat16 on a GPU
 
     def arguments(self, folder: str) -> dict[str, Any]:
         return {
@@ -93,7 +94,7 @@ class Case:
     def fresh_model(self) -> LlamaForCausalLM:
         torch.manual_seed(0)
         with torch.device("cpu" if self.settings.get("use_cpu") else "cuda"):
-            dtype = torch.float32 if self.settings.get("use_cpu") else torch.bfloat16
+            dtype = self.dtype or (torch.float32 if self.settings.get("use_cpu") else torch.bfloat16)
             return LlamaForCausalLM._from_config(self.model, dtype=dtype, attn_implementation=self.attention)
 
 

@@ -1,0 +1,77 @@
+"""`docs/full_size.md`: what was measured on a GPU, and what was not yet."""
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cells import Store
+from benchmarks.performance.page import ROOT
+from benchmarks.verdicts import markdown_table
+
+RESULTS = Path(__file__).parents[1] / "results" / "gpu"
+MISSING = "Not measured yet."
+_TITLES = {
+    "offline": "Steps on stored rows",
+    "memory": "Memory beside the plan",
+    "log μ": "The pass that computes log μ",
+    "online": "Whole online steps, generation included",
+    "precision": "bfloat16 beside float32",
+}
+_INTRODUCTION = """# Figures at full size
+
+What one GPU of 80 to 140 GB says. Written by `make gpu` (`python -m benchmarks.gpu`, parts of at most ten minutes,
+which go on where they stopped) from `benchmarks/results/gpu`; do not edit. Weights are random, in bfloat16 unless said
+otherwise, with Adafactor: what is measured is time and memory. [Performance](performance.md) has the CPU's figures, and
+[From a laptop to 70B](scaling.md) what is computed.
+"""
+
+
+def write(store: Store) -> Path:
+    path = ROOT / "docs" / "full_size.md"
+    path.write_text(text(store))
+    return path
+
+
+def text(store: Store) -> str:
+    done: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {}
+    for entry in store.finished.values():
+        cell, result = entry["cell"], entry["result"]
+        done.setdefault(cell.get("what", cell["claim"]), []).append((cell, result))
+    parts = [_INTRODUCTION]
+    for what, title in _TITLES.items():
+        parts.append(f"## {title}\n\n{_table(what, done[what]) if what in done else MISSING}\n")
+    devices = sorted({result["device"] for of_part in done.values() for _, result in of_part})
+    return "\n".join(parts + ([f"On: {', '.join(devices)}.\n"] if devices else []))
+
+
+def _table(what: str, done: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+    if what == "precision":
+        header = ["tokens", "per token: mean", "spread", "per completion: mean", "spread", "entropy per token (nats)"]
+        names = ("token_mean", "token_spread", "completion_mean", "completion_spread", "entropy")
+        return markdown_table(
+            header, [[f"{c['tokens']:,}", *(_number(r, n, "{:.2g}") for n in names)] for c, r in done]
+        )
+    setting = ["model", "rows", "recomputes activations"]
+
+    def place(cell: dict[str, Any]) -> list[str]:
+        return [cell["model"], cell["rows"], "yes" if cell["checkpointing"] else "no"]
+
+    if what == "memory":
+        rows = [[*place(c), _number(r, "measured_gib", "{:.1f}"), _number(r, "planned_gib", "{:.1f}")] for c, r in done]
+        return markdown_table([*setting, "measured, GiB (float32 weights)", "topr plan, GiB"], rows)
+    if what == "log μ":
+        rows = [[*place(c), _number(r, "seconds", "{:.1f}"), _number(r, "share", "{:.2f}")] for c, r in done]
+        return markdown_table([*setting, "seconds", "of an epoch of training"], rows)
+    header = [*setting, "trainer", "s per step", "tokens per s", "of the peak", "peak GiB"]
+    columns = {"seconds": "{:.2f}", "tokens_per_second": "{:,.0f}", "mfu": "{:.0%}", "peak_gib": "{:.1f}"}
+    rows = []
+    for cell, result in done:
+        if "failed" in result:
+            rows.append([*place(cell), "all", result["failed"], "", "", ""])
+        for name, found in result.items():
+            if isinstance(found, dict):
+                rows.append([*place(cell), name, *(form.format(found[column]) for column, form in columns.items())])
+    return markdown_table(header, rows)
+
+
+def _number(result: dict[str, Any], name: str, form: str) -> str:
+    return form.format(result[name]) if name in result else str(result["failed"])
