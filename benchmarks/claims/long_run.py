@@ -77,17 +77,23 @@ def best_choice(store: Store, base: str, run: str) -> dict[str, Any]:
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
-    if profile.seeds == 1:
-        return []
+    return [] if profile.seeds == 1 else [cell for base in BASES for cell in _of_base(store, base)]
+
+
+def _of_base(store: Store, base: str) -> list[Cell]:
+    """Those that are known as yet: which rates are reported depends on what was tried."""
     found = []
-    for base in BASES:
-        for run in RUNS:
-            tried, best = _tuned(store, base, run)
-            found += [_cell(base, run, choice, TUNING_SEED) for choice in tried]
-            if best is not None:
-                of_run = [best, slower(best)] if run in SLOWER.get(base, ()) else [best]
-                found += [_cell(base, run, choice, seed) for choice in of_run for seed in range(SEEDS)]
+    for run in RUNS:
+        tried, best = _tuned(store, base, run)
+        found += [_cell(base, run, choice, TUNING_SEED) for choice in tried]
+        if best is not None:
+            of_run = [best, slower(best)] if run in SLOWER.get(base, ()) else [best]
+            found += [_cell(base, run, choice, seed) for choice in of_run for seed in range(SEEDS)]
     return found
+
+
+def _missing(store: Store, base: str) -> bool:
+    return bool(store.unfinished(_of_base(store, base)))
 
 
 def slower(choice: dict[str, Any]) -> dict[str, Any]:
@@ -144,16 +150,19 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     if profile.seeds == 1:
         return []
     found, rates = {}, {}
-    for base in BASES:
+    bases = [base for base in BASES if not _missing(store, base)]
+    if not bases:
+        raise Unfinished("no base model has all of its runs")
+    for base in bases:
         for run in RUNS:
             choice = best_choice(store, base, run)
             for key, one in {(base, run): choice, (base, run, "slower"): slower(choice)}.items():
                 results = [store.get(_cell(base, run, one, seed)) for seed in range(SEEDS)]
                 if all(results):
                     found[key], rates[key] = [result for result in results if result], one["learning_rate"]
-    picture, axes = figure(2 * len(BASES), 3.6, 3.3)
+    picture, axes = figure(2 * len(bases), 3.6, 3.3)
     steps = list(range(EVERY, ITERATIONS + 1, EVERY))
-    for n, base in enumerate(BASES):
+    for n, base in enumerate(bases):
         for run in RUNS:
             results = found[base, run]
             points = [interval([r["curve"][i]["pass@1"] for r in results]) for i in range(len(steps))]
@@ -176,7 +185,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         return "; ".join(
             f"{base}: pass@1 {gap(base, 1, other).percent(signed=True)}, pass@64 "
             f"{gap(base, 64, other).percent(signed=True)}"
-            for base in BASES
+            for base in bases
         )
 
     gained = {
@@ -185,6 +194,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             for name, what in {"pass@1": ("pass", 1), "maj@64": ("maj", 64), "pass@64": ("pass", 64)}.items()
         }
         for base, runs in SLOWER.items()
+        if base in bases
         for run in runs
     }
     rows = [
@@ -204,15 +214,15 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         HYPOTHESES["long_run"].judged(
             "p~ = 50 % minus positives only (wrong answers removed in each iteration) after 20 iterations, points: "
             + said("positives only"),
-            all(gap(base, 64).low > 0 and gap(base, 1).low <= 0 for base in BASES),
+            all(gap(base, 64).low > 0 and gap(base, 1).low <= 0 for base in bases),
             picture=save(picture, out, "long_run"),
             details=markdown_table(header, rows),
         ),
         HYPOTHESES["long_repeated"].judged(
             "p~ = 50 % minus right answers repeated to as many steps, after 20 iterations, points: "
             + said("positives, repeated"),
-            all(gap(base, 64, "positives, repeated").low > 0 for base in BASES),
-            all(gap(base, 1, "positives, repeated").high < 0 for base in BASES),
+            all(gap(base, 64, "positives, repeated").low > 0 for base in bases),
+            all(gap(base, 1, "positives, repeated").high < 0 for base in bases),
         ),
         HYPOTHESES["long_rate"].judged(
             "the next lower rate minus the one that is best after 4 iterations, points: "
