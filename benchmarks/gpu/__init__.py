@@ -5,6 +5,6 @@ and float32, `page` writes the page. Weights are random, so nothing is downloade
 enough.
 
     python -m benchmarks.gpu                  # all parts; finished cells are not run again
-    python -m benchmarks.gpu steps            # one part, at most ten minutes
+    python -m benchmarks.gpu steps            # one part
     python -m benchmarks.gpu --tiny           # does it all work? on a CPU, without results
 """

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.cells import Store
 from benchmarks.gpu import page, precision, steps
-from benchmarks.performance.__main__ import quiet
+from benchmarks.performance.timing import quiet
 
 PARTS = {"steps": steps, "precision": precision}
 

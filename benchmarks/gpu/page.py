@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import Store
-from benchmarks.performance.page import ROOT
 from benchmarks.verdicts import markdown_table
 
-RESULTS = Path(__file__).parents[1] / "results" / "gpu"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "gpu"
 MISSING = "Not measured yet."
 _TITLES = {
     "offline": "Steps on stored rows",
@@ -18,10 +18,10 @@ _TITLES = {
 }
 _INTRODUCTION = """# Figures at full size
 
-What one GPU of 80 to 140 GB says. Written by `make gpu` (`python -m benchmarks.gpu`, parts of at most ten minutes,
-which go on where they stopped) from `benchmarks/results/gpu`; do not edit. Weights are random, in bfloat16 unless said
-otherwise, with Adafactor: what is measured is time and memory. [Performance](performance.md) has the CPU's figures, and
-[From a laptop to 70B](scaling.md) what is computed.
+What one GPU of 80 to 140 GB says. Written by `make gpu` (`python -m benchmarks.gpu`, which begins nothing after nine
+minutes and goes on from there when it is run again) from `benchmarks/results/gpu`; do not edit. Weights are random, in
+bfloat16 unless said otherwise, with Adafactor: what is measured is time and memory. [Performance](performance.md) has
+the CPU's figures, and [From a laptop to 70B](scaling.md) what is computed.
 """
 
 
@@ -69,9 +69,14 @@ def _table(what: str, done: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
             rows.append([*place(cell), "all", result["failed"], "", "", ""])
         for name, found in result.items():
             if isinstance(found, dict):
-                rows.append([*place(cell), name, *(form.format(found[column]) for column, form in columns.items())])
+                rows.append(
+                    [*place(cell), name, *(_number(found, column, form, "") for column, form in columns.items())]
+                )
     return markdown_table(header, rows)
 
 
-def _number(result: dict[str, Any], name: str, form: str) -> str:
-    return form.format(result[name]) if name in result else str(result["failed"])
+def _number(result: dict[str, Any], name: str, form: str, missing: str | None = None) -> str:
+    """`missing`, or why there is none, where it was not measured."""
+    if name in result:
+        return form.format(result[name])
+    return str(result["failed"]) if missing is None else missing

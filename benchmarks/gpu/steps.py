@@ -89,21 +89,22 @@ def _step(name: str, times: list[float], case: Case, machine: Machine) -> dict[s
     # What has to be computed: neither padding, nor what is recomputed to save memory.
     flops = step * training_flops(Shape.of(case.model), round(tokens), checkpointing=False)
     two_steps = replace(case, rows=case.rows[: 2 * step])
-    return {
-        "seconds": median(times), "fastest": min(times), "slowest": max(times),
-        "tokens_per_second": step * tokens / median(times), "mfu": flops / median(times) / machine.peak,
-        "peak_gib": peak_memory(VARIANTS[name], two_steps) / 2**30,
-    }  # fmt: skip
+    found = {"seconds": median(times), "fastest": min(times), "slowest": max(times),
+             "peak_gib": peak_memory(VARIANTS[name], two_steps) / 2**30}  # fmt: skip
+    if name in GENERATING:  # whose completions are others, and cost operations of their own
+        return found
+    return {**found, "tokens_per_second": step * tokens / median(times), "mfu": flops / median(times) / machine.peak}
 
 
 def _memory(case: Case) -> dict[str, Any]:
     """Of offline TOPR on float32 weights, beside what `topr plan` says of one GPU."""
-    longest = max(len(row["prompt"]) + len(row["completion"]) for row in case.rows)
+    rows = case.rows[: 2 * case.micro_batch * case.accumulation]
+    longest = max(len(row["prompt"]) + len(row["completion"]) for row in rows)
     checkpointing = bool(case.settings["gradient_checkpointing"])
     planned = memory(
         Shape.of(case.model), "ddp", 1, "adafactor", tokens=case.micro_batch * longest, checkpointing=checkpointing
     )
-    two_steps = replace(case, rows=case.rows[: 2 * case.micro_batch * case.accumulation], dtype=torch.float32)
+    two_steps = replace(case, rows=rows, dtype=torch.float32)
     build: Build = offline_topr(brings_log_mu=True, sort_by_length=False)
     return {"measured_gib": peak_memory(build, two_steps) / 2**30, "planned_gib": planned.total / 2**30}
 

@@ -13,22 +13,19 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from datasets.utils.logging import disable_progress_bar, set_verbosity_error
 from tqdm import tqdm
 from transformers import LlamaConfig
-from transformers.utils import logging as transformers_logging
 
 from benchmarks.cells import machine, versions
 from benchmarks.performance import data, page
 from benchmarks.performance.loop import measure
 from benchmarks.performance.page import ROOT
-from benchmarks.performance.timing import in_turn, peak_memory, scoring_peak, scoring_seconds, seconds_per_step
+from benchmarks.performance.timing import in_turn, peak_memory, quiet, scoring_peak, scoring_seconds, seconds_per_step
 from benchmarks.performance.work import (
     GENERATED,
     GSM8K,
@@ -196,15 +193,6 @@ def worker(size: int) -> None:
     seconds = seconds_per_step(VARIANTS["topr"], case)
     print("MEASURED", 32 / seconds, flush=True)
     os._exit(0)  # gloo may hang when it is taken down
-
-
-def quiet() -> None:
-    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-    warnings.simplefilter("ignore")
-    disable_progress_bar()
-    set_verbosity_error()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
 
 
 def main() -> None:

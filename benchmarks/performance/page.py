@@ -113,10 +113,10 @@ def _loop(found: dict[str, Any]) -> str:
     idle = ", ".join(f"{side} {1 - busy / beside['window']:.0%}" for side, busy in beside["busy"].items())
     return (
         f"The loop with the embedded model, three iterations, one thread for each of its processes: {turns:.0f} s in "
-        f"turns, {beside['total']:.0f} s with `--overlap 1` ({beside['total'] / turns:.2f}×), on two cores. From the "
-        f"beginning of the first training to the end of the last, {beside['window']:.0f} s, the sides were idle for: "
-        f"{idle}. Starting processes counts as work, and so do log μ and tests, which are the sampling side's. [When "
-        "it pays](asynchronous.md#when-it-pays)."
+        f"turns, which leaves one of two cores idle, {beside['total']:.0f} s with `--overlap 1` "
+        f"({beside['total'] / turns:.2f}×). From the beginning of the first training to the end of the last, "
+        f"{beside['window']:.0f} s, the sides were idle for: {idle}. Starting processes counts as work, and so do "
+        "log μ and tests, which are the sampling side's. [When it pays](asynchronous.md#when-it-pays)."
     )
 
 

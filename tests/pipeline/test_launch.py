@@ -214,6 +214,27 @@ def test_a_process_that_does_not_end_is_killed(monkeypatch):
     assert process.returncode == -9
 
 
+def test_a_loop_that_is_asked_to_end_ends_what_it_has_started(tmp_path):
+    """A launcher on this machine too, which passes nothing on."""
+    launcher, program = tmp_path / "launcher.py", tmp_path / "loop.py"
+    stage = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
+    launcher.write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {stage!r}])\n")
+    program.write_text(
+        "import sys, threading\nfrom topr_trl.pipeline import processes\n"
+        f"processes.end_processes_on_signals()\nlog = open({str(tmp_path / 'log')!r}, 'wb')\n"
+        f"start = lambda: [processes.start([sys.executable, {str(launcher)!r}], [], log, is_launcher=True)]\n"
+        "processes.run_groups([processes.Group(start)], 'train', 0, None, threading.Event())\n"
+    )
+    loop_process = subprocess.Popen([sys.executable, str(program)])
+    log = tmp_path / "log"
+    while loop_process.poll() is None and not (log.exists() and log.read_text()):
+        time.sleep(0.01)
+    child = psutil.Process(int(log.read_text()))
+    loop_process.terminate()
+    assert loop_process.wait(30) == 128 + 15
+    child.wait(10)
+
+
 def test_what_a_process_has_started_ends_with_it(tmp_path):
     """`accelerate launch` with one process starts it and does not pass SIGTERM on."""
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"

@@ -36,7 +36,7 @@ from topr_trl.pipeline.arguments import (
 )
 from topr_trl.pipeline.loop import iterate
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.processes import end_with_the_loop
+from topr_trl.pipeline.processes import end_processes_on_signals, end_with_the_loop
 from topr_trl.pipeline.summary import summary
 from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 
@@ -55,6 +55,8 @@ _GONE = {"keep_copies": "The rows of an iteration are in one folder, and kept on
 def run(command: str, arguments: Sequence[str], description: str) -> None:
     """Run a command with the arguments that follow it; `description` is for its help."""
     end_with_the_loop()
+    if issubclass(KINDS[command], LaunchArguments):
+        end_processes_on_signals()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     given = [part for argument in arguments for part in _split(argument)]
     if {"-h", "--help", "--help_all"} & set(given):

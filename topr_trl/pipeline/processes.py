@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -42,7 +43,9 @@ class Group:
             return f"failed with exit status {failed[0]}"
         if codes and None not in codes and not self.is_done:
             self.is_done = self.has_finished()
-            return "" if self.is_done else "ended before its work was done"
+            if not self.is_done:
+                return "ended before its work was done"
+            self.end()
         return ""
 
     def end(self) -> None:
@@ -53,16 +56,17 @@ class Group:
             try:
                 process.wait(_GRACE)
             except subprocess.TimeoutExpired:
-                process.kill()
+                process.kill()  # alone: what srun leaves behind ends its tasks elsewhere
                 process.wait()
-            _kill_group(process)
+            else:
+                _kill_group(process)
         self.processes = []
 
 
 def _kill_group(process: Process) -> None:
     """What a process has started and not ended: `accelerate launch` leaves its one process behind."""
     with suppress(OSError, AttributeError):  # nothing is left, or not POSIX
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, _KILL)
 
 
 def run_groups(groups: list[Group], stage: str, retries: int, log: Path | None, stop: Event) -> None:
@@ -108,7 +112,7 @@ def start(command: list[str], gpus: list[str], output: IO[bytes] | None, is_laun
         del environment[_LOOP]  # no process of that machine
     elif gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    ended = partial(_end_with_parent, signal.SIGTERM if is_launcher else signal.SIGKILL)
+    ended = partial(_end_with_parent, signal.SIGTERM if is_launcher else _KILL)
     return subprocess.Popen(
         command, env=environment, preexec_fn=ended if sys.platform == "linux" else None, stdout=output, stderr=output,
         start_new_session=True,
@@ -119,13 +123,23 @@ def start(command: list[str], gpus: list[str], output: IO[bytes] | None, is_laun
 # asks the kernel for that for its children; those of a launcher in between ask for themselves, which may be too late.
 
 _LOOP = "TOPR_LOOP"
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has none
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked up before a fork, not after
 
 
-def _end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
+def _end_with_parent(by: signal.Signals) -> None:
     set_parent_death_signal = 1
     if _PRCTL is not None:
         _PRCTL(set_parent_death_signal, by)
+
+
+def end_processes_on_signals() -> None:
+    """For a loop: SIGTERM and a closed terminal (SIGHUP) end it as an error does, and so what it has started."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
 def end_with_the_loop() -> None:
@@ -133,7 +147,7 @@ def end_with_the_loop() -> None:
     loop = os.environ.get(_LOOP)
     if loop is None:
         return
-    _end_with_parent()
+    _end_with_parent(_KILL)
     try:
         os.kill(int(loop), 0)
     except ProcessLookupError:

@@ -68,6 +68,8 @@ def run_steps(
         place = f"{side} {number}/{count}".strip()
         title = f"[{place}] {step.stage} -> {os.path.relpath(step.folder, out)}"
         spent.waits += _wait_for(step.after, stop)
+        if stop.is_set():
+            raise ChildProcessError(f"The stage {step.stage} was stopped.")
         if stages.is_finished(step.stage, step.args):
             _say(f"{title}: done before")
             step.finished.set()
