@@ -34,12 +34,13 @@ def work(cell: Cell, machine: Machine) -> dict[str, Any]:
         start, attention_mask=torch.ones_like(start), do_sample=True, top_k=0, max_new_tokens=cell["tokens"],
         min_new_tokens=cell["tokens"], pad_token_id=0,
     )  # fmt: skip
-    gaps = torch.stack([_logps(rounded, row) - _logps(exact, row) for row in drawn])
+    logps, of_rounded = (torch.stack([_logps(model, row) for row in drawn]) for model in (exact, rounded))
+    gaps = of_rounded - logps
     sums = gaps.sum(1)
     return {
         "token_mean": gaps.mean().item(), "token_spread": gaps.std().item(),
         "completion_mean": sums.mean().item(), "completion_spread": sums.std().item(),
-        "entropy": -torch.stack([_logps(exact, row) for row in drawn]).mean().item(),
+        "entropy": -logps.mean().item(),
     }  # fmt: skip
 
 

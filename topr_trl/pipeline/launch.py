@@ -126,8 +126,8 @@ def _worker(
 ) -> Group:
     """A sampling process; it has done its work when its shards are there."""
     worker = f"{k}/{launch.sampling_workers}"
-    start = partial(_start_worker, [*command, "--worker", worker], k, launch, output)
-    return Group(start, lambda: not stages.missing_shards(folder, stages.own_shards(worker, shards), shards))
+    started = partial(_start_worker, [*command, "--worker", worker], k, launch, output)
+    return Group(started, lambda: not stages.missing_shards(folder, stages.own_shards(worker, shards), shards))
 
 
 def _start_worker(command: list[str], k: int, launch: LaunchArguments, output: IO[bytes] | None) -> list[Process]:

@@ -41,7 +41,7 @@ class Group:
         codes = [process.poll() for process in self.processes]
         if failed := [code for code in codes if code]:
             return f"failed with exit status {failed[0]}"
-        if codes and None not in codes and not self.is_done:
+        if codes and None not in codes:
             self.is_done = self.has_finished()
             if not self.is_done:
                 return "ended before its work was done"
@@ -135,10 +135,11 @@ def _end_with_parent(by: signal.Signals) -> None:
 
 def end_processes_on_signals() -> None:
     """For a loop: SIGTERM and a closed terminal (SIGHUP) end it as an error does, and so what it has started."""
+    if threading.current_thread() is not threading.main_thread():
+        return
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
