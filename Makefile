@@ -14,7 +14,7 @@ help:
 	@echo "make demo      train the embedded model with TOPR, before -> after (minutes on a CPU)"
 	@echo "make reproduce measure every claim of the paper (hours; goes on where it stopped); make reproduce-quick: minutes"
 	@echo "make bench     time and memory beside TRL's other trainers (half an hour; writes docs/performance.md)"
-	@echo "make gpu       steps and memory at the shape of 8B, on one GPU (ten minutes at a time; writes docs/full_size.md)"
+	@echo "make gpu       steps, memory and learning at full size, on one GPU (ten minutes at a time; writes docs/full_size.md)"
 	@echo "make docs      build the documentation into site/, warnings are errors"
 	@echo "make test      run the fast tests, two at a time (JOBS=8: eight); make test-all: all of them; make coverage: all,"
 	@echo "               and which branches of the package they run"

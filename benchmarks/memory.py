@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -41,26 +42,16 @@ CASES = [
 ]
 
 
-def measure(folder: Path, optim: str, checkpointing: bool) -> None:
+def measure(folder: Path, optim: str, checkpointing: bool, on_gpu: bool) -> None:
     """Train for three steps in this process, one of several, and write its peak."""
     deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
-        # Accelerate shards on accelerators alone; told that the processes are such, FSDP2 runs on the CPU as it is.
-        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
-        torch.distributed.init_process_group("gloo")
-        PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)  # type: ignore[method-assign]
-    if deepspeed:
-        from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-
-        DeepSpeedZeroConfig.model_fields["reduce_bucket_size"].default = BUCKET
-        DeepSpeedZeroConfig.model_rebuild(force=True)
-        training_args.is_torch_bf16_gpu_available = lambda: True  # DeepSpeed comes to the CPU if nothing asks for it
-    chunked_logprob.TOKEN_CHUNK_SIZE = 64
+    if not on_gpu:
+        _prepare_for_the_cpu(deepspeed)
     args = OfflineTOPRConfig(
         str(folder / "run"), per_device_train_batch_size=ROWS, gradient_accumulation_steps=2, max_steps=3, optim=optim,
-        bf16=True, gradient_checkpointing=checkpointing, use_cpu=not deepspeed,
-        ddp_backend="gloo" if deepspeed else None, report_to="none", save_strategy="no", disable_tqdm=True,
-        model_init_kwargs={"dtype": "float32"},
+        bf16=True, gradient_checkpointing=checkpointing, use_cpu=not (on_gpu or deepspeed),
+        ddp_backend="gloo" if deepspeed and not on_gpu else None, report_to="none", save_strategy="no",
+        disable_tqdm=True, model_init_kwargs={"dtype": "float32"},
         accelerator_config={"gradient_accumulation_kwargs": {"sync_each_batch": True}},
     )  # fmt: skip
     draw = torch.Generator().manual_seed(0)
@@ -73,13 +64,31 @@ def measure(folder: Path, optim: str, checkpointing: bool) -> None:
         ]
     )  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(CARELESS_MODEL)
-    with allocations() as profile:
+    with nullcontext() if on_gpu else allocations() as profile:
         trainer = OfflineTOPRTrainer(str(folder / "model"), args, rows, processing_class=tokenizer)
         trainer.train()
-    peak = peak_of(profile, folder / f"trace-{args.process_index}.json")
+    if profile is None:
+        peak = torch.cuda.max_memory_allocated()
+    else:
+        peak = peak_of(profile, folder / f"trace-{args.process_index}.json")
     (folder / f"peak-{args.process_index}").write_text(str(peak))
     trainer.accelerator.wait_for_everyone()
     os._exit(0)  # gloo may hang when it is taken down
+
+
+def _prepare_for_the_cpu(deepspeed: bool) -> None:
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        # Accelerate shards on accelerators alone; told that the processes are such, FSDP2 runs on the CPU as it is.
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+        torch.distributed.init_process_group("gloo")
+        PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)  # type: ignore[method-assign]
+    if deepspeed:
+        from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+        DeepSpeedZeroConfig.model_fields["reduce_bucket_size"].default = BUCKET
+        DeepSpeedZeroConfig.model_rebuild(force=True)
+        training_args.is_torch_bf16_gpu_available = lambda: True  # DeepSpeed comes to the CPU if nothing asks for it
+    chunked_logprob.TOKEN_CHUNK_SIZE = 64
 
 
 def allocations() -> torch.profiler.profile:
@@ -103,19 +112,27 @@ def peak_of(profile: torch.profiler.profile, trace: Path) -> int:
     return peak
 
 
-def run(config: str, optim: str, checkpointing: bool) -> int:
-    """The larger peak of two processes under a config of `examples/accelerate_configs` ("one": of one process)."""
+def run(config: str, optim: str, checkpointing: bool, model: LlamaConfig = MODEL, on_gpu: bool = False) -> int:
+    """Peak of a run under a config of `examples/accelerate_configs`; "one" is a process without any.
+
+    On the CPU it has two processes, and the larger peak counts; on a GPU it has one.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        LlamaForCausalLM(MODEL).save_pretrained(folder / "model")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-        if not config.startswith("zero"):
-            environment["ACCELERATE_USE_CPU"] = "true"
+        with torch.device("cuda" if on_gpu else "cpu"):
+            LlamaForCausalLM._from_config(model, dtype=torch.bfloat16 if on_gpu else torch.float32).save_pretrained(
+                folder / "model"
+            )
+        torch.cuda.empty_cache()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if not on_gpu:
+            environment |= {"DS_ACCELERATOR": "cpu"} if config.startswith("zero") else {"ACCELERATE_USE_CPU": "true"}
         launcher = [sys.executable, "-m", "accelerate.commands.launch", "--num_machines=1", "--main_process_port=0"]
         launcher += ["--mixed_precision=bf16", "--dynamo_backend=no"]
-        file = ROOT / "examples" / "accelerate_configs" / f"{config}.yaml"
-        launcher += ["--num_processes=1"] if config == "one" else ["--num_processes=2", f"--config_file={file}"]
-        command = [*launcher, "-m", "benchmarks.memory", str(folder), optim, str(int(checkpointing))]
+        launcher += [f"--num_processes={1 if on_gpu or config == 'one' else 2}"]
+        if config != "one":
+            launcher.append(f"--config_file={ROOT / 'examples' / 'accelerate_configs' / config}.yaml")
+        command = [*launcher, "-m", "benchmarks.memory", str(folder), optim, str(int(checkpointing)), str(int(on_gpu))]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{config}, {optim}: {(done.stdout + done.stderr)[-4_000:]}")
@@ -140,6 +157,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        measure(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "1")
+        measure(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "1", sys.argv[4] == "1")
     else:
         main()

@@ -102,6 +102,13 @@ def check(solution: str, rng: random.Random | None = None, slip: float = 0.0, fo
     return " ".join(lines)
 
 
+def gsm8k_row(row: dict[str, str], rng: random.Random, forget: float) -> tuple[str, str]:
+    """Prompt and solution of a row of GSM8K's shape, with the answer in words, or without it now and then."""
+    worked, _, answer = re.sub(r"<<.*?>>", "", row["answer"]).partition("\n#### ")
+    stated = "" if rng.random() < forget else f"\nThe answer is {answer}."
+    return gsm8k.build_prompt(row["question"], num_shots=0), f" {worked}{stated}"
+
+
 def train_from_scratch(
     row: Callable[[], tuple[str, str]],
     tokenizer: PreTrainedTokenizerBase,
@@ -110,15 +117,20 @@ def train_from_scratch(
     steps: int,
     batch_size: int = 64,
     learning_rate: float = 2e-3,
+    device: str = "cpu",
 ) -> PreTrainedModel:
-    """A model that has learned to write the second text of a row after the first; float32."""
+    """A model that has learned to write the second text of a row after the first; float32, heads of 64 at most.
+
+    On a GPU it computes in bfloat16.
+    """
+    heads = max(4, hidden_size // 64)
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=4 * hidden_size,
-        num_hidden_layers=num_layers, num_attention_heads=4, num_key_value_heads=4,
+        num_hidden_layers=num_layers, num_attention_heads=heads, num_key_value_heads=heads,
         max_position_embeddings=2048, tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
     )  # fmt: skip
-    model = Qwen2ForCausalLM(config).train()
+    model = Qwen2ForCausalLM(config).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps)
     progress = tqdm(range(steps), desc=f"Training {model.num_parameters():,} parameters")
@@ -130,7 +142,9 @@ def train_from_scratch(
         labels = input_ids.masked_fill(attention_mask == 0, -100)
         for i, (prompt, _) in enumerate(rows):
             labels[i, : len(tokenizer(prompt)["input_ids"])] = -100
-        loss = model(input_ids=input_ids, attention_mask=attention_mask, labels=labels).loss
+        batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+        with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
+            loss = model(**{name: ids.to(device) for name, ids in batch.items()}).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -154,10 +168,7 @@ def main(args: ScriptArguments) -> None:
                 prompt = verifier.build_prompt(problem.question, solution)
                 return prompt, f" {check(solution, rng, slip=args.slip, forget=args.forget)}"
             return gsm8k.build_prompt(problem.question, num_shots=0), solution
-        chosen = rng.choice(real)
-        worked, _, answer = re.sub(r"<<.*?>>", "", chosen["answer"]).partition("\n#### ")
-        stated = "" if rng.random() < args.forget else f"\nThe answer is {answer}."
-        return gsm8k.build_prompt(chosen["question"], num_shots=0), f" {worked}{stated}"
+        return gsm8k_row(rng.choice(real), rng, args.forget)
 
     tokenizer = train_tokenizer(["".join(row()) for _ in range(5_000)], args.vocab_size)
     model = train_from_scratch(

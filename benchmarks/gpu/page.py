@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arms import TUNING_SEED
 from benchmarks.cells import Store
+from benchmarks.statistics import interval
 from benchmarks.verdicts import markdown_table
 
 ROOT = Path(__file__).parents[2]
@@ -12,15 +14,18 @@ MISSING = "Not measured yet."
 _TITLES = {
     "offline": "Steps on stored rows",
     "memory": "Memory beside the plan",
+    "offload": "Memory of ZeRO-3 with weights and optimizer on the host",
     "log μ": "The pass that computes log μ",
     "online": "Whole online steps, generation included",
     "precision": "bfloat16 beside float32",
+    "learning": "What is learned from the same candidates",
 }
 _INTRODUCTION = """# Figures at full size
 
 What one GPU of 80 to 140 GB says. Written by `make gpu` (`python -m benchmarks.gpu`, which begins nothing after nine
 minutes and goes on from there when it is run again) from `benchmarks/results/gpu`; do not edit. Weights are random, in
-bfloat16 unless said otherwise, with Adafactor: what is measured is time and memory. [Performance](performance.md) has
+bfloat16 unless said otherwise, with Adafactor: what is measured is time and memory. What is learned is measured with
+models that are trained from scratch first. [Performance](performance.md) has
 the CPU's figures, and [From a laptop to 70B](scaling.md) what is computed.
 """
 
@@ -50,14 +55,16 @@ def _table(what: str, done: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
         return markdown_table(
             header, [[f"{c['tokens']:,}", *(_number(r, n, "{:.2g}") for n in names)] for c, r in done]
         )
+    if what == "learning":
+        return _learning(done)
     setting = ["model", "rows", "recomputes activations"]
 
     def place(cell: dict[str, Any]) -> list[str]:
         return [cell["model"], cell["rows"], "yes" if cell["checkpointing"] else "no"]
 
-    if what == "memory":
+    if what in ("memory", "offload"):
         rows = [[*place(c), _number(r, "measured_gib", "{:.1f}"), _number(r, "planned_gib", "{:.1f}")] for c, r in done]
-        return markdown_table([*setting, "measured, GiB (float32 weights)", "topr plan, GiB"], rows)
+        return markdown_table([*setting, "measured, GiB", "topr plan, GiB"], rows)
     if what == "log μ":
         rows = [[*place(c), _number(r, "seconds", "{:.1f}"), _number(r, "share", "{:.2f}")] for c, r in done]
         return markdown_table([*setting, "seconds", "of an epoch of training"], rows)
@@ -73,6 +80,25 @@ def _table(what: str, done: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
                     [*place(cell), name, *(_number(found, column, form, "") for column, form in columns.items())]
                 )
     return markdown_table(header, rows)
+
+
+def _learning(done: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+    """Means over seeds; those of the choice of rates are left out."""
+    found: dict[tuple[str, ...], list[dict[str, float]]] = {}
+    for cell, result in done:
+        if cell["seed"] == TUNING_SEED:
+            continue
+        for kind, test in result.get("tests", {}).items():
+            rate = f"{cell['learning_rate']:g}" if "learning_rate" in cell else ""
+            found.setdefault((cell["model"], cell["task"], kind, cell["method"], rate), []).append(test)
+    shown = ("pass@1", "maj@8", "pass@8", "invalid")
+    rows = [
+        [*key, *(interval([test[name] for test in tests]).percent() for name in shown)]
+        for key, tests in sorted(found.items())
+    ]
+    return markdown_table(
+        ["parameters", "learned from", "tested on", "method", "rate", *(f"{n}, %" for n in shown)], rows
+    )
 
 
 def _number(result: dict[str, Any], name: str, form: str, missing: str | None = None) -> str:

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-from benchmarks.cells import Cell
+from benchmarks.cells import Cell, Store
 from benchmarks.gpu.steps import SHAPES, Machine
 
 LENGTHS, ROWS = (256, 1_024, 4_096, 8_192), 8
 
 
-def cells(tiny: bool) -> list[Cell]:
+def cells(tiny: bool, store: Store) -> list[Cell]:
     shape = "tiny" if tiny else "0.5b"
     lengths = (16,) if tiny else LENGTHS
     return [{"claim": "precision", "model": shape, "tokens": length} for length in lengths]
@@ -21,14 +21,13 @@ def cells(tiny: bool) -> list[Cell]:
 def work(cell: Cell, machine: Machine) -> dict[str, Any]:
     """Completions that the model itself draws, token by token from its own distribution."""
     torch.manual_seed(0)
-    device = "cpu" if machine.use_cpu else "cuda"
     config = SHAPES[cell["model"]]
-    with torch.device(device):
+    with torch.device(machine.device):
         exact = LlamaForCausalLM._from_config(config, dtype=torch.float32).eval()
         # A random head is near uniform; a larger one is as sure of its tokens as a trained model.
         exact.get_output_embeddings().weight.mul_(8.0)
         start = torch.randint(config.vocab_size, (ROWS, 1))
-    rounded = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).to(device).eval()
+    rounded = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).to(machine.device).eval()
     rounded.load_state_dict(exact.state_dict())
     drawn = exact.generate(
         start, attention_mask=torch.ones_like(start), do_sample=True, top_k=0, max_new_tokens=cell["tokens"],

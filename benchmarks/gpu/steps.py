@@ -1,17 +1,23 @@
 """Steps of the trainers at the shape of large models: time, share of the peak, and memory beside what is planned."""
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from datasets import Dataset
 from transformers import LlamaConfig
 
-from benchmarks.cells import Cell
+from benchmarks import memory as processes
+from benchmarks.cells import Cell, Store
 from benchmarks.performance.timing import in_turn, peak_memory, scoring_seconds, seconds_per_step
 from benchmarks.performance.work import GSM8K, VARIANTS, WORDS, Build, Case, candidates, even, offline_topr
 from topr_trl.cli.gpu_memory import Shape, memory, training_flops
 from topr_trl.cli.memory_plan import KNOWN
+from topr_trl.tasks import gsm8k
+from topr_trl.tasks.arithmetic import arithmetic_dataset
 
 SHAPES = {
     "8b": KNOWN["8b"],
@@ -36,14 +42,27 @@ class Machine:
     Attributes:
         peak: operations per second in bfloat16, of the GPU's data sheet.
         flash: whether FlashAttention is there.
+        gsm8k: where its rows are: a data set of the Hub, or a folder with gsm8k_train.jsonl and gsm8k_test.jsonl.
     """
 
     use_cpu: bool
     peak: float
     flash: bool
+    gsm8k: str = "openai/gsm8k"
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.use_cpu else "cuda"
+
+    def gsm8k_rows(self, split: str) -> Dataset:
+        """GSM8K's; tiny, generated ones of its shape."""
+        if self.use_cpu:
+            return arithmetic_dataset(24, seed=len(split))
+        folder = Path(self.gsm8k)
+        return gsm8k.load(str(folder / f"gsm8k_{split}.jsonl") if folder.is_dir() else self.gsm8k, split)
 
 
-def cells(tiny: bool) -> list[Cell]:
+def cells(tiny: bool, store: Store) -> list[Cell]:
     shape, small, lengths = ("tiny", "tiny", ["16 tokens"]) if tiny else ("8b", "0.5b", ["GSM8K", "4,096 tokens"])
     found: list[Cell] = []
     for length in lengths:
@@ -53,6 +72,10 @@ def cells(tiny: bool) -> list[Cell]:
                 {"claim": "steps", "what": "memory", "model": "tiny" if tiny else "3b", "rows": length,
                  "checkpointing": checkpointing},
             ]  # fmt: skip
+    if find_spec("deepspeed"):
+        found.append({"claim": "steps", "what": "offload", "model": "tiny" if tiny else "3b",
+                      "rows": f"{processes.ROWS} of {processes.PROMPT + processes.RESPONSE} tokens",
+                      "checkpointing": True})  # fmt: skip
     return [
         *found,
         {"claim": "steps", "what": "log μ", "model": shape, "rows": lengths[0], "checkpointing": True},
@@ -61,6 +84,8 @@ def cells(tiny: bool) -> list[Cell]:
 
 
 def work(cell: Cell, machine: Machine) -> dict[str, Any]:
+    if cell["what"] == "offload":
+        return _offload(SHAPES[cell["model"]], on_gpu=not machine.use_cpu)
     lengths, micro_batch, accumulation = LENGTHS[cell["rows"]]
     is_online = cell["what"] == "online"
     steps = 3 if machine.use_cpu else 5
@@ -107,6 +132,14 @@ def _memory(case: Case) -> dict[str, Any]:
     two_steps = replace(case, rows=rows, dtype=torch.float32)
     build: Build = offline_topr(brings_log_mu=True, sort_by_length=False)
     return {"measured_gib": peak_memory(build, two_steps) / 2**30, "planned_gib": planned.total / 2**30}
+
+
+def _offload(model: LlamaConfig, on_gpu: bool) -> dict[str, Any]:
+    """Of ZeRO-3 with weights and optimizer in the host's memory; a CPU has no second memory, and does without."""
+    config, tokens = "zero3_offload" if on_gpu else "zero3", processes.ROWS * (processes.PROMPT + processes.RESPONSE)
+    planned = memory(Shape.of(model), config, 1, "adamw_torch", tokens)
+    measured = processes.run(config, "adamw_torch", True, model, on_gpu)
+    return {"measured_gib": measured / 2**30, "planned_gib": planned.total / 2**30}
 
 
 def _log_mu(case: Case) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from topr_trl.pipeline import launch, manifest, processes
-from topr_trl.pipeline.arguments import IterateArguments, TrainArguments
+from topr_trl.pipeline.arguments import IterateArguments, SampleArguments, TrainArguments
 from topr_trl.pipeline.launch import check_launch, devices, worker_devices
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"
@@ -65,6 +65,25 @@ def test_sampling_processes_on_other_machines(tmp_path, started):
         ["ssh", host, "env", f"NAME=worker {k}", "python", "-m", "topr_trl", "sample", "--worker", f"{k}/3"]
         for k, host in enumerate("aba")
     ]
+
+
+def test_a_stage_has_taken_the_time_of_its_sampling_workers(tmp_path, monkeypatch):
+    now = [0.0]
+
+    def run_groups(groups, stage, retries, log, stop):
+        now[0] += 3.0  # to start
+        if len(groups) > 1:
+            now[0] += 40.0
+        else:
+            manifest.begin(args.folder, stage, {}, {})
+            manifest.finish(args.folder, stage, 1, seconds=0.5)
+
+    monkeypatch.setattr(launch, "run_groups", run_groups)
+    monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
+    for workers, seconds in ((1, 0.5), (2, 43.5)):
+        settings = loop(tmp_path, sampling_workers=workers)
+        args = SampleArguments(output_dir=str(tmp_path / f"rows-{workers}"), num_train_problems=4)
+        assert launch.run_apart("sample", args, settings, None, Event())["seconds"] == seconds
 
 
 def test_training_on_other_machines(tmp_path, started):

@@ -7,6 +7,7 @@ import os
 import random
 import shlex
 import sys
+import time
 from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
@@ -90,7 +91,7 @@ def run_apart(stage: str, args: stages.Settings, launch: LaunchArguments, log: P
         stop: ends them when it is set.
 
     Returns:
-        What the manifest says of the stage.
+        What the manifest says of the stage; its `seconds` with those of the sampling workers.
 
     Raises:
         ChildProcessError: one failed more often than it may be started again, or they were stopped.
@@ -104,6 +105,7 @@ def run_apart(stage: str, args: stages.Settings, launch: LaunchArguments, log: P
     def finished() -> bool:
         return "finished" in manifest_of_stage()
 
+    began = sampled = time.monotonic()
     with ExitStack() as opened:
         output = None if log is None else opened.enter_context(log.open("ab"))
         if stage == "sample":
@@ -113,12 +115,14 @@ def run_apart(stage: str, args: stages.Settings, launch: LaunchArguments, log: P
                 shards = stages.shard_count(args, load_problems(args, args.split))
                 workers = [_worker(python, k, args.folder, shards, launch, output) for k in range(count)]
                 run_groups(workers, stage, launch.retries, log, stop)
+                sampled = time.monotonic()
             # All shards are there by now, or it is the only one.
             whole = Group(lambda: [start(python, devices(stage, launch), output)], finished)
         else:
             whole = Group(partial(_start_nodes, program, stage, launch, output), finished)
         run_groups([whole], stage, launch.retries, log, stop)
-    return manifest_of_stage()
+    done = manifest_of_stage()
+    return done | {"seconds": done["seconds"] + sampled - began}
 
 
 def _worker(
