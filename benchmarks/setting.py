@@ -50,6 +50,11 @@ class Profile:
     learning_rates: tuple[float, ...]
 
     @property
+    def is_quick(self) -> bool:
+        """Whether it only shows that all works: one seed, and what a claim leaves out is left out."""
+        return self.seeds == 1
+
+    @property
     def sizes(self) -> str:
         """What a result depends on."""
         return f"{self.problems}x{self.candidates}, {self.steps} steps, {self.test_problems} test problems"

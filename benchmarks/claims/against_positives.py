@@ -38,7 +38,7 @@ LABELS = {
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
-    if profile.seeds == 1:
+    if profile.is_quick:
         return []
     rivals = [
         {

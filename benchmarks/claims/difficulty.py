@@ -23,7 +23,7 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
 
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
-    generations = GENERATIONS if profile.seeds > 1 else profile.candidates
+    generations = GENERATIONS if not profile.is_quick else profile.candidates
     rows = candidates("main", profile, cell["seed"], generations)
     # Half of the generations measure the difficulty, the other half are the data set: no row counts itself.
     position = np.array([np.sum(rows.groups[:i][-generations:] == group) for i, group in enumerate(rows.groups)])

@@ -15,7 +15,7 @@ from benchmarks.verdicts import MEASURED, Verdict
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
     """The base model and learning rates of this task, and once they are known, the runs."""
-    if profile.seeds == 1:
+    if profile.is_quick:
         return []
     before = base.cells(profile, store, "hard") + learning_rates.cells(profile, store, "hard")
     return before if store.unfinished(before) else before + _runs(profile, store)

@@ -12,24 +12,21 @@ import numpy as np
 from benchmarks.cells import Cell, Store
 from benchmarks.claims.learning_rates import best
 from benchmarks.pictures import COLOURS, curve, figure, save
-from benchmarks.rivals import Direct, tapered
-from benchmarks.rows import Rows
-from benchmarks.setting import BATCH_ROWS, Profile, base_model, evaluate, problems, sample, summary
+from benchmarks.rounds import PROBLEMS, chosen, drawn, train_on
+from benchmarks.setting import Profile, base_model, evaluate, summary
 from benchmarks.statistics import Interval, difference, interval, over_seeds
-from benchmarks.training import train
 from benchmarks.verdicts import MEASURED, Verdict, judge
-from topr_trl import curate, effective_positive_share, subtract_baseline
+from topr_trl import effective_positive_share, subtract_baseline
 from topr_trl.baseline import baseline_for_positive_share
-from topr_trl.curation import ROWS_PER_PROBLEM
 
-ITERATIONS, PROBLEMS, SEEDS = 8, 200, 3
+ITERATIONS, SEEDS = 8, 3
 # curation: (completions of each problem, as in the paper), rule
 CURATIONS = {"uniform": 16, "positives": 16, "anna_karenina": 64}
 TARGET = 0.5  # p~ of the comparison of target and fixed baseline
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
-    if profile.seeds == 1:
+    if profile.is_quick:
         return []
     shared = {"claim": "iterations", "learning_rate": best(store, profile, "topr")}
     curations = [
@@ -50,17 +47,12 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     count = CURATIONS[cell["curation"]]
     curve = [_point(model, profile, seed)]
     for iteration in range(1, ITERATIONS + 1):
-        questions = problems("main", PROBLEMS, 100 + seed)
-        candidates = Rows.of(sample(model, "main", questions, count, 100 * seed + iteration))
-        size = round(ROWS_PER_PROBLEM * PROBLEMS)
-        chosen = curate(candidates.rewards, candidates.groups, cell["curation"], size, seed=100 * seed + iteration)
-        rows = candidates[chosen.indices]
+        candidates = drawn(model, "main", count, seed, iteration)
+        rows = chosen(candidates, cell["curation"], seed, iteration)
         if cell["share"] == "target" or (cell["share"] == "fixed baseline" and iteration == 1):
             baseline = baseline_for_positive_share(rows.rewards, TARGET)
         rewards = subtract_baseline(rows.rewards, baseline)
-        objective = Direct(model, rows, tapered("topr"), lambda _, rewards=rewards: rewards)
-        steps = -(-len(rows) // BATCH_ROWS)  # one epoch
-        train(model, objective, steps, cell["learning_rate"], 100 * seed + iteration)
+        train_on(model, rows, lambda _, rewards=rewards: rewards, cell["learning_rate"], seed, iteration)
         curve.append({
             **_point(model, profile, seed), "rows": len(rows), "baseline": baseline,
             "tokens": sum(map(len, candidates.responses)), "positives": float((rows.rewards > 0).mean()),

@@ -36,7 +36,7 @@ MEASURED_AT = (0, 1, 2, 5, 10, 20)
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
     """The sampler's log μ at the higher rate alone."""
-    if profile.seeds == 1:
+    if profile.is_quick:
         return []
     return [
         {"claim": "long_responses", "parts": parts, "source": source, "learning_rate": rate, "seed": seed}

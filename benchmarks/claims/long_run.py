@@ -10,10 +10,9 @@ from benchmarks.arms import TUNING_SEED, Choices, after_baseline
 from benchmarks.cells import Cell, Store, Unfinished
 from benchmarks.hypotheses import HYPOTHESES
 from benchmarks.pictures import curve, figure, save
-from benchmarks.rivals import Direct, tapered
+from benchmarks.rounds import chosen, drawn, train_on
 from benchmarks.rows import Rows
 from benchmarks.setting import (
-    BATCH_ROWS,
     TEST_SEED,
     VALIDATION_SEED,
     Profile,
@@ -24,13 +23,11 @@ from benchmarks.setting import (
     summary,
 )
 from benchmarks.statistics import Interval, Measured, difference, interval
-from benchmarks.training import train
 from benchmarks.verdicts import Verdict, markdown_table
-from topr_trl import curate, evaluate_rows
-from topr_trl.curation import ROWS_PER_PROBLEM
+from topr_trl import evaluate_rows
 
 BASES = ("misconception-10", "wanders-3")
-ITERATIONS, TUNING_ITERATIONS, EVERY, PROBLEMS, SEEDS = 20, 4, 4, 200, 3
+ITERATIONS, TUNING_ITERATIONS, EVERY, SEEDS = 20, 4, 4, 3
 CHOICES: Choices = [{"learning_rate": rate} for rate in (3e-5, 1e-4, 3e-4)]
 FURTHER = 2
 CANDIDATES = 16  # of each problem in each iteration
@@ -77,7 +74,7 @@ def best_choice(store: Store, base: str, run: str) -> dict[str, Any]:
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
-    return [] if profile.seeds == 1 else [cell for base in BASES for cell in _of_base(store, base)]
+    return [] if profile.is_quick else [cell for base in BASES for cell in _of_base(store, base)]
 
 
 def _of_base(store: Store, base: str) -> list[Cell]:
@@ -105,15 +102,12 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     base, seed, (share, curation) = cell["base"], cell["seed"], RUNS[cell["run"]]
     is_tuning = seed == TUNING_SEED
     model, curve_points = base_model(base), []
+    repeated = curation == REPEATED
+    rule = "positives" if repeated else curation
     for iteration in range(1, (TUNING_ITERATIONS if is_tuning else ITERATIONS) + 1):
-        questions = problems(base, PROBLEMS, 100 + seed)
-        pool = Rows.of(sample(model, base, questions, CANDIDATES, 100 * seed + iteration))
-        size = round(ROWS_PER_PROBLEM * PROBLEMS)
-        rule = "positives" if curation == REPEATED else curation
-        chosen = curate(pool.rewards, pool.groups, rule, size, seed=100 * seed + iteration).indices
-        rows = pool[np.resize(chosen, size) if curation == REPEATED else chosen]
-        objective = Direct(model, rows, tapered("topr"), lambda rows: after_baseline(rows, share))
-        train(model, objective, -(-len(rows) // BATCH_ROWS), cell["learning_rate"], 100 * seed + iteration)
+        pool = drawn(model, base, CANDIDATES, seed, iteration)
+        rows = chosen(pool, rule, seed, iteration, repeated)
+        train_on(model, rows, lambda rows: after_baseline(rows, share), cell["learning_rate"], seed, iteration)
         if iteration % EVERY == 0:
             curve_points.append({"iteration": iteration, "sampled": float(len(pool)), **_tested(model, base, seed)})
     end = {} if is_tuning else _end(model, base, seed)
@@ -146,40 +140,21 @@ def _end(model: Any, base: str, seed: int) -> dict[str, Any]:
 # Report.
 
 
+Runs = dict[tuple[str, ...], tuple[float, list[dict[str, Any]]]]  # by base, run and "slower": rate, result of each seed
+
+
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
-    if profile.seeds == 1:
-        return []
-    found, rates = {}, {}
     bases = [base for base in BASES if not _missing(store, base)]
     if not bases:
         raise Unfinished("no base model has all of its runs")
-    for base in bases:
-        for run in RUNS:
-            choice = best_choice(store, base, run)
-            for key, one in {(base, run): choice, (base, run, "slower"): slower(choice)}.items():
-                results = [store.get(_cell(base, run, one, seed)) for seed in range(SEEDS)]
-                if all(results):
-                    found[key], rates[key] = [result for result in results if result], one["learning_rate"]
-    picture, axes = figure(2 * len(bases), 3.6, 3.3)
-    steps = list(range(EVERY, ITERATIONS + 1, EVERY))
-    for n, base in enumerate(bases):
-        for run in RUNS:
-            results = found[base, run]
-            points = [interval([r["curve"][i]["pass@1"] for r in results]) for i in range(len(steps))]
-            curve(axes[2 * n], steps, points, run, marker="o", ms=3)
-            passed = [interval([r["pass"][str(k)] for r in results]) for k in KS]
-            curve(axes[2 * n + 1], list(KS), passed, run, marker="o", ms=3)
-        axes[2 * n].set(xlabel="iteration", ylabel="pass@1 (%)", title=base)
-        axes[2 * n + 1].set(xscale="log", xlabel="k", ylabel="pass@k (%)", title=f"{base}, after {ITERATIONS}")
-        axes[2 * n + 1].set_xticks(KS, [str(k) for k in KS])
-        axes[2 * n + 1].minorticks_off()
-    axes[0].legend()
+    found = _found(store, bases)
 
-    def ends(key: tuple[str, ...], what: str, k: int) -> Measured:
-        return {seed: (result[what][str(k)], float("nan")) for seed, result in enumerate(found[key])}
+    def ends(base: str, run: str, what: str, k: int, *slower: str) -> Measured:
+        _, results = found[base, run, *slower]
+        return {seed: (result[what][str(k)], float("nan")) for seed, result in enumerate(results)}
 
-    def gap(base: str, k: int, other: str = "positives only") -> Interval:
-        return difference(ends((base, "p~ 50 %"), "pass", k), ends((base, other), "pass", k))
+    def gap(base: str, k: int, other: str) -> Interval:
+        return difference(ends(base, "p~ 50 %", "pass", k), ends(base, other, "pass", k))
 
     def said(other: str) -> str:
         return "; ".join(
@@ -190,33 +165,20 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
 
     gained = {
         (base, run): {
-            name: difference(ends((base, run, "slower"), *what), ends((base, run), *what))
+            name: difference(ends(base, run, *what, "slower"), ends(base, run, *what))
             for name, what in {"pass@1": ("pass", 1), "maj@64": ("maj", 64), "pass@64": ("pass", 64)}.items()
         }
         for base, runs in SLOWER.items()
         if base in bases
         for run in runs
     }
-    rows = [
-        [
-            base, run, f"{rates[base, run, *rest]:g}",
-            *(interval([r["pass"][str(k)] for r in results]).percent() for k in KS),
-            interval([r["maj"]["64"] for r in results]).percent(),
-            interval([r["never_solved"] for r in results]).percent(),
-            f"{interval([r['entropy'] for r in results]).mean:.1f}",
-            f"{interval([r['different_answers'] for r in results]).mean:.1f}",
-        ]
-        for (base, run, *rest), results in found.items()
-    ]  # fmt: skip
-    header = ["base model", "run", "rate", *(f"pass@{k}" for k in KS), "maj@64", "never solved", "entropy (nats)",
-              "different answers of 256"]  # fmt: skip
     return [
         HYPOTHESES["long_run"].judged(
             "p~ = 50 % minus positives only (wrong answers removed in each iteration) after 20 iterations, points: "
             + said("positives only"),
-            all(gap(base, 64).low > 0 and gap(base, 1).low <= 0 for base in bases),
-            picture=save(picture, out, "long_run"),
-            details=markdown_table(header, rows),
+            all(gap(base, 64, "positives only").low > 0 and gap(base, 1, "positives only").low <= 0 for base in bases),
+            picture=_picture(found, bases, out),
+            details=_table(found),
         ),
         HYPOTHESES["long_repeated"].judged(
             "p~ = 50 % minus right answers repeated to as many steps, after 20 iterations, points: "
@@ -234,3 +196,50 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             all(of_run["pass@1"].high >= 0 for of_run in gained.values()),
         ),
     ]
+
+
+def _found(store: Store, bases: list[str]) -> Runs:
+    """What has all of its seeds."""
+    found: Runs = {}
+    for base in bases:
+        for run in RUNS:
+            best = best_choice(store, base, run)
+            for key, choice in {(base, run): best, (base, run, "slower"): slower(best)}.items():
+                results = [result for seed in range(SEEDS) if (result := store.get(_cell(base, run, choice, seed)))]
+                if len(results) == SEEDS:
+                    found[key] = (choice["learning_rate"], results)
+    return found
+
+
+def _picture(found: Runs, bases: list[str], out: Path) -> str:
+    picture, axes = figure(2 * len(bases), 3.6, 3.3)
+    steps = list(range(EVERY, ITERATIONS + 1, EVERY))
+    for n, base in enumerate(bases):
+        for run in RUNS:
+            _, results = found[base, run]
+            points = [interval([r["curve"][i]["pass@1"] for r in results]) for i in range(len(steps))]
+            curve(axes[2 * n], steps, points, run, marker="o", ms=3)
+            passed = [interval([r["pass"][str(k)] for r in results]) for k in KS]
+            curve(axes[2 * n + 1], list(KS), passed, run, marker="o", ms=3)
+        axes[2 * n].set(xlabel="iteration", ylabel="pass@1 (%)", title=base)
+        axes[2 * n + 1].set(xscale="log", xlabel="k", ylabel="pass@k (%)", title=f"{base}, after {ITERATIONS}")
+        axes[2 * n + 1].set_xticks(KS, [str(k) for k in KS])
+        axes[2 * n + 1].minorticks_off()
+    axes[0].legend()
+    return save(picture, out, "long_run")
+
+
+def _table(found: Runs) -> str:
+    header = ["base model", "run", "rate", *(f"pass@{k}" for k in KS), "maj@64", "never solved", "entropy (nats)",
+              "different answers of 256"]  # fmt: skip
+    rows = [
+        [
+            base, run, f"{rate:g}", *(interval([r["pass"][str(k)] for r in results]).percent() for k in KS),
+            interval([r["maj"]["64"] for r in results]).percent(),
+            interval([r["never_solved"] for r in results]).percent(),
+            f"{interval([r['entropy'] for r in results]).mean:.1f}",
+            f"{interval([r['different_answers'] for r in results]).mean:.1f}",
+        ]
+        for (base, run, *_), (rate, results) in found.items()
+    ]  # fmt: skip
+    return markdown_table(header, rows)

@@ -44,7 +44,7 @@ def _tuned(store: Store, arm: OnlineArm) -> tuple[list[OnlineArm], OnlineArm | N
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
-    if profile.seeds == 1:
+    if profile.is_quick:
         return [arm.cell(seed=0) for arm in QUICK]
     tuning, reported = [], []
     for base in BASES:
@@ -57,7 +57,7 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     arm, seed = OnlineArm.of(cell), cell["seed"]
-    if profile.seeds == 1:
+    if profile.is_quick:
         return run(arm, QUICK_COMPLETIONS, seed)
     if seed == TUNING_SEED:
         return run(arm, COMPLETIONS // 2, seed, "validation")
@@ -99,7 +99,7 @@ def _label(arm: OnlineArm) -> str:
 
 
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
-    if profile.seeds == 1:
+    if profile.is_quick:
         return []
     best = {arm: _best(store, arm) for base in BASES for arm in tried(base)}
     found = {

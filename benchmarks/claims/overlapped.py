@@ -8,22 +8,19 @@ from typing import Any
 from benchmarks.arms import after_baseline
 from benchmarks.cells import Cell, Store
 from benchmarks.pictures import curve, figure, save
-from benchmarks.rivals import Direct, tapered
+from benchmarks.rounds import PROBLEMS, chosen, drawn, train_on
 from benchmarks.rows import Rows
-from benchmarks.setting import BATCH_ROWS, Profile, base_model, evaluate, model_hash, problems, sample, summary
+from benchmarks.setting import Profile, base_model, evaluate, model_hash, summary
 from benchmarks.statistics import Measured, difference, interval, over_seeds
-from benchmarks.training import train
 from benchmarks.verdicts import MEASURED, Verdict, markdown_table
-from topr_trl import curate
-from topr_trl.curation import ROWS_PER_PROBLEM
 
 BASES = ("main", "misconception-10")
 OVERLAPS, SEEDS = (0, 1, 2), 5
-ITERATIONS, PROBLEMS, CANDIDATES, RATE = 8, 200, 16, 1e-4
+ITERATIONS, CANDIDATES, RATE = 8, 16, 1e-4
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
-    if profile.seeds == 1:
+    if profile.is_quick:
         return []
     return [
         {"claim": "overlapped", "base": base, "weights": model_hash(base), "overlap": overlap, "seed": seed}
@@ -36,20 +33,15 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     """Every iteration has the same number of candidates, and log μ of those who wrote them."""
     base, seed, model = cell["base"], cell["seed"], base_model(cell["base"])
-    questions = problems(base, PROBLEMS, 100 + seed)
 
     def written(iteration: int) -> Rows:
-        pool = Rows.of(sample(model, base, questions, CANDIDATES, 100 * seed + iteration))
-        size = round(ROWS_PER_PROBLEM * PROBLEMS)
-        chosen = curate(pool.rewards, pool.groups, "uniform", size, seed=100 * seed + iteration)
-        return pool[chosen.indices]
+        return chosen(drawn(model, base, CANDIDATES, seed, iteration), "uniform", seed, iteration)
 
     waiting = deque(written(iteration) for iteration in range(1, cell["overlap"] + 2))
     points = []
     for iteration in range(1, ITERATIONS + 1):
         rows = waiting.popleft()
-        objective = Direct(model, rows, tapered("topr"), lambda rows: after_baseline(rows, 0.5))
-        train(model, objective, -(-len(rows) // BATCH_ROWS), RATE, 100 * seed + iteration)
+        train_on(model, rows, lambda rows: after_baseline(rows, 0.5), RATE, seed, iteration)
         evaluation = evaluate(model, base, replace(profile, test_problems=150), 20, seed, maj_ks=(16,))
         points.append({**summary(evaluation), "maj@16": evaluation.maj_at[16].value})
         waiting.append(written(iteration + cell["overlap"] + 1))
@@ -60,8 +52,6 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
 
 
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
-    if profile.seeds == 1:
-        return []
     done = store.results(cells(profile, store))
 
     def measured(base: str, overlap: int, place: int) -> Measured:

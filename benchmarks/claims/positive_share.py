@@ -38,7 +38,7 @@ def rates(profile: Profile, store: Store) -> list[float]:
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
-    full = profile.seeds > 1
+    full = not profile.is_quick
     shared = {"claim": "positive_share"}
     by_baseline = [
         {**shared, "by": "baseline", "method": method, "p": p, "share": share, "learning_rate": rate, "seed": seed}
@@ -89,7 +89,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     rows = points("rows", "topr", None, own) | {p: by_c[p][p] for p in POSITIVES if p in by_c[p]}
     rows = dict(sorted(rows.items()))
     name = _picture(out, curves, by_c, rows, both, start)
-    if profile.seeds == 1:
+    if profile.is_quick:
         return []
     return [
         *_best_share(by_c, name),

@@ -26,7 +26,7 @@ TRIED: tuple[float | str, ...] = ("p", *SHARES)
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
-    if profile.seeds == 1:
+    if profile.is_quick:
         return []
     tuned = {Arm(base, share): CHOICES for base in BASES for share in TRIED}
     return [gradients_cell(base) for base in BASES] + arms.planned(store, tuned, range(profile.seeds))
@@ -58,8 +58,6 @@ def _headline(regrets: dict[str, Interval]) -> str:
 
 
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
-    if profile.seeds == 1:
-        return []
     ends: dict[str, dict[float | str, list[float]]] = {base: {} for base in BASES}
     for base in BASES:
         for share in TRIED:

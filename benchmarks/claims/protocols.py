@@ -35,7 +35,7 @@ def arms_of(base: str) -> list[Arm]:
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
-    if profile.seeds == 1:
+    if profile.is_quick:
         return [Arm(base, share).cell(0) for base in QUICK for share in (0.5, 1.0)]
     own = {arm: CHOICES for base in BASES for arm in arms_of(base)}
     same = {Arm(base, share): AT_32 for base in BASES for share in (0.5, 1.0)}
@@ -77,7 +77,7 @@ def _range(gaps: list[Interval]) -> str:
 
 
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
-    if profile.seeds == 1:
+    if profile.is_quick:
         return []
     ends = {(base, arm.share, arm.protocol): measured(store, profile, arm) for base in BASES for arm in arms_of(base)}
     gaps = {

@@ -36,7 +36,7 @@ LABELS = {name: RIVALS[name].label if name in RIVALS else "“TOPR”, log μ re
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
     """Each at its own best rate one step down the grid, as there are many more updates; TOPR's variants at TOPR's."""
-    if profile.seeds == 1:
+    if profile.is_quick:
         return []
     grid = profile.learning_rates
 
