@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from datasets import Dataset
+from plain import plain_logps
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from topr_trl import TOPRConfig, TOPRTrainer
@@ -159,15 +160,6 @@ def make(tokenizer, tmp_path):
         )  # fmt: skip
 
     return made
-
-
-def plain_logps(model, batch):
-    """(B, T) log π of the completions, by a plain forward."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-    logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1].log_softmax(-1)
-    logps = logits.gather(2, ids[:, 1:, None]).squeeze(2)[:, -batch["completion_ids"].size(1) :]
-    return logps.detach() * batch["completion_mask"]
 
 
 @pytest.mark.parametrize("uses", [1, 2])

@@ -6,6 +6,7 @@ import torch
 import transformers
 from datasets import Dataset, IterableDataset
 from packaging.version import Version
+from plain import plain_logps
 from transformers import AutoModelForSequenceClassification, Qwen2Config, Qwen2ForSequenceClassification
 
 from topr_trl import PRESETS, TOPRConfig, TOPRTrainer
@@ -72,14 +73,6 @@ def test_same_seed_same_weights(tokenizer, problems, tmp_path, request):
         trainer, _, _ = train(model, tokenizer, problems, config(tmp_path), coin)
         weights.append(torch.cat([p.flatten() for p in trainer.model.parameters()]))
     assert torch.equal(*weights)
-
-
-def plain_logps(model, batch):
-    """(B, T) log π of the completions, by a plain forward."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-    logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1].log_softmax(-1)
-    return logits.gather(2, ids[:, 1:, None]).squeeze(2)[:, -batch["completion_ids"].size(1) :]
 
 
 @pytest.mark.parametrize("preset", ["topr", "tis", "reinforce", "positives_only", "opr"])

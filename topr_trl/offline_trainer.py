@@ -32,7 +32,15 @@ from topr_trl.data.collator import (
     unflatten,
 )
 from topr_trl.data.rollouts import join_parts, rollouts_of
-from topr_trl.data.rows import ROLLOUT, MalformedRow, check_finish_reasons, id_column, problem_column, reward_column
+from topr_trl.data.rows import (
+    ROLLOUT,
+    MalformedRow,
+    check_finish_reasons,
+    id_column,
+    problem_column,
+    refuse_images,
+    reward_column,
+)
 from topr_trl.data.sampled import temperature_of, why_incomparable
 from topr_trl.data.tokenization import tokenize
 from topr_trl.log_mu import LogMu
@@ -323,8 +331,7 @@ def _check_datasets(datasets: Iterable[Dataset | None]) -> None:
                 f"OfflineTOPRTrainer needs a datasets.Dataset; found {type(dataset).__name__}. Name a split, or make "
                 "one of a stream: baseline, curation and log μ look at all rows before the first step."
             )
-        if {"image", "images"} & set(dataset.column_names):
-            raise ValueError("Rows with images are not supported offline. Use TOPRTrainer for vision models.")
+        refuse_images(dataset, "Rows with images are not supported offline. Use TOPRTrainer for vision models.")
         rollouts = rollouts_of(dataset)
         rollouts.check_same("reward", reward_column(dataset))
         if {ROLLOUT, "problem_id"} <= set(dataset.column_names):

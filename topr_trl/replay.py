@@ -15,7 +15,7 @@ from topr_trl.config import TOPRConfig
 from topr_trl.data.collator import check_tokens
 from topr_trl.data.masks import MASK
 from topr_trl.data.rollouts import rollouts_of
-from topr_trl.data.rows import ROLLOUT, MalformedRow, check_finish_reasons, problem_column, reward_column
+from topr_trl.data.rows import ROLLOUT, MalformedRow, check_finish_reasons, problem_column, refuse_images, reward_column
 from topr_trl.data.sampled import TEMPERATURE, temperature_of, why_incomparable
 from topr_trl.data.tokenization import tokenize
 from topr_trl.log_mu import check_log_mu, needs_log_mu
@@ -230,8 +230,7 @@ def check_logged(dataset: Any, temperature: float) -> None:
     """
     if not isinstance(dataset, Dataset):
         raise TypeError(f"replay_dataset must be a datasets.Dataset, not {type(dataset).__name__}. Name a split.")
-    if {"image", "images"} & set(dataset.column_names):
-        raise ValueError("replay_dataset has images, and only text can be used again. Leave such rows out.")
+    refuse_images(dataset, "replay_dataset has images, and only text can be used again. Leave such rows out.")
     reward_column(dataset)
     check_finish_reasons(dataset)
     if TEMPERATURE in dataset.column_names and (own := temperature_of({_NAME: dataset})) != temperature:

@@ -19,6 +19,7 @@ from topr_trl.checkpoints import mu_fingerprint
 from topr_trl.completions_log import WEIGHT_COLUMNS, Shown
 from topr_trl.config import REPLAYED_BATCHES, TOPRConfig
 from topr_trl.curation import Curated
+from topr_trl.data.rows import refuse_images
 from topr_trl.metrics import completion_means, warn_if_far
 from topr_trl.replay import ReplayBuffer, ReplayRow, batch_of, check_columns, check_logged, logged_rows, with_rows
 from topr_trl.rewards import checked
@@ -74,8 +75,8 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             if not args.replay_share:
                 raise ValueError("replay_dataset has no meaning without replay_share. Set replay_share=0.5.")
             check_logged(replay_dataset, args.temperature)
-        if args.replay_share and isinstance(dataset, Dataset) and {"image", "images"} & set(dataset.column_names):
-            raise ValueError("Rows with images cannot be used again: only text is kept. Set replay_share=0.")
+        if args.replay_share and isinstance(dataset, Dataset):
+            refuse_images(dataset, "Rows with images cannot be used again: only text is kept. Set replay_share=0.")
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
         self._said_replay = self._any_signal = self._warned_of_silence = False

@@ -133,6 +133,12 @@ def hash_prompts(prompts: Iterable[Any]) -> NDArray[np.str_]:
     )
 
 
+def refuse_images(rows: Dataset, why: str) -> None:
+    """A ValueError that says why, if there is a column of images."""
+    if {"image", "images"} & set(rows.column_names):
+        raise ValueError(why)
+
+
 def check_finish_reasons(rows: Dataset) -> None:
     """A ValueError for reasons other than stop and length: a truncated completion would get a stop token."""
     if "finish_reason" in rows.column_names:

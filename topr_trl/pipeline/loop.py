@@ -35,7 +35,7 @@ def sides_of(loop: IterateArguments) -> dict[str, list[Step]]:
     With `overlap` N the rows of iteration i are by the model of iteration i - 1 - N, or by the one that the loop starts
     with; log μ of a row is that of its writer. The training of iteration i starts from the model of iteration i - 1.
     """
-    parts = _Parts(loop)
+    parts = _StepsOfIterations(loop)
     training = [parts.training(i) for i in range(1, loop.iterations + 1)]
     rows = [parts.rows(i, training) for i in range(1, loop.iterations + 1)]
     tests = [parts.testing(i, training) for i in range(loop.iterations + 1)]
@@ -57,7 +57,7 @@ def steps_of(loop: IterateArguments) -> list[Step]:
     return [step for steps in sides_of(loop).values() for step in steps]
 
 
-class _Parts:
+class _StepsOfIterations:
     """The steps of the iterations; 0 is the model that the loop starts with."""
 
     def __init__(self, loop: IterateArguments) -> None:

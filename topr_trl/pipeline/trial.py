@@ -111,7 +111,7 @@ def run_trial(trial: TrialArguments) -> Outcome:
         raise ValueError(f"The results cannot be in the folder of the rows: name another --output_dir than {out}.")
     with manifest.lock(out):
         rows = split(trial, source, out / "rows", {arm.name: arm.settings for arm in ARMS})
-        parts = _Parts(trial, out, rows)
+        parts = _StepsOfTrial(trial, out, rows)
         run_steps(parts.steps(), trial, out, parts.count)
         return parts.outcome()
 
@@ -119,7 +119,7 @@ def run_trial(trial: TrialArguments) -> Outcome:
 # Stages.
 
 
-class _Parts:
+class _StepsOfTrial:
     """The steps of a trial, in order; later ones depend on what earlier ones have found."""
 
     def __init__(self, trial: TrialArguments, out: Path, rows: Split) -> None:
