@@ -1,8 +1,11 @@
-"""What is computed plainly, to hold the trainers against."""
+"""What is computed plainly, to hold the trainers against, or in the place of what needs a GPU."""
+
+import itertools
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from torch.nn import functional
+from transformers import AttentionInterface, PreTrainedModel
 
 
 def plain_logps(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
@@ -12,3 +15,28 @@ def plain_logps(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
     logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1].log_softmax(-1)
     logps = logits.gather(2, ids[:, 1:, None]).squeeze(2)[:, -batch["completion_ids"].size(1) :]
     return logps * batch["completion_mask"]
+
+
+def dense_tree_attention(module, query, key, value, attention_mask, *, tree_kv_index, tree_cu_seqlens_q,
+                         tree_cu_seqlens_k, tree_max_seqlen_q, tree_max_seqlen_k, scaling=None, **_):  # fmt: skip
+    """What TRL's kernel computes: the tokens of a segment see the path that leads to it, and each those before it."""
+    tokens = query.shape[2]
+    sees = torch.zeros(tokens, tokens, dtype=torch.bool)
+    bounds = [list(itertools.pairwise(cu.tolist())) for cu in (tree_cu_seqlens_q, tree_cu_seqlens_k)]
+    for (start, end), (first, last) in zip(*bounds, strict=True):
+        path = tree_kv_index[first:last]
+        for n, token in enumerate(range(start, end)):
+            sees[token, path[: len(path) - (end - start) + n + 1]] = True
+    out = functional.scaled_dot_product_attention(query, key, value, sees, scale=scaling, enable_gqa=True)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def async_trainer_without_gpu(monkeypatch):
+    """What AsyncGRPOTrainer takes for granted of a GPU: its kernel, and its name."""
+    from trl.experimental.async_grpo.packing import TREE_ATTENTION  # TRL 1.16
+
+    module = "trl.experimental.async_grpo.async_grpo_trainer"
+    monkeypatch.setattr(
+        f"{module}.register_tree_attention", lambda: AttentionInterface.register(TREE_ATTENTION, dense_tree_attention)
+    )
+    monkeypatch.setattr(f"{module}.get_peak_flops_per_device", lambda *_: None)

@@ -5,7 +5,6 @@ What it uses of TRL's private parts is named in `test_the_parts_of_trl_that_are_
 
 import asyncio
 import inspect
-import itertools
 import queue
 from copy import deepcopy
 
@@ -14,8 +13,8 @@ import pytest
 import torch
 import trl
 from packaging.version import Version
-from torch.nn import functional
-from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from plain import async_trainer_without_gpu
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from topr_trl import SamplingArguments, sample_completions, score_completions, topr_loss
 from topr_trl.tasks import arithmetic, gsm8k
@@ -26,7 +25,6 @@ if Version(trl.__version__) < Version("1.16"):
 from trl.experimental.async_grpo import AsyncGRPOConfig
 from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer, RolloutQueueDataset
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample, _AsyncRolloutLoop
-from trl.experimental.async_grpo.packing import TREE_ATTENTION
 
 from topr_trl.experimental.async_trainer import AsyncTOPRConfig, AsyncTOPRTrainer, _AfterBaseline, _WholeConversations
 
@@ -34,28 +32,9 @@ MODEL = str(arithmetic.CARELESS_MODEL)
 QUIET = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
 
 
-def dense_tree_attention(module, query, key, value, attention_mask, *, tree_kv_index, tree_cu_seqlens_q,
-                         tree_cu_seqlens_k, tree_max_seqlen_q, tree_max_seqlen_k, scaling=None, **_):  # fmt: skip
-    """What TRL's kernel computes: the tokens of a segment see the path that leads to it, and each those before it."""
-    tokens = query.shape[2]
-    sees = torch.zeros(tokens, tokens, dtype=torch.bool)
-    bounds = [list(itertools.pairwise(cu.tolist())) for cu in (tree_cu_seqlens_q, tree_cu_seqlens_k)]
-    for (start, end), (first, last) in zip(*bounds, strict=True):
-        path = tree_kv_index[first:last]
-        for n, token in enumerate(range(start, end)):
-            sees[token, path[: len(path) - (end - start) + n + 1]] = True
-    out = functional.scaled_dot_product_attention(query, key, value, sees, scale=scaling, enable_gqa=True)
-    return out.transpose(1, 2).contiguous(), None
-
-
 @pytest.fixture(autouse=True)
 def cpu(monkeypatch):
-    """What AsyncGRPOTrainer takes for granted of a GPU: its kernel, and its name."""
-    module = "trl.experimental.async_grpo.async_grpo_trainer"
-    monkeypatch.setattr(
-        f"{module}.register_tree_attention", lambda: AttentionInterface.register(TREE_ATTENTION, dense_tree_attention)
-    )
-    monkeypatch.setattr(f"{module}.get_peak_flops_per_device", lambda *_: None)
+    async_trainer_without_gpu(monkeypatch)
 
 
 def plain_model(weights):

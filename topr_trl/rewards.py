@@ -74,14 +74,22 @@ def text_of(completion: Any, row: int) -> str:
 
 
 def answer_reward(judge: Judge) -> Callable[..., list[float]]:
-    """A reward function for TRL's trainers: +1 where the completion has the answer of the column `answer`, else -1."""
+    """A reward function for TRL's trainers: +1 where the completion has the answer of the column `answer`, else -1.
 
-    def reward(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    It can be pickled if `judge` can, as `AsyncTOPRTrainer` needs.
+    """
+    return _AnswerReward(judge)
+
+
+class _AnswerReward:
+    __name__ = "answer_reward"  # what TRL calls it in metrics
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge = judge
+
+    def __call__(self, completions: list[Any], answer: list[str], **_: Any) -> list[float]:
         texts = [text_of(completion, i) for i, completion in enumerate(completions)]
-        return [1.0 if verdict == CORRECT else -1.0 for verdict, _ in judge(texts, answer)]
-
-    reward.__name__ = "answer_reward"
-    return reward
+        return [1.0 if verdict == CORRECT else -1.0 for verdict, _ in self.judge(texts, answer)]
 
 
 def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:

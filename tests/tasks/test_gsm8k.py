@@ -1,3 +1,4 @@
+import pickle
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,8 @@ def test_verdict_and_reward():
     chat = [[{"role": "assistant", "content": "The answer is 4."}]]
     assert reward(["The answer is 4.", "4", "The answer is 5."], answer=["4"] * 3) == [1.0, -1.0, -1.0]
     assert reward(chat, answer=["4"], trainer_state=None) == [1.0]
+    again = pickle.loads(pickle.dumps(reward))  # AsyncGRPOTrainer sends it to another process
+    assert (again.__name__, again(["4"], answer=["4"])) == ("answer_reward", [-1.0])
 
 
 def test_exemplars_are_right():
