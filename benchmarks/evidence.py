@@ -71,6 +71,16 @@ def _of_hypotheses(listed: dict[str, Verdict]) -> list[str]:
         "rows per step, in the comparison of protocols) found on a seed and on problems apart, tests on 400 other "
         "problems. ± is a 95 % interval over seeds.",
         "",
+        "**Words.** A row is *positive* if its answer is right (R = +1), *negative* if it is wrong or missing (R = "
+        "-1). p: share of positives among the rows. c: baseline, subtracted from R. p~: share of positives in the "
+        "sum of |R - c|; at c = 0 it is p, at 100 % nothing is learned from negatives (*positives only*). An *arm* "
+        "is a way to train: share, protocol, optimizer, rate, rows per step. *Regret*: points of pass@1 below the "
+        "best share of the same base model. G⁺, G⁻: mean squared norm of the gradient of log π of a positive, of a "
+        "negative; *second moment* and *variance* are those of the gradient of a batch, and stand for the share "
+        "that makes them least. *Gain*: the share at which the first step of an optimizer gains most for its size; "
+        "*whole*: the whole gradient is divided by its norm, *tensors*: each tensor by its own, *signs*: only "
+        "signs are kept.",
+        "",
         "| expected | outcome |",
         "|---|---|",
         *(f"| {judged.pop(h.title, f'{h.expected} | not yet run')} |" for h in HYPOTHESES.values()),
@@ -86,7 +96,7 @@ def _of_the_paper(listed: dict[str, Verdict], profile: Profile, headlines: list[
         "The paper's figures and propositions, measured on a model of 0.3 million parameters that solves generated "
         "word problems "
         f"carelessly ({TASK_STEPS['main']} steps per problem, {TASK_STEPS['hard']} in the harder task). Written by "
-        "`python -m benchmarks --report` from the results in `benchmarks/results/`; do not edit. `make reproduce` "
+        "`python -m benchmarks --published --report` from `benchmarks/results/`; do not edit. `make reproduce` "
         "measures all of it again.",
         "",
         *([*headlines, ""] if headlines else []),

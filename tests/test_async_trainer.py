@@ -13,7 +13,7 @@ import pytest
 import torch
 import trl
 from packaging.version import Version
-from plain import async_trainer_without_gpu
+from reference import async_trainer_without_gpu
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from topr_trl import SamplingArguments, sample_completions, score_completions, topr_loss

@@ -78,7 +78,7 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
     other = [{"role": "assistant", "content": "No."}]
     pairs = {"prompt": said[:1] * 2, "chosen": said[1:] * 2, "rejected": [other] * 2}
     save("trl-lib/ultrafeedback_binarized/train.jsonl", Dataset.from_dict(pairs))
-    for folder in ("before/test", "after/test", "rollouts"):
+    for folder in ("topr-gsm8k/before/test", "topr-gsm8k/after/test", "rollouts"):
         save_rows(rows, folder)
     return tmp_path
 

@@ -34,9 +34,10 @@ def test_names_are_stable():
     metrics = row_metrics(torch.tensor([1.0, 0.5]), torch.tensor([0.1, -0.7]), torch.tensor([1.0, -1.0]))
     assert list(metrics) == NAMES
     assert names_of(row_metrics.__doc__) == set(NAMES)
-    page = Path(__file__).parents[1] / "docs" / "trackers.md"
+    page = Path(__file__).parents[1] / "docs" / "metrics.md"
     now_and_then = {
         "rows_kept",
+        "split_total",
         *(f"replay/{what}" for what in ("share", "age", "kept")),
         *(f"sampler_distance/{what}" for what in ("token", "token_max", "response")),
     }

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from datasets import Dataset
-from plain import plain_logps
+from reference import plain_logps
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from topr_trl import TOPRConfig, TOPRTrainer

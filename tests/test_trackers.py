@@ -1,4 +1,4 @@
-"""Every metric arrives in the trackers under the name that docs/trackers.md gives."""
+"""Every metric arrives in the trackers under the name that docs/metrics.md gives."""
 
 import json
 import os

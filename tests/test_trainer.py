@@ -6,7 +6,7 @@ import torch
 import transformers
 from datasets import Dataset, IterableDataset
 from packaging.version import Version
-from plain import plain_logps
+from reference import plain_logps
 from transformers import AutoModelForSequenceClassification, Qwen2Config, Qwen2ForSequenceClassification
 
 from topr_trl import PRESETS, TOPRConfig, TOPRTrainer

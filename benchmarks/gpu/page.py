@@ -18,7 +18,7 @@ _TITLES = {
     "log μ": "The pass that computes log μ",
     "online": "Whole online steps, generation included",
     "precision": "bfloat16 beside float32",
-    "learning": "What is learned from the same candidates",
+    "learning": "What is learned from the same completions",
 }
 _INTRODUCTION = """# Figures at full size
 

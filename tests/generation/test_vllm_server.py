@@ -14,7 +14,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from plain import async_trainer_without_gpu
+from reference import async_trainer_without_gpu
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from topr_trl.rewards import answer_reward

@@ -146,7 +146,7 @@ class _StepsOfTrial:
         changes = {"input": rows, "output_dir": model, "learning_rate": arm.rate(self.trial)}
         yield Step("train", take(TrainArguments, self.trial, **changes, **arm.settings))
         yield from self._testing(arm)
-        manifest.discard(self._folder(arm) / "model")  # ten of them would fill a disk
+        manifest.discard(self._folder(arm) / "model")  # eleven of them would fill a disk
 
     def _testing(self, arm: Arm | None) -> Iterator[Step]:
         rows = str(self._folder(arm) / "rollouts")
