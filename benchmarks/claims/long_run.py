@@ -31,9 +31,8 @@ ITERATIONS, TUNING_ITERATIONS, EVERY, SEEDS = 20, 4, 4, 3
 CHOICES: Choices = [{"learning_rate": rate} for rate in (3e-5, 1e-4, 3e-4)]
 FURTHER = 2
 CANDIDATES = 16  # of each problem in each iteration
-SLOWER = {
-    "misconception-10": ("p~ 50 %", "group mean", "positives only", "positives, repeated")
-}  # at a lower rate, too
+# How many of the next lower rates are measured, too.
+LOWER = {"misconception-10": {"p~ 50 %": 2, "group mean": 1, "positives only": 1, "positives, repeated": 2}}
 KS = (1, 4, 16, 64, 256)
 REPEATED = "repeated"
 # Share of positives and curation, by what a run is called.
@@ -84,8 +83,7 @@ def _of_base(store: Store, base: str) -> list[Cell]:
         tried, best = _tuned(store, base, run)
         found += [_cell(base, run, choice, TUNING_SEED) for choice in tried]
         if best is not None:
-            of_run = [best, slower(best)] if run in SLOWER.get(base, ()) else [best]
-            found += [_cell(base, run, choice, seed) for choice in of_run for seed in range(SEEDS)]
+            found += [_cell(base, run, one, seed) for one in with_lower(base, run, best) for seed in range(SEEDS)]
     return found
 
 
@@ -93,9 +91,12 @@ def _missing(store: Store, base: str) -> bool:
     return bool(store.unfinished(_of_base(store, base)))
 
 
-def slower(choice: dict[str, Any]) -> dict[str, Any]:
-    """At the next lower rate."""
-    return choice | {"learning_rate": arms.next_rate(choice["learning_rate"], up=False)}
+def with_lower(base: str, run: str, best: dict[str, Any]) -> list[dict[str, Any]]:
+    """The best choice of a run, then those at lower rates."""
+    found = [best]
+    for _ in range(LOWER.get(base, {}).get(run, 0)):
+        found.append(best | {"learning_rate": arms.next_rate(found[-1]["learning_rate"], up=False)})
+    return found
 
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
@@ -140,7 +141,8 @@ def _end(model: Any, base: str, seed: int) -> dict[str, Any]:
 # Report.
 
 
-Runs = dict[tuple[str, ...], tuple[float, list[dict[str, Any]]]]  # by base, run and "slower": rate, result of each seed
+# By base, run, and how many rates below the best: rate, result of each seed.
+Runs = dict[tuple[str, str, int], tuple[float, list[dict[str, Any]]]]
 
 
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
@@ -149,8 +151,8 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         raise Unfinished("no base model has all of its runs")
     found = _found(store, bases)
 
-    def ends(base: str, run: str, what: str, k: int, *slower: str) -> Measured:
-        _, results = found[base, run, *slower]
+    def ends(base: str, run: str, what: str, k: int, lower: int = 0) -> Measured:
+        _, results = found[base, run, lower]
         return {seed: (result[what][str(k)], float("nan")) for seed, result in enumerate(results)}
 
     def gap(base: str, k: int, other: str) -> Interval:
@@ -165,12 +167,17 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
 
     gained = {
         (base, run): {
-            name: difference(ends(base, run, *what, "slower"), ends(base, run, *what))
+            name: difference(ends(base, run, *what, 1), ends(base, run, *what))
             for name, what in {"pass@1": ("pass", 1), "maj@64": ("maj", 64), "pass@64": ("pass", 64)}.items()
         }
-        for base, runs in SLOWER.items()
+        for base, runs in LOWER.items()
         if base in bases
         for run in runs
+    }
+    slow = {
+        (base, run): difference(ends(base, "c = 0", "maj", 64), ends(base, run, "maj", 64, lower))
+        for base, run, lower in found
+        if run in ("p~ 50 %", "positives, repeated") and found[base, run, lower][0] == found[base, "c = 0", 0][0]
     }
     return [
         HYPOTHESES["long_run"].judged(
@@ -195,19 +202,21 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             all(of_run["maj@64"].low > 0 and of_run["pass@64"].low > 0 for of_run in gained.values()),
             all(of_run["pass@1"].high >= 0 for of_run in gained.values()),
         ),
+        HYPOTHESES["long_slow"].judged(
+            "maj@64 of c = 0 minus that of others at the rate of c = 0, points: "
+            + "; ".join(f"{base}, {run} {gap.percent(signed=True)}" for (base, run), gap in slow.items()),
+            all(gap.low <= 0 for gap in slow.values()),
+        ),
     ]
 
 
 def _found(store: Store, bases: list[str]) -> Runs:
-    """What has all of its seeds."""
     found: Runs = {}
     for base in bases:
         for run in RUNS:
-            best = best_choice(store, base, run)
-            for key, choice in {(base, run): best, (base, run, "slower"): slower(best)}.items():
-                results = [result for seed in range(SEEDS) if (result := store.get(_cell(base, run, choice, seed)))]
-                if len(results) == SEEDS:
-                    found[key] = (choice["learning_rate"], results)
+            for lower, choice in enumerate(with_lower(base, run, best_choice(store, base, run))):
+                results = store.results([_cell(base, run, choice, seed) for seed in range(SEEDS)])
+                found[base, run, lower] = (choice["learning_rate"], [result for _, result in results])
     return found
 
 
@@ -216,7 +225,7 @@ def _picture(found: Runs, bases: list[str], out: Path) -> str:
     steps = list(range(EVERY, ITERATIONS + 1, EVERY))
     for n, base in enumerate(bases):
         for run in RUNS:
-            _, results = found[base, run]
+            _, results = found[base, run, 0]
             points = [interval([r["curve"][i]["pass@1"] for r in results]) for i in range(len(steps))]
             curve(axes[2 * n], steps, points, run, marker="o", ms=3)
             passed = [interval([r["pass"][str(k)] for r in results]) for k in KS]
@@ -240,6 +249,6 @@ def _table(found: Runs) -> str:
             f"{interval([r['entropy'] for r in results]).mean:.1f}",
             f"{interval([r['different_answers'] for r in results]).mean:.1f}",
         ]
-        for (base, run, *_), (rate, results) in found.items()
+        for (base, run, _), (rate, results) in found.items()
     ]  # fmt: skip
     return markdown_table(header, rows)

@@ -363,6 +363,7 @@ def test_verdicts_follow_the_results(store, tmp_path):
         "long_run": "holds",
         "long_repeated": "holds",
         "long_rate": "holds",
+        "long_slow": "holds",
         "predictor": "does not hold here",
         "surprise": "does not hold here",
     }
