@@ -524,7 +524,7 @@ STAGES = [
     ),
     stage(
         "`trial`: answers that cannot be judged",
-        "topr trial: test_by='answers': the rows need the columns prompt (text), completion and answer; found "
+        "topr trial: test_by='answers': the rows need the columns prompt and answer (text) and completion; found "
         "['prompt', 'completion', 'reward']. Name another --task, or weight the rewards of held-out rows: --test_by "
         "rewards.",
         "trial",

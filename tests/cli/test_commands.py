@@ -1,6 +1,9 @@
 """Each command takes its own settings, refuses those of others, and says what came out."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -380,3 +383,10 @@ def test_the_papers_values_as_a_file():
     loop = parse("iterate", ["--config", str(path), "--model_name_or_path", "own", "--output_dir", "x"])
     assert (loop.baseline_value, loop.curation, loop.num_generations) == (0.0, "anna_karenina", 64)
     assert (loop.optim, loop.learning_rate, loop.top_k) == ("adafactor", 5e-7, 500)
+
+
+def test_a_terminal_that_cannot_show_all_signs():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "topr_trl", "--help"]
+    shown = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
+    assert b"compute log ? of the rows" in shown

@@ -14,6 +14,7 @@ from topr_trl.cli.gpu_memory import (
     activation_bytes,
     cache_bytes,
     decoding_seconds,
+    forward_flops,
     memory,
 )
 from topr_trl.cli.memory_plan import KNOWN, PlanArguments
@@ -210,3 +211,12 @@ def test_an_engine_reads_its_weights_for_each_token(shapes):
     assert one == pytest.approx(2 * shape.total / 1e12)
     assert decoding_seconds(shape, 100, 1_000, 1e12, fast) == pytest.approx(one + 1e5 * cache_bytes(shape) / 1e12)
     assert decoding_seconds(shape, 100, 0, fast, 1e12) == pytest.approx(100 * 2 * shape.total / 1e12)
+
+
+def test_a_head_that_is_the_embedding_counts_once():
+    config = LlamaConfig(vocab_size=1_000, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+                         num_attention_heads=2, tie_word_embeddings=True)  # fmt: skip
+    tied, apart = (Shape.of(LlamaConfig(**{**config.to_dict(), "tie_word_embeddings": tie})) for tie in (True, False))
+    assert tied.total == LlamaForCausalLM(config).num_parameters()
+    assert apart.total - tied.total == 1_000 * 64
+    assert forward_flops(tied, 10) == forward_flops(apart, 10)

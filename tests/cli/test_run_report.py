@@ -139,6 +139,14 @@ def test_a_row_that_was_logged_twice_is_shown_once_as_it_was_last(run):
     ]
 
 
+def test_rows_that_are_messages(run):
+    """TRL 1.16 logs them as they are."""
+    said = [[{"role": "assistant", "content": text}] for text in ("2", "3", "2", "5")]
+    log_rows(run, 1, prompt=[[{"role": "user", "content": "1 + 1 ="}]] * 4, completion=said)
+    assert len(read_run(run).rows) == 3
+    assert "1 + 1 =" in render(read_run(run))
+
+
 def test_nothing_to_show(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"There is no folder .*nowhere \(--input\)"):
         cli.main(["plot", "--input", str(tmp_path / "nowhere")])

@@ -74,6 +74,9 @@ def test_the_verdict_decides_which_answers_are_right():
     assert samples_of(rows(verdict=["invalid", "correct", "invalid", "incorrect"])).codes_PS.tolist() == [
         [-1, -1], [0, 1],
     ]  # fmt: skip
+    # Wrong in spite of its text, for its form; right without one.
+    odd = rows(extracted=["1", None, "1", "2"], verdict=["incorrect", "correct", "correct", "incorrect"])
+    assert samples_of(odd).codes_PS.tolist() == [[1, 0], [0, 1]]
 
 
 def test_an_empty_answer_is_none():

@@ -1,6 +1,7 @@
 """What each format makes of a record, after the definitions that it names."""
 
 import json
+import math
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, load_rows
 from topr_trl.cli import main
 from topr_trl.data.tables import from_table
 from topr_trl.formats import FORMATS
-from topr_trl.formats.records import NotOfFormat, to_table
+from topr_trl.formats.records import NotOfFormat, Unrewarded, to_table
 from topr_trl.pipeline.arguments import ImportArguments
 from topr_trl.pipeline.record_reader import RecordReader
 
@@ -274,3 +275,14 @@ def test_every_format_names_its_source():
         assert form.source, name
         assert form.suffix in (".jsonl", ".parquet"), name
         assert form.required, name
+
+
+def test_traces_without_a_reward_and_with_a_broken_tree():
+    for rewards in ({}, {"x": None}):
+        with pytest.raises(Unrewarded, match="it has no reward"):
+            made("verifiers", {**TRACE, "rewards": rewards})
+    with pytest.raises(NotOfFormat, match="its reward is no finite number but nan"):
+        made("verifiers", {**TRACE, "rewards": {"x": math.nan}})
+    nodes = [{**TRACE["nodes"][0], "parent": -1}, *TRACE["nodes"][1:]]
+    with pytest.raises(NotOfFormat, match="node 0 has the parent -1, which does not come before it"):
+        made("verifiers", {**TRACE, "nodes": nodes})

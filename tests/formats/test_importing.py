@@ -4,6 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from topr_trl import load_rows
@@ -71,7 +72,7 @@ def test_lines_that_were_cut_off_are_counted_and_named(tmp_path, monkeypatch, ca
     source = lines(tmp_path / "log.jsonl", [record(0), "\n", '{"input": "1 +\n', record(2), record(3), '{"inp'])
     assert len(imported(source, tmp_path / "rows")) == 3
     said = capsys.readouterr().out
-    assert f"2 lines are no JSON and are left out: {source}, line 3, {source}, line 6." in said
+    assert "2 lines are no JSON and are left out: log.jsonl, line 3, log.jsonl, line 6." in said
     imported(source, tmp_path / "rows")
     assert manifest.read(tmp_path / "rows").stages["import"]["left_out"]["broken"]["count"] == 2
     with pytest.raises(ValueError, match="none of its records holds a completion to learn from"):
@@ -137,7 +138,7 @@ def test_records_without_a_reward_can_be_left_out(tmp_path, capsys):
     records = [record(0), record(1, score=None), record(2), record(3, info={"stars": 4})]
     source = lines(tmp_path / "log.jsonl", records)
     assert imported(source, tmp_path / "rows", skip_unrewarded=True)["reward"][:] == [0.0, 0.0, 1.0]
-    assert f"1 record has no reward and is left out: {source}, line 2." in capsys.readouterr().out
+    assert "1 record has no reward and is left out: log.jsonl, line 2." in capsys.readouterr().out
     rows = imported(source, tmp_path / "stars", skip_unrewarded=True, reward_fields="info.stars")
     assert rows["completion"][:] == [" 3."]
     (tmp_path / "rewards.jsonl").write_text('{"id": " 2.", "reward": 1}')
@@ -199,3 +200,24 @@ def test_rewards_of_fields_inside_and_of_a_second_file(tmp_path):
         imported(source, tmp_path / "d", reward_fields="info.tone")
     with pytest.raises(ValueError, match="both say what a record is worth"):
         ImportArguments(format="verl", rewards=str(second), reward_fields=["score"])
+
+
+def test_empty_completions_are_left_out_and_counted(tmp_path, capsys):
+    records = [record(0), record(1, output=""), record(2, output=None), record(3)]
+    rows = imported(lines(tmp_path / "log.jsonl", records), tmp_path / "rows")
+    assert rows["completion"][:] == [" 0.", " 3."]
+    assert (
+        "2 records hold no completion to learn from: log.jsonl, line 2, log.jsonl, line 3." in capsys.readouterr().out
+    )
+
+
+def test_what_is_kept_of_places_names_no_folder_of_this_machine(tmp_path):
+    lines(tmp_path / "log" / "0.jsonl", [record(0), "{broken\n", record(1)])
+    imported(tmp_path / "log", tmp_path / "rows")
+    kept = [(tmp_path / "rows" / manifest.NAME).read_text()]
+    kept += [str(pq.read_schema(shard).metadata) for shard in (tmp_path / "rows").glob("*.parquet")]
+    assert "0.jsonl, line 2" in kept[0]
+    inputs = json.loads(kept[0])["stages"]["import"].pop("inputs")
+    for text in (json.dumps(json.loads(kept[0])["stages"]["import"]["left_out"]), *kept[1:]):
+        assert str(tmp_path) not in text
+    assert inputs

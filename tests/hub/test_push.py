@@ -547,6 +547,16 @@ def test_what_others_said_is_shown_and_asked_about(tmp_path, monkeypatch, capsys
     assert ("These rows hold what tools or users said" in capsys.readouterr().out) == (shown is not None)
 
 
+def test_messages_that_are_kept_as_json_are_shown(tmp_path):
+    """As `datasets` 5 reads them where only some have the key `tool_calls`."""
+    calling = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    row = {"prompt": "a", "completion": [calling, {"role": "tool", "content": "secret"}], "reward": 1.0}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    assert said_by_others(tmp_path / "rows.jsonl") == ["tool: secret"]
+    save_rows(load_rows(tmp_path / "rows.jsonl"), tmp_path / "rows")
+    assert said_by_others(tmp_path / "rows") == ["tool: secret"]
+
+
 def test_what_is_shown_is_of_all_files(tmp_path):
     for n in range(3):
         told = [{"role": "tool", "content": f"file {n}, row {m}"} for m in range(9)]

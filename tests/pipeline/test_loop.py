@@ -58,7 +58,7 @@ def test_steps(tmp_path):
 
 
 def test_stages_get_the_settings_of_the_loop(tmp_path):
-    given = {"learning_rate": 3e-4, "max_new_tokens": 7, "num_generations_eval": 3, "num_shots": 2, "task": "math",
+    given = {"learning_rate": 3e-4, "max_new_tokens": 7, "num_generations_eval": 3, "num_shots": 8, "task": "math",
              "baseline": "group_mean", "preset": "tis", "seed": 5, "use_peft": True, "lora_r": 4,
              "lr_scheduler_type": "cosine", "max_grad_norm": 2.0, "num_generations": 5,
              "model_init_kwargs": {"attn_implementation": "eager"}, "lora_target_modules": ["q_proj", "v_proj"],

@@ -172,3 +172,24 @@ def test_workers_have_a_lock_each_and_who_closes_waits_for_them(tmp_path):
     assert sorted(seen)[-1][1] == "closing ends"
     for process in (*workers, closing):
         process.join()
+
+
+def test_what_stages_write_inside_of_what_they_read_is_not_its_content(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "one.jsonl").write_text("{}")
+    before = manifest.fingerprint(tmp_path / "logs")
+    with manifest.lock(tmp_path / "logs" / "model"):
+        assert manifest.fingerprint(tmp_path / "logs") == before
+        manifest.begin(tmp_path / "logs" / "model", "train", {})
+        (tmp_path / "logs" / "model" / "checkpoint").write_text("1")
+        assert manifest.fingerprint(tmp_path / "logs") == before
+    (tmp_path / "logs" / "more").mkdir()
+    (tmp_path / "logs" / "more" / "two.jsonl").write_text("{}")
+    assert manifest.fingerprint(tmp_path / "logs") != before
+
+
+def test_whether_other_workers_are_at_work(tmp_path):
+    with manifest.lock(tmp_path, "-0-of-2"):
+        assert not manifest.others_work(tmp_path, "-0-of-2")
+        assert manifest.others_work(tmp_path, "-1-of-2")
+    assert not manifest.others_work(tmp_path, "-1-of-2")

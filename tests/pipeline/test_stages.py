@@ -450,3 +450,28 @@ def test_a_local_model_is_known_by_its_whole_path(tmp_path, monkeypatch):
     known = inputs.of_sampling(sampling(tmp_path / "out", model_name_or_path="owner/model", **data))
     assert (known["model"], known["dataset_name"]) == (str(tmp_path / "owner/model"), str(tmp_path / "rows.jsonl"))
     assert inputs.of_sampling(sampling(tmp_path / "out", model_name_or_path="owner/other"))["model"] == "owner/other"
+
+
+def test_a_second_worker_with_other_settings_is_refused_before_the_first_shard(tmp_path):
+    now = sampling(tmp_path, worker="0/2")
+    with manifest.lock(tmp_path, "-0-of-2"):  # it loads its model
+        manifest.begin(tmp_path, "sample", inputs.of_sampling(now))
+        with pytest.raises(ValueError, match=r"temperature: 1.0 there, 0.2 now"):
+            stages.run("sample", sampling(tmp_path, worker="1/2", temperature=0.2))
+
+
+def test_a_shard_that_was_cut_off_is_made_again(scored, tmp_path):
+    rollouts = shutil.copytree(scored, tmp_path / "rollouts")
+    shard = sorted(rollouts.glob("*.parquet"))[0]
+    shard.write_bytes(shard.read_bytes()[:-40])
+    with pytest.raises(FileNotFoundError, match="rollouts holds 2 of 3 shards"):
+        run("score", rollouts)
+    for stage in ("sample", "score", "curate"):
+        run(stage, rollouts)
+    assert load_rows(rollouts)["completion"][:] == load_rows(scored)["completion"][:]
+
+
+def test_verdicts_of_others_are_no_business_of_rows_that_keep_their_reward(tmp_path):
+    rows = {"prompt": ["a", "b"], "completion": ["c", "d"], "reward": [1.0, 0.0], "verdict": ["pass", "fail"]}
+    pq.write_table(pa.table(rows), tmp_path / "theirs.parquet")
+    assert run("score", tmp_path / "rows", tmp_path / "theirs.parquet")["scored"]["kept"] == 2

@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from datasets import Value
 
 from topr_trl import load_rows, save_rows
 from topr_trl.cli import main
-from topr_trl.cli.trial import recommend
+from topr_trl.cli.trial import _settings, recommend
 from topr_trl.data.tables import read_table
 from topr_trl.evaluation.bootstrap import share_best
 from topr_trl.pipeline import manifest, stages, steps
@@ -126,6 +127,20 @@ def test_a_judge_that_is_not_that_of_the_rows_is_not_used(scored, tmp_path):
         splitting(tmp_path / "programs", tmp_path / "other", test_by="answers")
 
 
+def test_rows_without_answers_are_tested_by_their_rewards(scored, tmp_path):
+    """An import writes an empty column `answer` where its format may have one."""
+    rows = load_rows(scored).remove_columns("answer")
+    save_rows(rows.add_column("answer", [None] * len(rows), feature=Value("string")), tmp_path / "rewarded")
+    assert splitting(tmp_path / "rewarded", tmp_path / "out").by_answers is False
+
+
+def test_the_recommended_settings_are_those_that_were_tried(tmp_path):
+    (arm,) = (arm for arm in ARMS if arm.settings.get("curation") == "positives" and arm.name == "positives-repeated")
+    arm = arm.of_steps(1.0, 0.25)
+    settings = _settings(trial(tmp_path, tmp_path / "out"), arm)
+    assert settings.items() >= {"curation": "positives", "num_train_epochs": 4.0, "max_grad_norm": 1.0}.items()
+
+
 def test_what_cannot_be_tried_is_refused_first(scored, tmp_path):
     rows = load_rows(scored)
     save_rows(rows.filter(lambda row: row["problem_id"] < 5), tmp_path / "few")
@@ -133,7 +148,7 @@ def test_what_cannot_be_tried_is_refused_first(scored, tmp_path):
         splitting(tmp_path / "few", tmp_path)
     assert not list((tmp_path / "rows").glob("*"))  # it can be tried again with other rows
     save_rows(rows.remove_columns("answer"), tmp_path / "unknown")
-    with pytest.raises(ValueError, match=r"need the columns prompt \(text\), completion and answer"):
+    with pytest.raises(ValueError, match=r"need the columns prompt and answer \(text\) and completion"):
         splitting(tmp_path / "unknown", tmp_path, test_by="answers")
     save_rows(rows.remove_columns("reward").add_column("reward", [1.0] * len(rows)), tmp_path / "good")
     with pytest.raises(ValueError, match="There is nothing to choose between: the rewards of the 16 rows"):

@@ -41,7 +41,7 @@ def evaluate_command(args: EvaluateArguments) -> None:
     source = _scored(args, source, into)
     done = take(EvaluateArguments, args, input=str(source), compare=None if second is None else str(second))
     stages.run("evaluate", done)
-    tables = (out / stages.REPORT).read_text()
+    tables = (out / stages.REPORT).read_text(encoding="utf-8")
     print(f"{tables}\nEvaluated the rows in {source}. Tables, JSON and a picture are in {out}/.", flush=True)
 
 

@@ -28,12 +28,14 @@ class Shape:
     vocabulary: int
     queries: int  # width of all query heads
     keys: int  # width of all key heads
+    is_tied: bool = False  # the head is the embedding
 
     @classmethod
     def of(cls, config: PretrainedConfig) -> "Shape":
         """The shape of a model, built on the meta device: nothing is allocated."""
         with init_empty_weights():
             model = AutoModelForCausalLM.from_config(config)
+        model.tie_weights()  # they came apart on the meta device
         text, parameters = config.get_text_config(), list(model.parameters())
         lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
         heads = text.num_attention_heads
@@ -51,6 +53,7 @@ class Shape:
             vocabulary=text.vocab_size,
             queries=heads * head,
             keys=(getattr(text, "num_key_value_heads", None) or heads) * head,
+            is_tied=model.get_input_embeddings().weight is model.get_output_embeddings().weight,
         )
 
 
@@ -145,7 +148,8 @@ def activation_bytes(shape: Shape, checkpointing: bool, autocast: bool) -> float
 
 def forward_flops(shape: Shape, tokens: int) -> float:
     """Floating-point operations of a forward pass over one row (arXiv 2204.02311, App. B)."""
-    weights = 2 * (shape.total - shape.vocabulary * shape.hidden) * tokens  # looking up an embedding costs nothing
+    looked_up = 0 if shape.is_tied else shape.vocabulary * shape.hidden  # that costs nothing
+    weights = 2 * (shape.total - looked_up) * tokens
     return weights + 2 * shape.layers * shape.queries * tokens**2  # causal attention: half of 4 · width · length²
 
 

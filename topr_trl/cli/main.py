@@ -1,6 +1,7 @@
 """The command `topr`: the stages of an iteration, and the loop over them."""
 
 import argparse
+import io
 import os
 import sys
 import warnings
@@ -29,6 +30,9 @@ COMMANDS = {
 
 def console() -> None:
     """Entry point: user errors print as one line, with `--debug` as a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # not every terminal can show μ
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"  # without a line of this package
     warnings.filterwarnings("ignore", "`gradient_checkpointing` is deprecated", FutureWarning)  # TRL's default

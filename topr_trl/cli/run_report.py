@@ -133,7 +133,7 @@ def _logged_rows(training: Path) -> pa.Table | None:
         return None
     table = pa.concat_tables(tables, promote_options="permissive")
     texts = zip(table["prompt"].to_pylist(), table["completion"].to_pylist(), strict=True)
-    latest = {text: place for place, text in reversed(list(enumerate(texts)))}
+    latest = {repr(text): place for place, text in reversed(list(enumerate(texts)))}  # may be messages
     return table.take(sorted(latest.values())).slice(0, _RECENT_ROWS)
 
 

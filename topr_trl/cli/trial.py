@@ -95,7 +95,7 @@ _WITH_THE_RATE = ("optim", "lr_scheduler_type", "per_device_train_batch_size", "
 
 def _settings(args: TrialArguments, arm: Arm) -> dict[str, Any]:
     plain = args.to_dict()
-    return {**arm.settings, "learning_rate": arm.rate(args), **{name: plain[name] for name in _WITH_THE_RATE}}
+    return {**{name: plain[name] for name in _WITH_THE_RATE}, "learning_rate": arm.rate(args), **arm.settings}
 
 
 def _rows(args: TrialArguments, found: Recommendation) -> list[list[str]]:

@@ -96,7 +96,12 @@ def load_rows(path: str | Path, cache_dir: str | Path | None = None) -> Dataset:
 
 def columns_of(file: Path) -> list[str]:
     """The columns of a file of rows."""
-    return _read_by_pyarrow(file, pq.read_schema).names if file.suffix == ".parquet" else read_table(file).column_names
+    return schema_of(file).names if file.suffix == ".parquet" else read_table(file).column_names
+
+
+def schema_of(file: Path) -> pa.Schema:
+    """The schema of a parquet file; a ValueError if it cannot be read."""
+    return _read_by_pyarrow(file, pq.read_schema)
 
 
 def _read_by_pyarrow(file: Path, reader: Callable[[Path], Read]) -> Read:

@@ -125,9 +125,13 @@ def samples_of(rows: Dataset) -> Samples:
     verdicts = verdict_column(rows) if "verdict" in columns else None
 
     def answer_of(i: int, truth: str) -> str | None:
-        if not extracted[i]:
-            return None
-        return {CORRECT: truth, INVALID: None}.get(verdicts[i], extracted[i]) if verdicts else extracted[i]
+        if verdicts is None:
+            return extracted[i] or None
+        if verdicts[i] == CORRECT:
+            return truth
+        # An answer that is judged wrong in spite of its text (for its form, say) is none of the right ones.
+        wrong = extracted[i] if extracted[i] != truth else f"{truth} (incorrect)"
+        return None if verdicts[i] == INVALID else wrong or None
 
     answers = [[answer_of(i, truth) for i in place] for place, truth in zip(rows_of.values(), truths, strict=True)]
     scores = None

@@ -80,6 +80,8 @@ def _of_trace(trace: Record, episode: Record) -> list[Row]:
 def _path(nodes: list[Record], leaf: int) -> list[int]:
     path = [leaf]
     while (parent := nodes[path[-1]].get("parent")) is not None:
+        if not 0 <= parent < path[-1]:
+            raise NotOfFormat(f"node {path[-1]} has the parent {parent}, which does not come before it")
         path.append(parent)
     return path[::-1]
 
@@ -119,9 +121,11 @@ def _of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | None
     }  # fmt: skip
 
 
-def _reward(trace: Record) -> float:
-    """The sum of the scores with their weights; up to 0.2 they were weighted already."""
+def _reward(trace: Record) -> float | None:
+    """The sum of the scores with their weights, None without any; up to 0.2 they were weighted already."""
     parts: list[Any] = [part for part in trace["rewards"].values() if part is not None]
+    if not parts:
+        return None
     return float(sum(part["score"] * part["weight"] if isinstance(part, dict) else part for part in parts))
 
 

@@ -24,7 +24,6 @@ _COUNTED = (
     "reward", "reward_after_baseline", "raw_reward", "label", "verdict", "finish_reason", "mu_fingerprint",
 )  # fmt: skip
 _SHOWN, _LONG = 5, 300  # texts that are shown before they are published, and characters of each
-_AT_ONCE = 64  # rows that are looked at
 _MOST_VALUES = 6  # of a column; with more, only their number and range are shown
 
 
@@ -50,7 +49,7 @@ def _said_by_others(shard: Path) -> Iterator[str]:
     table = read_shard(shard, ("prompt", "completion", MASK, "sampler_logps"))
     if not have_masks(from_table(table)):
         table = table.select([name for name in ("prompt", "completion") if name in table.column_names])
-    for row in (row for batch in table.to_batches(_AT_ONCE) for row in batch.to_pylist()):
+    for row in from_table(table):  # decoded: `datasets` may keep messages as JSON
         for messages, at_first in ((row.get("prompt"), True), (row.get("completion"), False)):
             if is_conversational({"messages": messages}):
                 yield from _not_the_models(messages, at_first)

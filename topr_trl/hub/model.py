@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from topr_trl.checkpoints import STATE, check_files, is_whole_checkpoint
 from topr_trl.config import TOPRArguments
-from topr_trl.data.tables import read_shard
+from topr_trl.data.tables import from_table, read_shard
 from topr_trl.evaluation.estimates import Evaluation
 from topr_trl.evaluation.report import PICTURE, Evaluations, read_evaluation
 from topr_trl.hub.cards import results_metadata
@@ -165,8 +165,8 @@ def _last_step(folder: Path) -> int:
 
 def _a_prompt(model: Path) -> Any:
     """A prompt that the model was trained on, if its rows are beside it."""
-    shards = (read_shard(path, ["prompt"])["prompt"] for path in sorted(model.parent.glob("rollouts/*.parquet")))
-    return next((prompts[0].as_py() for prompts in shards if len(prompts)), None)
+    shards = (from_table(read_shard(path, ["prompt"])) for path in sorted(model.parent.glob("rollouts/*.parquet")))
+    return next((rows[0]["prompt"] for rows in shards if len(rows)), None)
 
 
 # Evaluations.

@@ -151,11 +151,13 @@ def _by_answers(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> bo
     """Whether held-out problems can be sampled and judged, by a judge that agrees with the rows' rewards."""
     if trial.test_by == "rewards":
         return False
-    texts = {"prompt", "completion", "answer"} <= set(rows.column_names) and isinstance(rows[0]["prompt"], str)
+    some = rows.select(range(min(_JUDGED, len(rows))))
+    texts = {"prompt", "completion", "answer"} <= set(rows.column_names) and all(
+        isinstance(text, str) for name in ("prompt", "answer") for text in some[name]
+    )
     task = inputs.task_of_rows(trial)
     agreed = 0.0
     if texts:
-        some = rows.select(range(min(_JUDGED, len(rows))))
         written = [text_of(completion, i) for i, completion in enumerate(some["completion"])]
         verdicts = [verdict for verdict, _ in TASKS[task].judge(written, some["answer"][:])]
         agreed = float(np.mean([(v == CORRECT) == (r > 0) for v, r in zip(verdicts, rewards, strict=False)]))
@@ -164,7 +166,7 @@ def _by_answers(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> bo
     if trial.test_by == "answers":
         why = (
             f"the judge of the task {task} agrees with the rewards of {agreed:.0%} of the rows" if texts
-            else f"the rows need the columns prompt (text), completion and answer; found {rows.column_names}"
+            else f"the rows need the columns prompt and answer (text) and completion; found {rows.column_names}"
         )  # fmt: skip
         raise ValueError(
             f"test_by='answers': {why}. Name another --task, or weight the rewards of held-out rows: --test_by rewards."

@@ -12,7 +12,7 @@ from topr_trl.data.tables import read_shard, shard_path, shards_of
 from topr_trl.formats.records import Record, count_records, files_of, read_records, to_table
 from topr_trl.pipeline.arguments import ImportArguments
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.record_reader import Part, RecordReader
+from topr_trl.pipeline.record_reader import Part, RecordReader, short_place
 from topr_trl.pipeline.shards import Made, notes_of, write_shard
 
 RECORDS_PER_SHARD = 1_000
@@ -50,7 +50,7 @@ def import_rows(args: ImportArguments) -> Made:
         waiting.clear()
     if waiting:
         raise ValueError(f"{args.source}: none of its records holds a completion to learn from.")
-    return _summary(args.folder, reader, [str(file) for file in found if file not in files])
+    return _summary(args.folder, reader, [short_place(str(file), args.source) for file in found if file not in files])
 
 
 def _parts(files: Sequence[Path]) -> Iterator[list[tuple[str, bytes | Record]]]:

@@ -188,7 +188,8 @@ def _accelerate_settings(path: str | None) -> Any:
 
 def write_settings(stage: str, args: stages.Settings) -> Path:
     """The YAML that the stage is started with, beside its folder: settings other than the defaults."""
-    always = {name: getattr(args, name) for name in ("use_cpu", "bf16", "fp16") if hasattr(args, name)}
+    # Those whose default depends on the machine, or on the task.
+    always = {name: getattr(args, name) for name in ("use_cpu", "bf16", "fp16", "num_shots") if hasattr(args, name)}
     default, given = (_plain(one) for one in (type(args)(**always), args))
     own = {name: given[name] for name in SETTINGS[stage] if name in always or given[name] != default[name]}
     own["model_name_or_path"] = model_path(args)  # always named: defaults of the embedded model are the loop's

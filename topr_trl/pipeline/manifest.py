@@ -271,7 +271,9 @@ def fingerprint(path: Path) -> str:
         content: object = known.files
     else:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        content = [[file.name, _sha256(file)] for file in files if file.is_file()]
+        # A stage may write into a folder of what it reads.
+        stages = {file.parent for file in files if file.name == NAME or file.name.startswith(_LOCK)} - {path}
+        content = [[f.name, _sha256(f)] for f in files if f.is_file() and not stages & set(f.parents)]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -305,6 +307,19 @@ def lock(folder: Path, part: str = "") -> Iterator[None]:
     with held:
         held.release()  # acquired twice
         yield
+
+
+def others_work(folder: Path, part: str) -> bool:
+    """Whether processes hold other parts of a folder than this one."""
+    return any(_is_held(path) for path in folder.glob(f"{_LOCK}-*") if path.name != f"{_LOCK}{part}")
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        with FileLock(path).acquire(blocking=False):
+            return False
+    except Timeout:
+        return True
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Records of other systems' files as rows: what the format says of them, and settings and second files."""
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,11 @@ class Part(NamedTuple):
     left_out: dict[str, list[str]]
 
 
+def short_place(place: str, source: Path) -> str:
+    """A file, or a record in it, by its path inside of what is imported: what is kept may be published."""
+    return place.removeprefix(f"{source if source.is_dir() else source.parent}{os.sep}")
+
+
 class RecordReader:
     """Reads records of a format, with what the settings and second files say of them."""
 
@@ -37,19 +43,23 @@ class RecordReader:
     def read(self, records: Iterable[tuple[str, bytes | Record]]) -> Part:
         """Rows of the records of a shard."""
         part = Part([], [], {"broken": [], "empty": [], "evaluated": [], "unrewarded": []})
+
+        def leave_out(why: str) -> None:
+            part.left_out[why].append(short_place(place, self.args.source))
+
         for place, raw in records:
             if (record := parsed(raw)) is None:
-                part.left_out["broken"].append(place)
+                leave_out("broken")
                 continue
             try:
                 rows = self._rows(record)
             except Unrewarded as error:
                 if not self.args.skip_unrewarded:
                     raise ValueError(f"{place}: {error}. --skip_unrewarded leaves such records out.") from None
-                part.left_out["unrewarded"].append(place)
+                leave_out("unrewarded")
                 continue
             except Evaluated:
-                part.left_out["evaluated"].append(place)
+                leave_out("evaluated")
                 continue
             except NotOfFormat as error:
                 raise ValueError(f"{place}: {error}.") from None
@@ -61,7 +71,7 @@ class RecordReader:
             part.rows.extend(rows)
             part.places.extend([place] * len(rows))
             if not rows:
-                part.left_out["empty"].append(place)
+                leave_out("empty")
         return part
 
     def _rows(self, record: Record) -> list[Row]:
@@ -69,11 +79,13 @@ class RecordReader:
         self.format.check(record, [*(self.args.ignore_fields or ()), *named])
         if self.requests is not None:
             record = {**record, "request": _found(self.requests, record, "custom_id", "--requests", NotOfFormat)}
-        found = self.format.rows(record)
+        found = [row if row and _holds_completion(row) else None for row in self.format.rows(record)]
         rows = [row for row in found if row]
         if not rows:
             return []
         self._add_rewards(record, found)
+        if "reward" in self.columns:
+            _check_rewards(rows)
         if self.args.temperature:
             for row in rows:
                 row[TEMPERATURE] = self.args.temperature
@@ -109,14 +121,33 @@ class RecordReader:
         by_rollout = {name: value if isinstance(value, list) else [value] for name, value in known.items()}
         for name, numbers in by_rollout.items():
             for number in numbers:
-                if not isinstance(number, int | float) or not abs(number) <= LARGEST_REWARD:
-                    raise NotOfFormat(f"{name} is no finite number but {number!r}, and cannot be a reward")
+                _check_number(name, number)
             if len(numbers) != rollouts:
                 raise NotOfFormat(
                     f"{name} holds {len(numbers)} reward(s) for {rollouts} completion(s): it must be a list with one "
                     "for each"
                 )
         return [float(sum(numbers)) for numbers in zip(*by_rollout.values(), strict=True)]
+
+
+def _holds_completion(row: Row) -> bool:
+    """Whether there is a token or a text to learn from."""
+    completion = row["completion"]
+    if isinstance(completion, list) and all(isinstance(said, dict) for said in completion):
+        completion = any(value for said in completion for name, value in said.items() if name != "role")
+    return bool(row.get("completion_ids") or completion)
+
+
+def _check_rewards(rows: Sequence[Row]) -> None:
+    for row in rows:
+        if row.get("reward") is None:
+            raise Unrewarded("it has no reward")
+        _check_number("its reward", row["reward"])
+
+
+def _check_number(name: str, number: Any) -> None:
+    if not isinstance(number, int | float) or not abs(number) <= LARGEST_REWARD:
+        raise NotOfFormat(f"{name} is no finite number but {number!r}, and cannot be a reward")
 
 
 def _by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:

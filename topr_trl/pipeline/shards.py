@@ -9,7 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
-from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, shard_path, shards_of, write_parquet
+from topr_trl.data.tables import (
+    columns_of,
+    from_table,
+    read_shard,
+    rows_of,
+    schema_of,
+    shard_path,
+    shards_of,
+    write_parquet,
+)
 from topr_trl.pipeline.manifest import Json
 
 CHOSEN = "reward_after_baseline"  # R of the rows that `curate` has chosen; null in the others
@@ -44,14 +53,21 @@ def notes_of(shard: Path) -> Json:
 
 def stages_of(shard: Path) -> Added:
     """The stages that a shard went through, and the columns that each added."""
-    metadata = pq.read_schema(shard).metadata if shard.suffix == ".parquet" else None
+    metadata = schema_of(shard).metadata if shard.suffix == ".parquet" else None
     stages: Added = json.loads((metadata or {}).get(_STAGES, b"{}"))
     return stages
 
 
 def has_shards_of(stage: str, folder: Path) -> bool:
-    """Whether a stage has written a shard of a folder."""
-    return any(stage in stages_of(shard) for shard in folder.glob("*.parquet"))
+    """Whether a stage has written a shard of a folder. One that cannot be read is made again."""
+    return any(_has_been_through(stage, shard) for shard in folder.glob("*.parquet"))
+
+
+def _has_been_through(stage: str, shard: Path) -> bool:
+    try:
+        return stage in stages_of(shard)
+    except ValueError:
+        return False
 
 
 def _without(stage: str, stages: Added) -> tuple[Added, set[str]]:

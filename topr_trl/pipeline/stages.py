@@ -51,6 +51,7 @@ from topr_trl.pipeline.shards import (
     has_shards_of,
     naming,
     set_column,
+    stages_of,
     write_shard,
 )
 from topr_trl.pipeline.training import log_mu, train
@@ -125,7 +126,7 @@ def score(args: ScoreArguments) -> Made:
 
     add_columns(args.source, args.folder, "score", scored, "Scoring")
     for shard in shards_of(args.folder):
-        if "verdict" in columns_of(shard):
+        if "verdict" in stages_of(shard)["score"]:
             for each in pc.value_counts(read_shard(shard, ["verdict"])["verdict"]).to_pylist():
                 counts[each["values"]] += each["counts"]
         else:
@@ -201,7 +202,7 @@ def evaluate(args: EvaluateArguments) -> Made:
     names = run_names(*sources) if len(sources) == 2 else ["estimate"]
     runs = {name: read_samples(source) for name, source in zip(names, sources, strict=True)}
     report = write_report(args.folder, runs, args.seed)
-    (args.folder / REPORT).write_text(f"{report}\n")
+    (args.folder / REPORT).write_text(f"{report}\n", encoding="utf-8")
     passed = read_evaluation(args.folder / "evaluation.json").pass_at[1]
     return sum(samples.codes_PS.size for samples in runs.values()), {"pass@1": str(passed)}
 
@@ -243,9 +244,10 @@ def _check_sources(args: Settings) -> None:
             manifest.check_whole(path)
 
 
-def _begin(name: str, args: Settings) -> bool:
+def _begin(name: str, args: Settings, others_work: bool = False) -> bool:
     _, inputs_of = STAGES[name]
-    return manifest.begin(args.folder, name, inputs_of(args), inputs.sources_of(args), _has_made(name, args.folder))
+    made = others_work or _has_made(name, args.folder)
+    return manifest.begin(args.folder, name, inputs_of(args), inputs.sources_of(args), made)
 
 
 def _has_made(name: str, folder: Path) -> bool:
@@ -273,8 +275,9 @@ def run(name: str, args: Settings) -> Json:
     if isinstance(args, SampleArguments) and args.worker is not None:  # one of several; who started them finishes
         with ExitStack() as held:
             with manifest.lock(args.folder):  # not while another process finishes the stage
-                held.enter_context(manifest.lock(args.folder, f"-{args.worker.replace('/', '-of-')}"))
-                finished = _begin(name, args)
+                part = f"-{args.worker.replace('/', '-of-')}"
+                held.enter_context(manifest.lock(args.folder, part))
+                finished = _begin(name, args, manifest.others_work(args.folder, part))
             if not finished:
                 draw_shards(args)
         return {}
