@@ -5,6 +5,7 @@ What it uses of TRL's private parts is named in `test_the_parts_of_trl_that_are_
 
 import asyncio
 import inspect
+import math
 import queue
 from copy import deepcopy
 
@@ -217,6 +218,34 @@ def test_conversations_in_several_rows_are_left_out_and_counted(monkeypatch):
     monkeypatch.setattr(loop, "_push_metrics", pushed.append, raising=False)
     assert asyncio.run(loop._score_group(Group)) == ["a", "c"]
     assert pushed == [{"topr/split_total": 2.0}]
+
+
+def test_a_group_that_is_left_out_counts_as_trained(monkeypatch):
+    """Or a resumed run would begin again with it."""
+
+    class Group:
+        completions_sequences = (["a1", "a2"],)
+
+    async def scored(self, group):
+        row = {"prompt_ids": [1], "completion_ids": [2, 3], "sampler_logps": [-0.1, -0.2], "reward": 1.0}
+        return [sample_of(row, 0, 5), sample_of(row, 0, 5)]
+
+    monkeypatch.setattr(_AsyncRolloutLoop, "_score_group", scored)
+    loop = object.__new__(_WholeConversations)
+    monkeypatch.setattr(loop, "_push_metrics", lambda metrics: None, raising=False)
+    (sample,) = asyncio.run(loop._score_group(Group))
+    assert (sample.group_id, math.isnan(sample.metrics["reward"])) == (5, True)
+
+
+def test_loops_that_are_not_known_are_refused(problems, tmp_path):
+    class Other(_AsyncRolloutLoop):
+        pass
+
+    worker = object.__new__(AsyncRolloutWorker)
+    worker._loop_cls, worker.rollout_buffer = Other, None
+    args = AsyncTOPRConfig(str(tmp_path), **{**QUIET, "token_budget": 0, "max_steps": 1})
+    with pytest.raises(ValueError, match="AsyncRolloutWorker may make several rows of a conversation"):
+        AsyncTOPRTrainer(MODEL, args=args, train_dataset=problems, rollout_worker=worker, weight_transfer=NoTransfer())
 
 
 @pytest.mark.slow

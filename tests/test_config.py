@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import pytest
 from accelerate import ParallelismConfig
@@ -146,3 +147,18 @@ def test_values_of_another_type_are_named(tmp_path, name, value, wanted):
     """As a YAML file may hold."""
     with pytest.raises(ValueError, match=rf"^{name} must be {wanted}, not "):
         OfflineTOPRConfig(output_dir=str(tmp_path), **{name: value})
+
+
+def test_adafactor_is_refused_whoever_shards(tmp_path, monkeypatch):
+    offloading = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    (tmp_path / "ds.json").write_text(json.dumps(offloading))
+    given = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": "none"}
+    with pytest.raises(ValueError, match="cannot step on weights that FSDP2 shards"):
+        OfflineTOPRConfig(**given, fsdp="full_shard", fsdp_config={"version": 2})
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(tmp_path / "ds.json"))
+    with pytest.raises(ValueError, match="DeepSpeed runs its own Adam"):
+        OfflineTOPRConfig(**given)
+    monkeypatch.delenv("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+    for deepspeed in (offloading, str(tmp_path / "ds.json")):
+        with pytest.raises(ValueError, match="DeepSpeed runs its own Adam"):
+            OfflineTOPRConfig(**given, deepspeed=deepspeed)

@@ -79,6 +79,7 @@ ATTRIBUTES = {
         "data_collator": "wrapped", "is_deepspeed_enabled": "when log μ is scored",
         "is_fsdp_enabled": "when log μ is scored", "is_in_train": "when log μ is scored",
         "model": "context, train or eval", "model_wrapped": "scores log μ",
+        "model_accepts_loss_kwargs": "the loss is not divided by accumulation again",
         "hub_model_id": "the name on its card", "padding_free": "shape of log π", "processing_class": "tokens of rows",
         "router_aux_loss_coef": "mixtures of experts", "state": "whether the weights are still those of the start",
     },

@@ -1,5 +1,6 @@
 import math
 import warnings
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -7,7 +8,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
-from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer, log_mu
+from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer, log_mu, offline_trainer
 from topr_trl.checkpoints import model_fingerprint
 from topr_trl.data.collator import StepsSortedByLength
 from topr_trl.loss import topr_loss
@@ -676,3 +677,53 @@ def test_another_runs_log_mu_is_not_replaced_in_silence(model, tokenizer, rows, 
         train(rows.select(range(2)))
     for k, count in ((1, len(rows)), (2, 4)):
         assert pq.read_table(tmp_path / f"old_{k}_log_mu.parquet").num_rows == count
+
+
+def test_a_step_is_the_same_in_several_batches_whatever_the_model_takes(tokenizer, rows, tmp_path):
+    """Newer models say that their forward takes no count of tokens; Trainer then would divide the loss once more."""
+    logged = []
+    for batch, accumulation in ((8, 1), (2, 4)):
+        model = fresh_model()
+        model.accepts_loss_kwargs = False
+        args = config(
+            tmp_path / str(batch), per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation,
+            max_steps=1,
+        )  # fmt: skip
+        trainer = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer)
+        trainer.train()
+        logged.append([trainer.state.log_history[0][name] for name in ("loss", "grad_norm")])
+    assert logged[0] == pytest.approx(logged[1], rel=1e-4)
+
+
+def test_a_processor_is_used_by_its_tokenizer(tokenizer, rows, tmp_path):
+    template, tokenizer.chat_template = tokenizer.chat_template, None
+    found = offline_trainer._tokenizer_of(SimpleNamespace(tokenizer=tokenizer, chat_template=template))
+    assert found is tokenizer
+    assert tokenizer.chat_template == template
+
+
+def test_log_mu_is_computed_in_no_larger_batches_than_training_has(model, tokenizer, rows, tmp_path, monkeypatch):
+    forward, sizes = OfflineTOPRTrainer._policy_logps, []
+
+    def noted(self, model, inputs):
+        sizes.append(len(inputs["input_ids"]))
+        return forward(self, model, inputs)
+
+    monkeypatch.setattr(OfflineTOPRTrainer, "_policy_logps", noted)
+    args = config(tmp_path, per_device_train_batch_size=2)  # and 8 for evaluation
+    OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).compute_log_mu()
+    assert max(sizes) == 2
+
+
+def test_the_training_set_can_be_evaluated_before_training(model, tokenizer, rows, tmp_path):
+    trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
+    found = trainer.evaluate(trainer.train_dataset)
+    assert math.isfinite(found["eval_loss"])
+    assert found["eval_topr/log_ratio/negatives/mean"] == pytest.approx(0.0, abs=1e-5)
+    trainer.train()
+
+
+def test_log_mu_is_of_the_weights_that_are_evaluated(model, tokenizer, rows, tmp_path):
+    args = config(tmp_path, bf16_full_eval=True)
+    trainer = OfflineTOPRTrainer(model, args, rows, rows, processing_class=tokenizer)
+    assert trainer.evaluate()["eval_topr/log_ratio/negatives/mean"] == pytest.approx(0.0, abs=1e-5)

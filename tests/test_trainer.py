@@ -607,3 +607,36 @@ def test_sampler_log_mu_survives_tokens_it_could_not_score(model, tokenizer, pro
 def test_half_precision_weights_warn(model, tokenizer, problems, tmp_path):
     with pytest.warns(UserWarning, match="without a float32 copy"):
         make_trainer(model.to(torch.bfloat16), tokenizer, problems, config(tmp_path))
+
+
+def test_what_is_trimmed(model, tokenizer, problems, tmp_path):
+    mask = torch.tensor([[1] * 5 + [0] * 11, [1] * 3 + [0] * 13])
+    batch = {"completion_ids": torch.ones(2, 16, dtype=torch.long), "completion_mask": mask}
+    widths = []
+    for multiple in (None, 8):
+        args = config(tmp_path, pad_to_multiple_of=multiple)
+        trainer = TOPRTrainer(model, coin, args=args, train_dataset=problems, processing_class=tokenizer)
+        widths.append(trainer._trim_padding(dict(batch))["completion_ids"].size(1))
+    assert widths == [5, 8]
+    # The tokens of an image that a tool has shown may be masked, and belong to it all the same.
+    assert trainer._trim_padding({**batch, "pixel_values": torch.ones(1)})["completion_ids"].size(1) == 16
+
+
+def test_an_evaluation_is_none_of_training_whatever_generation_leaves_behind(model, tokenizer, problems, tmp_path):
+    """TRL's continuous batching leaves the model in training."""
+
+    def rollout(prompts, trainer):
+        trainer.model.train()
+        ids = tokenizer([" The answer is 4."] * len(prompts))["input_ids"]
+        return {"prompt_ids": tokenizer(prompts)["input_ids"], "completion_ids": ids, "logprobs": None}
+
+    args = config(tmp_path, curation="uniform", iteration_size=4, replay_share=0.5, num_generations_eval=4,
+                  per_device_eval_batch_size=8)  # fmt: skip
+    trainer = TOPRTrainer(
+        model, coin, args=args, train_dataset=problems, eval_dataset=problems, processing_class=tokenizer,
+        rollout_func=rollout,
+    )  # fmt: skip
+    found = trainer.evaluate()
+    assert len(trainer._replay) == 0
+    assert not trainer.model.training
+    assert "eval_topr/weight_mean" in found

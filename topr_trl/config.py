@@ -1,5 +1,6 @@
 """Settings of the two trainers: TRL's own, with TOPR's beside them. Defaults are the paper's, but for the baseline."""
 
+import json
 import os
 import warnings
 from collections.abc import Sequence
@@ -210,12 +211,25 @@ class TOPRArguments(CurationArguments, LossArguments):
         """A ValueError if settings cannot be used, with what Accelerate's launcher has set up for this process."""
         self.validate_loss()
         self.validate_curation()
-        refuse_adafactor(
-            self.optim,
-            os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION") == "2",
-            os.environ.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none") != "none",
-        )
+        launched = os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION") == "2"
+        offloaded = os.environ.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none") != "none"
+        for deepspeed in (os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"), getattr(self, "deepspeed", None)):
+            offloaded = offloaded or _offloads_optimizer(deepspeed)
+        refuse_adafactor(self.optim, launched, offloaded)
         refuse_split_sequences(getattr(self, "parallelism_config", None))
+
+    def validate_sharding(self) -> None:
+        """A ValueError if `fsdp` and the optimizer do not fit; after transformers has read `fsdp_config`."""
+        fsdp: dict[str, Any] = getattr(self, "fsdp_plugin_args", None) or {}
+        refuse_adafactor(self.optim, fsdp.get("fsdp_version") == 2, offloaded=False)
+
+
+def _offloads_optimizer(deepspeed: Any) -> bool:
+    """Whether settings of DeepSpeed, or a file of them, keep the optimizer in the host's memory."""
+    if isinstance(deepspeed, str) and Path(deepspeed).is_file():
+        deepspeed = json.loads(Path(deepspeed).read_text())
+    zero = deepspeed.get("zero_optimization", {}) if isinstance(deepspeed, dict) else {}
+    return zero.get("offload_optimizer", {}).get("device", "none") != "none"
 
 
 def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
@@ -382,6 +396,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         if self.top_k is None:
             self.top_k = 0 if self.log_mu == "sampler" else 500
         super().__post_init__()
+        self.validate_sharding()
         self.validate_replay(self.per_device_train_batch_size, self.steps_per_generation, self.world_size, self.beta)
         if self.log_mu == "sampler":
             self._refuse_filters()
@@ -471,6 +486,7 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
         if template and template.endswith((".jinja", ".j2")) and not Path(template).is_file():  # TRL would ask the Hub
             raise ValueError(f"chat_template_path: there is no file {template}.")
         super().__post_init__()
+        self.validate_sharding()
 
 
 for _config in (TOPRConfig, OfflineTOPRConfig):  # so that help() has all settings of TOPR

@@ -127,7 +127,9 @@ class LogMu:
     @torch.no_grad()
     def _compute(self, plan: _Plan, rows: Dataset, folder: Path, forward: Forward, collate: Collate) -> pa.Array:
         """Lists of float32, one value per completion token, in the order of the rows; on every process."""
-        main, batch_size = self.accelerator.is_main_process, self.args.per_device_eval_batch_size
+        main = self.accelerator.is_main_process
+        # Not more than training is meant to hold: evaluation has eight by default.
+        batch_size = min(self.args.per_device_train_batch_size, self.args.per_device_eval_batch_size)
         computed = []
         with tqdm(total=len(rows), desc="Computing log μ", disable=not main, leave=False) as progress:
             for start in range(0, len(rows), _AT_ONCE):

@@ -131,8 +131,7 @@ def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLi
     def clipped(a: float, b: float) -> Tensor:
         if a == b:
             return torch.full_like(log_ratio, min(a, exp(MAX_LOG_WEIGHT)))
-        a_, b_ = (torch.tensor(x, dtype=log_ratio.dtype, device=log_ratio.device).log() for x in (a, b))
-        return log_ratio.clamp(a_, b_.clamp(max=MAX_LOG_WEIGHT)).exp()
+        return log_ratio.clamp(log(a) if a else -inf, min(log(b), MAX_LOG_WEIGHT)).exp()
 
     # Stop-gradient: the weight scales the gradient of log π, it is not differentiated (Algorithm 1).
     log_ratio = log_ratio.detach()

@@ -36,7 +36,7 @@ class RowMetrics:
         """
         rows = torch.stack([x.detach().float() for x in (weights_B, log_ratio_B, rewards_B)], dim=1)
         if idle:
-            rows = torch.cat([rows, rows.new_tensor([[1.0, torch.nan, 0.0]]).expand(idle, 3)])
+            rows = torch.cat([rows, torch.stack([rows.new_full((idle,), x) for x in (1.0, torch.nan, 0.0)], dim=1)])
         self._batches.append(rows)
         return rows
 

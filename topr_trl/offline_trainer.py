@@ -90,6 +90,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             eval_dataset = dict(eval_dataset)
         args = settings_for("OfflineTOPRTrainer", model, args, OfflineTOPRConfig)
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
+        # The loss is divided by the rows of the whole step, whatever the model's forward takes; not once more.
+        self.model_accepts_loss_kwargs = True
         self._check_tokens({"train": self.train_dataset, **_by_name(self.eval_dataset)})
         # SFTTrainer's head computes the entropy and the likeliest token of every position too, for metrics of its own.
         inner = self.model.get_base_model() if is_peft_model(self.model) else self.model
@@ -108,9 +110,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _prepare_dataset(
         self, dataset: Dataset, processing_class: Any, args: Any, packing: bool, formatting_func: Any, dataset_name: str
     ) -> Dataset:
+        tokenizer = _tokenizer_of(processing_class)
         rollouts, raw, problems = rollouts_of(dataset), reward_column(dataset), problem_column(dataset)
         firsts = rollouts.firsts_R
-        incomparable = _check_sampler_logps(dataset_name, dataset, self._temperature, processing_class, args)
+        incomparable = _check_sampler_logps(dataset_name, dataset, self._temperature, tokenizer, args)
         raw, problems = raw[firsts], problems[firsts]
         if dataset_name == "train":
             self._sampler_reported = _has_values(dataset, "sampler_logps")
@@ -123,7 +126,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         rows, counts = rollouts.rows_of(chosen), rollouts.counts_R[chosen]
         try:
             dataset = tokenize(
-                dataset.select(rows), processing_class, _columns_about_log_mu(dataset, args),
+                dataset.select(rows), tokenizer, _columns_about_log_mu(dataset, args),
                 num_proc=args.dataset_num_proc, desc=f"Tokenizing {dataset_name} dataset",
             )  # fmt: skip
         except MalformedRow as error:
@@ -264,8 +267,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if new:
             eval_dataset = new if isinstance(eval_dataset, dict) else new["eval"]
         if self.state.global_step == 0 and not self.is_in_train:
+            self._cast_for_evaluation()
+            own = {"train": self.train_dataset} if any(rows is self.train_dataset for rows in given.values()) else {}
             # Under names of their own: the files of the trainer's own sets are those that a resumed run reads.
-            self._plan_log_mu({**_by_name(self.eval_dataset), **{f"given_{name}": new[name] for name in new}})
+            self._plan_log_mu({**own, **_by_name(self.eval_dataset), **{f"given_{name}": new[name] for name in new}})
             if self._log_mu.planned and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
                 self._log_mu.planned.clear()
                 raise ValueError(
@@ -280,6 +285,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             )
         # SFTTrainer's own would prepare the rows its way.
         return super(SFTTrainer, self).evaluate(eval_dataset, *args, **kwargs)
+
+    def _cast_for_evaluation(self) -> None:
+        """Cast and place the model as Trainer does, but before log μ: both are to be of the same weights."""
+        for dtype, asked in ((torch.bfloat16, self.args.bf16_full_eval), (torch.float16, self.args.fp16_full_eval)):
+            if asked and not (self.is_deepspeed_enabled or self.is_fsdp_enabled):
+                self.model.to(device=self.args.device, dtype=dtype)
 
     def _policy_logps(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Any]:
         """(B, T) log π of the next tokens, (B, T) whether they belong to the completion, and the model's outputs."""
@@ -339,6 +350,14 @@ def _check_datasets(datasets: Iterable[Dataset | None]) -> None:
         if {ROLLOUT, "mu_fingerprint"} <= set(dataset.column_names):
             rollouts.check_same("mu_fingerprint", np.array(dataset["mu_fingerprint"][:], dtype=str))
         check_finish_reasons(dataset)
+
+
+def _tokenizer_of(processing_class: Any) -> Any:
+    """A processor's tokenizer, which reads text alone, with its chat template."""
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = getattr(processing_class, "chat_template", None)
+    return tokenizer
 
 
 def _by_name(datasets: Any) -> dict[str, Dataset]:

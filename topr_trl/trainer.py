@@ -121,8 +121,9 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         return rewards_per_func
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        batch = super()._generate_and_score_completions(inputs)
         train = self.model.training
+        batch = super()._generate_and_score_completions(inputs)
+        self.model.train(train)  # TRL's continuous batching leaves it in training, in an evaluation too
         if distances := self._metrics[self._mode].get("sampling/sampling_logp_difference/mean"):
             warn_if_far(distances[-1])  # TRL measures it with vLLM
         raw_rewards = self._raw_rewards(batch)
@@ -299,8 +300,11 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
 
     def _trim_padding(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Drop the trailing columns that no completion here needs: TRL pads to the longest of the generation batch."""
-        full = batch["completion_ids"].size(1)
-        excess = full - max(int(batch["completion_mask"].sum(-1).max()), 1)
+        if "pixel_values" in batch:  # a tool may have shown an image: its tokens have to stay, masked or not
+            return batch
+        full, step = batch["completion_ids"].size(1), self.args.pad_to_multiple_of or 1
+        needed = max(int(batch["completion_mask"].sum(-1).max()), 1)
+        excess = max(full - -(-needed // step) * step, 0)
         with_columns = ("completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps",
                         "sampling_per_token_logps", "importance_sampling_ratio",
                         "token_type_ids", "mm_token_type_ids")  # fmt: skip

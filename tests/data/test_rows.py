@@ -86,3 +86,12 @@ def test_finish_reasons():
     check_finish_reasons(rows_with(finish_reason=["stop", "length", None]))
     with pytest.raises(ValueError, match="`finish_reason` must hold stop or length; row 1 holds 'cut'"):
         check_finish_reasons(rows_with(finish_reason=["stop", "cut"]))
+
+
+@pytest.mark.parametrize("form", ["torch", "numpy"])
+def test_problems_are_those_of_the_rows_whatever_their_format(form):
+    long = [list(range(2_000)), [*range(1_000), 7, *range(1_001, 2_000)]]
+    rows = Dataset.from_dict({"prompt": ["", ""], "prompt_ids": long})
+    found = problem_column(rows.with_format(form))
+    assert found[0] != found[1]
+    assert (found == problem_column(rows)).all()

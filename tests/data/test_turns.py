@@ -151,3 +151,22 @@ def test_another_template_of_the_same_tokenizer(tokenizer):
     before = tokenize_turns(PROMPT, PLAIN, tokenizer)
     tokenizer.chat_template = tokenizer.chat_template.replace(": ", " says: ")
     assert tokenize_turns(PROMPT, PLAIN, tokenizer) != before
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_a_turn_may_end_with_a_token_that_is_not_the_tokenizers_stop_token(tokenizer, reason):
+    """As Gemma's turns do."""
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<start_of_turn>", "<end_of_turn>"]})
+    tokenizer.chat_template = (
+        "{% for m in messages %}<start_of_turn>{{ m['role'] }} {{ m['content'] }}<end_of_turn>\n{% endfor %}"
+        "{% if add_generation_prompt %}<start_of_turn>assistant {% endif %}"
+    )
+    row = {"prompt": PROMPT[1:], "completion": PLAIN[:1], "finish_reason": reason}
+    found = tokenize_row(row, tokenizer)
+    assert tokenizer.decode(found.completion_ids) == "6." + "<end_of_turn>" * (reason == "stop")
+
+
+def test_text_that_ends_with_the_stop_token_gets_no_second_one(tokenizer):
+    ends = [tokenize_row({"prompt": "1 + 1 =", "completion": text}, tokenizer).completion_ids
+            for text in (" 2.", f" 2.{tokenizer.eos_token}")]  # fmt: skip
+    assert ends[0] == ends[1]

@@ -119,6 +119,7 @@ def problem_column(rows: Dataset) -> NDArray[Any]:
 
     Prompts are compared as they are tokenized: `prompt_ids` win.
     """
+    rows = rows.with_format(None)
     if "problem_id" in rows.column_names:
         return id_column(rows, "problem_id")
     if "prompt_ids" not in rows.column_names:

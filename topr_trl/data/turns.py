@@ -53,7 +53,7 @@ def tokenize_turns(
         why = "the chat template leaves the assistant's turns out" if is_there else "no turn is the assistant's"
         raise ValueError(f"there is nothing to learn from its completion: {why}")
     last = len(written) - written[::-1].index(True)
-    if truncated and ids[last - 1] == tokenizer.eos_token_id:
+    if truncated and ids[last - 1] in special_tokens(tokenizer):
         last -= 1
     return prompt_ids, ids[:last], written[:last]  # what follows the last turn has no effect
 
@@ -188,16 +188,26 @@ def _by_prefixes(
     return prompt_ids, ids, written
 
 
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The tokens that may end a turn: the tokenizer's stop token, and others such as Gemma's `<end_of_turn>`."""
+    return _special_tokens(tokenizer, len(tokenizer))
+
+
+@lru_cache(maxsize=8)
+def _special_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> frozenset[int]:
+    added = {token for token, content in tokenizer.added_tokens_decoder.items() if content.special}
+    return frozenset({*added, *tokenizer.all_special_ids, tokenizer.eos_token_id} - {None})
+
+
 def _up_to_the_stop(ids: list[int], written: list[bool], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
     """Without the white space that templates write behind the stop token: a sampler never wrote it."""
     found, start = list[bool](), 0
+    stops = special_tokens(tokenizer)
     for own, turn in groupby(written):
-        end = start + len(list(turn))
-        if own and (stop := tokenizer.eos_token_id) in ids[start:end]:
-            place = end - ids[start:end][::-1].index(stop)  # behind the last
-            own_end = end if tokenizer.decode(ids[place:end]).strip() else place
-        else:
-            own_end = end
+        end = own_end = start + len(list(turn))
+        if own and (places := [place for place in range(start, end) if ids[place] in stops]):
+            behind = places[-1] + 1
+            own_end = end if tokenizer.decode(ids[behind:end]).strip() else behind
         found += [own] * (own_end - start) + [False] * (end - own_end)
         start = end
     return found

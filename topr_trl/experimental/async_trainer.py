@@ -101,7 +101,12 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
         args = settings_for("AsyncTOPRTrainer", model, args, AsyncTOPRConfig)
         super().__init__(model, reward_funcs, args, *others, **named)
         self._rows_trained_on = "completions that a server wrote meanwhile"
-        if isinstance(self.rollout_worker, AsyncRolloutWorker) and self.rollout_worker._loop_cls is _AsyncRolloutLoop:
+        if isinstance(self.rollout_worker, AsyncRolloutWorker):
+            if self.rollout_worker._loop_cls is not _AsyncRolloutLoop:
+                raise ValueError(
+                    f"{type(self.rollout_worker).__name__} may make several rows of a conversation, each with a ratio "
+                    "of its own. Use AsyncRolloutWorker, or a worker that leaves such conversations out."
+                )
             self.rollout_worker._loop_cls = _WholeConversations
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -210,4 +215,8 @@ class _WholeConversations(_AsyncRolloutLoop):
             place += len(rows)
         if left_out:
             self._push_metrics({"topr/split_total": float(left_out)})
+        if samples and not kept:
+            # A group without a row would never count as trained, and a resumed run would go back to it. Without a
+            # reward its row has no gradient.
+            kept = [replace(samples[0], metrics={**samples[0].metrics, "reward": math.nan})]
         return kept
