@@ -156,7 +156,7 @@ def test_another_template_of_the_same_tokenizer(tokenizer):
 @pytest.mark.parametrize("reason", ["stop", "length"])
 def test_a_turn_may_end_with_a_token_that_is_not_the_tokenizers_stop_token(tokenizer, reason):
     """As Gemma's turns do."""
-    tokenizer.add_special_tokens({"extra_special_tokens": ["<start_of_turn>", "<end_of_turn>"]})
+    tokenizer.add_tokens(["<start_of_turn>", "<end_of_turn>"], special_tokens=True)
     tokenizer.chat_template = (
         "{% for m in messages %}<start_of_turn>{{ m['role'] }} {{ m['content'] }}<end_of_turn>\n{% endfor %}"
         "{% if add_generation_prompt %}<start_of_turn>assistant {% endif %}"

@@ -58,7 +58,7 @@ def test_steps(tmp_path):
 
 
 def test_stages_get_the_settings_of_the_loop(tmp_path):
-    given = {"learning_rate": 3e-4, "max_new_tokens": 7, "num_generations_eval": 3, "num_shots": 8, "task": "math",
+    given = {"learning_rate": 3e-4, "max_new_tokens": 7, "num_generations_eval": 3, "num_shots": 2, "task": "math",
              "baseline": "group_mean", "preset": "tis", "seed": 5, "use_peft": True, "lora_r": 4,
              "lr_scheduler_type": "cosine", "max_grad_norm": 2.0, "num_generations": 5,
              "model_init_kwargs": {"attn_implementation": "eager"}, "lora_target_modules": ["q_proj", "v_proj"],
@@ -76,6 +76,19 @@ def test_stages_get_the_settings_of_the_loop(tmp_path):
                 (step.folder.parent / "rollouts").mkdir(parents=True, exist_ok=True)
             assert inputs_of(parsed) == inputs_of(step.args)
             assert parsed.folder == step.folder
+
+
+def test_a_setting_that_is_the_default_of_another_task_is_kept(tmp_path):
+    """GSM8K's prompts have eight examples, MATH's four."""
+    (tmp_path / "problems.jsonl").write_text("{}")
+    problems = str(tmp_path / "problems.jsonl")
+    given = loop(
+        tmp_path, task="math", num_shots=8, training_shots=True, dataset_name=problems, test_dataset_name=problems
+    )
+    for step in steps_of(given):
+        if step.stage == "sample":
+            parsed = commands.parse("sample", ["--config", str(write_settings("sample", step.args))])
+            assert parsed.num_shots == step.args.num_shots == 8
 
 
 def test_what_would_fail_later_is_refused_first(tmp_path, monkeypatch):
