@@ -203,6 +203,7 @@ def here(monkeypatch):
     monkeypatch.setattr(steps, "_HERE", tuple(stages.STAGES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("test_by", ["answers", "rewards"])
 def test_a_trial(scored, tmp_path, here, capsys, test_by):
     out = tmp_path / "out"
