@@ -58,6 +58,16 @@ def _report(claim: ModuleType, store: Store, profile: Profile, out: Path) -> lis
         return []
 
 
+# Of the published results.
+_WHAT_FOLLOWS = (
+    "**What follows**: no rule that was tried predicts a better share than always 50 %. From 50 to 100 % it hardly "
+    "matters; below that it costs accuracy unless the model is sure of its mistakes, whatever the optimizer. Right "
+    "answers repeated to as much computation end above all shares after one pass. What to set: "
+    "[Choosing](choosing.md#the-effective-share-of-positives).",
+    "",
+)
+
+
 def _of_hypotheses(listed: dict[str, Verdict]) -> list[str]:
     judged = {verdict.claim: f"[{verdict.claim}](#{anchor}) | {verdict.verdict}" for anchor, verdict in listed.items()}
     return [
@@ -71,11 +81,7 @@ def _of_hypotheses(listed: dict[str, Verdict]) -> list[str]:
         "rows per step, in the comparison of protocols) found on a seed and on problems apart, tests on 400 other "
         "problems. ± is a 95 % interval over seeds.",
         "",
-        "**What follows**: no rule that was tried predicts the best share; from 50 to 100 % it hardly matters, and below "
-        "that it costs accuracy unless the model is sure of its mistakes, whatever the optimizer. Right answers "
-        "repeated to as much computation end above all shares in one pass. What to set: "
-        "[Choosing](choosing.md#the-effective-share-of-positives).",
-        "",
+        *(_WHAT_FOLLOWS if {HYPOTHESES[name].title for name in ("protocol", "predictor")} <= judged.keys() else ()),
         "**Words.** A row is *positive* if its answer is right (R = +1), *negative* if it is wrong or missing (R = "
         "-1). p: share of positives among the rows. c: baseline, subtracted from R. p~: share of positives in the "
         "sum of |R - c|; at c = 0 it is p, at 100 % nothing is learned from negatives (*positives only*). An *arm* "
