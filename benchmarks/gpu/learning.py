@@ -28,7 +28,6 @@ from topr_trl import (
     OfflineTOPRConfig,
     OfflineTOPRTrainer,
     SamplingArguments,
-    curate,
     evaluate_rows,
     load_rows,
     sample_completions,
@@ -246,12 +245,9 @@ def _arguments(cell: Cell, folder: str, steps: int, machine: Machine) -> dict[st
 def _offline(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Dataset, cell: Cell, arguments: dict[str, Any]
 ) -> None:
-    chosen = curate(np.array(rows["reward"]), np.array(rows["problem_id"]), "uniform", len(rows), seed=cell["seed"])
     if cell["method"] == RIGHT:
         right = rows.select(np.flatnonzero(np.array(rows["reward"]) > 0))
         rows = right.select(np.resize(np.arange(len(right)), len(rows)))
-    else:
-        rows = rows.select(chosen.indices)
     args = OfflineTOPRConfig(**arguments, **METHODS[cell["method"]], log_mu="sampler")
     OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).train()
 

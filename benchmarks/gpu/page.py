@@ -63,8 +63,9 @@ def _table(what: str, done: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
         return [cell["model"], cell["rows"], "yes" if cell["checkpointing"] else "no"]
 
     if what in ("memory", "offload"):
+        weights = " (float32 weights)" if what == "memory" else ""
         rows = [[*place(c), _number(r, "measured_gib", "{:.1f}"), _number(r, "planned_gib", "{:.1f}")] for c, r in done]
-        return markdown_table([*setting, "measured, GiB", "topr plan, GiB"], rows)
+        return markdown_table([*setting, f"measured, GiB{weights}", "topr plan, GiB"], rows)
     if what == "log μ":
         rows = [[*place(c), _number(r, "seconds", "{:.1f}"), _number(r, "share", "{:.2f}")] for c, r in done]
         return markdown_table([*setting, "seconds", "of an epoch of training"], rows)
