@@ -186,6 +186,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             all(gap(base, 64, "positives only").low > 0 and gap(base, 1, "positives only").low <= 0 for base in bases),
             picture=_picture(found, bases, out),
             details=_table(found),
+            headline=_headline(found, bases),
         ),
         HYPOTHESES["long_repeated"].judged(
             "p~ = 50 % minus right answers repeated to as many steps, after 20 iterations, points: "
@@ -201,6 +202,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             ),
             all(of_run["maj@64"].low > 0 and of_run["pass@64"].low > 0 for of_run in gained.values()),
             all(of_run["pass@1"].high >= 0 for of_run in gained.values()),
+            picture=_of_rates(found, [base for base in bases if base in LOWER], out),
         ),
         HYPOTHESES["long_slow"].judged(
             "maj@64 of c = 0 minus that of others at the rate of c = 0, points: "
@@ -218,6 +220,48 @@ def _found(store: Store, bases: list[str]) -> Runs:
                 results = store.results([_cell(base, run, choice, seed) for seed in range(SEEDS)])
                 found[base, run, lower] = (choice["learning_rate"], [result for _, result in results])
     return found
+
+
+def _headline(found: Runs, bases: list[str]) -> str:
+    shown = ("p~ 50 %", "positives, repeated", "positives only", "c = 0")
+    ends = [
+        f"{base} "
+        + ", ".join(
+            f"{run} "
+            + " / ".join(
+                f"{100 * interval([r[what][k] for r in found[base, run, 0][1]]).mean:.1f}"
+                for what, k in (("pass", "1"), ("maj", "64"), ("pass", "64"))
+            )
+            for run in shown
+        )
+        for base in bases
+    ]
+    return (
+        f"**{ITERATIONS} iterations with μ renewed**, each at the rate that is best after {TUNING_ITERATIONS}; "
+        f"pass@1 / maj@64 / pass@64 at the end, in percent: {'; '.join(ends)}."
+    )
+
+
+def _of_rates(found: Runs, bases: list[str], out: Path) -> str:
+    """What a run has of pass@1 and of the majority at each of its rates."""
+    picture, axes = figure(len(bases), 5.2, 3.8)
+    markers = dict(zip(sorted({rate for rate, _ in found.values()}), "v^osDP", strict=False))
+    for panel, base in zip(axes, bases, strict=True):
+        for run in RUNS:
+            of_run = [found[key] for key in found if key[:2] == (base, run)]
+            pass_1 = [100 * interval([r["pass"]["1"] for r in results]).mean for _, results in of_run]
+            majority = [interval([r["maj"]["64"] for r in results]) for _, results in of_run]
+            line = panel.errorbar(
+                pass_1, [100 * m.mean for m in majority], [100 * m.half for m in majority], label=run, lw=1,
+                elinewidth=0.6, capsize=2,
+            )[0]  # fmt: skip
+            for (rate, _), x, y in zip(of_run, pass_1, majority, strict=True):
+                panel.plot(x, 100 * y.mean, marker=markers[rate], ms=6, color=line.get_color())
+        panel.set(xlabel=f"pass@1 after {ITERATIONS} iterations (%)", ylabel="maj@64 (%)", title=base)
+    for rate, marker in markers.items():
+        axes[0].plot([], [], marker, color="#888888", label=f"rate {rate:.0e}".replace("e-0", "e-"))
+    axes[0].legend(fontsize=7, loc="lower left")
+    return save(picture, out, "long_run_rates")
 
 
 def _picture(found: Runs, bases: list[str], out: Path) -> str:
