@@ -225,7 +225,7 @@ def _found(store: Store, bases: list[str]) -> Runs:
 def _headline(found: Runs, bases: list[str]) -> str:
     shown = ("p~ 50 %", "positives, repeated", "positives only", "c = 0")
     ends = [
-        f"{base} "
+        f"{base}: "
         + ", ".join(
             f"{run} "
             + " / ".join(
@@ -278,7 +278,7 @@ def _picture(found: Runs, bases: list[str], out: Path) -> str:
         axes[2 * n + 1].set(xscale="log", xlabel="k", ylabel="pass@k (%)", title=f"{base}, after {ITERATIONS}")
         axes[2 * n + 1].set_xticks(KS, [str(k) for k in KS])
         axes[2 * n + 1].minorticks_off()
-    axes[0].legend()
+    axes[1].legend(loc="lower right", fontsize=7)
     return save(picture, out, "long_run")
 
 
