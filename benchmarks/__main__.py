@@ -84,9 +84,7 @@ def open_store(results: Path, profile: Profile) -> cells.Store:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "claims", nargs="*", choices=[[], *BOTH], metavar="claim", help=f"of {', '.join(BOTH)}; default: all"
-    )
+    parser.add_argument("claims", nargs="*", metavar="claim", help=f"of {', '.join(BOTH)}; default: all")
     parser.add_argument("--profile", choices=PROFILES, default="full", help="sizes; default: full")
     parser.add_argument(
         "--workers", type=int, default=os.cpu_count(), help="cells at once, a thread each; default: cores"
@@ -95,9 +93,19 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("reproduction"), help="where to; default: reproduction")
     parser.add_argument("--published", action="store_true", help="go on with the published results and their page")
     args = parser.parse_args()
+    if unknown := [name for name in args.claims if name not in BOTH]:
+        parser.error(f"there is no claim {unknown[0]}: choose from {', '.join(BOTH)}")
+    if args.workers < 1:
+        parser.error(f"--workers must be at least 1, not {args.workers}")
     profile = PROFILES[args.profile]
     results = HERE / "results" if args.published else args.results / profile.name
     pages = HERE.parent / "docs" if args.published else results
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        (results / ".writable").touch()
+        (results / ".writable").unlink()
+    except OSError as error:
+        parser.error(f"results cannot be written to {results}: {error}")
     store = open_store(results, profile)
     chosen = [name for name in BOTH if name in args.claims or not args.claims]
     command = " ".join(["python -m benchmarks", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""More losses for stored completions, beside those of `benchmarks/rivals.py`: what was published since TOPR.
+"""More losses for stored completions, beside those of `benchmarks/rivals.py`: DRO, and what was published since TOPR.
 
 Each is a function of log π, log μ, the mask and R (`loss(logps_BT, mu_BT, mask_BT, rewards_B)`), and says how R is made
 of the raw ±1. What is on-policy in its paper runs on stored rows here all the same, as the others do.
@@ -59,7 +59,7 @@ def optimal_advantages(beta: float) -> Callable[[Rows], np.ndarray]:
 
 
 def dro(beta: float) -> Loss:
-    """DRO, also called k2: maximize A log π - β/2 log²(π/μ), with A the reward minus the mean of the problem."""
+    """DRO (2405.19107), or k2: maximize A log π - β/2 log²(π/μ), with A the reward minus the mean of the problem."""
 
     def loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tensor) -> Tensor:
         logps_B = sequence_logps(logps_BT, mask_BT)

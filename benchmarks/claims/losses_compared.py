@@ -52,14 +52,14 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     )
     return [
         Verdict(
-            "Losses published since TOPR, and the taper's power",
+            "Other losses for stored rows, and the taper's power",
             "",
             f"pass@1 (%) after one pass, each at its own best rate. {OURS} minus the best of the others: {said}",
             MEASURED,
             details=table,
             headline=(
-                "**Losses published since TOPR** (OAPL, DRO, W-REINFORCE, Reinforce-Rej, BAPO), one pass over the same "
-                f"rows, each at its own best rate: points of pass@1 of {OURS} above the best of them: {said}."
+                "**Other losses for stored rows** (OAPL, DRO, W-REINFORCE, Reinforce-Rej, BAPO), one pass, each at its "
+                f"own best rate: points of pass@1 of {OURS} above the best of them: {said}."
             ),
         )
     ]
