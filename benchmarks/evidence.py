@@ -153,7 +153,8 @@ def _of_the_paper(listed: dict[str, Verdict], profile: Profile, headlines: list[
         "**What it cannot say.** These are not GSM8K and 8 billion parameters: a slip and a missing answer are the "
         "only kinds of "
         f"error, a completion has about forty tokens, and the whole model moves within {profile.steps} steps. Where a "
-        "claim does not hold here, the page says so; that is no statement about large models.",
+        "claim does not hold here, the page says so; that is no statement about large models. Left out are the paper's "
+        "results on MATH and with 70 billion parameters, and its appendices B and C.",
         "",
         "| claim | verdict |",
         "|---|---|",

@@ -18,7 +18,8 @@ COLOURS = {
     "tis": "#edae49", "ppo": "#00798c", "dpo": "#30638e", "kto": "#7fb069", "trl_dapo": "#003d5b",
     "trl_grpo": "#5f7a8a", "trl_gspo": "#a3b18a", "trl_cispo": "#bc6c25", "trl_vespo": "#9a031e", "asymre": "#588157",
     "m2po": "#5a189a", "topr_token": "#ef8a9a", "topr_geometric": "#e07a5f", "topr_group_sign": "#f2a6b3",
-    "topr_rescored": "#b56576", "mean": "#6a040f", "removed": "#8fbc5a", "uniform": "#d1495b", "positives": "#2a9d8f",
+    "topr_rescored": "#b56576", "mean": "#6a040f", "removed": "#8fbc5a",
+    "positives_repeated": "#1b4d3e", "uniform": "#d1495b", "positives": "#2a9d8f",
     "anna_karenina": "#30638e",
 }  # fmt: skip
 

@@ -147,6 +147,7 @@ def _picture(of: dict[str, dict[int, dict[str, Any]]], out: Path) -> str:
     shown = {
         "base": ("base model", COLOURS["base"]), "removed": ("positives only, one pass", COLOURS["removed"]),
         "steps": ("positives only, equal steps", COLOURS["positives_only"]),
+        "rows": ("positives only, repeated", COLOURS["positives_repeated"]),
         "topr": ("TOPR, c = 0", COLOURS["topr"]), "mean": ("TOPR, p~ = 50 %", COLOURS["mean"]),
     }  # fmt: skip
     width = 0.8 / len(shown)

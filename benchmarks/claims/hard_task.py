@@ -47,7 +47,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         axes.errorbar(100 * end.mean, row, xerr=100 * end.half, fmt="o", ms=5, color=COLOURS[name], capsize=2)
     axes.axvline(100 * start["pass@1"], color=COLOURS["base"], ls=":")
     axes.set_yticks(range(len(order)), [RIVALS[name].label for name in order])
-    axes.set(xlabel="pass@1 (%)", title="The harder task, one epoch")
+    axes.set(xlabel="pass@1 (%)", title="The harder task, one epoch; dotted: base model")
     return [
         Verdict(
             "Beyond the paper's Fig. 1: a harder task, on which the base model is rarely right",

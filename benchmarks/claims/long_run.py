@@ -9,7 +9,7 @@ from benchmarks import arms
 from benchmarks.arms import TUNING_SEED, Choices, after_baseline
 from benchmarks.cells import Cell, Store, Unfinished
 from benchmarks.hypotheses import HYPOTHESES
-from benchmarks.pictures import curve, figure, save
+from benchmarks.pictures import COLOURS, curve, figure, save
 from benchmarks.rounds import chosen, drawn, train_on
 from benchmarks.rows import Rows
 from benchmarks.setting import (
@@ -222,6 +222,13 @@ def _found(store: Store, bases: list[str]) -> Runs:
     return found
 
 
+_COLOURS = {
+    "c = 0": COLOURS["topr"], "p~ 50 %": COLOURS["mean"], "group mean": COLOURS["topr_group_sign"],
+    "positives only": COLOURS["removed"], "positives, repeated": COLOURS["positives_repeated"],
+    "Anna Karenina": COLOURS["anna_karenina"],
+}  # fmt: skip
+
+
 def _headline(found: Runs, bases: list[str]) -> str:
     shown = ("p~ 50 %", "positives, repeated", "positives only", "c = 0")
     ends = [
@@ -251,12 +258,12 @@ def _of_rates(found: Runs, bases: list[str], out: Path) -> str:
             of_run = [found[key] for key in found if key[:2] == (base, run)]
             pass_1 = [100 * interval([r["pass"]["1"] for r in results]).mean for _, results in of_run]
             majority = [interval([r["maj"]["64"] for r in results]) for _, results in of_run]
-            line = panel.errorbar(
-                pass_1, [100 * m.mean for m in majority], [100 * m.half for m in majority], label=run, lw=1,
-                elinewidth=0.6, capsize=2,
-            )[0]  # fmt: skip
+            panel.errorbar(
+                pass_1, [100 * m.mean for m in majority], [100 * m.half for m in majority], label=run,
+                color=_COLOURS[run], lw=1, elinewidth=0.6, capsize=2,
+            )  # fmt: skip
             for (rate, _), x, y in zip(of_run, pass_1, majority, strict=True):
-                panel.plot(x, 100 * y.mean, marker=markers[rate], ms=6, color=line.get_color())
+                panel.plot(x, 100 * y.mean, marker=markers[rate], ms=6, color=_COLOURS[run])
         panel.set(xlabel=f"pass@1 after {ITERATIONS} iterations (%)", ylabel="maj@64 (%)", title=base)
     for rate, marker in markers.items():
         axes[0].plot([], [], marker, color="#888888", label=f"rate {rate:.0e}".replace("e-0", "e-"))
@@ -271,9 +278,10 @@ def _picture(found: Runs, bases: list[str], out: Path) -> str:
         for run in RUNS:
             _, results = found[base, run, 0]
             points = [interval([r["curve"][i]["pass@1"] for r in results]) for i in range(len(steps))]
-            curve(axes[2 * n], steps, points, run, marker="o", ms=3)
+            curve(axes[2 * n], steps, points, run, color=_COLOURS[run], marker="o", ms=3)
             passed = [interval([r["pass"][str(k)] for r in results]) for k in KS]
-            curve(axes[2 * n + 1], list(KS), passed, run, marker="o", ms=3)
+            curve(axes[2 * n + 1], list(KS), passed, run, color=_COLOURS[run], marker="o", ms=3)
+        axes[2 * n].set_xticks(steps)
         axes[2 * n].set(xlabel="iteration", ylabel="pass@1 (%)", title=base)
         axes[2 * n + 1].set(xscale="log", xlabel="k", ylabel="pass@k (%)", title=f"{base}, after {ITERATIONS}")
         axes[2 * n + 1].set_xticks(KS, [str(k) for k in KS])

@@ -131,16 +131,19 @@ def _papers_figure_3(done: Done, start: dict[str, float], last: int) -> Verdict:
     others = {
         RIVALS[n].label: at(done, n, last, "invalid") for n in ("ppo", "dpo") if any(c["rival"] == n for c, _ in done)
     }
+    parts = {
+        "TOPR ends invalid answers": topr.high < start["invalid"] / 10,
+        "naive REINFORCE ends in them": reinforce.low > 0.5,
+        **{f"{label} does not reduce them": other.low > start["invalid"] / 2 for label, other in others.items()},
+    }
     return Verdict(
         "Fig. 3: of the four only TOPR ends invalid answers, and naive REINFORCE ends in them",
         "TOPR about 0 %, naive REINFORCE almost all; PPO and DPO do not reduce them",
         f"invalid answers after {last} steps: base {100 * start['invalid']:.1f} %, TOPR {topr.percent()} %, naive "
-        f"REINFORCE {reinforce.percent()} %" + "".join(f", {label} {i.percent()} %" for label, i in others.items()),
-        judge(
-            topr.high < start["invalid"] / 10,
-            reinforce.low > 0.5,
-            *(other.low > start["invalid"] / 2 for other in others.values()),
-        ),
+        f"REINFORCE {reinforce.percent()} %"
+        + "".join(f", {label} {i.percent()} %" for label, i in others.items())
+        + not_seen(parts),
+        judge(*parts.values()),
         "At its best learning rate naive REINFORCE collapses into wrong answers first and into invalid ones later; at "
         "ten times that rate all its answers are invalid within one epoch. An invalid answer is a negative here as "
         "much as a wrong one, and any method that lowers negatives or raises positives makes it rarer.",
