@@ -122,33 +122,40 @@ def planned(store: Store, arms: dict[Arm, Choices], seeds: Sequence[int]) -> lis
 def _tuned(store: Store, arm: Arm, choices: Choices) -> tuple[list[Arm], Arm | None]:
     """What is tried of an arm, and what ends highest on the validation problems; None as yet."""
 
+    def of(choice: dict[str, Any]) -> dict[str, Any] | None:
+        return store.get(replace(arm, **choice).cell(TUNING_SEED))
+
     def end(choice: dict[str, Any]) -> float | None:
-        result = store.get(replace(arm, **choice).cell(TUNING_SEED))
+        result = of(choice)
         return result["end"]["pass@1"] if result else None
 
-    tried, best = tune(choices, _FURTHER, end)
+    first = of(choices[0])  # the rows were drawn by the base model
+    tried, best = tune(choices, _FURTHER, end, untrained=first["p"] if first else 0.0)
     return [replace(arm, **choice) for choice in tried], None if best is None else replace(arm, **best)
 
 
 def tune(
-    choices: Choices, further: int, end: Callable[[dict[str, Any]], float | None]
+    choices: Choices, further: int, end: Callable[[dict[str, Any]], float | None], untrained: float = 0.0
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """The choices to try, and the one that ends highest: the first of equals, or None while `end` does not know all.
 
     Where that is at the lowest or the highest rate, the next one (1, 3, 10...) is tried, too: at most `further` ones.
+    Where it ends no higher than the `untrained` model, all rates are too high, and the next lower one is tried.
     """
     tried = list(choices)
     while True:
         ends = [end(choice) for choice in tried]
         if None in ends:
             return tried, None
-        best = tried[int(np.argmax(np.array(ends, dtype=float)))]
+        place = int(np.argmax(np.array(ends, dtype=float)))
+        best, harmful = tried[place], (ends[place] or 0.0) <= untrained
         rate = best["learning_rate"]
         rates = [one["learning_rate"] for one in tried if one | {"learning_rate": rate} == best]
         at_end = rate in (min(rates), max(rates)) and len(rates) > 1
-        if not at_end or len(tried) == len(choices) + further:
+        if not (at_end or harmful) or len(tried) == len(choices) + further:
             return tried, best
-        tried.append(best | {"learning_rate": next_rate(rate, up=rate == max(rates))})
+        up = not harmful and rate == max(rates)
+        tried.append(best | {"learning_rate": next_rate(max(rates) if up else min(rates), up)})
 
 
 def next_rate(rate: float, up: bool) -> float:
