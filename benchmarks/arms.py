@@ -23,6 +23,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from benchmarks.cells import Cell, Store, Unfinished
+from benchmarks.decoding import DRAWS
 from benchmarks.losses import LOSSES, centered
 from benchmarks.rivals import Direct
 from benchmarks.rows import Rows
@@ -55,8 +56,12 @@ class Arm:
     loss: str = "taper"
 
     def cell(self, seed: int) -> Cell:
-        """A cell that trains this arm, whichever claim asks; other weights of the base model are another cell."""
-        return {"claim": "arms", **asdict(self), "weights": model_hash(self.base), "seed": seed}
+        """A cell that trains this arm, whichever claim asks; other weights of the base model are another cell.
+
+        So are other rows of the same seed, since arms are compared seed by seed; not where a rate is chosen.
+        """
+        draws = {} if seed == TUNING_SEED else {"draws": DRAWS}
+        return {"claim": "arms", **asdict(self), "weights": model_hash(self.base), "seed": seed, **draws}
 
     @classmethod
     def of(cls, cell: Cell) -> "Arm":

@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicLayer
 from topr_trl import SamplingArguments
 from topr_trl.generation.sampling import encode_prompts, sampled_row, stop_tokens
 
+DRAWS = 3  # raise it when a seed gives other completions than before: what is compared must be of the same rows
 ROWS = 512  # at once
 _ROOM = 32  # tokens by which the cache grows
 _LEFT = 0.8  # of the rows have not ended: below that they are put together

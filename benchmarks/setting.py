@@ -18,7 +18,7 @@ from datasets import Dataset, disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.cells import Unfinished
-from benchmarks.decoding import draw
+from benchmarks.decoding import DRAWS, draw
 from benchmarks.rows import Rows
 from topr_trl import (
     Evaluation,
@@ -112,7 +112,7 @@ def sample(model: PreTrainedModel, task: str, questions: Dataset, count: int, se
 def candidates(task: str, profile: Profile, seed: int, count: int | None = None) -> Rows:
     """What the base model wrote on the training problems of this seed; sampled once and kept in the cache."""
     count = count or profile.candidates
-    path = CACHE / f"{model_hash(task)}-{profile.problems}x{count}-seed{seed}.rows"
+    path = CACHE / f"{model_hash(task)}-{profile.problems}x{count}-seed{seed}-{DRAWS}.rows"
     if not path.exists():
         model = base_model(task)
         rows = Rows.of(sample(model, task, problems(task, profile.problems, 100 + seed), count, seed))

@@ -43,3 +43,14 @@ def test_tokens_come_with_their_probabilities():
         assert ((share - expected).abs() < 4 * (expected * (1 - expected) / count).sqrt() + 1 / count).all()
     again = decoding.draw(model, tokenizer("main"), questions, 4, 3, seed=1)
     assert again["completion_ids"] == decoding.draw(model, tokenizer("main"), questions, 4, 3, seed=1)["completion_ids"]
+
+
+def test_a_seed_gives_the_completions_that_it_gave():
+    """Results of one seed are compared as paired: if this fails, raise `DRAWS`, and measure again what is paired."""
+    found = decoding.draw(base_model("main"), tokenizer("main"), problems("main", 4, 7), 2, 80, seed=3)
+    assert decoding.DRAWS == 3
+    assert found["completion"][:3] == [
+        " 3 * 3 = 9. 22 + 9 = 31. 31 + 18 = 49. The answer is 49.",
+        " 3 * 3 = 16. 22 + 16 = 48. 48 + 18 = 66. The answer is 66.",
+        " 15 + 9 = 24. 8 * 2 = 16. 24 + 16 = 49. The answer is 49.",
+    ]

@@ -51,7 +51,7 @@ def result(cell):
         end = 0.5 if cell["rival"] == "topr" else 0.2 if cell["clip"] == 1 else 0.05
         return {"curve": [{"step": n, **point(end)} for n in (40, 80)], "gradient_norms": [1.0, 9.0]}
     if claim == "arms":
-        return {"end": point(BASE + wobble)}
+        return {"end": point(BASE + wobble), "p": 0.0}
     if claim == "against_positives":
         accuracy = ENDS.get(cell["rival"], BASE) + wobble
         solved = 60 if cell["rival"] == "topr" else 40

@@ -127,7 +127,7 @@ def test_an_arm_is_reported_at_the_rate_that_was_best_when_tuned(tmp_path, monke
     tuning = arms.planned(store, {arm: choices}, [0, 1])
     assert [cell["seed"] for cell in tuning] == [TUNING_SEED] * 3
     for cell, accuracy in zip(tuning, (0.2, 0.4, 0.3), strict=True):
-        store.add(cell, {"end": {"pass@1": accuracy}}, 1.0, "")
+        store.add(cell, {"end": {"pass@1": accuracy}, "p": 0.1}, 1.0, "")
     cells = arms.planned(store, {arm: choices}, [0, 1])
     assert [(cell["seed"], cell["learning_rate"]) for cell in cells[3:]] == [(0, 1e-4), (1, 1e-4)]
     assert Arm.of(cells[3]) == replace(arm, learning_rate=1e-4)
@@ -142,13 +142,29 @@ def test_rates_are_tried_until_the_best_lies_between_others(tmp_path, monkeypatc
     while todo := store.unfinished(arms.planned(store, {arm: choices}, [])):
         for cell in todo:
             accuracy = -abs(np.log(cell["learning_rate"] / peak)) + 0.1 * (cell["batch_rows"] == 8)
-            store.add(cell, {"end": {"pass@1": accuracy}}, 1.0, "")
+            store.add(cell, {"end": {"pass@1": accuracy}, "p": -10.0}, 1.0, "")
     found = arms.planned(store, {arm: choices}, [])
     assert all(cell["batch_rows"] == 8 for cell in found[4:])
     rates = {cell["learning_rate"] for cell in found if cell["batch_rows"] == 8}
     assert len(rates) == 5 if tried is None else set(tried) <= rates
     if tried:
         assert arms.best(store, arm, choices) == replace(arm, learning_rate=peak)
+
+
+def test_lower_rates_are_tried_where_all_harm():
+    choices = [{"learning_rate": rate} for rate in (1e-4, 3e-4, 1e-3)]
+    ends = {1e-4: 0.0, 3e-4: 0.01, 1e-3: 0.0, 3e-5: 0.05, 1e-5: 0.2, 3e-6: 0.15}
+    tried, best = arms.tune(choices, 3, lambda choice: ends[choice["learning_rate"]], untrained=0.1)
+    assert [one["learning_rate"] for one in tried[3:]] == [3e-5, 1e-5, 3e-6]
+    assert best == {"learning_rate": 1e-5}
+
+
+def test_rows_that_another_sampler_drew_are_another_cell(monkeypatch):
+    """Arms are compared seed by seed, which needs the same rows; the choice of a rate does not."""
+    before = [Arm("sure-17", 0.5).cell(seed) for seed in (0, TUNING_SEED)]
+    monkeypatch.setattr(arms, "DRAWS", arms.DRAWS + 1)
+    after = [Arm("sure-17", 0.5).cell(seed) for seed in (0, TUNING_SEED)]
+    assert [cell != other for cell, other in zip(before, after, strict=True)] == [True, False]
 
 
 # Losses.
