@@ -109,8 +109,11 @@ def main() -> None:
     store = open_store(results, profile)
     chosen = [name for name in BOTH if name in args.claims or not args.claims]
     command = " ".join(["python -m benchmarks", *sys.argv[1:]])
+    needed = [] if set(chosen) <= ALONE else [name for name in NEEDED_BY_ALL if name not in chosen]
+    if needed and not args.report:
+        print(f"{' and '.join(needed)} come first: the others need their learning rates")
     try:
-        for name in [] if args.report else dict.fromkeys([*NEEDED_BY_ALL, *chosen] if set(chosen) - ALONE else chosen):
+        for name in [] if args.report else [*needed, *chosen]:
             claim = BOTH[name]
             # What a claim needs to run may depend on what it has found: until nothing is left.
             try:

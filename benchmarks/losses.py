@@ -1,4 +1,4 @@
-"""More losses for stored completions, beside those of `benchmarks/rivals.py`: DRO, and what was published since TOPR.
+"""More losses for stored completions, beside those of `benchmarks/rivals.py`: DRO, and what was published after TOPR.
 
 Each is a function of log π, log μ, the mask and R (`loss(logps_BT, mu_BT, mask_BT, rewards_B)`), and says how R is made
 of the raw ±1. What is on-policy in its paper runs on stored rows here all the same, as the others do.
@@ -91,7 +91,8 @@ _LOW, _HIGH, _POSITIVES, _STRIDE = (0.6, 0.9), (1.2, 3.0), 0.5, 0.05
 def bapo_loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tensor) -> Tensor:
     """BAPO (arXiv 2510.18927): PPO per token, whose limits move in each batch until positives are half of the signal.
 
-    R is GRPO's advantage. Of a token's terms π/μ |A| count those that the limits do not clip.
+    R is GRPO's advantage. Of a token's terms π/μ |A| count those that the limits do not clip. The authors' published
+    code differs: it raises the lower limit first, counts clipped tokens at the limit, and clips negatives above 3.
     """
     ratio_BT = (logps_BT - mu_BT).clamp(max=40.0).exp()
     signal_BT = ratio_BT.detach() * rewards_B[:, None]
