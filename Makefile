@@ -67,7 +67,7 @@ test: install
 	$(PYTEST) -m "not slow"
 
 test-all: install
-	$(PYTEST)
+	$(PYTEST) --durations 30
 
 # Processes that tests start are measured, too.
 coverage: install
