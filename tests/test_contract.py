@@ -19,7 +19,7 @@ from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trl.trainer import utils
 
-from topr_trl import config, offline_trainer, trainer, trainer_base
+from topr_trl import config, offline_trainer, trainer
 
 # Every method of theirs that ours override, extend or call, with its parameters (`...`: others may follow, they are
 # handed on), and what for.
@@ -124,7 +124,8 @@ def test_attribute(owner, name):
 
 def uses(owner):
     """What our trainer overrides, calls, reads and sets of theirs."""
-    own = [OURS[owner], trainer_base.TOPRMixin, *([offline_trainer._ComputeLogMu] if owner is SFTTrainer else [])]
+    own = [cls for cls in inspect.getmro(OURS[owner]) if cls.__module__.startswith("topr_trl")]
+    own += [offline_trainer._ComputeLogMu] if owner is SFTTrainer else []
     defined = {name for cls in own for name in vars(cls)}
     read, made = set(), set()
     for node in (node for cls in own for node in ast.walk(ast.parse(source(cls)))):

@@ -1,8 +1,6 @@
 """`TOPRTrainer`: TRL's GRPOTrainer with TOPR's weights, rewards and curation."""
 
-import re
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,25 +8,20 @@ import torch
 from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 from trl import GRPOTrainer
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from topr_trl.baseline import BASELINES
-from topr_trl.checkpoints import mu_fingerprint
 from topr_trl.completions_log import WEIGHT_COLUMNS, Shown
-from topr_trl.config import REPLAYED_BATCHES, TOPRConfig
+from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated
-from topr_trl.data.rows import refuse_images
-from topr_trl.metrics import completion_means, warn_if_far
-from topr_trl.replay import ReplayBuffer, ReplayRow, batch_of, check_columns, check_logged, logged_rows, with_rows
+from topr_trl.metrics import warn_if_far
 from topr_trl.rewards import checked
-from topr_trl.trainer_base import TOPRMixin, say, settings_for
+from topr_trl.trainer_base import settings_for
+from topr_trl.trainer_replay import ReplayMixin, check_replay
 
-_POSITIONS = re.compile(r"\b(wpe|\w*position\w*)$")  # names of learned position embeddings
 
-
-class TOPRTrainer(TOPRMixin, GRPOTrainer):
+class TOPRTrainer(ReplayMixin, GRPOTrainer):
     """Tapered Off-Policy REINFORCE (arXiv 2503.14286) instead of GRPO.
 
     Takes what [`~trl.GRPOTrainer`] takes. What changes: a completion learns from its raw reward minus the baseline
@@ -71,16 +64,10 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         if isinstance(dataset, Dataset) and "prompt" not in dataset.column_names and not writes_prompts:
             raise ValueError(f"The training dataset needs a column prompt; it has {dataset.column_names}. Rename one.")
         args = settings_for("TOPRTrainer", model, args, TOPRConfig)
-        if replay_dataset is not None:
-            if not args.replay_share:
-                raise ValueError("replay_dataset has no meaning without replay_share. Set replay_share=0.5.")
-            check_logged(replay_dataset, args.temperature)
-        if args.replay_share and isinstance(dataset, Dataset):
-            refuse_images(dataset, "Rows with images cannot be used again: only text is kept. Set replay_share=0.")
+        check_replay(args, dataset, replay_dataset)
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
-        self._said_replay = self._any_signal = self._warned_of_silence = False
-        self._rows_made = 0  # rows generated so far, all processes; they are numbered
+        self._any_signal = self._warned_of_silence = False
         self._shown_weights: dict[int, list[Shown]] = {}  # of the rows of the table of completions
         super().__init__(model, reward_funcs, args, *rest, **kwargs)
         if self._tokenizer.pad_token_id is None:
@@ -95,7 +82,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         if args.log_completions:
             for name in self.reward_func_names:
                 self._refuse_own_column(name, "A reward function")
-        self._replay = self._make_replay(replay_dataset) if args.replay_share else None
+        self._begin_replay(replay_dataset)
         # The loss of TRL that is `-A · ratio` averaged over the tokens of a completion and then over completions.
         self.loss_type = "grpo"
 
@@ -149,8 +136,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
             if self.args.curation != "none":
                 self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))
                 batch = self._keep_rows(batch, curated, start, len(inputs))
-            if self._replay is not None:
-                batch = self._use_again(batch, self._replay)
+            batch = self._with_replayed_rows(batch)
         return batch
 
     def _raw_rewards(self, batch: dict[str, Any]) -> Tensor:
@@ -220,84 +206,6 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         batch["topr_scale"] = torch.tensor(scale, device=self.accelerator.device)
         return batch
 
-    def _make_replay(self, logged: Dataset | None) -> ReplayBuffer:
-        """The buffer, with the logged rows of this process."""
-        args, process, processes = self.args, self.accelerator.process_index, self.accelerator.num_processes
-        # They would begin elsewhere in a batch that is padded to another width, and log μ is of where they began.
-        if any(isinstance(m, nn.Embedding) and _POSITIONS.search(name) for name, m in self.model.named_modules()):
-            raise ValueError(
-                f"replay_share={args.replay_share} needs a model whose positions are relative: with learned ones, as "
-                "here, log π depends on how a batch is padded. Set replay_share=0."
-            )
-        rows: list[ReplayRow] = []
-        if logged is not None:
-            config, fingerprint = self.model.config.get_text_config(), mu_fingerprint(self.model, args.temperature)
-            with self.accelerator.main_process_first():
-                rows = logged_rows(logged, self._tokenizer, config, fingerprint, args)
-        size = args.replay_size or max(REPLAYED_BATCHES * args.generation_batch_size, len(rows))
-        buffer = ReplayBuffer(size // processes, args.replay_rule)
-        own = np.random.default_rng(args.seed).permutation(len(rows))[process::processes]
-        buffer.add([rows[place] for place in own])
-        return buffer
-
-    def _use_again(self, batch: dict[str, Any], buffer: ReplayBuffer) -> dict[str, Any]:
-        """The local generation batch with rows of earlier ones behind it, as many on every process."""
-        check_columns(batch)
-        args, steps = self.args, self.args.steps_per_generation
-        step, processes, fresh = self.state.global_step, self.accelerator.num_processes, len(batch["completion_ids"])
-        buffer.settle()
-        if step == 0:
-            self._compute_log_mu(buffer)
-        kept = self._of_all(len(buffer))
-        count = steps * min(args.rows_again(fresh // steps), int(min(kept)) // steps)
-        rows = buffer.draw(count, [args.seed, self._rows_made, self.accelerator.process_index])
-        buffer.begin(batch, step)
-        metrics = self._metrics["train"]
-        metrics["topr/replay/kept"].append(sum(kept))
-        metrics["topr/replay/share"].append(count / (fresh + count))
-        if not rows:
-            return batch
-        metrics["topr/replay/age"].append(sum(self._of_all(sum(step - row.step for row in rows))) / count / processes)
-        if not self._said_replay:
-            self._said_replay = True
-            most = buffer.size * buffer.nbytes / len(buffer) / 2**20
-            say(
-                f"each process keeps at most {buffer.size} rows to use them again, about {most:.1f} MB if they are as "
-                "long as those so far.",
-                args,
-            )
-        # The loss is to be the mean over rows that were chosen or are used again; `topr_scale` makes up for the others.
-        chosen = fresh * processes / float(batch.get("topr_scale", 1.0))
-        scale = (fresh + count) * processes / (chosen + count * processes)
-        batch = with_rows(batch, rows, self._tokenizer.pad_token_id)
-        return {**batch, "topr_scale": torch.tensor(scale, device=self.accelerator.device)}
-
-    @torch.no_grad()
-    def _compute_log_mu(self, buffer: ReplayBuffer) -> None:
-        """Compute log μ of logged rows that brought none, while the weights are those that training starts from."""
-        size, pad = self.args.per_device_train_batch_size, self._tokenizer.pad_token_id
-        unknown = buffer.without_log_mu(self.args.limits)
-        one = torch.tensor([pad])
-        blank = ReplayRow(one, one, one == pad, torch.zeros(1), reward=0.0, number=0, step=0)
-        # Sharded weights need all processes, as often as the one with the most rows.
-        starts = range(0, int(max(self._of_all(len(unknown)))), size)
-        computed: dict[int, Tensor] = {}
-        for start in tqdm(
-            starts, "Computing log μ", disable=not (starts and self.is_world_process_zero()), leave=False
-        ):
-            rows = unknown[start : start + size]
-            batch = batch_of(rows or [blank], pad, self.accelerator.device)
-            ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-            mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-            length = batch["completion_ids"].size(1)
-            logps_BT = self._get_per_token_logps_and_entropies(self.model, ids, mask, length, batch_size=size)[0]
-            computed |= {row.number: logps_T for row, logps_T in zip(rows, logps_BT.float().cpu(), strict=False)}
-        buffer.set_log_mu(computed)
-
-    def _of_all(self, number: float) -> list[float]:
-        """A number of each process."""
-        return self.accelerator.gather(torch.tensor([float(number)], device=self.accelerator.device)).tolist()
-
     def _trim_padding(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Drop the trailing columns that no completion here needs: TRL pads to the longest of the generation batch."""
         if "pixel_values" in batch:  # a tool may have shown an image: its tokens have to stay, masked or not
@@ -348,8 +256,7 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         shown = inputs["topr_rows"] if self.args.log_completions else None
         # Detached: TRL computes the losses from the weights.
         weights = self._row_losses(policy_logps_BT.detach(), mu_logps, rewards_B, mask, shown).weights
-        if self._replay is not None and self.model.training:
-            self._replay.note(inputs["topr_rows"], mu_logps, completion_means(weights, mask))
+        self._note_for_replay(inputs, mu_logps, weights, mask)
 
         signal_B = rewards_B.nan_to_num(0.0) * inputs.get("topr_scale", 1.0)
         if not self.args.length_normalization:  # TRL divides by the length; undo it
@@ -359,41 +266,6 @@ class TOPRTrainer(TOPRMixin, GRPOTrainer):
         # correction for vLLM would be a second one on top of the taper.
         if "importance_sampling_ratio" in inputs:
             inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        """Keep the rows to be used again with the checkpoint; each process has its own."""
-        if self._replay is not None:
-            self._replay.settle()
-            path = self._replay_file(output_dir)
-            path.parent.mkdir(parents=True, exist_ok=True)  # the main process may not have made it yet
-            torch.save({**self._replay.state(), "rows_made": self._rows_made}, path)
-        super()._save_rng_state(output_dir)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        super()._load_rng_state(checkpoint)
-        if self._replay is None or checkpoint is None:
-            return
-        path, count = self._replay_file(checkpoint), len(list(Path(checkpoint).glob("replay_*.pt")))
-        if count != self.accelerator.num_processes:
-            warnings.warn(
-                f"{checkpoint} has the rows of {count} processes to be used again, and now there are "
-                f"{self.accelerator.num_processes}: what has no process, or no file, is left out.",
-                stacklevel=2,
-            )
-        rows_made = self._rows_made
-        if path.is_file():
-            try:
-                state = torch.load(path, weights_only=True)
-            except Exception as error:
-                raise ValueError(f"{path} is damaged ({error}). Put it back whole, or remove it.") from error
-            self._replay.load(state)
-            rows_made = state["rows_made"]
-        else:  # the weights are no longer those that log μ of logged rows would be of
-            self._replay.remove(self._replay.without_log_mu(self.args.limits))
-        self._rows_made = int(max(self._of_all(rows_made)))
-
-    def _replay_file(self, checkpoint: str) -> Path:
-        return Path(checkpoint) / f"replay_{self.accelerator.process_index}.pt"
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         metrics = self._metrics[self._mode]

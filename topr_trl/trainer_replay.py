@@ -1,0 +1,170 @@
+"""Rows of earlier generation batches, and logged ones, used again beside fresh ones: `replay_share` of `TOPRConfig`.
+
+What is kept of a row, and which rows, is in `replay.py`.
+"""
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from topr_trl.checkpoints import mu_fingerprint
+from topr_trl.config import REPLAYED_BATCHES, TOPRConfig
+from topr_trl.data.rows import refuse_images
+from topr_trl.metrics import completion_means
+from topr_trl.replay import ReplayBuffer, ReplayRow, batch_of, check_columns, check_logged, logged_rows, with_rows
+from topr_trl.trainer_base import TOPRMixin, say
+
+_POSITIONS = re.compile(r"\b(wpe|\w*position\w*)$")  # names of learned position embeddings
+
+
+def check_replay(args: TOPRConfig, dataset: Any, logged: Dataset | None) -> None:
+    """Refuse rows that cannot be used again, before the model is loaded.
+
+    Raises:
+        TypeError: the logged rows are no `Dataset`.
+        ValueError: they are given without `replay_share`, lack a column, or there are images.
+    """
+    if logged is not None:
+        if not args.replay_share:
+            raise ValueError("replay_dataset has no meaning without replay_share. Set replay_share=0.5.")
+        check_logged(logged, args.temperature)
+    if args.replay_share and isinstance(dataset, Dataset):
+        refuse_images(dataset, "Rows with images cannot be used again: only text is kept. Set replay_share=0.")
+
+
+class ReplayMixin(TOPRMixin):
+    """The part of `TOPRTrainer` that uses rows again."""
+
+    args: TOPRConfig
+    _replay: ReplayBuffer | None = None
+    _said_replay = False
+    _rows_made = 0  # rows generated so far, all processes; they are numbered
+
+    def _begin_replay(self, logged: Dataset | None) -> None:
+        """Make the buffer, if there is to be one, with the logged rows of this process."""
+        if not self.args.replay_share:
+            return
+        args, process, processes = self.args, self.accelerator.process_index, self.accelerator.num_processes
+        # They would begin elsewhere in a batch that is padded to another width, and log μ is of where they began.
+        if any(isinstance(m, nn.Embedding) and _POSITIONS.search(name) for name, m in self.model.named_modules()):
+            raise ValueError(
+                f"replay_share={args.replay_share} needs a model whose positions are relative: with learned ones, as "
+                "here, log π depends on how a batch is padded. Set replay_share=0."
+            )
+        rows: list[ReplayRow] = []
+        if logged is not None:
+            config, fingerprint = self.model.config.get_text_config(), mu_fingerprint(self.model, args.temperature)
+            with self.accelerator.main_process_first():
+                rows = logged_rows(logged, self._tokenizer, config, fingerprint, args)
+        size = args.replay_size or max(REPLAYED_BATCHES * args.generation_batch_size, len(rows))
+        self._replay = buffer = ReplayBuffer(size // processes, args.replay_rule)
+        own = np.random.default_rng(args.seed).permutation(len(rows))[process::processes]
+        buffer.add([rows[place] for place in own])
+
+    def _with_replayed_rows(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The local generation batch with rows of earlier ones behind it, as many on every process."""
+        buffer = self._replay
+        if buffer is None:
+            return batch
+        check_columns(batch)
+        args, steps = self.args, self.args.steps_per_generation
+        step, processes, fresh = self.state.global_step, self.accelerator.num_processes, len(batch["completion_ids"])
+        buffer.settle()
+        if step == 0:
+            self._compute_log_mu(buffer)
+        kept = self._of_all(len(buffer))
+        count = steps * min(args.rows_again(fresh // steps), int(min(kept)) // steps)
+        rows = buffer.draw(count, [args.seed, self._rows_made, self.accelerator.process_index])
+        buffer.begin(batch, step)
+        metrics = self._metrics["train"]
+        metrics["topr/replay/kept"].append(sum(kept))
+        metrics["topr/replay/share"].append(count / (fresh + count))
+        if not rows:
+            return batch
+        metrics["topr/replay/age"].append(sum(self._of_all(sum(step - row.step for row in rows))) / count / processes)
+        if not self._said_replay:
+            self._said_replay = True
+            most = buffer.size * buffer.nbytes / len(buffer) / 2**20
+            say(
+                f"each process keeps at most {buffer.size} rows to use them again, about {most:.1f} MB if they are as "
+                "long as those so far.",
+                args,
+            )
+        # The loss is to be the mean over rows that were chosen or are used again; `topr_scale` makes up for the others.
+        chosen = fresh * processes / float(batch.get("topr_scale", 1.0))
+        scale = (fresh + count) * processes / (chosen + count * processes)
+        batch = with_rows(batch, rows, self._tokenizer.pad_token_id)
+        return {**batch, "topr_scale": torch.tensor(scale, device=self.accelerator.device)}
+
+    def _note_for_replay(self, inputs: dict[str, Any], mu_logps: Tensor, weights: Tensor, mask_BT: Tensor) -> None:
+        """Tell the buffer the log μ that a batch was trained on, and its weights."""
+        if self._replay is not None and self.model.training:
+            self._replay.note(inputs["topr_rows"], mu_logps, completion_means(weights, mask_BT))
+
+    @torch.no_grad()
+    def _compute_log_mu(self, buffer: ReplayBuffer) -> None:
+        """Compute log μ of logged rows that brought none, while the weights are those that training starts from."""
+        size, pad = self.args.per_device_train_batch_size, self._tokenizer.pad_token_id
+        unknown = buffer.without_log_mu(self.args.limits)
+        one = torch.tensor([pad])
+        blank = ReplayRow(one, one, one == pad, torch.zeros(1), reward=0.0, number=0, step=0)
+        # Sharded weights need all processes, as often as the one with the most rows.
+        starts = range(0, int(max(self._of_all(len(unknown)))), size)
+        computed: dict[int, Tensor] = {}
+        for start in tqdm(
+            starts, "Computing log μ", disable=not (starts and self.is_world_process_zero()), leave=False
+        ):
+            rows = unknown[start : start + size]
+            batch = batch_of(rows or [blank], pad, self.accelerator.device)
+            ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+            mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+            length = batch["completion_ids"].size(1)
+            logps_BT = self._get_per_token_logps_and_entropies(self.model, ids, mask, length, batch_size=size)[0]
+            computed |= {row.number: logps_T for row, logps_T in zip(rows, logps_BT.float().cpu(), strict=False)}
+        buffer.set_log_mu(computed)
+
+    def _of_all(self, number: float) -> list[float]:
+        """A number of each process."""
+        return self.accelerator.gather(torch.tensor([float(number)], device=self.accelerator.device)).tolist()
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Keep the rows to be used again with the checkpoint; each process has its own."""
+        if self._replay is not None:
+            self._replay.settle()
+            path = self._replay_file(output_dir)
+            path.parent.mkdir(parents=True, exist_ok=True)  # the main process may not have made it yet
+            torch.save({**self._replay.state(), "rows_made": self._rows_made}, path)
+        super()._save_rng_state(output_dir)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        if self._replay is None or checkpoint is None:
+            return
+        path, count = self._replay_file(checkpoint), len(list(Path(checkpoint).glob("replay_*.pt")))
+        if count != self.accelerator.num_processes:
+            warnings.warn(
+                f"{checkpoint} has the rows of {count} processes to be used again, and now there are "
+                f"{self.accelerator.num_processes}: what has no process, or no file, is left out.",
+                stacklevel=2,
+            )
+        rows_made = self._rows_made
+        if path.is_file():
+            try:
+                state = torch.load(path, weights_only=True)
+            except Exception as error:
+                raise ValueError(f"{path} is damaged ({error}). Put it back whole, or remove it.") from error
+            self._replay.load(state)
+            rows_made = state["rows_made"]
+        else:  # the weights are no longer those that log μ of logged rows would be of
+            self._replay.remove(self._replay.without_log_mu(self.args.limits))
+        self._rows_made = int(max(self._of_all(rows_made)))
+
+    def _replay_file(self, checkpoint: str) -> Path:
+        return Path(checkpoint) / f"replay_{self.accelerator.process_index}.pt"
