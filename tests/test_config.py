@@ -41,11 +41,25 @@ def test_single_limits_replace_the_presets(tmp_path):
 @pytest.mark.parametrize("name", list(_GRPO_ONLY))
 def test_grpo_only_settings_say_what_to_use_instead(name, tmp_path):
     default = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}[name]
-    other = {"scale_rewards": "none", "importance_sampling_level": "sequence"}.get(
+    other = {"scale_rewards": "batch", "importance_sampling_level": "sequence"}.get(
         name, "normalize_then_sum" if isinstance(default, str) else 0.77
     )
     with pytest.raises(ValueError, match=f"{name}=.*Remove it. .*(`|TOPR)"):
         TOPRConfig(str(tmp_path), **CPU, **{name: other})
+
+
+def test_settings_that_say_what_topr_does_are_taken(tmp_path):
+    for settings in ({"scale_rewards": False}, {"scale_rewards": "none"}, {"loss_type": "dapo"}, {"loss_type": None}):
+        assert TOPRConfig(str(tmp_path), **CPU, **settings).loss_type == "topr"
+
+
+def test_the_best_model_is_that_of_the_highest_reward(tmp_path):
+    of_best = {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps"}
+    args = TOPRConfig(str(tmp_path), **CPU, **of_best)
+    assert (args.metric_for_best_model, args.greater_is_better) == ("eval_reward", True)
+    args = TOPRConfig(str(tmp_path), **CPU, **of_best, metric_for_best_model="eval_length", greater_is_better=False)
+    assert (args.metric_for_best_model, args.greater_is_better) == ("eval_length", False)
+    assert TOPRConfig(str(tmp_path), **CPU).metric_for_best_model is None
 
 
 @pytest.mark.parametrize("settings", [{"packing": True}, {"loss_type": "dft"}, {"assistant_only_loss": True}])

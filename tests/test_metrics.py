@@ -52,7 +52,7 @@ def test_hand_made_rows():
     )
     assert metrics["topr/weight_mean"] == pytest.approx(2.501 / 4)
     assert metrics["topr/weight_not_one"] == 0.5
-    assert metrics["topr/positive_share"] == 0.5
+    assert metrics["topr/positive_share"] == 0.25
     assert metrics["topr/effective_positive_share"] == pytest.approx(1 / 4)
     assert metrics["topr/reward"] == -0.5
     assert metrics["topr/weight_mean_negatives"] == pytest.approx(0.2505)
@@ -97,7 +97,7 @@ def test_rows_that_were_not_computed_count_with_weight_one():
     metrics = rows.flush(alone)
     assert metrics["topr/weight_mean"] == 3.5 / 4
     assert metrics["topr/reward"] == -1 / 4
-    assert metrics["topr/positive_share"] == 3 / 4
+    assert metrics["topr/positive_share"] == 0
     assert metrics["topr/log_ratio/negatives/mean"] == -2.0
     assert not any("log_ratio/positives" in name for name in metrics)
 

@@ -8,6 +8,7 @@ from datasets import Dataset, IterableDataset
 from packaging.version import Version
 from reference import plain_logps
 from transformers import AutoModelForSequenceClassification, Qwen2Config, Qwen2ForSequenceClassification
+from trl import GRPOConfig, GRPOTrainer
 
 from topr_trl import PRESETS, TOPRConfig, TOPRTrainer
 from topr_trl.loss import topr_loss
@@ -583,6 +584,38 @@ def test_rewards_that_are_all_the_same_warn_under_the_default_baseline(model, to
     args = config(tmp_path, max_steps=2, baseline="mean")
     with pytest.warns(UserWarning, match="All 8 completions so far have R = 0 after baseline=mean"):
         train(model, tokenizer, problems, args, lambda completions, **_: [0.5] * 8)
+
+
+def test_rewards_that_become_all_the_same_warn_after_a_while(model, tokenizer, problems, tmp_path):
+    batches = iter([[1.0, 0.0] * 4] + [[1.0] * 8] * 12)
+
+    def then_solved(completions, **_):
+        return next(batches)
+
+    with pytest.warns(UserWarning, match=r"All 80 completions of the last 10 generation batches have R = 0") as caught:
+        _, logs, _ = train(
+            model, tokenizer, problems, config(tmp_path, max_steps=13, baseline="mean", num_generations=8), then_solved
+        )
+    assert sum("have R = 0" in str(warning.message) for warning in caught) == 1
+    assert [entry["topr/positive_share"] for entry in logs[:2]] == [0.5, 0.0]
+
+
+def test_rewards_that_are_all_none_are_said_once(model, tokenizer, problems, tmp_path):
+    with pytest.warns(UserWarning, match="No completion has a reward") as caught:
+        train(model, tokenizer, problems, config(tmp_path, baseline="mean"), lambda completions, **_: [None] * 8)
+    assert not any("have R = 0" in str(warning.message) for warning in caught)
+
+
+def test_a_checkpoint_of_another_trainer_is_refused(model, tokenizer, problems, tmp_path):
+    settings = {"output_dir": str(tmp_path), "max_steps": 1, "save_steps": 1, "logging_steps": 1, "use_cpu": True,
+                "bf16": False, "report_to": "none", "per_device_train_batch_size": 8, "num_generations": 4,
+                "max_completion_length": 4, "gradient_checkpointing": False, "disable_tqdm": True}  # fmt: skip
+    GRPOTrainer(model, coin, GRPOConfig(**settings), problems, processing_class=tokenizer).train()
+    trainer = make_trainer(model, tokenizer, problems, config(tmp_path))
+    with pytest.raises(
+        ValueError, match=r"checkpoint-1 was not written by a TOPR trainer: its log has no topr/ metric"
+    ):
+        trainer.train(resume_from_checkpoint=True)
 
 
 def test_rewards_that_are_all_0_warn(model, tokenizer, problems, tmp_path):

@@ -116,6 +116,20 @@ def is_whole_checkpoint(folder: Path) -> bool:
     return True
 
 
+def check_log(folder: str | Path) -> None:
+    """A ValueError if another trainer than ours has written a checkpoint."""
+    try:
+        logs = json.loads((Path(folder) / STATE).read_text()).get("log_history", [])
+    except (OSError, ValueError):  # the trainer says what is wrong with it
+        return
+    of_training = [set(logged) for logged in logs if "loss" in logged]
+    if of_training and not any(name.startswith("topr/") for logged in of_training for name in logged):
+        raise ValueError(
+            f"{folder} was not written by a TOPR trainer: its log has no topr/ metrics. Its optimizer, schedule and "
+            "step are of another training. Set another output_dir; to start from its weights, name it as the model."
+        )
+
+
 def check_finite(model: nn.Module, what: str) -> None:
     """A FloatingPointError if weights hold NaN or infinity; `what` begins its message.
 

@@ -3,7 +3,7 @@
 import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral, Real
@@ -261,10 +261,16 @@ def refuse_split_sequences(parallelism: Any) -> None:
             )
 
 
-def refuse_settings(args: object, parent: type, trainer: str, advice: dict[str, str]) -> None:
+def refuse_settings(
+    args: object,
+    parent: type,
+    trainer: str,
+    advice: dict[str, str],
+    also_allowed: Mapping[str, Sequence[Any]] | None = None,
+) -> None:
     """A ValueError for settings of the parent's own loss that are not at their defaults, with what to do instead."""
-    defaults = {f.name: f.default for f in fields(parent)}
-    foreign = {name: value for name in advice if (value := getattr(args, name)) != defaults[name]}
+    allowed = {f.name: (f.default, *(also_allowed or {}).get(f.name, ())) for f in fields(parent)}
+    foreign = {name: value for name in advice if (value := getattr(args, name)) not in allowed[name]}
     if foreign:
         given = " and ".join(f"{name}={value!r}" for name, value in foreign.items())
         one = len(foreign) == 1
@@ -276,7 +282,10 @@ def refuse_settings(args: object, parent: type, trainer: str, advice: dict[str, 
 
 _LIMITS_ADVICE = "How far a ratio counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`."
 _TAPER_ADVICE = "The taper is the only correction; see `log_mu`."
+# What TOPR does, in GRPO's words.
+_LIKE_TOPR: dict[str, tuple[Any, ...]] = {"loss_type": ("topr", None), "scale_rewards": (False, "none")}
 _GRPO_ONLY = {
+    "loss_type": f"TOPRTrainer has a loss of its own; related ones are presets: {', '.join(PRESETS)}.",
     **dict.fromkeys(("epsilon", "epsilon_high", "delta"), _LIMITS_ADVICE),
     **dict.fromkeys(("sapo_temperature_neg", "sapo_temperature_pos"), _LIMITS_ADVICE),
     **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), _LIMITS_ADVICE),
@@ -366,7 +375,8 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
     Defaults that differ from TRL's are the paper's (Sec. 4.1): `optim="adafactor"`, `learning_rate=5e-7`,
     `lr_scheduler_type="constant"`, `top_k=500`, `loss_type="topr"`. Settings that belong to GRPO's losses alone
     (`epsilon`, `delta`, `scale_rewards`, ...) raise if they are given a value of their own. With `log_mu="sampler"` all
-    tokens are sampled from: log-probabilities of what a filter leaves are larger than the trainer's.
+    tokens are sampled from: log-probabilities of what a filter leaves are larger than the trainer's. With
+    `load_best_model_at_end` the best model is that of the highest `eval_reward`.
     `logging_nan_inf_filter=False`: training stops at NaN, instead of logging it as 0.
 
     `vllm_importance_sampling_correction` never multiplies the loss here. While it is on, TRL measures how far the
@@ -383,18 +393,15 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
 
     def __post_init__(self) -> None:
         self.validate_topr()
-        if self.loss_type != "topr":
-            raise ValueError(
-                f"loss_type={self.loss_type!r} is one of GRPO's losses; TOPRTrainer has its own. Remove it, or use "
-                f"trl.GRPOTrainer. Related methods are presets here: {', '.join(PRESETS)}."
-            )
-        refuse_settings(self, GRPOConfig, "TOPRTrainer", _GRPO_ONLY)
+        refuse_settings(self, GRPOConfig, "TOPRTrainer", _GRPO_ONLY, _LIKE_TOPR)
+        self.loss_type = "topr"
         if self.log_mu == "sampler" and not self.use_vllm:
             raise ValueError(
                 "log_mu='sampler' needs use_vllm=True: transformers' generate reports no log-probabilities."
             )
         if self.top_k is None:
             self.top_k = 0 if self.log_mu == "sampler" else 500
+        self._choose_metric_for_best_model()
         super().__post_init__()
         self.validate_sharding()
         self.validate_replay(self.per_device_train_batch_size, self.steps_per_generation, self.world_size, self.beta)
@@ -407,6 +414,21 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
                 "weights once a batch is used for several optimizer steps, and TOPR's loss does not hold it. Set "
                 "use_bias_correction_kl=False, or beta=0 (the paper's)."
             )
+
+    def _choose_metric_for_best_model(self) -> None:
+        """The reward instead of transformers' default, the loss: an evaluation's is that of -mean(w · R) with w = 1."""
+        args: Any = self
+        if not args.load_best_model_at_end and args.lr_scheduler_type != "reduce_lr_on_plateau":
+            return
+        if args.metric_for_best_model in ("loss", "eval_loss"):
+            raise ValueError(
+                f"metric_for_best_model={args.metric_for_best_model!r}: the loss is -mean(w · R), which says nothing "
+                "of how good a model is; with baseline='mean' each evaluation's is 0. Set metric_for_best_model="
+                "'eval_reward', or leave it out."
+            )
+        if args.metric_for_best_model is None:
+            args.metric_for_best_model = "eval_reward"
+            args.greater_is_better = True if args.greater_is_better is None else args.greater_is_better
 
     def _refuse_filters(self) -> None:
         """A ValueError for settings by which vLLM's log-probabilities, as TRL asks for them, are not those of π.

@@ -63,7 +63,7 @@ def row_metrics(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> di
     | `topr/negatives_tapered` | share of the negatives with w < 1 |
     | `topr/negatives_dead` | share of the negatives with w < 0.01 |
     | `topr/negatives_effective` | effective share of the negatives, (Σw)² / (N Σw²) |
-    | `topr/positive_share`, `topr/effective_positive_share` | p (R >= 0) and p~ (Sec. 3.2) |
+    | `topr/positive_share`, `topr/effective_positive_share` | p (R > 0) and p~ (Sec. 3.2) |
     | `topr/reward` | mean R |
     | `topr/log_ratio/{positives,negatives}/{mean,q05,q50,q95}` | log π/μ of the completion |
 
@@ -78,7 +78,7 @@ def row_metrics(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> di
     metrics = {
         "topr/weight_mean": weights_N.mean(),
         "topr/weight_not_one": ((weights_N - 1).abs() > ROUNDING).double().mean(),
-        "topr/positive_share": positive.double().mean(),
+        "topr/positive_share": (rewards_N > 0).double().mean(),  # R = 0 teaches nothing, whatever its weight
         "topr/reward": rewards_N.mean(),
     }
     share = effective_positive_share(rewards_N.numpy())
@@ -112,9 +112,9 @@ def warn_if_dead(share: float, step: int, steps: int, first_log: int) -> bool:
     warnings.warn(
         f"{share:.0%} of the negatives have a weight under {DEAD_WEIGHT:g} at step {step} of {steps}: they have left "
         "the loss, because log μ says that the model which wrote them is far from the one in training. If so, a "
-        "lower learning rate keeps them longer. If not, look at where log μ comes from: log-probabilities of a "
-        "truncated distribution (top_k, top_p), of another temperature or with the noise of another engine add up over "
-        "long completions. See docs/metrics.md.",
+        "lower learning rate or fewer updates on the same rows keep them longer. If not, look at where log μ comes "
+        "from: log-probabilities of a truncated distribution (top_k, top_p), of another temperature or with the noise "
+        "of another engine add up over long completions. See docs/metrics.md.",
         stacklevel=4,
     )
     return True

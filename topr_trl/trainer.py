@@ -20,6 +20,8 @@ from topr_trl.rewards import checked
 from topr_trl.trainer_base import settings_for
 from topr_trl.trainer_replay import ReplayMixin, check_replay
 
+_SILENT = 10  # generation batches in a row with nothing to learn, of which the trainer warns
+
 
 class TOPRTrainer(ReplayMixin, GRPOTrainer):
     """Tapered Off-Policy REINFORCE (arXiv 2503.14286) instead of GRPO.
@@ -67,7 +69,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         check_replay(args, dataset, replay_dataset)
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
-        self._any_signal = self._warned_of_silence = False
+        self._silent_rows = self._silent_batches = 0  # with R = 0 alone, since the last batch with another R
+        self._warned_of_silence = False
         self._shown_weights: dict[int, list[Shown]] = {}  # of the rows of the table of completions
         super().__init__(model, reward_funcs, args, *rest, **kwargs)
         if self._tokenizer.pad_token_id is None:
@@ -129,7 +132,9 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._rows_made += len(raw_rewards)
         if train:
             # Under a mean as baseline, rewards that are all the same are normal, and say nothing of the next batch.
-            self._any_signal = self._any_signal or bool(rewards.any())
+            is_silent = not rewards.any() and bool((~raw_rewards.isnan()).any())
+            self._silent_batches = self._silent_batches + 1 if is_silent else 0
+            self._silent_rows = self._silent_rows + len(raw_rewards) if is_silent else 0
             if rewards.any() or not len(rewards) or self.args.baseline not in BASELINES:
                 self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args)
             self._say_share(rewards, self.args)
@@ -273,10 +278,12 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             del metrics[name]  # of GRPO's clipping, always 0 here
         if self.args.log_completions:
             self._show_weights_in_completions()
-        if self._mode == "train" and self._rows_made and not (self._any_signal or self._warned_of_silence):
+        since_start = 0 < self._silent_rows == self._rows_made
+        if self._mode == "train" and not self._warned_of_silence and (since_start or self._silent_batches >= _SILENT):
             self._warned_of_silence = True
+            which = "so far" if since_start else f"of the last {self._silent_batches} generation batches"
             warnings.warn(
-                f"All {self._rows_made} completions so far have R = 0 after baseline={self.args.baseline}: their "
+                f"All {self._silent_rows} completions {which} have R = 0 after baseline={self.args.baseline}: their "
                 "rewards are all the same, and there is nothing to learn. Look at the reward functions.",
                 stacklevel=2,
             )

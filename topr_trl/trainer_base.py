@@ -18,7 +18,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl.trainer.utils import get_config_model_id
 
 from topr_trl.baseline import FloatArray, effective_positive_share
-from topr_trl.checkpoints import StopAtNaN, check_files, check_finite, from_safetensors, not_finite
+from topr_trl.checkpoints import StopAtNaN, check_files, check_finite, check_log, from_safetensors, not_finite
 from topr_trl.completions_log import RowWeights
 from topr_trl.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.curation import Curated
@@ -145,6 +145,7 @@ class TOPRMixin(Trainer):
             if not Path(checkpoint).is_dir():
                 raise ValueError(f"There is no checkpoint {checkpoint} to resume from.")
             check_files(checkpoint, self.model)
+            check_log(checkpoint)
 
     def _before_training(self, resumed: bool) -> None:
         """For what a trainer does before a checkpoint is loaded."""
@@ -230,10 +231,12 @@ class TOPRMixin(Trainer):
         if self._said_share or not share < 1 or args.limits.b_neg == 0:
             return
         self._said_share = True
+        until = " until the taper takes it from them" * (args.limits.a_neg < args.limits.b_neg)
+        offline = isinstance(args, OfflineTOPRConfig)
+        more = "topr trial tries several on your rows" if offline else "the loss is 0 while all weights are 1"
         say(
-            f"the effective share of positives is {share:.0%}, so negatives have {1 - share:.0%} of the weight until "
-            "the taper takes it from them. effective_positive_share sets it; topr trial finds out what is best for "
-            "your rows.",
+            f"the effective share of positives is {share:.0%}, so negatives have {1 - share:.0%} of the weight{until}. "
+            f"effective_positive_share sets it; {more}.",
             args,
         )
 

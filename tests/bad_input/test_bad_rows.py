@@ -711,9 +711,23 @@ IMPORTED = [
         rewards="rewards.jsonl",
     ),
     imported(
-        "half of a surrogate pair",
-        'topr import: log/1.jsonl, line 1: its completion is "\\ud83d", and must be text.',
-        {**LOG_OF_VERL, "output": "\ud83d"},
+        "an array of records",
+        "topr import: log/1.jsonl, line 1: it begins a JSON array: write one record per line.",
+        json.dumps([LOG_OF_VERL], indent=1),
+    ),
+    imported(
+        "a list of messages",
+        "topr import: log/1.jsonl, line 1: it lacks input, output, score, step; it has messages, reward; --format "
+        "messages reads lists of messages.",
+        {"messages": [], "reward": 1},
+    ),
+    imported(
+        "two rewards of one run",
+        "topr import: log/1.jsonl, line 2: its reward is 0, where an earlier record of run 3 has 1: a run has one "
+        "reward, at one of its records or at all.",
+        {**LOG_OF_VERL, "run": 3},
+        {**LOG_OF_VERL, "run": 3, "score": 0},
+        rollout_field="run",
     ),
     imported(
         "a file that is not compressed as its name says",

@@ -111,10 +111,18 @@ SETTINGS = [
     of_both("an unknown source of log μ", "log_mu must be one of trainer, sampler, not 'guess'.", log_mu="guess"),
     setting(
         "a loss of GRPO's",
-        "loss_type='dapo' is one of GRPO's losses; TOPRTrainer has its own. Remove it, or use "
-        "trl.GRPOTrainer. Related methods are presets here: topr, positives_only, reinforce, opr, tis.",
+        "loss_type='cispo' belongs to another loss and has no meaning for TOPRTrainer. Remove it. TOPRTrainer has a "
+        "loss of its own; related ones are presets: topr, positives_only, reinforce, opr, tis.",
         TOPRConfig,
-        loss_type="dapo",
+        loss_type="cispo",
+    ),
+    setting(
+        "the loss to tell the best model",
+        "metric_for_best_model='loss': the loss is -mean(w · R), which says nothing of how good a model is; with "
+        "baseline='mean' each evaluation's is 0. Set metric_for_best_model='eval_reward', or leave it out.",
+        TOPRConfig,
+        load_best_model_at_end=True,
+        metric_for_best_model="loss",
     ),
     setting(
         "a setting of GRPO's loss",
@@ -125,19 +133,19 @@ SETTINGS = [
     ),
     setting(
         "several settings of GRPO's loss",
-        "epsilon=0.3 and scale_rewards=False belong to another loss and have no meaning for TOPRTrainer. Remove them. "
-        "How far a ratio counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`. TOPR uses the raw "
+        "epsilon=0.3 and scale_rewards='batch' belong to another loss and have no meaning for TOPRTrainer. Remove "
+        "them. How far a ratio counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`. TOPR uses the raw "
         "reward minus `baseline`; nothing is divided by a standard deviation.",
         TOPRConfig,
         epsilon=0.3,
-        scale_rewards=False,
+        scale_rewards="batch",
     ),
     setting(
         "scaled rewards",
-        "scale_rewards='none' belongs to another loss and has no meaning for TOPRTrainer. Remove it. TOPR "
+        "scale_rewards='batch' belongs to another loss and has no meaning for TOPRTrainer. Remove it. TOPR "
         "uses the raw reward minus `baseline`; nothing is divided by a standard deviation.",
         TOPRConfig,
-        scale_rewards="none",
+        scale_rewards="batch",
     ),
     setting(
         "the sampler's log μ without vLLM",

@@ -17,6 +17,7 @@ def test_the_bootstrap_by_hand():
     assert (found.difference, found.low, found.high) == (0.5, 0.0, 1.0)
     assert found.share_better == pytest.approx(0.75, abs=0.02)
     assert str(Difference(0.512, -0.534, 0.556, 0.8)) == "+51.2 [-53.4, +55.6]"
+    assert str(Difference(-1e-17, -1e-17, 0.0, 0.0)) == "+0.0 [+0.0, +0.0]"
     assert found.to_dict() == {"difference": 0.5, "low": 0.0, "high": 1.0, "share_better": found.share_better}
 
 

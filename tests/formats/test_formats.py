@@ -83,7 +83,7 @@ def imported(tmp_path):
 
 def made(name, record, **settings):
     reader = RecordReader(ImportArguments(format=name, **settings))
-    rows = reader._rows(record)
+    rows = reader._rows(reader._checked(record))
     table = to_table(rows, [""] * len(rows), reader.columns, bool(rows) and isinstance(rows[0]["prompt"], list))
     return from_table(table)
 

@@ -72,7 +72,10 @@ def test_lines_that_were_cut_off_are_counted_and_named(tmp_path, monkeypatch, ca
     source = lines(tmp_path / "log.jsonl", [record(0), "\n", '{"input": "1 +\n', record(2), record(3), '{"inp'])
     assert len(imported(source, tmp_path / "rows")) == 3
     said = capsys.readouterr().out
-    assert "2 lines are no JSON and are left out: log.jsonl, line 3, log.jsonl, line 6." in said
+    assert (
+        "2 lines are no JSON, or have half of a character, and are left out: log.jsonl, line 3, log.jsonl, line 6."
+        in said
+    )
     imported(source, tmp_path / "rows")
     assert manifest.read(tmp_path / "rows").stages["import"]["left_out"]["broken"]["count"] == 2
     with pytest.raises(ValueError, match="none of its records holds a completion to learn from"):
@@ -97,7 +100,7 @@ def test_a_compressed_file_that_breaks_off_keeps_its_whole_lines(tmp_path, capsy
     rows = imported(tmp_path / "log.jsonl.gz", tmp_path / "rows")
     assert 100 < len(rows) < 4_000
     assert rows["completion"][:] == [f" {n}." for n in range(len(rows))]
-    assert "1 line is no JSON and is left out: " in capsys.readouterr().out
+    assert "1 line is no JSON, or has half of a character, and is left out: " in capsys.readouterr().out
 
 
 def test_a_file_that_is_not_compressed_as_its_name_says_is_an_error(tmp_path):
@@ -124,7 +127,6 @@ def test_a_file_and_its_compressed_copy_are_not_read_both(tmp_path):
             {"score": [1.0, 0.0]},
             r"line 4: score holds 2 reward\(s\) for 1 completion\(s\): it must be a list with one for each",
         ),
-        ({"output": "\ud83d"}, r'line 4: its completion is "\\ud83d", and must be text'),
         ({"input": ["a"]}, r'line 4: its prompt is \["a"\], and must be text'),
     ],
 )
@@ -158,9 +160,45 @@ def test_an_edited_log_of_the_same_size_is_another_one(tmp_path):
         imported(source, tmp_path / "rows")
 
 
-def test_a_temperature_can_be_given(tmp_path):
+def test_how_they_were_sampled_can_be_given(tmp_path):
     source = lines(tmp_path / "log.jsonl", [record(0)])
-    assert imported(source, tmp_path / "rows", temperature=0.7)["temperature"][:] == [0.7]
+    (row,) = imported(source, tmp_path / "rows", temperature=0.7, logprobs_mode="raw_logprobs")
+    assert (row["temperature"], row["logprobs_mode"]) == (0.7, "raw_logprobs")
+    with pytest.raises(ValueError, match="logprobs_mode must be one of raw_logprobs, processed_logprobs, not 'raw'"):
+        imported(source, tmp_path / "other", logprobs_mode="raw")
+
+
+def test_text_that_was_cut_inside_a_character_is_left_out(tmp_path, capsys):
+    whole = [record(0, output="a \N{GRINNING FACE}"), record(1, output="\\ud83d")]
+    rows = imported(lines(tmp_path / "log.jsonl", [*whole, record(2, output="\ud83d")]), tmp_path / "rows")
+    assert rows["completion"][:] == ["a \N{GRINNING FACE}", "\\ud83d"]
+    assert (
+        "1 line is no JSON, or has half of a character, and is left out: log.jsonl, line 3" in capsys.readouterr().out
+    )
+
+
+def test_an_array_of_records_is_not_read_as_lines(tmp_path):
+    source = tmp_path / "log.jsonl"
+    source.write_text(json.dumps([record(0), record(1)], indent=1))
+    with pytest.raises(ValueError, match=r"log\.jsonl, line 1: it begins a JSON array: write one record per line\."):
+        imported(source, tmp_path / "rows")
+    source.rename(tmp_path / "log.json")
+    with pytest.raises(ValueError, match=r"must hold \.jsonl files of this format alone; it has \.json files"):
+        imported(tmp_path, tmp_path / "rows")
+
+
+def test_the_problem_can_be_named(tmp_path, capsys):
+    source = lines(tmp_path / "log.jsonl", [record(n, task={"id": n % 2}) for n in range(0, 8, 2)])
+    assert len(set(imported(source, tmp_path / "rows")["problem_id"])) == 4
+    assert "4 rows, each of another problem: if some are of the same one, name it with --problem_field" in (
+        capsys.readouterr().out
+    )
+    source = lines(tmp_path / "log.jsonl", [record(n, task={"id": n % 4}) for n in range(0, 8, 2)])
+    rows = imported(source, tmp_path / "named", problem_field="task.id")
+    assert rows["problem_id"][:] == ["0", "2", "0", "2"]
+    assert "4 rows of 2 problems." in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"line 1: it has no field task\.name; it has"):
+        imported(source, tmp_path / "other", problem_field="task.name")
 
 
 def test_every_format_is_in_the_guide():

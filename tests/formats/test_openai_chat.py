@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from topr_trl import load_rows
 from topr_trl.cli import main
 from topr_trl.data.tokenization import tokenize_row
+from topr_trl.pipeline import importing
 from topr_trl.tasks import arithmetic
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
@@ -148,3 +149,82 @@ def test_ids_of_rewards_are_checked(tmp_path, second, why):
 def test_what_cannot_be_read(tmp_path, record, message):
     with pytest.raises(ValueError, match=f"line 1: .*{message}"):
         imported(tmp_path, [record])
+
+
+# Runs of agents.
+
+
+def request(run, *said, reward=None, order=1, **more):
+    """A request of a run, whose prompt has the turns before; each call of a tool has an id of its own."""
+    turns = []
+    for text in said[:-1]:
+        call = {"id": f"{run}-{text}", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+        turns += [{"role": "assistant", "content": text, "tool_calls": [call]},
+                  {"role": "tool", "content": "ok", "tool_call_id": call["id"]}]  # fmt: skip
+    asked = {"messages": [{"role": "user", "content": f"Order {order}?"}, *turns]}
+    response = {"choices": [{"message": {"role": "assistant", "content": said[-1]}, "finish_reason": "stop"}]}
+    return {"run_id": run, "request": asked, "response": response, "reward": reward, **more}
+
+
+def test_requests_of_a_run_are_its_parts(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(importing, "RECORDS_PER_SHARD", 2)
+    failed = {**request("b", "x", "y", reward=0), "response": {"error": "overloaded"}}
+    log = [request("a", "x"), request("b", "x"), request("a", "x", "y"), failed, request("a", "x", "y", "z", reward=1),
+           request("c", "x", order=2, reward=1)]  # fmt: skip
+    rows = imported(tmp_path, log, reward_fields="reward", rollout_field="run_id")
+    assert rows["rollout_id"][:] == ["a", "b", "a", "a", "c"]
+    assert rows["reward"][:] == [1.0, 0.0, 1.0, 1.0, 1.0]
+    assert rows["problem_id"][0] == rows["problem_id"][1] == rows["problem_id"][3] != rows["problem_id"][4]
+    assert "3 runs of 2 problems." in capsys.readouterr().out
+    for settings, message in (
+        ({}, r"line 1: its reward is null \(reward\)"),
+        ({"rollout_field": "run"}, r"line 1: it has no field run; it has"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            imported(tmp_path, log, reward_fields="reward", output_dir=tmp_path / "other", **settings)
+
+
+def test_a_run_without_a_reward(tmp_path):
+    log = [request("a", "x"), request("b", "x", reward=1)]
+    settings = {"reward_fields": "reward", "rollout_field": "run_id"}
+    with pytest.raises(ValueError, match=r"line 1: no record of its run a has a reward\. --skip_unrewarded leaves"):
+        imported(tmp_path, log, **settings)
+    assert imported(tmp_path, log, **settings, skip_unrewarded=True)["rollout_id"][:] == ["b"]
+    (tmp_path / "rewards.jsonl").write_text('{"id": "a", "reward": 0.5}\n{"id": "b", "reward": 1}')
+    given = {"rewards": tmp_path / "rewards.jsonl", "id_field": "run_id", "rollout_field": "run_id"}
+    assert imported(tmp_path, log, **given, output_dir=tmp_path / "given")["reward"][:] == [0.5, 1.0]
+
+
+def test_several_completions_cannot_be_one_run(tmp_path):
+    two = request("a", "x", reward=1)
+    two["response"]["choices"] *= 2
+    with pytest.raises(ValueError, match="line 1: it has 2 completions, which cannot all be a part of one run"):
+        imported(tmp_path, [two], reward_fields="reward", rollout_field="run_id")
+
+
+def test_prompts_that_differ_in_ids_of_calls_are_of_one_problem(tmp_path):
+    rows = imported(tmp_path, [request(run, "x", "y", reward=1) for run in "ab"], reward_fields="reward")
+    assert len(set(rows["problem_id"])) == 1
+    assert rows["prompt"][0] != rows["prompt"][1]
+
+
+def test_numbers_that_may_be_the_reward_are_named(tmp_path, capsys):
+    imported(tmp_path, [request("a", "x", eval={"score": 0.5}, passed=True)])
+    assert "There are no rewards: name their fields (eval.score, passed hold numbers) with --reward_fields" in (
+        capsys.readouterr().out
+    )
+
+
+def test_lists_of_messages(tmp_path, capsys):
+    run = request("a", "x", "y")["request"]["messages"] + [{"role": "assistant", "content": "done"}]
+    cut = request("a", "x", "y")["request"]["messages"]
+    cut[1]["tool_calls"][0]["function"]["arguments"] = '{"a": '
+    log = [{"messages": run, "tools": TOOLS, "reward": 1}, {"messages": run[:1], "reward": 0},
+           {"messages": cut, "reward": 0}]  # fmt: skip
+    rows = imported(tmp_path, log, format="messages", reward_fields="reward")
+    assert [each["role"] for each in rows[0]["prompt"]] == ["user"]
+    assert [each["content"] for each in rows[0]["completion"]] == ["x", "ok", "done"]
+    assert (rows["reward"][:], json.loads(rows[0]["tools"])) == ([1.0], TOOLS)
+    said = capsys.readouterr().out
+    assert "1 record holds no completion to learn from: log.jsonl, line 2." in said
+    assert "1 record has a call of a tool whose arguments are no JSON, without token ids, and is left out" in said

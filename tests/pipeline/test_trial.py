@@ -188,6 +188,15 @@ def test_the_best_arm_and_those_that_cannot_be_told_from_it():
     assert found.shares[arms[3]] == 0
 
 
+def test_arms_that_differ_by_rounding_are_equal():
+    shown = np.array([0.1 + 0.2, 0.3])
+    values = {None: shown - 0.1, ARMS[0]: np.array([0.3, 0.3]), ARMS[1]: shown, ARMS[2]: shown[::-1]}
+    found = recommend(values)
+    assert found.best == ARMS[0]
+    assert found.level == [ARMS[1], ARMS[2]]
+    assert [found.shares[arm] for arm in ARMS[:3]] == pytest.approx([1 / 3] * 3)
+
+
 def test_shares_of_draws():
     assert share_best(np.array([[1.0, 1.0, 0.0]] * 5)).tolist() == [0.5, 0.5, 0.0]
     values = np.random.default_rng(0).normal([0.0, 0.1], 1, (400, 2))

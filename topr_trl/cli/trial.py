@@ -16,6 +16,7 @@ from topr_trl.pipeline.arguments import TrialArguments
 from topr_trl.pipeline.trial import Arm, Outcome, run_trial
 
 _BEFORE = "before training"  # the label of the model that no arm has changed
+_DIGITS = 9  # of a mean: equal values have means that differ by rounding, and the first of equals is the best
 _FEW = 2.0  # effective samples per problem, below which an estimate from rewards says little
 
 
@@ -55,7 +56,7 @@ class Recommendation:
 
 def recommend(values: dict[Arm | None, NDArray[np.float64]], seed: int = 0) -> Recommendation:
     """Rank arms by their mean over the held-out problems; intervals by a paired bootstrap over these."""
-    means = {arm: float(value.mean()) for arm, value in values.items()}
+    means = {arm: round(float(value.mean()), _DIGITS) for arm, value in values.items()}
     errors = {arm: float(value.std(ddof=1)) / len(value) ** 0.5 for arm, value in values.items()}
     arms = sorted(values, key=lambda arm: -means[arm])
     best = next(arm for arm in arms if arm is not None)

@@ -128,10 +128,27 @@ def problem_column(rows: Dataset) -> NDArray[Any]:
 
 
 def hash_prompts(prompts: Iterable[Any]) -> NDArray[np.str_]:
-    """A short hash of each prompt (text, messages or token ids): prompts themselves would take much memory."""
-    return np.array(
-        [hashlib.blake2b(repr(prompt).encode(), digest_size=8).hexdigest() for prompt in prompts], dtype=str
-    )
+    """A short hash of each prompt (text, messages or token ids): prompts themselves would take much memory.
+
+    Messages that differ in the ids of their calls of tools alone are equal: each call has an id of its own.
+    """
+    plain = (_without_call_ids(prompt) for prompt in prompts)
+    return np.array([hashlib.blake2b(repr(each).encode(), digest_size=8).hexdigest() for each in plain], dtype=str)
+
+
+def _without_call_ids(prompt: Any) -> Any:
+    if not isinstance(prompt, list) or not any(
+        isinstance(each, dict) and (each.get("tool_calls") or each.get("tool_call_id")) for each in prompt
+    ):
+        return prompt
+    return [
+        {
+            name: [{**call, "id": None} for call in value] if name == "tool_calls" and value else value
+            for name, value in each.items()
+            if name != "tool_call_id"
+        }
+        for each in prompt
+    ]
 
 
 def refuse_images(rows: Dataset, why: str) -> None:

@@ -11,6 +11,7 @@ from topr_trl.evaluation.estimates import powers_of_two
 from topr_trl.evaluation.exact import expected_maj, expected_pass
 
 _DRAWS = 10_000
+_DIGITS = 12  # of a mean: equal values have means that differ by rounding
 _CHUNK = 500  # draws at a time, to bound memory
 
 
@@ -33,7 +34,9 @@ class Difference:
         return asdict(self)
 
     def __str__(self) -> str:
-        return f"{100 * self.difference:+.1f} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
+        # + 0.0 makes a zero of a negative zero.
+        found = (round(100 * value, 1) + 0.0 for value in (self.difference, self.low, self.high))
+        return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*found)
 
 
 def paired_bootstrap(first_PM: NDArray[np.float64], second_PM: NDArray[np.float64], seed: int = 0) -> list[Difference]:
@@ -57,7 +60,7 @@ def share_best(values_PA: NDArray[np.float64], seed: int = 0) -> NDArray[np.floa
 
     `values_PA` holds the runs' values by problem; equals share a draw.
     """
-    means_DA = _drawn_means(values_PA, seed)
+    means_DA = _drawn_means(values_PA, seed).round(_DIGITS)
     is_best_DA = means_DA >= means_DA.max(axis=1, keepdims=True)
     shares: NDArray[np.float64] = (is_best_DA / is_best_DA.sum(axis=1, keepdims=True)).mean(axis=0)
     return shares

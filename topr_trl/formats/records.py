@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from topr_trl.data.sampled import SAMPLING
+from topr_trl.data.sampled import MODE, SAMPLING
 from topr_trl.data.tables import rows_of, unreadable
 from topr_trl.data.turns import plain_content
 
@@ -29,13 +30,14 @@ MESSAGES = pa.list_(
 IDS, LOGPS = pa.list_(pa.int32()), pa.list_(pa.float32())
 TEXT, NUMBER = pa.string(), pa.float64()
 _COMPRESSED = (".zst", ".gz")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a character beyond 16 bits is two of them in JSON
 _LONG = 60  # characters of a value in a message
 
 # What rows may have besides prompt and completion.
 COLUMNS: dict[str, pa.DataType] = {
     "prompt_ids": IDS, "completion_ids": IDS, "completion_mask": pa.list_(pa.int8()), "sampler_logps": LOGPS,
     "reward": NUMBER, "problem_id": TEXT, "rollout_id": TEXT, "finish_reason": TEXT, "answer": TEXT, "tools": TEXT,
-    **dict(zip(SAMPLING, (NUMBER, NUMBER, pa.int64()), strict=True)),
+    **dict(zip(SAMPLING, (NUMBER, NUMBER, pa.int64()), strict=True)), MODE: TEXT,
 }  # fmt: skip
 
 
@@ -85,7 +87,8 @@ class Format:
         if not isinstance(record, dict):
             raise NotOfFormat(f"it must be a JSON object, and is a {type(record).__name__}: write one record per line")
         if missing := sorted(self.required - set(record)):
-            raise NotOfFormat(f"it lacks {', '.join(missing)}; it has {', '.join(sorted(record))}")
+            more = "; --format messages reads lists of messages" * ("messages" in record)
+            raise NotOfFormat(f"it lacks {', '.join(missing)}; it has {', '.join(sorted(record))}{more}")
         known = self.required | (set(record) if self.optional is None else self.optional) | set(ignored)
         if unknown := sorted(set(record) - known):
             raise NotOfFormat(
@@ -104,6 +107,8 @@ def files_of(path: Path, suffix: str) -> list[Path]:
         return [path]
     found, *others = (_files_in(path, kind) for kind in (suffix, *({".jsonl", ".parquet"} - {suffix})))
     kinds = {_plain(files[0]).suffix for files in others if files}
+    if not found:
+        kinds = {_plain(file).suffix for file in path.rglob("*") if file.is_file()} - {""}
     if not found or kinds:
         more = f"; it has {' and '.join(sorted(kinds))} files" if kinds else ""
         raise ValueError(f"{path} must hold {suffix} files of this format alone{more}. Name a file, or another folder.")
@@ -157,13 +162,16 @@ def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
 
 
 def parsed(raw: bytes | Record) -> Any:
-    """What a line holds; None if it is no JSON."""
+    """What a line holds; None if it is no JSON, or has half of a character, as text that was cut in an emoji has."""
     if not isinstance(raw, bytes):
         return raw
     try:
-        return json.loads(raw)
-    except (json.JSONDecodeError, UnicodeDecodeError):
+        found = json.loads(raw)
+        if _SURROGATE.search(raw):
+            json.dumps(found, ensure_ascii=False).encode()
+    except (json.JSONDecodeError, UnicodeError):
         return None
+    return found
 
 
 def to_table(made: list[Row], places: list[str], columns: Sequence[str], conversational: bool) -> pa.Table:
@@ -186,7 +194,7 @@ def to_table(made: list[Row], places: list[str], columns: Sequence[str], convers
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array | None:
     try:
         return pa.array(values, kind)
-    except (pa.ArrowException, OverflowError, UnicodeError):  # half of a surrogate pair, which JSON can hold
+    except (pa.ArrowException, OverflowError):
         return None
 
 
@@ -224,6 +232,12 @@ def message(given: Mapping[str, Any]) -> Row:
     }  # fmt: skip
 
 
+def split_at_first_turn(messages: list[Row]) -> dict[str, list[Row]]:
+    """The prompt is all up to the first turn of the assistant; no completion if there is none."""
+    first = next((n for n, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
+    return {"prompt": messages[:first], "completion": messages[first:]}
+
+
 def text_or_messages(given: object) -> object:
     """Text as it is, messages each as `message` has it."""
     return [message(each) for each in given] if isinstance(given, list) else given
@@ -234,6 +248,18 @@ def _call(given: Mapping[str, Any]) -> Row:
     function = given.get("function") or given
     arguments = _as_json(function.get("arguments"))
     return {"id": given.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def has_broken_call(row: Row) -> bool:
+    """Whether arguments of a call are no JSON, as where a run was cut off, and no token ids say what was written."""
+    said = [
+        each
+        for name in ("prompt", "completion")
+        if isinstance(row[name], list) and not row.get(f"{name}_ids")
+        for each in row[name]
+    ]
+    calls = (call for each in said if isinstance(each, dict) for call in each.get("tool_calls") or ())
+    return any(parsed((call["function"]["arguments"] or "{}").encode(errors="replace")) is None for call in calls)
 
 
 def _as_json(arguments: Any) -> str:

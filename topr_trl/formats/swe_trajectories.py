@@ -2,15 +2,9 @@
 
 from typing import Any
 
-from topr_trl.formats.records import Format, Record, Row, message, tools_as_json
+from topr_trl.formats.records import Format, Record, Row, message, split_at_first_turn, tools_as_json
 
 _ROLES = {"system": "system", "user": "user", "ai": "assistant"}
-
-
-def _split(messages: list[Row]) -> dict[str, list[Row]]:
-    """The prompt is all up to the first turn of the assistant."""
-    first = next((n for n, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
-    return {"prompt": messages[:first], "completion": messages[first:]}
 
 
 def _outcome(value: Any) -> float | None:
@@ -24,14 +18,14 @@ def rows_of_swe_agent(record: Record) -> list[Row]:
         message({"role": _ROLES[each["role"]], "content": each["text"] or each["system_prompt"]})
         for each in record["trajectory"]
     ]
-    row = {**_split(messages), "problem_id": record["instance_id"]}
+    row = {**split_at_first_turn(messages), "problem_id": record["instance_id"]}
     return [row] if row["completion"] else []
 
 
 def rows_of_openhands(record: Record) -> list[Row]:
     """One row of messages with calls of tools; none without a turn of the agent."""
     row = {
-        **_split(list(map(message, record["trajectory"]))),
+        **split_at_first_turn(list(map(message, record["trajectory"]))),
         "problem_id": record["instance_id"], "tools": tools_as_json(record["tools"]),
     }  # fmt: skip
     return [row] if row["completion"] else []

@@ -21,6 +21,8 @@ from topr_trl.config import (
     check_choice,
     check_types,
 )
+from topr_trl.data.rows import ROLLOUT
+from topr_trl.data.sampled import LOGPROBS_MODES
 from topr_trl.data.tables import TABLE_SUFFIXES
 from topr_trl.formats import FORMATS
 from topr_trl.generation.sampling import SamplingArguments
@@ -248,8 +250,23 @@ class ImportArguments(FolderArguments):
     skip_unrewarded: bool = field(
         default=False, metadata={"help": "Leave out records whose reward is missing; they are counted and named."}
     )
+    problem_field: str | None = field(
+        default=None,
+        metadata={"help": "Field with the name of the problem, whose records are compared; else equal prompts are."},
+    )
+    rollout_field: str | None = field(
+        default=None,
+        metadata={"help": "Field with the name of the run, where each request of a run is a record of its own."},
+    )
     temperature: float | None = field(
         default=None, metadata={"help": "At which all of them were sampled, whatever the files say."}
+    )
+    logprobs_mode: str | None = field(
+        default=None,
+        metadata={
+            "help": "What their log-probabilities are of: raw_logprobs (the model) or processed_logprobs (after "
+            "temperature and filters)."
+        },
     )
     ignore_fields: list[str] | None = field(
         default=None, metadata={"help": "Fields that are not the format's and are left out."}
@@ -264,6 +281,10 @@ class ImportArguments(FolderArguments):
             raise ValueError(f"ignore_fields: records of format {self.format} may have any fields. Leave it out.")
         if self.temperature is not None and not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature must be above 0, not {self.temperature}.")
+        if self.logprobs_mode is not None:
+            check_choice(self, logprobs_mode=LOGPROBS_MODES)
+        if self.rollout_field is not None and ROLLOUT in FORMATS[self.format].columns:
+            raise ValueError(f"rollout_field: a record of format {self.format} is a whole run. Leave it out.")
         for name in ("rewards", "requests"):
             if getattr(self, name) is not None:
                 existing(getattr(self, name), f"--{name}")

@@ -2,20 +2,22 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from tqdm.auto import tqdm
 
+from topr_trl.data.rows import ROLLOUT
 from topr_trl.data.sampled import TEMPERATURE
 from topr_trl.data.tables import read_shard, shard_path, shards_of
-from topr_trl.formats.records import Record, count_records, files_of, read_records, to_table
+from topr_trl.formats.records import Record, count_records, files_of, parsed, read_records, to_table
 from topr_trl.pipeline.arguments import ImportArguments
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.record_reader import Part, RecordReader, short_place
+from topr_trl.pipeline.record_reader import Part, RecordReader, numbers_in, short_place
 from topr_trl.pipeline.shards import Made, notes_of, write_shard
 
 RECORDS_PER_SHARD = 1_000
+_LOOKED_AT = 100  # records, for fields that may be the reward
 _NAMED = 5  # places of what was left out that the summary lists
 
 
@@ -31,6 +33,8 @@ def import_rows(args: ImportArguments) -> Made:
     shards = sum(-(-count // RECORDS_PER_SHARD) for count in count_records(files))
     if not shards:
         raise ValueError(f"{args.source} has no record.")
+    if args.rollout_field:
+        reader.find_runs(tqdm(chain.from_iterable(map(read_records, files)), desc="Finding runs", unit="record"))
     conversational: bool | None = None  # whether prompts are messages: by the first row
     waiting: list[tuple[Path, Part]] = []  # shards before it, whose columns have its types
     for k, records in enumerate(tqdm(_parts(files), total=shards, desc=f"Importing {args.format}", unit="shard")):
@@ -50,7 +54,13 @@ def import_rows(args: ImportArguments) -> Made:
         waiting.clear()
     if waiting:
         raise ValueError(f"{args.source}: none of its records holds a completion to learn from.")
-    return _summary(args.folder, reader, [short_place(str(file), args.source) for file in found if file not in files])
+    rows, notes = _summary(args.folder, reader)
+    repeated = [short_place(str(file), args.source) for file in found if file not in files]
+    notes["left_out"]["repeated"] = _first(repeated)
+    if "reward" not in reader.columns:
+        seen = (numbers_in(parsed(raw)) for _, raw in islice(read_records(files[0]), _LOOKED_AT))
+        notes["numbers"] = list(dict.fromkeys(chain.from_iterable(seen)))
+    return rows, notes
 
 
 def _parts(files: Sequence[Path]) -> Iterator[list[tuple[str, bytes | Record]]]:
@@ -61,23 +71,33 @@ def _parts(files: Sequence[Path]) -> Iterator[list[tuple[str, bytes | Record]]]:
             yield part
 
 
-def _summary(folder: Path, reader: RecordReader, repeats: list[str]) -> tuple[int, Json]:
+def _first(places: list[str]) -> Json:
+    return {"count": len(places), "first": places[:_NAMED]}
+
+
+def _summary(folder: Path, reader: RecordReader) -> tuple[int, Json]:
     """Rows, and for the manifest what they have and what was left out."""
     filled, rows, temperatures = Counter[str](), 0, set[float | None]()
-    left_out = {"repeated": repeats}
+    problems, runs = set[str](), set[str]()
+    left_out: dict[str, list[str]] = {}
     for shard in shards_of(folder):
         table = read_shard(shard)
         rows += len(table)
         filled.update({name: len(table) - table[name].null_count for name in table.column_names})
+        problems |= set(table["problem_id"].unique().to_pylist())
+        if ROLLOUT in table.column_names:
+            runs |= set(table[ROLLOUT].drop_null().unique().to_pylist())
         if TEMPERATURE in table.column_names:
             temperatures |= set(table[TEMPERATURE].unique().to_pylist())
         for kind, places in notes_of(shard).items():
             left_out.setdefault(kind, []).extend(places)
     return rows, {
         "format": reader.format.source,
+        "problems": len(problems),
+        "rollouts": len(runs) + rows - filled[ROLLOUT],
         "filled": dict(filled),
         "lacking": [name for name in reader.columns if not filled[name]],
         "temperatures": sorted({1.0 if value is None else value for value in temperatures}),
-        "left_out": {kind: {"count": len(places), "first": places[:_NAMED]} for kind, places in left_out.items()},
+        "left_out": {kind: _first(places) for kind, places in left_out.items()},
         "loses": reader.format.loses,
     }

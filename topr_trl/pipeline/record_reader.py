@@ -1,7 +1,9 @@
 """Records of other systems' files as rows: what the format says of them, and settings and second files."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,9 +11,19 @@ import numpy as np
 
 from topr_trl.data.rollouts import Rollouts
 from topr_trl.data.rows import LARGEST_REWARD, ROLLOUT, hash_prompts
-from topr_trl.data.sampled import TEMPERATURE
+from topr_trl.data.sampled import MODE, TEMPERATURE
 from topr_trl.formats import FORMATS
-from topr_trl.formats.records import Evaluated, Format, NotOfFormat, Record, Row, Unrewarded, parsed, read_records
+from topr_trl.formats.records import (
+    Evaluated,
+    Format,
+    NotOfFormat,
+    Record,
+    Row,
+    Unrewarded,
+    has_broken_call,
+    parsed,
+    read_records,
+)
 from topr_trl.pipeline.arguments import ImportArguments
 
 
@@ -28,6 +40,25 @@ def short_place(place: str, source: Path) -> str:
     return place.removeprefix(f"{source if source.is_dir() else source.parent}{os.sep}")
 
 
+@dataclass
+class _Run:
+    """What the records of a run share."""
+
+    problem: str | None = None
+    reward: float | None = None
+
+
+def numbers_in(record: Any, inside: str = "") -> list[str]:
+    """The fields of a record that hold a number, or true or false: `reward`, `info.score`."""
+    if not isinstance(record, dict):
+        return []
+    return [
+        name
+        for field, value in record.items()
+        for name in ([f"{inside}{field}"] if isinstance(value, int | float) else numbers_in(value, f"{inside}{field}."))
+    ]
+
+
 class RecordReader:
     """Reads records of a format, with what the settings and second files say of them."""
 
@@ -36,23 +67,51 @@ class RecordReader:
         self.format: Format = FORMATS[args.format]
         self.rewards = _by_id(args.rewards, "id", "reward")
         self.requests = _by_id(args.requests, "custom_id", "body")
+        self.runs: dict[str, _Run] = {}
         has_reward = self.format.rewards is not None or args.reward_fields or self.rewards is not None
-        found = (*self.format.columns, "problem_id", *([TEMPERATURE] if args.temperature else []))
-        self.columns = tuple(dict.fromkeys((*found, *(["reward"] if has_reward else []))))
+        self._for_all = {
+            name: value for name, value in ((TEMPERATURE, args.temperature), (MODE, args.logprobs_mode)) if value
+        }
+        named = {"problem_id": True, ROLLOUT: args.rollout_field, "reward": has_reward}
+        more = (name for name, is_there in named.items() if is_there)
+        self.columns = tuple(dict.fromkeys((*self.format.columns, *more, *self._for_all)))
+
+    def find_runs(self, records: Iterable[tuple[str, bytes | Record]]) -> None:
+        """Look for the problem and the reward of each run in all records, before `read` gives them to its rows."""
+        for place, raw in records:
+            if (record := parsed(raw)) is None:
+                continue
+            with self._place_named(place), suppress(Evaluated):
+                record = self._checked(record)
+                name = self._run_name(record)
+                run = self.runs.setdefault(name, _Run())
+                with suppress(Unrewarded):
+                    for reward in self._rewards(record, 1) or ():
+                        if run.reward not in (None, reward):
+                            raise NotOfFormat(
+                                f"its reward is {reward:g}, where an earlier record of run {name} has {run.reward:g}: "
+                                "a run has one reward, at one of its records or at all"
+                            )
+                        run.reward = reward
+                if run.problem is None and (rows := self._made(record)):
+                    run.problem = self._problem(record, rows)
 
     def read(self, records: Iterable[tuple[str, bytes | Record]]) -> Part:
         """Rows of the records of a shard."""
-        part = Part([], [], {"broken": [], "empty": [], "evaluated": [], "unrewarded": []})
+        part = Part([], [], {"broken": [], "calls": [], "empty": [], "evaluated": [], "unrewarded": []})
 
         def leave_out(why: str) -> None:
             part.left_out[why].append(short_place(place, self.args.source))
 
         for place, raw in records:
             if (record := parsed(raw)) is None:
+                if isinstance(raw, bytes) and raw.strip() == b"[":
+                    raise ValueError(f"{place}: it begins a JSON array: write one record per line.")
                 leave_out("broken")
                 continue
             try:
-                rows = self._rows(record)
+                with self._place_named(place):
+                    rows = self._rows(self._checked(record))
             except Unrewarded as error:
                 if not self.args.skip_unrewarded:
                     raise ValueError(f"{place}: {error}. --skip_unrewarded leaves such records out.") from None
@@ -61,39 +120,81 @@ class RecordReader:
             except Evaluated:
                 leave_out("evaluated")
                 continue
-            except NotOfFormat as error:
-                raise ValueError(f"{place}: {error}.") from None
-            except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-                raise ValueError(
-                    f"{place}: it is malformed ({type(error).__name__}: {error}). The format is that of "
-                    f"{self.format.source}."
-                ) from error
-            part.rows.extend(rows)
-            part.places.extend([place] * len(rows))
-            if not rows:
+            usable = [row for row in rows if not has_broken_call(row)]
+            part.rows.extend(usable)
+            part.places.extend([place] * len(usable))
+            if len(usable) < len(rows):
+                leave_out("calls")
+            elif not rows:
                 leave_out("empty")
         return part
 
-    def _rows(self, record: Record) -> list[Row]:
+    @contextmanager
+    def _place_named(self, place: str) -> Iterator[None]:
+        """What is wrong with a record becomes a ValueError that says where it is."""
+        try:
+            yield
+        except Unrewarded:
+            raise
+        except NotOfFormat as error:
+            raise ValueError(f"{place}: {error}.") from None
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            raise ValueError(
+                f"{place}: it is malformed ({type(error).__name__}: {error}). The format is that of "
+                f"{self.format.source}."
+            ) from error
+
+    def _checked(self, record: Any) -> Record:
         named = (name.partition(".")[0] for name in self.args.reward_fields or ())
-        self.format.check(record, [*(self.args.ignore_fields or ()), *named])
-        if self.requests is not None:
-            record = {**record, "request": _found(self.requests, record, "custom_id", "--requests", NotOfFormat)}
+        fields = [name for name in (self.args.problem_field, self.args.rollout_field) if name]
+        self.format.check(record, [*(self.args.ignore_fields or ()), *named, *fields])
+        if self.requests is None:
+            return record
+        return {**record, "request": _found(self.requests, record, "custom_id", "--requests", NotOfFormat)}
+
+    def _made(self, record: Record) -> list[Row | None]:
         found = [row if row and _holds_completion(row) else None for row in self.format.rows(record)]
+        return found if any(found) else []
+
+    def _rows(self, record: Record) -> list[Row]:
+        found = self._made(record)
         rows = [row for row in found if row]
         if not rows:
             return []
-        self._add_rewards(record, found)
+        if self.args.rollout_field:
+            self._add_run(record, found)
+        else:
+            self._add_rewards(record, found)
+            problem = self._problem(record, rows)
+            for row in rows:
+                row["problem_id"] = problem if self.args.problem_field else row.get("problem_id") or problem
         if "reward" in self.columns:
             _check_rewards(rows)
-        if self.args.temperature:
-            for row in rows:
-                row[TEMPERATURE] = self.args.temperature
-        if any(row.get("problem_id") is None for row in rows):
-            problem = hash_prompts([rows[0].get("prompt_ids") or rows[0]["prompt"]])[0]
-            for row in rows:
-                row["problem_id"] = row.get("problem_id") or problem
+        for row in rows:
+            row.update(self._for_all)
         return rows
+
+    def _problem(self, record: Record, rows: Sequence[Row | None]) -> str:
+        """The name of a record's problem: by the settings, or else by the format or the prompt of the first row."""
+        if self.args.problem_field:
+            return str(_dig(record, self.args.problem_field, NotOfFormat))
+        first = next(row for row in rows if row)
+        return str(first.get("problem_id") or hash_prompts([first.get("prompt_ids") or first["prompt"]])[0])
+
+    def _run_name(self, record: Record) -> str:
+        return str(_dig(record, self.args.rollout_field or "", NotOfFormat))
+
+    def _add_run(self, record: Record, found: Sequence[Row | None]) -> None:
+        """To the row of a record: its run, with the problem and the reward of that."""
+        if len(found) > 1:
+            raise NotOfFormat(f"it has {len(found)} completions, which cannot all be a part of one run")
+        name = self._run_name(record)
+        run = self.runs[name]
+        if "reward" in self.columns and run.reward is None:
+            raise Unrewarded(f"no record of its run {name} has a reward")
+        for row in found:
+            if row:
+                row.update({ROLLOUT: name, "problem_id": run.problem, "reward": run.reward})
 
     def _add_rewards(self, record: Record, rows: Sequence[Row | None]) -> None:
         rollouts = Rollouts.of([row and row.get(ROLLOUT) for row in rows])

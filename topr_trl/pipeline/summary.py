@@ -25,7 +25,14 @@ def summary(stage: str, done: Json) -> str:
 
 
 _LEFT_OUT = {
-    "broken": ("line is no JSON and is left out", "lines are no JSON and are left out"),
+    "broken": (
+        "line is no JSON, or has half of a character, and is left out",
+        "lines are no JSON, or have half of a character, and are left out",
+    ),
+    "calls": (
+        "record has a call of a tool whose arguments are no JSON, without token ids, and is left out",
+        "records have calls of tools whose arguments are no JSON, without token ids, and are left out",
+    ),
     "unrewarded": ("record has no reward and is left out", "records have no reward and are left out"),
     "empty": ("record holds no completion to learn from", "records hold no completion to learn from"),
     "evaluated": ("record is of an evaluation and is left out", "records are of evaluations and are left out"),
@@ -34,20 +41,28 @@ _LEFT_OUT = {
 
 
 def _of_import(done: Json) -> str:
-    rows = done["rows"]
+    rows, rollouts, problems = done["rows"], done["rollouts"], done["problems"]
     has = [f"{name}{'' if n == rows else f' in {n:,}'}" for name, n in done["filled"].items() if n]
     said = [f"Format: {done['format']}. Rows have {', '.join(has)}."]
     if done["lacking"]:
         said.append(f"Not in these files: {', '.join(done['lacking'])}.")
+    runs = f"{rollouts:,} runs" if rollouts < rows else f"{rows:,} row{'s' * (rows != 1)}"
+    if 1 < rollouts == problems:
+        said.append(f"{runs}, each of another problem: if some are of the same one, name it with --problem_field, as "
+                    'topr trial, baseline="group_mean" and curation by problem compare those.')  # fmt: skip
+    else:
+        said.append(f"{runs} of {problems:,} problem{'s' * (problems != 1)}.")
     if not done["filled"].get("reward"):
-        said.append("There are no rewards: name their fields (--reward_fields) or a second file (--rewards), or score "
-                    "rows that have an answer.")  # fmt: skip
+        numbers = f" ({', '.join(found)} hold numbers)" if (found := done.get("numbers")) else ""
+        said.append(f"There are no rewards: name their fields{numbers} with --reward_fields, or a second file "
+                    "(--rewards), or score rows that have an answer.")  # fmt: skip
     if done["temperatures"][1:] or 0 in done["temperatures"]:
         found = ", ".join(f"{value:g}" for value in done["temperatures"])
         said.append(f"They were sampled at temperatures {found}, and the trainer takes one that is above 0: import "
                     "files of one, or set --temperature.")  # fmt: skip
     for kind, (one, more) in _LEFT_OUT.items():
-        count, first = done["left_out"][kind]["count"], done["left_out"][kind]["first"]
+        found = done["left_out"].get(kind, {"count": 0, "first": []})
+        count, first = found["count"], found["first"]
         if count:
             said.append(f"{count} {one if count == 1 else more}: {', '.join(first)}{', ...' * (count > len(first))}.")
     if not done["filled"].get("sampler_logps"):

@@ -1,0 +1,23 @@
+"""Runs as lists of messages, one per line: `{"messages": [...], "tools": [...], "reward": 1}`."""
+
+from topr_trl.formats.records import Format, Record, Row, message, split_at_first_turn, tools_as_json
+
+
+def rows(record: Record) -> list[Row]:
+    """One row, whose completion begins with the first turn of the assistant; none without one."""
+    row = {
+        **split_at_first_turn(list(map(message, record["messages"]))), "tools": tools_as_json(record.get("tools"))
+    }  # fmt: skip
+    return [row] if row["completion"] else []
+
+
+FORMAT = Format(
+    source="lists of messages in OpenAI's form",
+    suffix=".jsonl",
+    rows=rows,
+    rewards=None,
+    columns=("problem_id", "tools"),
+    required=frozenset({"messages"}),
+    optional=None,  # logs have times, users and more
+    loses="The turns of the assistant are learned from; what the user or a tool said between them is context.",
+)
