@@ -427,10 +427,14 @@ def test_when_steps_are_sorted(model, moe, tokenizer, rows, tmp_path):
      ({"disable_tqdm": True}, None), ({"curation": "positives"}, None)],
 )  # fmt: skip
 def test_the_first_line_says_how_much_negatives_weigh(model, tokenizer, rows, tmp_path, capsys, settings, share):
-    OfflineTOPRTrainer(model, config(tmp_path, **{"disable_tqdm": False, **settings}), rows, processing_class=tokenizer)
+    settings = {"disable_tqdm": False, "max_steps": 1, **settings}
+    trainer = OfflineTOPRTrainer(model, config(tmp_path, **settings), rows, processing_class=tokenizer)
+    trainer.compute_log_mu()
+    assert "the effective share of positives" not in capsys.readouterr().out
+    trainer.train()
     said = capsys.readouterr().out
     assert (f"the effective share of positives is {share}," in said) == (share is not None)
-    assert said.count("TOPR: ") == (share is not None)
+    assert said.count("the effective share of positives is") == (share is not None)
 
 
 def test_dead_negatives_are_warned_about_once_and_early(tokenizer, rows, tmp_path):

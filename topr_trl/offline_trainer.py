@@ -163,7 +163,6 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self.curated, self._rows_trained_on = curated, str(curated)
         self._baseline = float(raw[curated.indices[0]] - rewards[0])
         self._warn_about_signs(curated, bool((raw == 0).any()), args)
-        self._say_share(rewards, args)
         return rewards, curated.indices
 
     def _check_tokens(self, datasets: dict[str, Dataset]) -> None:
@@ -226,6 +225,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return self.compute_log_mu()
 
     def _before_training(self, resumed: bool) -> None:
+        if self.args.num_train_epochs or self.args.max_steps > 0:  # not to compute log μ alone
+            self._say_share(np.array(self.train_dataset["reward"][:]), self.args)
         self._plan_log_mu({"train": self.train_dataset, **_by_name(self.eval_dataset)}, resumed)
         if "train" in self._log_mu.planned and not self._sampler_reported:
             say(
