@@ -41,8 +41,7 @@ def write(
     opening = (
         _of_hypotheses(listed) if hypotheses else _of_the_paper(listed, profile, store, [*headlines, *more_headlines])
     )
-    expected = "Expected" if hypotheses else "Paper"
-    lines = [*opening, *_sections(listed, pictures.name, expected), *_what_was_run(planned, store)]
+    lines = [*opening, *_sections(listed, pictures.name, hypotheses), *_what_was_run(planned, store)]
     page.write_text("\n".join(lines) + "\n")
     return headlines
 
@@ -162,11 +161,15 @@ def _of_the_paper(listed: dict[str, Verdict], profile: Profile, store: Store, he
     ]
 
 
-def _sections(listed: dict[str, Verdict], pictures: str, expected: str) -> list[str]:
+def _sections(listed: dict[str, Verdict], pictures: str, hypotheses: bool) -> list[str]:
+    expected = "Expected" if hypotheses else "Paper"
     lines: list[str] = []
     shown = set()
     for anchor, verdict in listed.items():
-        lines += [f'<a id="{anchor}"></a>', "", f"## {verdict.claim}", ""]
+        # Our own are titled as what was expected, which must not be read as what was found.
+        was_tested = hypotheses and verdict.verdict != MEASURED
+        heading = f"“{verdict.claim}” {verdict.verdict}" if was_tested else verdict.claim
+        lines += [f'<a id="{anchor}"></a>', "", f"## {heading}", ""]
         if verdict.paper:
             lines += [f"*{expected}:* {verdict.paper}.", ""]
         lines += [
