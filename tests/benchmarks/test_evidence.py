@@ -84,7 +84,7 @@ def result(cell):
         return {"base": base, "topr": topr, "rows": 100, "positives": 0.4}
     if claim == "online":
         gained = 0.3 if cell["method"] == "topr_mean" else 0.2
-        failed = cell["method"] == "trl_vespo" and cell["uses"] == 16
+        failed = cell["method"] == "trl_vespo" and cell["uses"] == 4
         tested = TESTED_AFTER[:2] if failed else TESTED_AFTER
         curve = [{"seconds": 9.0, **point(BASE + wobble + gained * n / tested[-1])} for n in tested]
         return {"curve": curve, "end": {}, "entropy": 0.1, "failed": failed}
@@ -135,7 +135,7 @@ def test_completions_that_a_method_needs(store, tmp_path):
     # 20 points in 6,144 completions for the others, 30 for the default: two thirds of them.
     assert "| TRL's default (DAPO) | 1 | 0.0001 | 50.4 ± 0.4 | 6,144 | 9 | 0 |" in slips.details
     assert "| TOPR (default) | 1 | 0.0001 | 60.4 ± 0.4 | 4,096 | 9 | 0 |" in slips.details
-    assert "| TRL's VESPO | 16 | 1e-05 | 50.4 ± 0.4 | 2,048 | 9 | 5 |" in slips.details
+    assert "| TRL's VESPO | 4 | 3e-05 | 50.4 ± 0.4 | 2,048 | 9 | 5 |" in slips.details
     assert "TOPR (default), 75% used again" in slips.details
     assert "SAPO" not in sure.details + hard.details
     assert needed([interval([0.1 * n]) for n in range(1, 7)], 0.65) is None
