@@ -32,6 +32,13 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
 
 work = arms.work
 
+_SOURCES = (
+    "OAPL is of arXiv 2602.19362, DRO of 2405.19107, W-REINFORCE of 2506.01347, Reinforce-Rej of 2504.11343, BAPO of "
+    "2510.18927: its limits are moved as its paper says, the upper one first and for what is not clipped, while its "
+    "published code moves the lower one first, counts clipped tokens and clips negatives at 3. taper^τ: w = "
+    "min((π/μ)^τ, 1)."
+)
+
 
 def _untrained(store: Store, base: str) -> Interval:
     """Share of right answers among the rows."""
@@ -70,7 +77,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             "",
             f"pass@1 (%) after one pass, and the rate that was best. {OURS} minus the best of the others: {said}",
             MEASURED,
-            details=table,
+            details=f"{table}\n\n{_SOURCES}",
             headline=(
                 "**Other losses for stored rows** (OAPL, DRO, W-REINFORCE, Reinforce-Rej, BAPO), one pass, each at its "
                 f"own best rate: points of pass@1 of {OURS} above the best of them: {said}."
