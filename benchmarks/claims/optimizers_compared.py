@@ -183,8 +183,8 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             tensors["tensors"].low > 0,
         ),
         HYPOTHESES["own_metric"].judged(
-            f"mean regret in points: predicted {100 * own_regret:.1f}; constant "
-            + points({f"{s:.0%}": lost for s, lost in constants.items()}),
+            f"mean regret in points: predicted {100 * own_regret:.2f}; constant "
+            + ", ".join(f"{s:.0%} {100 * lost:.2f}" for s, lost in constants.items()),
             own_regret < min(constants.values()),
         ),
         HYPOTHESES["kind_of_error"].judged(
