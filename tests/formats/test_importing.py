@@ -4,6 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -197,6 +198,10 @@ def test_the_problem_can_be_named(tmp_path, capsys):
     rows = imported(source, tmp_path / "named", problem_field="task.id")
     assert rows["problem_id"][:] == ["0", "2", "0", "2"]
     assert "4 rows of 2 problems." in capsys.readouterr().out
+    graded = {"problem": "1 + 1", "generations": ["2"], "correctness_math_verify": [True], "task": {"id": 7}}
+    pq.write_table(pa.Table.from_pylist([graded]), tmp_path / "graded.parquet")
+    rows = imported(tmp_path / "graded.parquet", tmp_path / "graded", format="graded", problem_field="task.id")
+    assert rows["problem_id"][:] == ["7"]
     with pytest.raises(ValueError, match=r"line 1: it has no field task\.name; it has"):
         imported(source, tmp_path / "other", problem_field="task.name")
 

@@ -145,9 +145,9 @@ class RecordReader:
             ) from error
 
     def _checked(self, record: Any) -> Record:
-        named = (name.partition(".")[0] for name in self.args.reward_fields or ())
-        fields = [name for name in (self.args.problem_field, self.args.rollout_field) if name]
-        self.format.check(record, [*(self.args.ignore_fields or ()), *named, *fields])
+        args = self.args
+        named = [*(args.reward_fields or ()), args.problem_field or "", args.rollout_field or ""]
+        self.format.check(record, [*(args.ignore_fields or ()), *(name.partition(".")[0] for name in named)])
         if self.requests is None:
             return record
         return {**record, "request": _found(self.requests, record, "custom_id", "--requests", NotOfFormat)}
