@@ -23,6 +23,9 @@ from test_formats import GRADED, NEMO, OPENHANDS, SWE_AGENT, WRITTEN
 LOG = [json.loads(line) for line in (WRITTEN / "vllm-0.30.0.jsonl").read_text().splitlines()]
 RECORDS = {
     "graded": [GRADED],
+    "messages": [
+        {"messages": OPENHANDS["trajectory"], "tools": OPENHANDS["tools"], "score": score} for score in (1.0, -1.0)
+    ],
     "nemo-rl": [NEMO, {**NEMO, "rewards": [-1.0]}],
     "openai": [{**record, "stars": [1, -1]} for record in LOG],
     "openhands": [OPENHANDS, {**OPENHANDS, "resolved": 0}],
@@ -31,7 +34,7 @@ RECORDS = {
     "verl": [{"input": "1 + 1 =", "output": " 2.", "gts": "2", "score": score, "step": 1} for score in (1.0, -1.0)],
 }
 FOLDERS = {"verifiers": WRITTEN / "verifiers-0.4.0", "verifiers-results": WRITTEN / "verifiers-0.3.1"}
-REWARDS = {"openai": ["stars"]}
+REWARDS = {"messages": ["score"], "openai": ["stars"]}
 
 
 def source_of(name: str, folder: Path) -> Path:
