@@ -586,6 +586,13 @@ def test_rewards_that_are_all_the_same_warn_under_the_default_baseline(model, to
         train(model, tokenizer, problems, args, lambda completions, **_: [0.5] * 8)
 
 
+def test_completions_of_an_evaluation_do_not_silence_the_warning(model, tokenizer, problems, tmp_path):
+    args = config(tmp_path, max_steps=1, baseline="mean", eval_strategy="steps", eval_on_start=True)
+    some = problems.select(range(8))
+    with pytest.warns(UserWarning, match="All 8 completions so far have R = 0 after baseline=mean"):
+        train(model, tokenizer, problems, args, lambda completions, **_: [0.5] * len(completions), eval_dataset=some)
+
+
 def test_rewards_that_become_all_the_same_warn_after_a_while(model, tokenizer, problems, tmp_path):
     batches = iter([[1.0, 0.0] * 4] + [[1.0] * 8] * 12)
 

@@ -109,20 +109,21 @@ STATE = "trainer_state.json"
 
 def is_whole_checkpoint(folder: Path) -> bool:
     """Whether a checkpoint was written to its end."""
+    return _state_of(folder) is not None
+
+
+def _state_of(folder: Path) -> Any:
+    """What a checkpoint says of its training; None if it does not."""
     try:
-        json.loads((folder / STATE).read_text())
+        return json.loads((folder / STATE).read_text())
     except (OSError, ValueError):
-        return False
-    return True
+        return None
 
 
 def check_log(folder: str | Path) -> None:
     """A ValueError if another trainer than ours has written a checkpoint."""
-    try:
-        logs = json.loads((Path(folder) / STATE).read_text()).get("log_history", [])
-    except (OSError, ValueError):  # the trainer says what is wrong with it
-        return
-    of_training = [set(logged) for logged in logs if "loss" in logged]
+    logs = (_state_of(Path(folder)) or {}).get("log_history", [])  # the trainer says what is wrong with a broken one
+    of_training = [logged for logged in logs if "loss" in logged]
     if of_training and not any(name.startswith("topr/") for logged in of_training for name in logged):
         raise ValueError(
             f"{folder} was not written by a TOPR trainer: its log has no topr/ metrics. Its optimizer, schedule and "

@@ -70,7 +70,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
         self._silent_rows = self._silent_batches = 0  # with R = 0 alone, since the last batch with another R
-        self._warned_of_silence = False
+        self._any_signal = self._warned_of_silence = False
         self._shown_weights: dict[int, list[Shown]] = {}  # of the rows of the table of completions
         super().__init__(model, reward_funcs, args, *rest, **kwargs)
         if self._tokenizer.pad_token_id is None:
@@ -132,6 +132,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._rows_made += len(raw_rewards)
         if train:
             # Under a mean as baseline, rewards that are all the same are normal, and say nothing of the next batch.
+            self._any_signal = self._any_signal or bool(rewards.any())
             is_silent = not rewards.any() and bool((~raw_rewards.isnan()).any())
             self._silent_batches = self._silent_batches + 1 if is_silent else 0
             self._silent_rows = self._silent_rows + len(raw_rewards) if is_silent else 0
@@ -278,7 +279,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             del metrics[name]  # of GRPO's clipping, always 0 here
         if self.args.log_completions:
             self._show_weights_in_completions()
-        since_start = 0 < self._silent_rows == self._rows_made
+        since_start = self._silent_rows > 0 and not self._any_signal
         if self._mode == "train" and not self._warned_of_silence and (since_start or self._silent_batches >= _SILENT):
             self._warned_of_silence = True
             which = "so far" if since_start else f"of the last {self._silent_batches} generation batches"

@@ -1,14 +1,11 @@
 """Runs as lists of messages, one per line: `{"messages": [...], "tools": [...], "reward": 1}`."""
 
-from topr_trl.formats.records import Format, Record, Row, message, split_at_first_turn, tools_as_json
+from topr_trl.formats.records import Format, Record, Row, message, row_of_run, tools_as_json
 
 
 def rows(record: Record) -> list[Row]:
-    """One row, whose completion begins with the first turn of the assistant; none without one."""
-    row = {
-        **split_at_first_turn(list(map(message, record["messages"]))), "tools": tools_as_json(record.get("tools"))
-    }  # fmt: skip
-    return [row] if row["completion"] else []
+    """One row of messages, with calls of tools; none without a turn of the assistant."""
+    return row_of_run(list(map(message, record["messages"])), tools=tools_as_json(record.get("tools")))
 
 
 FORMAT = Format(

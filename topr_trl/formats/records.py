@@ -232,10 +232,10 @@ def message(given: Mapping[str, Any]) -> Row:
     }  # fmt: skip
 
 
-def split_at_first_turn(messages: list[Row]) -> dict[str, list[Row]]:
-    """The prompt is all up to the first turn of the assistant; no completion if there is none."""
-    first = next((n for n, each in enumerate(messages) if each["role"] == "assistant"), len(messages))
-    return {"prompt": messages[:first], "completion": messages[first:]}
+def row_of_run(messages: list[Row], **columns: Any) -> list[Row]:
+    """One row, whose completion begins with the first turn of the assistant; none without such a turn."""
+    first = next((n for n, each in enumerate(messages) if each["role"] == "assistant"), None)
+    return [] if first is None else [{"prompt": messages[:first], "completion": messages[first:], **columns}]
 
 
 def text_or_messages(given: object) -> object:
@@ -259,7 +259,7 @@ def has_broken_call(row: Row) -> bool:
         for each in row[name]
     ]
     calls = (call for each in said if isinstance(each, dict) for call in each.get("tool_calls") or ())
-    return any(parsed((call["function"]["arguments"] or "{}").encode(errors="replace")) is None for call in calls)
+    return any(parsed((call["function"]["arguments"] or "{}").encode()) is None for call in calls)
 
 
 def _as_json(arguments: Any) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from topr_trl.formats.records import Format, Record, Row, message, split_at_first_turn, tools_as_json
+from topr_trl.formats.records import Format, Record, Row, message, row_of_run, tools_as_json
 
 _ROLES = {"system": "system", "user": "user", "ai": "assistant"}
 
@@ -18,17 +18,13 @@ def rows_of_swe_agent(record: Record) -> list[Row]:
         message({"role": _ROLES[each["role"]], "content": each["text"] or each["system_prompt"]})
         for each in record["trajectory"]
     ]
-    row = {**split_at_first_turn(messages), "problem_id": record["instance_id"]}
-    return [row] if row["completion"] else []
+    return row_of_run(messages, problem_id=record["instance_id"])
 
 
 def rows_of_openhands(record: Record) -> list[Row]:
     """One row of messages with calls of tools; none without a turn of the agent."""
-    row = {
-        **split_at_first_turn(list(map(message, record["trajectory"]))),
-        "problem_id": record["instance_id"], "tools": tools_as_json(record["tools"]),
-    }  # fmt: skip
-    return [row] if row["completion"] else []
+    messages = list(map(message, record["trajectory"]))
+    return row_of_run(messages, problem_id=record["instance_id"], tools=tools_as_json(record["tools"]))
 
 
 SWE_AGENT = Format(
