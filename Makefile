@@ -11,7 +11,7 @@ STAMP = $(VENV)/.installed
 .PHONY: install demo docs bench gpu reproduce reproduce-quick notebooks test test-all coverage test-min test-matrix test-trackers test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
 
 help:
-	@echo "make demo      train the embedded model with TOPR, before -> after (minutes on a CPU)"
+	@echo "make demo      train the bundled model with TOPR, before -> after (minutes on a CPU)"
 	@echo "make reproduce measure every claim of the paper (hours; goes on where it stopped); make reproduce-quick: minutes"
 	@echo "make bench     time and memory beside TRL's other trainers (half an hour; writes docs/performance.md)"
 	@echo "make gpu       steps, memory and learning at full size, on one GPU (ten minutes at a time; writes docs/full_size.md)"

@@ -74,9 +74,7 @@ _LIMITS = (
     "**What it cannot say.** Rates are chosen on one seed: measured again on other rows, those cells differ by 4 "
     "points (root mean square of 40), and another rate is chosen now and then. Intervals are over seeds, not over "
     "base models, of which there are a few of each kind, all of 0.3 million parameters. 679 of the cells that are "
-    "reported were measured twice, until 2026-11-23 on other rows of the same seeds: pass@1 differed by 4 points (root "
-    "mean square), and one verdict turned, that of the share at which an optimizer's own step gains most, whose "
-    "criterion has no interval: it is level with always 80 %.",
+    "reported were measured twice, on other rows of the same seeds: pass@1 differed by 4 points (root mean square).",
     "",
 )
 
@@ -97,6 +95,13 @@ def _of_hypotheses(listed: dict[str, Verdict]) -> list[str]:
         "problems. ± is a 95 % interval over seeds.",
         "",
         *(_WHAT_FOLLOWS if follows else ()),
+        f"{sum(verdict.verdict == HOLDS for verdict in tested)} of {len(tested)} expectations held:",
+        "",
+        "| expected | outcome |",
+        "|---|---|",
+        *(f"| {judged.pop(h.title, f'{h.expected} | not yet run')} |" for h in HYPOTHESES.values()),
+        *(f"| {of_no_hypothesis} |" for of_no_hypothesis in judged.values()),
+        "",
         "**Words.** A row is *positive* if its answer is right (R = +1), *negative* if it is wrong or missing (R = "
         "-1). p: share of positives among the rows. c: baseline, subtracted from R. p~: share of positives in the "
         "sum of |R - c|; at c = 0 it is p, at 100 % nothing is learned from negatives (*positives only*). An *arm* "
@@ -108,13 +113,6 @@ def _of_hypotheses(listed: dict[str, Verdict]) -> list[str]:
         "signs are kept.",
         "",
         *(_LIMITS if follows else ()),
-        f"{sum(verdict.verdict == HOLDS for verdict in tested)} of {len(tested)} expectations held:",
-        "",
-        "| expected | outcome |",
-        "|---|---|",
-        *(f"| {judged.pop(h.title, f'{h.expected} | not yet run')} |" for h in HYPOTHESES.values()),
-        *(f"| {of_no_hypothesis} |" for of_no_hypothesis in judged.values()),
-        "",
     ]
 
 
@@ -129,6 +127,10 @@ def _of_the_paper(listed: dict[str, Verdict], profile: Profile, store: Store, he
         "all of it again.",
         "",
         *([*headlines, ""] if headlines else []),
+        "| claim | verdict (*measured*: the paper claims nothing) |",
+        "|---|---|",
+        *(f"| [{verdict.claim}](#{anchor}) | {verdict.verdict} |" for anchor, verdict in listed.items()),
+        "",
         "**How it was measured.** All methods start from the same model, read the same rows in the same order, "
         f"{profile.steps} steps of 32 rows per epoch (AdamW, constant learning rate, gradient clip 1), and are tested "
         f"on {profile.test_problems} other problems. Each has its own best learning rate from one grid, chosen on "
@@ -136,8 +138,8 @@ def _of_the_paper(listed: dict[str, Verdict], profile: Profile, store: Store, he
         "that the rows were chosen from, as many rows per step.) ± is a 95 % t-interval over the seeds, and never less "
         "than two bootstrap errors of the evaluations (of the answers; the test problems are always the same). *Above* "
         "and *below* compare seed by seed: same rows, same test problems. Seeds: 5 for Fig. 1, 3, 4, 7, the harder "
-        "task and "
-        "Table 2, 2 for stale rows and long responses, 1 for the base model and the learning rates, 3 for the others.",
+        "task, old rows and Table 2, 2 for long responses, 1 for the base model and the learning rates, 3 for the "
+        "others.",
         "",
         "**Words.** A row is *positive* if its answer is right (R = +1), *negative* if it is wrong or missing (R = "
         "-1). p: share of positives among the rows; the base model's unless stated otherwise. c: baseline, subtracted"
@@ -156,10 +158,6 @@ def _of_the_paper(listed: dict[str, Verdict], profile: Profile, store: Store, he
         f"error, a completion has about forty tokens, and the whole model moves within {profile.steps} steps. Where a "
         "claim does not hold here, the page says so; that is no statement about large models. Left out are the paper's "
         "results on MATH and with 70 billion parameters, and its appendices B and C.",
-        "",
-        "| claim | verdict |",
-        "|---|---|",
-        *(f"| [{verdict.claim}](#{anchor}) | {verdict.verdict} |" for anchor, verdict in listed.items()),
         "",
     ]
 

@@ -2,7 +2,7 @@
 
     python examples/agent.py
 
-A notebook of cells: minutes on a laptop's CPU, no download. The embedded model learns to call two tools, its runs are
+A notebook of cells: minutes on a laptop's CPU, no download. The bundled model learns to call two tools, its runs are
 logged as messages, and two copies of it learn from the log, one without knowing which tokens the agent wrote.
 """
 
@@ -73,7 +73,7 @@ def run_carelessly(shop: Shop) -> list[dict]:
     return [first, shop.use(first), second, said, {"role": "assistant", "content": f"The answer is {answer}."}]
 
 
-# %% The embedded model gets a chat template, and is taught by the author.
+# %% The bundled model gets a chat template, and is taught by the author.
 tokenizer = AutoTokenizer.from_pretrained(CARELESS_MODEL)
 tokenizer.chat_template = """\
 {%- for message in messages %}

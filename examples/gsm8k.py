@@ -1,6 +1,6 @@
 r"""TOPR's loop on GSM8K or MATH: sample, score, curate, train, evaluate (arXiv 2503.14286, Sec. 4).
 
-Without arguments: a small embedded model on embedded word problems, a few minutes on a laptop's CPU.
+Without arguments: a small bundled model on built-in word problems, a few minutes on a laptop's CPU.
 
     accelerate launch examples/gsm8k.py
 
@@ -47,7 +47,7 @@ from topr_trl.tasks import TASKS, Task, arithmetic
 @dataclass
 class ScriptArguments:
     task: str = field(default="gsm8k", metadata={"help": "gsm8k or math.", "choices": list(TASKS)})
-    dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: embedded problems."})
+    dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: built-in problems."})
     test_dataset_name: str | None = field(default=None, metadata={"help": "The same for the test problems."})
     num_train_problems: int | None = field(default=None, metadata={"help": "Use only the first ones. Default: all."})
     num_test_problems: int | None = field(default=None, metadata={"help": "Use only the first ones. Default: all."})
@@ -95,9 +95,9 @@ def sample_and_score(model, tokenizer, problems, task: Task, sampling, folder: P
 
 def main(args: ScriptArguments, sampling: SamplingArguments, training_args: OfflineTOPRConfig, model_args: ModelConfig):
     out, seed, state = Path(training_args.output_dir), training_args.seed, PartialState()
-    task = TASKS[args.task if args.dataset_name else "gsm8k"]  # the embedded problems have GSM8K's format
+    task = TASKS[args.task if args.dataset_name else "gsm8k"]  # the built-in problems have GSM8K's format
     name = model_args.model_name_or_path or str(arithmetic.CARELESS_MODEL)
-    state.print(f"{name} on {args.dataset_name or 'embedded word problems'}", flush=True)
+    state.print(f"{name} on {args.dataset_name or 'built-in word problems'}", flush=True)
     model, tokenizer = load_model(name, model_args, training_args.device)
     train, test = (load_problems(args, task, split) for split in ("train", "test"))
     eval_sampling = replace(sampling, num_generations=args.num_generations_eval)

@@ -1,6 +1,6 @@
 """A generative verifier trained with TOPR (arXiv 2503.14286, Sec. 4.4): solve, verify, train, choose answers.
 
-Without arguments: an embedded solver and a smaller embedded verifier, a few minutes on a laptop's CPU.
+Without arguments: a bundled solver and a smaller bundled verifier, a few minutes on a laptop's CPU.
 
     accelerate launch examples/verifier.py
 
@@ -39,12 +39,12 @@ from topr_trl.tasks import TASKS, Task, arithmetic, verifier
 @dataclass
 class ScriptArguments:
     task: str = field(default="gsm8k", metadata={"help": "gsm8k or math.", "choices": list(TASKS)})
-    dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: embedded problems."})
+    dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: built-in problems."})
     test_dataset_name: str | None = field(default=None, metadata={"help": "The same for the test problems."})
     num_train_problems: int | None = field(default=None, metadata={"help": "Use only the first ones. Default: all."})
     num_test_problems: int | None = field(default=None, metadata={"help": "Use only the first ones. Default: all."})
     num_shots: int | None = field(default=None, metadata={"help": "Examples in the prompt. Default: the task's."})
-    solver_name_or_path: str | None = field(default=None, metadata={"help": "Writes the solutions. Default: embedded."})
+    solver_name_or_path: str | None = field(default=None, metadata={"help": "Writes the solutions. Default: bundled."})
     num_solutions: int = field(default=16, metadata={"help": "Solutions per training problem."})
     num_generations_eval: int = field(default=32, metadata={"help": "Solutions per test problem."})
 
@@ -83,7 +83,7 @@ def sample_and_score(model, tokenizer, problems, sampling, stop_strings, judge, 
 
 def main(args: ScriptArguments, sampling: SamplingArguments, training_args: OfflineTOPRConfig, model_args: ModelConfig):
     out, seed, n, state = Path(training_args.output_dir), training_args.seed, args.num_generations_eval, PartialState()
-    task = TASKS[args.task if args.dataset_name else "gsm8k"]  # the embedded problems have GSM8K's format
+    task = TASKS[args.task if args.dataset_name else "gsm8k"]  # the built-in problems have GSM8K's format
     solver_name = args.solver_name_or_path or str(arithmetic.CARELESS_MODEL)
     solver, tokenizer = load_model(solver_name, model_args, training_args.device)
     solutions = {}

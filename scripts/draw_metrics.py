@@ -2,7 +2,7 @@
 
     python scripts/draw_metrics.py [run ...]
 
-All runs start from the small model of the benchmarks, read the completions that it wrote for 160 embedded problems, and
+All runs start from the small model of the benchmarks, read the completions that it wrote for 160 built-in problems, and
 log every eight steps; every 40 steps the model is tested on 100 other problems. What was measured is kept next to
 the pictures, in `docs/metrics`: runs that are there are drawn without being run again.
 """

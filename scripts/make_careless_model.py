@@ -1,4 +1,4 @@
-"""Make the embedded model: a small Qwen2 that solves the embedded task carelessly (about 5 minutes on 2 cores).
+"""Make the bundled model: a small Qwen2 that solves the built-in task carelessly (about 5 minutes on 2 cores).
 
     python scripts/make_careless_model.py --output_dir topr_trl/tasks/careless_model
 

@@ -48,7 +48,7 @@ def tool_tokenizer(tokenizer):
 
 @pytest.fixture
 def model():
-    """The embedded model, a fresh copy, in float32."""
+    """The bundled model, a fresh copy, in float32."""
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
 

@@ -44,7 +44,7 @@ def with_blocks(language):
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory):
-    """16 completions for each of four embedded problems, by the embedded model."""
+    """16 completions for each of four built-in problems, by the bundled model."""
     model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
     problems = gsm8k.prepare(arithmetic.arithmetic_dataset(4, seed=2), num_shots=0)

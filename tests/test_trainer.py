@@ -324,7 +324,7 @@ def test_tools(model, tool_tokenizer, tmp_path):
     trainer = TOPRTrainer(model, coin, args=args, train_dataset=rows, processing_class=tool_tokenizer, tools=[add])
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call><|im_end|>'
 
-    def scripted(prompt_ids, *_, **__):  # the embedded model knows no tools: first it calls, then it answers
+    def scripted(prompt_ids, *_, **__):  # the bundled model knows no tools: first it calls, then it answers
         text = call if not calls else "4<|im_end|>"
         return [tool_tokenizer(text)["input_ids"]] * len(prompt_ids), None
 

@@ -138,7 +138,8 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             judge(ak.low > 0, un.low > 0),
             f"Anna Karenina keeps {ak_share:.0%} positives in all iterations, uniform has as many as the model gets "
             "right. On this task TOPR needs most of the weight on positives (Fig. 5), and its learning rate is too "
-            "high for so few; a lower one was not tried.",
+            "high for so few: at its own best rate it is level with uniform rows on one base model "
+            "([the long run](wrong_answers.md#long-run)).",
             name,
         ),
         Verdict(

@@ -15,7 +15,7 @@ _STEP = re.compile(r"\[(?:(\w+) )?\d+/\d+\] ([\w-]+) -> (\S+?)(:.*)?$")  # a tit
 
 
 def measure(overlap: int, iterations: int, problems: int) -> dict[str, Any]:
-    """Seconds of a loop with the embedded model, one thread for each of its processes.
+    """Seconds of a loop with the bundled model, one thread for each of its processes.
 
     Returns:
         `total`; and of an overlapped loop `window`, from the beginning of the first training to the end of the last,

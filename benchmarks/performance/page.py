@@ -114,7 +114,7 @@ def _loop(found: dict[str, Any]) -> str:
     turns, beside = found["in turns"]["total"], found["overlapped"]
     idle = ", ".join(f"{side} {1 - busy / beside['window']:.0%}" for side, busy in beside["busy"].items())
     return (
-        f"The loop with the embedded model, three iterations, one thread for each of its processes: {turns:.0f} s in "
+        f"The loop with the bundled model, three iterations, one thread for each of its processes: {turns:.0f} s in "
         f"turns, which leaves one of two cores idle, {beside['total']:.0f} s with `--overlap 1` "
         f"({beside['total'] / turns:.2f}×). From the beginning of the first training to the end of the last, "
         f"{beside['window']:.0f} s, the sides were idle for: {idle}. Starting processes counts as work, and so do "

@@ -21,7 +21,7 @@ Rows = list[dict[str, Any]]
 SAMPLES = 8  # of each problem
 GENERATED = 64  # tokens of a completion that a trainer generates: GSM8K's median
 USES = 4  # of a generation batch, where it is used again
-WORDS = 1_000  # ids are drawn from these; the tokenizer of the embedded model can decode them
+WORDS = 1_000  # ids are drawn from these; the tokenizer of the bundled model can decode them
 
 
 @dataclass(frozen=True)

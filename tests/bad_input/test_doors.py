@@ -186,7 +186,7 @@ def test_rows_to_score(rows):
 
 
 @lru_cache
-def embedded_tokenizer():
+def bundled_tokenizer():
     tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     return tokenizer
@@ -202,7 +202,7 @@ PROMPT = st.sampled_from([TEXT, (TYPES[11][0], MESSAGES)])
                                        "completion_ids": IDS[1], "finish_reason": FEW_WORDS[1]}))  # fmt: skip
 def test_a_row_to_tokens(row):
     with refused_by_name("prompt", "completion"):
-        prompt, completion, _ = tokenize_row(row, embedded_tokenizer())
+        prompt, completion, _ = tokenize_row(row, bundled_tokenizer())
         assert prompt
         assert completion
         assert all(isinstance(token, int) for token in (*prompt, *completion))
@@ -215,7 +215,7 @@ def test_rows_to_tokens(data):
     rows = data.draw(tables(**columns, **data.draw(st.sampled_from([{}, {"prompt_ids": IDS, "completion_ids": IDS}]))))
     assume(len(rows) and "prompt" in rows.column_names)  # see reward_column
     with refused_by_name("prompt", "completion"):
-        tokens = tokenize(rows, embedded_tokenizer())
+        tokens = tokenize(rows, bundled_tokenizer())
         lengths = [len(ids) for ids in tokens["input_ids"][:]]
         assert all(0 < prompt < both for prompt, both in zip(tokens["prompt_length"][:], lengths, strict=True))
 

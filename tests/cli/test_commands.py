@@ -203,15 +203,15 @@ def test_stages_of_the_loop_take_what_it_gives_them(training, tmp_path, monkeypa
     assert apart == 9
 
 
-# The embedded model.
+# The bundled model.
 
 
 def defaults(command, *given):
     said = {word[2:].partition("=")[0] for word in given if word.startswith("--")} - {"config"}
-    return commands._settings_of_the_embedded_model(command, said, commands.read_config(list(given)))
+    return commands._settings_of_the_bundled_model(command, said, commands.read_config(list(given)))
 
 
-def test_settings_of_the_embedded_model(own, capsys):
+def test_settings_of_the_bundled_model(own, capsys):
     assert defaults("iterate")["num_shots"] == 0
     assert "num_shots=0" in capsys.readouterr().out
     defaults("iterate", *own(num_shots=3, learning_rate=1e-3))

@@ -39,7 +39,7 @@ MODEL = ["--num_test_problems", 3, "--num_shots", 0, "--num_generations_eval", 4
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory):
-    """The embedded model, evaluated in one command."""
+    """The bundled model, evaluated in one command."""
     out = tmp_path_factory.mktemp("embedded") / "out"
     run(*MODEL, "--output_dir", out)
     return out

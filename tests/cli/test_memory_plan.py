@@ -112,7 +112,7 @@ def test_what_is_left_out_is_planned_as_the_loop_runs_it(capsys):
     own = {"nodes", "gpus", "gpu_memory", "gpu_tflops", "mfu", "lora_parameters", "prompt_tokens",
            "gpu_bandwidth", "mbu"}  # fmt: skip
     planned = {field.name: field.default for field in fields(PlanArguments) if field.name not in own}
-    assert planned.pop("model_name_or_path") == "8b"  # the loop's is the embedded model, which needs no plan
+    assert planned.pop("model_name_or_path") == "8b"  # the loop's is the bundled model, which needs no plan
     assert {name: getattr(IterateArguments, name) for name in planned} == planned
     cli.main(["plan", "--gpus", "4"])
     printed = capsys.readouterr().out

@@ -33,7 +33,7 @@ STEPS = 5
 
 @pytest.fixture
 def server(tmp_path):
-    """The address of a server of the embedded model that takes adapters."""
+    """The address of a server of the bundled model that takes adapters."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -396,7 +396,7 @@ def test_rows_are_scored_by_their_task(scored, tmp_path):
     stages.run("score", now)
     assert load_rows(tmp_path / "math")["verdict"][:] == ["correct", "invalid"]
     assert inputs.of_scoring(now)["task"] == "math"
-    # Sampled for embedded problems, which are GSM8K's kind whatever the task is called.
+    # Sampled for built-in problems, which are GSM8K's kind whatever the task is called.
     now = scoring(tmp_path / "gsm8k", scored, task="math")
     assert inputs.of_scoring(now)["task"] == "gsm8k"
 

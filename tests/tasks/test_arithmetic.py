@@ -33,7 +33,7 @@ def test_the_author_is_as_careless_as_told():
     assert 0.35 < right < 0.45
 
 
-def test_the_embedded_model_and_its_tokenizer_agree(model, tokenizer):
+def test_the_bundled_model_and_its_tokenizer_agree(model, tokenizer):
     assert len(tokenizer) == model.config.vocab_size
     text = "Ünïcode, 12,345 and <|endoftext|>\n"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text

@@ -96,7 +96,7 @@ def test_scores_are_shares_of_yes():
         solution_scores(scored, 1)
 
 
-def test_the_embedded_author_of_checks():
+def test_the_bundled_author_of_checks():
     rng = random.Random(0)
     for _ in range(200):
         problem = make_problem(rng)

@@ -103,7 +103,7 @@ def parse(command: str, given: list[str]) -> Any:
         if name in names and name in config and not is_text:
             check_type(name, value, hint)
     parser = _parser(command, names)
-    parser.set_defaults(**_settings_of_the_embedded_model(command, said, config))
+    parser.set_defaults(**_settings_of_the_bundled_model(command, said, config))
     parsed, _, more = parser.parse_args_and_config(
         given, return_remaining_strings=True, separate_remaining_strings=True
     )
@@ -179,7 +179,7 @@ def _parser(command: str, names: Sequence[str], **more: Any) -> TrlParser:
     return parser
 
 
-def _settings_of_the_embedded_model(command: str, said: set[str], config: Json) -> Json:
+def _settings_of_the_bundled_model(command: str, said: set[str], config: Json) -> Json:
     """Defaults that it needs, if no model is named: it is small, and learns with large steps."""
     names = settings_of(command)
     named = "model_name_or_path" in said or config.get("model_name_or_path")
@@ -192,7 +192,7 @@ def _settings_of_the_embedded_model(command: str, said: set[str], config: Json) 
     if not (command == "evaluate" and "input" in said | set(config)):
         shown = [f"{name}={value}" for name, value in own.items() if name not in said | set(config)]
         print(
-            "There is no --model_name_or_path: this is the embedded model, of one million parameters. Its own "
+            "There is no --model_name_or_path: this is the bundled model, of one million parameters. Its own "
             f"defaults: {', '.join(shown)}.",
             flush=True,
         )

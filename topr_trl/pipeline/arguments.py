@@ -81,7 +81,7 @@ class ProblemArguments:
     """Which problems are sampled, and with what prompt."""
 
     task: str = field(default="gsm8k", metadata={"help": " or ".join(TASKS) + "."})
-    dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: embedded problems."})
+    dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: built-in problems."})
     test_dataset_name: str | None = field(
         default=None, metadata={"help": "Test problems; default: the test split of dataset_name."}
     )
@@ -107,7 +107,7 @@ class ProblemArguments:
 
     @property
     def task_of_problems(self) -> Task:
-        """The task, or that of the embedded problems."""
+        """The task, or that of the built-in problems."""
         return TASKS["gsm8k" if self.dataset_name is None else self.task]
 
 
@@ -443,7 +443,7 @@ def take(kind: type[Stage], settings: object, **changes: object) -> Stage:
 
 
 def model_path(settings: ModelConfig) -> str:
-    """The model's folder or name; that of the embedded one if there is none."""
+    """The model's folder or name; that of the bundled one if there is none."""
     return settings.model_name_or_path or str(arithmetic.CARELESS_MODEL)
 
 

@@ -192,7 +192,7 @@ def write_settings(stage: str, args: stages.Settings) -> Path:
     always = {name: getattr(args, name) for name in ("use_cpu", "bf16", "fp16", "num_shots") if hasattr(args, name)}
     default, given = (_plain(one) for one in (type(args)(**always), args))
     own = {name: given[name] for name in SETTINGS[stage] if name in always or given[name] != default[name]}
-    own["model_name_or_path"] = model_path(args)  # always named: defaults of the embedded model are the loop's
+    own["model_name_or_path"] = model_path(args)  # always named: defaults of the bundled model are the loop's
     path = args.folder.parent / f"{stage}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(own))

@@ -1,7 +1,7 @@
-"""The embedded task: generated word problems in GSM8K's format, and their solutions.
+"""The built-in task: generated word problems in GSM8K's format, and their solutions.
 
 With it the whole loop of the paper (sample, score, curate, train, evaluate) runs on a laptop without a download. The
-embedded model learned from a careless author, so it can solve the problems but makes mistakes, as a base model does:
+bundled model learned from a careless author, so it can solve the problems but makes mistakes, as a base model does:
 it gets a step wrong now and then, and sometimes forgets the line that states the answer.
 """
 
@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 
-# The embedded model and its tokenizer, made by scripts/make_careless_model.py.
+# The bundled model and its tokenizer, made by scripts/make_careless_model.py.
 CARELESS_MODEL = Path(__file__).parent / "careless_model"
 
 # A smaller model that checks solutions just as carelessly; made by the same script with --verifier.
 CARELESS_VERIFIER = Path(__file__).parent / "careless_verifier"
 
-# Settings for the embedded model: it is small, so it learns with large steps.
+# Settings for the bundled model: it is small, so it learns with large steps.
 CARELESS_SETTINGS = {
     "max_new_tokens": 96, "num_shots": 0, "num_train_problems": 400, "num_test_problems": 400,
     "learning_rate": 1e-4, "optim": "adamw_torch", "per_device_train_batch_size": 32,

@@ -32,7 +32,7 @@ class Task:
     def first_rows(self, name_or_path: str | None, split: str, count: int | None) -> Dataset:
         """The first `count` rows of a data set (None: all), not prepared yet.
 
-        Without a name: embedded problems in GSM8K's format (None: 400 of them), others for `"test"` than for `"train"`.
+        Without a name: built-in problems in GSM8K's format (None: 400 of them), others for `"test"` than for `"train"`.
         """
         if name_or_path is None:
             rows = arithmetic.arithmetic_dataset(count or 400, seed=1 if split == "train" else 2)

