@@ -6,7 +6,7 @@ from accelerate import ParallelismConfig
 from trl import GRPOConfig, TrlParser
 
 from topr_trl import OfflineTOPRConfig, TOPRConfig, TruncationLimits
-from topr_trl.config import _GRPO_ONLY, CurationArguments
+from topr_trl.config import _GRPO_ONLY, CurationArguments, offloads_optimizer
 
 CPU = {"bf16": False, "use_cpu": True}
 
@@ -176,3 +176,9 @@ def test_adafactor_is_refused_whoever_shards(tmp_path, monkeypatch):
     for deepspeed in (offloading, str(tmp_path / "ds.json")):
         with pytest.raises(ValueError, match="DeepSpeed runs its own Adam"):
             OfflineTOPRConfig(**given, deepspeed=deepspeed)
+
+
+@pytest.mark.parametrize("zero", [None, {}, {"offload_optimizer": None}, {"offload_optimizer": {"device": "none"}}])
+def test_deepspeed_that_offloads_nothing(zero):
+    assert not offloads_optimizer({"zero_optimization": zero})
+    assert offloads_optimizer({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})

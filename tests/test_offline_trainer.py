@@ -578,6 +578,8 @@ def test_evaluation_before_and_after_training(model, tokenizer, rows, tmp_path):
     assert logged["eval_topr/weight_mean"] == pytest.approx(1, abs=1e-3)
     direct = trainer.evaluate(rows.select(range(4)))
     assert direct["eval_loss"] == pytest.approx(before["eval_a_loss"], rel=1e-5)
+    both = trainer.evaluate({"a": trainer.eval_dataset["a"], "b": rows.select(range(4))})
+    assert both["eval_b_loss"] == pytest.approx(both["eval_a_loss"], rel=1e-5)
     trainer.train()
     assert math.isfinite(trainer.evaluate()["eval_a_loss"])
     with pytest.raises(ValueError, match="need log μ of the starting weights"):
@@ -597,7 +599,7 @@ def test_other_rows_to_evaluate_leave_the_files_of_the_trainers_own(tokenizer, r
 def test_rows_to_evaluate_later_are_checked_as_at_the_start(model, tokenizer, rows, tmp_path):
     trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
     chosen = trainer.curated
-    with pytest.raises(ValueError, match="cannot be called 'train'"):
+    with pytest.raises(ValueError, match="'train' is the name of the training dataset"):
         trainer.evaluate({"train": rows.select(range(4))})
     with pytest.raises(TypeError, match=r"needs a datasets.Dataset; found IterableDataset"):
         trainer.evaluate(rows.to_iterable_dataset())

@@ -352,7 +352,7 @@ def test_log_mu_of_what_logged_rows_were_computed_by(make):
         make(replay_dataset=logged(rollout_id=[0, 0, 1, 2, 3, 4, 5, 6], reward=[1.0] * 8))
     with pytest.raises(ValueError, match="Row 3 of the replay dataset: the completion is empty"):
         make(replay_dataset=logged(completion=[" 5", " 7", " 5", ""] * 2))
-    with pytest.raises(ValueError, match="replay_dataset has no meaning without replay_share"):
+    with pytest.raises(ValueError, match="replay_dataset needs replay_share above 0"):
         make(replay_dataset=logged(), replay_share=0.0)
     with pytest.raises(ValueError, match="All 8 rewards of the replay dataset are 0 after baseline=mean"):
         make(replay_dataset=logged(reward=[1.0] * 8), baseline="mean")
@@ -380,7 +380,7 @@ def test_logged_rows_of_another_scale_get_the_baseline(make):
     [
         ({"replay_share": 1.0}, "replay_share must be at least 0 and below 1"),
         ({"replay_share": "a half"}, "replay_share must be float"),
-        ({"replay_share": 0.0, "replay_size": 8}, "replay_size=8 has no meaning without replay_share"),
+        ({"replay_share": 0.0, "replay_size": 8}, "replay_size=8 needs replay_share above 0"),
         ({"replay_rule": "oldest"}, "replay_rule must be one of newest, negatives, anna_karenina"),
         ({"replay_size": 4}, "replay_share=0.5 uses 8 rows again with each generation batch"),
         ({"replay_size": 0}, "replay_size must be at least 1"),

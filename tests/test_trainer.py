@@ -283,6 +283,9 @@ def test_the_first_line_says_how_much_negatives_weigh(model, tokenizer, problems
     train(model, tokenizer, problems, config(tmp_path, disable_tqdm=False, baseline=-0.5), coin)
     said = capsys.readouterr().out
     assert said.count("TOPR: the effective share of positives is 75%, so negatives have 25% of the weight") == 1
+    assert "effective_positive_share sets it.\n" in said
+    train(model, tokenizer, problems, config(tmp_path, disable_tqdm=False), coin)
+    assert "effective_positive_share sets it; the loss is 0 while all weights are 1.\n" in capsys.readouterr().out
 
 
 def test_mixture_of_experts(moe, tokenizer, problems, tmp_path):

@@ -87,7 +87,7 @@ def model_fingerprint(model: nn.Module) -> str:
 
 
 def mu_fingerprint(model: nn.Module, temperature: float) -> str:
-    """Of a model whose log-probabilities at a temperature are log μ; those at another one are another policy's."""
+    """Fingerprint of the policy that log μ belongs to: the weights, and the temperature unless it is 1."""
     return model_fingerprint(model) + (f"@{temperature:g}" if temperature != 1 else "")
 
 

@@ -214,7 +214,7 @@ class TOPRArguments(CurationArguments, LossArguments):
         launched = os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION") == "2"
         offloaded = os.environ.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none") != "none"
         for deepspeed in (os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"), getattr(self, "deepspeed", None)):
-            offloaded = offloaded or _offloads_optimizer(deepspeed)
+            offloaded = offloaded or offloads_optimizer(deepspeed)
         refuse_adafactor(self.optim, launched, offloaded)
         refuse_split_sequences(getattr(self, "parallelism_config", None))
 
@@ -224,12 +224,20 @@ class TOPRArguments(CurationArguments, LossArguments):
         refuse_adafactor(self.optim, fsdp.get("fsdp_version") == 2, offloaded=False)
 
 
-def _offloads_optimizer(deepspeed: Any) -> bool:
+_LOSS = ("loss", "eval_loss")
+
+
+def needs_metric_for_best_model(args: Any) -> bool:
+    """Whether checkpoints or the learning rate depend on an evaluation."""
+    return bool(args.load_best_model_at_end) or args.lr_scheduler_type == "reduce_lr_on_plateau"
+
+
+def offloads_optimizer(deepspeed: Any) -> bool:
     """Whether settings of DeepSpeed, or a file of them, keep the optimizer in the host's memory."""
     if isinstance(deepspeed, str) and Path(deepspeed).is_file():
         deepspeed = json.loads(Path(deepspeed).read_text())
-    zero = deepspeed.get("zero_optimization", {}) if isinstance(deepspeed, dict) else {}
-    return zero.get("offload_optimizer", {}).get("device", "none") != "none"
+    zero = (deepspeed.get("zero_optimization") if isinstance(deepspeed, dict) else None) or {}
+    return (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
 
 
 def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
@@ -310,8 +318,9 @@ class ReplayArguments:
             when they were fresh. They come beside the fresh ones: a micro-batch has up to `1 / (1 - replay_share)`
             times `per_device_train_batch_size` rows, rounded.
         replay_size (`int`, *optional*):
-            Rows that are kept for it, over all processes; each keeps its own. Of a larger `replay_dataset` the last are
-            kept. Default: 8 generation batches, or the rows of `replay_dataset` if they are more.
+            Rows that are kept for it, over all processes; each keeps its own part, rounded up. Of a larger
+            `replay_dataset` the last are kept. Default: 8 generation batches, or the rows of `replay_dataset` if they
+            are more.
         replay_rule (`str`, defaults to `"newest"`):
             Which rows are kept where there are more: `"newest"`; `"negatives"`, the newest negatives; or
             `"anna_karenina"`, the newest of all negatives and of each prompt's (and process's) newest positive. Rows
@@ -342,7 +351,9 @@ class ReplayArguments:
         if not self.replay_share:
             for name, default in (("replay_size", None), ("replay_rule", "newest")):
                 if (value := getattr(self, name)) != default:
-                    raise ValueError(f"{name}={value} has no meaning without replay_share. Set replay_share=0.5.")
+                    raise ValueError(
+                        f"{name}={value} needs replay_share above 0. Set replay_share, or leave {name} out."
+                    )
             return
         if beta != 0:
             raise ValueError(
@@ -418,9 +429,9 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
     def _choose_metric_for_best_model(self) -> None:
         """The reward instead of transformers' default, the loss: an evaluation's is that of -mean(w · R) with w = 1."""
         args: Any = self
-        if not args.load_best_model_at_end and args.lr_scheduler_type != "reduce_lr_on_plateau":
+        if not needs_metric_for_best_model(args):
             return
-        if args.metric_for_best_model in ("loss", "eval_loss"):
+        if args.metric_for_best_model in _LOSS:
             raise ValueError(
                 f"metric_for_best_model={args.metric_for_best_model!r}: the loss is -mean(w · R), which says nothing "
                 "of how good a model is; with baseline='mean' each evaluation's is 0. Set metric_for_best_model="
@@ -504,6 +515,13 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
     def __post_init__(self) -> None:
         self.validate_topr()
         refuse_settings(self, SFTConfig, "OfflineTOPRTrainer", _SFT_ONLY)
+        if needs_metric_for_best_model(self) and self.metric_for_best_model in (None, *_LOSS):
+            raise ValueError(
+                "The best checkpoint, and reduce_lr_on_plateau, would go by the loss (metric_for_best_model), which "
+                "rises as negatives become less likely: the model before training can have the lowest. Name a metric "
+                "that a callback of yours adds to evaluations, or keep the checkpoints and compare them with topr "
+                "evaluate."
+            )
         template = self.chat_template_path
         if template and template.endswith((".jinja", ".j2")) and not Path(template).is_file():  # TRL would ask the Hub
             raise ValueError(f"chat_template_path: there is no file {template}.")

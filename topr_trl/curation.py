@@ -69,10 +69,10 @@ def curate(
     | `"positive_share"` | both at random, positives a share `positive_share` | as many as there are |
     | `"anna_karenina"` | the first positive of each problem, then negatives at random up to `size` | 6.69 per problem |
 
-    Too few rows: fewer are returned, never others instead. `"positive_share"` keeps the share and gives up
-    size; `"anna_karenina"` returns all negatives there are, and if even the first positives are more than `size`,
-    `size` of them at random and no negative. A shortfall, and a choice without positives or without negatives where
-    the rule wants both, warns; `Curated` holds the counts.
+    Where there are too few rows, fewer are returned; rows of the other sign never take their place.
+    `"positive_share"` keeps the share and returns fewer rows; `"anna_karenina"` returns all negatives there are, and
+    if even the first positives are more than `size`, `size` of them at random and no negative. A shortfall, and a
+    choice without positives or without negatives where the rule wants both, warns; `Curated` holds the counts.
 
     Args:
         rewards: (N,) R; a row is positive if R >= 0. NaN marks a row without a reward: it is never chosen.

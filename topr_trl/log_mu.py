@@ -62,7 +62,8 @@ class LogMu:
     written to `log_mu.parquet` (of evaluation datasets `log_mu_NAME.parquet`) in the output folder.
 
     Attributes:
-        values: log μ by the columns `dataset` and `row`, see `Collator`. Rows that brought their own are not in it.
+        values: log μ in nats by the columns `dataset` and `row`: the sum over the completion, or with
+            `ratio_level="token"` (T,) float32. See `Collator`. Rows that brought their own are not in it.
         sampler_distance: see `topr_trl.metrics.sampler_distance`; of the training rows, once log μ is computed.
     """
 
@@ -73,7 +74,7 @@ class LogMu:
         self.sampler_distance: dict[str, float] = {}
 
     def needs(self, dataset: Dataset) -> NDArray[np.bool_]:
-        """(N,) see `needs_log_mu`."""
+        """(N,) bool, see `needs_log_mu`."""
         return needs_log_mu(column(dataset, "reward").to_numpy(), self.args.limits)
 
     def plan(self, name: str, dataset: Dataset, model: str, resumed: bool = False) -> None:

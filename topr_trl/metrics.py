@@ -9,7 +9,7 @@ from torch import Tensor
 
 from topr_trl.baseline import effective_positive_share
 
-# A negative whose weight is below this has practically left the loss.
+# A negative below this weight contributes almost nothing.
 DEAD_WEIGHT = 0.01
 # Weights that differ from 1 by less than this do so by rounding.
 ROUNDING = 1e-3
@@ -106,12 +106,12 @@ MOSTLY_DEAD, EARLY = 0.5, 0.1
 
 
 def warn_if_dead(share: float, step: int, steps: int, first_log: int) -> bool:
-    """Warn, and return True, if most negatives have left the loss early in a training, or at its first log."""
+    """Warn, and return True, if most negatives are dead early in a training, or at its first log."""
     if share <= MOSTLY_DEAD or step > max(EARLY * steps, first_log):
         return False
     warnings.warn(
-        f"{share:.0%} of the negatives have a weight under {DEAD_WEIGHT:g} at step {step} of {steps}: they have left "
-        "the loss, because log μ says that the model which wrote them is far from the one in training. If so, a "
+        f"{share:.0%} of the negatives have a weight under {DEAD_WEIGHT:g} at step {step} of {steps} and "
+        "contribute almost nothing: by log μ, the model in training is far from the one that wrote them. If so, a "
         "lower learning rate or fewer updates on the same rows keep them longer. If not, look at where log μ comes "
         "from: log-probabilities of a truncated distribution (top_k, top_p), of another temperature or with the noise "
         "of another engine add up over long completions. See docs/metrics.md.",
@@ -130,8 +130,9 @@ def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float
     Both are N lists with one value per token; None where the sampler reported none.
 
     Returns:
-        `token`: mean absolute difference of a token's log-probability; `token_max`: the largest; `response`: mean
-        absolute difference of a completion's, the noise in log π/μ under `log_mu="sampler"`. Empty without rows.
+        All in nats. `token`: mean absolute difference of a token's log-probability; `token_max`: the largest;
+        `response`: mean absolute difference of a completion's, the noise in log π/μ under `log_mu="sampler"`. Empty
+        without rows.
     """
     pairs = [(np.asarray(m), np.asarray(s)) for m, s in zip(mu_logps, sampler_logps, strict=True) if s is not None]
     cut = [len(s) for m, s in pairs if len(m) != len(s)]
@@ -154,8 +155,12 @@ def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float
     return distance
 
 
-def warn_if_far(distance: float) -> None:
-    """Warn if log-probabilities of sampler and trainer differ by more nats per token than rounding explains."""
+def warn_if_far(distance: float) -> bool:
+    """Warn if log-probabilities of sampler and trainer differ by more nats per token than rounding explains.
+
+    Returns:
+        Whether it has warned.
+    """
     if distance > _FAR:
         warnings.warn(
             f"The sampler's log-probabilities differ from the trainer's by {distance:.2f} per token: the sampler had "
@@ -164,3 +169,4 @@ def warn_if_far(distance: float) -> None:
             "set log_mu='sampler'.",
             stacklevel=3,
         )
+    return distance > _FAR

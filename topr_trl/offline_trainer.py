@@ -266,7 +266,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         }
         self._check_tokens(new)
         if new:
-            eval_dataset = new if isinstance(eval_dataset, dict) else new["eval"]
+            eval_dataset = {**given, **new} if isinstance(eval_dataset, dict) else new["eval"]
         if self.state.global_step == 0 and not self.is_in_train:
             self._cast_for_evaluation()
             own = {"train": self.train_dataset} if any(rows is self.train_dataset for rows in given.values()) else {}
@@ -340,8 +340,8 @@ def _check_datasets(datasets: Iterable[Dataset | None]) -> None:
     for dataset in datasets:
         if not isinstance(dataset, Dataset):
             raise TypeError(
-                f"OfflineTOPRTrainer needs a datasets.Dataset; found {type(dataset).__name__}. Name a split, or make "
-                "one of a stream: baseline, curation and log μ look at all rows before the first step."
+                f"OfflineTOPRTrainer needs a datasets.Dataset; found {type(dataset).__name__}. Pass one split, or load "
+                "the stream into a Dataset: baseline, curation and log μ need all rows before the first step."
             )
         refuse_images(dataset, "Rows with images are not supported offline. Use TOPRTrainer for vision models.")
         rollouts = rollouts_of(dataset)
@@ -366,7 +366,7 @@ def _by_name(datasets: Any) -> dict[str, Dataset]:
     if not isinstance(datasets, dict):
         return {} if datasets is None else {"eval": datasets}
     if "train" in datasets:
-        raise ValueError("An evaluation dataset cannot be called 'train': the rows to learn from are. Rename it.")
+        raise ValueError("'train' is the name of the training dataset. Give the evaluation dataset another name.")
     return datasets
 
 

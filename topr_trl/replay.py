@@ -54,7 +54,7 @@ class ReplayRow:
 
     @property
     def is_dead(self) -> bool:
-        """A negative that has practically left the loss."""
+        """A negative that contributes almost nothing."""
         return self.reward < 0 and self.weight < DEAD_WEIGHT
 
 
@@ -102,7 +102,7 @@ class ReplayBuffer:
         self._step, self._awaited, self._logps = step, set(batch["topr_rows"].tolist()), {}
 
     def note(self, numbers_B: Tensor, mu_logps_BT: Tensor, weights_B: Tensor) -> None:
-        """What a forward has found of some rows, fresh or used again; the device is not waited for."""
+        """Record what a forward pass computed: (B,) row numbers, (B, T) log μ, (B,) float w. Does not synchronize."""
         numbers = numbers_B.tolist()
         places = [place for place, number in enumerate(numbers) if number in self._awaited]
         if places:  # the first forward of a row has its log μ
@@ -224,7 +224,7 @@ def check_logged(dataset: Any, temperature: float) -> None:
     """What can be said about logged rows before a model is loaded.
 
     Raises:
-        TypeError: they are no `datasets.Dataset`.
+        TypeError: they are not a `datasets.Dataset`.
         ValueError: they lack columns, were sampled at another temperature, have images, or are parts of longer
             trajectories.
     """

@@ -70,7 +70,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
         self._silent_rows = self._silent_batches = 0  # with R = 0 alone, since the last batch with another R
-        self._any_signal = self._warned_of_silence = False
+        self._any_signal = self._warned_of_silence = self._warned_of_distance = False
         self._shown_weights: dict[int, list[Shown]] = {}  # of the rows of the table of completions
         super().__init__(model, reward_funcs, args, *rest, **kwargs)
         if self._tokenizer.pad_token_id is None:
@@ -114,8 +114,9 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         train = self.model.training
         batch = super()._generate_and_score_completions(inputs)
         self.model.train(train)  # TRL's continuous batching leaves it in training, in an evaluation too
-        if distances := self._metrics[self._mode].get("sampling/sampling_logp_difference/mean"):
-            warn_if_far(distances[-1])  # TRL measures it with vLLM
+        distances = self._metrics[self._mode].get("sampling/sampling_logp_difference/mean")  # TRL's, with vLLM
+        if distances and not self._warned_of_distance:
+            self._warned_of_distance = warn_if_far(distances[-1])
         raw_rewards = self._raw_rewards(batch)
         rewards, curated = self._compose(raw_rewards, train)
         rewards_all = torch.full_like(raw_rewards, torch.nan)

@@ -233,10 +233,14 @@ class TOPRMixin(Trainer):
         self._said_share = True
         until = " until the taper takes it from them" * (args.limits.a_neg < args.limits.b_neg)
         offline = isinstance(args, OfflineTOPRConfig)
-        more = "topr trial tries several on your rows" if offline else "the loss is 0 while all weights are 1"
+        more = ""
+        if offline:
+            more = "; topr trial tries several on your rows"
+        elif abs(share - 0.5) < 1e-6:
+            more = "; the loss is 0 while all weights are 1"
         say(
             f"the effective share of positives is {share:.0%}, so negatives have {1 - share:.0%} of the weight{until}. "
-            f"effective_positive_share sets it; {more}.",
+            f"effective_positive_share sets it{more}.",
             args,
         )
 
@@ -256,7 +260,7 @@ class TOPRMixin(Trainer):
                 "supervised fine-tuning."
             )
             if zeros:
-                message += " Rewards of 0 are no negatives: set baseline='mean', or 0.5."
+                message += " Rewards of 0 are not negatives: set baseline='mean', or 0.5."
         elif signs == (False, True):
             message = (
                 f"All {negatives} rows have a negative reward after the baseline: the model only learns what to avoid, "

@@ -28,12 +28,14 @@ def check_replay(args: TOPRConfig, dataset: Any, logged: Dataset | None) -> None
     """Refuse rows that cannot be used again, before the model is loaded.
 
     Raises:
-        TypeError: the logged rows are no `Dataset`.
+        TypeError: the logged rows are not a `Dataset`.
         ValueError: they are given without `replay_share`, lack a column, or there are images.
     """
     if logged is not None:
         if not args.replay_share:
-            raise ValueError("replay_dataset has no meaning without replay_share. Set replay_share=0.5.")
+            raise ValueError(
+                "replay_dataset needs replay_share above 0. Set replay_share, or leave replay_dataset out."
+            )
         check_logged(logged, args.temperature)
     if args.replay_share and isinstance(dataset, Dataset):
         refuse_images(dataset, "Rows with images cannot be used again: only text is kept. Set replay_share=0.")
@@ -64,7 +66,7 @@ class ReplayMixin(TOPRMixin):
             with self.accelerator.main_process_first():
                 rows = logged_rows(logged, self._tokenizer, config, fingerprint, args)
         size = args.replay_size or max(REPLAYED_BATCHES * args.generation_batch_size, len(rows))
-        self._replay = buffer = ReplayBuffer(size // processes, args.replay_rule)
+        self._replay = buffer = ReplayBuffer(-(-size // processes), args.replay_rule)
         own = np.random.default_rng(args.seed).permutation(len(rows))[process::processes]
         buffer.add([rows[place] for place in own])
 

@@ -153,7 +153,7 @@ READ = [
     ),
     damaged(
         "a shard is missing, in somebody's folder",
-        "topr curate: rows holds 1 of 2 shards *-of-00002.parquet.",
+        "topr curate: rows holds 1 of 2 shards *-of-00002.parquet. Put the missing ones back.",
         lambda folder: [(folder / manifest.NAME).unlink(), next(folder.glob("*.parquet")).unlink()],
     ),
     damaged(

@@ -150,23 +150,23 @@ ROWS = [
     Case(
         "a stream",
         lambda kit: kit.offline(kit["rows"].to_iterable_dataset(), NOWHERE),
-        "OfflineTOPRTrainer needs a datasets.Dataset; found IterableDataset. Name a split, or make one of a "
-        "stream: baseline, curation and log μ look at all rows before the first step.",
+        "OfflineTOPRTrainer needs a datasets.Dataset; found IterableDataset. Pass one split, or load the "
+        "stream into a Dataset: baseline, curation and log μ need all rows before the first step.",
         NOT_LOADED,
         TypeError,
     ),
     Case(
         "all splits of a dataset",
         lambda kit: kit.offline(DatasetDict({"train": kit["rows"]}), NOWHERE),
-        "OfflineTOPRTrainer needs a datasets.Dataset; found DatasetDict. Name a split, or make one of a "
-        "stream: baseline, curation and log μ look at all rows before the first step.",
+        "OfflineTOPRTrainer needs a datasets.Dataset; found DatasetDict. Pass one split, or load the "
+        "stream into a Dataset: baseline, curation and log μ need all rows before the first step.",
         NOT_LOADED,
         TypeError,
     ),
     Case(
         "an evaluation set that is called train",
         lambda kit: kit.offline(kit["rows"], NOWHERE, eval_dataset={"train": kit["rows"]}),
-        "An evaluation dataset cannot be called 'train': the rows to learn from are. Rename it.",
+        "'train' is the name of the training dataset. Give the evaluation dataset another name.",
         NOT_LOADED,
     ),
     Case(
@@ -426,8 +426,9 @@ ROWS = [
     ),
     turns(
         "a call of a tool whose arguments are no JSON",
-        "Row 0 of the train dataset: the arguments of its call of count are no JSON ('{\"of\": '), and what the model "
-        "wrote instead is not known. Give completion_ids, write the call as content, or drop the row. Fix or drop it.",
+        "Row 0 of the train dataset: the arguments of its call of count are not valid JSON ('{\"of\": '), and what the "
+        "model wrote instead is not known. Give completion_ids, write the call as content, or drop the row. Fix or "
+        "drop it.",
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
         tool_calls=[{"type": "function", "function": {"name": "count", "arguments": '{"of": '}}],
     ),
@@ -688,12 +689,12 @@ IMPORTED = [
     ),
     imported(
         "a reward that is no number",
-        "topr import: log/1.jsonl, line 1: score is no finite number but 'high', and cannot be a reward.",
+        "topr import: log/1.jsonl, line 1: score is 'high', and a reward must be a finite number.",
         {**LOG_OF_VERL, "score": "high"},
     ),
     imported(
         "a reward that is NaN",
-        "topr import: log/1.jsonl, line 2: score is no finite number but nan, and cannot be a reward.",
+        "topr import: log/1.jsonl, line 2: score is nan, and a reward must be a finite number.",
         LOG_OF_VERL,
         {**LOG_OF_VERL, "score": float("nan")},
     ),

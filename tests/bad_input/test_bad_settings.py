@@ -125,6 +125,14 @@ SETTINGS = [
         metric_for_best_model="loss",
     ),
     setting(
+        "the loss to tell the best model, offline",
+        "The best checkpoint, and reduce_lr_on_plateau, would go by the loss (metric_for_best_model), which rises as "
+        "negatives become less likely: the model before training can have the lowest. Name a metric that a callback of "
+        "yours adds to evaluations, or keep the checkpoints and compare them with topr evaluate.",
+        load_best_model_at_end=True,
+        eval_strategy="steps",
+    ),
+    setting(
         "a setting of GRPO's loss",
         "epsilon=0.3 belongs to another loss and has no meaning for TOPRTrainer. Remove it. How far a ratio "
         "counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`.",

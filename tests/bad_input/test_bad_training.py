@@ -489,7 +489,7 @@ TOKENIZERS = [
         "rewards that are never negative",
         lambda kit: kit.offline(with_columns(kit["rows"], reward=[1.0, 0.0] * 4), baseline=0),
         "None of the 8 rows has a negative reward after the baseline: TOPR then is reward-weighted "
-        "supervised fine-tuning. Rewards of 0 are no negatives: set baseline='mean', or 0.5.",
+        "supervised fine-tuning. Rewards of 0 are not negatives: set baseline='mean', or 0.5.",
         TRAINED,
         UserWarning,
     ),

@@ -97,6 +97,11 @@ def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
         ("plan", "output", "It is a setting of topr plot."),
         ("iterate", "candidates", "It is called --rows now."),
         ("iterate", "keep_copies", "The rows of an iteration are in one folder, and kept once. Leave it out."),
+        (
+            "train",
+            "resume_from_checkpoint",
+            "A command that was stopped continues from its last checkpoint when it is run again.",
+        ),
         ("evaluate", "eval_samples", "It is called --num_generations_eval now."),
         ("iterate", "num_candidates", "It is called --num_generations now."),
         ("train", "num_generations_eval", "It is a setting of topr evaluate, iterate, trial, plan."),

@@ -56,6 +56,11 @@ def test_rows_without_a_gradient_are_left_out_and_counted():
     assert (alone["reward"].tolist(), alone["idle"], alone["lengths"]) == ([0.0], 1, [2])
 
 
+def test_log_mu_that_a_row_does_not_need_may_be_incomplete():
+    for known in ([None, -1.0], []):
+        assert collator()([row(mu_logps=known)])["mu_logps"].isnan().all()
+
+
 def test_log_mu_comes_from_the_row_or_from_what_was_computed():
     collate = collator(log_mu={(0, 1): -4.0, (0, 2): -5.0, (1, 1): -6.0})
     rows = [

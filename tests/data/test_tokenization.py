@@ -1,6 +1,7 @@
 import pyarrow as pa
 import pytest
 from datasets import Dataset
+from tokenizers.normalizers import Strip
 
 from topr_trl.data.tables import from_table, load_rows
 from topr_trl.data.tokenization import tokenize, tokenize_row
@@ -92,3 +93,8 @@ def test_tokens_are_found_again(tokenizer, rows, tmp_path):
         found = tokenize(load_rows(tmp_path / "rows.parquet", tmp_path / "cache"), tokenizer)
         made.append([file["filename"] for file in found.cache_files])
     assert made[0] == made[1] != []
+
+
+def test_a_completion_without_tokens_is_a_stop_token(tokenizer):
+    tokenizer.backend_tokenizer.normalizer = Strip()  # as tokenizers of SentencePiece may do
+    assert tokenize_row({"prompt": "a", "completion": " "}, tokenizer).completion_ids == [tokenizer.eos_token_id]

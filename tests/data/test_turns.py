@@ -134,7 +134,7 @@ def test_arguments_as_json_keep_their_nulls(tokenizer):
     _, ids, mask = tokenize_turns(PROMPT, [{**TURNS[0], "tool_calls": [call]}, *TURNS[1:3]], tokenizer)
     assert '"arguments": {"a": 2, "b": null}}' in own(tokenizer, ids, mask)[0]
     call["function"]["arguments"] = '{"a": 2'
-    with pytest.raises(ValueError, match=r"arguments of its call of multiply are no JSON \('{\"a\": 2'\)"):
+    with pytest.raises(ValueError, match=r"arguments of its call of multiply are not valid JSON \('{\"a\": 2'\)"):
         tokenize_turns(PROMPT, [{**TURNS[0], "tool_calls": [call]}, *TURNS[1:3]], tokenizer)
     single = {"prompt": PROMPT, "completion": [{"role": "assistant", "content": "", "tool_calls": [CALL]}]}
     as_text = {**CALL, "function": {**CALL["function"], "arguments": '{"a": 2, "b": 3}'}}

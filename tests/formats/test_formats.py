@@ -281,7 +281,7 @@ def test_traces_without_a_reward_and_with_a_broken_tree():
     for rewards in ({}, {"x": None}):
         with pytest.raises(Unrewarded, match="it has no reward"):
             made("verifiers", {**TRACE, "rewards": rewards})
-    with pytest.raises(NotOfFormat, match="its reward is no finite number but nan"):
+    with pytest.raises(NotOfFormat, match="its reward is nan, and a reward must be a finite number"):
         made("verifiers", {**TRACE, "rewards": {"x": math.nan}})
     nodes = [{**TRACE["nodes"][0], "parent": -1}, *TRACE["nodes"][1:]]
     with pytest.raises(NotOfFormat, match="node 0 has the parent -1, which does not come before it"):

@@ -74,8 +74,8 @@ def test_lines_that_were_cut_off_are_counted_and_named(tmp_path, monkeypatch, ca
     assert len(imported(source, tmp_path / "rows")) == 3
     said = capsys.readouterr().out
     assert (
-        "2 lines are no JSON, or have half of a character, and are left out: log.jsonl, line 3, log.jsonl, line 6."
-        in said
+        "2 lines are not valid JSON, or contain unpaired surrogates, and are left out: log.jsonl, line 3, log.jsonl, "
+        "line 6." in said
     )
     imported(source, tmp_path / "rows")
     assert manifest.read(tmp_path / "rows").stages["import"]["left_out"]["broken"]["count"] == 2
@@ -101,7 +101,7 @@ def test_a_compressed_file_that_breaks_off_keeps_its_whole_lines(tmp_path, capsy
     rows = imported(tmp_path / "log.jsonl.gz", tmp_path / "rows")
     assert 100 < len(rows) < 4_000
     assert rows["completion"][:] == [f" {n}." for n in range(len(rows))]
-    assert "1 line is no JSON, or has half of a character, and is left out: " in capsys.readouterr().out
+    assert "1 line is not valid JSON, or contains an unpaired surrogate, and is left out: " in capsys.readouterr().out
 
 
 def test_a_file_that_is_not_compressed_as_its_name_says_is_an_error(tmp_path):
@@ -123,7 +123,7 @@ def test_a_file_and_its_compressed_copy_are_not_read_both(tmp_path):
     ("wrong", "message"),
     [
         ({"score": None}, r"line 4: its reward is null \(score\)\. --skip_unrewarded leaves such records out"),
-        ({"score": float("nan")}, "line 4: score is no finite number but nan, and cannot be a reward"),
+        ({"score": float("nan")}, "line 4: score is nan, and a reward must be a finite number"),
         (
             {"score": [1.0, 0.0]},
             r"line 4: score holds 2 reward\(s\) for 1 completion\(s\): it must be a list with one for each",
@@ -174,7 +174,8 @@ def test_text_that_was_cut_inside_a_character_is_left_out(tmp_path, capsys):
     rows = imported(lines(tmp_path / "log.jsonl", [*whole, record(2, output="\ud83d")]), tmp_path / "rows")
     assert rows["completion"][:] == ["a \N{GRINNING FACE}", "\\ud83d"]
     assert (
-        "1 line is no JSON, or has half of a character, and is left out: log.jsonl, line 3" in capsys.readouterr().out
+        "1 line is not valid JSON, or contains an unpaired surrogate, and is left out: log.jsonl, line 3"
+        in capsys.readouterr().out
     )
 
 
@@ -264,3 +265,11 @@ def test_what_is_kept_of_places_names_no_folder_of_this_machine(tmp_path):
     for text in (json.dumps(json.loads(kept[0])["stages"]["import"]["left_out"]), *kept[1:]):
         assert str(tmp_path) not in text
     assert inputs
+
+
+def test_other_problems_are_another_import(tmp_path):
+    source = lines(tmp_path / "log.jsonl", [record(n, task=n % 2) for n in range(6)])
+    assert len(set(imported(source, tmp_path / "rows")["problem_id"])) == 3
+    with pytest.raises(ValueError, match=r"other settings \(problem_field: None there, 'task' now\)"):
+        imported(source, tmp_path / "rows", problem_field="task")
+    assert set(imported(source, tmp_path / "others", problem_field="task")["problem_id"]) == {"0", "1"}

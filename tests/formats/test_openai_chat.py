@@ -227,4 +227,4 @@ def test_lists_of_messages(tmp_path, capsys):
     assert (rows["reward"][:], json.loads(rows[0]["tools"])) == ([1.0], TOOLS)
     said = capsys.readouterr().out
     assert "1 record holds no completion to learn from: log.jsonl, line 2." in said
-    assert "1 record has a call of a tool whose arguments are no JSON, without token ids, and is left out" in said
+    assert "1 record has a tool call whose arguments are not valid JSON, without token ids, and is left out" in said

@@ -476,7 +476,7 @@ def test_rows_of_a_copy_that_are_as_they_were(tmp_path):
     first, again = tmp_path / "first", tmp_path / "again"
     for folder, source in ((first, again), (again, first)):
         fingerprint = manifest.fingerprint(source) if source.exists() else "x"
-        inputs = {"input": fingerprint, "dataset_name": str(tmp_path)}
+        inputs = {"input": fingerprint, "dataset_name": str(tmp_path), "model_init_kwargs": {"cache": [str(tmp_path)]}}
         manifest.begin(folder, "score", inputs, {"input": f"../{source.name}"})
         save_rows(Dataset.from_list(rows), folder)
         manifest.finish(folder, "score", 1)

@@ -1,5 +1,6 @@
 """How the processes of stages are started, on this machine and on others, and what happens where one fails."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -120,6 +121,14 @@ def test_launchers_that_lack_something_are_refused(tmp_path):
         loop(tmp_path, sampling_launcher="srun", sampling_devices=["0"])
     with pytest.raises(FileNotFoundError, match="sampling_launcher: there is no program nowhere-here"):
         check_launch("iterate", loop(tmp_path, sampling_launcher="nowhere-here -n 1"))
+    with pytest.raises(ValueError, match="training_launcher is empty: name a command, or leave it out"):
+        check_launch("iterate", loop(tmp_path, training_launcher=" "))
+    offloading = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
+    (tmp_path / "offload.json").write_text(json.dumps(offloading))
+    named = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": f"{tmp_path}/offload.json"}}
+    (tmp_path / "named.yaml").write_text(yaml.safe_dump(named))
+    with pytest.raises(ValueError, match="With its optimizer offloaded, DeepSpeed runs its own Adam"):
+        check_launch("iterate", loop(tmp_path, accelerate_config=str(tmp_path / "named.yaml")))
     config = yaml.safe_load((CONFIGS / "ddp.yaml").read_text()) | {"num_machines": 2, "num_processes": 2}
     (tmp_path / "two.yaml").write_text(yaml.safe_dump(config))
     two = {"accelerate_config": str(tmp_path / "two.yaml")}

@@ -92,6 +92,12 @@ def test_a_setting_that_is_the_default_of_another_task_is_kept(tmp_path):
             assert parsed.num_shots == step.args.num_shots == 8
 
 
+def test_the_process_that_computes_log_mu_has_the_batch_size_of_training(tmp_path):
+    (step,) = (step for step in steps_of(loop(tmp_path, per_device_train_batch_size=1)) if step.stage == "log-mu")
+    parsed = commands.parse("log-mu", ["--config", str(write_settings("log-mu", step.args))])
+    assert parsed.per_device_train_batch_size == 1
+
+
 def test_what_would_fail_later_is_refused_first(tmp_path, monkeypatch):
     for name, message in (("fsdp2", "DTensors"), ("zero3_offload", "its own Adam")):
         with pytest.raises(ValueError, match=message):
@@ -114,6 +120,17 @@ def test_what_would_fail_later_is_refused_first(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="--accelerate_config"):
         check(now)
+
+
+def test_rows_that_are_given_are_not_all_that_is_trained_on(tmp_path):
+    rows, problems = str(tmp_path / "rows.jsonl"), str(tmp_path / "problems.jsonl")
+    Path(rows).write_text('{"prompt": "a", "completion": "b", "reward": 1}\n' * 2)
+    Path(problems).write_text('{"question": "1 + 1?", "answer": "#### 2"}\n' * 2)
+    of_rows = {"rows": rows, "dataset_name": "nowhere.jsonl", "test_dataset_name": problems, "num_shots": 0}
+    run = tmp_path / "run"
+    check(loop(run, **of_rows))
+    with pytest.raises(FileNotFoundError, match="nowhere"):  # which the second iteration samples
+        check(loop(run, **of_rows, iterations=2))
 
 
 @pytest.mark.parametrize("overlap", [0, 1, 2, 9])

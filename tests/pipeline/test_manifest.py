@@ -52,6 +52,27 @@ def test_several_stages_work_on_a_folder_one_after_the_other(tmp_path):
     assert manifest.begin(tmp_path, "sample", {"seed": 1}) is False  # the stage that makes it, too
 
 
+def test_what_other_programs_leave_beside_files_is_no_input(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("rows")
+    before = manifest.fingerprint(tmp_path)
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "rows.lock").touch()
+    (tmp_path / ".lock").touch()
+    assert manifest.fingerprint(tmp_path) == before
+    (tmp_path / "more.jsonl").write_text("more")
+    assert manifest.fingerprint(tmp_path) != before
+
+
+def test_settings_that_a_version_did_not_have_were_at_their_defaults(tmp_path):
+    defaults, checkpoint = {"new": 1, "seed": 42}, tmp_path / manifest.WORK / "checkpoint-1"
+    manifest.begin(tmp_path, "train", {"seed": 7})
+    checkpoint.mkdir(parents=True)
+    manifest.begin(tmp_path, "train", {"seed": 7, "new": 1}, defaults=defaults)
+    assert checkpoint.is_dir()  # an unfinished stage goes on
+    with pytest.raises(ValueError, match=r"other settings \(new: 1 there, 2 now\)"):
+        manifest.begin(tmp_path, "train", {"seed": 7, "new": 2}, defaults=defaults)
+
+
 def test_results_for_other_settings_are_an_error_that_names_them(tmp_path):
     manifest.begin(tmp_path, "sample", {"seed": 3, "top_p": 1.0})
     manifest.begin(tmp_path, "sample", {"seed": 1, "top_p": 1.0}, made=False)

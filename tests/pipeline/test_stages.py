@@ -452,6 +452,20 @@ def test_a_local_model_is_known_by_its_whole_path(tmp_path, monkeypatch):
     assert inputs.of_sampling(sampling(tmp_path / "out", model_name_or_path="owner/other"))["model"] == "owner/other"
 
 
+def test_a_file_of_problems_is_known_by_its_content(tmp_path):
+    file = tmp_path / "problems.jsonl"
+    file.write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+    args = sampling(tmp_path / "out", dataset_name=str(file), test_dataset_name=str(file))
+    known = inputs.of_sampling(args)
+    manifest.begin(tmp_path / "out", "sample", known)
+    older = {name: value for name, value in known.items() if name not in ("problems", "top_p")}
+    manifest.begin(tmp_path / "older", "sample", older)
+    manifest.begin(tmp_path / "older", "sample", known, defaults=inputs.defaults_of(args))
+    file.write_text('{"question": "1 + 2?", "answer": "#### 3"}\n')
+    with pytest.raises(ValueError, match=r"other settings \(problems: not the same files\)"):
+        manifest.begin(tmp_path / "out", "sample", inputs.of_sampling(args), defaults=inputs.defaults_of(args))
+
+
 def test_a_second_worker_with_other_settings_is_refused_before_the_first_shard(tmp_path):
     now = sampling(tmp_path, worker="0/2")
     with manifest.lock(tmp_path, "-0-of-2"):  # it loads its model

@@ -75,6 +75,21 @@ def test_held_out_rows_keep_their_rewards_and_the_log_mu_that_they_brought(score
     assert not set(training["prompt"]) & set(held_out["prompt"])
 
 
+def test_another_task_is_another_split(scored, tmp_path):
+    save_rows(load_rows(scored), tmp_path / "logged")  # without a manifest, which would name the task
+    assert splitting(tmp_path / "logged", tmp_path).by_answers is True
+    with pytest.raises(ValueError, match=r"task: 'gsm8k' there, 'math' now"):
+        splitting(tmp_path / "logged", tmp_path, task="math")
+
+
+def test_completions_that_are_token_ids_are_weighted(scored, tmp_path):
+    rows = load_rows(scored)
+    ids = rows["completion_ids"][:]
+    rows = rows.select_columns(["prompt", "answer", "reward"]).add_column("completion", ids)
+    save_rows(rows, tmp_path / "ids")
+    assert splitting(tmp_path / "ids", tmp_path).by_answers is False
+
+
 def test_rows_that_have_been_through_the_stages(scored, tmp_path):
     """Chosen, and with log μ for some: a trial begins with the rows as they came."""
     rows = load_rows(scored)
@@ -233,7 +248,7 @@ def test_a_trial(scored, tmp_path, here, capsys, test_by):
         assert "Recommended: " in said
     else:
         assert not (out / "recommended.yaml").exists()
-        assert "Nothing is recommended: no training did better than none" in said
+        assert "Nothing is recommended: no training improved on the starting model" in said
     assert ("estimated from the rewards" in said) == (test_by == "rewards")
     page = (out / "trial.html").read_text()
     assert page.count("<tr>") == 1 + len(best)

@@ -49,7 +49,10 @@ KINDS: dict[str, type] = {
 # What version 0.1 called otherwise.
 _RENAMED = {"output": "output_dir", "candidates": "rows", "eval_samples": "num_generations_eval",
             "num_candidates": "num_generations"}  # fmt: skip
-_GONE = {"keep_copies": "The rows of an iteration are in one folder, and kept once. Leave it out."}
+_GONE = {
+    "keep_copies": "The rows of an iteration are in one folder, and kept once. Leave it out.",
+    "resume_from_checkpoint": "A command that was stopped continues from its last checkpoint when it is run again.",
+}
 
 
 def run(command: str, arguments: Sequence[str], description: str) -> None:

@@ -48,7 +48,7 @@ PANELS = (
            "the completions. If it keeps falling while w stays at 1, the model collapses."),
     _ratio("positives", "Rises as the model learns them. If it falls, the model loses right answers too."),
     Panel("Positives",
-          "Share of rows with R ≥ 0, and their share of the weight: Σ of their |R| over Σ of all |R|.",
+          "Share of rows with R > 0, and their share of the weight: Σ of their |R| over Σ of all |R|.",
           {"of rows": "topr/positive_share", "of weight": "topr/effective_positive_share"}, scale="share"),
     Panel("Gradient norm", "Before clipping. A steady rise is an early sign of a collapse.",
           {"norm": "grad_norm"}, scale="log"),

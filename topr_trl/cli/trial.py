@@ -22,7 +22,7 @@ _FEW = 2.0  # effective samples per problem, below which an estimate from reward
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What a trial comes to.
+    """The conclusions of a trial.
 
     Attributes:
         arms: that were tried, best first; None is the model before.
@@ -45,7 +45,7 @@ class Recommendation:
 
     @property
     def better_than_none(self) -> bool:
-        """Whether a training did better than none."""
+        """Whether a training improved on the starting model."""
         return self.arms[0] is not None
 
     @property
@@ -135,8 +135,8 @@ def _said(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
         lines.append(f"Recommended: {best}.")
     else:
         lines.append(
-            f"Nothing is recommended: no training did better than none. Try other learning rates, or look at the rows. "
-            f"The best setting was {best}."
+            "Nothing is recommended: no training improved on the starting model. Try other learning rates, or look at "
+            f"the rows. The best setting was {best}."
         )
     if found.level:
         names = ", ".join(f"{arm.label} at {arm.rate(args):g}" for arm in found.level)

@@ -143,10 +143,16 @@ class Collator:
             filled = [mu if ok else [torch.nan] * n for mu, ok, n in zip(mu_logps, known, counts, strict=True)]
             mu_logps = [value for mu in filled for value in mu]
         else:
-            mu_logps = [(sum(mu) if mu else torch.nan) if isinstance(mu, list) else mu for mu in mu_logps]
-            mu_logps = [torch.nan if mu is None else mu for mu in mu_logps]
+            mu_logps = [_sum(mu) for mu in mu_logps]
         batch["mu_logps"] = torch.tensor(mu_logps, dtype=torch.float32)
         return batch
+
+
+def _sum(mu: Any) -> float:
+    """log μ of a completion, of which rows that need none may have parts; NaN if it is not known."""
+    if isinstance(mu, list):
+        return sum(mu) if mu and None not in mu else torch.nan
+    return torch.nan if mu is None else mu
 
 
 def _labels(row: dict[str, Any]) -> list[int]:

@@ -79,7 +79,8 @@ def shards_of(path: str | Path) -> list[Path]:
         raise FileNotFoundError(f"There are no rows (*.parquet) in {path}.{hint}")
     expected = shards[0].stem.rpartition("-of-")[2]
     if path.is_dir() and expected.isdigit() and int(expected) != len(shards):
-        raise FileNotFoundError(f"{path} holds {len(shards)} of {int(expected)} shards *-of-{expected}.parquet.")
+        more = "They are of several splits: name one." if len(shards) > int(expected) else "Put the missing ones back."
+        raise FileNotFoundError(f"{path} holds {len(shards)} of {int(expected)} shards *-of-{expected}.parquet. {more}")
     return shards
 
 

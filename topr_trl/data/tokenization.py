@@ -79,7 +79,7 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
                     "the completion needs a stop token, and the tokenizer has none. Set tokenizer.eos_token, or give "
                     "completion_ids"
                 )
-            if completion[-1] != tokenizer.eos_token_id:  # decoded text may still have it
+            if completion[-1:] != [tokenizer.eos_token_id]:  # decoded text may still have it
                 completion = [*completion, tokenizer.eos_token_id]
     if not _is_ids(prompt) or not _is_ids(completion):
         raise ValueError("prompt and completion must be text, messages (both of them) or token ids")

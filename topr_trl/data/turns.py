@@ -98,7 +98,7 @@ def plain_messages(messages: Messages) -> Messages:
     arguments of all tools. A log that keeps arguments as JSON, as OpenAI's do, has no such nulls.
 
     Raises:
-        ValueError: arguments are no JSON, or content is not text.
+        ValueError: arguments are not valid JSON, or content is not text.
     """
     found: Messages = [{"content": "", **_without_nulls(message)} for message in messages]  # OpenAI's may be null
     for message in found:
@@ -109,9 +109,9 @@ def plain_messages(messages: Messages) -> Messages:
                 function["arguments"] = json.loads(arguments or "{}")  # of a call without arguments
             except json.JSONDecodeError:
                 raise ValueError(
-                    f"the arguments of its call of {function.get('name')} are no JSON ({arguments[:60]!r}), and what "
-                    "the model wrote instead is not known. Give completion_ids, write the call as content, or drop the "
-                    "row"
+                    f"the arguments of its call of {function.get('name')} are not valid JSON ({arguments[:60]!r}), and "
+                    "what the model wrote instead is not known. Give completion_ids, write the call as content, or "
+                    "drop the row"
                 ) from None
     return found
 

@@ -1,1 +1,1 @@
-"""What may change without notice, as what it builds on may."""
+"""Experimental: may change without notice, because it builds on TRL's experimental trainer."""

@@ -139,7 +139,7 @@ def _lines(path: Path) -> int:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not empty, with their numbers; a compressed file that breaks off ends with one that is no JSON."""
+    """Lines that are not empty, with their numbers; a truncated file ends with one that is not valid JSON."""
     number = 0
     with io.BufferedReader(pa.input_stream(path)) as file:  # decompresses by the suffix of the file
         try:
@@ -162,7 +162,7 @@ def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
 
 
 def parsed(raw: bytes | Record) -> Any:
-    """What a line holds; None if it is no JSON, or has half of a character, as text that was cut in an emoji has."""
+    """What a line holds; None if it is not valid JSON, or has an unpaired surrogate, as text cut inside an emoji."""
     if not isinstance(raw, bytes):
         return raw
     try:
@@ -251,7 +251,7 @@ def _call(given: Mapping[str, Any]) -> Row:
 
 
 def has_broken_call(row: Row) -> bool:
-    """Whether arguments of a call are no JSON, as where a run was cut off, and no token ids say what was written."""
+    """Whether arguments of a tool call are not valid JSON, as after a cut, and no token ids say what was written."""
     said = [
         each
         for name in ("prompt", "completion")

@@ -1,4 +1,4 @@
-"""Public sets of agents that mend software, with the outcome of the tests: nebius' of SWE-agent and of OpenHands."""
+"""Public sets of agents that fix software, with the outcome of the tests: nebius' of SWE-agent and of OpenHands."""
 
 from typing import Any
 

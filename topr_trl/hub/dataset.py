@@ -132,8 +132,17 @@ def _without_paths(path: Path) -> bytes:
     known = json.loads(path.read_text())
     for stage in known["stages"].values() if "stages" in known else [known]:
         stage["sources"] = {}
-        stage["inputs"] = {k: Path(v).name if str(v).startswith("/") else v for k, v in stage["inputs"].items()}
+        stage["inputs"] = _cut(stage["inputs"])
     return json.dumps(known, indent=1).encode()
+
+
+def _cut(value: Any) -> Any:
+    """JSON in which each absolute path is its last part."""
+    if isinstance(value, dict):
+        return {name: _cut(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_cut(inner) for inner in value]
+    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
 
 
 def pack_rows(path: Path, repo_id: str) -> Parcel:

@@ -36,7 +36,7 @@ def push_command(args: PushArguments) -> None:
     """The command: push, or print what would be pushed. Of trajectories it shows what others said, and asks.
 
     Raises:
-        ValueError: see `push_to_hub`; or what it shows was not agreed to, or there is nobody to ask.
+        ValueError: see `push_to_hub`; or what it shows was not agreed to, or the terminal is not interactive.
     """
     path = Path(args.input)
     if path.exists() and holds_rows(path) and (texts := said_by_others(path)):

@@ -409,6 +409,7 @@ def _names(*kinds: type, without: Collection[str] = ()) -> tuple[str, ...]:
 ADAPTER_SETTINGS = tuple(
     name for name in _names(ModelConfig) if name.startswith(("use_peft", "lora_", "use_rs", "use_do"))
 )
+_OF_A_TRAINER = ("resume_from_checkpoint",)  # a command finds its own checkpoints
 # What each command takes: of what its dataclass holds, all that it does not ignore.
 SETTINGS: dict[str, tuple[str, ...]] = {
     "import": _names(ImportArguments),
@@ -417,17 +418,21 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "curate": _names(CurateArguments),
     "log-mu": (
         *_names(FolderArguments, ModelConfig, LossArguments, without=("length_normalization",)),
-        "baseline", "effective_positive_share", "seed", "iteration", "per_device_eval_batch_size", "bf16", "fp16",
-        "tf32", "padding_free", "max_length", "dataset_num_proc", "use_cpu", "trust_remote_code", "model_init_kwargs",
-        "chat_template_path", "eos_token", "pad_token", "disable_tqdm", "use_liger_kernel",
+        "baseline", "effective_positive_share", "seed", "iteration", "per_device_train_batch_size",
+        "per_device_eval_batch_size", "bf16", "fp16", "tf32", "padding_free", "max_length", "dataset_num_proc",
+        "use_cpu", "trust_remote_code", "model_init_kwargs", "chat_template_path", "eos_token", "pad_token",
+        "disable_tqdm", "use_liger_kernel",
     ),
-    "train": _names(TrainArguments),
+    "train": _names(TrainArguments, without=_OF_A_TRAINER),
     "evaluate": _names(
         EvaluateArguments, without=("num_generations", "split", "worker", "iteration", *ADAPTER_SETTINGS)
     ),
-    "iterate": _names(IterateArguments),
+    "iterate": _names(IterateArguments, without=_OF_A_TRAINER),
     # What it tries is not set beforehand.
-    "trial": _names(TrialArguments, without=(*_names(CurationArguments), "preset", "a_pos", "b_pos", "a_neg", "b_neg")),
+    "trial": _names(
+        TrialArguments,
+        without=(*_names(CurationArguments), *_OF_A_TRAINER, "preset", "a_pos", "b_pos", "a_neg", "b_neg"),
+    ),
 }  # fmt: skip
 
 Stage = TypeVar("Stage", SampleArguments, EvaluateArguments, ScoreArguments, CurateArguments, TrainArguments)

@@ -56,6 +56,8 @@ def split(trial: TrialArguments, source: Path, folder: Path, settings: Mapping[s
     """
     names = ("trial_rows", "held_out_problems", "test_by", "seed")
     wanted = {"input": manifest.fingerprint(source), **{name: getattr(trial, name) for name in names}}
+    if trial.test_by != "rewards":
+        wanted["task"] = inputs.task_of_rows(trial)
     if not manifest.begin(folder, "split", wanted, {"input": relpath(source.resolve(), folder.resolve())}, made=False):
         try:
             rows, training, tested, made = _plan(trial, source, folder, settings)
@@ -152,8 +154,10 @@ def _by_answers(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> bo
     if trial.test_by == "rewards":
         return False
     some = rows.select(range(min(_JUDGED, len(rows))))
-    texts = {"prompt", "completion", "answer"} <= set(rows.column_names) and all(
-        isinstance(text, str) for name in ("prompt", "answer") for text in some[name]
+    texts = (
+        {"prompt", "completion", "answer"} <= set(rows.column_names)
+        and all(isinstance(text, str) for name in ("prompt", "answer") for text in some[name])
+        and not any(isinstance(token, int) for completion in some["completion"] for token in completion[:1])
     )
     task = inputs.task_of_rows(trial)
     agreed = 0.0

@@ -1,5 +1,7 @@
 """What the results of each stage depend on, by name: a finished stage is not run again while these stay as they are."""
 
+from collections.abc import Iterable
+from dataclasses import MISSING, fields
 from os.path import relpath
 from pathlib import Path
 
@@ -51,16 +53,24 @@ def of_sampling(args: SampleArguments) -> Json:
         "task": args.task_of_problems.name,
         **{name: getattr(args, name) for name in sorted(names)},
         **{name: _absolute(getattr(args, name)) for name in data},
+        **_problems(args),
         **_weights(args),
     }
+
+
+def _problems(args: SampleArguments) -> Json:
+    """The content of files of problems; what is on the Hub has a name alone."""
+    names = (args.dataset_name, args.test_dataset_name if args.split == "test" else None)
+    here = [Path(name) for name in names if name and Path(name).exists()]
+    return {"problems": [manifest.fingerprint(path) for path in here]} if here else {}
 
 
 def of_import(args: ImportArguments) -> Json:
     """Of the stage `import`."""
     named = {"rewards": args.rewards, "requests": args.requests}
     second = {name: manifest.fingerprint(Path(path)) for name, path in named.items() if path}
-    names = ("format", "reward_fields", "id_field", "skip_unrewarded", "temperature", "ignore_fields")
-    return {"input": manifest.fingerprint(args.source), **second, **_named(args, names)}
+    own = [f.name for f in fields(args) if f.name not in ("input", "output_dir", *named)]
+    return {"input": manifest.fingerprint(args.source), **second, **_named(args, own)}
 
 
 def of_scoring(args: ScoreArguments) -> Json:
@@ -92,6 +102,12 @@ def of_evaluation(args: EvaluateArguments) -> Json:
     return {"input": manifest.fingerprint(Path(args.input)), **second, "seed": args.seed}
 
 
+def defaults_of(args: FolderArguments) -> Json:
+    """What a manifest of an older version lacks: values of settings that nobody has given, and content of files."""
+    known = {f.name: f.default for f in fields(args) if f.default is not MISSING}
+    return {**known, **(_problems(args) if isinstance(args, SampleArguments) else {})}
+
+
 def sources_of(args: FolderArguments) -> dict[str, str]:
     """Where a stage has read, relative to its folder: what `lineage` follows."""
     found = {}
@@ -107,7 +123,7 @@ def _rows(source: Path, folder: Path) -> Json:
     return {} if source.resolve() == folder.resolve() else {"input": manifest.fingerprint(source)}
 
 
-def _named(args: object, names: tuple[str, ...]) -> Json:
+def _named(args: object, names: Iterable[str]) -> Json:
     values = {name: getattr(args, name) for name in names if hasattr(args, name)}  # older versions lack some
     return {name: value.to_dict() if hasattr(value, "to_dict") else value for name, value in values.items()}
 

@@ -1,6 +1,6 @@
 """How a command starts the stages that hold a model (sampling, log μ, training), and on which machines and GPUs.
 
-What a stage takes of memory, on the GPU too, goes with its processes when they end.
+A stage's memory, GPU memory included, is freed when its processes end.
 """
 
 import os
@@ -20,7 +20,7 @@ from typing import IO, Any
 import torch
 import yaml
 
-from topr_trl.config import refuse_adafactor
+from topr_trl.config import offloads_optimizer, refuse_adafactor
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.arguments import (
     PLACEHOLDERS,
@@ -64,13 +64,19 @@ def _check_accelerate(settings: RunArguments) -> None:
         )
     sharding = config.get("distributed_type")
     fsdp_version = (config.get("fsdp_config") or {}).get("fsdp_version", 1)
-    offload = (config.get("deepspeed_config") or {}).get("offload_optimizer_device", "none")
-    refuse_adafactor(settings.optim, sharding == "FSDP" and fsdp_version == 2, offload != "none")
+    deepspeed = config.get("deepspeed_config") or {}
+    offloaded = deepspeed.get("offload_optimizer_device", "none") != "none"
+    offloaded = offloaded or offloads_optimizer(deepspeed.get("deepspeed_config_file"))
+    refuse_adafactor(settings.optim, sharding == "FSDP" and fsdp_version == 2, offloaded)
     if sharding == "DEEPSPEED" and find_spec("deepspeed") is None:
         raise ImportError("This accelerate_config needs DeepSpeed: pip install topr_trl[deepspeed].")
     for name in PLACEHOLDERS:
-        if (launcher := getattr(settings, name)) and which(program := shlex.split(launcher)[0]) is None:
-            raise FileNotFoundError(f"{name}: there is no program {program}.")
+        launcher = getattr(settings, name)
+        words = shlex.split(launcher or "")
+        if launcher and not words:
+            raise ValueError(f"{name} is empty: name a command, or leave it out.")
+        if words and which(words[0]) is None:
+            raise FileNotFoundError(f"{name}: there is no program {words[0]}.")
     machines = num_machines(settings.accelerate_config)
     if machines > 1 and "{host}" not in (settings.training_launcher or ""):
         raise ValueError(

@@ -146,7 +146,7 @@ def check(loop: IterateArguments) -> None:
     manifest.check_own(loop.folder)
     check_launch("iterate", loop)
     for split in ("train", "test"):
-        if split == "test" or not loop.rows:
+        if split == "test" or not loop.rows or loop.iterations > 1:
             load_problems(loop, split)
     if loop.rows:
         stages.check_rows(Path(loop.rows))

@@ -52,7 +52,14 @@ class Manifest:
         return list(self.stages.values())[-1]
 
 
-def begin(folder: Path, stage: str, inputs: Json, sources: Mapping[str, str] | None = None, made: bool = True) -> bool:
+def begin(
+    folder: Path,
+    stage: str,
+    inputs: Json,
+    sources: Mapping[str, str] | None = None,
+    made: bool = True,
+    defaults: Mapping[str, Any] | None = None,
+) -> bool:
     """Open a stage's folder.
 
     Args:
@@ -61,6 +68,7 @@ def begin(folder: Path, stage: str, inputs: Json, sources: Mapping[str, str] | N
         inputs: everything that its results depend on, as JSON.
         sources: folders that it reads, relative to its own.
         made: whether it has made anything there before; if not, it may begin again with other inputs.
+        defaults: of inputs that a manifest may lack, since another version of a library wrote it.
 
     Returns:
         Whether the stage is finished already: its manifest says so, and the files are there in their sizes.
@@ -79,16 +87,18 @@ def begin(folder: Path, stage: str, inputs: Json, sources: Mapping[str, str] | N
     there = known.stages.get(stage)
     if there is None and not known.finished:
         raise ValueError(_NOT_FINISHED.format(folder))
-    if there is not None and "finished" not in there and there["inputs"] != inputs:
-        if made:
-            _check_same(folder, there["inputs"], inputs)
+    if there is not None and (changed := _changed(there["inputs"], inputs, defaults or {})):
+        if made or "finished" in there:
+            raise ValueError(
+                f"{folder} holds results for other settings ({'; '.join(changed)}). Use another output_dir, or remove "
+                "the folder and those of later stages."
+            )
         clean(folder)
         there = None
     if there is None:
         known.stages[stage] = {"inputs": inputs, "sources": dict(sources or {})}
         _write(folder, known)
         return False
-    _check_same(folder, there["inputs"], inputs)
     if "finished" not in there:
         return False
     damaged = _damaged(folder, known)
@@ -103,22 +113,19 @@ def begin(folder: Path, stage: str, inputs: Json, sources: Mapping[str, str] | N
     return not damaged
 
 
-_OF_FILES = ("input", "compare", "rewards", "requests")  # inputs that are fingerprints
+_OF_FILES = ("input", "compare", "rewards", "requests", "problems")  # inputs that are fingerprints
 
 
-def _check_same(folder: Path, there: Json, now: Json) -> None:
-    changed = sorted(name for name in {**there, **now} if there.get(name) != now.get(name))
-    if changed:
-        details = "; ".join(
-            f"{name}: not the same files"
-            if name in _OF_FILES
-            else f"{name}: {there.get(name)!r} there, {now.get(name)!r} now"
-            for name in changed
-        )
-        raise ValueError(
-            f"{folder} holds results for other settings ({details}). Use another output_dir, or remove the folder and "
-            "those of later stages."
-        )
+def _changed(there: Json, now: Json, defaults: Mapping[str, Any]) -> list[str]:
+    """What is not the same, each with both values; an input that is missing has its default."""
+    found = []
+    for name in sorted({**there, **now}):
+        before, after = there.get(name, defaults.get(name)), now.get(name, defaults.get(name))
+        if before != after:
+            found.append(
+                f"{name}: " + ("not the same files" if name in _OF_FILES else f"{before!r} there, {after!r} now")
+            )
+    return found
 
 
 def forget(folder: Path, stage: str) -> None:
@@ -209,7 +216,12 @@ def results(folder: Path) -> list[Path]:
 
 def _is_aside(path: Path) -> bool:
     """What lies in a stage's folder and is not its result."""
-    return path.name == NAME or path.name.startswith(_LOCK) or path.suffix == ".partial" or path.parts[0] == WORK
+    return path.name == NAME or _is_hidden(path) or path.suffix == ".partial" or path.parts[0] == WORK
+
+
+def _is_hidden(path: Path) -> bool:
+    """Locks, and what other programs leave beside files, such as the `.cache` of `hf download`."""
+    return any(part.startswith(".") for part in path.parts)
 
 
 def read(folder: Path) -> Manifest | None:
@@ -273,7 +285,11 @@ def fingerprint(path: Path) -> str:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         # A stage may write into a folder of what it reads.
         stages = {file.parent for file in files if file.name == NAME or file.name.startswith(_LOCK)} - {path}
-        content = [[f.name, _sha256(f)] for f in files if f.is_file() and not stages & set(f.parents)]
+        content = [
+            [file.name, _sha256(file)]
+            for file in files
+            if file.is_file() and not stages & set(file.parents) and not _is_hidden(file.relative_to(path))
+        ]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

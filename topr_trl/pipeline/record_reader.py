@@ -248,7 +248,7 @@ def _check_rewards(rows: Sequence[Row]) -> None:
 
 def _check_number(name: str, number: Any) -> None:
     if not isinstance(number, int | float) or not abs(number) <= LARGEST_REWARD:
-        raise NotOfFormat(f"{name} is no finite number but {number!r}, and cannot be a reward")
+        raise NotOfFormat(f"{name} is {number!r}, and a reward must be a finite number")
 
 
 def _by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:

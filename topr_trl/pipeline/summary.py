@@ -26,12 +26,12 @@ def summary(stage: str, done: Json) -> str:
 
 _LEFT_OUT = {
     "broken": (
-        "line is no JSON, or has half of a character, and is left out",
-        "lines are no JSON, or have half of a character, and are left out",
+        "line is not valid JSON, or contains an unpaired surrogate, and is left out",
+        "lines are not valid JSON, or contain unpaired surrogates, and are left out",
     ),
     "calls": (
-        "record has a call of a tool whose arguments are no JSON, without token ids, and is left out",
-        "records have calls of tools whose arguments are no JSON, without token ids, and are left out",
+        "record has a tool call whose arguments are not valid JSON, without token ids, and is left out",
+        "records have tool calls whose arguments are not valid JSON, without token ids, and are left out",
     ),
     "unrewarded": ("record has no reward and is left out", "records have no reward and are left out"),
     "empty": ("record holds no completion to learn from", "records hold no completion to learn from"),
