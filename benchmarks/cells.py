@@ -117,6 +117,7 @@ def _one_thread() -> None:
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # as many cells as cores run faster than one cell on all cores
+    os.environ["OMP_NUM_THREADS"] = "1"  # for processes that a cell starts
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()

@@ -40,8 +40,10 @@ def settings_beyond_trl(command: str) -> list[str]:
             lines.append(f"    --{field.name}" + ("" if required else f" = {field.default!r}"))
     of_model = {field.name for field in dataclasses.fields(ModelConfig)}
     theirs = {field.name for field in dataclasses.fields(kind) if field.init} - own - of_model
-    if theirs and theirs <= set(settings_of(command)):
-        return [*lines, "    all settings of TRL's SFTConfig"]
+    refused = theirs - set(settings_of(command))
+    if theirs and len(refused) <= 1:
+        but = f" but {', '.join(refused)}" if refused else ""
+        return [*lines, f"    all settings of TRL's SFTConfig{but}"]
     return [*lines, *(f"    --{name} of SFTConfig" for name in sorted(theirs & set(settings_of(command))))]
 
 

@@ -34,9 +34,9 @@ from topr_trl.data.collator import (
 from topr_trl.data.rollouts import join_parts, rollouts_of
 from topr_trl.data.rows import (
     ROLLOUT,
-    MalformedRow,
     check_finish_reasons,
     id_column,
+    named_rows,
     problem_column,
     refuse_images,
     reward_column,
@@ -124,14 +124,11 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             rewards = subtract_baseline(raw, self._baseline if solved else args.baseline_value, problems)
             chosen = np.arange(len(raw))
         rows, counts = rollouts.rows_of(chosen), rollouts.counts_R[chosen]
-        try:
+        with named_rows(dataset_name, rows):
             dataset = tokenize(
                 dataset.select(rows), tokenizer, _columns_about_log_mu(dataset, args),
                 num_proc=args.dataset_num_proc, desc=f"Tokenizing {dataset_name} dataset",
             )  # fmt: skip
-        except MalformedRow as error:
-            row = rows[error.row]
-            raise ValueError(f"Row {row} of the {dataset_name} dataset: {error.why}. Fix or drop it.") from None
         if (counts > 1).any():
             dataset = join_parts(dataset, counts)
         # Not in the mapped file: it serves whatever the baseline, and whatever other datasets there are.

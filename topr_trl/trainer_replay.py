@@ -1,6 +1,6 @@
 """Rows of earlier generation batches, and logged ones, used again beside fresh ones: `replay_share` of `TOPRConfig`.
 
-What is kept of a row, and which rows, is in `replay.py`.
+What is kept of a row, and which rows, is in `replay/`.
 """
 
 import re

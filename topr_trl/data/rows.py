@@ -24,7 +24,8 @@ A column that holds something else is a ValueError naming it, the first wrong ro
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,15 @@ class MalformedRow(ValueError):
     def __init__(self, row: int, why: str) -> None:
         super().__init__(row, why)
         self.row, self.why = row, why
+
+
+@contextmanager
+def named_rows(dataset: str, rows_N: Sequence[int] | NDArray[np.int64]) -> Iterator[None]:
+    """Turn a `MalformedRow` into a ValueError that names the dataset, and the row in it; `rows_N` are those read."""
+    try:
+        yield
+    except MalformedRow as error:
+        raise ValueError(f"Row {rows_N[error.row]} of the {dataset} dataset: {error.why}. Fix or drop it.") from None
 
 
 ROLLOUT = "rollout_id"

@@ -1,0 +1,87 @@
+"""Rows that are used again, as TRL's generation batches have them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl.trainer.utils import pad
+
+from topr_trl.replay.buffer import ReplayRow
+
+
+def check_columns(batch: dict[str, Any]) -> None:
+    """A ValueError if a generation batch has a column with a row axis that is not kept, of images for instance."""
+    for name, values in batch.items():
+        if name not in _COLUMNS and not (values is None or (isinstance(values, Tensor) and values.dim() == 0)):
+            raise ValueError(f"Rows with {name} cannot be used again: only text is kept. Set replay_share=0.")
+
+
+def with_rows(batch: dict[str, Any], rows: list[ReplayRow], pad_token_id: int) -> dict[str, Any]:
+    """TRL's generation batch of F rows with K others behind them; `topr_fresh` says which are the F.
+
+    Where the batch has no log μ of its own rows (`old_per_token_logps`), that is NaN.
+    """
+    shape, device = batch["completion_ids"].shape, batch["completion_ids"].device
+    batch = {
+        "old_per_token_logps": torch.full(shape, torch.nan, device=device),
+        "topr_fresh": torch.ones(shape[0], dtype=torch.bool, device=device),
+        **{name: value for name, value in batch.items() if value is not None},
+    }
+    if not all(bool(row.written.all()) for row in rows):
+        batch.setdefault("tool_mask", torch.ones(shape, dtype=torch.long, device=device))
+    for name, values in batch.items():
+        if values.dim() == 0:
+            continue
+        own = _column(name, rows, pad_token_id)
+        if values.dim() == 2:
+            values, own = _as_wide(name, pad_token_id, values, own)
+        batch[name] = torch.cat([values, own.to(values)])
+    return batch
+
+
+def batch_of(rows: list[ReplayRow], pad_token_id: int, device: torch.device) -> dict[str, Tensor]:
+    """The tokens of rows and their masks, padded as in a generation batch of TRL."""
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    return {name: _column(name, rows, pad_token_id).long().to(device) for name in names}
+
+
+# The columns of a generation batch with a row axis: what a row has in them, and what pads it.
+_COLUMNS: dict[str, tuple[Callable[[ReplayRow], Any], float]] = {
+    "prompt_ids": (lambda row: row.prompt_ids, 0),
+    "prompt_mask": (lambda row: torch.ones_like(row.prompt_ids), 0),
+    "completion_ids": (lambda row: row.completion_ids, 0),
+    "completion_mask": (lambda row: torch.ones_like(row.completion_ids), 0),
+    "tool_mask": (lambda row: row.written, 1),
+    "old_per_token_logps": (lambda row: row.mu_logps, 0),
+    "sampling_per_token_logps": (lambda row: row.mu_logps, 0),
+    "importance_sampling_ratio": (lambda row: torch.ones(1), 1),  # not used by this loss
+    "advantages": (lambda row: 0.0, 0),  # neither
+    "topr_rewards": (lambda row: row.reward, 0),
+    "topr_rows": (lambda row: row.number, 0),
+    "topr_fresh": (lambda row: False, 0),
+}
+
+
+def _column(name: str, rows: list[ReplayRow], pad_token_id: int) -> Tensor:
+    """(K,) or (K, T) of rows, on the CPU."""
+    values = [torch.as_tensor(_COLUMNS[name][0](row)) for row in rows]
+    if values[0].dim() == 0:
+        return torch.stack(values)
+    return pad(values, _fill(name, pad_token_id), _side(name))
+
+
+def _as_wide(name: str, pad_token_id: int, *tensors: Tensor) -> list[Tensor]:
+    """(N, T) tensors of a column, all padded to the longest."""
+    width, fill = max(tensor.size(1) for tensor in tensors), _fill(name, pad_token_id)
+    missing = [width - tensor.size(1) for tensor in tensors]
+    sides = [(n, 0) if _side(name) == "left" else (0, n) for n in missing]
+    return [torch.nn.functional.pad(tensor, side, value=fill) for tensor, side in zip(tensors, sides, strict=True)]
+
+
+def _fill(name: str, pad_token_id: int) -> float:
+    return pad_token_id if name.endswith("_ids") else _COLUMNS[name][1]
+
+
+def _side(name: str) -> str:
+    return "left" if name.startswith("prompt") else "right"

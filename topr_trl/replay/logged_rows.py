@@ -1,0 +1,100 @@
+"""Logged rows that are used again from the start: `replay_dataset`."""
+
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from topr_trl.config import TOPRConfig
+from topr_trl.data.collator import check_tokens
+from topr_trl.data.masks import MASK
+from topr_trl.data.rollouts import rollouts_of
+from topr_trl.data.rows import ROLLOUT, check_finish_reasons, named_rows, problem_column, refuse_images, reward_column
+from topr_trl.data.sampled import TEMPERATURE, temperature_of, why_incomparable
+from topr_trl.data.tokenization import tokenize
+from topr_trl.log_mu import check_log_mu, needs_log_mu
+from topr_trl.replay.buffer import ReplayRow
+
+_NAME = "replay"  # of the dataset, in messages
+
+
+def check_logged(dataset: Any, temperature: float) -> None:
+    """What can be said about logged rows before a model is loaded.
+
+    Raises:
+        TypeError: they are not a `datasets.Dataset`.
+        ValueError: they lack columns, were sampled at another temperature, have images, or are parts of longer
+            trajectories.
+    """
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"replay_dataset must be a datasets.Dataset, not {type(dataset).__name__}. Name a split.")
+    refuse_images(dataset, "replay_dataset has images, and only text can be used again. Leave such rows out.")
+    reward_column(dataset)
+    check_finish_reasons(dataset)
+    if TEMPERATURE in dataset.column_names and (own := temperature_of({_NAME: dataset})) != temperature:
+        raise ValueError(
+            f"The {_NAME} dataset was sampled at temperature {own:g}, and log π is computed at temperature="
+            f"{temperature:g}. Set temperature={own:g}, or leave these rows out."
+        )
+    if (rollouts_of(dataset).counts_R > 1).any():
+        raise ValueError(
+            f"The {_NAME} dataset has trajectories in several rows ({ROLLOUT}), which only OfflineTOPRTrainer can "
+            "read. Leave them out."
+        )
+
+
+def logged_rows(
+    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, model: str, args: TOPRConfig
+) -> list[ReplayRow]:
+    """Rows as `OfflineTOPRTrainer` reads them, older than all that are generated; R is after the baseline.
+
+    log μ is the column `mu_logps`, a sum spread over the tokens, or with `log_mu="sampler"` the column `sampler_logps`.
+    Without it, and of rows whose weight does not depend on it, it is NaN.
+
+    Args:
+        dataset: rows that `check_logged` has passed.
+        config, model: of the model that starts training, and its fingerprint; see `check_tokens`, `check_log_mu`.
+
+    Raises:
+        ValueError: rows are malformed, or all rewards are 0 after the baseline.
+    """
+    try:
+        rewards, chosen = args.choose(reward_column(dataset), problem_column(dataset), args.seed, rule="none")
+    except ValueError as error:
+        raise ValueError(f"The {_NAME} dataset: {error}") from None
+    is_used = rewards != 0
+    if not is_used.any():
+        raise ValueError(
+            f"All {len(rewards)} rewards of the {_NAME} dataset are 0 after baseline={args.baseline}: there is nothing "
+            "to learn. Add rows with other rewards, or set baseline to a number below these."
+        )
+    rewards, places = rewards[is_used], chosen.indices[is_used]
+    kept = [column for column in ("mu_logps", "mu_fingerprint", "sampler_logps") if column in dataset.column_names]
+    if args.chat_template_kwargs and "chat_template_kwargs" not in dataset.column_names:
+        dataset = dataset.add_column("chat_template_kwargs", [args.chat_template_kwargs] * len(dataset))
+    with named_rows(_NAME, places):
+        rows = tokenize(dataset.select(places), tokenizer, kept)
+    rows = rows.add_column("row", places).add_column("reward", rewards)
+    check_tokens(_NAME, rows, config, None)
+    if args.log_mu == "sampler" and "sampler_logps" in kept:
+        if why := why_incomparable(dataset, args.temperature, config.vocab_size):
+            raise ValueError(f"log_mu='sampler' and the {_NAME} dataset: {why}.")
+        rows = rows.remove_columns([column for column in kept if column != "sampler_logps"])
+        rows = rows.rename_column("sampler_logps", "mu_logps")
+    needed = needs_log_mu(rewards, args.limits)
+    if "mu_logps" in rows.column_names:
+        check_log_mu(_NAME, rows, needed, model, args)
+    return [_logged(row, k - len(rows), bool(needed[k])) for k, row in enumerate(rows)]
+
+
+def _logged(row: dict[str, Any], number: int, needs_log_mu: bool) -> ReplayRow:
+    ids, start = torch.tensor(row["input_ids"], dtype=torch.int32), row["prompt_length"]
+    mask = row.get(MASK)
+    written = torch.ones(len(ids) - start, dtype=torch.bool) if mask is None else torch.tensor(mask)
+    logps = row.get("mu_logps") if needs_log_mu else None
+    if not isinstance(logps, list):
+        logps = torch.nan if logps is None else logps / int(written.sum())
+    mu_logps = torch.zeros(len(written))
+    mu_logps[written] = torch.as_tensor(logps, dtype=torch.float32)
+    return ReplayRow(ids[:start], ids[start:], written, mu_logps, row["reward"], number, step=0)
