@@ -288,15 +288,15 @@ def refuse_settings(
         )
 
 
-_LIMITS_ADVICE = "How far a ratio counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`."
+LIMITS_ADVICE = "How far a ratio counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`."
 _TAPER_ADVICE = "The taper is the only correction; see `log_mu`."
 # What TOPR does, in GRPO's words.
 _LIKE_TOPR: dict[str, tuple[Any, ...]] = {"loss_type": ("topr", None), "scale_rewards": (False, "none")}
 _GRPO_ONLY = {
     "loss_type": f"TOPRTrainer has a loss of its own; related ones are presets: {', '.join(PRESETS)}.",
-    **dict.fromkeys(("epsilon", "epsilon_high", "delta"), _LIMITS_ADVICE),
-    **dict.fromkeys(("sapo_temperature_neg", "sapo_temperature_pos"), _LIMITS_ADVICE),
-    **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), _LIMITS_ADVICE),
+    **dict.fromkeys(("epsilon", "epsilon_high", "delta"), LIMITS_ADVICE),
+    **dict.fromkeys(("sapo_temperature_neg", "sapo_temperature_pos"), LIMITS_ADVICE),
+    **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), LIMITS_ADVICE),
     "importance_sampling_level": "The ratio is that of the whole completion; see `ratio_level`.",
     "scale_rewards": "TOPR uses the raw reward minus `baseline`; nothing is divided by a standard deviation.",
     "multi_objective_aggregation": "Rewards are summed with `reward_weights`, then `baseline` is subtracted.",

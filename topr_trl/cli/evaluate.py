@@ -26,7 +26,7 @@ def evaluate_command(args: EvaluateArguments) -> None:
     for path in (source, second):
         if path is not None:
             manifest.check_whole(path)
-            check_rows(path)
+            check_evaluable(path)
     if second is not None:
         first_name, second_name = _names(args, source, second)
         second, into = _scored(args, second, into / second_name), into / first_name
@@ -53,7 +53,7 @@ def _names(args: EvaluateArguments, source: Path | None, second: Path) -> list[s
     return [model, second.name if second.name != model else f"compared-{model}"]
 
 
-def check_rows(path: Path) -> None:
+def check_evaluable(path: Path) -> None:
     """A ValueError for rows that can neither be evaluated nor scored."""
     for shard in shards_of(path):
         columns = columns_of(shard)

@@ -19,7 +19,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from topr_trl.data.rows import MalformedRow, need_columns
-from topr_trl.data.tables import from_table
+from topr_trl.data.tables import from_table, set_column
 
 MASK = "completion_mask"
 PER_TOKEN = ("sampler_logps", "mu_logps")  # may have a value for each token of the completion
@@ -74,10 +74,10 @@ def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Ta
         for values in per_token:
             if values[n] is not None and len(values[n]) == length:
                 values[n] = values[n][mask]
-    table = _set(table, MASK, pa.array(masks, pa.list_(pa.bool_())))
+    table = set_column(table, MASK, pa.array(masks, pa.list_(pa.bool_())))
     for name in PER_TOKEN:
         if name in columns and is_list(table.schema.field(name).type):
-            table = _set(table, name, pa.array(columns[name], table.schema.field(name).type, from_pandas=True))
+            table = set_column(table, name, pa.array(columns[name], table.schema.field(name).type, from_pandas=True))
     return table
 
 
@@ -121,12 +121,6 @@ def _arrays(lists: pa.ChunkedArray) -> list[Any]:
     values = np.asarray(pc.list_flatten(lists).cast(pa.float64()))
     rows = np.split(values, counts.cumsum()[:-1]) if len(counts) else []
     return [row if known else None for row, known in zip(rows, pc.is_valid(lists).to_pylist(), strict=True)]
-
-
-def _set(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
-    if name in table.column_names:
-        return table.set_column(table.column_names.index(name), name, values)
-    return table.append_column(name, values)
 
 
 def is_list(kind: pa.DataType) -> bool:

@@ -24,6 +24,12 @@ def from_table(table: pa.Table) -> Dataset:
     return Dataset(table, fingerprint=generate_random_fingerprint())
 
 
+def set_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    """A table with a column of these values, in place of one of that name or behind the others."""
+    place = table.schema.get_field_index(name)
+    return table.append_column(name, values) if place < 0 else table.set_column(place, name, values)
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path to write to; it becomes `path` at the end, so that the file appears whole or not at all."""

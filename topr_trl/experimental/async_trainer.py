@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample, _AsyncRolloutLoop
 
-from topr_trl.config import Baseline, CurationArguments, LossArguments, refuse_settings
+from topr_trl.config import LIMITS_ADVICE, Baseline, CurationArguments, LossArguments, refuse_settings
 from topr_trl.loss import weighted_loss
 from topr_trl.trainer_base import TOPRMixin, settings_for
 
@@ -69,10 +69,9 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
         return CurationArguments(baseline=self.baseline).baseline_value
 
 
-_TAPER = "How far a ratio counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`."
 _WHOLE = "The server's log-probabilities would be of a part of the vocabulary, and the trainer's are of all of it."
 _REFUSED = {
-    "epsilon": _TAPER, "epsilon_high": _TAPER, "top_p": _WHOLE, "top_k": _WHOLE, "min_p": _WHOLE,
+    "epsilon": LIMITS_ADVICE, "epsilon_high": LIMITS_ADVICE, "top_p": _WHOLE, "top_k": _WHOLE, "min_p": _WHOLE,
     "repetition_penalty": _WHOLE,
 }  # fmt: skip
 

@@ -100,7 +100,7 @@ def _named(value: Any) -> str:
     return "none" if value is None else f"{value:+g}" if isinstance(value, float) else str(value)
 
 
-def count_rows(shards: list[Path]) -> Counts:
+def counts_of(shards: list[Path]) -> Counts:
     """Count rows, one shard after the other; a ValueError if columns differ, or there is no row."""
     found = Counts()
     for shard in shards:
@@ -148,7 +148,7 @@ def _cut(value: Any) -> Any:
 def pack_rows(path: Path, repo_id: str) -> Parcel:
     """A folder of shards, or a file of rows, as a dataset; see `topr_trl.hub.push.pack`."""
     shards = shards_of(path)
-    found = count_rows(shards)
+    found = counts_of(shards)
     files: dict[str, Path | bytes] = {shard.name: shard for shard in shards}
     if (note := path / manifest.NAME).is_file():
         # With it, a folder that was loaded from the Hub is complete for the stages.

@@ -149,7 +149,7 @@ def check(loop: IterateArguments) -> None:
         if split == "test" or not loop.rows or loop.iterations > 1:
             load_problems(loop, split)
     if loop.rows:
-        stages.check_rows(Path(loop.rows))
+        stages.check_trainable(Path(loop.rows))
     check_files(model_path(loop))
     _check_overlap(loop)
     if loop.log_mu == "sampler" and loop.temperature != 1:

@@ -320,9 +320,10 @@ def lock(folder: Path, part: str = "") -> Iterator[None]:
     except Timeout:
         print(f"Waiting for another process that is working in {folder}.", flush=True)
         held.acquire()
-    with held:
-        held.release()  # acquired twice
+    try:
         yield
+    finally:
+        held.release()
 
 
 def others_work(folder: Path, part: str) -> bool:

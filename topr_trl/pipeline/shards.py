@@ -112,8 +112,3 @@ def naming(shard: Path) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{shard}: {error}") from error
-
-
-def set_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
-    place = table.schema.get_field_index(name)
-    return table.append_column(name, values) if place < 0 else table.set_column(place, name, values)

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from topr_trl.data.rollouts import Rollouts, rollout_ids
 from topr_trl.data.rows import ROLLOUT, finite_rewards, id_column, need_columns, problem_column
-from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, shard_path, shards_of
+from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, set_column, shard_path, shards_of
 from topr_trl.evaluation.answers import read_samples, run_names
 from topr_trl.evaluation.report import read_evaluation, write_report
 from topr_trl.generation.transformers import sample_completions
@@ -50,7 +50,6 @@ from topr_trl.pipeline.shards import (
     count_rows,
     has_shards_of,
     naming,
-    set_column,
     stages_of,
     write_shard,
 )
@@ -134,7 +133,7 @@ def score(args: ScoreArguments) -> Made:
     return count_rows(args.folder), {"scored": counts}
 
 
-def check_rows(path: Path) -> None:
+def check_trainable(path: Path) -> None:
     """A ValueError if rows lack columns to be scored and trained on; a FileNotFoundError as from `shards_of`."""
     for shard in shards_of(path):
         names = columns_of(shard)
