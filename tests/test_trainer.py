@@ -629,7 +629,7 @@ def test_a_checkpoint_of_another_trainer_is_refused(model, tokenizer, problems, 
 
 
 def test_rewards_that_are_all_0_warn(model, tokenizer, problems, tmp_path):
-    with pytest.warns(UserWarning, match="Rewards of 0 are no negatives"):
+    with pytest.warns(UserWarning, match="Rewards of 0 are not negatives"):
         train(model, tokenizer, problems, config(tmp_path, max_steps=1), lambda completions, **_: [0.0] * 8)
 
 

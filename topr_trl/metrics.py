@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import torch
 from accelerate import Accelerator
+from numpy.typing import NDArray
 from torch import Tensor
 
 from topr_trl.baseline import effective_positive_share
@@ -120,6 +121,7 @@ def warn_if_dead(share: float, step: int, steps: int, first_log: int) -> bool:
     return True
 
 
+_SILENT = 10  # batches without any signal, after which there is a warning
 # Mean difference, in nats per token, beyond which the sampler had other weights or settings, not merely other kernels.
 _FAR = 0.1
 
@@ -170,3 +172,32 @@ def warn_if_far(distance: float) -> bool:
             stacklevel=3,
         )
     return distance > _FAR
+
+
+class SilentBatches:
+    """Generation batches in a row in which every R is 0, so that nothing is learned from them."""
+
+    def __init__(self) -> None:
+        self._rows = self._batches = 0
+        self._had_signal = self._has_warned = False
+
+    def add(self, rewards: NDArray[np.float64], raw_rewards_N: Tensor) -> None:
+        """A batch: R of the rows that are trained on, and the raw rewards of all; NaN for a row without one."""
+        has_signal = bool(rewards.any())
+        is_silent = not has_signal and not bool(raw_rewards_N.isnan().all())
+        self._had_signal = self._had_signal or has_signal
+        self._batches = self._batches + 1 if is_silent else 0
+        self._rows = self._rows + len(raw_rewards_N) if is_silent else 0
+
+    def warn(self, baseline: float | str) -> None:
+        """Warn, once, if there was no other batch since training began, or none of the last ten."""
+        since_start = self._rows > 0 and not self._had_signal
+        if self._has_warned or not (since_start or self._batches >= _SILENT):
+            return
+        self._has_warned = True
+        which = "so far" if since_start else f"of the last {self._batches} generation batches"
+        warnings.warn(
+            f"All {self._rows} completions {which} have R = 0 after baseline={baseline}: their rewards are all the "
+            "same, and there is nothing to learn. Look at the reward functions.",
+            stacklevel=3,
+        )

@@ -1,6 +1,5 @@
 """`TOPRTrainer`: TRL's GRPOTrainer with TOPR's weights, rewards and curation."""
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,10 @@ from topr_trl.baseline import BASELINES
 from topr_trl.completions_log import WEIGHT_COLUMNS, Shown
 from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated
-from topr_trl.metrics import warn_if_far
+from topr_trl.metrics import SilentBatches, warn_if_far
 from topr_trl.rewards import checked
 from topr_trl.trainer_base import settings_for
 from topr_trl.trainer_replay import ReplayMixin, check_replay
-
-_SILENT = 10  # generation batches in a row with nothing to learn, of which the trainer warns
 
 
 class TOPRTrainer(ReplayMixin, GRPOTrainer):
@@ -69,8 +66,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         check_replay(args, dataset, replay_dataset)
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
-        self._silent_rows = self._silent_batches = 0  # with R = 0 alone, since the last batch with another R
-        self._any_signal = self._warned_of_silence = self._warned_of_distance = False
+        self._silent = SilentBatches()
+        self._warned_of_distance = False
         self._shown_weights: dict[int, list[Shown]] = {}  # of the rows of the table of completions
         super().__init__(model, reward_funcs, args, *rest, **kwargs)
         if self._tokenizer.pad_token_id is None:
@@ -132,11 +129,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         batch["topr_rows"] = torch.arange(start, start + len(inputs)) + self._rows_made
         self._rows_made += len(raw_rewards)
         if train:
+            self._silent.add(rewards, raw_rewards)
             # Under a mean as baseline, rewards that are all the same are normal, and say nothing of the next batch.
-            self._any_signal = self._any_signal or bool(rewards.any())
-            is_silent = not rewards.any() and bool((~raw_rewards.isnan()).any())
-            self._silent_batches = self._silent_batches + 1 if is_silent else 0
-            self._silent_rows = self._silent_rows + len(raw_rewards) if is_silent else 0
             if rewards.any() or not len(rewards) or self.args.baseline not in BASELINES:
                 self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args)
             self._say_share(rewards, self.args)
@@ -280,13 +274,6 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             del metrics[name]  # of GRPO's clipping, always 0 here
         if self.args.log_completions:
             self._show_weights_in_completions()
-        since_start = self._silent_rows > 0 and not self._any_signal
-        if self._mode == "train" and not self._warned_of_silence and (since_start or self._silent_batches >= _SILENT):
-            self._warned_of_silence = True
-            which = "so far" if since_start else f"of the last {self._silent_batches} generation batches"
-            warnings.warn(
-                f"All {self._silent_rows} completions {which} have R = 0 after baseline={self.args.baseline}: their "
-                "rewards are all the same, and there is nothing to learn. Look at the reward functions.",
-                stacklevel=2,
-            )
+        if self._mode == "train":
+            self._silent.warn(self.args.baseline)
         super().log(logs, start_time)
