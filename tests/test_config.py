@@ -6,7 +6,8 @@ from accelerate import ParallelismConfig
 from trl import GRPOConfig, TrlParser
 
 from topr_trl import OfflineTOPRConfig, TOPRConfig, TruncationLimits
-from topr_trl.config import _GRPO_ONLY, CurationArguments, offloads_optimizer
+from topr_trl.config import CurationArguments
+from topr_trl.refused import GRPO_ONLY, offloads_optimizer
 
 CPU = {"bf16": False, "use_cpu": True}
 
@@ -38,7 +39,7 @@ def test_single_limits_replace_the_presets(tmp_path):
     assert args.limits == TruncationLimits(0, 2, 0.5, 1)
 
 
-@pytest.mark.parametrize("name", list(_GRPO_ONLY))
+@pytest.mark.parametrize("name", list(GRPO_ONLY))
 def test_grpo_only_settings_say_what_to_use_instead(name, tmp_path):
     default = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}[name]
     other = {"scale_rewards": "batch", "importance_sampling_level": "sequence"}.get(

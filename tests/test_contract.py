@@ -19,7 +19,7 @@ from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trl.trainer import utils
 
-from topr_trl import config, offline_trainer, trainer
+from topr_trl import offline_trainer, refused, trainer
 
 # Every method of theirs that ours override, extend or call, with its parameters (`...`: others may follow, they are
 # handed on), and what for.
@@ -236,7 +236,7 @@ def test_fused_head_returns_what_is_used(model):
     torch.testing.assert_close(output.log_probs[0, 1:], torch.stack([reference[1, 7], reference[2, 8]]))
 
 
-@pytest.mark.parametrize(("advice", "parent"), [(config._GRPO_ONLY, GRPOConfig), (config._SFT_ONLY, SFTConfig)])
+@pytest.mark.parametrize(("advice", "parent"), [(refused.GRPO_ONLY, GRPOConfig), (refused.SFT_ONLY, SFTConfig)])
 def test_refused_settings_exist(advice, parent):
     unknown = set(advice) - set(parent.__dataclass_fields__)
     assert not unknown, f"{parent.__name__} has no {unknown}"
@@ -253,7 +253,7 @@ def test_no_new_setting_of_grpo_goes_unnoticed():
         "use_bias_correction_kl", "steps_per_generation", "entropy_target", "entropy_coef_delta", "entropy_coef_max",
         "entropy_coef_min",
     }  # fmt: skip
-    assert read - passing <= set(config._GRPO_ONLY), f"new settings of GRPO's loss in {RELEASES}: {read - passing}"
+    assert read - passing <= set(refused.GRPO_ONLY), f"new settings of GRPO's loss in {RELEASES}: {read - passing}"
 
 
 def test_no_new_attribute_of_grpo_is_read_by_its_loss():

@@ -21,8 +21,8 @@ import topr_trl
 from topr_trl import SamplingArguments, load_rows, sample_completions, save_rows, score_completions
 from topr_trl.cli.commands import parse
 from topr_trl.cli.main import COMMANDS
-from topr_trl.config import _GRPO_ONLY, _SFT_ONLY
 from topr_trl.metrics import row_metrics
+from topr_trl.refused import GRPO_ONLY, SFT_ONLY
 from topr_trl.tasks import arithmetic, gsm8k
 
 ROOT = Path(__file__).parent.parent
@@ -242,10 +242,10 @@ def test_every_folder_of_the_package_has_an_api_page():
 
 def test_every_refused_setting_is_in_the_tables():
     text = (ROOT / "docs" / "migrating.md").read_text()
-    for name in _GRPO_ONLY:
+    for name in GRPO_ONLY:
         assert f"`{name}`" in text or any(f"`{name[:n]}*`" in text for n in range(4, len(name))), name
     text = (ROOT / "docs" / "offline.md").read_text()
-    for name in _SFT_ONLY:
+    for name in SFT_ONLY:
         assert f"`{name}`" in text, name
 
 

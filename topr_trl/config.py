@@ -1,22 +1,31 @@
 """Settings of the two trainers: TRL's own, with TOPR's beside them. Defaults are the paper's, but for the baseline."""
 
-import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 from trl import GRPOConfig, SFTConfig
 
 from topr_trl.baseline import BASELINES, FloatArray
+from topr_trl.checks import check_at_least, check_choice, check_types
 from topr_trl.curation import CURATIONS, Curated, compose
 from topr_trl.loss import PRESETS, RATIO_LEVELS, TruncationLimits
+from topr_trl.refused import (
+    GRPO_ONLY,
+    LIKE_TOPR,
+    LOSS,
+    SFT_ONLY,
+    needs_metric_for_best_model,
+    offloads_optimizer,
+    refuse_adafactor,
+    refuse_settings,
+    refuse_split_sequences,
+)
 
 LOG_MU_SOURCES = ("trainer", "sampler")
 REPLAY_RULES = ("newest", "negatives", "anna_karenina")
@@ -28,37 +37,6 @@ if TYPE_CHECKING:
     Baseline = float | str
 else:  # HfArgumentParser would read `float | str` as float alone, and refuse 'mean'
     Baseline = str
-
-
-def check_types(settings: object, of: type) -> None:
-    """A ValueError if a setting has another type than its field in the dataclass `of`: YAML may hold anything."""
-    for name, hint in get_type_hints(of).items():
-        check_type(name, getattr(settings, name), hint)
-
-
-def check_type(name: str, value: object, hint: type) -> None:
-    """A ValueError if a value has another type than its setting, where that is one of the plain types (or None)."""
-    kinds = get_args(hint) or (hint,)
-    if not set(kinds) <= {int, float, str, bool, NoneType}:
-        return
-    fits = isinstance(value, tuple({int: Integral, float: Real}.get(kind, kind) for kind in kinds))
-    if not fits or (isinstance(value, bool) and bool not in kinds):
-        wanted = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
-        raise ValueError(f"{name} must be {wanted}, not {value!r}.")
-
-
-def check_choice(settings: object, **choices: Sequence[str]) -> None:
-    """A ValueError if a setting is not one of its choices."""
-    for name, allowed in choices.items():
-        if getattr(settings, name) not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(settings, name)!r}.")
-
-
-def check_at_least(least: int, settings: object, *names: str) -> None:
-    """A ValueError if a setting is below `least`; None is left to the setting's type."""
-    for name in names:
-        if (value := getattr(settings, name)) is not None and value < least:
-            raise ValueError(f"{name} must be at least {least}, not {value}.")
 
 
 @dataclass
@@ -224,90 +202,6 @@ class TOPRArguments(CurationArguments, LossArguments):
         refuse_adafactor(self.optim, fsdp.get("fsdp_version") == 2, offloaded=False)
 
 
-_LOSS = ("loss", "eval_loss")
-
-
-def needs_metric_for_best_model(args: Any) -> bool:
-    """Whether checkpoints or the learning rate depend on an evaluation."""
-    return bool(args.load_best_model_at_end) or args.lr_scheduler_type == "reduce_lr_on_plateau"
-
-
-def offloads_optimizer(deepspeed: Any) -> bool:
-    """Whether settings of DeepSpeed, or a file of them, keep the optimizer in the host's memory."""
-    if isinstance(deepspeed, str) and Path(deepspeed).is_file():
-        deepspeed = json.loads(Path(deepspeed).read_text())
-    zero = (deepspeed.get("zero_optimization") if isinstance(deepspeed, dict) else None) or {}
-    return (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
-
-
-def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
-    """A ValueError where Adafactor fails, or is silently replaced."""
-    if optim != "adafactor":
-        return
-    if fsdp2:
-        raise ValueError(
-            "optim='adafactor' (the default) cannot step on weights that FSDP2 shards: it mixes plain tensors with "
-            "DTensors. Set optim='adamw_torch_fused', or use DeepSpeed."
-        )
-    if offloaded:
-        raise ValueError(
-            "With its optimizer offloaded, DeepSpeed runs its own Adam whatever optim says, here 'adafactor' (the "
-            "default). Set optim='adamw_torch'."
-        )
-
-
-def refuse_split_sequences(parallelism: Any) -> None:
-    """A ValueError if settings of Accelerate (`ParallelismConfig`) split a completion over processes."""
-    for name, what in (("cp_size", "Context"), ("sp_size", "Sequence")):
-        launched = os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")
-        size = int(launched if parallelism is None else getattr(parallelism, name))
-        if size > 1:
-            raise ValueError(
-                f"{what} parallelism ({name}={size}) splits a completion over processes, and its ratio is that of all "
-                "of it. For long rows set per_device_train_batch_size=1 and gradient_checkpointing=True, and shard the "
-                "model (ZeRO-3 or FSDP2); `topr plan` says what that needs."
-            )
-
-
-def refuse_settings(
-    args: object,
-    parent: type,
-    trainer: str,
-    advice: dict[str, str],
-    also_allowed: Mapping[str, Sequence[Any]] | None = None,
-) -> None:
-    """A ValueError for settings of the parent's own loss that are not at their defaults, with what to do instead."""
-    allowed = {f.name: (f.default, *(also_allowed or {}).get(f.name, ())) for f in fields(parent)}
-    foreign = {name: value for name in advice if (value := getattr(args, name)) not in allowed[name]}
-    if foreign:
-        given = " and ".join(f"{name}={value!r}" for name, value in foreign.items())
-        one = len(foreign) == 1
-        raise ValueError(
-            f"{given} belong{'s' * one} to another loss and ha{'s' if one else 've'} no meaning for {trainer}. "
-            f"Remove {'it' if one else 'them'}. {' '.join(dict.fromkeys(advice[name] for name in foreign))}"
-        )
-
-
-LIMITS_ADVICE = "How far a ratio counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`."
-_TAPER_ADVICE = "The taper is the only correction; see `log_mu`."
-# What TOPR does, in GRPO's words.
-_LIKE_TOPR: dict[str, tuple[Any, ...]] = {"loss_type": ("topr", None), "scale_rewards": (False, "none")}
-_GRPO_ONLY = {
-    "loss_type": f"TOPRTrainer has a loss of its own; related ones are presets: {', '.join(PRESETS)}.",
-    **dict.fromkeys(("epsilon", "epsilon_high", "delta"), LIMITS_ADVICE),
-    **dict.fromkeys(("sapo_temperature_neg", "sapo_temperature_pos"), LIMITS_ADVICE),
-    **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), LIMITS_ADVICE),
-    "importance_sampling_level": "The ratio is that of the whole completion; see `ratio_level`.",
-    "scale_rewards": "TOPR uses the raw reward minus `baseline`; nothing is divided by a standard deviation.",
-    "multi_objective_aggregation": "Rewards are summed with `reward_weights`, then `baseline` is subtracted.",
-    "off_policy_mask_threshold": "TOPR tapers stale negatives by their ratio instead of masking them.",
-    "vllm_importance_sampling_mode": "The taper is the only correction; `log_mu` says against whose log-probabilities.",
-    "vllm_importance_sampling_clip_max": _TAPER_ADVICE,
-    "vllm_importance_sampling_clip_min": _TAPER_ADVICE,
-    "vllm_importance_sampling_cap": _TAPER_ADVICE,
-}
-
-
 @dataclass
 class ReplayArguments:
     """Rows of earlier generation batches that are trained on again.
@@ -404,7 +298,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
 
     def __post_init__(self) -> None:
         self.validate_topr()
-        refuse_settings(self, GRPOConfig, "TOPRTrainer", _GRPO_ONLY, _LIKE_TOPR)
+        refuse_settings(self, GRPOConfig, "TOPRTrainer", GRPO_ONLY, LIKE_TOPR)
         self.loss_type = "topr"
         if self.log_mu == "sampler" and not self.use_vllm:
             raise ValueError(
@@ -431,7 +325,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         args: Any = self
         if not needs_metric_for_best_model(args):
             return
-        if args.metric_for_best_model in _LOSS:
+        if args.metric_for_best_model in LOSS:
             raise ValueError(
                 f"metric_for_best_model={args.metric_for_best_model!r}: the loss is -mean(w · R), which says nothing "
                 "of how good a model is; with baseline='mean' each evaluation's is 0. Set metric_for_best_model="
@@ -473,15 +367,6 @@ _HARMLESS = frozenset({
 })  # fmt: skip
 
 
-_SFT_ONLY = {
-    "loss_type": "The loss is TOPR's; see `preset`.",
-    **dict.fromkeys(("packing", "eval_packing"), "A completion is weighted as a whole, so rows are not packed."),
-    **dict.fromkeys(("completion_only_loss", "assistant_only_loss"), "TOPR learns from the completion alone."),
-    "label_smoothing_factor": "It would change log π.",
-    "dataset_text_field": "The columns are `prompt`, `completion` and `reward`.",
-}
-
-
 @dataclass
 class OfflineTOPRConfig(TOPRArguments, SFTConfig):
     """Settings of [`OfflineTOPRTrainer`]: those of [`~trl.SFTConfig`], [`LossArguments`] and [`CurationArguments`].
@@ -514,8 +399,8 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
 
     def __post_init__(self) -> None:
         self.validate_topr()
-        refuse_settings(self, SFTConfig, "OfflineTOPRTrainer", _SFT_ONLY)
-        if needs_metric_for_best_model(self) and self.metric_for_best_model in (None, *_LOSS):
+        refuse_settings(self, SFTConfig, "OfflineTOPRTrainer", SFT_ONLY)
+        if needs_metric_for_best_model(self) and self.metric_for_best_model in (None, *LOSS):
             raise ValueError(
                 "The best checkpoint, and reduce_lr_on_plateau, would go by the loss (metric_for_best_model), which "
                 "rises as negatives become less likely: the model before training can have the lowest. Name a metric "

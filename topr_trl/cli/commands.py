@@ -13,11 +13,12 @@ import torch
 import yaml
 from trl import TrlParser
 
+from topr_trl.checks import check_type
 from topr_trl.cli.evaluate import evaluate_command
 from topr_trl.cli.memory_plan import PlanArguments, plan_command
 from topr_trl.cli.run_report import PlotArguments, plot_command
 from topr_trl.cli.trial import trial_command
-from topr_trl.config import CurationArguments, LossArguments, check_type
+from topr_trl.config import CurationArguments, LossArguments
 from topr_trl.generation.sampling import SamplingArguments
 from topr_trl.hub import PushArguments, push_command
 from topr_trl.pipeline import stages

@@ -6,7 +6,14 @@ from topr_trl.data.tables import columns_of, shards_of
 from topr_trl.evaluation.answers import NEEDED, check_columns, encode, read_samples, run_names
 from topr_trl.evaluation.bootstrap import matched
 from topr_trl.pipeline import manifest, stages
-from topr_trl.pipeline.arguments import EvaluateArguments, SampleArguments, ScoreArguments, existing, model_path, take
+from topr_trl.pipeline.arguments import (
+    EvaluateArguments,
+    SampleArguments,
+    ScoreArguments,
+    existing,
+    take,
+)
+from topr_trl.pipeline.models import model_path
 from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.shards import naming
 

@@ -7,6 +7,7 @@ from typing import Any
 from tabulate import tabulate
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig
 
+from topr_trl.checks import check_at_least, check_choice, check_types
 from topr_trl.cli.gpu_memory import (
     GIB,
     STATE_BYTES,
@@ -19,7 +20,6 @@ from topr_trl.cli.gpu_memory import (
     memory,
     training_flops,
 )
-from topr_trl.config import check_at_least, check_choice, check_types
 from topr_trl.curation import CURATIONS, ROWS_PER_PROBLEM
 from topr_trl.pipeline.arguments import IterateArguments
 

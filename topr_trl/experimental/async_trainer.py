@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample, _AsyncRolloutLoop
 
-from topr_trl.config import LIMITS_ADVICE, Baseline, CurationArguments, LossArguments, refuse_settings
+from topr_trl.config import Baseline, CurationArguments, LossArguments
 from topr_trl.loss import weighted_loss
+from topr_trl.refused import LIMITS_ADVICE, refuse_settings
 from topr_trl.trainer_base import TOPRMixin, settings_for
 
 _MEAN_OF = 1_024  # rewards of the newest completions, of which baseline="mean" is the mean

@@ -7,7 +7,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from topr_trl.config import check_at_least, check_types
+from topr_trl.checks import check_at_least, check_types
 from topr_trl.data.sampled import MODE, RAW, SAMPLING
 
 

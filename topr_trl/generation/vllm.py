@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 from transformers import GenerationConfig
 
-from topr_trl.config import check_types
+from topr_trl.checks import check_types
 from topr_trl.generation.sampling import SamplingArguments, encode_prompts, sampled_row, stop_tokens
 
 

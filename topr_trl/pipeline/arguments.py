@@ -6,28 +6,20 @@ from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from trl import ModelConfig, get_quantization_config
+from trl import ModelConfig
 
-from topr_trl.checkpoints import from_safetensors
-from topr_trl.config import (
-    CurationArguments,
-    LossArguments,
-    OfflineTOPRConfig,
-    check_at_least,
-    check_choice,
-    check_types,
-)
+from topr_trl.checks import check_at_least, check_choice, check_types
+from topr_trl.config import CurationArguments, LossArguments, OfflineTOPRConfig
 from topr_trl.data.rows import ROLLOUT
 from topr_trl.data.sampled import LOGPROBS_MODES
 from topr_trl.data.tables import TABLE_SUFFIXES
 from topr_trl.formats import FORMATS
 from topr_trl.generation.sampling import SamplingArguments
 from topr_trl.generation.vllm import VLLMArguments
-from topr_trl.tasks import TASKS, Task, arithmetic
+from topr_trl.tasks import TASKS, Task
 
 BACKENDS = ("transformers", "vllm")
 SPLITS = ("train", "test")
@@ -442,34 +434,6 @@ def take(kind: type[Stage], settings: object, **changes: object) -> Stage:
     """Settings of a stage: those of the same names, and changes."""
     names = {f.name for f in fields(kind) if f.init and hasattr(settings, f.name)}
     return kind(**{name: deepcopy(getattr(settings, name)) for name in names} | changes)
-
-
-# Models and seeds.
-
-
-def model_path(settings: ModelConfig) -> str:
-    """The model's folder or name; that of the bundled one if there is none."""
-    return settings.model_name_or_path or str(arithmetic.CARELESS_MODEL)
-
-
-def loading(settings: SampleArguments | TrainArguments) -> dict[str, Any]:
-    """How a model is loaded, for `from_pretrained`."""
-    given = {"dtype": settings.dtype, "revision": settings.model_revision,
-             "attn_implementation": settings.attn_implementation,
-             "quantization_config": get_quantization_config(settings)}  # fmt: skip
-    # Never None, with which transformers asks on the terminal.
-    trust = {"trust_remote_code": bool(settings.trust_remote_code)}
-    known = {name: value for name, value in given.items() if value is not None}
-    return from_safetensors(model_path(settings), {**known, **trust})
-
-
-def load_tokenizer(settings: SampleArguments | TrainArguments) -> PreTrainedTokenizerBase:
-    """The model's tokenizer; its stop token pads if it has no pad token."""
-    tokenizer = AutoTokenizer.from_pretrained(
-        model_path(settings), revision=settings.model_revision, trust_remote_code=bool(settings.trust_remote_code)
-    )
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    return tokenizer
 
 
 def seed_of(stage: str, seed: int, iteration: int, split: str = "train", shard: int = 0) -> int:

@@ -18,9 +18,9 @@ from topr_trl.pipeline.arguments import (
     ScoreArguments,
     TrainArguments,
     TrialArguments,
-    model_path,
 )
 from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.models import model_path
 from topr_trl.tasks import TASKS, arithmetic
 
 # Which rows are trained on, and their R.

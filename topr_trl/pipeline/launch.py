@@ -20,7 +20,6 @@ from typing import IO, Any
 import torch
 import yaml
 
-from topr_trl.config import offloads_optimizer, refuse_adafactor
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.arguments import (
     PLACEHOLDERS,
@@ -28,11 +27,12 @@ from topr_trl.pipeline.arguments import (
     LaunchArguments,
     RunArguments,
     SampleArguments,
-    model_path,
 )
 from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.models import model_path
 from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.processes import Group, Process, run_groups, start
+from topr_trl.refused import offloads_optimizer, refuse_adafactor
 
 
 def check_launch(command: str, settings: RunArguments) -> None:

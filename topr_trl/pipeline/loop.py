@@ -19,10 +19,10 @@ from topr_trl.pipeline.arguments import (
     SampleArguments,
     ScoreArguments,
     TrainArguments,
-    model_path,
     take,
 )
 from topr_trl.pipeline.launch import check_launch
+from topr_trl.pipeline.models import model_path
 from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.steps import Spent, Step, run_sides, run_steps
 

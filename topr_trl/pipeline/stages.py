@@ -35,13 +35,11 @@ from topr_trl.pipeline.arguments import (
     SampleArguments,
     ScoreArguments,
     TrainArguments,
-    load_tokenizer,
-    loading,
-    model_path,
     seed_of,
 )
 from topr_trl.pipeline.importing import import_rows
 from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.models import load_tokenizer, loading, model_path
 from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.shards import (
     CHOSEN,

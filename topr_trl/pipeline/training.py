@@ -17,8 +17,12 @@ from topr_trl.config import CurationArguments
 from topr_trl.data.tables import atomic_write, read_table, rows_of, set_column, shards_of
 from topr_trl.offline_trainer import OfflineTOPRTrainer
 from topr_trl.pipeline import inputs, manifest
-from topr_trl.pipeline.arguments import TrainArguments, load_tokenizer, loading, model_path, seed_of
+from topr_trl.pipeline.arguments import (
+    TrainArguments,
+    seed_of,
+)
 from topr_trl.pipeline.lineage import ADAPTER, lineage, older_weights, weights_of
+from topr_trl.pipeline.models import load_tokenizer, loading, model_path
 from topr_trl.pipeline.shards import CHOSEN, Made, add_columns, columns_before
 
 MU_COLUMNS = ("mu_logps", "mu_fingerprint")

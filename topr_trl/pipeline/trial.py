@@ -23,11 +23,11 @@ from topr_trl.pipeline.arguments import (
     ScoreArguments,
     TrainArguments,
     TrialArguments,
-    model_path,
     take,
 )
 from topr_trl.pipeline.held_out import GIVEN_LOG_MU, HELD_OUT, PROBLEMS, TRAINING, Split, split
 from topr_trl.pipeline.launch import check_launch
+from topr_trl.pipeline.models import model_path
 from topr_trl.pipeline.steps import Step, run_steps
 
 _FACTORS = (1 / 3, 3.0)  # of the learning rate, in the second round

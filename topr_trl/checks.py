@@ -1,0 +1,37 @@
+"""Checks of settings: types, choices, lower bounds."""
+
+from collections.abc import Sequence
+from numbers import Integral, Real
+from types import NoneType
+from typing import get_args, get_type_hints
+
+
+def check_types(settings: object, of: type) -> None:
+    """A ValueError if a setting has another type than its field in the dataclass `of`: YAML may hold anything."""
+    for name, hint in get_type_hints(of).items():
+        check_type(name, getattr(settings, name), hint)
+
+
+def check_type(name: str, value: object, hint: type) -> None:
+    """A ValueError if a value has another type than its setting, where that is one of the plain types (or None)."""
+    kinds = get_args(hint) or (hint,)
+    if not set(kinds) <= {int, float, str, bool, NoneType}:
+        return
+    fits = isinstance(value, tuple({int: Integral, float: Real}.get(kind, kind) for kind in kinds))
+    if not fits or (isinstance(value, bool) and bool not in kinds):
+        wanted = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
+        raise ValueError(f"{name} must be {wanted}, not {value!r}.")
+
+
+def check_choice(settings: object, **choices: Sequence[str]) -> None:
+    """A ValueError if a setting is not one of its choices."""
+    for name, allowed in choices.items():
+        if getattr(settings, name) not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(settings, name)!r}.")
+
+
+def check_at_least(least: int, settings: object, *names: str) -> None:
+    """A ValueError if a setting is below `least`; None is left to the setting's type."""
+    for name in names:
+        if (value := getattr(settings, name)) is not None and value < least:
+            raise ValueError(f"{name} must be at least {least}, not {value}.")
