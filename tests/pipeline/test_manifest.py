@@ -1,10 +1,8 @@
 import json
-import multiprocessing
-import time
 
 import pytest
 
-from topr_trl.pipeline import manifest
+from topr_trl.pipeline import locks, manifest
 
 
 def test_a_finished_stage_is_known_by_its_inputs_and_files(tmp_path):
@@ -122,23 +120,6 @@ def test_a_loop_of_version_0_1_is_refused(tmp_path):
         manifest.check_own(tmp_path)
 
 
-def _hold(folder, seconds):
-    with manifest.lock(folder):
-        (folder / "held").touch()
-        time.sleep(seconds)
-
-
-def test_the_lock_ends_with_its_process(tmp_path):
-    process = multiprocessing.get_context("fork").Process(target=_hold, args=(tmp_path, 600))
-    process.start()
-    while not (tmp_path / "held").exists():
-        time.sleep(0.01)
-    process.kill()
-    process.join()
-    with manifest.lock(tmp_path):  # does not wait
-        pass
-
-
 @pytest.mark.parametrize("content", ['{"inputs": {}, "files": []}', "[" * 100_000, "null", '{"inputs": {}}',
                                      '{"stages": {}, "files": {}}', '{"stages": {"a": 1}, "files": {}}'])  # fmt: skip
 def test_what_is_no_manifest_is_refused(tmp_path, content):
@@ -170,36 +151,11 @@ def test_files_of_something_else_are_not_taken_for_results(tmp_path):
         manifest.begin(tmp_path, "sample", {"seed": 1})
 
 
-def _work(folder, order, part, seconds):
-    with manifest.lock(folder, part) if part else manifest.lock_all(folder):
-        order.put((time.monotonic(), f"{part or 'closing'} begins"))
-        time.sleep(seconds)
-        order.put((time.monotonic(), f"{part or 'closing'} ends"))
-
-
-def test_workers_have_a_lock_each_and_who_closes_waits_for_them(tmp_path):
-    context = multiprocessing.get_context("fork")
-    order = context.Queue()
-    workers = [context.Process(target=_work, args=(tmp_path, order, part, 1.0)) for part in ("-0-of-2", "-1-of-2")]
-    for worker in workers:
-        worker.start()
-    seen = [order.get(timeout=10) for _ in range(2)]
-    closing = context.Process(target=_work, args=(tmp_path, order, "", 0.0))
-    closing.start()
-    seen += [order.get(timeout=10) for _ in range(4)]
-    # A queue does not keep the order of several processes.
-    what = [event.rpartition(" ")[2] for _, event in sorted(seen)]
-    assert what == ["begins", "begins", "ends", "ends", "begins", "ends"]
-    assert sorted(seen)[-1][1] == "closing ends"
-    for process in (*workers, closing):
-        process.join()
-
-
 def test_what_stages_write_inside_of_what_they_read_is_not_its_content(tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "one.jsonl").write_text("{}")
     before = manifest.fingerprint(tmp_path / "logs")
-    with manifest.lock(tmp_path / "logs" / "model"):
+    with locks.lock(tmp_path / "logs" / "model"):
         assert manifest.fingerprint(tmp_path / "logs") == before
         manifest.begin(tmp_path / "logs" / "model", "train", {})
         (tmp_path / "logs" / "model" / "checkpoint").write_text("1")
@@ -207,10 +163,3 @@ def test_what_stages_write_inside_of_what_they_read_is_not_its_content(tmp_path)
     (tmp_path / "logs" / "more").mkdir()
     (tmp_path / "logs" / "more" / "two.jsonl").write_text("{}")
     assert manifest.fingerprint(tmp_path / "logs") != before
-
-
-def test_whether_other_workers_are_at_work(tmp_path):
-    with manifest.lock(tmp_path, "-0-of-2"):
-        assert not manifest.others_work(tmp_path, "-0-of-2")
-        assert manifest.others_work(tmp_path, "-1-of-2")
-    assert not manifest.others_work(tmp_path, "-1-of-2")

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from topr_trl import load_rows
 from topr_trl.checkpoints import model_fingerprint
 from topr_trl.data.tables import shards_of
-from topr_trl.pipeline import inputs, manifest, shards, stages
+from topr_trl.pipeline import inputs, locks, manifest, shards, stages
 from topr_trl.pipeline.arguments import (
     CurateArguments,
     EvaluateArguments,
@@ -468,7 +468,7 @@ def test_a_file_of_problems_is_known_by_its_content(tmp_path):
 
 def test_a_second_worker_with_other_settings_is_refused_before_the_first_shard(tmp_path):
     now = sampling(tmp_path, worker="0/2")
-    with manifest.lock(tmp_path, "-0-of-2"):  # it loads its model
+    with locks.lock(tmp_path, "-0-of-2"):  # it loads its model
         manifest.begin(tmp_path, "sample", inputs.of_sampling(now))
         with pytest.raises(ValueError, match=r"temperature: 1.0 there, 0.2 now"):
             stages.run("sample", sampling(tmp_path, worker="1/2", temperature=0.2))

@@ -11,7 +11,7 @@ import torch
 
 from topr_trl.checkpoints import check_files
 from topr_trl.evaluation.report import Evaluations, read_evaluation
-from topr_trl.pipeline import manifest, stages
+from topr_trl.pipeline import locks, manifest, stages
 from topr_trl.pipeline.arguments import (
     CurateArguments,
     EvaluateArguments,
@@ -114,7 +114,7 @@ def iterate(loop: IterateArguments) -> None:
     """
     check(loop)
     began, out = time.monotonic(), loop.folder
-    with manifest.lock(out):
+    with locks.lock(out):
         sides = sides_of(loop)
         if loop.overlap:
             spent = run_sides(sides, loop, out)

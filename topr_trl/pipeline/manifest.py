@@ -7,20 +7,17 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from topr_trl.data.tables import atomic_write
+from topr_trl.pipeline.locks import LOCK
 
 # Readers of data sets (pandas, pyarrow, datasets) skip names that begin with _ or ., and read the shards beside it.
 NAME = "_manifest.json"
 WORK = "work"  # the folder in a stage's folder for what is not its result; removed when it is finished
-_LOCK = ".lock"
 _NOT_FINISHED = "{} is not finished: run the stage that writes it to its end first."
 
 Json = dict[str, Any]
@@ -284,7 +281,7 @@ def fingerprint(path: Path) -> str:
     else:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         # A stage may write into a folder of what it reads.
-        stages = {file.parent for file in files if file.name == NAME or file.name.startswith(_LOCK)} - {path}
+        stages = {file.parent for file in files if file.name == NAME or file.name.startswith(LOCK)} - {path}
         content = [
             [file.name, _sha256(file)]
             for file in files
@@ -295,7 +292,7 @@ def fingerprint(path: Path) -> str:
 
 def check_own(folder: Path) -> None:
     """A ValueError for a folder with files that no loop has written, or with a loop of version 0.1."""
-    others = [path for path in sorted(folder.glob("*")) if not path.name.startswith(_LOCK)]
+    others = [path for path in sorted(folder.glob("*")) if not path.name.startswith(LOCK)]
     if others and not any((folder / first).is_dir() for first in ("base/test", "iteration-1")):
         raise ValueError(f"{folder} holds files that no loop has written ({others[0].name}): name an empty folder.")
     if (folder / "base" / "test" / "candidates").is_dir():
@@ -303,50 +300,6 @@ def check_own(folder: Path) -> None:
             f"{folder} is a loop of version 0.1: finish it with that version, or name another output_dir. Its models "
             "and rows can be read by single commands."
         )
-
-
-@contextmanager
-def lock(folder: Path, part: str = "") -> Iterator[None]:
-    """Let one process work in a folder (or a part of it) at a time; it ends with the process, however that ends.
-
-    Waits for a process that a killed loop left behind. A ValueError if `folder` is a file.
-    """
-    if folder.is_file():
-        raise ValueError(f"{folder} is a file: name a folder to write.")
-    folder.mkdir(parents=True, exist_ok=True)
-    held = FileLock(folder / f"{_LOCK}{part}")
-    try:
-        held.acquire(blocking=False)
-    except Timeout:
-        print(f"Waiting for another process that is working in {folder}.", flush=True)
-        held.acquire()
-    try:
-        yield
-    finally:
-        held.release()
-
-
-def others_work(folder: Path, part: str) -> bool:
-    """Whether processes hold other parts of a folder than this one."""
-    return any(_is_held(path) for path in folder.glob(f"{_LOCK}-*") if path.name != f"{_LOCK}{part}")
-
-
-def _is_held(path: Path) -> bool:
-    try:
-        with FileLock(path).acquire(blocking=False):
-            return False
-    except Timeout:
-        return True
-
-
-@contextmanager
-def lock_all(folder: Path) -> Iterator[None]:
-    """A lock on the folder, and on each of its parts in turn: waits until all workers are done."""
-    with lock(folder):
-        for path in sorted(folder.glob(f"{_LOCK}-*")):
-            with lock(folder, path.name.removeprefix(_LOCK)):
-                pass
-        yield
 
 
 def _write(folder: Path, known: Manifest) -> None:

@@ -27,7 +27,7 @@ from topr_trl.evaluation.answers import read_samples, run_names
 from topr_trl.evaluation.report import read_evaluation, write_report
 from topr_trl.generation.transformers import sample_completions
 from topr_trl.generation.vllm import sample_completions_with_vllm, start_engine
-from topr_trl.pipeline import inputs, manifest
+from topr_trl.pipeline import inputs, locks, manifest
 from topr_trl.pipeline.arguments import (
     CurateArguments,
     EvaluateArguments,
@@ -271,14 +271,14 @@ def run(name: str, args: Settings) -> Json:
     _check_sources(args)  # before the folder to write is made
     if isinstance(args, SampleArguments) and args.worker is not None:  # one of several; who started them finishes
         with ExitStack() as held:
-            with manifest.lock(args.folder):  # not while another process finishes the stage
+            with locks.lock(args.folder):  # not while another process finishes the stage
                 part = f"-{args.worker.replace('/', '-of-')}"
-                held.enter_context(manifest.lock(args.folder, part))
-                finished = _begin(name, args, manifest.others_work(args.folder, part))
+                held.enter_context(locks.lock(args.folder, part))
+                finished = _begin(name, args, locks.others_work(args.folder, part))
             if not finished:
                 draw_shards(args)
         return {}
-    with manifest.lock_all(args.folder) if state.is_main_process else nullcontext():
+    with locks.lock_all(args.folder) if state.is_main_process else nullcontext():
         with state.main_process_first():
             finished = _begin(name, args)
         if not finished:

@@ -17,7 +17,7 @@ from topr_trl.data.tables import read_shard, shards_of
 from topr_trl.evaluation.answers import read_samples
 from topr_trl.evaluation.exact import expected_pass
 from topr_trl.evaluation.off_policy import off_policy_values
-from topr_trl.pipeline import inputs, manifest
+from topr_trl.pipeline import inputs, locks, manifest
 from topr_trl.pipeline.arguments import (
     SampleArguments,
     ScoreArguments,
@@ -109,7 +109,7 @@ def run_trial(trial: TrialArguments) -> Outcome:
     out = trial.folder
     if out.resolve().is_relative_to(source.resolve()):
         raise ValueError(f"The results cannot be in the folder of the rows: name another --output_dir than {out}.")
-    with manifest.lock(out):
+    with locks.lock(out):
         rows = split(trial, source, out / "rows", {arm.name: arm.settings for arm in ARMS})
         parts = _StepsOfTrial(trial, out, rows)
         run_steps(parts.steps(), trial, out, parts.count)
