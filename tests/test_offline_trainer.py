@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
-from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer, log_mu, offline_trainer
+from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer, log_mu, offline_rows
 from topr_trl.checkpoints import model_fingerprint
 from topr_trl.data.collator import StepsSortedByLength
 from topr_trl.loss import topr_loss
@@ -703,7 +703,7 @@ def test_a_step_is_the_same_in_several_batches_whatever_the_model_takes(tokenize
 
 def test_a_processor_is_used_by_its_tokenizer(tokenizer, rows, tmp_path):
     template, tokenizer.chat_template = tokenizer.chat_template, None
-    found = offline_trainer._tokenizer_of(SimpleNamespace(tokenizer=tokenizer, chat_template=template))
+    found = offline_rows.tokenizer_of(SimpleNamespace(tokenizer=tokenizer, chat_template=template))
     assert found is tokenizer
     assert tokenizer.chat_template == template
 

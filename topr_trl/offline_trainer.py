@@ -1,7 +1,6 @@
 """`OfflineTOPRTrainer`: learn from a table of prompts, completions and rewards, without generating a token."""
 
 import warnings
-from collections.abc import Iterable
 from copy import copy
 from typing import Any
 
@@ -26,24 +25,29 @@ from topr_trl.data.collator import (
     Collator,
     StepsSortedByLength,
     check_tokens,
-    column,
     join_sequences,
     lengths_of,
     unflatten,
 )
 from topr_trl.data.rollouts import join_parts, rollouts_of
 from topr_trl.data.rows import (
-    ROLLOUT,
-    check_finish_reasons,
     id_column,
     named_rows,
     problem_column,
-    refuse_images,
     reward_column,
 )
-from topr_trl.data.sampled import temperature_of, why_incomparable
+from topr_trl.data.sampled import temperature_of
 from topr_trl.data.tokenization import tokenize
 from topr_trl.log_mu import LogMu
+from topr_trl.offline_rows import (
+    by_name,
+    check_datasets,
+    check_sampler_logps,
+    columns_about_log_mu,
+    has_values,
+    is_prepared,
+    tokenizer_of,
+)
 from topr_trl.trainer_base import TOPRMixin, say, settings_for
 
 
@@ -84,15 +88,15 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         for foreign in ("data_collator", "formatting_func", "compute_loss_func", "compute_metrics"):
             if kwargs.get(foreign) is not None:
                 raise ValueError(f"OfflineTOPRTrainer does not take {foreign}: rows and loss are TOPR's. Remove it.")
-        _check_datasets([train_dataset, *_by_name(eval_dataset).values()])
-        self._temperature = temperature_of({"train": train_dataset, **_by_name(eval_dataset)})
+        check_datasets([train_dataset, *by_name(eval_dataset).values()])
+        self._temperature = temperature_of({"train": train_dataset, **by_name(eval_dataset)})
         if isinstance(eval_dataset, DatasetDict):
             eval_dataset = dict(eval_dataset)
         args = settings_for("OfflineTOPRTrainer", model, args, OfflineTOPRConfig)
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
         # The loss is divided by the rows of the whole step, whatever the model's forward takes; not once more.
         self.model_accepts_loss_kwargs = True
-        self._check_tokens({"train": self.train_dataset, **_by_name(self.eval_dataset)})
+        self._check_tokens({"train": self.train_dataset, **by_name(self.eval_dataset)})
         # SFTTrainer's head computes the entropy and the likeliest token of every position too, for metrics of its own.
         inner = self.model.get_base_model() if is_peft_model(self.model) else self.model
         add_fused_lm_head(inner, temperature=self._temperature)
@@ -110,13 +114,13 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _prepare_dataset(
         self, dataset: Dataset, processing_class: Any, args: Any, packing: bool, formatting_func: Any, dataset_name: str
     ) -> Dataset:
-        tokenizer = _tokenizer_of(processing_class)
+        tokenizer = tokenizer_of(processing_class)
         rollouts, raw, problems = rollouts_of(dataset), reward_column(dataset), problem_column(dataset)
         firsts = rollouts.firsts_R
-        incomparable = _check_sampler_logps(dataset_name, dataset, self._temperature, tokenizer, args)
+        incomparable = check_sampler_logps(dataset_name, dataset, self._temperature, tokenizer, args)
         raw, problems = raw[firsts], problems[firsts]
         if dataset_name == "train":
-            self._sampler_reported = _has_values(dataset, "sampler_logps")
+            self._sampler_reported = has_values(dataset, "sampler_logps")
             rewards, chosen = self._choose(dataset, firsts, raw, problems, args)
         else:
             # A target share describes the training set; other sets get the baseline that it led to.
@@ -126,7 +130,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         rows, counts = rollouts.rows_of(chosen), rollouts.counts_R[chosen]
         with named_rows(dataset_name, rows):
             dataset = tokenize(
-                dataset.select(rows), tokenizer, _columns_about_log_mu(dataset, args),
+                dataset.select(rows), tokenizer, columns_about_log_mu(dataset, args),
                 num_proc=args.dataset_num_proc, desc=f"Tokenizing {dataset_name} dataset",
             )  # fmt: skip
         if (counts > 1).any():
@@ -224,7 +228,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _before_training(self, resumed: bool) -> None:
         if self.args.num_train_epochs or self.args.max_steps > 0:  # not to compute log μ alone
             self._say_share(np.array(self.train_dataset["reward"][:]), self.args)
-        self._plan_log_mu({"train": self.train_dataset, **_by_name(self.eval_dataset)}, resumed)
+        self._plan_log_mu({"train": self.train_dataset, **by_name(self.eval_dataset)}, resumed)
         if "train" in self._log_mu.planned and not self._sampler_reported:
             say(
                 "log μ is that of the model which starts training. If another model wrote the rows, that is a proxy: "
@@ -253,9 +257,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             ValueError: rows need log μ of the starting weights, and those are gone (the rows were not given at
                 construction) or not yet there (FSDP or DeepSpeed, before training).
         """
-        given = {} if isinstance(eval_dataset, str) else _by_name(eval_dataset)
-        raw = {name: rows for name, rows in given.items() if not _is_prepared(rows)}
-        _check_datasets(raw.values())
+        given = {} if isinstance(eval_dataset, str) else by_name(eval_dataset)
+        raw = {name: rows for name, rows in given.items() if not is_prepared(rows)}
+        check_datasets(raw.values())
         temperature_of(raw, self._temperature)
         new = {
             name: self._prepare_dataset(rows, self.processing_class, self.args, False, None, name)
@@ -268,7 +272,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._cast_for_evaluation()
             own = {"train": self.train_dataset} if any(rows is self.train_dataset for rows in given.values()) else {}
             # Under names of their own: the files of the trainer's own sets are those that a resumed run reads.
-            self._plan_log_mu({**own, **_by_name(self.eval_dataset), **{f"given_{name}": new[name] for name in new}})
+            self._plan_log_mu({**own, **by_name(self.eval_dataset), **{f"given_{name}": new[name] for name in new}})
             if self._log_mu.planned and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
                 self._log_mu.planned.clear()
                 raise ValueError(
@@ -330,74 +334,6 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         """Rows of an optimizer step over all processes: Trainer would count tokens, and short rows would weigh less."""
         rows = torch.tensor(sum(len(batch["reward"]) + batch["idle"] for batch in batch_samples), device=device)
         return self.accelerator.gather(rows).sum()
-
-
-def _check_datasets(datasets: Iterable[Dataset | None]) -> None:
-    """What can be said about rows before a model is loaded."""
-    for dataset in datasets:
-        if not isinstance(dataset, Dataset):
-            raise TypeError(
-                f"OfflineTOPRTrainer needs a datasets.Dataset; found {type(dataset).__name__}. Pass one split, or load "
-                "the stream into a Dataset: baseline, curation and log μ need all rows before the first step."
-            )
-        refuse_images(dataset, "Rows with images are not supported offline. Use TOPRTrainer for vision models.")
-        rollouts = rollouts_of(dataset)
-        rollouts.check_same("reward", reward_column(dataset))
-        if {ROLLOUT, "problem_id"} <= set(dataset.column_names):
-            rollouts.check_same("problem_id", problem_column(dataset))
-        if {ROLLOUT, "mu_fingerprint"} <= set(dataset.column_names):
-            rollouts.check_same("mu_fingerprint", np.array(dataset["mu_fingerprint"][:], dtype=str))
-        check_finish_reasons(dataset)
-
-
-def _tokenizer_of(processing_class: Any) -> Any:
-    """A processor's tokenizer, which reads text alone, with its chat template."""
-    tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    if not tokenizer.chat_template:
-        tokenizer.chat_template = getattr(processing_class, "chat_template", None)
-    return tokenizer
-
-
-def _by_name(datasets: Any) -> dict[str, Dataset]:
-    """Evaluation datasets by name; one without a name is `eval`."""
-    if not isinstance(datasets, dict):
-        return {} if datasets is None else {"eval": datasets}
-    if "train" in datasets:
-        raise ValueError("'train' is the name of the training dataset. Give the evaluation dataset another name.")
-    return datasets
-
-
-def _is_prepared(rows: Any) -> bool:
-    """A dictionary of datasets comes back to `evaluate` set by set, prepared."""
-    return isinstance(rows, Dataset) and {"input_ids", "prompt_length", "row"} <= set(rows.column_names)
-
-
-def _has_values(dataset: Dataset, name: str) -> bool:
-    return name in dataset.column_names and column(dataset, name).null_count < len(dataset)
-
-
-def _check_sampler_logps(
-    name: str, dataset: Dataset, temperature: float, processing_class: Any, args: OfflineTOPRConfig
-) -> bool:
-    """Whether there are `sampler_logps` that cannot be compared with log π; an error if they are to be log μ."""
-    if "sampler_logps" in dataset.column_names:
-        vocabulary = len(getattr(processing_class, "tokenizer", processing_class))  # of a processor
-        why = why_incomparable(dataset, temperature, vocabulary)
-        if why and args.log_mu == "sampler":
-            raise ValueError(f"log_mu='sampler' and the {name} dataset: {why}.")
-        return why is not None
-    if args.log_mu == "sampler":
-        raise ValueError(
-            "log_mu='sampler' needs the column `sampler_logps`: the sampler's log-probabilities. Add it, or set "
-            "log_mu='trainer'."
-        )
-    return False
-
-
-def _columns_about_log_mu(dataset: Dataset, args: OfflineTOPRConfig) -> list[str]:
-    """The columns that tokenized rows keep: `sampler_logps` are the log-probabilities that the sampler reported."""
-    wanted = {"sampler_logps"} | ({"mu_logps", "mu_fingerprint"} if args.log_mu == "trainer" else set())
-    return [name for name in dataset.column_names if name in wanted]
 
 
 class _ComputeLogMu(TrainerCallback):
