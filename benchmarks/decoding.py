@@ -50,35 +50,50 @@ class _Layer(DynamicLayer):
         self.room = None
 
 
-@torch.no_grad()
+Drawn = tuple[list[int], list[float], bool]  # of a completion: token ids, log-probabilities, whether it has ended
+
+
 def draw(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problems: Dataset, count: int, longest: int, seed: int
 ) -> Dataset:
     """`count` completions of each problem, of at most `longest` tokens; rows like those of `sample_completions`."""
-    was_training = model.training
-    model.eval()
     args = SamplingArguments(num_generations=count, max_new_tokens=longest, top_k=model.config.vocab_size)
     prompts = encode_prompts(tokenizer, problems, args, model.config.max_position_embeddings)
+    drawn, written = draw_ids(model, tokenizer, prompts, count, longest, seed), problems.to_list()
+    return Dataset.from_list(
+        [
+            sampled_row(written[i], n, tokenizer, prompts[i], ids, "stop" if has_ended else "length", logps, args)
+            for i, of_problem in enumerate(drawn)
+            for n, (ids, logps, has_ended) in enumerate(of_problem)
+        ]
+    )
+
+
+@torch.no_grad()
+def draw_ids(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]], count: int, longest: int,
+    seed: int,
+) -> list[list[Drawn]]:  # fmt: skip
+    """`count` completions of each prompt."""
+    was_training = model.training
+    model.eval()
     stops = torch.tensor(stop_tokens(tokenizer, model.generation_config))
-    generator, written = torch.Generator().manual_seed(seed), problems.to_list()
+    generator = torch.Generator().manual_seed(seed)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    rows: list[list[dict[str, Any]]] = [[] for _ in prompts]
+    found: list[list[Drawn]] = [[] for _ in prompts]
     for begin in range(0, len(order), max(ROWS // count, 1)):
         batch = order[begin : begin + max(ROWS // count, 1)]
         drawn = _of_batch(model, [prompts[i] for i in batch], count, longest, stops, tokenizer.pad_token_id, generator)
-        for n, (ids, logps, has_ended) in enumerate(drawn):
-            i = batch[n // count]
-            reason = "stop" if has_ended else "length"
-            rows[i].append(sampled_row(written[i], n % count, tokenizer, prompts[i], ids, reason, logps, args))
+        for n, completion in enumerate(drawn):
+            found[batch[n // count]].append(completion)
     model.train(was_training)
-    return Dataset.from_list([row for of_problem in rows for row in of_problem])
+    return found
 
 
 def _of_batch(
     model: PreTrainedModel, prompts: list[list[int]], count: int, longest: int, stops: Tensor, pad: int | None,
     generator: torch.Generator,
-) -> list[tuple[list[int], list[float], bool]]:  # fmt: skip
-    """Token ids of each completion, their log-probabilities, and whether it has ended."""
+) -> list[Drawn]:  # fmt: skip
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])

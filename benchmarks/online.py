@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.cells import Cell
+from benchmarks.decoding import draw_ids
 from benchmarks.rivals import SMALL, TRL_LOSSES
 from benchmarks.setting import (
     BATCH_ROWS,
@@ -32,7 +33,7 @@ from topr_trl.tasks import gsm8k
 GENERATION_ROWS, GROUP = 512, 8  # completions of a generation batch, and of a prompt in it
 COMPLETIONS = 6_144  # sampled in a run
 TESTED_AFTER = (1_024, 2_048, 3_072, 4_096, 5_120, 6_144)
-TEST_PROBLEMS, SAMPLES, SAMPLES_AT_END = 200, 8, 32
+TEST_PROBLEMS, SAMPLES, SAMPLES_AT_END = 200, 4, 32
 TOPR: dict[str, tuple[str, dict[str, Any]]] = {
     "topr_paper": ("TOPR, c = 0 (the paper's)", {"baseline": 0}),
     "topr_mean": ("TOPR (default)", {}),
@@ -63,6 +64,15 @@ class OnlineArm:
     replay_share: float = 0.0
 
     @property
+    def completions(self) -> int:
+        """Sampled in a run; half as many where each is used so often that a run takes too long."""
+        return COMPLETIONS // 2 if self.uses >= 16 else COMPLETIONS
+
+    @property
+    def tested_after(self) -> tuple[int, ...]:
+        return tuple(count for count in TESTED_AFTER if count <= self.completions)
+
+    @property
     def fresh_rows(self) -> int:
         """Of the `BATCH_ROWS` of an optimizer step."""
         return round(BATCH_ROWS * (1 - self.replay_share))
@@ -78,6 +88,19 @@ class OnlineArm:
     @classmethod
     def of(cls, cell: Cell) -> "OnlineArm":
         return cls(**{name: cell[name] for name in cls.__dataclass_fields__})
+
+
+def _rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    """TRL's `rollout_func` for all trainers: `generate` would take most of a run, see `benchmarks/decoding.py`."""
+    tokenizer, args = trainer.processing_class, trainer.args
+    ids = [tokenizer(prompt)["input_ids"] for prompt in prompts[::GROUP]]  # each is there so many times
+    seed = 1_000_000 * args.seed + trainer.state.global_step
+    drawn = draw_ids(trainer.model, tokenizer, ids, GROUP, args.max_completion_length, seed)
+    return {
+        "prompt_ids": [of_prompt for of_prompt in ids for _ in range(GROUP)],
+        "completion_ids": [completion[0] for of_prompt in drawn for completion in of_prompt],
+        "logprobs": None,
+    }
 
 
 class _Test(TrainerCallback):
@@ -127,8 +150,9 @@ def run(arm: OnlineArm, completions: int, seed: int, split: str = "test") -> dic
             max_completion_length=MAX_NEW_TOKENS.get(arm.base, OF_OTHER_TASKS),
         )  # fmt: skip
         trainer = (TOPRTrainer if ours else GRPOTrainer)(
-            model, answer_reward(gsm8k.judge), args=args, train_dataset=questions, processing_class=tokenizer(arm.base)
-        )
+            model, answer_reward(gsm8k.judge), args=args, train_dataset=questions,
+            processing_class=tokenizer(arm.base), rollout_func=_rollout,
+        )  # fmt: skip
         test = _Test(arm, completions, seed, split)
         trainer.add_callback(test)
         with warnings.catch_warnings():
@@ -138,6 +162,6 @@ def run(arm: OnlineArm, completions: int, seed: int, split: str = "test") -> dic
             except FloatingPointError:
                 return {"curve": test.curve, "failed": True}
     logs = [entry for entry in trainer.state.log_history if "entropy" in entry]
-    end = test.at_end(model) if completions == COMPLETIONS else {}
+    end = test.at_end(model) if completions == arm.completions else {}
     entropies = [entry["entropy"] for entry in logs if math.isfinite(entry["entropy"])]
     return {"curve": test.curve, "end": end, "entropy": entropies[-1] if entropies else None, "failed": False}

@@ -10,7 +10,7 @@ from benchmarks.__main__ import CLAIMS
 from benchmarks.cells import Store
 from benchmarks.claims import difficulty, iterations, log_mu_noise, long_responses, overlapped, staleness, verifier
 from benchmarks.claims.online_compared import needed
-from benchmarks.online import TESTED_AFTER
+from benchmarks.online import OnlineArm
 from benchmarks.setting import PROFILES
 from benchmarks.statistics import interval
 
@@ -85,7 +85,7 @@ def result(cell):
     if claim == "online":
         gained = 0.3 if cell["method"] == "topr_mean" else 0.2
         failed = cell["method"] == "trl_vespo" and cell["uses"] == 4
-        tested = TESTED_AFTER[:2] if failed else TESTED_AFTER
+        tested = OnlineArm.of(cell).tested_after[: 2 if failed else None]
         curve = [{"seconds": 9.0, **point(BASE + wobble + gained * n / tested[-1])} for n in tested]
         return {"curve": curve, "end": {}, "entropy": 0.1, "failed": failed}
     if claim == "overlapped":
