@@ -29,7 +29,7 @@ AGES = (0, OLD)
 UPDATES, PROBLEMS, GROUP, BLOCK, FRESH_BLOCK = 1024, 2, 4, 64, 4
 # `topr_rescored` is TOPR with log μ by the policy that is about to train, not by the one that wrote the rows: what
 # "old log-probabilities" recomputed by a trainer are when the rows are stale.
-VARIANTS = ("topr_rescored", "topr_token", "topr_group_sign")
+VARIANTS = ("topr_rescored", "topr_token")
 OTHERS = ("m2po", "trl_dapo", "trl_vespo")
 METHODS = ("topr", *VARIANTS, *OTHERS)
 ARMS = [(method, age) for age in AGES for method in METHODS if method not in VARIANTS or age == OLD]
