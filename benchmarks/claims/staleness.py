@@ -3,7 +3,7 @@
 Each update reads two problems with four answers each, by the policy as it was `age` updates ago; the base model where
 there is none so old. At age 256 the rows of 64 updates are drawn at once, and are 256 to 319 updates old; at age 0
 those of 4 updates, which are 0 to 3 old. Each method has the rate that is best for it on fresh rows; the variants of
-TOPR, which are tried on old rows alone, the best there.
+TOPR, which are tried on old rows alone, the best there, and TOPR's rate as well.
 """
 
 import copy
@@ -45,11 +45,21 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
         return []
     tuning, reported = [], []
     for method, age in TUNED_AT.items():
-        tried, best = _tuned(store, method)
-        tuning += [_cell(method, age, rate, TUNING_SEED) for rate in tried]
+        tuning += [_cell(method, age, rate, TUNING_SEED) for rate in _tuned(store, method)[0]]
         ages = [age for name, age in ARMS if name == method]
-        reported += [_cell(method, age, best, seed) for age in ages for seed in range(profile.seeds) if best]
+        reported += [
+            _cell(method, age, rate, seed)
+            for rate in _rates(store, method)
+            for age in ages
+            for seed in range(profile.seeds)
+        ]
     return tuning + reported
+
+
+def _rates(store: Store, method: str) -> list[float]:
+    """Those that are reported, as far as they are known: the best, and of a variant TOPR's."""
+    names = (method, "topr") if method in VARIANTS else (method,)
+    return list(dict.fromkeys(rate for name in names if (rate := _tuned(store, name)[1])))
 
 
 def _cell(method: str, age: int, rate: float, seed: int) -> Cell:
@@ -113,18 +123,23 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     if len(rates) < len(METHODS):
         raise Unfinished("not every method has been tuned")
 
-    def measured(method: str, age: int, place: int = -1) -> Measured:
-        planned = [_cell(method, age, rates[method], seed) for seed in range(profile.seeds)]
+    def measured(method: str, age: int, place: int = -1, rate: float | None = None) -> Measured:
+        planned = [_cell(method, age, rate or rates[method], seed) for seed in range(profile.seeds)]
         points = {cell["seed"]: result["curve"][place] for cell, result in store.results(planned)}
         return {seed: (found["pass@1"], found["error"]) for seed, found in points.items()}
 
     name = _picture(out, measured)
+    shared = {method: measured(method, OLD, rate=rates["topr"]) for method in VARIANTS}
     table = [
         [
-            f"**{LABELS[method]}**" if method == "topr" else LABELS[method], f"{rates[method]:g}",
-            *(over_seeds(measured(method, age)).percent() if (method, age) in ARMS else "" for age in AGES),
+            f"**{LABELS[method]}**" if method == "topr" else LABELS[method], f"{rate:g}",
+            *(
+                over_seeds(measured(method, age, rate=rate)).percent() if (method, age) in ARMS else ""
+                for age in AGES
+            ),
         ]
         for method in METHODS
+        for rate in _rates(store, method)
     ]  # fmt: skip
     lost = {method: difference(measured(method, OLD), measured(method, 0)) for method in ("topr", *OTHERS)}
     gaps = {method: difference(measured("topr", OLD), measured(method, OLD)) for method in (*VARIANTS, *OTHERS)}
@@ -136,14 +151,15 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             "Beyond the paper: rows that are 256 updates old degrade TOPR, but not M2PO",
             "so published studies of M2PO and of losses like TOPR's (arXiv 2510.01161)",
             f"pass@1 after {UPDATES:,} updates, by the age of the rows, in the table. Each has the rate that is best "
-            f"for it on fresh rows, the variants of TOPR the best on old ones. At {OLD} minus at 0: "
+            f"for it on fresh rows, the variants of TOPR the best on old ones, and TOPR's. At {OLD} minus at 0: "
             + ", ".join(f"{LABELS[method]} {gap.percent(signed=True)}" for method, gap in lost.items())
             + f" points. At {OLD} TOPR is above {', '.join(above) or 'none'}, and below {', '.join(below) or 'none'} "
             "of the others",
             judge(lost["topr"].high < 0 <= lost["m2po"].high),
             "with log μ of the policy that wrote a row, the taper knows how stale it is. If the policy that is about "
             "to train recomputes log μ (“recomputed”; a trainer's own old log-probabilities are of this kind), it does "
-            "not, and naive REINFORCE's collapse is back.",
+            "not: at TOPR's rate naive REINFORCE's collapse is back, and a rate that is low enough to prevent it "
+            "learns less.",
             name,
             markdown_table(["pass@1, %", "learning rate", *(f"{age:,} updates old" for age in AGES)], table),
             headline=(
@@ -157,8 +173,12 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             "Beyond the paper: which change to TOPR makes it degrade on old rows",
             "",
             f"TOPR minus the variant at {OLD} updates: "
-            + ", ".join(f"{LABELS[method]} {gaps[method].percent(signed=True)}" for method in VARIANTS)
-            + f" points; below TOPR: {', '.join(worse) or 'none'}",
+            + ", ".join(
+                f"{LABELS[method]} {gaps[method].percent(signed=True)} at its own best rate and "
+                f"{difference(measured('topr', OLD), shared[method]).percent(signed=True)} at TOPR's"
+                for method in VARIANTS
+            )
+            + f" points; below TOPR at its own best rate: {', '.join(worse) or 'none'}",
             MEASURED,
             "",
             name,
