@@ -460,10 +460,11 @@ def test_a_file_of_problems_is_known_by_its_content(tmp_path):
     manifest.begin(tmp_path / "out", "sample", known)
     older = {name: value for name, value in known.items() if name not in ("problems", "top_p")}
     manifest.begin(tmp_path / "older", "sample", older)
-    manifest.begin(tmp_path / "older", "sample", known, defaults=inputs.defaults_of(args))
+    manifest.begin(tmp_path / "older", "sample", known, defaults=inputs.defaults_of(args, known))
     file.write_text('{"question": "1 + 2?", "answer": "#### 3"}\n')
+    now = inputs.of_sampling(args)
     with pytest.raises(ValueError, match=r"other settings \(problems: not the same files\)"):
-        manifest.begin(tmp_path / "out", "sample", inputs.of_sampling(args), defaults=inputs.defaults_of(args))
+        manifest.begin(tmp_path / "out", "sample", now, defaults=inputs.defaults_of(args, now))
 
 
 def test_a_second_worker_with_other_settings_is_refused_before_the_first_shard(tmp_path):

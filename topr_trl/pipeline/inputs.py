@@ -102,10 +102,13 @@ def of_evaluation(args: EvaluateArguments) -> Json:
     return {"input": manifest.fingerprint(Path(args.input)), **second, "seed": args.seed}
 
 
-def defaults_of(args: FolderArguments) -> Json:
-    """What a manifest of an older version lacks: values of settings that nobody has given, and content of files."""
+def defaults_of(args: FolderArguments, now: Json) -> Json:
+    """What a manifest of an older version lacks: values of settings that nobody has given, and content of files.
+
+    `now` are the inputs of today.
+    """
     known = {f.name: f.default for f in fields(args) if f.default is not MISSING}
-    return {**known, **(_problems(args) if isinstance(args, SampleArguments) else {})}
+    return {**known, "problems": now.get("problems")}
 
 
 def sources_of(args: FolderArguments) -> dict[str, str]:

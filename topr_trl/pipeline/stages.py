@@ -244,7 +244,8 @@ def _check_sources(args: Settings) -> None:
 def _begin(name: str, args: Settings, others_work: bool = False) -> bool:
     _, inputs_of = STAGES[name]
     made = others_work or _has_made(name, args.folder)
-    return manifest.begin(args.folder, name, inputs_of(args), inputs.sources_of(args), made, inputs.defaults_of(args))
+    now = inputs_of(args)
+    return manifest.begin(args.folder, name, now, inputs.sources_of(args), made, inputs.defaults_of(args, now))
 
 
 def _has_made(name: str, folder: Path) -> bool:
