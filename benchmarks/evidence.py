@@ -20,7 +20,7 @@ def write(
     hypotheses: bool = False,
     more_headlines: Sequence[str] = (),
 ) -> list[str]:
-    """Draw every picture beside the page, judge every claim that is finished, write the page.
+    """Draw every picture beside the page, judge every claim that is finished or reports its part, write the page.
 
     Args:
         hypotheses: the page is that of "When do wrong answers pay?", whose claims are our own.
@@ -30,7 +30,11 @@ def write(
         The headlines of the page, with links to it.
     """
     planned = {name: _cells(claim, store, profile) for name, claim in claims.items()}
-    finished = [name for name, cells in planned.items() if cells and not store.unfinished(cells)]
+    finished = [
+        name
+        for name, cells in planned.items()
+        if cells and (not store.unfinished(cells) or getattr(claims[name], "REPORTS_WHAT_IS_FINISHED", False))
+    ]
     pictures = page.parent / page.stem
     verdicts = {name: _report(claims[name], store, profile, pictures) for name in finished}
     page.parent.mkdir(parents=True, exist_ok=True)

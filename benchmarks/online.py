@@ -32,12 +32,13 @@ from topr_trl.tasks import gsm8k
 
 GENERATION_ROWS, GROUP = 512, 8  # completions of a generation batch, and of a prompt in it
 COMPLETIONS = 6_144  # sampled in a run
-TESTED_AFTER = (1_024, 2_048, 3_072, 4_096, 5_120, 6_144)
+TESTED_AFTER = (512, 1_024, 2_048, 3_072, 4_096, 5_120, 6_144)
 TEST_PROBLEMS, SAMPLES, SAMPLES_AT_END = 200, 4, 32
 TOPR: dict[str, tuple[str, dict[str, Any]]] = {
     "topr_paper": ("TOPR, c = 0 (the paper's)", {"baseline": 0}),
     "topr_mean": ("TOPR (default)", {}),
     "topr_group_mean": ("TOPR, group mean", {"baseline": "group_mean"}),
+    "topr_positives": ("Positives only", {"baseline": 0, "preset": "positives_only"}),
 }
 TRL = {
     **TRL_LOSSES,
@@ -109,10 +110,14 @@ class _Test(TrainerCallback):
     def __init__(self, arm: OnlineArm, completions: int, seed: int, split: str) -> None:
         self.arm, self.completions, self.seed = arm, completions, seed
         self.split = {"test": TEST_SEED, "validation": VALIDATION_SEED}[split]
-        self.curve: list[dict[str, float]] = []
+        self.curve: list[dict[str, Any]] = []
         self.seconds, self._started = 0.0, 0.0
 
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self._test(model, 0)
+
+    def _test(self, model: Any, completions: int) -> None:
+        self.curve.append({"completions": completions, "seconds": self.seconds, **self._tested(model, SAMPLES)})
         self._started = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -121,8 +126,7 @@ class _Test(TrainerCallback):
         if rest or (sampled not in TESTED_AFTER and sampled != self.completions):
             return
         self.seconds += time.perf_counter() - self._started
-        self.curve.append({"completions": float(sampled), "seconds": self.seconds, **self._tested(model, SAMPLES)})
-        self._started = time.perf_counter()
+        self._test(model, sampled)
 
     def _tested(self, model: Any, samples: int) -> dict[str, float]:
         model.eval()

@@ -1,6 +1,6 @@
 """`TOPRTrainer` beside `GRPOTrainer` in training: what a completion that was sampled is worth, used once or often."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,35 +10,38 @@ import numpy as np
 from benchmarks import arms
 from benchmarks.arms import TUNING_SEED
 from benchmarks.cells import Cell, Store, Unfinished
-from benchmarks.online import COMPLETIONS, TESTED_AFTER, TOPR, TRL, OnlineArm, run
-from benchmarks.pictures import curve, figure, save
+from benchmarks.online import GENERATION_ROWS, SAMPLES_AT_END, TESTED_AFTER, TOPR, TRL, OnlineArm, run
+from benchmarks.pictures import COLOURS, curve, figure, save
 from benchmarks.setting import Profile
 from benchmarks.statistics import Interval, interval
 from benchmarks.verdicts import MEASURED, Verdict, markdown_table
 
 BASES = ("main", "sure-17", "hard")  # slips, a confident mistake, more steps per problem
-ON_ALL = ("trl_dapo", "trl_gspo", "topr_mean")  # the other methods are measured on the first only
-# How often each generation batch is used: 16 times by some methods alone, since such runs take several times as long.
-USES = {"main": (1, 4, 16), "sure-17": (1, 4, 16), "hard": (1, 4)}
-ON_16 = (*ON_ALL, "trl_cispo", "trl_vespo", "topr_group_mean")
+ON_ALL = ("trl_dapo", "trl_gspo", "topr_mean")
 REPLAYED, SHARES = "topr_mean", (0.25, 0.5, 0.75)
 RATES = {1: (1e-4, 3e-4, 1e-3), 4: (3e-5, 1e-4, 3e-4), 16: (1e-5, 3e-5, 1e-4)}  # by how often a batch is used
 FURTHER = 2
 SEEDS = 5
 REFERENCE = "trl_dapo"
 QUICK, QUICK_COMPLETIONS = (OnlineArm("main", REFERENCE, 4), OnlineArm("main", REPLAYED, replay_share=0.75)), 1_024
+# The page shows the arms that are finished: all of them take a day of two cores.
+REPORTS_WHAT_IS_FINISHED = True
 
 
-def tried(base: str) -> list[OnlineArm]:
-    main = base == BASES[0]
+def _arms(base: str, methods: Sequence[str], *uses: int) -> list[OnlineArm]:
+    return [OnlineArm(base, method, count) for count in uses for method in methods]
 
-    def methods(uses: int) -> Sequence[str]:
-        return ON_ALL if not main else ON_16 if uses == 16 else [*TRL, *TOPR]
 
-    found = [OnlineArm(base, method, uses) for uses in USES[base] for method in methods(uses)]
-    if main:
-        found += [OnlineArm(base, REPLAYED, replay_share=share) for share in SHARES]
-    return found
+# What matters most comes first; a stage begins when the one before it is finished.
+STAGES = (
+    _arms("main", (*ON_ALL, "topr_group_mean"), 1, 4)
+    + [OnlineArm("main", REPLAYED, replay_share=share) for share in SHARES],
+    _arms("sure-17", ON_ALL, 1, 4),
+    _arms("main", ON_ALL, 16),
+    _arms("main", [method for method in (*TRL, *TOPR) if method not in (*ON_ALL, "topr_group_mean")], 4, 1),
+    _arms("hard", ON_ALL, 1, 4),
+    _arms("main", ("topr_group_mean", "trl_cispo", "trl_vespo"), 16) + _arms("sure-17", ON_ALL, 16),
+)
 
 
 def _tuned(store: Store, arm: OnlineArm) -> tuple[list[OnlineArm], OnlineArm | None]:
@@ -53,13 +56,14 @@ def _tuned(store: Store, arm: OnlineArm) -> tuple[list[OnlineArm], OnlineArm | N
 def cells(profile: Profile, store: Store) -> list[Cell]:
     if profile.is_quick:
         return [arm.cell(seed=0) for arm in QUICK]
-    tuning, reported = [], []
-    for base in BASES:
-        for arm in tried(base):
-            of_arm, best = _tuned(store, arm)
-            tuning += [one.cell(TUNING_SEED) for one in of_arm]
-            reported += [best.cell(seed) for seed in range(SEEDS) if best]
-    return tuning + reported
+    planned: list[Cell] = []
+    for stage in STAGES:
+        tuned = [_tuned(store, arm) for arm in stage]
+        planned += [one.cell(TUNING_SEED) for tried, _ in tuned for one in tried]
+        planned += [best.cell(seed) for _, best in tuned if best for seed in range(SEEDS)]
+        if store.unfinished(planned):
+            break
+    return planned
 
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
@@ -74,77 +78,135 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
 # Report.
 
 
-def _best(store: Store, arm: OnlineArm) -> OnlineArm:
-    best = _tuned(store, arm)[1]
-    if best is None:
-        raise Unfinished(f"{arm} has not been tuned")
-    return best
+class Measured:
+    """An arm at its best rate, with the results of all seeds.
+
+    Raises:
+        Unfinished: some of them are not there.
+    """
+
+    def __init__(self, store: Store, arm: OnlineArm) -> None:
+        best = _tuned(store, arm)[1]
+        if best is None or store.unfinished([best.cell(seed) for seed in range(SEEDS)]):
+            raise Unfinished(f"{arm} has not been run")
+        self.arm = best
+        self.results = [result for _, result in store.results([best.cell(seed) for seed in range(SEEDS)])]
+        self.tested_after = np.array([0, *best.tested_after])
+        # A run that has failed stays where it was.
+        by_run = [[point["pass@1"] for point in result["curve"]] for result in self.results]
+        self.pass_at_1 = np.array([run + run[-1:] * (len(self.tested_after) - len(run)) for run in by_run])
+
+    @property
+    def points(self) -> list[Interval]:
+        return [interval(of_seeds) for of_seeds in self.pass_at_1.T.tolist()]
+
+    @property
+    def seconds(self) -> list[float]:
+        curves = [[point["seconds"] for point in r["curve"]] for r in self.results if not r["failed"]]
+        return np.mean(curves, axis=0).tolist() if curves else []
+
+    @property
+    def label(self) -> str:
+        replayed = f", {self.arm.replay_share:.0%} used again" if self.arm.replay_share else ""
+        return {**TRL, **TOPR}[self.arm.method][0] + replayed
+
+    def mean_at_end(self, name: str) -> str:
+        values = [r["end"][name] if name != "entropy" else r[name] for r in self.results if not r["failed"]]
+        return f"{np.mean(values):.2f}" if values else "-"
 
 
-def _points(arm: OnlineArm, results: list[dict[str, Any]]) -> list[Interval]:
-    """pass@1 after each number of completions; a run that has failed stays where it was."""
-    by_run = [[point["pass@1"] for point in result["curve"]] or [0.0] for result in results]
-    held = [values + values[-1:] * (len(arm.tested_after) - len(values)) for values in by_run]
-    return [interval(values) for values in zip(*held, strict=True)]
+def needed(tested_after: Sequence[float], curve: Sequence[float], accuracy: float) -> float:
+    """Completions after which a curve first has this accuracy, by straight lines between its points; or infinity."""
+    places = np.flatnonzero(np.asarray(curve) >= accuracy)
+    if len(places) == 0:
+        return np.inf
+    n = int(places[0])
+    if n == 0:
+        return float(tested_after[0])
+    part = (accuracy - curve[n - 1]) / (curve[n] - curve[n - 1])
+    return float(tested_after[n - 1] + part * (tested_after[n] - tested_after[n - 1]))
 
 
-def needed(points: list[Interval], accuracy: float) -> float | None:
-    """Completions after which the mean curve first has an accuracy, between the points by a straight line."""
-    means = [point.mean for point in points]
-    for n, mean in enumerate(means):
-        if mean >= accuracy:
-            if n == 0:
-                return float(TESTED_AFTER[0])
-            part = (accuracy - means[n - 1]) / (mean - means[n - 1])
-            return TESTED_AFTER[n - 1] + part * (TESTED_AFTER[n] - TESTED_AFTER[n - 1])
-    return None
+def needed_by(method: Measured, target: Measured) -> tuple[float, float, float]:
+    """Completions until `method` is as accurate as `target` ends: of the mean curves, and 95 % of the bootstrap.
+
+    Seeds are drawn with replacement, the same ones for both.
+    """
+    drawn = np.random.default_rng(0).integers(SEEDS, size=(2_000, SEEDS))
+    counts = [
+        needed(method.tested_after, method.pass_at_1[seeds].mean(0), target.pass_at_1[seeds, -1].mean())
+        for seeds in (np.arange(SEEDS), *drawn)
+    ]
+    low, high = np.quantile(counts[1:], (0.025, 0.975), method="nearest")
+    return counts[0], float(low), float(high)
 
 
-def _label(arm: OnlineArm) -> str:
-    replayed = f", {arm.replay_share:.0%} used again" if arm.replay_share else ""
-    return {**TRL, **TOPR}[arm.method][0] + replayed
+def _count(count: float) -> str:
+    return "not reached" if np.isinf(count) else f"{count:,.0f}"
+
+
+def _needed(method: Measured, target: Measured) -> str:
+    count, low, high = needed_by(method, target)
+    return _count(count) if np.isinf(low) else f"{_count(count)} ({_count(low)} to {_count(high)})"
+
+
+def _finished(store: Store, base: str) -> Iterator[Measured]:
+    for arm in (arm for stage in STAGES for arm in stage if arm.base == base):
+        try:
+            yield Measured(store, arm)
+        except Unfinished:
+            continue
 
 
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     if profile.is_quick:
         return []
-    best = {arm: _best(store, arm) for base in BASES for arm in tried(base)}
-    found = {
-        arm: [result for _, result in store.results([of_arm.cell(seed) for seed in range(SEEDS)])]
-        for arm, of_arm in best.items()
-    }
-    points = {arm: _points(arm, results) for arm, results in found.items()}
-    picture, axes = figure(len(BASES), 3.8, 3.4)
-    verdicts = []
-    for panel, base in zip(axes, BASES, strict=True):
-        own = tried(base)
-        target = max(points[arm][-1].mean for arm in own if arm.method == REFERENCE)
-        rows = [
-            [
-                _label(arm), str(arm.uses), f"{best[arm].learning_rate:g}",
-                points[arm][-1].percent(),
-                "not reached" if (count := needed(points[arm], target)) is None else f"{count:,.0f}",
-                f"{np.mean([r['curve'][-1]['seconds'] for r in found[arm] if r['curve']]):.0f}",
-                str(sum(r["failed"] for r in found[arm])),
-            ]
-            for arm in own
-        ]  # fmt: skip
-        for arm in own:
-            if arm.method in ON_ALL or arm.replay_share:
-                curve(panel, list(arm.tested_after), points[arm], f"{_label(arm)}, {arm.uses}x", marker="o", ms=3)
-        panel.set(xlabel="completions sampled", ylabel="pass@1 (%)", title=base)
-        header = ["method", "uses", "rate", "pass@1 (%)", f"completions for {100 * target:.1f} %", "seconds", "failed"]
-        verdicts.append(
-            Verdict(
-                f"Online, {base}: pass@1 by completions sampled, each method at its own best rate",
-                "",
-                f"after {COMPLETIONS:,} completions, half as many where they are used 16 times; {REFERENCE} reaches "
-                f"{100 * target:.1f} % at best",
-                MEASURED,
-                picture="online.png",
-                details=markdown_table(header, rows),
-            )
-        )
-    axes[0].legend(fontsize=6)
-    save(picture, out, "online")
-    return verdicts
+    by_base = {base: list(_finished(store, base)) for base in BASES}
+    return [_verdict(base, found, out) for base, found in by_base.items() if any(m.arm.method in TRL for m in found)]
+
+
+def _verdict(base: str, found: list[Measured], out: Path) -> Verdict:
+    target = max((m for m in found if m.arm.method in TRL), key=lambda m: m.points[-1].mean)
+    rows = [
+        [
+            m.label, str(m.arm.uses), f"{m.arm.learning_rate:g}", m.points[-1].percent(), _needed(m, target),
+            m.mean_at_end(f"pass@{SAMPLES_AT_END}"), m.mean_at_end("entropy"),
+            f"{m.arm.completions // GENERATION_ROWS * m.arm.steps:,}", f"{m.seconds[-1]:.0f}" if m.seconds else "-",
+            str(sum(result["failed"] for result in m.results)),
+        ]
+        for m in sorted(found, key=lambda m: (m.arm.uses, m.arm.replay_share))
+    ]  # fmt: skip
+    accuracy = target.points[-1].percent()
+    header = ["method", "uses", "rate", "pass@1 (%)", f"completions until {100 * target.points[-1].mean:.1f} %",
+              f"pass@{SAMPLES_AT_END}", "entropy", "steps", "seconds", "failed"]  # fmt: skip
+    missing = [arm for stage in STAGES for arm in stage if arm.base == base]
+    still = len(missing) - len(found)
+    return Verdict(
+        f"Online, {base}: what a sampled completion is worth, used once or often",
+        "",
+        f"after {TESTED_AFTER[-1]:,} completions (half as many where each is used 16 times), each method at its own "
+        f"best rate, {SEEDS} seeds. Best of TRL's is {target.label}, {target.arm.uses} uses: {accuracy} %; how many "
+        "completions the others need for that, with 95 % of the bootstrap over seeds. Seconds are of one core, without "
+        "tests; sampling costs this model little. With rewards of 0 and 1 for ±1 nothing changes but TOPR with c = 0, "
+        "which is positives only then" + (f". {still} of {len(missing)} arms are not measured yet" if still else ""),
+        MEASURED,
+        picture=_picture(base, found, out),
+        details=markdown_table(header, rows),
+    )
+
+
+def _picture(base: str, found: list[Measured], out: Path) -> str:
+    picture, (by_completions, by_steps, by_seconds) = figure(3, 3.6, 3.4)
+    shown = [m for m in found if m.arm.method in ON_ALL and m.arm.replay_share in (0, 0.75)]
+    for m in shown:
+        style = {1: "-", 4: "--", 16: ":"}[m.arm.uses]
+        colour = "#7b2d8b" if m.arm.replay_share else COLOURS["topr" if m.arm.method == "topr_mean" else m.arm.method]
+        label = m.label + (f", {m.arm.uses} uses" if m.arm.uses > 1 else "")
+        steps = m.arm.steps / GENERATION_ROWS * m.tested_after
+        for axes, x in ((by_completions, m.tested_after), (by_steps, steps), (by_seconds, np.array(m.seconds))):
+            if len(x):
+                curve(axes, x.tolist(), m.points, label, color=colour, ls=style, marker="o", ms=2.5)
+    for axes, unit in ((by_completions, "completions sampled"), (by_steps, "optimizer steps"), (by_seconds, "seconds")):
+        axes.set(xlabel=unit, ylabel="pass@1 (%)")
+    by_completions.legend(fontsize=6)
+    return save(picture, out, f"online-{base}")

@@ -12,7 +12,6 @@ from benchmarks.claims import difficulty, iterations, log_mu_noise, long_respons
 from benchmarks.claims.online_compared import needed
 from benchmarks.online import OnlineArm
 from benchmarks.setting import PROFILES
-from benchmarks.statistics import interval
 
 pytestmark = pytest.mark.slow
 
@@ -85,9 +84,10 @@ def result(cell):
     if claim == "online":
         gained = 0.3 if cell["method"] == "topr_mean" else 0.2
         failed = cell["method"] == "trl_vespo" and cell["uses"] == 4
-        tested = OnlineArm.of(cell).tested_after[: 2 if failed else None]
-        curve = [{"seconds": 9.0, **point(BASE + wobble + gained * n / tested[-1])} for n in tested]
-        return {"curve": curve, "end": {}, "entropy": 0.1, "failed": failed}
+        arm = OnlineArm.of(cell)
+        tested = (0, *arm.tested_after)[: 3 if failed else None]
+        curve = [{"seconds": 9.0, **point(BASE + wobble + gained * n / arm.completions)} for n in tested]
+        return {"curve": curve, "end": {"pass@32": 0.9}, "entropy": 0.1, "failed": failed}
     if claim == "overlapped":
         return {"curve": [point(0.5 + wobble - 0.01 * cell["overlap"], **{"maj@16": 0.7})] * overlapped.ITERATIONS}
     if claim == "difficulty":
@@ -126,19 +126,45 @@ def test_page_has_every_claim_and_every_picture(store, tmp_path):
     drawn = {path.stem for path in (tmp_path / "evidence").glob("*.png")}
     assert drawn == {path.stem for path in (tmp_path / "evidence").glob("*.svg")}
     assert drawn == {"fig1", "fig2", "fig3", "fig4", "fig5-6", "fig7", "fig8", "fig9", "prop3.2", "hard", "staleness",
-                     "log_mu_noise", "long_responses", "online", "overlapped"}  # fmt: skip
+                     "log_mu_noise", "long_responses", "online-main", "online-sure-17", "online-hard",
+                     "overlapped"}  # fmt: skip
     assert all(f"evidence/{name}.png" in text for name in drawn)
 
 
 def test_completions_that_a_method_needs(store, tmp_path):
     slips, sure, hard = CLAIMS["online"].report(store, PROFILE, tmp_path)
     # 20 points in 6,144 completions for the others, 30 for the default: two thirds of them.
-    assert "| TRL's default (DAPO) | 1 | 0.0001 | 50.4 ± 0.4 | 6,144 | 9 | 0 |" in slips.details
-    assert "| TOPR (default) | 1 | 0.0001 | 60.4 ± 0.4 | 4,096 | 9 | 0 |" in slips.details
-    assert "| TRL's VESPO | 4 | 3e-05 | 50.4 ± 0.4 | 2,048 | 9 | 5 |" in slips.details
+    assert (
+        "| TRL's default (DAPO) | 1 | 0.0001 | 50.4 ± 0.4 | 6,144 (6,144 to 6,144) | 0.90 | 0.10 | 192 | 9 | 0 |"
+        in (slips.details)
+    )
+    assert "| TOPR (default) | 1 | 0.0001 | 60.4 ± 0.4 | 4,096 (4,096 to 4,096) | 0.90" in slips.details
+    assert "| TRL's VESPO | 4 | 3e-05 | 33.7 ± 0.4 | not reached | - | - | 768 | - | 5 |" in slips.details
     assert "TOPR (default), 75% used again" in slips.details
     assert "SAPO" not in sure.details + hard.details
-    assert needed([interval([0.1 * n]) for n in range(1, 7)], 0.65) is None
+    assert "not measured yet" not in slips.ours
+
+
+def test_what_is_finished_of_a_long_comparison_is_reported(store, tmp_path):
+    left = {"trl_dapo": range(5), "topr_mean": range(4)}  # seeds
+    store.finished = {
+        key: entry
+        for key, entry in store.finished.items()
+        if entry["cell"]["claim"] == "online"
+        and (entry["cell"]["seed"] > 5 or entry["cell"]["seed"] in left.get(entry["cell"]["method"], ()))
+    }
+    page = tmp_path / "evidence.md"
+    evidence.write({"online": CLAIMS["online"]}, store, PROFILE, page)
+    assert "| TRL's default (DAPO) | 4 |" in page.read_text()
+    assert "| TOPR (default) |" not in page.read_text()
+    assert "28 of 31 arms are not measured yet" in page.read_text()
+
+
+def test_completions_are_counted_between_two_tests():
+    curve = [0.3, 0.4, 0.6, 0.5]
+    assert needed((0, 512, 1_024, 2_048), curve, 0.5) == 768
+    assert needed((0, 512, 1_024, 2_048), curve, 0.3) == 0
+    assert needed((0, 512, 1_024, 2_048), curve, 0.65) == float("inf")
 
 
 def test_a_verifier_that_helps_and_one_that_does_not(store, tmp_path):
