@@ -10,7 +10,7 @@ from benchmarks.verdicts import markdown_table
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "gpu"
-MISSING = "Not measured yet."
+MISSING = "Not measured yet"
 _TITLES = {
     "offline": "Steps on stored rows",
     "memory": "Memory beside the plan",
@@ -41,9 +41,9 @@ def text(store: Store) -> str:
     for entry in store.finished.values():
         cell, result = entry["cell"], entry["result"]
         done.setdefault(cell.get("what", cell["claim"]), []).append((cell, result))
-    parts = [_INTRODUCTION]
-    for what, title in _TITLES.items():
-        parts.append(f"## {title}\n\n{_table(what, done[what]) if what in done else MISSING}\n")
+    missing = [f"* {title}" for what, title in _TITLES.items() if what not in done]
+    parts = [_INTRODUCTION, *(["\n".join([f"**{MISSING}:**", "", *missing, ""])] if missing else [])]
+    parts += [f"## {title}\n\n{_table(what, done[what])}\n" for what, title in _TITLES.items() if what in done]
     devices = sorted({result["device"] for of_part in done.values() for _, result in of_part})
     return "\n".join(parts + ([f"On: {', '.join(devices)}.\n"] if devices else []))
 

@@ -122,10 +122,29 @@ def _loop(found: dict[str, Any]) -> str:
     )
 
 
-def _run(run: dict[str, Any]) -> str:
-    """Where and when a part was measured."""
-    named = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-    return f"{run['machine']}, {run['threads']} threads; {named}; {run['date']}"
+# What each part of `python -m benchmarks.performance` times, as the page calls it.
+_PARTS = {
+    "offline": "steps on stored rows",
+    "generating": "steps with generation",
+    "memory": "memory",
+    "log_mu": "the log μ pass",
+    "processes": "two processes",
+    "files": "curating, starting and importing",
+    "loop": "the loop",
+}
+
+
+def _runs(runs: dict[str, dict[str, Any]]) -> str:
+    """Where and when the parts were measured; the parts are named if that was not the same for all."""
+    of_run: dict[str, list[str]] = {}
+    for part, run in runs.items():
+        named = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+        of_run.setdefault(f"{run['machine']}, {run['threads']} threads; {named}; {run['date']}.", []).append(part)
+    if len(of_run) == 1:
+        return next(iter(of_run))
+    return "\n".join(
+        f"* {run} {', '.join(map(_PARTS.__getitem__, parts)).capitalize()}." for run, parts in of_run.items()
+    )
 
 
 def write(content: dict[str, Any], folder: Path) -> Path:
@@ -152,7 +171,7 @@ def write(content: dict[str, Any], folder: Path) -> Path:
     ]
     lines = _PAGE.format(
         unmet="\n\n".join(["**What is not met, and why.**", *unmet]) if unmet else "", **content["case"],
-        runs="; ".join(dict.fromkeys(map(_run, content["runs"].values()))),
+        runs=_runs(content["runs"]),
         minutes=round(sum(run["seconds"] for run in content["runs"].values()) / 60),
         loop=_loop(results["loop"]), goals="\n".join(table), variants="\n".join(variants), repeats=len(times["topr"]),
     )  # fmt: skip
@@ -167,7 +186,7 @@ What TOPR costs compared with TRL's other trainers. Written by `make bench` (`py
 {minutes} minutes) from `benchmarks/results/performance.json`; do not edit. Where the time goes, and what was tried:
 [profiles](profiles.md).
 
-{runs}.
+{runs}
 
 | measure | goal | measured |
 |---|---|---|
