@@ -105,7 +105,10 @@ def _rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
 
 
 class _Test(TrainerCallback):
-    """Tests the model when a number of completions has been sampled and used; its time does not count."""
+    """Tests the model when a number of completions has been sampled and used; its time does not count.
+
+    Times are the processor's, so that what runs beside a cell matters little.
+    """
 
     def __init__(self, arm: OnlineArm, completions: int, seed: int, split: str) -> None:
         self.arm, self.completions, self.seed = arm, completions, seed
@@ -118,14 +121,14 @@ class _Test(TrainerCallback):
 
     def _test(self, model: Any, completions: int) -> None:
         self.curve.append({"completions": completions, "seconds": self.seconds, **self._tested(model, SAMPLES)})
-        self._started = time.perf_counter()
+        self._started = time.process_time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         sampled, rest = divmod(state.global_step, self.arm.steps)
         sampled *= GENERATION_ROWS
         if rest or (sampled not in TESTED_AFTER and sampled != self.completions):
             return
-        self.seconds += time.perf_counter() - self._started
+        self.seconds += time.process_time() - self._started
         self._test(model, sampled)
 
     def _tested(self, model: Any, samples: int) -> dict[str, float]:
