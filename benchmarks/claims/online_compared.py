@@ -186,9 +186,10 @@ def _verdict(base: str, found: list[Measured], out: Path) -> Verdict:
         "",
         f"after {TESTED_AFTER[-1]:,} completions (half as many where each is used 16 times), each method at its own "
         f"best rate, {SEEDS} seeds. Best of TRL's is {target.label}, {target.arm.uses} uses: {accuracy} %; how many "
-        "completions the others need for that, with 95 % of the bootstrap over seeds. Seconds are the time of one core, "
-        "without tests; sampling costs this model little. With rewards of 0 and 1 for ±1 nothing changes but TOPR with c = 0, "
-        "which is positives only then" + (f". {still} of {len(missing)} arms are not measured yet" if still else ""),
+        "completions the others need for that, with 95 % of the bootstrap over seeds. Seconds are the time of one "
+        "core, without tests; sampling costs this model little. With rewards of 0 and 1 for ±1 nothing changes but "
+        "TOPR with c = 0, which is positives only then"
+        + (f". {still} of {len(missing)} arms are not measured yet" if still else ""),
         MEASURED,
         picture=_picture(base, found, out),
         details=markdown_table(header, rows),
