@@ -69,7 +69,8 @@ ATTRIBUTES = {
         "_logs": "R in the table of completions", "_metrics": "metrics of rows", "accelerator": "other processes",
         "is_deepspeed_enabled": "warns of half precision", "loss_type": "the loss that carries w · R",
         "model": "context, train or eval", "num_generations": "problems of a generation batch",
-        "num_generations_eval": "the same in evaluation", "reward_func_names": "names what returned infinity",
+        "num_generations_eval": "the same in evaluation", "num_iterations": "when TRL computes log μ",
+        "reward_func_names": "names what returned infinity",
         "reward_funcs": "their results are checked", "_tokenizer": "must be able to pad",
         "hub_model_id": "the name on its card", "reward_weights": "sums the rewards", "state": "seed of curation",
     },
@@ -181,6 +182,15 @@ def test_generation_batch_keys():
             keys.add(node.slice.value)
     assert keys
     assert keys <= KNOWN_KEYS, f"new in the generation batch of {RELEASES}: {keys - KNOWN_KEYS}"
+
+
+def test_whether_log_mu_is_computed_depends_on_the_number_of_uses():
+    # `TOPRTrainer` lets this method believe in one use, and nothing else in it may depend on that.
+    text = source(GRPOTrainer._generate_and_score_completions)
+    assert text.count("self.num_iterations") == 1
+    assert "self.args.num_iterations" not in text
+    decided = text.index("self.num_iterations")
+    assert decided < text.index("old_per_token_logps, _, _ = self._get_per_token_logps_and_entropies(")
 
 
 def test_grpo_loss_reads_the_signal_after_its_forward():

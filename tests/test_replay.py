@@ -164,13 +164,13 @@ def make(tokenizer, tmp_path):
 
 @pytest.mark.parametrize("uses", [1, 2])
 def test_a_row_that_is_used_again_has_the_weight_of_its_first_log_mu(make, uses):
-    """Also where TRL computes no log μ, because a batch is used for one step."""
+    """That of the forward of its first use."""
     trainer = make(num_iterations=uses)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     loader = iter(trainer.get_train_dataloader())
     first = trainer._prepare_inputs(next(loader))
-    assert ("old_per_token_logps" in first) == (uses == 2)
+    assert "old_per_token_logps" not in first
     at_first = dict(zip(first["topr_rows"].tolist(), plain_logps(trainer.model, first).sum(1).tolist(), strict=True))
     trainer.compute_loss(trainer.model, first)
     with torch.no_grad():

@@ -1,3 +1,4 @@
+import copy
 import math
 import warnings
 
@@ -79,16 +80,19 @@ def test_same_seed_same_weights(tokenizer, problems, tmp_path, request):
 @pytest.mark.parametrize("preset", ["topr", "tis", "reinforce", "positives_only", "opr"])
 @pytest.mark.parametrize(("level", "normalize"), [("sequence", True), ("sequence", False), ("token", True)])
 def test_gradient_is_that_of_the_pure_loss(model, tokenizer, problems, tmp_path, preset, level, normalize):
-    # num_iterations=2 makes TRL keep log μ; then μ is set apart from π by hand.
+    # With num_iterations=2, log μ of the first use is kept; then μ is set apart from π by hand.
     args = config(tmp_path, preset=preset, ratio_level=level, length_normalization=normalize, num_iterations=2)
     trainer = TOPRTrainer(model, coin, args=args, train_dataset=problems, processing_class=tokenizer)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
-    batch["old_per_token_logps"] = batch["old_per_token_logps"] + 0.3 * torch.randn(batch["completion_ids"].shape)
+    trainer.compute_loss(trainer.model, batch)
+    batch["old_per_token_logps"] += 0.3 * torch.randn(batch["completion_ids"].shape)
+    buffered = dict(batch)
     trainer.compute_loss(trainer.model, batch).backward()
     ours = [p.grad.clone() for p in model.parameters()]
-    assert "old_per_token_logps" in batch  # the buffered batch is not changed
+    assert batch.keys() == buffered.keys()
+    torch.testing.assert_close(batch["old_per_token_logps"], buffered["old_per_token_logps"])
 
     model.zero_grad()
     logps = plain_logps(model, batch)
@@ -234,6 +238,33 @@ def test_features_of_grpo_keep_working(model, tokenizer, problems, tmp_path, set
         assert moved(trainer, before)
     if settings.get("log_completions"):
         assert list((tmp_path / "completions").glob("*.parquet"))
+
+
+@pytest.mark.parametrize("settings", [{}, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}])
+def test_log_mu_of_a_batch_that_is_used_again_costs_no_forward(model, tokenizer, tmp_path, settings):
+    """It is what the forward of the first use found, whose weights are those that sampled."""
+
+    def rollout(prompts, trainer):
+        ids = [[7 + i] * (3 + i) for i in range(len(prompts))]
+        return {"prompt_ids": [[5]] * len(prompts), "completion_ids": ids, "logprobs": None}
+
+    rows = Dataset.from_dict({"prompt": [f"{i}" for i in range(8)]})
+    args = config(tmp_path, num_iterations=3, max_steps=6, **settings)
+    at_first, seen = copy.deepcopy(model), []
+    trainer = make_trainer(model, tokenizer, rows, args, coin, rollout_func=rollout)
+    forward = trainer.model.forward
+
+    def watched(*args, **kwargs):
+        seen.append(trainer._loss_inputs)
+        return forward(*args, **kwargs)
+
+    trainer.model.forward = watched
+    trainer.train()
+    accumulation = settings.get("gradient_accumulation_steps", 1)
+    assert len(seen) == 6 * accumulation
+    for inputs in seen[accumulation : 3 * accumulation]:  # of the first batch, used again
+        there = inputs["completion_mask"].bool()
+        torch.testing.assert_close(inputs["topr_mu_logps"][there], plain_logps(at_first, inputs).detach()[there])
 
 
 def test_conversational_prompts(model, tokenizer, tmp_path):
@@ -508,7 +539,8 @@ def test_padding_of_other_rows_is_cut(model, tokenizer, tmp_path):
         return [1.0 if len(ids) == 3 else -1.0 for ids in completion_ids]
 
     rows = Dataset.from_dict({"prompt": [f"{i}" for i in range(8)]})
-    args = config(tmp_path, curation="positives", preset="tis", num_iterations=2)
+    # TRL computes log μ of a batch that is used for several steps, all padded alike.
+    args = config(tmp_path, curation="positives", preset="tis", steps_per_generation=2, gradient_accumulation_steps=1)
     trainer, widths = make_trainer(model, tokenizer, rows, args, short_is_right, rollout_func=rollout), []
     forward = trainer.model.forward
 

@@ -109,7 +109,13 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         train = self.model.training
-        batch = super()._generate_and_score_completions(inputs)
+        # For a batch that is used several times, TRL computes log μ with a forward of its own. Where the first use is
+        # one optimizer step, the forward of that use finds it, so the condition is that of a batch that is used once.
+        self.num_iterations = 1
+        try:
+            batch = super()._generate_and_score_completions(inputs)
+        finally:
+            self.num_iterations = self.args.num_iterations
         self.model.train(train)  # TRL's continuous batching leaves it in training, in an evaluation too
         distances = self._metrics[self._mode].get("sampling/sampling_logp_difference/mean")  # TRL's, with vLLM
         if distances and not self._warned_of_distance:
@@ -225,11 +231,14 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         # A copy: the buffered batch is used again with num_iterations > 1. Its width has to be known on the host, so
         # this waits for the device, as TRL's own metrics of each micro-batch do.
-        self._loss_inputs = inputs = self._trim_padding(dict(inputs))
+        self._loss_inputs = of_loss = self._trim_padding(dict(inputs))
         try:
-            return super()._compute_loss(model, inputs)
+            loss = super()._compute_loss(model, of_loss)
         finally:
             self._loss_inputs = None
+        if self.args.num_iterations > 1:  # what the first use found is log μ of the next ones
+            inputs["old_per_token_logps"] = of_loss["topr_mu_logps"]
+        return loss
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         output = super()._get_per_token_logps_and_entropies(*args, **kwargs)
@@ -242,11 +251,12 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         if inputs.get("tool_mask") is not None:
             mask = mask * inputs["tool_mask"]
         mu_logps = inputs.pop("old_per_token_logps", None)
-        if mu_logps is None:  # TRL computes none when the weights are still those that sampled
+        if mu_logps is None:  # there is none when the weights are still those that sampled
             mu_logps = policy_logps_BT.detach()
         elif "topr_fresh" in inputs:  # beside rows that are used again; TRL may have computed none of the fresh ones
             unknown = mu_logps.isnan() & inputs["topr_fresh"].unsqueeze(-1)
             mu_logps = torch.where(unknown, policy_logps_BT.detach(), mu_logps)
+        inputs["topr_mu_logps"] = mu_logps
         if self.args.log_mu == "sampler":
             sampler_logps = inputs.get("sampling_per_token_logps")
             if sampler_logps is None:
