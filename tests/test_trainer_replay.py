@@ -1,4 +1,4 @@
-"""Rows that are used again: which are kept, and that they count with the log μ that they got when they were fresh."""
+"""Rows that are used again count with the log μ that they got when they were fresh."""
 
 import math
 from dataclasses import replace
@@ -10,127 +10,8 @@ from reference import plain_logps
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from topr_trl import TOPRConfig, TOPRTrainer
-from topr_trl.replay import ReplayBuffer, ReplayRow, check_columns, with_rows
+from topr_trl.replay import ReplayBuffer
 from topr_trl.tasks import arithmetic, gsm8k
-
-
-def row(number, reward=-1.0, prompt=(5, 6), completion=(7, 8, 9), weight=1.0, written=None):
-    return ReplayRow(
-        prompt_ids=torch.tensor(prompt, dtype=torch.int32),
-        completion_ids=torch.tensor(completion, dtype=torch.int32),
-        written=torch.ones(len(completion), dtype=torch.bool) if written is None else torch.tensor(written),
-        mu_logps=-0.1 * torch.arange(1, len(completion) + 1),
-        reward=reward,
-        number=number,
-        step=0,
-        weight=weight,
-    )
-
-
-def numbers(buffer):
-    return [row.number for row in buffer.rows]
-
-
-# Which rows are kept.
-
-
-def test_the_newest_are_kept_and_the_size_is_a_bound():
-    buffer = ReplayBuffer(3, "newest")
-    for n in range(10):
-        buffer.add([row(n, reward=(-1.0) ** n)])
-        assert len(buffer) <= 3
-    assert numbers(buffer) == [7, 8, 9]
-    assert buffer.nbytes == 3 * (2 * 4 + 3 * 4 + 3 + 3 * 4)
-
-
-def test_dead_negatives_leave_and_positives_cannot_be_dead():
-    buffer = ReplayBuffer(9, "newest")
-    buffer.add([row(0, weight=0.009), row(1, weight=0.011), row(2, reward=1.0, weight=0.0)])
-    assert numbers(buffer) == [1, 2]
-
-
-def test_only_negatives():
-    buffer = ReplayBuffer(2, "negatives")
-    buffer.add([row(n, reward=1.0 if n == 2 else -1.0) for n in range(5)])
-    assert numbers(buffer) == [3, 4]
-
-
-def test_anna_karenina_keeps_the_newest_positive_of_each_prompt():
-    buffer = ReplayBuffer(4, "anna_karenina")
-    buffer.add([row(0, 1.0), row(1, 1.0, prompt=(5,)), row(2), row(3, 1.0), row(4), row(5)])
-    assert numbers(buffer) == [2, 3, 4, 5]  # 0 has the prompt of 3; 1 is older than the others
-
-
-def test_anna_karenina_does_not_end_in_positives_alone():
-    buffer = ReplayBuffer(64, "anna_karenina")
-    for n in range(40):
-        buffer.add([row(4 * n + k, 1.0 if k < 2 else -1.0, prompt=(n, k)) for k in range(4)])
-    assert sum(r.reward < 0 for r in buffer.rows) == 32
-
-
-def test_a_draw_is_of_different_rows_and_depends_on_the_seed_alone():
-    buffer = ReplayBuffer(50, "newest")
-    buffer.add([row(n) for n in range(50)])
-    drawn = [[r.number for r in buffer.draw(20, [0, step])] for step in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert len(set(drawn[0])) == 20
-    assert len(buffer.draw(99, [0])) == 50
-
-
-# From batches and back.
-
-
-def batch_of(rewards, **more):
-    count = len(rewards)
-    return {
-        "prompt_ids": torch.tensor([[0, 3, 4]] * count), "prompt_mask": torch.tensor([[0, 1, 1]] * count),
-        "completion_ids": torch.tensor([[7, 8, 9, 1]] * count), "completion_mask": torch.tensor([[1, 1, 1, 0]] * count),
-        "advantages": torch.zeros(count), "num_items_in_batch": torch.tensor(3 * count),
-        "topr_rewards": torch.tensor(rewards), "topr_rows": torch.arange(count) + 100, **more,
-    }  # fmt: skip
-
-
-def test_forwarded_rows_enter_with_their_first_log_mu_and_their_last_weight():
-    buffer = ReplayBuffer(9, "newest")
-    buffer.add([row(3)])
-    buffer.begin(batch_of([1.0, -1.0, 0.0, math.nan, -1.0]), step=17)
-    logps = torch.arange(20.0).view(5, 4) / -10
-    buffer.note(torch.tensor([103, 101, 100]), logps[[3, 1, 0]], torch.ones(3))
-    buffer.note(torch.tensor([101, 3]), logps[[2, 2]], torch.tensor([0.5, 0.25]))
-    buffer.settle()
-    assert numbers(buffer) == [3, 100, 101]  # 102 has R = 0, 103 none, 104 was not forwarded
-    old, first, second = buffer.rows
-    assert (old.weight, old.step, first.weight, second.weight, second.step) == (0.25, 0, 1.0, 0.5, 17)
-    assert second.prompt_ids.tolist() == [3, 4]
-    assert second.completion_ids.tolist() == [7, 8, 9]
-    torch.testing.assert_close(second.mu_logps, logps[1, :3])
-    # A checkpoint in the middle of a batch: what was forwarded afterwards enters, too, and nothing twice.
-    buffer.note(torch.tensor([104, 101]), logps[[4, 4]], torch.tensor([1.0, 0.125]))
-    buffer.settle()
-    assert numbers(buffer) == [3, 100, 101, 104]
-    assert buffer.rows[2].weight == 0.125
-    torch.testing.assert_close(buffer.rows[2].mu_logps, logps[1, :3])
-
-
-def test_rows_stand_behind_a_batch_as_they_were():
-    own = [row(1, prompt=(5, 6, 7, 8), completion=(4, 4, 4, 4, 4), written=[True, True, False, True, True]), row(2)]
-    found = with_rows(batch_of([1.0, -1.0]), own, pad_token_id=1)
-    assert found["prompt_ids"].tolist() == [[1, 0, 3, 4]] * 2 + [[5, 6, 7, 8], [1, 1, 5, 6]]
-    assert found["prompt_mask"].tolist() == [[0, 0, 1, 1]] * 2 + [[1, 1, 1, 1], [0, 0, 1, 1]]
-    assert found["completion_ids"][2:].tolist() == [[4] * 5, [7, 8, 9, 1, 1]]
-    assert found["completion_mask"].tolist() == [[1, 1, 1, 0, 0]] * 2 + [[1] * 5, [1, 1, 1, 0, 0]]
-    assert found["tool_mask"].tolist() == [[1] * 5] * 2 + [[1, 1, 0, 1, 1], [1] * 5]
-    assert found["old_per_token_logps"][:2, :4].isnan().all()
-    torch.testing.assert_close(found["old_per_token_logps"][3, :3], own[1].mu_logps)
-    assert found["topr_rewards"].tolist() == [1.0, -1.0, -1.0, -1.0]
-    assert found["topr_rows"].tolist() == [100, 101, 1, 2]
-    assert found["num_items_in_batch"].dim() == 0
-    assert found["topr_fresh"].tolist() == [True, True, False, False]
-    with pytest.raises(ValueError, match="Rows with pixel_values cannot be used again"):
-        check_columns(batch_of([1.0], pixel_values=torch.zeros(1, 3)))
-
-
-# In training.
 
 
 def config(tmp_path, **settings):

@@ -1,0 +1,25 @@
+"""Rows that are used again, as TRL's batches have them."""
+
+import pytest
+import torch
+from rows_again import batch_of, row
+
+from topr_trl.replay import check_columns, with_rows
+
+
+def test_rows_stand_behind_a_batch_as_they_were():
+    own = [row(1, prompt=(5, 6, 7, 8), completion=(4, 4, 4, 4, 4), written=[True, True, False, True, True]), row(2)]
+    found = with_rows(batch_of([1.0, -1.0]), own, pad_token_id=1)
+    assert found["prompt_ids"].tolist() == [[1, 0, 3, 4]] * 2 + [[5, 6, 7, 8], [1, 1, 5, 6]]
+    assert found["prompt_mask"].tolist() == [[0, 0, 1, 1]] * 2 + [[1, 1, 1, 1], [0, 0, 1, 1]]
+    assert found["completion_ids"][2:].tolist() == [[4] * 5, [7, 8, 9, 1, 1]]
+    assert found["completion_mask"].tolist() == [[1, 1, 1, 0, 0]] * 2 + [[1] * 5, [1, 1, 1, 0, 0]]
+    assert found["tool_mask"].tolist() == [[1] * 5] * 2 + [[1, 1, 0, 1, 1], [1] * 5]
+    assert found["old_per_token_logps"][:2, :4].isnan().all()
+    torch.testing.assert_close(found["old_per_token_logps"][3, :3], own[1].mu_logps)
+    assert found["topr_rewards"].tolist() == [1.0, -1.0, -1.0, -1.0]
+    assert found["topr_rows"].tolist() == [100, 101, 1, 2]
+    assert found["num_items_in_batch"].dim() == 0
+    assert found["topr_fresh"].tolist() == [True, True, False, False]
+    with pytest.raises(ValueError, match="Rows with pixel_values cannot be used again"):
+        check_columns(batch_of([1.0], pixel_values=torch.zeros(1, 3)))
