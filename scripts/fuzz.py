@@ -1,4 +1,4 @@
-"""Search the doors of the package (tests/bad_input/test_doors.py) with fresh examples, one door after the other.
+"""Search the doors of the package (tests/bad_input/test_doors*.py) with fresh examples, one door after the other.
 
     python scripts/fuzz.py --minutes 30
 
@@ -30,7 +30,8 @@ settings.register_profile(
 )  # fmt: skip
 settings.load_profile("search")  # before the tests are imported: they ask how many examples it allows
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.bad_input import test_doors  # noqa: E402
+sys.path.insert(1, str(Path(__file__).parents[1] / "tests"))
+from tests.bad_input import test_doors, test_doors_of_logs  # noqa: E402
 
 SECONDS = 20.0  # a door is searched before it is the next one's turn
 
@@ -93,7 +94,7 @@ def main() -> None:
     print(f"Seed {options.seed}, {options.minutes:g} minutes.", flush=True)
     doors = [
         Door(name.removeprefix("test_"), test)
-        for name, test in vars(test_doors).items()
+        for name, test in {**vars(test_doors), **vars(test_doors_of_logs)}.items()
         if name.startswith("test_") and options.only in name
     ]
     end = time.monotonic() + 60 * options.minutes

@@ -10,7 +10,6 @@ import tempfile
 import time
 import warnings
 from contextlib import contextmanager
-from datetime import datetime
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
@@ -20,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, example, given, settings
+from any_input import JSON, MESSAGES, TYPES, bundled_tokenizer, few, fewer, refused_by_name, tables
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from topr_trl.baseline import BASELINES, baseline_for_positive_share, effective_positive_share, subtract_baseline
 from topr_trl.cli import main as cli
@@ -41,64 +40,7 @@ from topr_trl.pipeline.arguments import SETTINGS
 from topr_trl.pipeline.lineage import lineage
 from topr_trl.rewards import VERDICTS, score_completions
 from topr_trl.sandbox.worker_pool import WorkerPool
-from topr_trl.tasks import arithmetic, gsm8k, hendrycks_math, math_equal
-
-# Shares of what the profile allows, 100 here and no end in a search.
-few, fewer = (
-    settings(max_examples=settings.default.max_examples // n, deadline=None, suppress_health_check=list(HealthCheck))
-    for n in (4, 16)
-)
-
-
-@contextmanager
-def refused_by_name(*names):
-    """A ValueError is an answer (or an OSError, of what cannot be read), if it says what it is about."""
-    refusal = None
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        refusal = error
-    assert refusal is None or any(name in str(refusal) for name in names), f"{refusal!r} names none of {names}"
-
-
-# Rows. Tables as they come from a file: each column of the type it should have, of any other, or not there.
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
-)
-MESSAGES = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": st.text()}))
-TYPES = [
-    (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
-    (pa.float64(), st.floats()),
-    (pa.float32(), st.floats(width=32)),
-    (pa.bool_(), st.booleans()),
-    (pa.string(), st.text()),
-    (pa.large_string(), st.text()),
-    (pa.binary(), st.binary()),
-    (pa.timestamp("us"), st.datetimes(datetime(1970, 1, 1), datetime(2100, 1, 1))),
-    (pa.list_(pa.int64()), st.lists(st.integers(-(2**63), 2**63 - 1))),
-    (pa.list_(pa.float64()), st.lists(st.floats())),
-    (pa.list_(pa.string()), st.lists(st.text())),
-    (pa.list_(pa.struct({"role": pa.string(), "content": pa.string()})), MESSAGES),
-    (pa.struct({"a": pa.int64()}), st.fixed_dictionaries({"a": st.integers(0, 9)})),
-    (pa.null(), st.none()),
-]
-
-
-@st.composite
-def tables(draw, **right):
-    """Rows with the columns `right`, `{name: (type, values)}`; some of another type, or absent."""
-    count, columns = draw(st.integers(0, 8)), {}
-    for name, own in right.items():
-        kind = draw(st.sampled_from(["right"] * 8 + ["gaps", "other", "absent"]))
-        if kind != "absent":
-            type_, values = draw(st.sampled_from(TYPES)) if kind == "other" else own
-            values = values if kind == "right" else st.none() | values
-            columns[name] = pa.array(draw(st.lists(values, min_size=count, max_size=count)), type_)
-    return from_table(pa.table(columns)) if columns else from_table(pa.table({"nothing": pa.array([1] * count)}))
-
+from topr_trl.tasks import gsm8k, hendrycks_math, math_equal
 
 TEXT, NUMBER = (pa.string(), st.text()), (pa.float64(), st.floats())
 FEW_IDS, FEW_WORDS = (pa.int64(), st.integers(0, 2)), (pa.string(), st.sampled_from(["1", "2", "", "½"]))
@@ -183,13 +125,6 @@ def test_rows_to_score(rows):
         assert set(scored["reward"][:]) <= {1.0, -1.0}
         for verdict, extracted in zip(scored["verdict"][:], scored["extracted"][:], strict=True):
             assert (verdict == "invalid") == (extracted is None)
-
-
-@lru_cache
-def bundled_tokenizer():
-    tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
-    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    return tokenizer
 
 
 IDS = (pa.list_(pa.int64()), st.lists(st.integers(0, 50)))
@@ -494,7 +429,7 @@ NAMES = [*dict.fromkeys(name for names in SETTINGS.values() for name in names), 
 @fewer
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES | JSON, max_size=3) | JSON,
        st.lists(st.tuples(st.sampled_from(NAMES), st.text(max_size=6)), max_size=2),
-       st.sampled_from(["score", "curate", "log-mu", "train", "evaluate"]))  # fmt: skip
+       st.sampled_from(["import", "score", "curate", "log-mu", "train", "evaluate", "trial"]))  # fmt: skip
 def test_settings_of_the_command(content, flags, command):
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,3 +1,4 @@
+import json
 import re
 import shutil
 
@@ -63,6 +64,12 @@ def test_a_run_that_is_not_finished(run):
     assert [entry["step"] for entry in found.histories["run"] if "loss" in entry] == [1, 2]
     assert found.rows.num_rows == 4
     assert "2 optimizer steps" in render(found)
+
+
+def test_entries_of_a_log_that_are_no_entries_are_left_out(run):
+    state = {"log_history": [{"step": 3, "loss": 1.0}, None, {"loss": 2.0}, {"step": "4", "loss": 3.0}, {"step": True}]}
+    (run / "trainer_state.json").write_text(json.dumps(state))
+    assert read_run(run).histories == {"run": [{"step": 3, "loss": 1.0}]}
 
 
 def test_a_training_that_fails_leaves_its_log(model, tokenizer, rows, tmp_path, monkeypatch):

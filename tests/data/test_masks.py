@@ -89,3 +89,21 @@ def test_masks_that_only_log_probabilities_say_become_explicit():
     assert found["mu_logps"][:] == [[-4.5, -5.5], [-1.5, -2.5]]
     whole = rows.remove_columns("sampler_logps")
     assert explicit_masks(whole) is whole
+
+
+def test_a_sum_of_log_mu_stays_beside_a_mask(tokenizer):
+    rows = Dataset.from_dict({**IDS, "completion_mask": MASKS, "mu_logps": [-4.0, -3.5, -9.0]})
+    found = tokenize(rows, tokenizer, ["mu_logps"])
+    assert found["mu_logps"][:] == [-4.0, -3.5, -9.0]
+    assert found["completion_mask"][:] == [[True, False, False, True], None, None]
+    assert explicit_masks(rows)["mu_logps"][:] == [-4.0, -3.5, -9.0]
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [("completion_mask", [1, 0, 1]), ("completion_mask", [["1"], ["1"], ["0"]]), ("completion_ids", [1, 2, 3])],
+)
+def test_columns_of_another_kind_are_named(column, values):
+    rows = Dataset.from_dict({**IDS, "completion_mask": MASKS, column: values})
+    with pytest.raises(ValueError, match=rf"Column {column} must hold lists of .*; it holds"):
+        explicit_masks(rows)

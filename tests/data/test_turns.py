@@ -170,3 +170,26 @@ def test_text_that_ends_with_the_stop_token_gets_no_second_one(tokenizer):
     ends = [tokenize_row({"prompt": "1 + 1 =", "completion": text}, tokenizer).completion_ids
             for text in (" 2.", f" 2.{tokenizer.eos_token}")]  # fmt: skip
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"content": "6."}, "a message has no role; it has content"),
+        ({"role": "assistant", "content": 6}, "the content of a message is 6, and must be text or a list of parts"),
+        ({"role": "assistant", "content": ["6."]}, r"the content of a message is \['6.'\], and must be text"),
+        ({"role": "assistant", "tool_calls": "run"}, "its tool_calls are run, and must be a list of objects"),
+        ({"role": "assistant", "tool_calls": [{"function": "run"}]}, "must be a list of objects with a function"),
+    ],
+)
+def test_malformed_messages_are_named(tokenizer, message, expected):
+    with pytest.raises(ValueError, match=expected):
+        tokenize_turns(PROMPT, [message], use(tokenizer, "qwen2_5"))
+
+
+def test_tools_that_are_no_json_are_named(tokenizer):
+    with pytest.raises(ValueError, match=r"its tools are not valid JSON \(.*\): 'multiply'"):
+        tokenize_turns(PROMPT, PLAIN, use(tokenizer, "qwen2_5"), "multiply")
+    with pytest.raises(ValueError, match="its tools are True, and must be a list"):
+        tokenize_turns(PROMPT, PLAIN, tokenizer, "true")
+    assert tokenize_turns(PROMPT, PLAIN, tokenizer, "") == tokenize_turns(PROMPT, PLAIN, tokenizer)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from records import CALL, EPISODE, GRADED, NEMO, OPENHANDS, SWE_AGENT, TRACE, V0, VERL, node, turn
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, load_rows
 from topr_trl.cli import main
@@ -14,57 +15,6 @@ from topr_trl.formats import FORMATS
 from topr_trl.formats.records import NotOfFormat, Unrewarded, to_table
 from topr_trl.pipeline.arguments import ImportArguments
 from topr_trl.pipeline.record_reader import RecordReader
-
-NEMO = {
-    "content": [["user: 6*7?\n", "42"]], "rewards": [1.0], "input_lengths": [7],
-    "token_ids": [[1, 21, 5, 42, 60, 43, 2, 0, 0]], "token_loss_mask": [[0, 0, 0, 1, 0, 1, 1, 0, 0]],
-    "sample_loss_mask": [1.0], "advantages": [[0.5] * 9],
-    "generation_logprobs": [[0.0, 0.0, 0.0, -0.5, 0.0, -0.25, 0.0, 0.0, 0.0]], "prev_logprobs": [[0.0] * 9], "idx": 0,
-}  # fmt: skip
-GRADED = {
-    "problem": "6*7?", "solution": "...", "answer": "42", "uuid": "u-1", "generations": ["It is 42", "41", "cut"],
-    "correctness_math_verify": [True, False, None], "finish_reasons": ["stop", "length", None],
-}  # fmt: skip
-SWE_AGENT = {
-    "instance_id": "org__repo-12", "model_name": "m", "target": False, "exit_status": "submitted",
-    "trajectory": [{"role": "system", "system_prompt": "SETTING", "text": None, "mask": False, "cutoff_date": "2023"},
-                   {"role": "user", "system_prompt": None, "text": "ISSUE", "mask": False, "cutoff_date": None},
-                   {"role": "ai", "system_prompt": None, "text": "ls", "mask": False, "cutoff_date": None},
-                   {"role": "user", "system_prompt": None, "text": "README", "mask": False, "cutoff_date": None}],
-}  # fmt: skip
-CALL = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": '{"command": "ls"}'}}
-OPENHANDS = {
-    "instance_id": "org__repo-24", "resolved": 1, "tools": [{"type": "function", "function": {"name": "run"}}],
-    "trajectory": [{"role": "system", "content": "You mend.", "name": None, "tool_call_id": None, "tool_calls": None},
-                   {"role": "user", "content": "Fix.", "name": None, "tool_call_id": None, "tool_calls": None},
-                   {"role": "assistant", "content": "Look", "name": None, "tool_call_id": None, "tool_calls": [CALL]},
-                   {"role": "tool", "content": "README", "name": "run", "tool_call_id": "c1", "tool_calls": None}],
-}  # fmt: skip
-
-
-def node(role, ids, mask, logprobs=(), parent=None, **more):
-    given = {} if parent is None else {"parent": parent}
-    return {**given, "message": {"role": role, "content": role, **more}, "sampled": role == "assistant",
-            "token_ids": ids, "mask": mask, "is_content": [True] * len(ids), "logprobs": list(logprobs)}  # fmt: skip
-
-
-FLAT_CALL = {"id": "c1", "type": "function", "name": "run", "arguments": '{"x": 1}'}
-TRACE = {
-    "version": 1, "id": "t1", "ok": True, "agent": {"config": {}, "name": "agent", "trainable": True},
-    "task": {"type": "T", "data": {"idx": 3, "answer": "42"}, "key": "gsm8k/3"},
-    "nodes": [node("user", [1, 21], [False, False]),
-              node("assistant", [5, 42, 2], [False, True, True], [-0.5, -0.25], 0, tool_calls=[FLAT_CALL]),
-              node("tool", [60, 61], [False, False], (), 1),
-              node("assistant", [5, 43, 2], [False, True, True], [-1.0, -0.125], 2),
-              node("tool", [70], [False], (), 1),
-              node("assistant", [5, 44], [False, True], [-2.0], 4)],
-    "calls": [{"node": 1, "finish_reason": "tool_calls"}, {"node": 3, "finish_reason": "stop"},
-              {"node": 5, "finish_reason": "length"}],
-    "rewards": {"correct": {"score": 1.0, "weight": 2.0}, "form": {"score": -1.0, "weight": 0.5}, "none": None},
-    "stop_condition": "agent_completed",
-}  # fmt: skip
-EPISODE = {"id": "e1", "env": {"id": "gsm8k"}, "group": {"id": "g9"}, "ok": True, "errors": [], "traces": [TRACE]}
-
 
 WRITTEN = Path(__file__).parent / "written"  # by the formats' own programs, which are kept beside the files
 
@@ -202,6 +152,7 @@ def test_results_that_verifiers_wrote(imported):
          "line 1: node 1 has 2 token_ids, 1 values in mask and 1 logprobs"),
         ("verifiers", {**TRACE, "nodes": None}, r"line 1: it is malformed \(TypeError: "),
         ("nemo-rl", {**NEMO, "token_ids": []}, r"line 1: it is malformed \(IndexError: "),
+        ("verl", {**VERL, "input": None}, r"line 1: its prompt is null"),
     ],
 )  # fmt: skip
 def test_records_that_are_malformed_inside_are_named(imported, tmp_path, name, record, message):
@@ -214,20 +165,6 @@ def test_a_turn_in_which_nothing_was_sampled_is_no_row(imported, tmp_path):
     nodes = [node("user", [1], [False]), node("assistant", [5, 6], [False, False], (), 0)]
     (tmp_path / "log.jsonl").write_text(json.dumps({**TRACE, "nodes": nodes}) + "\n" + json.dumps(EPISODE))
     assert len(imported("verifiers", tmp_path / "log.jsonl")) == 2
-
-
-V0 = {
-    "example_id": 7, "prompt": [{"role": "user", "content": "6*7?"}], "answer": "42", "reward": 1.0, "error": None,
-    "completion": [{"role": "assistant", "content": "", "tool_calls": ['{"id":"c1","name":"run","arguments":"{}"}']},
-                   {"role": "tool", "tool_call_id": "c1", "content": "42"}, {"role": "assistant", "content": "42"}],
-    "is_truncated": False, "metrics": {"correct": 1.0}, "correct": 1.0,
-}  # fmt: skip
-
-
-def turn(prompt, completion, logps):
-    tokens = {"prompt_ids": prompt, "prompt_mask": [0] * len(prompt), "completion_ids": completion,
-              "completion_mask": [1] * len(completion), "completion_logprobs": logps}  # fmt: skip
-    return {"tokens": tokens, "trajectory_id": "x"}
 
 
 def test_results_of_verifiers():

@@ -113,10 +113,15 @@ def _history(training: Path) -> list[dict[str, Any]]:
     """The newest log: a training writes it with each checkpoint, and when it ends."""
     for path in _newest_first(training, STATE, f"checkpoint-*/{STATE}"):
         with suppress(OSError, ValueError, KeyError, TypeError):  # a trainer is writing it
-            history: list[dict[str, Any]] = json.loads(path.read_text())["log_history"]
+            history = [entry for entry in json.loads(path.read_text())["log_history"] if _is_entry(entry)]
             if history:
                 return history
     return []
+
+
+def _is_entry(entry: Any) -> bool:
+    step = entry.get("step") if isinstance(entry, dict) else None
+    return type(step) is int and 0 <= step < 2**53
 
 
 def _logged_rows(training: Path) -> pa.Table | None:

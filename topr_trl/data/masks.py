@@ -40,6 +40,8 @@ def explicit_masks(rows: Dataset) -> Dataset:
         return rows
     need_columns(rows.column_names, ["completion_ids"], "Rows with masks")
     table = rows.with_format("arrow")[:]
+    if not is_list(kind := table.schema.field("completion_ids").type):
+        raise ValueError(f"Column completion_ids must hold lists of token ids; it holds {kind}.")
     lengths = pc.fill_null(pc.list_value_length(table["completion_ids"]), 0)
     return from_table(apply_masks(table, lengths.to_pylist(), list(range(len(table)))))
 
@@ -59,7 +61,9 @@ def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Ta
         MalformedRow: a mask of another length or other values, or one without a token that the model wrote; or
             `sampler_logps` that are null where the model wrote.
     """
-    columns = {name: _arrays(table[name]) for name in (MASK, *PER_TOKEN) if name in table.column_names}
+    # log μ may be a sum, which has nothing to cut.
+    present = [name for name in (MASK, *PER_TOKEN) if name in table.column_names]
+    columns = {name: _arrays(table, name) for name in present if name == MASK or is_list(table.schema.field(name).type)}
     per_token = [columns[name] for name in PER_TOKEN if name in columns]
     masks: list[NDArray[np.bool_] | None] = []
     for n, length in enumerate(lengths):
@@ -72,11 +76,11 @@ def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Ta
             raise MalformedRow(places[n], "sampler_logps is null for tokens that the model wrote, by completion_mask")
         masks.append(None if mask.all() else mask)
         for values in per_token:
-            if values[n] is not None and len(values[n]) == length:
-                values[n] = values[n][mask]
+            if (own := values[n]) is not None and len(own) == length:
+                values[n] = own[mask]
     table = set_column(table, MASK, pa.array(masks, pa.list_(pa.bool_())))
     for name in PER_TOKEN:
-        if name in columns and is_list(table.schema.field(name).type):
+        if name in columns:
             table = set_column(table, name, pa.array(columns[name], table.schema.field(name).type, from_pandas=True))
     return table
 
@@ -113,14 +117,26 @@ def written(mask: NDArray[Any] | None, sampler_logps: NDArray[Any] | None, token
     return mask.astype(bool)
 
 
-def _arrays(lists: pa.ChunkedArray) -> list[Any]:
-    """A list column row by row as arrays of numbers, with NaN for null; other columns as Python objects."""
-    if not is_list(lists.type):
-        return lists.to_pylist()
+def _arrays(table: pa.Table, name: str) -> list[NDArray[np.float64] | None]:
+    """A column of lists row by row as arrays, with NaN for null.
+
+    Raises:
+        ValueError: it does not hold lists of numbers.
+    """
+    lists = table[name]
+    kind = lists.type.value_type if is_list(lists.type) else lists.type
+    if pa.types.is_null(kind) and not is_list(lists.type):
+        return [None] * len(lists)
+    if not is_list(lists.type) or not (is_number(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
+        raise ValueError(f"Column {name} must hold lists of numbers, one for each token; it holds {lists.type}.")
     counts = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))
-    values = np.asarray(pc.list_flatten(lists).cast(pa.float64()))
+    values = np.asarray(pc.list_flatten(lists).cast(pa.float64(), safe=False))
     rows = np.split(values, counts.cumsum()[:-1]) if len(counts) else []
     return [row if known else None for row, known in zip(rows, pc.is_valid(lists).to_pylist(), strict=True)]
+
+
+def is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def is_list(kind: pa.DataType) -> bool:

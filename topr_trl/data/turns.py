@@ -98,40 +98,66 @@ def plain_messages(messages: Messages) -> Messages:
     arguments of all tools. A log that keeps arguments as JSON, as OpenAI's do, has no such nulls.
 
     Raises:
-        ValueError: arguments are not valid JSON, or content is not text.
+        ValueError: a message has no role, its content is not text, its calls are malformed, or their arguments are not
+            valid JSON.
     """
     found: Messages = [{"content": "", **_without_nulls(message)} for message in messages]  # OpenAI's may be null
     for message in found:
+        if not isinstance(message.get("role"), str):
+            raise ValueError(f"a message has no role; it has {', '.join(sorted(message))}")
         message["content"] = plain_content(message["content"])
-    for function in (call.get("function") for message in found for call in message.get("tool_calls", ())):
-        if function and isinstance(arguments := function.get("arguments"), str):
-            try:
-                function["arguments"] = json.loads(arguments or "{}")  # of a call without arguments
-            except json.JSONDecodeError:
-                raise ValueError(
-                    f"the arguments of its call of {function.get('name')} are not valid JSON ({arguments[:60]!r}), and "
-                    "what the model wrote instead is not known. Give completion_ids, write the call as content, or "
-                    "drop the row"
-                ) from None
+        for function in _functions(message.get("tool_calls", [])):
+            if isinstance(arguments := function.get("arguments"), str):
+                function["arguments"] = _parsed_arguments(function.get("name"), arguments)
     return found
 
 
+def _functions(calls: Any) -> list[dict[str, Any]]:
+    """What the calls of a message call, each with its name and arguments."""
+    found = [call.get("function", {}) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    if not isinstance(calls, list) or len(found) < len(calls) or not all(isinstance(each, dict) for each in found):
+        raise ValueError(f"its tool_calls are {str(calls)[:60]}, and must be a list of objects with a function")
+    return found
+
+
+def _parsed_arguments(name: Any, arguments: str) -> Any:
+    try:
+        return json.loads(arguments or "{}")  # of a call without arguments
+    except json.JSONDecodeError:
+        raise ValueError(
+            f"the arguments of its call of {name} are not valid JSON ({arguments[:60]!r}), and what the model wrote "
+            "instead is not known. Give completion_ids, write the call as content, or drop the row"
+        ) from None
+
+
 def plain_content(content: Any) -> Any:
-    """Content of a message as text, which may come in parts.
+    """Content of a message as text, which may come in parts; None as it is.
 
     Raises:
-        ValueError: a part is no text, such as an image.
+        ValueError: it is of another kind, or a part is no text, such as an image.
     """
-    if not isinstance(content, list):
+    if content is None or isinstance(content, str):
         return content
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise ValueError(f"the content of a message is {str(content)[:60]}, and must be text or a list of parts")
     if others := sorted({str(part.get("type")) for part in content} - {"text", "input_text", "output_text"}):
         raise ValueError(f"a message has {', '.join(others)}: only text can be trained on offline")
-    return "".join(part["text"] for part in content)
+    return "".join(str(part.get("text") or "") for part in content)
 
 
 def plain_tools(tools: Any) -> Any:
-    """Tools as a chat template expects them; rows may have them as JSON."""
-    return _without_nulls(json.loads(tools) if isinstance(tools, str) else tools) or None
+    """Tools as a chat template expects them; rows may have them as JSON.
+
+    Raises:
+        ValueError: they are text that is not JSON, or no list.
+    """
+    try:
+        found = json.loads(tools or "null") if isinstance(tools, str) else tools
+    except json.JSONDecodeError as error:
+        raise ValueError(f"its tools are not valid JSON ({error}): {tools[:60]!r}") from None
+    if not isinstance(found, list | None):
+        raise ValueError(f"its tools are {str(found)[:60]}, and must be a list")
+    return _without_nulls(found) or None
 
 
 def _without_nulls(value: Any) -> Any:

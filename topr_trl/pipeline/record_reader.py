@@ -171,6 +171,8 @@ class RecordReader:
         if "reward" in self.columns:
             _check_rewards(rows)
         for row in rows:
+            if row.get("prompt") is None and not row.get("prompt_ids"):
+                raise NotOfFormat("its prompt is null")
             row.update(self._for_all)
         return rows
 

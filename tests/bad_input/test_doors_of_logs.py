@@ -1,0 +1,246 @@
+"""The doors for what others have logged (records, masks, rollouts, messages), and for rows that are used again.
+
+As in `test_doors.py`: each property is tried on the same few examples here, and on fresh ones by `make fuzz`.
+"""
+
+import copy
+import json
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from any_input import JSON, bundled_tokenizer, few, fewer, refused_by_name, tables
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from records import CALL, EXAMPLES
+
+from topr_trl.cli.run_report import read_run, render
+from topr_trl.data.masks import explicit_masks
+from topr_trl.data.rollouts import rollouts_of
+from topr_trl.data.tables import from_table, load_rows, save_rows
+from topr_trl.data.tokenization import tokenize_row
+from topr_trl.evaluation.off_policy import off_policy_values
+from topr_trl.formats import FORMATS
+from topr_trl.formats.records import to_table
+from topr_trl.metrics import DEAD_WEIGHT
+from topr_trl.pipeline import held_out
+from topr_trl.pipeline.arguments import ImportArguments, TrialArguments
+from topr_trl.pipeline.record_reader import RecordReader
+from topr_trl.pipeline.trial import ARMS
+from topr_trl.replay import ReplayBuffer, ReplayRow, check_logged
+
+# Records of other systems: one of each format, with parts of any other kind, or missing.
+
+
+def parts_of(value):
+    """Each part of a JSON value, as what holds it and its key there."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in inside:
+        yield value, key
+        yield from parts_of(part)
+
+
+@st.composite
+def damaged(draw, record):
+    record = copy.deepcopy(record)
+    for _ in range(draw(st.integers(0, 3))):
+        if places := list(parts_of(record)):
+            holder, key = draw(st.sampled_from(places))
+            if isinstance(holder, dict) and draw(st.booleans()):
+                del holder[key]
+            else:
+                holder[key] = draw(JSON)
+    return record
+
+
+@st.composite
+def logs(draw):
+    name = draw(st.sampled_from(sorted(EXAMPLES)))
+    return name, draw(st.lists(damaged(EXAMPLES[name]), min_size=1, max_size=3))
+
+
+@few
+@given(logs(), st.booleans())
+def test_records_of_other_systems(log, skips):
+    name, records = log
+    fields = ["reward"] if name in ("messages", "openai") else None
+    reader = RecordReader(ImportArguments(format=name, input="log", reward_fields=fields, skip_unrewarded=skips))
+    lines = FORMATS[name].suffix == ".jsonl"
+    with refused_by_name("log, line "):
+        part = reader.read(
+            (f"log, line {n}", json.dumps(record).encode() if lines else record) for n, record in enumerate(records)
+        )
+        assume(part.rows)
+        table = to_table(part.rows, part.places, reader.columns, isinstance(part.rows[0]["prompt"], list))
+        assert np.isfinite(np.asarray(table["reward"], dtype=float)).all()
+        for row in from_table(table):
+            check_tokens_of(row)
+
+
+def check_tokens_of(row):
+    with refused_by_name("prompt", "completion", "template", "learn from", "message", "arguments", "tool"):
+        prompt, completion, written = tokenize_row(row, with_tools())
+        assert prompt
+        assert completion
+        assert written is None or (len(written) == len(completion) and any(written))
+
+
+def with_tools():
+    tokenizer = bundled_tokenizer()
+    tokenizer.chat_template = (
+        "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}"
+        "{% for c in m['tool_calls'] or [] %}{{ c | tojson }}{% endfor %}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    return tokenizer
+
+
+# Messages, masks and rollouts of rows.
+
+CONTENT = st.text() | st.none() | st.lists(st.just({"type": "text", "text": "a"}) | JSON, max_size=2)
+CALLS = st.none() | st.lists(damaged(CALL), max_size=2)
+TURNS = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": CONTENT},
+        optional={"tool_calls": CALLS, "tool_call_id": st.text(max_size=3), "reasoning_content": st.none() | st.text()},
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@few
+@given(TURNS, TURNS, st.none() | st.just('[{"type": "function", "function": {"name": "run"}}]') | st.text())
+def test_runs_of_agents_to_tokens(prompt, completion, tools):
+    check_tokens_of({"prompt": prompt, "completion": completion, **({"tools": tools} if tools is not None else {})})
+
+
+IDS = (pa.list_(pa.int64()), st.lists(st.integers(0, 50), max_size=4))
+MASK = (pa.list_(pa.int64()), st.lists(st.integers(0, 1), max_size=4))
+LOGPS = (pa.list_(pa.float64()), st.lists(st.none() | st.floats(-9, 0), max_size=4))
+
+
+@few
+@given(tables(completion_ids=IDS, completion_mask=MASK, sampler_logps=LOGPS, mu_logps=LOGPS))
+def test_masks_of_rows(rows):
+    with refused_by_name("mask", "sampler_logps", "mu_logps", "completion_ids"):
+        found = explicit_masks(rows)
+        if "completion_mask" in found.column_names:
+            for ids, mask in zip(found["completion_ids"][:], found["completion_mask"][:], strict=True):
+                assert mask is None or (len(mask) == len(ids or ()) and any(mask))
+
+
+@few
+@given(tables(rollout_id=(pa.int64(), st.integers(0, 3))))
+def test_rollouts_of_rows(rows):
+    with refused_by_name("rollout_id"):
+        found = rollouts_of(rows)
+        assert sorted(found.order_N) == list(range(len(rows)))
+        assert found.counts_R.sum() == len(rows)
+        assert (found.counts_R > 0).all()
+        assert sorted(found.rows_of(np.arange(len(found.counts_R)))) == list(range(len(rows)))
+        if len(rows):
+            numbers = np.arange(len(rows))
+            assert (found.of_first_row(numbers) <= numbers).all()
+
+
+# Rows that are used again.
+
+
+@few
+@given(tables(prompt=(pa.string(), st.text()), completion=(pa.string(), st.text()), reward=(pa.float64(), st.floats()),
+              rollout_id=(pa.int64(), st.integers(0, 9)), temperature=(pa.float64(), st.sampled_from([1.0, 0.7])),
+              finish_reason=(pa.string(), st.sampled_from(["stop", "length", "?"]))))  # fmt: skip
+def test_logged_rows_to_be_used_again(rows):
+    with refused_by_name("reward", "label", "no row", "finish_reason", "temperature", "rollout_id", "replay"):
+        check_logged(rows, 1.0)
+
+
+OPERATIONS = st.lists(
+    st.tuples(st.integers(0, 99), st.sampled_from([1.0, -1.0, 0.5]), st.integers(0, 2), st.floats(0, 1)), max_size=6
+)
+
+
+@few
+@given(st.integers(1, 6), st.sampled_from(["newest", "negatives", "anna_karenina"]), st.lists(OPERATIONS, max_size=5))
+def test_a_replay_buffer_holds_its_laws(size, rule, added):
+    buffer, seen = ReplayBuffer(size, rule), set()
+    for given_rows in added:
+        rows = [
+            ReplayRow(torch.tensor([prompt]), torch.tensor([1]), torch.ones(1, dtype=torch.bool), torch.zeros(1),
+                      reward, number, 0, weight)
+            for number, reward, prompt, weight in given_rows if number not in seen
+        ]  # fmt: skip
+        rows = list({row.number: row for row in rows}.values())
+        seen |= {row.number for row in rows}
+        buffer.add(rows)
+        kept = [row.number for row in buffer.rows]
+        assert len(kept) <= size
+        assert kept == sorted(set(kept))
+        assert all(row.reward > 0 or row.weight >= DEAD_WEIGHT for row in buffer.rows)
+        if rule == "negatives":
+            assert all(row.reward < 0 for row in buffer.rows)
+        again = ReplayBuffer(size, rule)
+        again.load(buffer.state())
+        assert [row.number for row in again.rows] == kept
+
+
+# What is weighted, tried and shown.
+
+
+@few
+@given(st.lists(st.tuples(st.floats(-1e4, 1e4), st.floats(-1e3, 1e3), st.integers(0, 2)), min_size=1, max_size=12))
+def test_rewards_under_another_policy(completions):
+    log_ratios, rewards, problems = map(np.array, zip(*completions, strict=True))
+    problems = np.unique(problems, return_inverse=True)[1]
+    found = off_policy_values(log_ratios, rewards, problems)
+    counts = np.bincount(problems)
+    assert 1 - 1e-9 <= found.effective_samples <= counts.mean() + 1e-9
+    for problem, value in enumerate(found.values_P):
+        own = rewards[problems == problem]
+        assert own.min() - 1e-9 <= value <= own.max() + 1e-9
+
+
+ROW = st.fixed_dictionaries({
+    "prompt": st.sampled_from([f"{n}?" for n in range(9)]), "completion": st.text(max_size=5),
+    "reward": st.sampled_from([1.0, -1.0, 0.0]) | st.floats(),
+})  # fmt: skip
+
+
+@fewer
+@given(st.lists(ROW, min_size=1, max_size=30), st.integers(2, 5), st.integers(0, 3))
+def test_rows_of_a_trial(rows, problems, seed):
+    with tempfile.TemporaryDirectory() as folder:
+        source, out = Path(folder) / "rows", Path(folder) / "split"
+        save_rows(from_table(pa.Table.from_pylist(rows)), source)
+        trial = TrialArguments(held_out_problems=problems, test_by="rewards", seed=seed, use_cpu=True, bf16=False)
+        with refused_by_name("reward", "at least 6", "held-out", "nothing to choose"):
+            found = held_out.split(trial, source, out, {arm.name: arm.settings for arm in ARMS})
+            training, tested = (load_rows(out / part) for part in (held_out.TRAINING, held_out.HELD_OUT))
+            assert len(training) == found.rows > 0
+            assert not set(training["prompt"][:]) & set(tested["prompt"][:])
+            assert 0 <= found.positive_share <= 1
+            assert len(set(found.settings)) >= 2
+
+
+ENTRY = st.fixed_dictionaries(
+    {"step": st.integers(0, 9) | JSON, "loss": st.floats() | JSON},
+    optional={"topr/effective_positive_share": st.floats(0, 1), "topr/log_ratio/negatives/q50": st.floats() | JSON},
+)
+
+
+@fewer
+@given(st.fixed_dictionaries({"log_history": st.lists(ENTRY | JSON, max_size=3) | JSON}) | JSON, st.none() | JSON)
+def test_what_a_run_has_left(state, evaluation):
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (Path(folder) / "trainer_state.json").write_text(json.dumps(state))
+        if evaluation is not None:
+            (Path(folder) / "evaluation.json").write_text(json.dumps(evaluation))
+        with refused_by_name(folder):
+            page = render(read_run(Path(folder)))
+            assert "<html" in page
