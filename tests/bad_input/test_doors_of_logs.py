@@ -20,6 +20,7 @@ from records import CALL, EXAMPLES
 from topr_trl.cli.run_report import read_run, render
 from topr_trl.data.masks import explicit_masks
 from topr_trl.data.rollouts import rollouts_of
+from topr_trl.data.sampled import LOGPROBS_MODES, why_incomparable
 from topr_trl.data.tables import from_table, load_rows, save_rows
 from topr_trl.data.tokenization import tokenize_row
 from topr_trl.evaluation.off_policy import off_policy_values
@@ -158,6 +159,16 @@ def test_rollouts_of_rows(rows):
 def test_logged_rows_to_be_used_again(rows):
     with refused_by_name("reward", "label", "no row", "finish_reason", "temperature", "rollout_id", "replay"):
         check_logged(rows, 1.0)
+
+
+@few
+@given(tables(top_p=(pa.float64(), st.floats(0, 1)), top_k=(pa.int64(), st.integers(-1, 99)),
+              logprobs_mode=(pa.string(), st.sampled_from(LOGPROBS_MODES))), st.sampled_from([1.0, 0.7]))  # fmt: skip
+def test_how_rows_were_sampled(rows, temperature):
+    with refused_by_name("top_p", "top_k", "logprobs_mode"):
+        assert why_incomparable(rows, temperature, 50) is None or "sampler_logps" in (
+            why_incomparable(rows, temperature, 50)
+        )
 
 
 OPERATIONS = st.lists(

@@ -10,7 +10,6 @@ with a weight of e⁻⁵.
 from collections.abc import Mapping
 from typing import Any
 
-import pyarrow.compute as pc
 from datasets import Dataset
 
 from topr_trl.data.rows import checked_column
@@ -47,12 +46,12 @@ def _temperature(name: str, rows: Dataset) -> float | None:
     """The one temperature of rows; None if they do not say."""
     if TEMPERATURE not in rows.column_names:
         return None
-    checked_column(
+    values = checked_column(
         rows, TEMPERATURE, lambda value: value is None or (isinstance(value, int | float) and 0 < value < float("inf")),
         "numbers above 0", "Drop rows that were not sampled, or drop the column: log π is then computed at 1.",
     )  # fmt: skip
-    distinct = pc.unique(rows.select_columns([TEMPERATURE]).with_format("arrow")[:][TEMPERATURE]).to_pylist()
-    if distinct == [None]:
+    distinct = set(values)
+    if distinct <= {None}:
         return None
     # Rounded: float32 and float64 alike. A row without one was sampled at 1, as sampling is by default.
     found = sorted({round(1.0 if value is None else value, 6) for value in distinct})
@@ -76,13 +75,9 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
         ValueError: a column holds something other than a setting of a sampler.
     """
     names = [name for name in (TOP_P, TOP_K, MODE) if name in rows.column_names]
-    for name in names:
-        is_right, expected = _KINDS[name]
-        checked_column(rows, name, is_right, expected, "Fix or drop the column.")
-    if not names:
-        return _of_temperature(None, temperature)
-    table = rows.select_columns(names).with_format("arrow")[:]
-    for how in table.group_by(names).aggregate([]).to_pylist():
+    columns = [checked_column(rows, name, *_KINDS[name], "Fix or drop the column.") for name in names]
+    for values in dict.fromkeys(zip(*columns, strict=True)) if names else [()]:
+        how = dict(zip(names, values, strict=True))
         mode, top_p, top_k = (how.get(name) for name in (MODE, TOP_P, TOP_K))
         if why := _of_temperature(mode, temperature):
             return why
@@ -114,7 +109,7 @@ def _tell(mode: str | None) -> str:
 _KINDS: dict[str, tuple[Any, str]] = {
     TOP_P: (lambda v: v is None or (isinstance(v, int | float) and 0 < v <= 1), "numbers in (0, 1]"),
     TOP_K: (
-        lambda v: v is None or (isinstance(v, int | float) and v == int(v)),
+        lambda v: v is None or (isinstance(v, int | float) and float(v).is_integer()),
         "whole numbers, those below 1 for no limit",
     ),
     MODE: (lambda v: v is None or v in LOGPROBS_MODES, " or ".join(LOGPROBS_MODES)),
