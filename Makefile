@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install demo docs bench gpu reproduce reproduce-quick notebooks test test-all coverage test-min test-matrix test-trackers test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
+.PHONY: install install-min demo docs bench gpu reproduce reproduce-quick notebooks test test-all coverage test-min test-matrix test-trackers test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
 
 help:
 	@echo "make demo      train the bundled model with TOPR, before -> after (minutes on a CPU)"
@@ -78,11 +78,13 @@ coverage: install
 	$(BIN)/python -m coverage report
 
 # TRL 1.15 computes log-probabilities in Triton kernels alone; Triton's interpreter runs them on a CPU.
-test-min:
-	$(MAKE) install VENV=.venv-min CONSTRAINTS=constraints-min.txt EXTRAS=dev
-	.venv-min/bin/python -m pip install --quiet triton
+test-min: install-min
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-min/bin/python -m pytest --numprocesses $(JOBS) --dist loadgroup \
 		-m "not slow and not processes" --ignore=tests/benchmarks --ignore=tests/test_docs.py
+
+install-min:
+	$(MAKE) install VENV=.venv-min CONSTRAINTS=constraints-min.txt EXTRAS=dev
+	.venv-min/bin/python -m pip install --quiet triton
 
 PYTHONS ?= 3.11 3.12 3.13
 VERSIONS ?= newest oldest

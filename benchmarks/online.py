@@ -7,7 +7,7 @@ import warnings
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.cells import Cell
@@ -161,6 +161,7 @@ def run(arm: OnlineArm, completions: int, seed: int, split: str = "test") -> dic
             processing_class=tokenizer(arm.base), rollout_func=_rollout,
         )  # fmt: skip
         test = _Test(arm, completions, seed, split)
+        trainer.remove_callback(PrinterCallback)
         trainer.add_callback(test)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
