@@ -20,8 +20,9 @@ import pytest
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
-MODULES = ("loss", "baseline", "curation", "metrics", "data/collator", "evaluation/exact", "evaluation/estimates",
-           "evaluation/bootstrap")  # fmt: skip
+MODULES = ("loss", "baseline", "curation", "metrics", "data/collator", "data/masks", "data/rollouts", "data/sampled",
+           "evaluation/exact", "evaluation/estimates", "evaluation/bootstrap", "evaluation/off_policy",
+           "replay/buffer", "replay/batches")  # fmt: skip
 SECONDS = 300  # then a mutant is taken for an endless loop
 # Bit operations stand in annotations only (int | None); nobody compares by `is` but with None; two need arguments.
 _LEFT_OUT = re.compile(
