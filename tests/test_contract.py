@@ -194,7 +194,7 @@ def test_whether_log_mu_is_computed_depends_on_the_number_of_uses():
 
 
 def test_grpo_loss_reads_the_signal_after_its_forward():
-    # `TOPRTrainer._taper` puts w · R into `inputs` during the forward; TRL must look afterwards.
+    # `TOPRTrainer._write_weighted_rewards` puts w · R into `inputs` during the forward; TRL must look afterwards.
     text = source(GRPOTrainer._compute_loss)
     forward = text.index("self._get_per_token_logps_and_entropies(")
     for name in ('inputs["advantages"]', 'inputs.get("old_per_token_logps")', 'inputs["importance_sampling_ratio"]'):

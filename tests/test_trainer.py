@@ -464,7 +464,7 @@ def test_sampler_log_mu_is_used_and_the_correction_is_not(model, tokenizer, prob
         "sampling_per_token_logps": torch.tensor([[-0.5, -0.5, -7.0]]),
         "importance_sampling_ratio": torch.tensor([[5.0, 5.0, 5.0]]),
     }  # fmt: skip
-    trainer._taper(inputs, policy)
+    trainer._write_weighted_rewards(inputs, policy)
     assert inputs["advantages"].tolist() == [pytest.approx(-math.exp(-1))]
     assert inputs["importance_sampling_ratio"].tolist() == [[1.0, 1.0, 1.0]]
     assert "old_per_token_logps" not in inputs
@@ -512,7 +512,7 @@ def test_masked_tokens_are_in_neither_the_ratio_nor_the_length(model, tokenizer,
         "completion_mask": torch.tensor([[1, 1, 1, 0]]), "tool_mask": torch.tensor([[1, 1, 0, 1]]),
         "topr_rewards": torch.tensor([-1.0]), "old_per_token_logps": torch.tensor([[-0.5, -0.5, -1.0, -1.0]]),
     }  # fmt: skip
-    trainer._taper(inputs, policy)
+    trainer._write_weighted_rewards(inputs, policy)
     # Ratio e^-1 over the model's own two tokens; TRL divides by those two, so the length is put back.
     assert inputs["advantages"].item() == pytest.approx(-2 * math.exp(-1))
 
@@ -673,10 +673,10 @@ def test_sampler_log_mu_survives_tokens_it_could_not_score(model, tokenizer, pro
         "sampling_per_token_logps": torch.tensor([[float("nan"), -0.5]]),
     }  # fmt: skip
     batch = dict(inputs)
-    trainer._taper(batch, torch.tensor([[-1.0, -1.0]]))
+    trainer._write_weighted_rewards(batch, torch.tensor([[-1.0, -1.0]]))
     assert batch["advantages"].item() == pytest.approx(-math.exp(-0.5))  # the known token's ratio alone
     with pytest.raises(ValueError, match="gave no log-probabilities"):
-        trainer._taper({**inputs, "sampling_per_token_logps": None}, torch.tensor([[-1.0, -1.0]]))
+        trainer._write_weighted_rewards({**inputs, "sampling_per_token_logps": None}, torch.tensor([[-1.0, -1.0]]))
 
 
 def test_half_precision_weights_warn(model, tokenizer, problems, tmp_path):

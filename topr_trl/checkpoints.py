@@ -18,7 +18,7 @@ _MAY_BE_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # f
 
 
 def check_files(name: str | Path, model: nn.Module | None = None) -> None:
-    """A FileNotFoundError for a missing folder, a ValueError for truncated weights or those of another model.
+    """Raise a FileNotFoundError for a missing folder, a ValueError for truncated weights or those of another model.
 
     Only headers are read. Models of the Hub are not looked at. Weights named like parameters of `model` must have
     their shapes.
@@ -121,7 +121,7 @@ def _state_of(folder: Path) -> Any:
 
 
 def check_log(folder: str | Path) -> None:
-    """A ValueError if another trainer than ours has written a checkpoint."""
+    """Raise a ValueError if another trainer than ours has written a checkpoint."""
     logs = (_state_of(Path(folder)) or {}).get("log_history", [])  # the trainer says what is wrong with a broken one
     of_training = [logged for logged in logs if "loss" in logged]
     if of_training and not any(name.startswith("topr/") for logged in of_training for name in logged):

@@ -7,13 +7,13 @@ from typing import get_args, get_type_hints
 
 
 def check_types(settings: object, of: type) -> None:
-    """A ValueError if a setting has another type than its field in the dataclass `of`: YAML may hold anything."""
+    """Raise a ValueError if a setting has another type than its field in the dataclass `of`: YAML may hold anything."""
     for name, hint in get_type_hints(of).items():
         check_type(name, getattr(settings, name), hint)
 
 
 def check_type(name: str, value: object, hint: type) -> None:
-    """A ValueError if a value has another type than its setting, where that is one of the plain types (or None)."""
+    """Raise a ValueError if a value has another type than its setting, where that is a plain type (or None)."""
     kinds = get_args(hint) or (hint,)
     if not set(kinds) <= {int, float, str, bool, NoneType}:
         return
@@ -24,14 +24,14 @@ def check_type(name: str, value: object, hint: type) -> None:
 
 
 def check_choice(settings: object, **choices: Sequence[str]) -> None:
-    """A ValueError if a setting is not one of its choices."""
+    """Raise a ValueError if a setting is not one of its choices."""
     for name, allowed in choices.items():
         if getattr(settings, name) not in allowed:
             raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(settings, name)!r}.")
 
 
 def check_at_least(least: int, settings: object, *names: str) -> None:
-    """A ValueError if a setting is below `least`; None is left to the setting's type."""
+    """Raise a ValueError if a setting is below `least`; None is left to the setting's type."""
     for name in names:
         if (value := getattr(settings, name)) is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}.")

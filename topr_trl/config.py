@@ -18,11 +18,12 @@ from topr_trl.loss import PRESETS, RATIO_LEVELS, TruncationLimits
 from topr_trl.refused import (
     GRPO_ONLY,
     LIKE_TOPR,
-    LOSS,
+    LOSS_METRICS,
     SFT_ONLY,
     needs_metric_for_best_model,
     offloads_optimizer,
     refuse_adafactor,
+    refuse_filters,
     refuse_settings,
     refuse_split_sequences,
 )
@@ -76,7 +77,7 @@ class LossArguments:
         return replace(PRESETS[self.preset], **{name: float(v) for name, v in given.items() if v is not None})
 
     def validate_loss(self) -> None:
-        """A ValueError if a setting is outside its range, or a lower limit is above its upper one."""
+        """Raise a ValueError if a setting is outside its range, or a lower limit is above its upper one."""
         check_types(self, LossArguments)
         check_choice(self, preset=tuple(PRESETS), ratio_level=RATIO_LEVELS, log_mu=LOG_MU_SOURCES)
         if not self.limits.bounded:  # `limits` raises with the limit's name
@@ -144,7 +145,7 @@ class CurationArguments:
         return compose(rewards, problem_ids, sample_ids=sample_ids, seed=seed, **{**own, **changes})
 
     def validate_curation(self) -> None:
-        """A ValueError if a setting is outside its range, or two contradict each other.
+        """Raise a ValueError if a setting is outside its range, or two contradict each other.
 
         Afterwards the baseline is text, as the command line gives it.
         """
@@ -186,7 +187,7 @@ class TOPRArguments(CurationArguments, LossArguments):
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Log a loss that is NaN as 0."})
 
     def validate_topr(self) -> None:
-        """A ValueError if settings cannot be used, with what Accelerate's launcher has set up for this process."""
+        """Raise a ValueError if settings cannot be used in what Accelerate's launcher has set up for this process."""
         self.validate_loss()
         self.validate_curation()
         launched = os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION") == "2"
@@ -197,7 +198,7 @@ class TOPRArguments(CurationArguments, LossArguments):
         refuse_split_sequences(getattr(self, "parallelism_config", None))
 
     def validate_sharding(self) -> None:
-        """A ValueError if `fsdp` and the optimizer do not fit; after transformers has read `fsdp_config`."""
+        """Raise a ValueError if `fsdp` and the optimizer do not fit; after transformers has read `fsdp_config`."""
         fsdp: dict[str, Any] = getattr(self, "fsdp_plugin_args", None) or {}
         refuse_adafactor(self.optim, fsdp.get("fsdp_version") == 2, offloaded=False)
 
@@ -232,7 +233,7 @@ class ReplayArguments:
     )
 
     def validate_replay(self, micro_batch: int, micro_batches: int, processes: int, beta: float) -> None:
-        """A ValueError if rows cannot be used again like this.
+        """Raise a ValueError if rows cannot be used again like this.
 
         Args:
             micro_batch, micro_batches: rows of a micro-batch, and micro-batches of a generation batch, of a process.
@@ -311,7 +312,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         self.validate_sharding()
         self.validate_replay(self.per_device_train_batch_size, self.steps_per_generation, self.world_size, self.beta)
         if self.log_mu == "sampler":
-            self._refuse_filters()
+            refuse_filters(self)
         generate_every = self.steps_per_generation * self.num_iterations
         if self.beta != 0 and self.use_bias_correction_kl and self.gradient_accumulation_steps % generate_every != 0:
             raise ValueError(
@@ -325,7 +326,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         args: Any = self
         if not needs_metric_for_best_model(args):
             return
-        if args.metric_for_best_model in LOSS:
+        if args.metric_for_best_model in LOSS_METRICS:
             raise ValueError(
                 f"metric_for_best_model={args.metric_for_best_model!r}: the loss is -mean(w · R), which says nothing "
                 "of how good a model is; with baseline='mean' each evaluation's is 0. Set metric_for_best_model="
@@ -334,37 +335,6 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         if args.metric_for_best_model is None:
             args.metric_for_best_model = "eval_reward"
             args.greater_is_better = True if args.greater_is_better is None else args.greater_is_better
-
-    def _refuse_filters(self) -> None:
-        """A ValueError for settings by which vLLM's log-probabilities, as TRL asks for them, are not those of π.
-
-        TRL has parsed `generation_kwargs` by now; they go to vLLM last.
-        """
-        given = {name: getattr(self, name, None) for name in _UNFILTERED} | (self.generation_kwargs or {})
-        allowed = {**_UNFILTERED, "temperature": (self.temperature,)}
-        wrong = [
-            f"{name}={value!r}"
-            for name, value in given.items()
-            if value is not None and name not in _HARMLESS and value not in allowed.get(name, ())
-        ]
-        if wrong:
-            raise ValueError(
-                f"log_mu='sampler' with {' and '.join(wrong)}: the sampler's log-probabilities are then not those of "
-                "the whole vocabulary at `temperature`, which the trainer computes. Those of a part of it are larger, "
-                "and every negative would begin with a small weight. Leave that out, or set log_mu='trainer'."
-            )
-
-
-# With these values nothing but the temperature changes what vLLM samples from; nothing else may be set, but what is
-# harmless. None is vLLM's default.
-_UNFILTERED: dict[str, tuple[float, ...]] = {
-    "top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,), "repetition_penalty": (1.0,), "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,), "vllm_structured_outputs_regex": (),
-}  # fmt: skip
-_HARMLESS = frozenset({
-    "seed", "stop", "stop_token_ids", "max_tokens", "include_stop_str_in_output", "skip_special_tokens",
-    "spaces_between_special_tokens", "detokenize", "ignore_eos",
-})  # fmt: skip
 
 
 @dataclass
@@ -400,7 +370,7 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
     def __post_init__(self) -> None:
         self.validate_topr()
         refuse_settings(self, SFTConfig, "OfflineTOPRTrainer", SFT_ONLY)
-        if needs_metric_for_best_model(self) and self.metric_for_best_model in (None, *LOSS):
+        if needs_metric_for_best_model(self) and self.metric_for_best_model in (None, *LOSS_METRICS):
             raise ValueError(
                 "The best checkpoint, and reduce_lr_on_plateau, would go by the loss (metric_for_best_model), which "
                 "rises as negatives become less likely: the model before training can have the lowest. Name a metric "

@@ -9,7 +9,7 @@ from typing import Any
 
 from topr_trl.loss import PRESETS
 
-LOSS = ("loss", "eval_loss")
+LOSS_METRICS = ("loss", "eval_loss")
 
 
 def needs_metric_for_best_model(args: Any) -> bool:
@@ -26,7 +26,7 @@ def offloads_optimizer(deepspeed: Any) -> bool:
 
 
 def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
-    """A ValueError where Adafactor fails, or is silently replaced."""
+    """Raise a ValueError where Adafactor fails, or is silently replaced."""
     if optim != "adafactor":
         return
     if fsdp2:
@@ -42,7 +42,7 @@ def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
 
 
 def refuse_split_sequences(parallelism: Any) -> None:
-    """A ValueError if settings of Accelerate (`ParallelismConfig`) split a completion over processes."""
+    """Raise a ValueError if settings of Accelerate (`ParallelismConfig`) split a completion over processes."""
     for name, what in (("cp_size", "Context"), ("sp_size", "Sequence")):
         launched = os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")
         size = int(launched if parallelism is None else getattr(parallelism, name))
@@ -61,7 +61,7 @@ def refuse_settings(
     advice: dict[str, str],
     also_allowed: Mapping[str, Sequence[Any]] | None = None,
 ) -> None:
-    """A ValueError for settings of the parent's own loss that are not at their defaults, with what to do instead."""
+    """Raise a ValueError for settings of the parent's own loss that are not at their defaults; says what to do."""
     allowed = {f.name: (f.default, *(also_allowed or {}).get(f.name, ())) for f in fields(parent)}
     foreign = {name: value for name in advice if (value := getattr(args, name)) not in allowed[name]}
     if foreign:
@@ -72,6 +72,37 @@ def refuse_settings(
             f"Remove {'it' if one else 'them'}. {' '.join(dict.fromkeys(advice[name] for name in foreign))}"
         )
 
+
+def refuse_filters(args: Any) -> None:
+    """Raise a ValueError for settings by which vLLM's log-probabilities, as TRL asks for them, are not those of π.
+
+    TRL has parsed `generation_kwargs` by now; they go to vLLM last.
+    """
+    given = {name: getattr(args, name, None) for name in _UNFILTERED} | (args.generation_kwargs or {})
+    allowed = {**_UNFILTERED, "temperature": (args.temperature,)}
+    wrong = [
+        f"{name}={value!r}"
+        for name, value in given.items()
+        if value is not None and name not in _HARMLESS and value not in allowed.get(name, ())
+    ]
+    if wrong:
+        raise ValueError(
+            f"log_mu='sampler' with {' and '.join(wrong)}: the sampler's log-probabilities are then not those of "
+            "the whole vocabulary at `temperature`, which the trainer computes. Those of a part of it are larger, "
+            "and every negative would begin with a small weight. Leave that out, or set log_mu='trainer'."
+        )
+
+
+# With these values nothing but the temperature changes what vLLM samples from; nothing else may be set, but what is
+# harmless. None is vLLM's default.
+_UNFILTERED: dict[str, tuple[float, ...]] = {
+    "top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,), "repetition_penalty": (1.0,), "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,), "vllm_structured_outputs_regex": (),
+}  # fmt: skip
+_HARMLESS = frozenset({
+    "seed", "stop", "stop_token_ids", "max_tokens", "include_stop_str_in_output", "skip_special_tokens",
+    "spaces_between_special_tokens", "detokenize", "ignore_eos",
+})  # fmt: skip
 
 LIMITS_ADVICE = "How far a ratio counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`."
 _TAPER_ADVICE = "The taper is the only correction; see `log_mu`."

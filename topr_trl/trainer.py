@@ -1,4 +1,17 @@
-"""`TOPRTrainer`: TRL's GRPOTrainer with TOPR's weights, rewards and curation."""
+"""`TOPRTrainer`: TRL's GRPOTrainer with TOPR's weights, rewards and curation.
+
+In the order of a step: `_generate_and_score_completions` (R, curation, rows used again), `_compute_loss`, in it TRL's
+forward by `_get_per_token_logps_and_entropies`, right after it `_write_weighted_rewards`, then TRL's loss. What these
+pass on stands in TRL's batch of N rows:
+
+| key | | |
+|---|---|---|
+| `topr_rewards` | (N,) float32 | R; NaN of a row without a reward |
+| `topr_rows` | (N,) int64, on the CPU | numbers of the rows, over all processes |
+| `topr_scale` | scalar | makes the loss the mean over the rows that count, with curation or rows used again |
+| `topr_fresh` | (N,) bool | whether a row is of this generation batch, if there are rows used again |
+| `topr_mu_logps` | (N, T) float32 | log μ by the trainer's weights, of the batch that the loss has just read |
+"""
 
 from typing import Any
 
@@ -18,6 +31,12 @@ from topr_trl.metrics import SilentBatches, warn_if_far
 from topr_trl.rewards import checked
 from topr_trl.trainer_base import settings_for
 from topr_trl.trainer_replay import ReplayMixin, check_replay
+
+# What TRL's batch has for each token of the completions.
+_OF_COMPLETIONS = (
+    "completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps",
+    "sampling_per_token_logps", "importance_sampling_ratio", "token_type_ids", "mm_token_type_ids",
+)  # fmt: skip
 
 
 class TOPRTrainer(ReplayMixin, GRPOTrainer):
@@ -124,12 +143,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         rewards, curated = self._compose(raw_rewards, train)
         rewards_all = torch.full_like(raw_rewards, torch.nan)
         rewards_all[torch.from_numpy(curated.indices)] = torch.from_numpy(rewards).to(rewards_all)
-        # R instead of the advantages in TRL's table of completions, which are not used here.
-        shown = self._logs["advantages"]
-        for _ in range(min(len(shown), len(rewards_all))):
-            shown.pop()
-        shown.extend(rewards_all.nan_to_num(0.0).tolist())
-
+        self._show_rewards_in_completions(rewards_all)
         start = self.accelerator.process_index * len(inputs)
         batch["topr_rewards"] = rewards_all[start : start + len(inputs)]
         batch["topr_rows"] = torch.arange(start, start + len(inputs)) + self._rows_made
@@ -167,6 +181,13 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         if share is not None and train:
             self._last_baseline = float(raw[curated.indices[0]] - rewards[0])
         return rewards, curated
+
+    def _show_rewards_in_completions(self, rewards_N: Tensor) -> None:
+        """Put R in the place of the advantages of TRL's table, which are not used here."""
+        shown = self._logs["advantages"]
+        for _ in range(min(len(shown), len(rewards_N))):
+            shown.pop()
+        shown.extend(rewards_N.nan_to_num(0.0).tolist())
 
     def _show_weights_in_completions(self) -> None:
         """Put the weight and log-ratio that the loss last gave each row beside TRL's columns; NaN if it gave none."""
@@ -220,10 +241,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         full, step = batch["completion_ids"].size(1), self.args.pad_to_multiple_of or 1
         needed = max(int(batch["completion_mask"].sum(-1).max()), 1)
         excess = max(full - -(-needed // step) * step, 0)
-        with_columns = ("completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps",
-                        "sampling_per_token_logps", "importance_sampling_ratio",
-                        "token_type_ids", "mm_token_type_ids")  # fmt: skip
-        for name in with_columns:
+        for name in _OF_COMPLETIONS:
             if name in batch and batch[name].size(1) >= full:
                 batch[name] = batch[name][:, : batch[name].size(1) - excess]
         return batch
@@ -243,10 +261,15 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         output = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if self._loss_inputs is not None:
-            self._taper(self._loss_inputs, policy_logps_BT=output[0])
+            self._write_weighted_rewards(self._loss_inputs, policy_logps_BT=output[0])
         return output
 
-    def _taper(self, inputs: dict[str, Any], policy_logps_BT: Tensor) -> None:
+    def _write_weighted_rewards(self, inputs: dict[str, Any], policy_logps_BT: Tensor) -> None:
+        """Put w · R into a batch as TRL's advantages: (B,), or (B, T) with a ratio per token.
+
+        Raises:
+            ValueError: log μ is to be the sampler's, and the rollout has none.
+        """
         mask = inputs["completion_mask"]
         if inputs.get("tool_mask") is not None:
             mask = mask * inputs["tool_mask"]

@@ -131,7 +131,7 @@ def read_config(given: Sequence[str]) -> Json:
 
 
 def refuse_unknown(command: str, said: set[str], where: str) -> None:
-    """A ValueError naming the first setting that a command does not take, and what may have been meant.
+    """Raise a ValueError naming the first setting that a command does not take, and what may have been meant.
 
     `where` says for its message where the settings were given.
     """

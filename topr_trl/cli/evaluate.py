@@ -61,7 +61,7 @@ def _names(args: EvaluateArguments, source: Path | None, second: Path) -> list[s
 
 
 def check_evaluable(path: Path) -> None:
-    """A ValueError for rows that can neither be evaluated nor scored."""
+    """Raise a ValueError for rows that can neither be evaluated nor scored."""
     for shard in shards_of(path):
         columns = columns_of(shard)
         with naming(shard):

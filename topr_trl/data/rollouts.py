@@ -58,7 +58,7 @@ class Rollouts:
         return found
 
     def check_same(self, name: str, values_N: NDArray[Any]) -> None:
-        """A ValueError if rows of a rollout have different values of what has this name."""
+        """Raise a ValueError if rows of a rollout have different values of what has this name."""
         firsts_N = self.of_first_row(values_N)
         if (wrong := np.flatnonzero(values_N != firsts_N)).size:
             row = wrong[0]

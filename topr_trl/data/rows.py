@@ -54,7 +54,7 @@ ROLLOUT = "rollout_id"
 
 
 def need_columns(columns: Collection[str], needed: Sequence[str], what: str) -> None:
-    """A ValueError if a column is missing; `what` begins its message (`"Rows to choose from"`)."""
+    """Raise a ValueError if a column is missing; `what` begins its message (`"Rows to choose from"`)."""
     if not set(needed) <= set(columns):
         raise ValueError(f"{what} need the columns {', '.join(needed)}; found {list(columns)}.")
 
@@ -162,13 +162,13 @@ def _without_call_ids(prompt: Any) -> Any:
 
 
 def refuse_images(rows: Dataset, why: str) -> None:
-    """A ValueError that says why, if there is a column of images."""
+    """Raise a ValueError that says why, if there is a column of images."""
     if {"image", "images"} & set(rows.column_names):
         raise ValueError(why)
 
 
 def check_finish_reasons(rows: Dataset) -> None:
-    """A ValueError for reasons other than stop and length: a truncated completion would get a stop token."""
+    """Raise a ValueError for reasons other than stop and length: a truncated completion would get a stop token."""
     if "finish_reason" in rows.column_names:
         remedy = "Write `length` where a completion was truncated, else `stop`; or drop the column."
         checked_column(rows, "finish_reason", lambda value: value in ("stop", "length", None), "stop or length", remedy)

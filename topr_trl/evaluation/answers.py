@@ -143,7 +143,7 @@ def samples_of(rows: Dataset) -> Samples:
 
 
 def check_columns(columns: Collection[str], needed: Sequence[Sequence[str]] = NEEDED) -> None:
-    """A ValueError if rows to evaluate lack a column: one of each of `needed`."""
+    """Raise a ValueError if rows to evaluate lack a column: one of each of `needed`."""
     if missing := [" or ".join(names) for names in needed if not set(names) & set(columns)]:
         raise ValueError(
             f"Rows to evaluate need the columns {', '.join(map(' or '.join, needed))}; {', '.join(missing)} missing."

@@ -36,7 +36,7 @@ from topr_trl.refused import offloads_optimizer, refuse_adafactor
 
 
 def check_launch(command: str, settings: RunArguments) -> None:
-    """A ValueError or ImportError if the processes of a command cannot be started, or could not resume."""
+    """Raise a ValueError or ImportError if the processes of a command cannot be started, or could not resume."""
     if settings.save_only_model:
         raise ValueError("save_only_model leaves no checkpoint to resume from: leave it out.")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:

@@ -13,7 +13,7 @@ LOCK = ".lock"  # how the names of lock files begin
 def lock(folder: Path, part: str = "") -> Iterator[None]:
     """Let one process work in a folder (or a part of it) at a time; it ends with the process, however that ends.
 
-    Waits for a process that a killed loop left behind. A ValueError if `folder` is a file.
+    Waits for a process that a killed loop left behind. Raises a ValueError if `folder` is a file.
     """
     if folder.is_file():
         raise ValueError(f"{folder} is a file: name a folder to write.")

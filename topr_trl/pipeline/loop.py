@@ -142,7 +142,7 @@ def _time_of(side: str, total: float, spent: Spent) -> str:
 
 
 def check(loop: IterateArguments) -> None:
-    """A ValueError or ImportError for what would fail in a later stage, after hours of sampling."""
+    """Raise a ValueError or ImportError for what would fail in a later stage, after hours of sampling."""
     manifest.check_own(loop.folder)
     check_launch("iterate", loop)
     for split in ("train", "test"):

@@ -173,7 +173,7 @@ def discard(folder: Path) -> None:
 
 
 def check_whole(path: Path) -> None:
-    """A ValueError for a folder whose stages are not finished, or that has lost files since.
+    """Raise a ValueError for a folder whose stages are not finished, or that has lost files since.
 
     A file, or a folder without a manifest, is taken as it is.
     """
@@ -291,7 +291,7 @@ def fingerprint(path: Path) -> str:
 
 
 def check_own(folder: Path) -> None:
-    """A ValueError for a folder with files that no loop has written, or with a loop of version 0.1."""
+    """Raise a ValueError for a folder with files that no loop has written, or with a loop of version 0.1."""
     others = [path for path in sorted(folder.glob("*")) if not path.name.startswith(LOCK)]
     if others and not any((folder / first).is_dir() for first in ("base/test", "iteration-1")):
         raise ValueError(f"{folder} holds files that no loop has written ({others[0].name}): name an empty folder.")

@@ -132,7 +132,7 @@ def score(args: ScoreArguments) -> Made:
 
 
 def check_trainable(path: Path) -> None:
-    """A ValueError if rows lack columns to be scored and trained on; a FileNotFoundError as from `shards_of`."""
+    """Raise a ValueError if rows lack columns to be scored and trained on; a FileNotFoundError as from `shards_of`."""
     for shard in shards_of(path):
         names = columns_of(shard)
         need_columns(names, ("prompt",), f"{shard}: rows to train on")

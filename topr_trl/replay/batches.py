@@ -11,7 +11,7 @@ from topr_trl.replay.buffer import ReplayRow
 
 
 def check_columns(batch: dict[str, Any]) -> None:
-    """A ValueError if a generation batch has a column with a row axis that is not kept, of images for instance."""
+    """Raise a ValueError if a generation batch has a column of rows that is not kept, of images for instance."""
     for name, values in batch.items():
         if name not in _COLUMNS and not (values is None or (isinstance(values, Tensor) and values.dim() == 0)):
             raise ValueError(f"Rows with {name} cannot be used again: only text is kept. Set replay_share=0.")
