@@ -50,7 +50,7 @@ def run(arm: Arm, learning_rate: float, num_rows: int, seed: int) -> dict[str, f
     log, before = load_rows(place / "log"), load_rows(place / "before")
     tasks = np.random.default_rng(seed).permutation(np.unique(log["problem_id"]))
     chosen = np.isin(log["problem_id"], tasks[: num_rows * len(tasks) // len(log)])
-    settings = arm.of_steps(1.0, float((np.array(log["reward"])[chosen] > 0).mean())).settings
+    settings = arm.with_equal_steps(1.0, float((np.array(log["reward"])[chosen] > 0).mean())).settings
     tokenizer = AutoTokenizer.from_pretrained(place / "warm-up")
     with tempfile.TemporaryDirectory() as out:
         args = OfflineTOPRConfig(

@@ -8,7 +8,7 @@ import pytest
 from test_processes import launch
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
-from topr_trl.completions_log import Shown
+from topr_trl.completions_log import DisplayedFloat
 
 ACCUMULATION = {"steps_per_generation": 2, "gradient_accumulation_steps": 2, "num_iterations": 2}
 COLUMNS = ["step", "prompt", "completion", "reward", "advantage", "weight", "log_ratio"]
@@ -151,5 +151,11 @@ def test_columns_are_not_taken_twice(model, tokenizer, rows, tmp_path):
 
 
 def test_numbers_are_printed_short_and_kept_whole():
-    assert [str(Shown(x)) for x in (1.0, 0.123456, 1e-9, -math.inf, math.nan)] == ["1", "0.123", "1e-09", "-inf", ""]
-    assert Shown(0.123456) == 0.123456
+    assert [str(DisplayedFloat(x)) for x in (1.0, 0.123456, 1e-9, -math.inf, math.nan)] == [
+        "1",
+        "0.123",
+        "1e-09",
+        "-inf",
+        "",
+    ]
+    assert DisplayedFloat(0.123456) == 0.123456

@@ -25,7 +25,7 @@ from topr_trl.data.masks import MASK
 WEIGHT_COLUMNS = ("weight", "log_ratio")
 
 
-class Shown(float):
+class DisplayedFloat(float):
     """A number that is printed short, and not at all if it is NaN; in a file it is whole."""
 
     def __str__(self) -> str:
@@ -48,10 +48,10 @@ class RowWeights:
     def clear(self) -> None:
         self._batches.clear()
 
-    def gather(self) -> list[tuple[int, Shown, Shown]]:
+    def gather(self) -> list[tuple[int, DisplayedFloat, DisplayedFloat]]:
         """Return and forget (row, weight, log-ratio) of all processes, which must call it together."""
         local = [
-            (row, Shown(weight), Shown(log_ratio))
+            (row, DisplayedFloat(weight), DisplayedFloat(log_ratio))
             for rows, values in self._batches
             for row, (weight, log_ratio) in zip(rows.tolist(), values.tolist(), strict=True)
         ]
@@ -76,7 +76,7 @@ class LogCompletions(TrainerCallback):
         if seen and state.is_world_process_zero:
             show(self._table(seen, state.global_step), args)
 
-    def _table(self, seen: list[tuple[int, Shown, Shown]], step: int) -> dict[str, list[Any]]:
+    def _table(self, seen: list[tuple[int, DisplayedFloat, DisplayedFloat]], step: int) -> dict[str, list[Any]]:
         """The columns of the table, which TRL's have too."""
         numbers, weights, log_ratios = zip(*seen, strict=True)
         dataset = self.trainer.train_dataset

@@ -54,15 +54,23 @@ def is_prepared(rows: Any) -> bool:
 
 
 def has_values(dataset: Dataset, name: str) -> bool:
+    """Whether there is such a column that is not null throughout."""
     return name in dataset.column_names and column(dataset, name).null_count < len(dataset)
 
 
-def check_sampler_logps(
-    name: str, dataset: Dataset, temperature: float, processing_class: Any, args: OfflineTOPRConfig
+def sampler_logps_are_incomparable(
+    name: str, dataset: Dataset, temperature: float, vocabulary: int, args: OfflineTOPRConfig
 ) -> bool:
-    """Whether there are `sampler_logps` that cannot be compared with log π; an error if they are to be log μ."""
+    """Whether there are `sampler_logps` that cannot be compared with log π.
+
+    Args:
+        temperature: at which log π is computed.
+        vocabulary: tokens of the tokenizer.
+
+    Raises:
+        ValueError: `log_mu="sampler"`, and there are none, or such ones.
+    """
     if "sampler_logps" in dataset.column_names:
-        vocabulary = len(getattr(processing_class, "tokenizer", processing_class))  # of a processor
         why = why_incomparable(dataset, temperature, vocabulary)
         if why and args.log_mu == "sampler":
             raise ValueError(f"log_mu='sampler' and the {name} dataset: {why}.")

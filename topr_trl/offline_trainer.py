@@ -42,10 +42,10 @@ from topr_trl.log_mu import LogMu
 from topr_trl.offline_rows import (
     by_name,
     check_datasets,
-    check_sampler_logps,
     columns_about_log_mu,
     has_values,
     is_prepared,
+    sampler_logps_are_incomparable,
     tokenizer_of,
 )
 from topr_trl.trainer_base import TOPRMixin, say, settings_for
@@ -72,7 +72,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     train_dataset: Dataset
     eval_dataset: Any
     data_collator: Any
-    _baseline: float  # c of the training set
+    _solved_baseline: float  # c that gives the training set its `effective_positive_share`
     _temperature: float  # at which log π is computed, of the training set
     _sampler_reported: bool  # log-probabilities of the rows to train on
     _prepared = 0  # datasets so far: their rows carry this number
@@ -117,7 +117,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         tokenizer = tokenizer_of(processing_class)
         rollouts, raw, problems = rollouts_of(dataset), reward_column(dataset), problem_column(dataset)
         firsts = rollouts.firsts_R
-        incomparable = check_sampler_logps(dataset_name, dataset, self._temperature, tokenizer, args)
+        incomparable = sampler_logps_are_incomparable(dataset_name, dataset, self._temperature, len(tokenizer), args)
         raw, problems = raw[firsts], problems[firsts]
         if dataset_name == "train":
             self._sampler_reported = has_values(dataset, "sampler_logps")
@@ -125,7 +125,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         else:
             # A target share describes the training set; other sets get the baseline that it led to.
             solved = args.effective_positive_share is not None
-            rewards = subtract_baseline(raw, self._baseline if solved else args.baseline_value, problems)
+            rewards = subtract_baseline(raw, self._solved_baseline if solved else args.baseline_value, problems)
             chosen = np.arange(len(raw))
         rows, counts = rollouts.rows_of(chosen), rollouts.counts_R[chosen]
         with named_rows(dataset_name, rows):
@@ -162,7 +162,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 "nothing to learn. Add rows with other rewards. To imitate all, set baseline to a number below them."
             )
         self.curated, self._rows_trained_on = curated, str(curated)
-        self._baseline = float(raw[curated.indices[0]] - rewards[0])
+        if args.effective_positive_share is not None:
+            self._solved_baseline = float(raw[curated.indices[0]] - rewards[0])
         self._warn_about_signs(curated, bool((raw == 0).any()), args)
         return rewards, curated.indices
 

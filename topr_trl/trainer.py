@@ -24,7 +24,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from topr_trl.baseline import BASELINES
-from topr_trl.completions_log import WEIGHT_COLUMNS, Shown
+from topr_trl.completions_log import WEIGHT_COLUMNS, DisplayedFloat
 from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated
 from topr_trl.metrics import SilentBatches, warn_if_far
@@ -87,7 +87,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
         self._silent = SilentBatches()
         self._warned_of_distance = False
-        self._shown_weights: dict[int, list[Shown]] = {}  # of the rows of the table of completions
+        self._shown_weights: dict[int, list[DisplayedFloat]] = {}  # of the rows of the table of completions
         super().__init__(model, reward_funcs, args, *rest, **kwargs)
         if self._tokenizer.pad_token_id is None:
             raise ValueError(
@@ -195,7 +195,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         seen = self._shown_weights | {row: values for row, *values in self._row_weights.gather()}
         # TRL's table holds the rows generated last, in training or evaluation.
         rows = range(self._rows_made - len(self._logs["prompt"]), self._rows_made)
-        self._shown_weights = {row: seen.get(row, [Shown(torch.nan)] * len(WEIGHT_COLUMNS)) for row in rows}
+        self._shown_weights = {row: seen.get(row, [DisplayedFloat(torch.nan)] * len(WEIGHT_COLUMNS)) for row in rows}
         columns = zip(*self._shown_weights.values(), strict=True)
         self._logs["extra"].update(zip(WEIGHT_COLUMNS, map(list, columns), strict=bool(rows)))
 

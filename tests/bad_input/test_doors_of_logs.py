@@ -231,7 +231,7 @@ def test_rows_of_a_trial(rows, problems, seed):
         trial = TrialArguments(held_out_problems=problems, test_by="rewards", seed=seed, use_cpu=True, bf16=False)
         with refused_by_name("reward", "at least 6", "held-out", "nothing to choose"):
             found = held_out.split(trial, source, out, {arm.name: arm.settings for arm in ARMS})
-            training, tested = (load_rows(out / part) for part in (held_out.TRAINING, held_out.HELD_OUT))
+            training, tested = (load_rows(out / part) for part in (held_out.TRAINING_ROWS, held_out.HELD_OUT))
             assert len(training) == found.rows > 0
             assert not set(training["prompt"][:]) & set(tested["prompt"][:])
             assert 0 <= found.positive_share <= 1

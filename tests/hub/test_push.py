@@ -24,7 +24,7 @@ from topr_trl.hub.dataset import said_by_others
 from topr_trl.hub.push import _is_stale, pack
 from topr_trl.model_card import PAPER, add_section
 from topr_trl.pipeline import manifest, stages
-from topr_trl.pipeline.arguments import CurateArguments, IterateArguments, TrainArguments, take
+from topr_trl.pipeline.arguments import CurateArguments, IterateArguments, TrainArguments, stage_args
 from topr_trl.pipeline.lineage import first_weights, lineage
 from topr_trl.pipeline.loop import steps_of
 
@@ -463,7 +463,10 @@ def test_the_card_of_a_model_tells_what_its_rows_were_chosen_with(loop, tmp_path
     chosen = {"curation": "uniform", "baseline": "0.5", "iteration_size": 10}
     stages.run("curate", CurateArguments(input=str(rows), output_dir=str(curated), **chosen))
     unsaid = {name: value for name, value in SETTINGS.items() if name not in chosen}
-    stages.run("train", take(TrainArguments, IterateArguments(**unsaid), input=str(curated), output_dir=str(model)))
+    stages.run(
+        "train",
+        stage_args(TrainArguments, IterateArguments(**unsaid), input=str(curated), output_dir=str(model)),
+    )
     card = pack(model, "me/x").card
     assert "| baseline | 0.5 |" in card
     assert "| curation | uniform |" in card

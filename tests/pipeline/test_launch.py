@@ -71,7 +71,7 @@ def test_sampling_processes_on_other_machines(tmp_path, started):
 def test_a_stage_has_taken_the_time_of_its_sampling_workers(tmp_path, monkeypatch):
     now = [0.0]
 
-    def run_groups(groups, stage, retries, log, stop):
+    def run_process_groups(groups, stage, retries, log, stop):
         now[0] += 3.0  # to start
         if len(groups) > 1:
             now[0] += 40.0
@@ -79,7 +79,7 @@ def test_a_stage_has_taken_the_time_of_its_sampling_workers(tmp_path, monkeypatc
             manifest.begin(args.folder, stage, {}, {})
             manifest.finish(args.folder, stage, 1, seconds=0.5)
 
-    monkeypatch.setattr(launch, "run_groups", run_groups)
+    monkeypatch.setattr(launch, "run_process_groups", run_process_groups)
     monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
     for workers, seconds in ((1, 0.5), (2, 43.5)):
         settings = loop(tmp_path, sampling_workers=workers)
@@ -152,8 +152,8 @@ def python(code):
 
 
 def run(starts, retries=0, log=None, stop=None):
-    groups = [start if isinstance(start, processes.Group) else processes.Group(start) for start in starts]
-    processes.run_groups(groups, "sample", retries, log, stop or Event())
+    groups = [start if isinstance(start, processes.ProcessGroup) else processes.ProcessGroup(start) for start in starts]
+    processes.run_process_groups(groups, "sample", retries, log, stop or Event())
 
 
 def failing(times, path):
@@ -183,10 +183,10 @@ def test_exit_status_0_alone_is_not_trusted(monkeypatch, capfd):
     """srun ends with 0 where its node is lost."""
     monkeypatch.setattr(processes, "_PAUSE", 0.0)
     answers = [False, True]
-    run([processes.Group(lambda: [python("")], lambda: answers.pop(0))], retries=1)
+    run([processes.ProcessGroup(lambda: [python("")], lambda: answers.pop(0))], retries=1)
     assert "A process of the stage sample ended before its work was done; it is started again" in capfd.readouterr().out
     with pytest.raises(ChildProcessError, match="The stage sample ended before its work was done"):
-        run([processes.Group(lambda: [python("")], lambda: False)])
+        run([processes.ProcessGroup(lambda: [python("")], lambda: False)])
 
 
 def test_processes_of_one_training_end_and_start_together(tmp_path, monkeypatch):
@@ -238,7 +238,7 @@ def test_a_process_that_does_not_end_is_killed(monkeypatch):
     )
     process = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
     process.stdout.readline()
-    processes.Group(list, processes=[process]).end()
+    processes.ProcessGroup(list, processes=[process]).end()
     assert process.returncode == -9
 
 
@@ -251,7 +251,7 @@ def test_a_loop_that_is_asked_to_end_ends_what_it_has_started(tmp_path):
         "import sys, threading\nfrom topr_trl.pipeline import processes\n"
         f"processes.end_processes_on_signals()\nlog = open({str(tmp_path / 'log')!r}, 'wb')\n"
         f"start = lambda: [processes.start([sys.executable, {str(launcher)!r}], [], log, is_launcher=True)]\n"
-        "processes.run_groups([processes.Group(start)], 'train', 0, None, threading.Event())\n"
+        "processes.run_process_groups([processes.ProcessGroup(start)], 'train', 0, None, threading.Event())\n"
     )
     loop_process = subprocess.Popen([sys.executable, str(program)])
     log = tmp_path / "log"
@@ -272,5 +272,5 @@ def test_what_a_process_has_started_ends_with_it(tmp_path):
     while not (said := (tmp_path / "log").read_text()):
         time.sleep(0.01)
     child = psutil.Process(int(said))
-    processes.Group(list, processes=[process]).end()
+    processes.ProcessGroup(list, processes=[process]).end()
     child.wait(10)

@@ -129,9 +129,9 @@ def test_settings_that_are_the_same_on_these_rows_are_not_tried(scored, tmp_path
 
 def test_repeated_positives_have_as_many_steps_as_the_others():
     (repeated,) = (arm for arm in ARMS if arm.name == "positives-repeated")
-    assert repeated.of_steps(1.0, 0.4).settings == {"curation": "positives", "num_train_epochs": 2.5}
-    assert repeated.of_steps(2.0, 0.25).at(3.0).settings["num_train_epochs"] == 8.0
-    assert ARMS[0].of_steps(1.0, 0.4) == ARMS[0]
+    assert repeated.with_equal_steps(1.0, 0.4).settings == {"curation": "positives", "num_train_epochs": 2.5}
+    assert repeated.with_equal_steps(2.0, 0.25).at(3.0).settings["num_train_epochs"] == 8.0
+    assert ARMS[0].with_equal_steps(1.0, 0.4) == ARMS[0]
 
 
 def test_a_judge_that_is_not_that_of_the_rows_is_not_used(scored, tmp_path):
@@ -151,7 +151,7 @@ def test_rows_without_answers_are_tested_by_their_rewards(scored, tmp_path):
 
 def test_the_recommended_settings_are_those_that_were_tried(tmp_path):
     (arm,) = (arm for arm in ARMS if arm.settings.get("curation") == "positives" and arm.name == "positives-repeated")
-    arm = arm.of_steps(1.0, 0.25)
+    arm = arm.with_equal_steps(1.0, 0.25)
     settings = _settings(trial(tmp_path, tmp_path / "out"), arm)
     assert settings.items() >= {"curation": "positives", "num_train_epochs": 4.0, "max_grad_norm": 1.0}.items()
 

@@ -11,7 +11,7 @@ from topr_trl.pipeline.arguments import (
     SampleArguments,
     ScoreArguments,
     existing,
-    take,
+    stage_args,
 )
 from topr_trl.pipeline.models import model_path
 from topr_trl.pipeline.problems import load_problems
@@ -42,11 +42,12 @@ def evaluate_command(args: EvaluateArguments) -> None:
             _check_problems(args, second)
         source = out / "rollouts"
         stages.run(
-            "sample", take(SampleArguments, args, output_dir=str(source), num_generations=args.num_generations_eval)
+            "sample",
+            stage_args(SampleArguments, args, output_dir=str(source), num_generations=args.num_generations_eval),
         )
         into = source
     source = _scored(args, source, into)
-    done = take(EvaluateArguments, args, input=str(source), compare=None if second is None else str(second))
+    done = stage_args(EvaluateArguments, args, input=str(source), compare=None if second is None else str(second))
     stages.run("evaluate", done)
     tables = (out / stages.REPORT).read_text(encoding="utf-8")
     print(f"{tables}\nEvaluated the rows in {source}. Tables, JSON and a picture are in {out}/.", flush=True)
@@ -76,7 +77,7 @@ def _scored(args: EvaluateArguments, source: Path, into: Path) -> Path:
     """Where the rows are with their extracted answers: there already, or after the stage `score`."""
     if all("extracted" in columns_of(shard) for shard in shards_of(source)):
         return source
-    stages.run("score", take(ScoreArguments, args, input=str(source), output_dir=str(into)))
+    stages.run("score", stage_args(ScoreArguments, args, input=str(source), output_dir=str(into)))
     return into
 
 

@@ -15,7 +15,7 @@ from datasets import Dataset
 from topr_trl.data.rows import checked_column
 
 SAMPLING = TEMPERATURE, TOP_P, TOP_K = "temperature", "top_p", "top_k"
-MODE = "logprobs_mode"
+LOGPROBS_MODE = "logprobs_mode"
 LOGPROBS_MODES = RAW, PROCESSED = "raw_logprobs", "processed_logprobs"  # vLLM's names
 _REMEDY = "Set log_mu='trainer'"
 
@@ -74,11 +74,11 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
     Raises:
         ValueError: a column holds something other than a setting of a sampler.
     """
-    names = [name for name in (TOP_P, TOP_K, MODE) if name in rows.column_names]
+    names = [name for name in (TOP_P, TOP_K, LOGPROBS_MODE) if name in rows.column_names]
     columns = [checked_column(rows, name, *_KINDS[name], "Fix or drop the column.") for name in names]
     for values in dict.fromkeys(zip(*columns, strict=True)) if names else [()]:
         how = dict(zip(names, values, strict=True))
-        mode, top_p, top_k = (how.get(name) for name in (MODE, TOP_P, TOP_K))
+        mode, top_p, top_k = (how.get(name) for name in (LOGPROBS_MODE, TOP_P, TOP_K))
         if why := _of_temperature(mode, temperature):
             return why
         filters = {TOP_P: top_p is not None and top_p < 1, TOP_K: 0 < (top_k or 0) < vocabulary}
@@ -86,8 +86,8 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
         if cut and mode != RAW:
             return (
                 f"its rows were sampled with {' and '.join(cut)}, and their sampler_logps "
-                f"{'were' if mode else 'may have been'} computed after that ({MODE} is {mode}), so that they are "
-                "larger than those of the whole vocabulary, and every negative would begin with a small weight. "
+                f"{'were' if mode else 'may have been'} computed after that ({LOGPROBS_MODE} is {mode}), so that they "
+                "are larger than those of the whole vocabulary, and every negative would begin with a small weight. "
                 f"{_REMEDY}{_tell(mode)}; or sample with top_p=1 and top_k=-1"
             )
     return None
@@ -98,12 +98,12 @@ def _of_temperature(mode: str | None, temperature: float) -> str | None:
         return None
     return (
         f"its rows were sampled at temperature {temperature:g}, and their sampler_logps {'are' if mode else 'may be'} "
-        f"those at temperature 1 ({MODE} is {mode}). {_REMEDY}{_tell(mode)}"
+        f"those at temperature 1 ({LOGPROBS_MODE} is {mode}). {_REMEDY}{_tell(mode)}"
     )
 
 
 def _tell(mode: str | None) -> str:
-    return "" if mode else f"; add a column {MODE} if you know it ({' or '.join(LOGPROBS_MODES)})"
+    return "" if mode else f"; add a column {LOGPROBS_MODE} if you know it ({' or '.join(LOGPROBS_MODES)})"
 
 
 _KINDS: dict[str, tuple[Any, str]] = {
@@ -112,5 +112,5 @@ _KINDS: dict[str, tuple[Any, str]] = {
         lambda v: v is None or (isinstance(v, int | float) and float(v).is_integer()),
         "whole numbers, those below 1 for no limit",
     ),
-    MODE: (lambda v: v is None or v in LOGPROBS_MODES, " or ".join(LOGPROBS_MODES)),
+    LOGPROBS_MODE: (lambda v: v is None or v in LOGPROBS_MODES, " or ".join(LOGPROBS_MODES)),
 }

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from topr_trl.data.sampled import MODE, SAMPLING
+from topr_trl.data.sampled import LOGPROBS_MODE, SAMPLING
 from topr_trl.data.tables import rows_of, unreadable
 from topr_trl.data.turns import plain_content
 
@@ -37,7 +37,7 @@ _LONG = 60  # characters of a value in a message
 COLUMNS: dict[str, pa.DataType] = {
     "prompt_ids": IDS, "completion_ids": IDS, "completion_mask": pa.list_(pa.int8()), "sampler_logps": LOGPS,
     "reward": NUMBER, "problem_id": TEXT, "rollout_id": TEXT, "finish_reason": TEXT, "answer": TEXT, "tools": TEXT,
-    **dict(zip(SAMPLING, (NUMBER, NUMBER, pa.int64()), strict=True)), MODE: TEXT,
+    **dict(zip(SAMPLING, (NUMBER, NUMBER, pa.int64()), strict=True)), LOGPROBS_MODE: TEXT,
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from datasets import Dataset
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from topr_trl.checks import check_at_least, check_types
-from topr_trl.data.sampled import MODE, RAW, SAMPLING
+from topr_trl.data.sampled import LOGPROBS_MODE, RAW, SAMPLING
 
 
 @dataclass
@@ -83,6 +83,6 @@ def sampled_row(
         "completion_ids": completion_ids,
         "finish_reason": finish_reason,
         "sampler_logps": sampler_logps,
-        MODE: RAW,
+        LOGPROBS_MODE: RAW,
         **{name: getattr(args, name) for name in SAMPLING},
     }

@@ -430,7 +430,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 Stage = TypeVar("Stage", SampleArguments, EvaluateArguments, ScoreArguments, CurateArguments, TrainArguments)
 
 
-def take(kind: type[Stage], settings: object, **changes: object) -> Stage:
+def stage_args(kind: type[Stage], settings: object, **changes: object) -> Stage:
     """Settings of a stage: those of the same names, and changes."""
     names = {f.name for f in fields(kind) if f.init and hasattr(settings, f.name)}
     return kind(**{name: deepcopy(getattr(settings, name)) for name in names} | changes)

@@ -22,7 +22,7 @@ from topr_trl.pipeline.training import MU_COLUMNS
 from topr_trl.rewards import CORRECT, text_of
 from topr_trl.tasks import TASKS
 
-TRAINING, HELD_OUT, PROBLEMS = "training", "held-out", "problems.parquet"  # in the folder of a split
+TRAINING_ROWS, HELD_OUT, PROBLEMS = "training", "held-out", "problems.parquet"  # in the folder of a split
 GIVEN_LOG_MU = "given_log_mu"  # of held-out rows that brought log μ: its sum
 _JUDGED = 200  # rows that are judged again, to see whether the judge is theirs
 _ALIKE = 0.95  # share of them that must get the verdict that they have
@@ -64,7 +64,7 @@ def split(trial: TrialArguments, source: Path, folder: Path, settings: Mapping[s
         except Exception:
             manifest.forget(folder, "split")  # nothing is written yet, and other rows may follow
             raise
-        save_rows(rows.select(training), folder / TRAINING)
+        save_rows(rows.select(training), folder / TRAINING_ROWS)
         if made.by_answers:
             write_parquet(tested, folder / PROBLEMS)
         else:
@@ -99,7 +99,7 @@ def _plan(
     sizes = np.bincount(problems)[order[held_out:]].cumsum()
     enough = int(np.searchsorted(sizes, trial.trial_rows)) + 1
     training = np.flatnonzero(np.isin(problems, order[held_out:][:enough]))
-    names = [name for name, given in settings.items() if _differs(given, rewards[training], problems[training])]
+    names = [name for name, given in settings.items() if _is_worth_trying(given, rewards[training], problems[training])]
     if len(names) < 2:
         raise ValueError(
             f"There is nothing to choose between: the rewards of the {len(training)} rows to train on are all "
@@ -133,7 +133,7 @@ def _as_they_came(rows: Dataset) -> Dataset:
     return rows.remove_columns(sorted(gone & set(rows.column_names)))
 
 
-def _differs(settings: Mapping[str, Any], rewards: FloatArray, problems: NDArray[np.int64]) -> bool:
+def _is_worth_trying(settings: Mapping[str, Any], rewards: FloatArray, problems: NDArray[np.int64]) -> bool:
     """Whether a setting can be tried on rows, and is not the same as another on them."""
     if settings.get("baseline") == "group_mean":
         means = np.bincount(problems, rewards) / np.maximum(np.bincount(problems), 1)

@@ -31,7 +31,7 @@ from topr_trl.pipeline.arguments import (
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.models import model_path
 from topr_trl.pipeline.problems import load_problems
-from topr_trl.pipeline.processes import Group, Process, run_groups, start
+from topr_trl.pipeline.processes import Process, ProcessGroup, run_process_groups, start
 from topr_trl.refused import offloads_optimizer, refuse_adafactor
 
 
@@ -120,24 +120,24 @@ def run_apart(stage: str, args: stages.Settings, launch: LaunchArguments, log: P
             if (count := launch.sampling_workers) > 1 or launch.sampling_launcher:
                 shards = stages.shard_count(args, load_problems(args, args.split))
                 workers = [_worker(python, k, args.folder, shards, launch, output) for k in range(count)]
-                run_groups(workers, stage, launch.retries, log, stop)
+                run_process_groups(workers, stage, launch.retries, log, stop)
                 sampled = time.monotonic()
             # All shards are there by now, or it is the only one.
-            whole = Group(lambda: [start(python, devices(stage, launch), output)], finished)
+            whole = ProcessGroup(lambda: [start(python, devices(stage, launch), output)], finished)
         else:
-            whole = Group(partial(_start_nodes, program, stage, launch, output), finished)
-        run_groups([whole], stage, launch.retries, log, stop)
+            whole = ProcessGroup(partial(_start_nodes, program, stage, launch, output), finished)
+        run_process_groups([whole], stage, launch.retries, log, stop)
     done = manifest_of_stage()
     return done | {"seconds": done["seconds"] + sampled - began}
 
 
 def _worker(
     command: list[str], k: int, folder: Path, shards: int, launch: LaunchArguments, output: IO[bytes] | None
-) -> Group:
+) -> ProcessGroup:
     """A sampling process; it has done its work when its shards are there."""
     worker = f"{k}/{launch.sampling_workers}"
     started = partial(_start_worker, [*command, "--worker", worker], k, launch, output)
-    return Group(started, lambda: not stages.missing_shards(folder, stages.own_shards(worker, shards), shards))
+    return ProcessGroup(started, lambda: not stages.missing_shards(folder, stages.own_shards(worker, shards), shards))
 
 
 def _start_worker(command: list[str], k: int, launch: LaunchArguments, output: IO[bytes] | None) -> list[Process]:

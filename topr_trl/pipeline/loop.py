@@ -19,14 +19,14 @@ from topr_trl.pipeline.arguments import (
     SampleArguments,
     ScoreArguments,
     TrainArguments,
-    take,
+    stage_args,
 )
 from topr_trl.pipeline.launch import check_launch
 from topr_trl.pipeline.models import model_path
 from topr_trl.pipeline.problems import load_problems
-from topr_trl.pipeline.steps import Spent, Step, run_sides, run_steps
+from topr_trl.pipeline.steps import StageTimes, Step, run_sides, run_steps
 
-SAMPLING, TRAINING = "sampling", "training"  # the sides of an overlapped loop
+SAMPLING_SIDE, TRAINING_SIDE = "sampling", "training"  # the sides of an overlapped loop
 
 
 def sides_of(loop: IterateArguments) -> dict[str, list[Step]]:
@@ -49,7 +49,7 @@ def sides_of(loop: IterateArguments) -> dict[str, list[Step]]:
     sampling = [step for of_rows in rows[:ahead] for step in of_rows] + tests[0]
     for i in range(1, loop.iterations + 1):
         sampling += [*(rows[i + ahead - 1] if i + ahead <= loop.iterations else []), *tests[i]]
-    return {SAMPLING: sampling, TRAINING: training}
+    return {SAMPLING_SIDE: sampling, TRAINING_SIDE: training}
 
 
 def steps_of(loop: IterateArguments) -> list[Step]:
@@ -72,17 +72,19 @@ class _StepsOfIterations:
         given = loop.rows if iteration == 1 else None
         writer = max(iteration - 1 - loop.overlap, 0)
         steps = [] if given else [self._sampling(rows, writer, iteration)]
-        steps.append(Step("score", take(ScoreArguments, loop, input=given or rows, output_dir=rows)))
+        steps.append(Step("score", stage_args(ScoreArguments, loop, input=given or rows, output_dir=rows)))
         here: dict[str, object] = {"input": rows, "output_dir": rows, "iteration": iteration}
-        steps.append(Step("curate", take(CurateArguments, loop, **here)))
-        steps.append(Step("log-mu", take(TrainArguments, loop, model_name_or_path=self.model(writer), **here)))
+        steps.append(Step("curate", stage_args(CurateArguments, loop, **here)))
+        steps.append(Step("log-mu", stage_args(TrainArguments, loop, model_name_or_path=self.model(writer), **here)))
         steps[0].after = training[writer - 1] if writer else None
         return steps
 
     def training(self, iteration: int) -> Step:
         folder = self._folder(iteration)
-        args = take(TrainArguments, self.loop, input=str(folder / "rollouts"), output_dir=str(folder / "model"),
-                    model_name_or_path=self.model(iteration - 1), iteration=iteration)  # fmt: skip
+        args = stage_args(
+            TrainArguments, self.loop, input=str(folder / "rollouts"), output_dir=str(folder / "model"),
+            model_name_or_path=self.model(iteration - 1), iteration=iteration,
+        )  # fmt: skip
         return Step("train", args)
 
     def testing(self, iteration: int, training: list[Step]) -> list[Step]:
@@ -93,13 +95,14 @@ class _StepsOfIterations:
         sampling.after = training[iteration - 1] if iteration else None
         return [
             sampling,
-            Step("score", take(ScoreArguments, loop, input=rows, output_dir=rows)),
-            Step("evaluate", take(EvaluateArguments, loop, input=rows, output_dir=str(folder / "results"))),
+            Step("score", stage_args(ScoreArguments, loop, input=rows, output_dir=rows)),
+            Step("evaluate", stage_args(EvaluateArguments, loop, input=rows, output_dir=str(folder / "results"))),
         ]
 
     def _sampling(self, rows: str, writer: int, iteration: int, **more: object) -> Step:
-        return Step("sample", take(SampleArguments, self.loop, output_dir=rows, model_name_or_path=self.model(writer),
-                                   iteration=iteration, **more))  # fmt: skip
+        model = self.model(writer)
+        named = {"output_dir": rows, "model_name_or_path": model, "iteration": iteration, **more}
+        return Step("sample", stage_args(SampleArguments, self.loop, **named))
 
     def _folder(self, iteration: int) -> Path:
         return self.loop.folder / (f"iteration-{iteration}" if iteration else "base")
@@ -133,7 +136,7 @@ def iterate(loop: IterateArguments) -> None:
     )
 
 
-def _time_of(side: str, total: float, spent: Spent) -> str:
+def _time_of(side: str, total: float, spent: StageTimes) -> str:
     rest = total - spent.stages - spent.starts
     busy = f"stages {spent.stages:.0f} s, starting processes {spent.starts:.0f} s"
     if side:

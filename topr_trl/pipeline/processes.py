@@ -23,7 +23,7 @@ _GRACE = 60.0  # seconds in which a process that is asked to end does so
 
 
 @dataclass
-class Group:
+class ProcessGroup:
     """Processes that run together: where one fails, all are ended, and started again.
 
     A launcher may say nothing of a lost machine: exit status 0 alone is not trusted, `has_finished` has to say so, too.
@@ -69,7 +69,7 @@ def _kill_group(process: Process) -> None:
         os.killpg(process.pid, _KILL)
 
 
-def run_groups(groups: list[Group], stage: str, retries: int, log: Path | None, stop: Event) -> None:
+def run_process_groups(groups: list[ProcessGroup], stage: str, retries: int, log: Path | None, stop: Event) -> None:
     try:
         while not all(group.is_done for group in groups):
             for group in groups:

@@ -11,7 +11,7 @@ import numpy as np
 
 from topr_trl.data.rollouts import Rollouts
 from topr_trl.data.rows import LARGEST_REWARD, ROLLOUT, hash_prompts
-from topr_trl.data.sampled import MODE, TEMPERATURE
+from topr_trl.data.sampled import LOGPROBS_MODE, TEMPERATURE
 from topr_trl.formats import FORMATS
 from topr_trl.formats.records import (
     Evaluated,
@@ -70,7 +70,9 @@ class RecordReader:
         self.runs: dict[str, _Run] = {}
         has_reward = self.format.rewards is not None or args.reward_fields or self.rewards is not None
         self._for_all = {
-            name: value for name, value in ((TEMPERATURE, args.temperature), (MODE, args.logprobs_mode)) if value
+            name: value
+            for name, value in ((TEMPERATURE, args.temperature), (LOGPROBS_MODE, args.logprobs_mode))
+            if value
         }
         named = {"problem_id": True, ROLLOUT: args.rollout_field, "reward": has_reward}
         more = (name for name, is_there in named.items() if is_there)

@@ -26,7 +26,7 @@ _STAGES = b"topr_trl.stages"  # in the metadata of a shard
 _NOTES = b"topr_trl.notes"
 _ORDER = ("import", "sample", "score", "curate", "log-mu")
 
-Added = dict[str, list[str]]  # the stages that a shard went through, and the columns that each added
+ColumnsByStage = dict[str, list[str]]  # the stages that a shard went through, and the columns that each added
 
 Made = tuple[int, Json]  # what a stage returns: rows, and notes for the manifest
 
@@ -36,7 +36,7 @@ def count_rows(folder: Path) -> int:
     return sum(map(rows_of, shards_of(folder)))
 
 
-def write_shard(table: pa.Table, path: Path, stages: Added, notes: Json | None = None) -> None:
+def write_shard(table: pa.Table, path: Path, stages: ColumnsByStage, notes: Json | None = None) -> None:
     """Write rows that stages have worked on; the file appears, or is replaced, as a whole.
 
     `notes` are kept until a stage writes the shard again.
@@ -51,10 +51,10 @@ def notes_of(shard: Path) -> Json:
     return notes
 
 
-def stages_of(shard: Path) -> Added:
+def stages_of(shard: Path) -> ColumnsByStage:
     """The stages that a shard went through, and the columns that each added."""
     metadata = schema_of(shard).metadata if shard.suffix == ".parquet" else None
-    stages: Added = json.loads((metadata or {}).get(_STAGES, b"{}"))
+    stages: ColumnsByStage = json.loads((metadata or {}).get(_STAGES, b"{}"))
     return stages
 
 
@@ -70,7 +70,7 @@ def _has_been_through(stage: str, shard: Path) -> bool:
         return False
 
 
-def _without(stage: str, stages: Added) -> tuple[Added, set[str]]:
+def _without(stage: str, stages: ColumnsByStage) -> tuple[ColumnsByStage, set[str]]:
     """The stages before this one, and the columns that it and those after it added: another run makes them again."""
     later = set(_ORDER[_ORDER.index(stage) :])
     added = {column for name in later & set(stages) for column in stages[name]}

@@ -41,7 +41,7 @@ class Step:
 
 
 @dataclass
-class Spent:
+class StageTimes:
     """Seconds: of the stages that ran, of starting processes for them, and of waiting for another side."""
 
     stages: float = 0.0
@@ -51,7 +51,7 @@ class Spent:
 
 def run_steps(
     steps: Iterable[Step], launch: LaunchArguments, out: Path, count: int, side: str = "", stop: Event | None = None
-) -> Spent:
+) -> StageTimes:
     """Run steps in order, each once; which come later may depend on what earlier ones have found.
 
     Args:
@@ -63,7 +63,7 @@ def run_steps(
     Raises:
         ChildProcessError: a stage failed, and its messages say why; or `stop` was set.
     """
-    spent, stop = Spent(), stop or Event()
+    spent, stop = StageTimes(), stop or Event()
     for number, step in enumerate(steps, 1):
         place = f"{side} {number}/{count}".strip()
         title = f"[{place}] {step.stage} -> {os.path.relpath(step.folder, out)}"
@@ -92,7 +92,7 @@ def run_steps(
     return spent
 
 
-def run_sides(sides: Mapping[str, Sequence[Step]], launch: LaunchArguments, out: Path) -> dict[str, Spent]:
+def run_sides(sides: Mapping[str, Sequence[Step]], launch: LaunchArguments, out: Path) -> dict[str, StageTimes]:
     """Run sides at the same time, each in its order; a step waits for the one that it comes `after`.
 
     Raises:

@@ -23,15 +23,15 @@ from topr_trl.pipeline.arguments import (
     ScoreArguments,
     TrainArguments,
     TrialArguments,
-    take,
+    stage_args,
 )
-from topr_trl.pipeline.held_out import GIVEN_LOG_MU, HELD_OUT, PROBLEMS, TRAINING, Split, split
+from topr_trl.pipeline.held_out import GIVEN_LOG_MU, HELD_OUT, PROBLEMS, TRAINING_ROWS, Split, split
 from topr_trl.pipeline.launch import check_launch
 from topr_trl.pipeline.models import model_path
 from topr_trl.pipeline.steps import Step, run_steps
 
 _FACTORS = (1 / 3, 3.0)  # of the learning rate, in the second round
-_IN_SECOND_ROUND = 2
+_ARMS_IN_SECOND_ROUND = 2
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Arm:
         word = "low" if factor < 1 else "high"
         return Arm(f"{self.name}-{word}-rate", self.label, self.settings, factor)
 
-    def of_steps(self, epochs: float, positive_share: float) -> "Arm":
+    def with_equal_steps(self, epochs: float, positive_share: float) -> "Arm":
         """The same with as many steps as `epochs` over all rows have, if it reads the positives alone."""
         if self.settings.get("curation") != "positives":
             return self
@@ -74,7 +74,7 @@ ARMS = (
     ),
     Arm("group-mean", "group mean", {"baseline": "group_mean"}),
     Arm("positives-only", "positives only", {"preset": "positives_only"}),
-    Arm("positives-repeated", "positives, repeated", {"curation": "positives"}),  # as many steps, see `of_steps`
+    Arm("positives-repeated", "positives, repeated", {"curation": "positives"}),  # see `with_equal_steps`
 )
 
 
@@ -125,26 +125,26 @@ class _StepsOfTrial:
     def __init__(self, trial: TrialArguments, out: Path, rows: Split) -> None:
         self.trial, self.out, self.rows = trial, out, rows
         epochs = trial.num_train_epochs
-        self.first = [arm.of_steps(epochs, rows.positive_share) for arm in ARMS if arm.name in rows.settings]
+        self.first = [arm.with_equal_steps(epochs, rows.positive_share) for arm in ARMS if arm.name in rows.settings]
         self.found: dict[Arm | None, tuple[NDArray[np.float64], float]] = {}  # values and effective samples
         of_testing = 2 if rows.by_answers else 1
-        arms = len(self.first) + _IN_SECOND_ROUND * len(_FACTORS)
+        arms = len(self.first) + _ARMS_IN_SECOND_ROUND * len(_FACTORS)
         self.count = of_testing + arms * (1 + of_testing)
 
     def steps(self) -> Iterator[Step]:
         yield from self._testing(None)
         for arm in self.first:
             yield from self._arm(arm)
-        best = sorted(self.first, key=lambda arm: -float(self.found[arm][0].mean()))[:_IN_SECOND_ROUND]
+        best = sorted(self.first, key=lambda arm: -float(self.found[arm][0].mean()))[:_ARMS_IN_SECOND_ROUND]
         for arm in best:
             for factor in _FACTORS:
                 yield from self._arm(arm.at(factor))
 
     def _arm(self, arm: Arm) -> Iterator[Step]:
         model = str(self._folder(arm) / "model")
-        rows = str(self.out / "rows" / TRAINING)
+        rows = str(self.out / "rows" / TRAINING_ROWS)
         changes = {"input": rows, "output_dir": model, "learning_rate": arm.rate(self.trial)}
-        yield Step("train", take(TrainArguments, self.trial, **changes, **arm.settings))
+        yield Step("train", stage_args(TrainArguments, self.trial, **changes, **arm.settings))
         yield from self._testing(arm)
         manifest.discard(self._folder(arm) / "model")  # eleven of them would fill a disk
 
@@ -158,7 +158,7 @@ class _StepsOfTrial:
                 "test_dataset_name": problems, "num_generations": self.trial.num_generations_eval,
                 "task": inputs.task_of_rows(self.trial),
             }  # fmt: skip
-            yield Step("sample", take(SampleArguments, self.trial, **sampling))
+            yield Step("sample", stage_args(SampleArguments, self.trial, **sampling))
             yield Step("score", ScoreArguments(input=rows, output_dir=rows))
         else:
             held_out = self.out / "rows" / HELD_OUT
@@ -167,7 +167,7 @@ class _StepsOfTrial:
             between = float(rewards[:2].mean()) if len(rewards) > 1 else float(rewards[0]) - 1
             every = {"preset": "opr", "baseline": str(between), "log_mu": "trainer"}
             changes = {"input": str(held_out), "output_dir": rows, "model_name_or_path": model, **every}
-            yield Step("log-mu", take(TrainArguments, self.trial, **changes))
+            yield Step("log-mu", stage_args(TrainArguments, self.trial, **changes))
         self.found[arm] = self._values_of(arm)
 
     def _folder(self, arm: Arm | None) -> Path:
