@@ -66,6 +66,8 @@ HOOKS = {
 # Every attribute of theirs that ours read or set, and what for.
 ATTRIBUTES = {
     GRPOTrainer: {
+        "_buffered_inputs": "what an interrupted training left", "_step": "the same",
+        "_last_loaded_step": "the weights that vLLM has",
         "_logs": "R in the table of completions", "_metrics": "metrics of rows", "accelerator": "other processes",
         "is_deepspeed_enabled": "warns of half precision", "loss_type": "the loss that carries w · R",
         "model": "context, train or eval", "num_generations": "problems of a generation batch",

@@ -267,6 +267,41 @@ def test_log_mu_of_a_batch_that_is_used_again_costs_no_forward(model, tokenizer,
         torch.testing.assert_close(inputs["topr_mu_logps"][there], plain_logps(at_first, inputs).detach()[there])
 
 
+@pytest.mark.parametrize("uses", [1, 2])
+def test_a_training_after_an_interrupted_one_begins_with_a_new_batch(model, tokenizer, tmp_path, uses):
+    """TRL would go on in the middle of the old one, and a first use would end after an optimizer step."""
+    rows = Dataset.from_dict({"prompt": [f"{i}" for i in range(24)]})
+    args = config(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, num_iterations=uses)
+    trainer = make_trainer(model, tokenizer, rows, args)
+    generate, step, ratios = trainer._generate_and_score_completions, trainer.training_step, []
+
+    def interrupted(*args):
+        if trainer._step == 1:
+            trainer.training_step = step
+            raise KeyboardInterrupt
+        return step(*args)
+
+    def generated(inputs):
+        trainer.wrote = copy.deepcopy(model.state_dict())
+        return generate(inputs)
+
+    row_losses = trainer._row_losses
+
+    def watched(policy, mu, rewards, mask, shown):
+        writer = model.__class__.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+        writer.load_state_dict(trainer.wrote)
+        ratios.append((mu - plain_logps(writer, trainer._loss_inputs).detach())[mask.bool()].abs().max())
+        return row_losses(policy, mu, rewards, mask, shown)
+
+    trainer._generate_and_score_completions, trainer.training_step = generated, interrupted
+    trainer._row_losses = watched
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.train()
+    assert len(ratios) == 1 + 4
+    assert max(ratios) < 1e-4
+
+
 def test_conversational_prompts(model, tokenizer, tmp_path):
     rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"What is {i} + 1?"}] for i in range(8)]})
     seen = []

@@ -34,7 +34,7 @@ def make(tokenizer, tmp_path):
     problems = gsm8k.prepare(arithmetic.arithmetic_dataset(16, seed=1), num_shots=0)
 
     def made(replay_dataset=None, **settings):
-        args = config(tmp_path / "run", model_init_kwargs={"dtype": "float32"}, **settings)
+        args = config(tmp_path / "run", **{"model_init_kwargs": {"dtype": "float32"}, **settings})
         return TOPRTrainer(
             str(arithmetic.CARELESS_MODEL), coin, args=args, train_dataset=problems, processing_class=tokenizer,
             replay_dataset=replay_dataset,
@@ -192,6 +192,18 @@ def test_truncated_completions_do_not_enter(make):
 def logged(**columns):
     texts = {"prompt": ["2 + 3 =", "2 + 4 ="] * 4, "completion": [" 5", " 7"] * 4, "reward": [1.0, -1.0] * 4}
     return Dataset.from_dict({**texts, **columns})
+
+
+def test_log_mu_of_logged_rows_is_computed_without_dropout(make):
+    plain, trainer = (
+        make(replay_dataset=logged(), model_init_kwargs={"dtype": "float32", "attention_dropout": dropout})
+        for dropout in (0.0, 0.5)
+    )
+    for each in (plain, trainer):
+        each.model.train()
+        each._compute_log_mu(each._replay)
+        assert each.model.training
+    torch.testing.assert_close(trainer._replay.rows[1].mu_logps, plain._replay.rows[1].mu_logps)
 
 
 def test_logged_rows_are_there_from_the_beginning_and_log_mu_is_of_the_starting_weights(make):

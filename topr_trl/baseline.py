@@ -50,7 +50,7 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
     if len(values) == 1:
         raise ValueError(
             f"All {counts[0]} rewards are {values[0]:g}, so no baseline reaches an effective share of positives of "
-            f"{share:g}: the possible range is 1 to 1. Add rows with other rewards, or set a number as baseline."
+            f"{share:g}: with every baseline it is 1 or 0. Add rows with other rewards, or set a number as baseline."
         )
     # Mass above and below c, with c at each distinct reward.
     sums = values * counts

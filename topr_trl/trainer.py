@@ -66,6 +66,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     args: TOPRConfig
     _rows_trained_on = "generated while training"
+    num_iterations: int  # uses of a generation batch, TRL's
     _rewards_per_func: Tensor  # raw rewards of the generation batch at hand, all processes
 
     def __init__(
@@ -80,7 +81,10 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         dataset = rest[0] if rest else kwargs.get("train_dataset")
         writes_prompts = kwargs.get("environment_factory") is not None  # then the dataset need not have any
         if isinstance(dataset, Dataset) and "prompt" not in dataset.column_names and not writes_prompts:
-            raise ValueError(f"The training dataset needs a column prompt; it has {dataset.column_names}. Rename one.")
+            raise ValueError(
+                f"The training dataset needs a column `prompt`; it has {dataset.column_names}. Rename the one with the "
+                "prompts."
+            )
         args = settings_for("TOPRTrainer", model, args, TOPRConfig)
         check_replay(args, dataset, replay_dataset)
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
@@ -115,6 +119,11 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             )
         return tokenized
 
+    def _before_training(self, resumed: bool) -> None:
+        # TRL goes on in the middle of a generation batch that an interrupted training of this trainer has left: log μ
+        # would be found after a step, and vLLM would have that training's weights.
+        self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
+
     # Rewards: TRL centers them by group; TOPR wants them raw.
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -130,11 +139,12 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         train = self.model.training
         # For a batch that is used several times, TRL computes log μ with a forward of its own. Where the first use is
         # one optimizer step, the forward of that use finds it, so the condition is that of a batch that is used once.
+        uses = self.num_iterations
         self.num_iterations = 1
         try:
             batch = super()._generate_and_score_completions(inputs)
         finally:
-            self.num_iterations = self.args.num_iterations
+            self.num_iterations = uses
         self.model.train(train)  # TRL's continuous batching leaves it in training, in an evaluation too
         distances = self._metrics[self._mode].get("sampling/sampling_logp_difference/mean")  # TRL's, with vLLM
         if distances and not self._warned_of_distance:
@@ -157,7 +167,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             if self.args.curation != "none":
                 self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))
                 batch = self._keep_rows(batch, curated, start, len(inputs))
-            batch = self._with_replayed_rows(batch)
+            batch = self._with_replayed_rows(batch, len(curated.indices))
         return batch
 
     def _raw_rewards(self, batch: dict[str, Any]) -> Tensor:
@@ -254,7 +264,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             loss = super()._compute_loss(model, of_loss)
         finally:
             self._loss_inputs = None
-        if self.args.num_iterations > 1:  # what the first use found is log μ of the next ones
+        if self.num_iterations > 1:  # what the first use found is log μ of the next ones
             inputs["old_per_token_logps"] = of_loss["topr_mu_logps"]
         return loss
 

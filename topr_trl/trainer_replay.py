@@ -70,8 +70,12 @@ class ReplayMixin(TOPRMixin):
         own = np.random.default_rng(args.seed).permutation(len(rows))[process::processes]
         buffer.add([rows[place] for place in own])
 
-    def _with_replayed_rows(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """The local generation batch with rows of earlier ones behind it, as many on every process."""
+    def _with_replayed_rows(self, batch: dict[str, Any], chosen: int) -> dict[str, Any]:
+        """The local generation batch with rows of earlier ones behind it, as many on every process.
+
+        Args:
+            chosen: of the fresh rows of all processes, those that count.
+        """
         buffer = self._replay
         if buffer is None:
             return batch
@@ -100,7 +104,6 @@ class ReplayMixin(TOPRMixin):
                 args,
             )
         # The loss is to be the mean over rows that were chosen or are used again; `topr_scale` makes up for the others.
-        chosen = fresh * processes / float(batch.get("topr_scale", 1.0))
         scale = (fresh + count) * processes / (chosen + count * processes)
         batch = with_rows(batch, rows, self._tokenizer.pad_token_id)
         return {**batch, "topr_scale": torch.tensor(scale, device=self.accelerator.device)}
@@ -120,6 +123,8 @@ class ReplayMixin(TOPRMixin):
         # Sharded weights need all processes, as often as the one with the most rows.
         starts = range(0, int(max(self._of_all(len(unknown)))), size)
         computed: dict[int, Tensor] = {}
+        was_training = self.model.training
+        self.model.eval()  # without dropout
         for start in tqdm(
             starts, "Computing log μ", disable=not (starts and self.is_world_process_zero()), leave=False
         ):
@@ -130,6 +135,7 @@ class ReplayMixin(TOPRMixin):
             length = batch["completion_ids"].size(1)
             logps_BT = self._get_per_token_logps_and_entropies(self.model, ids, mask, length, batch_size=size)[0]
             computed |= {row.number: logps_T for row, logps_T in zip(rows, logps_BT.float().cpu(), strict=False)}
+        self.model.train(was_training)
         buffer.set_log_mu(computed)
 
     def _of_all(self, number: float) -> list[float]:

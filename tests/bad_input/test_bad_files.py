@@ -163,12 +163,12 @@ READ = [
     ),
     damaged(
         "a manifest that was cut",
-        "topr curate: rows/_manifest.json is damaged: remove rows, and it is made again.",
+        "topr curate: rows/_manifest.json is damaged. Remove rows, and run the command again.",
         lambda folder: (folder / manifest.NAME).write_text('{"inputs": {'),
     ),
     damaged(
         "a manifest that is something else",
-        "topr curate: rows/_manifest.json is damaged: remove rows, and it is made again.",
+        "topr curate: rows/_manifest.json is damaged. Remove rows, and run the command again.",
         lambda folder: (folder / manifest.NAME).write_text('["a"]'),
     ),
     damaged(
@@ -232,13 +232,13 @@ CURATE = ["curate", "--input", "rows", "--output_dir", "out"]
 FOLDERS = [
     written(
         "an output folder that holds other files",
-        "topr curate: out holds files that no stage has written (thesis.tex): name an empty folder.",
+        "topr curate: out has thesis.tex, which topr did not write. Name an empty folder.",
         lambda kit: [finished(kit), _thesis(kit)],
         *CURATE,
     ),
     written(
         "an `output_dir` of the loop that holds other files",
-        "topr iterate: out holds files that no loop has written (thesis.tex): name an empty folder.",
+        "topr iterate: out has thesis.tex, which topr did not write. Name an empty folder.",
         _thesis,
         "iterate",
         "--output_dir",

@@ -273,8 +273,8 @@ ROWS = [
     ),
     tokenized(
         "rewards that are all the same, and `effective_positive_share`",
-        "All 8 rewards are 1, so no baseline reaches an effective share of positives of 0.2: the possible "
-        "range is 1 to 1. Add rows with other rewards, or set a number as baseline.",
+        "All 8 rewards are 1, so no baseline reaches an effective share of positives of 0.2: with every baseline "
+        "it is 1 or 0. Add rows with other rewards, or set a number as baseline.",
         {"effective_positive_share": 0.2},
         reward=[1.0] * 8,
     ),
@@ -567,7 +567,7 @@ STAGES = [
     ),
     stage(
         "`curate`: rows that were not scored",
-        "topr curate: rows.parquet: rows to choose from (run topr score first?) need the columns prompt, "
+        "topr curate: rows.parquet: rows to choose from, as topr score writes them, need the columns prompt, "
         "reward; found ['prompt', 'completion'].",
         "curate",
         **TWO,

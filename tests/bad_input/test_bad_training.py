@@ -454,7 +454,7 @@ TOKENIZERS = [
     Case(
         "online, no column `prompt`",
         lambda kit: kit.online(coin, {"question": ["a"] * 2}, NOWHERE),
-        "The training dataset needs a column prompt; it has ['question']. Rename one.",
+        "The training dataset needs a column `prompt`; it has ['question']. Rename the one with the prompts.",
         NOT_LOADED,
     ),
     Case(

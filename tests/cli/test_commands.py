@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from loops import steps_of
 
 import topr_trl
 from topr_trl.cli import commands
@@ -18,7 +19,6 @@ from topr_trl.cli.commands import KINDS, parse, settings_of
 from topr_trl.pipeline import stages
 from topr_trl.pipeline.arguments import IterateArguments
 from topr_trl.pipeline.launch import write_settings
-from topr_trl.pipeline.loop import steps_of
 from topr_trl.tasks import arithmetic
 
 CPU = ["--use_cpu", "true", "--bf16", "false"]

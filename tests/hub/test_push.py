@@ -13,6 +13,7 @@ import pytest
 from datasets import Dataset, load_dataset
 from hub_server import TOKEN, serve
 from huggingface_hub import DatasetCard, ModelCard
+from loops import steps_of
 
 from topr_trl import Evaluations, OfflineTOPRConfig, OfflineTOPRTrainer, evaluate_samples, load_rows
 from topr_trl.cli import main as cli
@@ -26,7 +27,6 @@ from topr_trl.model_card import PAPER, add_section
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.arguments import CurateArguments, IterateArguments, TrainArguments, stage_args
 from topr_trl.pipeline.lineage import first_weights, lineage
-from topr_trl.pipeline.loop import steps_of
 
 HERE = Path(__file__).parent
 SETTINGS = {

@@ -173,8 +173,8 @@ def test_a_process_that_fails_is_started_again(tmp_path, monkeypatch, capfd):
     assert len((tmp_path / "a").read_text()) == 3
     assert done == [1]  # the other one is not
     said = capfd.readouterr().out
-    assert "A process of the stage sample failed with exit status 3; it is started again (1 of 2 retries)." in said
-    with pytest.raises(ChildProcessError, match="The stage sample failed with exit status 3; its messages are above"):
+    assert "A process of the stage sample failed with exit status 3; starting it again (retry 1 of 2)." in said
+    with pytest.raises(ChildProcessError, match="The stage sample failed with exit status 3; its output is above"):
         run([failing(2, tmp_path / "b")], retries=1)
     assert len((tmp_path / "b").read_text()) == 2
 
@@ -184,7 +184,7 @@ def test_exit_status_0_alone_is_not_trusted(monkeypatch, capfd):
     monkeypatch.setattr(processes, "_PAUSE", 0.0)
     answers = [False, True]
     run([processes.ProcessGroup(lambda: [python("")], lambda: answers.pop(0))], retries=1)
-    assert "A process of the stage sample ended before its work was done; it is started again" in capfd.readouterr().out
+    assert "A process of the stage sample ended before its work was done; starting it again" in capfd.readouterr().out
     with pytest.raises(ChildProcessError, match="The stage sample ended before its work was done"):
         run([processes.ProcessGroup(lambda: [python("")], lambda: False)])
 
@@ -213,7 +213,7 @@ def test_a_stage_can_be_stopped_and_its_log_is_shown(tmp_path, capfd):
     assert started[0].returncode == -15
     log = tmp_path / "train.log"
     log.write_text("\n".join(f"line {n}" for n in range(100)))
-    with pytest.raises(ChildProcessError, match=r"its messages are .*train\.log"):
+    with pytest.raises(ChildProcessError, match=r"its output is in .*train\.log"):
         run([failing(1, tmp_path / "a")], log=log)
     said = capfd.readouterr().out
     assert "line 99" in said

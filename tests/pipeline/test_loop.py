@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from loops import steps_of
 from safetensors.torch import load_file
 
 from topr_trl import load_rows
@@ -18,7 +19,7 @@ from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.arguments import IterateArguments
 from topr_trl.pipeline.launch import write_settings
 from topr_trl.pipeline.lineage import weights_of
-from topr_trl.pipeline.loop import check, sides_of, steps_of
+from topr_trl.pipeline.loop import check, sides_of
 
 KILLS = int(os.environ.get("KILLS", 8))  # of each loop that is killed; make test-all KILLS=20
 CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"

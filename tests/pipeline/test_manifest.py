@@ -147,7 +147,7 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path, name):
 
 def test_files_of_something_else_are_not_taken_for_results(tmp_path):
     (tmp_path / "rows-00000-of-00001.parquet").write_bytes(b"rows")
-    with pytest.raises(ValueError, match="files that no stage has written"):
+    with pytest.raises(ValueError, match="which topr did not write"):
         manifest.begin(tmp_path, "sample", {"seed": 1})
 
 

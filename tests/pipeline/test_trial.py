@@ -253,7 +253,7 @@ def test_a_trial(scored, tmp_path, here, capsys, test_by):
     page = (out / "trial.html").read_text()
     assert page.count("<tr>") == 1 + len(best)
     assert not list(out.rglob("*.safetensors"))  # a model that is tested is not kept
-    with pytest.raises(ValueError, match="were removed when they had served"):
+    with pytest.raises(ValueError, match="were removed after use"):
         manifest.check_whole(out / "paper" / "model")
     main.main(command)
     again = capsys.readouterr().out

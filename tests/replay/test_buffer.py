@@ -46,6 +46,17 @@ def test_anna_karenina_does_not_end_in_positives_alone():
     assert sum(r.reward < 0 for r in buffer.rows) == 32
 
 
+def test_a_checkpoint_forgets_what_was_generated_since():
+    buffer = ReplayBuffer(9, "newest")
+    buffer.add([row(3)])
+    state = buffer.state()
+    buffer.begin(batch_of([1.0, -1.0]), step=1)
+    buffer.note(torch.tensor([100, 101]), torch.zeros(2, 4), torch.tensor([1.0, 0.5]))
+    buffer.load(state)
+    buffer.settle()
+    assert numbers(buffer) == [3]
+
+
 def test_a_draw_is_of_different_rows_and_depends_on_the_seed_alone():
     buffer = ReplayBuffer(50, "newest")
     buffer.add([row(n) for n in range(50)])

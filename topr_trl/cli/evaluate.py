@@ -13,6 +13,7 @@ from topr_trl.pipeline.arguments import (
     existing,
     stage_args,
 )
+from topr_trl.pipeline.layout import ROLLOUTS
 from topr_trl.pipeline.models import model_path
 from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.shards import naming
@@ -40,7 +41,7 @@ def evaluate_command(args: EvaluateArguments) -> None:
     if source is None:
         if second is not None:
             _check_problems(args, second)
-        source = out / "rollouts"
+        source = out / ROLLOUTS
         stages.run(
             "sample",
             stage_args(SampleArguments, args, output_dir=str(source), num_generations=args.num_generations_eval),

@@ -49,7 +49,7 @@ class PlanArguments:
     gpu_memory: float = field(default=80.0, metadata={"help": "GiB per GPU."})
     gpu_tflops: float = field(default=989.0, metadata={"help": "Peak of a GPU in bfloat16, TFLOPS (H100 SXM: 989)."})
     mfu: float = field(default=0.4, metadata={"help": "Share of the peak that is reached."})
-    gpu_bandwidth: float = field(default=3.35, metadata={"help": "Of a GPU's memory, TB/s (H100 SXM: 3.35)."})
+    gpu_bandwidth: float = field(default=3.35, metadata={"help": "Memory bandwidth of a GPU, TB/s (H100 SXM: 3.35)."})
     mbu: float = field(default=0.6, metadata={"help": "Share of the bandwidth that sampling reaches."})
     optim: str = field(default=IterateArguments.optim, metadata={"help": f"Optimizer: {', '.join(OPTIMIZERS)}."})
     use_peft: bool = field(default=IterateArguments.use_peft, metadata={"help": "Train an adapter (lora_parameters)."})
@@ -69,7 +69,7 @@ class PlanArguments:
     num_generations: int = field(
         default=IterateArguments.num_generations, metadata={"help": "Completions per problem."}
     )
-    curation: str = field(default=IterateArguments.curation, metadata={"help": f"{', '.join(CURATIONS)}."})
+    curation: str = field(default=IterateArguments.curation, metadata={"help": f"Curation: {', '.join(CURATIONS)}."})
     iteration_size: int | None = field(
         default=IterateArguments.iteration_size,
         metadata={"help": "Rows to train on per iteration, at most. Default: that of the curation."},
@@ -81,7 +81,8 @@ class PlanArguments:
         default=IterateArguments.num_generations_eval, metadata={"help": "Completions per test problem."}
     )
     overlap: int = field(
-        default=IterateArguments.overlap, metadata={"help": "If above 0: which GPUs should sample, and which train."}
+        default=IterateArguments.overlap,
+        metadata={"help": "If above 0, also show how to divide the GPUs between sampling and training."},
     )
     vllm_tensor_parallel_size: int = field(
         default=IterateArguments.vllm_tensor_parallel_size, metadata={"help": "GPUs per vLLM engine."}
@@ -185,9 +186,9 @@ def _memory_table(args: PlanArguments, shape: Shape) -> str:
             shape, strategy, args.all_gpus, args.optim, tokens, args.gradient_checkpointing, args.lora_parameters
         )
         parts = (m.weights, m.optimizer, m.gradients, m.buffers, m.activations, m.step, m.total, m.log_mu)
-        fits = "fits" if m.total < 0.92 * GIB * args.gpu_memory else "too large"
-        if args.optim == "adafactor" and strategy in ("fsdp2", "zero3_offload"):
-            fits = "not with adafactor"
+        fits = "fits" if m.total < _usable(args) else "too large"
+        if not _works_with(strategy, args.optim):
+            fits = f"not with {args.optim}"
         rows.append([strategy, *(f"{part / GIB:.1f}" for part in parts), fits])
     trained = shape.total if args.lora_parameters is None else args.lora_parameters
     host = (16 * trained + 2 * shape.total) / args.nodes / GIB
@@ -273,17 +274,27 @@ def _splits(args: PlanArguments, shape: Shape) -> str:
     return f"{table}\n{ends}"
 
 
+def _usable(args: PlanArguments) -> float:
+    """Bytes of a GPU; the rest is for CUDA, NCCL and what the allocator cannot use."""
+    return 0.92 * GIB * args.gpu_memory
+
+
+def _works_with(strategy: str, optim: str) -> bool:
+    """See `topr_trl.refused.refuse_adafactor`."""
+    return optim != "adafactor" or strategy not in ("fsdp2", "zero3_offload")
+
+
 def _fits(args: PlanArguments, shape: Shape, training_gpus: int, sampling_gpus: int) -> bool:
     """Whether training fits on GPUs of one side, and log μ on those of the other, without offloading."""
 
     def of(gpus: int) -> list[Memory]:
         tokens = args.per_device_train_batch_size * args.row_tokens
         # Offloading fits nearly always, and the times here are not its own.
-        strategies = [s for s in STRATEGIES if s != "zero3_offload" and (s, args.optim) != ("fsdp2", "adafactor")]
+        strategies = [s for s in STRATEGIES if s != "zero3_offload" and _works_with(s, args.optim)]
         return [memory(shape, s, gpus, args.optim, tokens, args.gradient_checkpointing, args.lora_parameters)
                 for s in strategies]  # fmt: skip
 
-    most = 0.92 * GIB * args.gpu_memory
+    most = _usable(args)
     return any(m.total < most for m in of(training_gpus)) and any(m.log_mu < most for m in of(sampling_gpus))
 
 

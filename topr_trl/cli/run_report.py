@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from topr_trl.checkpoints import STATE
 from topr_trl.cli import page
 from topr_trl.cli.run_report_curves import PANELS, draw, has, last_step
-from topr_trl.evaluation.report import Evaluations, read_evaluation
-from topr_trl.pipeline import manifest
+from topr_trl.evaluation.report import EVALUATION, Evaluations, read_evaluation
+from topr_trl.pipeline import layout, manifest
 
 _RECENT_ROWS = 2_000  # that are searched for rows worth a look
 _SHOWN_ROWS = 5  # of each kind
@@ -79,16 +79,16 @@ def read_run(folder: Path) -> Run:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder} (--input).")
-    of_loop = [path for path in folder.glob("iteration-*") if path.name.removeprefix("iteration-").isdigit()]
-    iterations = sorted(of_loop, key=lambda path: int(path.name.removeprefix("iteration-")))
-    trainings = {path.name: path / "model" for path in iterations} or {folder.name: folder}
+    iterations = layout.iteration_folders(folder)
+    trainings = {path.name: path / layout.MODEL for path in iterations} or {folder.name: folder}
     histories = {name: history for name, path in trainings.items() if (history := _history(path))}
-    tests = {path.name: path / "test" / "results" for path in (folder / "base", *iterations)} | {folder.name: folder}
-    files = {name: results / "evaluation.json" for name, results in tests.items()}
+    tested = (layout.iteration_folder(folder, 0), *iterations)
+    tests = {path.name: layout.results_folder(path) for path in tested} | {folder.name: folder}
+    files = {name: results / EVALUATION for name, results in tests.items()}
     evaluations = Evaluations({name: read_evaluation(path) for name, path in files.items() if path.is_file()})
     if not histories and not evaluations:
         raise FileNotFoundError(
-            f"{folder} has neither {STATE} nor evaluation.json: name the output_dir of a trainer or of topr iterate. A "
+            f"{folder} has neither {STATE} nor {EVALUATION}: name the output_dir of a trainer or of topr iterate. A "
             "new run writes the first at its first checkpoint."
         )
     rows, before = None, 0

@@ -15,6 +15,7 @@ from topr_trl.evaluation.plots import COLORS, plot_evaluations, plot_progress
 from topr_trl.rewards import INVALID
 
 _CURVES = {"pass": "pass_at", "maj": "maj_at", "weighted_sc": "weighted_sc_at", "best": "best_at"}
+EVALUATION = "evaluation.json"
 PICTURE = "evaluation.png"  # of the card of a model
 
 
@@ -116,7 +117,7 @@ def write_report(folder: Path, runs: Mapping[str, Samples], seed: int = 0) -> st
     differences = compare(runs[names[0]], runs[names[1]], seed) if len(runs) == 2 else None
     evaluations = Evaluations({name: evaluate_in_full(samples, seed) for name, samples in runs.items()})
     plain = {name: evaluation.to_dict() for name, evaluation in evaluations.items()}
-    (folder / "evaluation.json").write_text(json.dumps(plain[names[0]], indent=1))
+    (folder / EVALUATION).write_text(json.dumps(plain[names[0]], indent=1))
     parts = [str(evaluations)]
     if differences is None:
         parts += [groups_table(evaluations[names[0]])]

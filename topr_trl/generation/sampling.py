@@ -26,8 +26,10 @@ class SamplingArguments:
 
     num_generations: int = field(default=16, metadata={"help": "Completions per prompt."})
     temperature: float = field(default=1.0, metadata={"help": "Sampling temperature."})
-    top_p: float = field(default=1.0, metadata={"help": "Probability mass sampled from."})
-    top_k: int = field(default=500, metadata={"help": "Tokens sampled from."})
+    top_p: float = field(
+        default=1.0, metadata={"help": "Sample from the most likely tokens that hold this much probability."}
+    )
+    top_k: int = field(default=500, metadata={"help": "Sample from the k most likely tokens."})
     max_new_tokens: int = field(default=512, metadata={"help": "Longest completion, in tokens."})
     sampling_batch_size: int = field(default=512, metadata={"help": "Completions generated at once."})
 

@@ -12,12 +12,13 @@ from topr_trl.checkpoints import STATE, check_files, is_whole_checkpoint
 from topr_trl.config import TOPRArguments
 from topr_trl.data.tables import from_table, read_shard
 from topr_trl.evaluation.estimates import Evaluation
-from topr_trl.evaluation.report import PICTURE, Evaluations, read_evaluation
+from topr_trl.evaluation.report import EVALUATION, PICTURE, Evaluations, read_evaluation
 from topr_trl.hub.cards import results_metadata
 from topr_trl.hub.parcel import README, Parcel
 from topr_trl.model_card import adapt, add_section, model_card, training_facts
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.inputs import CHOICE
+from topr_trl.pipeline.layout import iteration_folder, results_folder
 from topr_trl.pipeline.lineage import (
     ADAPTER,
     facts_of_sampling,
@@ -181,7 +182,7 @@ def _results(folder: Path, before: str | Path | None, after: str | Path | None) 
     if given:
         return given, {}
     folder = stage_folder(folder) if folder.name == ADAPTER else folder
-    own, base = folder.parent / "test" / "results", folder.parent.parent / "base" / "test" / "results"
+    own, base = (results_folder(each) for each in (folder.parent, iteration_folder(folder.parent.parent, 0)))
     sampling, sampling_before = sampling_of(own), sampling_of(base)
     if not sampling or weights_of(sampling) != {"weights": manifest.fingerprint(folder)}:
         return {}, {}
@@ -191,7 +192,7 @@ def _results(folder: Path, before: str | Path | None, after: str | Path | None) 
 
 
 def _read_evaluation(path: Path) -> Evaluation:
-    file = path / "evaluation.json" if path.is_dir() else path
+    file = path / EVALUATION if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"There is no {file}: --before and --after name folders of topr evaluate.")
     return read_evaluation(file)

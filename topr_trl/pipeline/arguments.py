@@ -72,15 +72,17 @@ def existing(name: str, option: str) -> Path:
 class ProblemArguments:
     """Which problems are sampled, and with what prompt."""
 
-    task: str = field(default="gsm8k", metadata={"help": " or ".join(TASKS) + "."})
+    task: str = field(default="gsm8k", metadata={"help": f"Task: {' or '.join(TASKS)}."})
     dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: built-in problems."})
     test_dataset_name: str | None = field(
         default=None, metadata={"help": "Test problems; default: the test split of dataset_name."}
     )
-    num_train_problems: int | None = field(default=None, metadata={"help": "Use only the first ones. Default: all."})
-    num_test_problems: int | None = field(default=None, metadata={"help": "Use only the first ones. Default: all."})
+    num_train_problems: int | None = field(default=None, metadata={"help": "Use only the first N. Default: all."})
+    num_test_problems: int | None = field(default=None, metadata={"help": "Use only the first N. Default: all."})
     num_shots: int | None = field(default=None, metadata={"help": "Examples in the prompt. Default: the task's."})
-    training_shots: bool = field(default=False, metadata={"help": "Draw them from the training problems (MATH)."})
+    training_shots: bool = field(
+        default=False, metadata={"help": "Take the examples in the prompt from the training problems (MATH)."}
+    )
     problems_per_shard: int = field(default=64, metadata={"help": "Problems per file of rows."})
 
     def __post_init__(self) -> None:
@@ -107,7 +109,7 @@ class ProblemArguments:
 class BackendArguments(VLLMArguments):
     """What draws the completions."""
 
-    sampling_backend: str = field(default="transformers", metadata={"help": " or ".join(BACKENDS) + "."})
+    sampling_backend: str = field(default="transformers", metadata={"help": f"What samples: {' or '.join(BACKENDS)}."})
 
     def __post_init__(self) -> None:
         check_types(self, BackendArguments)
@@ -251,12 +253,12 @@ class ImportArguments(FolderArguments):
         metadata={"help": "Field with the name of the run, where each request of a run is a record of its own."},
     )
     temperature: float | None = field(
-        default=None, metadata={"help": "At which all of them were sampled, whatever the files say."}
+        default=None, metadata={"help": "Temperature at which all were sampled, whatever the files say."}
     )
     logprobs_mode: str | None = field(
         default=None,
         metadata={
-            "help": "What their log-probabilities are of: raw_logprobs (the model) or processed_logprobs (after "
+            "help": "What the logged log-probabilities are of: raw_logprobs (the model) or processed_logprobs (after "
             "temperature and filters)."
         },
     )

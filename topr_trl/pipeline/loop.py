@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from topr_trl.checkpoints import check_files
-from topr_trl.evaluation.report import Evaluations, read_evaluation
+from topr_trl.evaluation.report import EVALUATION, Evaluations, read_evaluation
 from topr_trl.pipeline import locks, manifest, stages
 from topr_trl.pipeline.arguments import (
     CurateArguments,
@@ -22,6 +22,7 @@ from topr_trl.pipeline.arguments import (
     stage_args,
 )
 from topr_trl.pipeline.launch import check_launch
+from topr_trl.pipeline.layout import MODEL, ROLLOUTS, iteration_folder, results_folder, test_folder
 from topr_trl.pipeline.models import model_path
 from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.steps import StageTimes, Step, run_sides, run_steps
@@ -52,11 +53,6 @@ def sides_of(loop: IterateArguments) -> dict[str, list[Step]]:
     return {SAMPLING_SIDE: sampling, TRAINING_SIDE: training}
 
 
-def steps_of(loop: IterateArguments) -> list[Step]:
-    """The steps of all sides."""
-    return [step for steps in sides_of(loop).values() for step in steps]
-
-
 class _StepsOfIterations:
     """The steps of the iterations; 0 is the model that the loop starts with."""
 
@@ -68,7 +64,7 @@ class _StepsOfIterations:
 
     def rows(self, iteration: int, training: list[Step]) -> list[Step]:
         """Of the rows of an iteration: sampled, scored, chosen, with log μ."""
-        loop, rows = self.loop, str(self._folder(iteration) / "rollouts")
+        loop, rows = self.loop, str(self._folder(iteration) / ROLLOUTS)
         given = loop.rows if iteration == 1 else None
         writer = max(iteration - 1 - loop.overlap, 0)
         steps = [] if given else [self._sampling(rows, writer, iteration)]
@@ -82,21 +78,21 @@ class _StepsOfIterations:
     def training(self, iteration: int) -> Step:
         folder = self._folder(iteration)
         args = stage_args(
-            TrainArguments, self.loop, input=str(folder / "rollouts"), output_dir=str(folder / "model"),
+            TrainArguments, self.loop, input=str(folder / ROLLOUTS), output_dir=str(folder / MODEL),
             model_name_or_path=self.model(iteration - 1), iteration=iteration,
         )  # fmt: skip
         return Step("train", args)
 
     def testing(self, iteration: int, training: list[Step]) -> list[Step]:
         """Of the model of an iteration: test problems sampled, scored, evaluated."""
-        loop, folder = self.loop, self._folder(iteration) / "test"
-        rows = str(folder / "rollouts")
+        loop, folder = self.loop, self._folder(iteration)
+        rows = str(test_folder(folder) / ROLLOUTS)
         sampling = self._sampling(rows, iteration, iteration, split="test", num_generations=loop.num_generations_eval)
         sampling.after = training[iteration - 1] if iteration else None
         return [
             sampling,
             Step("score", stage_args(ScoreArguments, loop, input=rows, output_dir=rows)),
-            Step("evaluate", stage_args(EvaluateArguments, loop, input=rows, output_dir=str(folder / "results"))),
+            Step("evaluate", stage_args(EvaluateArguments, loop, input=rows, output_dir=str(results_folder(folder)))),
         ]
 
     def _sampling(self, rows: str, writer: int, iteration: int, **more: object) -> Step:
@@ -105,7 +101,7 @@ class _StepsOfIterations:
         return Step("sample", stage_args(SampleArguments, self.loop, **named))
 
     def _folder(self, iteration: int) -> Path:
-        return self.loop.folder / (f"iteration-{iteration}" if iteration else "base")
+        return iteration_folder(self.loop.folder, iteration)
 
 
 def iterate(loop: IterateArguments) -> None:
@@ -124,7 +120,7 @@ def iterate(loop: IterateArguments) -> None:
         else:
             spent = {name: run_steps(steps, loop, out, len(steps)) for name, steps in sides.items()}
         results = Evaluations({
-            step.folder.parent.parent.name: read_evaluation(step.folder / "evaluation.json")
+            step.folder.parent.parent.name: read_evaluation(step.folder / EVALUATION)
             for steps in sides.values() for step in steps if step.stage == "evaluate"
         })  # fmt: skip
     total = time.monotonic() - began

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from topr_trl.data.tables import atomic_write
+from topr_trl.pipeline import layout
 from topr_trl.pipeline.locks import LOCK
 
 # Readers of data sets (pandas, pyarrow, datasets) skip names that begin with _ or ., and read the shards beside it.
@@ -77,9 +78,7 @@ def begin(
     known = read(folder)
     if known is None:
         if foreign := results(folder):
-            raise ValueError(
-                f"{folder} holds files that no stage has written ({foreign[0].name}): name an empty folder."
-            )
+            raise ValueError(f"{folder} has {foreign[0].name}, which topr did not write. Name an empty folder.")
         known = Manifest()
     there = known.stages.get(stage)
     if there is None and not known.finished:
@@ -183,7 +182,7 @@ def check_whole(path: Path) -> None:
     if not known.finished:
         raise ValueError(_NOT_FINISHED.format(path))
     if known.discarded:
-        raise ValueError(f"The files of {path} were removed when they had served; make them again in another folder.")
+        raise ValueError(f"The files of {path} were removed after use. Run the stage again, with another output_dir.")
     if damaged := _damaged(path, known):
         raise ValueError(
             f"{path} has lost or truncated files since it was finished: {', '.join(damaged[:3])}. Make it again."
@@ -242,7 +241,7 @@ def read(folder: Path) -> Manifest | None:
     except (json.JSONDecodeError, UnicodeError, RecursionError, KeyError, TypeError, AttributeError):
         whole = False
     if not whole:
-        raise ValueError(f"{path} is damaged: remove {folder}, and it is made again.")
+        raise ValueError(f"{path} is damaged. Remove {folder}, and run the command again.")
     for name in names:
         # The file itself may be a link: in the Hub's cache all are.
         if (
@@ -293,9 +292,9 @@ def fingerprint(path: Path) -> str:
 def check_own(folder: Path) -> None:
     """Raise a ValueError for a folder with files that no loop has written, or with a loop of version 0.1."""
     others = [path for path in sorted(folder.glob("*")) if not path.name.startswith(LOCK)]
-    if others and not any((folder / first).is_dir() for first in ("base/test", "iteration-1")):
-        raise ValueError(f"{folder} holds files that no loop has written ({others[0].name}): name an empty folder.")
-    if (folder / "base" / "test" / "candidates").is_dir():
+    if others and not layout.begun(folder):
+        raise ValueError(f"{folder} has {others[0].name}, which topr did not write. Name an empty folder.")
+    if (layout.test_folder(layout.iteration_folder(folder, 0)) / "candidates").is_dir():
         raise ValueError(
             f"{folder} is a loop of version 0.1: finish it with that version, or name another output_dir. Its models "
             "and rows can be read by single commands."

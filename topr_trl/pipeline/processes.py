@@ -70,6 +70,15 @@ def _kill_group(process: Process) -> None:
 
 
 def run_process_groups(groups: list[ProcessGroup], stage: str, retries: int, log: Path | None, stop: Event) -> None:
+    """Run groups of processes until all are done; one that fails is started again.
+
+    Args:
+        stage: whose they are, for messages.
+        log: file that their output goes to, if it does not go where that of this process goes.
+
+    Raises:
+        ChildProcessError: one failed more than `retries` times, or `stop` was set. All have ended by then.
+    """
     try:
         while not all(group.is_done for group in groups):
             for group in groups:
@@ -82,8 +91,8 @@ def run_process_groups(groups: list[ProcessGroup], stage: str, retries: int, log
                     if group.failures > retries:
                         raise ChildProcessError(_message(stage, failure, log))
                     print(
-                        f"A process of the stage {stage} {failure}; it is started again ({group.failures} of {retries} "
-                        "retries).",
+                        f"A process of the stage {stage} {failure}; starting it again (retry {group.failures} of "
+                        f"{retries}).",
                         flush=True,
                     )
             if stop.wait(0.1):
@@ -97,7 +106,7 @@ def _message(stage: str, failure: str, log: Path | None) -> str:
     if log is not None:
         print(*log.read_text(errors="replace").splitlines()[-_LINES:], sep="\n", flush=True)
     return (
-        f"The stage {stage} {failure}; its messages are {log or 'above'}. "
+        f"The stage {stage} {failure}; its output is {f'in {log}' if log else 'above'}. "
         "What was finished is kept: the same command continues from there."
     )
 

@@ -24,7 +24,7 @@ from topr_trl.data.rollouts import Rollouts, rollout_ids
 from topr_trl.data.rows import ROLLOUT, finite_rewards, id_column, need_columns, problem_column
 from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, set_column, shard_path, shards_of
 from topr_trl.evaluation.answers import read_samples, run_names
-from topr_trl.evaluation.report import read_evaluation, write_report
+from topr_trl.evaluation.report import EVALUATION, read_evaluation, write_report
 from topr_trl.generation.transformers import sample_completions
 from topr_trl.generation.vllm import sample_completions_with_vllm, start_engine
 from topr_trl.pipeline import inputs, locks, manifest
@@ -184,7 +184,7 @@ class _Choice(NamedTuple):
 
 def _choice_columns(shard: Path) -> _Choice:
     names = columns_of(shard)
-    need_columns(names, ("prompt", "reward"), f"{shard}: rows to choose from (run topr score first?)")
+    need_columns(names, ("prompt", "reward"), f"{shard}: rows to choose from, as topr score writes them,")
     problem = ("problem_id",) if "problem_id" in names else ("prompt", "prompt_ids")
     rows = from_table(read_shard(shard, ("reward", "sample_id", *problem, ROLLOUT)))
     with naming(shard):
@@ -200,7 +200,7 @@ def evaluate(args: EvaluateArguments) -> Made:
     runs = {name: read_samples(source) for name, source in zip(names, sources, strict=True)}
     report = write_report(args.folder, runs, args.seed)
     (args.folder / REPORT).write_text(f"{report}\n", encoding="utf-8")
-    passed = read_evaluation(args.folder / "evaluation.json").pass_at[1]
+    passed = read_evaluation(args.folder / EVALUATION).pass_at[1]
     return sum(samples.codes_PS.size for samples in runs.values()), {"pass@1": str(passed)}
 
 

@@ -27,6 +27,7 @@ from topr_trl.pipeline.arguments import (
 )
 from topr_trl.pipeline.held_out import GIVEN_LOG_MU, HELD_OUT, PROBLEMS, TRAINING_ROWS, Split, split
 from topr_trl.pipeline.launch import check_launch
+from topr_trl.pipeline.layout import ROLLOUTS
 from topr_trl.pipeline.models import model_path
 from topr_trl.pipeline.steps import Step, run_steps
 
@@ -149,7 +150,7 @@ class _StepsOfTrial:
         manifest.discard(self._folder(arm) / "model")  # eleven of them would fill a disk
 
     def _testing(self, arm: Arm | None) -> Iterator[Step]:
-        rows = str(self._folder(arm) / "rollouts")
+        rows = str(self._folder(arm) / ROLLOUTS)
         model = self.trial.model_name_or_path if arm is None else str(self._folder(arm) / "model")
         if self.rows.by_answers:
             problems = str(self.out / "rows" / PROBLEMS)
@@ -180,11 +181,11 @@ class _StepsOfTrial:
         return Outcome(values, self.rows.by_answers, samples, self.rows.rows)
 
     def _values_of(self, arm: Arm | None) -> tuple[NDArray[np.float64], float]:
-        rows = self._folder(arm) / "rollouts"
+        rows = self._folder(arm) / ROLLOUTS
         if self.rows.by_answers:
             samples = read_samples(rows)
             return expected_pass(samples, 1)[np.argsort(samples.problem_ids)], float(samples.num_samples)
-        table, base = _read(rows), _read(self._folder(None) / "rollouts")
+        table, base = _read(rows), _read(self._folder(None) / ROLLOUTS)
         # The log μ that rows brought is of who wrote them; rows without any were written by the model before.
         mu = base[GIVEN_LOG_MU].to_numpy() if GIVEN_LOG_MU in base.column_names else _sums(base)
         values = off_policy_values(_sums(table) - mu, table["reward"].to_numpy(), table["problem_id"].to_numpy())

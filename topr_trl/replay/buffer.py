@@ -138,7 +138,9 @@ class ReplayBuffer:
         return {"rows": [vars(row) for row in self.rows]}
 
     def load(self, state: dict[str, Any]) -> None:
+        """Hold the rows of a checkpoint alone: what was generated since is forgotten."""
         self.rows = [ReplayRow(**row) for row in state["rows"]]
+        self._fresh, self._awaited, self._logps, self._weights = {}, set(), {}, []
 
 
 def _kept(rows: list[ReplayRow], size: int, rule: str) -> list[ReplayRow]:

@@ -1,0 +1,43 @@
+"""Where a run of `topr iterate` has its files.
+
+run/
+    base/                the model that the loop starts with
+        test/rollouts/       rows of the test problems
+        test/results/        evaluation.json, evaluation.txt, pictures
+    iteration-1/
+        rollouts/        rows that are trained on
+        model/           weights after training on them
+        test/            as above, of this model
+    iteration-2/ ...
+"""
+
+from pathlib import Path
+
+MODEL, ROLLOUTS = "model", "rollouts"
+_BASE, _ITERATION, _TEST, _RESULTS = "base", "iteration-", "test", "results"
+
+
+def iteration_folder(run: Path, number: int) -> Path:
+    """The folder of an iteration; that of the model that the loop starts with for 0."""
+    return run / (f"{_ITERATION}{number}" if number else _BASE)
+
+
+def iteration_folders(run: Path) -> list[Path]:
+    """Those of the iterations that have begun, in order, without the one for 0."""
+    found = [path for path in run.glob(f"{_ITERATION}*") if path.name.removeprefix(_ITERATION).isdigit()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix(_ITERATION)))
+
+
+def test_folder(iteration: Path) -> Path:
+    """What is tested of the model of an iteration."""
+    return iteration / _TEST
+
+
+def results_folder(iteration: Path) -> Path:
+    """The results of the test of an iteration."""
+    return test_folder(iteration) / _RESULTS
+
+
+def begun(run: Path) -> bool:
+    """Whether a loop has made anything in a folder."""
+    return test_folder(iteration_folder(run, 0)).is_dir() or iteration_folder(run, 1).is_dir()
