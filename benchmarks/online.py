@@ -30,7 +30,7 @@ from topr_trl import TOPRConfig, TOPRTrainer, evaluate_rows
 from topr_trl.rewards import answer_reward
 from topr_trl.tasks import gsm8k
 
-GENERATION_ROWS, GROUP = 512, 8  # completions of a generation batch, and of a prompt in it
+GENERATION_ROWS, GROUP = 512, 8  # completions of a generation batch, at most, and of a prompt in it
 COMPLETIONS = 6_144  # sampled in a run
 TESTED_AFTER = (512, 1_024, 2_048, 3_072, 4_096, 5_120, 6_144)
 TEST_PROBLEMS, SAMPLES, SAMPLES_AT_END = 200, 4, 32
@@ -71,7 +71,13 @@ class OnlineArm:
 
     @property
     def tested_after(self) -> tuple[int, ...]:
-        return tuple(count for count in TESTED_AFTER if count <= self.completions)
+        generations = (count // GENERATION_ROWS for count in TESTED_AFTER if count <= self.completions)
+        return tuple(self.generation_rows * count for count in generations)
+
+    @property
+    def generation_rows(self) -> int:
+        """Completions of a generation batch, which steps must divide."""
+        return GENERATION_ROWS // self.fresh_rows * self.fresh_rows
 
     @property
     def fresh_rows(self) -> int:
@@ -81,7 +87,7 @@ class OnlineArm:
     @property
     def steps(self) -> int:
         """Optimizer steps for each generation batch."""
-        return GENERATION_ROWS // self.fresh_rows * self.uses
+        return self.generation_rows // self.fresh_rows * self.uses
 
     def cell(self, seed: int) -> Cell:
         return {"claim": "online", **asdict(self), "weights": model_hash(self.base), "seed": seed}
@@ -124,12 +130,12 @@ class _Test(TrainerCallback):
         self._started = time.process_time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        sampled, rest = divmod(state.global_step, self.arm.steps)
-        sampled *= GENERATION_ROWS
-        if rest or (sampled not in TESTED_AFTER and sampled != self.completions):
-            return
-        self.seconds += time.process_time() - self._started
-        self._test(model, sampled)
+        generations, rest = divmod(state.global_step, self.arm.steps)
+        sampled = generations * self.arm.generation_rows
+        is_last = generations == self.completions // GENERATION_ROWS
+        if not rest and (sampled in self.arm.tested_after or is_last):
+            self.seconds += time.process_time() - self._started
+            self._test(model, sampled)
 
     def _tested(self, model: Any, samples: int) -> dict[str, float]:
         model.eval()
@@ -152,7 +158,7 @@ def run(arm: OnlineArm, completions: int, seed: int, split: str = "test") -> dic
             **SMALL, **settings, **replay, output_dir=folder, seed=seed, learning_rate=arm.learning_rate,
             optim="adamw_torch", lr_scheduler_type="constant", weight_decay=0.0, max_grad_norm=1.0, beta=0.0,
             per_device_train_batch_size=arm.fresh_rows, gradient_accumulation_steps=1, num_generations=GROUP,
-            generation_batch_size=GENERATION_ROWS, num_iterations=arm.uses, top_k=0, save_strategy="no",
+            generation_batch_size=arm.generation_rows, num_iterations=arm.uses, top_k=0, save_strategy="no",
             max_steps=completions // GENERATION_ROWS * arm.steps, logging_steps=arm.steps,
             max_completion_length=MAX_NEW_TOKENS.get(arm.base, OF_OTHER_TASKS),
         )  # fmt: skip

@@ -203,7 +203,7 @@ def _picture(base: str, found: list[Measured], out: Path) -> str:
         style = {1: "-", 4: "--", 16: ":"}[m.arm.uses]
         colour = "#7b2d8b" if m.arm.replay_share else COLOURS["topr" if m.arm.method == "topr_mean" else m.arm.method]
         label = m.label + (f", {m.arm.uses} uses" if m.arm.uses > 1 else "")
-        steps = m.arm.steps / GENERATION_ROWS * m.tested_after
+        steps = m.arm.steps / m.arm.generation_rows * m.tested_after
         for axes, x in ((by_completions, m.tested_after), (by_steps, steps), (by_seconds, np.array(m.seconds))):
             if len(x):
                 curve(axes, x.tolist(), m.points, label, color=colour, ls=style, marker="o", ms=2.5)
