@@ -2,10 +2,10 @@ import json
 import math
 from pathlib import Path
 
-import logged_rows
+import completions_tables
 import pyarrow.parquet as pq
 import pytest
-from test_processes import launch
+from test_distributed import launch
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
 from topr_trl.completions_log import DisplayedFloat
@@ -58,7 +58,7 @@ def check(folder):
     ids=["accumulation", "several steps", "curation"],
 )
 def test_online_rows_have_their_own_weight(tmp_path, more, without):
-    logged_rows.main("online", tmp_path, **more)
+    completions_tables.main("online", tmp_path, **more)
     rows = check(tmp_path)
     assert [row["weight"] for row in rows] == [None] * without
 
@@ -73,7 +73,7 @@ def test_online_rows_have_their_own_weight(tmp_path, more, without):
     ids=["accumulation", "every other step", "padding-free"],
 )
 def test_offline_rows_have_their_own_weight(tmp_path, more):
-    logged_rows.main("offline", tmp_path, **more)
+    completions_tables.main("offline", tmp_path, **more)
     idle = check(tmp_path)
     baseline = float(more.get("baseline", 0))
     assert all((row["advantage"] > 0 if baseline else row["advantage"] == 0) and row["weight"] == 1 for row in idle)
@@ -89,7 +89,7 @@ def test_offline_rows_have_their_own_weight(tmp_path, more):
 @pytest.mark.slow
 def test_rows_of_two_processes_have_their_own_weight(tmp_path):
     kinds = {"online": ACCUMULATION, "offline": {"gradient_accumulation_steps": 2}}
-    launch("ddp", Path(__file__).with_name("logged_rows.py"), tmp_path, json.dumps(kinds), again=True)
+    launch("ddp", Path(__file__).with_name("completions_tables.py"), tmp_path, json.dumps(kinds), again=True)
     assert check(tmp_path / "online") == []
     assert all(row["advantage"] == 0 for row in check(tmp_path / "offline"))
     for kind in kinds:
@@ -99,7 +99,7 @@ def test_rows_of_two_processes_have_their_own_weight(tmp_path):
 def test_what_is_printed_and_kept(model, tokenizer, rows, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     args = OfflineTOPRConfig(
-        **logged_rows.settings(tmp_path, preset="topr", max_steps=2, logging_steps=2, model_init_kwargs=None),
+        **completions_tables.settings(tmp_path, preset="topr", max_steps=2, logging_steps=2, model_init_kwargs=None),
         eval_strategy="steps",
         eval_steps=1,
     )
@@ -127,7 +127,7 @@ def test_what_is_printed_and_kept(model, tokenizer, rows, tmp_path, capsys, monk
 
 
 def test_nothing_is_collected_when_it_is_off(model, tokenizer, rows, tmp_path):
-    settings = logged_rows.settings(tmp_path, log_completions=False, model_init_kwargs=None)
+    settings = completions_tables.settings(tmp_path, log_completions=False, model_init_kwargs=None)
     trainer = OfflineTOPRTrainer(model, OfflineTOPRConfig(**settings), rows, processing_class=tokenizer)
     trainer.train()
     assert not trainer._row_weights.gather()
@@ -140,7 +140,7 @@ def test_columns_are_not_taken_twice(model, tokenizer, rows, tmp_path):
         return [1.0] * len(completions)
 
     def trainer(*reward, **more):
-        args = TOPRConfig(**logged_rows.settings(tmp_path, num_generations=2, model_init_kwargs=None, **more))
+        args = TOPRConfig(**completions_tables.settings(tmp_path, num_generations=2, model_init_kwargs=None, **more))
         return TOPRTrainer(model, list(reward), args=args, train_dataset=rows, processing_class=tokenizer)
 
     with pytest.raises(ValueError, match="A reward function names a column 'weight'"):

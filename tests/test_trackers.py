@@ -25,7 +25,7 @@ def runs(tmp_path_factory):
         pytest.skip(f"none of {', '.join(TRACKERS)} is installed")
     out = tmp_path_factory.mktemp("runs")
     subprocess.run(
-        [sys.executable, Path(__file__).with_name("tracked.py"), out, *installed],
+        [sys.executable, Path(__file__).with_name("trackers_script.py"), out, *installed],
         env={**os.environ, "WANDB_MODE": "offline", "WANDB_DIR": str(out), "TRACKIO_DIR": str(out / "trackio")},
         check=True, timeout=300, capture_output=True,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from rows_again import batch_of, row
+from replay_rows import batch_of, row
 
 from topr_trl.replay import check_columns, with_rows
 

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from rows_again import batch_of, row
+from replay_rows import batch_of, row
 
 from topr_trl.replay import ReplayBuffer
 

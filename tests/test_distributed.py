@@ -19,7 +19,7 @@ def launch(config, *command, timeout=300, again=False):
 
     Args:
         config: a file of examples/accelerate_configs, started in two processes; None is one process.
-        again: a run that hangs is tried once more: gloo can hang when a process ends (see launched.py).
+        again: a run that hangs is tried once more: gloo can hang when a process ends (see distributed_script.py).
     """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     if not (config or "").startswith("zero"):  # DeepSpeed comes to the CPU by itself, others have to be asked
@@ -45,7 +45,7 @@ def launch(config, *command, timeout=300, again=False):
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
     out = tmp_path_factory.mktemp("one")
-    launch(None, ROOT / "tests" / "launched.py", out, "offline", "online", "curated", "replayed")
+    launch(None, ROOT / "tests" / "distributed_script.py", out, "offline", "online", "curated", "replayed")
     return out
 
 
@@ -64,7 +64,7 @@ def one_process(tmp_path_factory):
 def test_two_processes_train_like_one(config, distributed, kinds, one_process, tmp_path):
     if config.startswith("zero"):
         pytest.importorskip("deepspeed")
-    launch(config, ROOT / "tests" / "launched.py", tmp_path, *kinds)
+    launch(config, ROOT / "tests" / "distributed_script.py", tmp_path, *kinds)
     for kind in kinds:
         one, two = (json.loads((out / f"{kind}.json").read_text()) for out in (one_process, tmp_path))
         assert (one["processes"], two["processes"]) == (1, 2)

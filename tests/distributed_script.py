@@ -1,4 +1,4 @@
-"""Trains a little under `accelerate launch` and writes losses, metrics and weights; see test_processes.py."""
+"""Trains a little under `accelerate launch` and writes losses, metrics and weights; see test_distributed.py."""
 
 import json
 import os

@@ -3,12 +3,10 @@
 import sys
 from pathlib import Path
 
-import logged_rows
-
 
 def main(out, trackers):
     for kind in ("offline", "online"):
-        trainer, _ = getattr(logged_rows, kind)(
+        trainer, _ = getattr(completions_tables, kind)(
             out / kind, report_to=trackers, project=kind, run_name=kind, trackio_space_id=None, max_steps=2,
             logging_steps=2, eval_strategy="steps", eval_steps=2,
         )  # fmt: skip

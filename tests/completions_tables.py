@@ -141,4 +141,4 @@ if __name__ == "__main__":
         done.accelerator.wait_for_everyone()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # see launched.py
+    os._exit(0)  # see distributed_script.py
