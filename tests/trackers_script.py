@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import completions_tables
+
 
 def main(out, trackers):
     for kind in ("offline", "online"):

@@ -19,8 +19,8 @@ from transformers import TrainerCallback
 from transformers.utils import is_rich_available
 from trl.trainer.utils import print_prompt_completions_sample
 
-from topr_trl.data.collator import column
 from topr_trl.data.masks import MASK
+from topr_trl.data.tokenized_rows import column
 
 WEIGHT_COLUMNS = ("weight", "log_ratio")
 

@@ -26,10 +26,10 @@ from tqdm.auto import tqdm
 
 from topr_trl.baseline import FloatArray
 from topr_trl.config import OfflineTOPRConfig, TOPRConfig
-from topr_trl.data.collator import column, completion_lengths, lengths_of
 from topr_trl.data.masks import MASK
 from topr_trl.data.rollouts import PARTS
 from topr_trl.data.tables import atomic_write
+from topr_trl.data.tokenized_rows import column, completion_lengths, lengths_of
 from topr_trl.loss import TruncationLimits
 from topr_trl.metrics import sampler_distance
 
@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 Forward = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
 Collate = Callable[[list[dict[str, Any]]], dict[str, Tensor]]
 
+LOG_MU_FILE = "log_mu.parquet"  # in the output folder
 _AT_ONCE = 8_192  # rows of a part: held as Python objects, and sorted by length
 _COMPARED = 1_000  # rows whose log μ is compared with the sampler's
 _LOGPS = pa.list_(pa.float32())
@@ -167,7 +168,7 @@ class LogMu:
         self.values.update(zip(keys, by_row, strict=True))
 
     def _path(self, name: str) -> Path:
-        return Path(self.args.output_dir) / ("log_mu.parquet" if name == "train" else f"log_mu_{name}.parquet")
+        return Path(self.args.output_dir) / (LOG_MU_FILE if name == "train" else f"log_mu_{name}.parquet")
 
     def _set_aside(self, path: Path, model: str, rows: str) -> None:
         """Rename the file of another run that would be overwritten, and whose checkpoints cannot do without it."""
@@ -290,6 +291,12 @@ def save_log_mu(path: Path, mu_logps: pa.Array, model: str, rows: str) -> None:
     table = pa.table({"mu_logps": mu_logps}).replace_schema_metadata({"model": model, "rows": rows})
     with atomic_write(path) as partial:
         pq.write_table(table, partial)
+
+
+def read_log_mu(path: Path) -> tuple[pa.ChunkedArray, str]:
+    """log μ in a file of `save_log_mu`, and the fingerprint of the model that computed it; nothing is checked."""
+    table = pq.read_table(path)
+    return table["mu_logps"], table.schema.metadata[b"model"].decode()
 
 
 def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:

@@ -7,10 +7,10 @@ import numpy as np
 from datasets import Dataset
 
 from topr_trl.config import OfflineTOPRConfig
-from topr_trl.data.collator import column
 from topr_trl.data.rollouts import rollouts_of
 from topr_trl.data.rows import ROLLOUT, check_finish_reasons, problem_column, refuse_images, reward_column
 from topr_trl.data.sampled import why_incomparable
+from topr_trl.data.tokenized_rows import column
 
 
 def check_datasets(datasets: Iterable[Dataset | None]) -> None:

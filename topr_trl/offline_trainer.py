@@ -20,15 +20,7 @@ from topr_trl.baseline import FloatArray, subtract_baseline
 from topr_trl.checkpoints import mu_fingerprint
 from topr_trl.completions_log import LogCompletions
 from topr_trl.config import OfflineTOPRConfig
-from topr_trl.data.collator import (
-    COLUMNS,
-    Collator,
-    StepsSortedByLength,
-    check_tokens,
-    join_sequences,
-    lengths_of,
-    unflatten,
-)
+from topr_trl.data.collator import Collator, StepsSortedByLength, join_sequences, unflatten
 from topr_trl.data.rollouts import join_parts, rollouts_of
 from topr_trl.data.rows import (
     id_column,
@@ -38,6 +30,7 @@ from topr_trl.data.rows import (
 )
 from topr_trl.data.sampled import temperature_of
 from topr_trl.data.tokenization import tokenize
+from topr_trl.data.tokenized_rows import COLUMNS, check_tokens, lengths_of
 from topr_trl.log_mu import LogMu
 from topr_trl.offline_rows import (
     by_name,

@@ -3,10 +3,10 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from topr_trl.data.collator import completion_lengths
 from topr_trl.data.masks import apply_masks, explicit_masks, written
 from topr_trl.data.rows import MalformedRow
 from topr_trl.data.tokenization import tokenize
+from topr_trl.data.tokenized_rows import completion_lengths
 
 MASKS = [[1, 0, 0, 1], None, [1, 1]]
 IDS = {"prompt": ["a", "b", "c"], "prompt_ids": [[1], [2, 3], [4]], "completion_ids": [[5, 6, 7, 8], [9], [10, 11]]}

@@ -1,94 +1,23 @@
-"""Tokenized rows to batches: their columns, the order within an optimizer step, and flat batches back to rows.
+"""Tokenized rows to batches, the order within an optimizer step, and flat batches back to rows.
 
-Tokenized rows have `input_ids` (prompt and completion), `prompt_length` and `reward` (R); `dataset` and `row` say which
-of a trainer's datasets they are from, and where they stood in it; `mu_logps` is there if they brought log μ, and
-`completion_mask` if there are tokens of completions that the model did not write. A rollout of several rows is one row
-here: its parts stand one after the other in `input_ids`, as long as `part_lengths` says. In a batch they are sequences
-of their own, and behind the forward one row again.
+In a batch the parts of a rollout are sequences of their own, and behind the forward one row again.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from accelerate.data_loader import SeedableRandomSampler
-from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
-from transformers import PretrainedConfig
 
 from topr_trl.baseline import FloatArray
 from topr_trl.data.masks import MASK
 from topr_trl.data.rollouts import PARTS
 
-COLUMNS = ("input_ids", "prompt_length", MASK, PARTS, "reward", "mu_logps", "dataset", "row")
 _CONTEXT = -100  # the label that counts for nothing
-_NAMED = 20  # rows that a message lists
-
-
-def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
-    """A column as Arrow holds it, in the order of the dataset, which may have an index beside its table."""
-    return dataset.select_columns([name]).with_format("arrow")[:][name]
-
-
-def lengths_of(dataset: Dataset) -> NDArray[np.int64]:
-    """(N,) tokens of `input_ids`."""
-    return np.asarray(pc.list_value_length(column(dataset, "input_ids")), dtype=np.int64)
-
-
-def sequence_lengths(dataset: Dataset) -> NDArray[np.int64]:
-    """(N,) tokens of the longest sequence of each row: of all of it, or of its longest part."""
-    if PARTS not in dataset.column_names:
-        return lengths_of(dataset)
-    parts = column(dataset, PARTS)
-    starts = np.asarray(pc.list_value_length(parts)).cumsum()[:-1]
-    return np.maximum.reduceat(np.asarray(pc.list_flatten(parts)), np.concatenate([[0], starts])).astype(np.int64)
-
-
-def completion_lengths(dataset: Dataset) -> NDArray[np.int64]:
-    """(N,) tokens of completions that the model wrote."""
-    counts = lengths_of(dataset) - column(dataset, "prompt_length").to_numpy()
-    if MASK in dataset.column_names:
-        masks = column(dataset, MASK)
-        masked = np.asarray(pc.is_valid(masks))
-        owners = np.repeat(np.flatnonzero(masked), counts[masked])
-        counts[masked] = np.bincount(owners, np.asarray(pc.list_flatten(masks)), len(counts))[masked]
-    return counts
-
-
-def check_tokens(name: str, dataset: Dataset, config: PretrainedConfig, max_length: int | None) -> None:
-    """Refuse tokenized rows that the model of this config cannot read.
-
-    Raises:
-        ValueError: a token id is outside of the vocabulary, or rows are too long.
-    """
-    vocabulary = config.vocab_size
-    limits = {"max_length": max_length, "the model's context": getattr(config, "max_position_embeddings", None)}
-    lengths, ids, rows = lengths_of(dataset), pc.list_flatten(column(dataset, "input_ids")), column(dataset, "row")
-    extremes = pc.min_max(ids)
-    if extremes["min"].as_py() < 0 or extremes["max"].as_py() >= vocabulary:
-        wrong = int(np.argmax((ids.to_numpy() < 0) | (ids.to_numpy() >= vocabulary)))
-        row = rows[int(np.searchsorted(lengths.cumsum(), wrong, side="right"))]
-        raise ValueError(
-            f"Row {row} of the {name} dataset holds the token id {ids[wrong]}, and the model has the ids 0 to "
-            f"{vocabulary - 1}: another tokenizer wrote it. Drop prompt_ids and completion_ids, so that text is "
-            "tokenized, or train the model that they are for."
-        )
-    lengths = sequence_lengths(dataset)
-    for what, limit in limits.items():
-        too_long = np.flatnonzero(lengths > (np.inf if limit is None else limit))
-        if len(too_long):
-            places = rows.to_numpy()[too_long].tolist()
-            which = f": rows {', '.join(map(str, places[:_NAMED]))}{', ...' if places[_NAMED:] else ''}"
-            raise ValueError(
-                f"{len(too_long)} of {len(lengths)} rows of the {name} dataset are longer than {what}, {limit} "
-                f"tokens; the first is row {places[0]} with {lengths[too_long[0]]}. Drop or shorten "
-                f"them{which if places[1:] else ''}."
-            )
 
 
 def unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
@@ -121,11 +50,17 @@ class Collator:
         self.keep_idle, self.log_mu = keep_idle, log_mu
 
     def collate_tokens(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """What TRL's collator makes of B rows with S parts, `lengths` of the S parts, and `parts` of each row."""
         parts = [part for row in rows for part in _parts(row)]
         lengths = [len(part["input_ids"]) for part in parts]
         return {**self.collate(parts), "lengths": lengths, "parts": [len(row.get(PARTS) or [0]) for row in rows]}
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """A batch as `collate_tokens` makes it of the B rows that are computed, and of these and the idle ones:
+
+        `row` (B + idle,) int64, `idle` int, `reward` (B,) float32, and `mu_logps` float32, (B,), or with a ratio per
+        token one value for each token that the model wrote, row after row; NaN where log μ is not known.
+        """
         if not self.keep_idle:
             rows = sorted(rows, key=lambda row: row["reward"] == 0)
         numbers = torch.tensor([row["row"] for row in rows])

@@ -20,7 +20,7 @@ from topr_trl.pipeline.arguments import (
     TrialArguments,
 )
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.models import model_path
+from topr_trl.pipeline.models import BUNDLED, model_path
 from topr_trl.tasks import TASKS, arithmetic
 
 # Which rows are trained on, and their R.
@@ -149,7 +149,7 @@ def _weights(args: ModelConfig) -> Json:
     if (path / manifest.NAME).is_file():
         return {"weights": manifest.fingerprint(path), **how}
     # Its name as manifests have it since 0.1, where the bundled model was called so.
-    name = "the embedded model" if path == arithmetic.CARELESS_MODEL else _absolute(str(path))
+    name = BUNDLED if path == arithmetic.CARELESS_MODEL else _absolute(str(path))
     return {"model": name, "revision": args.model_revision, **how}
 
 

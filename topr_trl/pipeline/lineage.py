@@ -8,6 +8,7 @@ from huggingface_hub.utils import validate_repo_id
 from topr_trl.data.tables import TABLE_SUFFIXES
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json, Manifest, Stage
+from topr_trl.pipeline.models import BUNDLED
 
 ADAPTER = "adapter"  # in a model's folder: what was trained, and then merged into it
 
@@ -111,7 +112,7 @@ def writer_of(sampling: Json) -> str | None:
     name, on_the_hub = sampling["model"], name_on_the_hub(sampling["model"])
     if on_the_hub:
         return f"[{name}](https://huggingface.co/{name}) (revision `{sampling['revision']}`)"
-    return "the small model that comes with topr_trl" if name == "the embedded model" else f"`{Path(name).name}`"
+    return "the small model that comes with topr_trl" if name == BUNDLED else f"`{Path(name).name}`"
 
 
 def facts_of_sampling(sampling: Json) -> dict[str, str]:

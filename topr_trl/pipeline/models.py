@@ -9,6 +9,8 @@ from topr_trl.checkpoints import from_safetensors
 from topr_trl.pipeline.arguments import SampleArguments, TrainArguments
 from topr_trl.tasks import arithmetic
 
+BUNDLED = "the embedded model"  # how manifests name the bundled one since version 0.1
+
 
 def model_path(settings: ModelConfig) -> str:
     """The model's folder or name; that of the bundled one if there is none."""

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from accelerate import PartialState
 from numpy.typing import NDArray
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -15,6 +14,7 @@ from trl import get_peft_config
 from topr_trl.checkpoints import STATE, is_whole_checkpoint
 from topr_trl.config import CurationArguments
 from topr_trl.data.tables import atomic_write, read_table, rows_of, set_column, shards_of
+from topr_trl.log_mu import LOG_MU_FILE, read_log_mu
 from topr_trl.offline_trainer import OfflineTOPRTrainer
 from topr_trl.pipeline import inputs, manifest
 from topr_trl.pipeline.arguments import (
@@ -27,16 +27,14 @@ from topr_trl.pipeline.shards import CHOSEN, Made, add_columns, columns_before
 
 MU_COLUMNS = ("mu_logps", "mu_fingerprint")
 
-LOG_MU = "log_mu.parquet"  # what the trainer has computed, before it is in the shards
-
 
 def log_mu(args: TrainArguments) -> Made:
     """log μ of the chosen rows whose weight depends on it, by the model that training starts from."""
     trainer, places = _trainer(args, all_rows=True)
     distance = trainer.compute_log_mu()
-    computed = args.folder / manifest.WORK / LOG_MU
+    computed = args.folder / manifest.WORK / LOG_MU_FILE  # by the trainer, before it is in the shards
     if PartialState().is_main_process:
-        known = pq.read_table(computed) if computed.is_file() else None  # no row needs it, or all have brought it
+        known = read_log_mu(computed) if computed.is_file() else None  # no row needs it, or all have brought it
         shards = shards_of(args.source)
         starts = np.cumsum([0, *map(rows_of, shards)])
         places_in_known = np.full(starts[-1], -1)
@@ -46,9 +44,9 @@ def log_mu(args: TrainArguments) -> Made:
             if known is None:
                 return table
             here = places_in_known[starts[k] : starts[k + 1]]
-            mu_logps = known["mu_logps"].take(pa.array(here, mask=here < 0))
-            model = pa.array([known.schema.metadata[b"model"].decode()] * len(table), pa.string())
-            for name, values in zip(MU_COLUMNS, (mu_logps, model), strict=True):
+            mu_logps, model = known
+            columns = (mu_logps.take(pa.array(here, mask=here < 0)), pa.array([model] * len(table), pa.string()))
+            for name, values in zip(MU_COLUMNS, columns, strict=True):
                 table = set_column(table, name, values)
             return table
 

@@ -7,12 +7,12 @@ from datasets import Dataset
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from topr_trl.config import TOPRConfig
-from topr_trl.data.collator import check_tokens
 from topr_trl.data.masks import MASK
 from topr_trl.data.rollouts import rollouts_of
 from topr_trl.data.rows import ROLLOUT, check_finish_reasons, named_rows, problem_column, refuse_images, reward_column
 from topr_trl.data.sampled import TEMPERATURE, temperature_of, why_incomparable
 from topr_trl.data.tokenization import tokenize
+from topr_trl.data.tokenized_rows import check_tokens
 from topr_trl.log_mu import check_log_mu, needs_log_mu
 from topr_trl.replay.buffer import ReplayRow
 
