@@ -18,7 +18,7 @@ from benchmarks.verdicts import MEASURED, Verdict, markdown_table
 
 BASES = ("main", "sure-17", "hard")  # slips, a confident mistake, more steps per problem
 ON_ALL = ("trl_dapo", "trl_gspo", "topr_mean")
-REPLAYED, SHARES = "topr_mean", (0.25, 0.5, 0.75)
+REPLAYED, SHARES = "topr_mean", (0.75, 0.5, 0.25)
 RATES = {1: (1e-4, 3e-4, 1e-3), 4: (3e-5, 1e-4, 3e-4), 16: (1e-5, 3e-5, 1e-4)}  # by how often a batch is used
 FURTHER = 2
 SEEDS = 5
@@ -34,8 +34,8 @@ def _arms(base: str, methods: Sequence[str], *uses: int) -> list[OnlineArm]:
 
 # What matters most comes first; a stage begins when the one before it is finished.
 STAGES = (
-    _arms("main", (*ON_ALL, "topr_group_mean"), 1, 4)
-    + [OnlineArm("main", REPLAYED, replay_share=share) for share in SHARES],
+    [OnlineArm("main", REPLAYED, replay_share=share) for share in SHARES]
+    + _arms("main", (*ON_ALL, "topr_group_mean"), 4, 1),
     _arms("sure-17", ON_ALL, 1, 4),
     _arms("main", ON_ALL, 16),
     _arms("main", [method for method in (*TRL, *TOPR) if method not in (*ON_ALL, "topr_group_mean")], 4, 1),
