@@ -76,7 +76,7 @@ def offline(out, **more):
             else inputs["input_ids"][0]
         )
         for tokens, reward in zip(flat.split(inputs["lengths"]), inputs["reward"], strict=True):
-            if reward == 0 or (args.preset == "topr" and reward > 0):  # nobody scores its log μ
+            if reward == 0 or (args.preset == "topr" and reward > 0):  # its log μ is not computed
                 continue
             tokens = tuple(tokens.tolist())
             start = starts[tokens]

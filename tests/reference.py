@@ -1,4 +1,4 @@
-"""What is computed plainly, to hold the trainers against, or in the place of what needs a GPU."""
+"""What is computed plainly, to compare the trainers with, or instead of what needs a GPU."""
 
 import itertools
 

@@ -99,7 +99,7 @@ def log_ratios(policy_logps_BT: Tensor, mu_logps: Tensor, mask_BT: Tensor, ratio
     """
     if ratio_level not in RATIO_LEVELS:
         raise ValueError(f"ratio_level must be one of {RATIO_LEVELS}, not {ratio_level!r}.")
-    policy_logps_BT = policy_logps_BT.detach()
+    policy_logps_BT = policy_logps_BT.detach()  # Alg. 1's stop-gradient: the ratio is a weight, and not learned
     if ratio_level == "token":
         if mu_logps.dim() != 2:
             raise ValueError("ratio_level='token' needs log μ per token, shape (B, T); it was given as sums, (B,).")
@@ -192,7 +192,15 @@ def topr_loss(
 def weighted_loss(
     policy_logps_BT: Tensor, weights: Tensor, rewards_B: Tensor, mask_BT: Tensor, length_normalization: bool = True
 ) -> Tensor:
-    """The loss of each completion, see `topr_loss`, where the weights are known: (B,), or (B, T) for each token."""
+    """The loss of each completion where the weights are known.
+
+    Args:
+        policy_logps_BT, rewards_B, mask_BT, length_normalization: see `topr_loss`.
+        weights: (B,), or (B, T) with a ratio per token; without gradient.
+
+    Returns:
+        (B,) losses, in the dtype of the log-probabilities, or a wider one.
+    """
     if weights.dim() == 2:
         weighted_B = sequence_logps(weights * policy_logps_BT, mask_BT)
     else:

@@ -193,7 +193,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return rewards, curated
 
     def _show_rewards_in_completions(self, rewards_N: Tensor) -> None:
-        """Put R in the place of the advantages of TRL's table, which are not used here."""
+        """Show R instead of the advantages in TRL's table, which are not used here."""
         shown = self._logs["advantages"]
         for _ in range(min(len(shown), len(rewards_N))):
             shown.pop()

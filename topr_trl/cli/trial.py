@@ -81,8 +81,9 @@ def trial_command(args: TrialArguments) -> None:
         settings.unlink(missing_ok=True)
     (out / "trial.json").write_text(json.dumps(_plain(args, outcome, found), indent=1))
     text = f"{_table(args, outcome, found)}\n\n{_said(args, outcome, found)}"
-    shown = f"The recommended settings are in {settings}, for topr train and topr iterate --config. "
-    shown *= found.better_than_none
+    shown = ""
+    if found.better_than_none:
+        shown = f"The recommended settings are in {settings}, for topr train and topr iterate --config. "
     if find_spec("matplotlib") and find_spec("jinja2"):
         (out / "trial.html").write_text(_page(args, outcome, found), encoding="utf-8")
         shown += f"{out}/trial.html shows it."

@@ -136,8 +136,10 @@ def _arrays(table: pa.Table, name: str) -> list[NDArray[np.float64] | None]:
 
 
 def is_number(kind: pa.DataType) -> bool:
+    """Whether values of an Arrow type are numbers (bool is not one)."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def is_list(kind: pa.DataType) -> bool:
+    """Whether values of an Arrow type are lists of any length."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))

@@ -43,6 +43,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def shard_path(folder: Path, shard: int, num_shards: int) -> Path:
+    """The file of a shard, counted from 0."""
     return folder / f"rows-{shard:05d}-of-{num_shards:05d}.parquet"
 
 

@@ -49,6 +49,7 @@ class Samples:
         return self.codes_PS.shape[1]
 
     def check_k(self, k: int) -> None:
+        """Raise a ValueError if there are not k samples to draw from."""
         if not 1 <= k <= self.num_samples:
             raise ValueError(f"k must be between 1 and the number of samples, {self.num_samples}; it is {k}.")
 

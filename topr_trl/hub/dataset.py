@@ -29,7 +29,10 @@ _MOST_VALUES = 6  # of a column; with more, only their number and range are show
 
 def holds_rows(path: Path) -> bool:
     """Whether a folder or a file holds rows with a prompt and a completion."""
-    files = sorted(path.glob("*.parquet"))[:1] if path.is_dir() else [path] * (path.suffix in TABLE_SUFFIXES)
+    if path.is_dir():
+        files = sorted(path.glob("*.parquet"))[:1]
+    else:
+        files = [path] if path.suffix in TABLE_SUFFIXES else []
     columns = set(columns_of(files[0])) if files else set()
     return "prompt" in columns and bool({"completion", "completion_ids"} & columns)
 
@@ -60,7 +63,7 @@ def _said_by_others(shard: Path) -> Iterator[str]:
 
 
 def _not_the_models(messages: list[dict[str, Any]], at_first: bool) -> Iterator[str]:
-    """Messages that are not the assistant's; `at_first` the task itself, before its first turn, is no news."""
+    """Messages that are not the assistant's; `at_first` the task itself, before its first turn, is not listed."""
     for message in messages:
         at_first = at_first and message["role"] in ("system", "developer", "user")
         if message["role"] not in ("assistant", "system", "developer") and not at_first:

@@ -103,7 +103,7 @@ def of_evaluation(args: EvaluateArguments) -> Json:
 
 
 def defaults_of(args: FolderArguments, now: Json) -> Json:
-    """What a manifest of an older version lacks: values of settings that nobody has given, and content of files.
+    """What a manifest of an older version lacks: values of settings that were not given, and content of files.
 
     `now` are the inputs of today.
     """

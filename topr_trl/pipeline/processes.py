@@ -49,6 +49,7 @@ class ProcessGroup:
         return ""
 
     def end(self) -> None:
+        """End the processes, and what they have started on this machine: asked first, then killed."""
         for process in self.processes:
             if process.poll() is None:
                 process.terminate()

@@ -38,6 +38,7 @@ class ReplayRow:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of its tensors."""
         tensors = (self.prompt_ids, self.completion_ids, self.written, self.mu_logps)
         return sum(tensor.nbytes for tensor in tensors)
 
@@ -73,6 +74,7 @@ class ReplayBuffer:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the tensors of all rows."""
         return sum(row.nbytes for row in self.rows)
 
     def add(self, rows: list[ReplayRow]) -> None:
@@ -130,6 +132,7 @@ class ReplayBuffer:
                 self.rows[place] = replace(row, mu_logps=torch.where(row.mu_logps.isnan(), computed, row.mu_logps))
 
     def remove(self, rows: list[ReplayRow]) -> None:
+        """Take out rows, known by their numbers."""
         gone = {row.number for row in rows}
         self.rows = [row for row in self.rows if row.number not in gone]
 
