@@ -29,10 +29,8 @@ _MOST_VALUES = 6  # of a column; with more, only their number and range are show
 
 def holds_rows(path: Path) -> bool:
     """Whether a folder or a file holds rows with a prompt and a completion."""
-    if path.is_dir():
-        files = sorted(path.glob("*.parquet"))[:1]
-    else:
-        files = [path] if path.suffix in TABLE_SUFFIXES else []
+    files = sorted(path.glob("*.parquet"))[:1] if path.is_dir() else [path]
+    files = [file for file in files if file.suffix in TABLE_SUFFIXES]
     columns = set(columns_of(files[0])) if files else set()
     return "prompt" in columns and bool({"completion", "completion_ids"} & columns)
 
