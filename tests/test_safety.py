@@ -20,7 +20,7 @@ from topr_trl.cli.memory_plan import PlanArguments, plan_command
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.arguments import ProblemArguments, SampleArguments
 from topr_trl.pipeline.problems import load_problems
-from topr_trl.pipeline.stages import _sampler
+from topr_trl.pipeline.sampling import _sampler
 from topr_trl.tasks import arithmetic, gsm8k, hendrycks_math
 
 RUNS = {"use_cpu": True, "bf16": False, "report_to": "none", "gradient_checkpointing": False, "disable_tqdm": True}

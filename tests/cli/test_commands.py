@@ -202,7 +202,7 @@ def test_stages_of_the_loop_take_what_it_gives_them(training, tmp_path, monkeypa
         step.folder.mkdir(parents=True, exist_ok=True)
         if step.stage in ("sample", "log-mu", "train"):
             args = parse(step.stage, ["--config", str(write_settings(step.stage, step.args))])
-            _, inputs_of = stages.STAGES[step.stage]
+            inputs_of = stages.STAGES[step.stage].inputs_of
             assert inputs_of(args) == inputs_of(step.args)
             apart += 1
     assert apart == 9

@@ -6,7 +6,7 @@ import pytest
 
 from topr_trl import load_rows
 from topr_trl.cli.main import main
-from topr_trl.pipeline import manifest, stages
+from topr_trl.pipeline import manifest, sampling, stages
 
 # Two problems of four samples; the first is solved by three of them.
 ROWS = {
@@ -56,17 +56,17 @@ def test_a_model(embedded, capsys, monkeypatch):
     assert found["shares"]["correct"] == pytest.approx(verdicts.count("correct") / 12)
     # The rows have manifests of their own: the evaluation stands without them, and is read again.
     assert all("/" not in name for name in manifest.read(embedded).files)
-    monkeypatch.setattr(stages, "_sampler", None)
+    monkeypatch.setattr(sampling, "_sampler", None)
     run(*MODEL, "--output_dir", embedded)
     assert "pass@4" in capsys.readouterr().out
 
 
 def test_a_killed_evaluation_goes_on(embedded, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setitem(stages.STAGES, "score", None)
+        patch.setitem(stages.STAGES, "score", stages.STAGES["score"]._replace(make=None))
         with pytest.raises(TypeError):
             run(*MODEL, "--output_dir", tmp_path)
-    monkeypatch.setattr(stages, "_sampler", None)  # sampled before
+    monkeypatch.setattr(sampling, "_sampler", None)  # sampled before
     run(*MODEL, "--output_dir", tmp_path)
     assert (tmp_path / "evaluation.json").read_text() == (embedded / "evaluation.json").read_text()
 

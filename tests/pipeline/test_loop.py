@@ -73,7 +73,7 @@ def test_stages_get_the_settings_of_the_loop(tmp_path):
                 assert getattr(step.args, name) == value, (step.stage, name)
         if step.stage in ("sample", "log-mu", "train"):  # by the YAML that they are started with
             parsed = commands.parse(step.stage, ["--config", str(write_settings(step.stage, step.args))])
-            _, inputs_of = stages.STAGES[step.stage]
+            inputs_of = stages.STAGES[step.stage].inputs_of
             if step.stage != "sample":
                 (step.folder.parent / "rollouts").mkdir(parents=True, exist_ok=True)
             assert inputs_of(parsed) == inputs_of(step.args)

@@ -148,7 +148,7 @@ def test_a_killed_stage_makes_only_the_shards_that_are_missing(scored, tmp_path,
     run("sample", tmp_path)
     assert [shard.stat().st_mtime_ns for shard in (shards[0], shards[2])] == before
     assert load_rows(tmp_path)["completion_ids"][:] == whole
-    monkeypatch.setattr(stages, "_sampler", None)  # finished: no model is loaded
+    monkeypatch.setattr("topr_trl.pipeline.sampling._sampler", None)  # finished: no model is loaded
     run("sample", tmp_path)
 
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 import torch
 import yaml
 
-from topr_trl.pipeline import manifest, stages
+from topr_trl.pipeline import manifest, sampling, stages
 from topr_trl.pipeline.arguments import (
     PLACEHOLDERS,
     SETTINGS,
@@ -118,7 +118,7 @@ def run_apart(stage: str, args: stages.Settings, launch: LaunchArguments, log: P
             assert isinstance(args, SampleArguments)
             python = [launch.sampling_python or sys.executable, *program]
             if (count := launch.sampling_workers) > 1 or launch.sampling_launcher:
-                shards = stages.shard_count(args, load_problems(args, args.split))
+                shards = sampling.shard_count(args, load_problems(args, args.split))
                 workers = [_worker(python, k, args.folder, shards, launch, output) for k in range(count)]
                 run_process_groups(workers, stage, launch.retries, log, stop)
                 sampled = time.monotonic()
@@ -137,7 +137,9 @@ def _worker(
     """A sampling process; it has done its work when its shards are there."""
     worker = f"{k}/{launch.sampling_workers}"
     started = partial(_start_worker, [*command, "--worker", worker], k, launch, output)
-    return ProcessGroup(started, lambda: not stages.missing_shards(folder, stages.own_shards(worker, shards), shards))
+    return ProcessGroup(
+        started, lambda: not sampling.missing_shards(folder, sampling.own_shards(worker, shards), shards)
+    )
 
 
 def _start_worker(command: list[str], k: int, launch: LaunchArguments, output: IO[bytes] | None) -> list[Process]:

@@ -15,18 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from accelerate import PartialState
-from datasets import Dataset
 from numpy.typing import NDArray
-from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM
 
 from topr_trl.data.rollouts import Rollouts, rollout_ids
 from topr_trl.data.rows import ROLLOUT, finite_rewards, id_column, need_columns, problem_column
-from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, set_column, shard_path, shards_of
+from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, set_column, shards_of
 from topr_trl.evaluation.answers import read_samples, run_names
 from topr_trl.evaluation.report import EVALUATION, read_evaluation, write_report
-from topr_trl.generation.transformers import sample_completions
-from topr_trl.generation.vllm import sample_completions_with_vllm, start_engine
 from topr_trl.pipeline import inputs, locks, manifest
 from topr_trl.pipeline.arguments import (
     CurateArguments,
@@ -39,8 +34,7 @@ from topr_trl.pipeline.arguments import (
 )
 from topr_trl.pipeline.importing import import_rows
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.models import load_tokenizer, loading, model_path
-from topr_trl.pipeline.problems import load_problems
+from topr_trl.pipeline.sampling import draw_shards, sample
 from topr_trl.pipeline.shards import (
     CHOSEN,
     Made,
@@ -49,62 +43,12 @@ from topr_trl.pipeline.shards import (
     has_shards_of,
     naming,
     stages_of,
-    write_shard,
 )
 from topr_trl.pipeline.training import log_mu, train
 from topr_trl.rewards import VERDICTS, score_completions
 from topr_trl.tasks import TASKS
 
 REPORT = "evaluation.txt"  # the tables of the stage `evaluate`
-
-
-def sample(args: SampleArguments) -> Made:
-    """Completions of the problems, `problems_per_shard` problems per shard."""
-    draw_shards(args)
-    return count_rows(args.folder), {}
-
-
-def shard_count(args: SampleArguments, problems: Dataset) -> int:
-    """How many shards hold the completions of these problems."""
-    return -(-len(problems) // args.problems_per_shard)
-
-
-def own_shards(worker: str | None, count: int) -> range:
-    """Of so many shards, all, or those of a worker."""
-    first, step = map(int, (worker or "0/1").split("/"))
-    return range(first, count, step)
-
-
-def missing_shards(folder: Path, own: range, count: int) -> list[int]:
-    """Which of these shards are not there yet."""
-    return [k for k in own if not shard_path(folder, k, count).is_file()]
-
-
-def draw_shards(args: SampleArguments) -> None:
-    """The shards that are missing: all, or those of this worker."""
-    folder, problems = args.folder, load_problems(args, args.split)
-    count = shard_count(args, problems)
-    own = own_shards(args.worker, count)
-    missing = missing_shards(folder, own, count)
-    if not missing:
-        return
-    draw = _sampler(args)
-    progress = {"desc": f"Sampling {args.split} problems", "unit": "shard", "initial": len(own) - len(missing)}
-    for k in tqdm(missing, total=len(own), **progress):
-        start = k * args.problems_per_shard
-        part = problems.select(range(start, min(start + args.problems_per_shard, len(problems))))
-        rows = draw(part, seed_of("sample", args.seed, args.iteration, args.split, k))
-        write_shard(rows.with_format("arrow")[:], shard_path(folder, k, count), {"sample": []})
-
-
-def _sampler(args: SampleArguments) -> Callable[[Dataset, int], Dataset]:
-    stops = args.task_of_problems.stop_strings
-    if args.sampling_backend == "vllm":
-        engine = start_engine(model_path(args), args, args.seed, args.model_revision, args.trust_remote_code)
-        return lambda problems, seed: sample_completions_with_vllm(engine, problems, args, stops, seed)
-    model = AutoModelForCausalLM.from_pretrained(model_path(args), **loading(args)).to(PartialState().device)
-    tokenizer = load_tokenizer(args)
-    return lambda problems, seed: sample_completions(model, tokenizer, problems, args, stops, seed, "Sampling a shard")
 
 
 def score(args: ScoreArguments) -> Made:
@@ -206,15 +150,22 @@ def evaluate(args: EvaluateArguments) -> Made:
 
 Settings = ImportArguments | SampleArguments | ScoreArguments | CurateArguments | TrainArguments | EvaluateArguments
 
-# What a stage does, and what its results depend on.
-STAGES: dict[str, tuple[Callable[[Any], Made], Callable[[Any], Json]]] = {
-    "import": (import_rows, inputs.of_import),
-    "sample": (sample, inputs.of_sampling),
-    "score": (score, inputs.of_scoring),
-    "curate": (curate, inputs.of_curation),
-    "log-mu": (log_mu, inputs.of_log_mu),
-    "train": (train, inputs.of_training),
-    "evaluate": (evaluate, inputs.of_evaluation),
+
+class Stage(NamedTuple):
+    """What a stage does with its settings, and what its results depend on."""
+
+    make: Callable[[Any], Made]
+    inputs_of: Callable[[Any], Json]
+
+
+STAGES = {
+    "import": Stage(import_rows, inputs.of_import),
+    "sample": Stage(sample, inputs.of_sampling),
+    "score": Stage(score, inputs.of_scoring),
+    "curate": Stage(curate, inputs.of_curation),
+    "log-mu": Stage(log_mu, inputs.of_log_mu),
+    "train": Stage(train, inputs.of_training),
+    "evaluate": Stage(evaluate, inputs.of_evaluation),
 }
 
 ON_SEVERAL_PROCESSES = ("log-mu", "train")
@@ -242,9 +193,8 @@ def _check_sources(args: Settings) -> None:
 
 
 def _begin(name: str, args: Settings, others_work: bool = False) -> bool:
-    _, inputs_of = STAGES[name]
     made = others_work or _has_made(name, args.folder)
-    now = inputs_of(args)
+    now = STAGES[name].inputs_of(args)
     return manifest.begin(args.folder, name, now, inputs.sources_of(args), made, inputs.defaults_of(args, now))
 
 
@@ -284,9 +234,8 @@ def run(name: str, args: Settings) -> Json:
             finished = _begin(name, args)
         if not finished:
             started = time.monotonic()
-            make, _ = STAGES[name]
             try:
-                rows, notes = make(args)
+                rows, notes = STAGES[name].make(args)
             except Exception:
                 if state.is_main_process and not _has_made(name, args.folder):
                     manifest.forget(args.folder, name)  # or what was wrong could not be corrected
