@@ -75,7 +75,7 @@ def test_nodes_that_are_lost_while_they_sample_and_train(cluster, tmp_path):
         assert cluster.lose_node(NODES[1]) > 2  # the daemon, and what it ran
     assert process.wait(600) == 0, said(out)[-4_000:]
     assert "A process of the stage sample ended before its work was done; starting it again" in said(out)
-    assert "A process of the stage train failed with exit status 1; it is started again" in said(out)
+    assert "A process of the stage train failed with exit status 1; starting it again" in said(out)
     for folder in ("base/test/rollouts", "iteration-1/rollouts", "iteration-1/test/rollouts"):
         first, second = (load_rows(run / folder) for run in (whole, out))
         if folder != "iteration-1/test/rollouts":  # the weights are those of sums in another order
