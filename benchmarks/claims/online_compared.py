@@ -196,12 +196,15 @@ def _verdict(base: str, found: list[Measured], out: Path) -> Verdict:
     )
 
 
+_DRAWN = {REFERENCE: COLOURS[REFERENCE], "topr_mean": COLOURS["topr"], "topr_group_mean": "#edae49"}
+
+
 def _picture(base: str, found: list[Measured], out: Path) -> str:
     picture, (by_completions, by_steps, by_seconds) = figure(3, 3.6, 3.4)
-    shown = [m for m in found if m.arm.method in ON_ALL and m.arm.replay_share in (0, 0.75)]
+    shown = [m for m in found if m.arm.method in _DRAWN and m.arm.replay_share in (0, max(SHARES))]
     for m in shown:
         style = {1: "-", 4: "--", 16: ":"}[m.arm.uses]
-        colour = "#7b2d8b" if m.arm.replay_share else COLOURS["topr" if m.arm.method == "topr_mean" else m.arm.method]
+        colour = "#2a9d8f" if m.arm.replay_share else _DRAWN[m.arm.method]
         label = m.label + (f", {m.arm.uses} uses" if m.arm.uses > 1 else "")
         steps = m.arm.steps / m.arm.generation_rows * m.tested_after
         for axes, x in ((by_completions, m.tested_after), (by_steps, steps), (by_seconds, np.array(m.seconds))):
