@@ -143,6 +143,10 @@ def test_completions_that_a_method_needs(store, tmp_path):
     assert "TOPR (default), 75% used again" in slips.details
     assert "SAPO" not in sure.details + hard.details
     assert "not measured yet" not in slips.ours
+    # Rows used again end as the default, 10 points above DAPO, which they reach after two thirds of the completions.
+    assert "75% of each step's rows used again ends +10.0 ± 0.0 points beside TRL's default (DAPO)" in slips.headline
+    assert "needs 67% of its completions" in slips.headline
+    assert sure.headline == ""
 
 
 def test_what_is_finished_of_a_long_comparison_is_reported(store, tmp_path):
