@@ -142,8 +142,8 @@ def _of_the_paper(listed: dict[str, Verdict], profile: Profile, store: Store, he
         "that the rows were chosen from, as many rows per step.) ± is a 95 % t-interval over the seeds, and never less "
         "than two bootstrap errors of the evaluations (of the answers; the test problems are always the same). *Above* "
         "and *below* compare seed by seed: same rows, same test problems. Seeds: 5 for Fig. 1, 3, 4, 7, the harder "
-        "task, old rows, online, beside sampling and Table 2, 2 for long responses, 1 for the base model and the learning rates, 3 for the "
-        "others.",
+        "task, old rows, online, beside sampling and Table 2, 2 for long responses, 1 for the base model and the "
+        "learning rates, 3 for the others.",
         "",
         "**Words.** A row is *positive* if its answer is right (R = +1), *negative* if it is wrong or missing (R = "
         "-1). p: share of positives among the rows; the base model's unless stated otherwise. c: baseline, subtracted"
