@@ -66,7 +66,6 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     args: TOPRConfig
     _rows_trained_on = "generated while training"
-    num_iterations: int  # uses of a generation batch, TRL's
     _rewards_per_func: Tensor  # raw rewards of the generation batch at hand, all processes
 
     def __init__(
@@ -139,7 +138,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         train = self.model.training
         # For a batch that is used several times, TRL computes log μ with a forward of its own. Where the first use is
         # one optimizer step, the forward of that use finds it, so the condition is that of a batch that is used once.
-        uses = self.num_iterations
+        uses = self.num_iterations  # type: ignore[has-type]  # TRL's, without a type
         self.num_iterations = 1
         try:
             batch = super()._generate_and_score_completions(inputs)
