@@ -78,7 +78,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
 # Report.
 
 
-class Measured:
+class MeasuredArm:
     """An arm at its best rate, with the results of all seeds.
 
     Raises:
@@ -127,7 +127,7 @@ def needed(tested_after: Sequence[float], curve: Sequence[float], accuracy: floa
     return float(tested_after[n - 1] + part * (tested_after[n] - tested_after[n - 1]))
 
 
-def needed_by(method: Measured, target: Measured) -> tuple[float, float, float]:
+def needed_by(method: MeasuredArm, target: MeasuredArm) -> tuple[float, float, float]:
     """Completions until `method` is as accurate as `target` ends: of the mean curves, and 95 % of the bootstrap.
 
     Seeds are drawn with replacement, the same ones for both.
@@ -145,15 +145,19 @@ def _count(count: float) -> str:
     return "not reached" if np.isinf(count) else f"{count:,.0f}"
 
 
-def _needed(method: Measured, target: Measured) -> str:
+def _needed(method: MeasuredArm, target: MeasuredArm) -> str:
     count, low, high = needed_by(method, target)
     return _count(count) if np.isinf(low) else f"{_count(count)} ({_count(low)} to {_count(high)})"
 
 
-def _finished(store: Store, base: str) -> Iterator[Measured]:
-    for arm in (arm for stage in STAGES for arm in stage if arm.base == base):
+def _planned(base: str) -> list[OnlineArm]:
+    return [arm for stage in STAGES for arm in stage if arm.base == base]
+
+
+def _finished(store: Store, base: str) -> Iterator[MeasuredArm]:
+    for arm in _planned(base):
         try:
-            yield Measured(store, arm)
+            yield MeasuredArm(store, arm)
         except Unfinished:
             continue
 
@@ -165,7 +169,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     return [_verdict(base, found, out) for base, found in by_base.items() if any(m.arm.method in TRL for m in found)]
 
 
-def _verdict(base: str, found: list[Measured], out: Path) -> Verdict:
+def _verdict(base: str, found: list[MeasuredArm], out: Path) -> Verdict:
     target = max((m for m in found if m.arm.method in TRL), key=lambda m: m.points[-1].mean)
     rows = [
         [
@@ -179,8 +183,8 @@ def _verdict(base: str, found: list[Measured], out: Path) -> Verdict:
     accuracy = target.points[-1].percent()
     header = ["method", "uses", "rate", "pass@1 (%)", f"completions until {100 * target.points[-1].mean:.1f} %",
               f"pass@{SAMPLES_AT_END}", "entropy", "steps", "seconds", "failed"]  # fmt: skip
-    missing = [arm for stage in STAGES for arm in stage if arm.base == base]
-    still = len(missing) - len(found)
+    planned = len(_planned(base))
+    still = planned - len(found)
     return Verdict(
         f"Online, {base}: what a sampled completion is worth, used once or often",
         "",
@@ -189,7 +193,7 @@ def _verdict(base: str, found: list[Measured], out: Path) -> Verdict:
         "completions the others need for that, with 95 % of the bootstrap over seeds. Seconds are the time of one "
         "core, without tests; sampling costs this model little. With rewards of 0 and 1 for ±1 nothing changes but "
         "TOPR with c = 0, which is positives only then"
-        + (f". {still} of {len(missing)} arms are not measured yet" if still else ""),
+        + (f". {still} of {planned} arms are not measured yet" if still else ""),
         MEASURED,
         picture=_picture(base, found, out),
         details=markdown_table(header, rows),
@@ -197,7 +201,7 @@ def _verdict(base: str, found: list[Measured], out: Path) -> Verdict:
     )
 
 
-def _headline(found: list[Measured], target: Measured) -> str:
+def _headline(found: list[MeasuredArm], target: MeasuredArm) -> str:
     """How the arm with most rows used again ends beside the best of TRL's; "" where there is none."""
     again = max(found, key=lambda m: m.arm.replay_share)
     if not again.arm.replay_share:
@@ -214,7 +218,7 @@ def _headline(found: list[Measured], target: Measured) -> str:
 _DRAWN = {REFERENCE: COLOURS[REFERENCE], "topr_mean": COLOURS["topr"], "topr_group_mean": "#edae49"}
 
 
-def _picture(base: str, found: list[Measured], out: Path) -> str:
+def _picture(base: str, found: list[MeasuredArm], out: Path) -> str:
     picture, (by_completions, by_steps, by_seconds) = figure(3, 3.6, 3.4)
     shown = [m for m in found if m.arm.method in _DRAWN and m.arm.replay_share in (0, max(SHARES))]
     for m in shown:
