@@ -124,9 +124,9 @@ def _arrays(table: pa.Table, name: str) -> list[NDArray[np.float64] | None]:
         ValueError: it does not hold lists of numbers.
     """
     lists = table[name]
-    kind = lists.type.value_type if is_list(lists.type) else lists.type
-    if pa.types.is_null(kind) and not is_list(lists.type):
+    if pa.types.is_null(lists.type):
         return [None] * len(lists)
+    kind = lists.type.value_type if is_list(lists.type) else lists.type
     if not is_list(lists.type) or not (is_number(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
         raise ValueError(f"Column {name} must hold lists of numbers, one for each token; it holds {lists.type}.")
     counts = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))
