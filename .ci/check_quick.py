@@ -27,7 +27,7 @@ assert ends["topr"]["invalid"] < start["invalid"] / 4, "TOPR leaves invalid answ
 assert ends["reinforce"]["pass@1"] < start["pass@1"] / 4, "naive REINFORCE does not collapse"
 
 for cell, result in store.results(online_compared.cells(profile, store)):
-    (end,) = result["curve"]
+    end = result["curve"][-1]
     print(f"{cell['method']:16} online, {end['completions']:.0f} completions: pass@1 {end['pass@1']:5.1%}")
     assert end["pass@1"] > start["pass@1"] + 0.05, f"{cell['method']} does not learn online"
 

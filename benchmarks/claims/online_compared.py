@@ -23,6 +23,8 @@ RATES = {1: (1e-4, 3e-4, 1e-3), 4: (3e-5, 1e-4, 3e-4), 16: (1e-5, 3e-5, 1e-4)}  
 FURTHER = 2
 SEEDS = 5
 REFERENCE = "trl_dapo"
+# One seed chooses the rates. What the others are measured by is run at its two best rates, and the better one counts.
+FINALISTS = {REFERENCE: 2}
 QUICK, QUICK_COMPLETIONS = (OnlineArm("main", REFERENCE, 4), OnlineArm("main", REPLAYED, replay_share=0.75)), 1_024
 # The page shows the arms that are finished: all of them take a day of two cores.
 REPORTS_WHAT_IS_FINISHED = True
@@ -36,21 +38,27 @@ def _arms(base: str, methods: Sequence[str], *uses: int) -> list[OnlineArm]:
 STAGES = (
     [OnlineArm("main", REPLAYED, replay_share=share) for share in SHARES]
     + _arms("main", (*ON_ALL, "topr_group_mean"), 4, 1),
-    _arms("sure-17", ON_ALL, 1, 4),
+    *(
+        [OnlineArm(base, REPLAYED, replay_share=SHARES[0]), *_arms(base, ON_ALL, 4), *_arms(base, ON_ALL, 1)]
+        for base in ("sure-17", "hard")
+    ),
     _arms("main", ON_ALL, 16),
     _arms("main", [method for method in (*TRL, *TOPR) if method not in (*ON_ALL, "topr_group_mean")], 4, 1),
-    _arms("hard", ON_ALL, 1, 4),
     _arms("main", ("topr_group_mean", "trl_cispo", "trl_vespo"), 16) + _arms("sure-17", ON_ALL, 16),
 )
 
 
-def _tuned(store: Store, arm: OnlineArm) -> tuple[list[OnlineArm], OnlineArm | None]:
+def _tuned(store: Store, arm: OnlineArm) -> tuple[list[OnlineArm], list[OnlineArm]]:
+    """The arm at the rates that are tried, and at those that are run with all seeds: none before all are tried."""
+
     def end(choice: dict[str, Any]) -> float | None:
         result = store.get(replace(arm, **choice).cell(TUNING_SEED))
         return None if result is None else 0.0 if result["failed"] else float(result["curve"][-1]["pass@1"])
 
     tried, best = arms.tune([{"learning_rate": rate} for rate in RATES[arm.uses]], FURTHER, end)
-    return [replace(arm, **choice) for choice in tried], None if best is None else replace(arm, **best)
+    by_end = [] if best is None else sorted(tried, key=lambda choice: -(end(choice) or 0.0))
+    finalists = by_end[: FINALISTS.get(arm.method, 1)]
+    return [replace(arm, **choice) for choice in tried], [replace(arm, **choice) for choice in finalists]
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
@@ -60,7 +68,7 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
     for stage in STAGES:
         tuned = [_tuned(store, arm) for arm in stage]
         planned += [one.cell(TUNING_SEED) for tried, _ in tuned for one in tried]
-        planned += [best.cell(seed) for _, best in tuned if best for seed in range(SEEDS)]
+        planned += [one.cell(seed) for _, finalists in tuned for one in finalists for seed in range(SEEDS)]
         if store.unfinished(planned):
             break
     return planned
@@ -79,22 +87,27 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
 
 
 class MeasuredArm:
-    """An arm at its best rate, with the results of all seeds.
-
-    Raises:
-        Unfinished: some of them are not there.
-    """
+    """An arm at one rate, with the results of all seeds."""
 
     def __init__(self, store: Store, arm: OnlineArm) -> None:
-        best = _tuned(store, arm)[1]
-        if best is None or store.unfinished([best.cell(seed) for seed in range(SEEDS)]):
-            raise Unfinished(f"{arm} has not been run")
-        self.arm = best
-        self.results = [result for _, result in store.results([best.cell(seed) for seed in range(SEEDS)])]
-        self.tested_after = np.array([0, *best.tested_after])
+        self.arm = arm
+        self.results = [result for _, result in store.results([arm.cell(seed) for seed in range(SEEDS)])]
+        self.tested_after = np.array([0, *arm.tested_after])
         # A run that has failed stays where it was.
         by_run = [[point["pass@1"] for point in result["curve"]] for result in self.results]
         self.pass_at_1 = np.array([run + run[-1:] * (len(self.tested_after) - len(run)) for run in by_run])
+
+    @classmethod
+    def at_best_rate(cls, store: Store, arm: OnlineArm) -> "MeasuredArm":
+        """Of the rates that are run with all seeds, the one that ends highest.
+
+        Raises:
+            Unfinished: not all of them have been run.
+        """
+        finalists = _tuned(store, arm)[1]
+        if not finalists or store.unfinished([one.cell(seed) for one in finalists for seed in range(SEEDS)]):
+            raise Unfinished(f"{arm} has not been run")
+        return max((cls(store, one) for one in finalists), key=lambda found: found.points[-1].mean)
 
     @property
     def points(self) -> list[Interval]:
@@ -157,7 +170,7 @@ def _planned(base: str) -> list[OnlineArm]:
 def _finished(store: Store, base: str) -> Iterator[MeasuredArm]:
     for arm in _planned(base):
         try:
-            yield MeasuredArm(store, arm)
+            yield MeasuredArm.at_best_rate(store, arm)
         except Unfinished:
             continue
 
