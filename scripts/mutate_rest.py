@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +21,7 @@ import pytest
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
-MODULES = ("loss", "baseline", "curation", "metrics", "data/collator", "data/masks", "data/rollouts", "data/sampled",
-           "evaluation/exact", "evaluation/estimates", "evaluation/bootstrap", "evaluation/off_policy",
-           "replay/buffer", "replay/batches")  # fmt: skip
+ROOT = Path(__file__).parents[1]
 SECONDS = 300  # then a mutant is taken for an endless loop
 # Bit operations stand in annotations only (int | None); nobody compares by `is` but with None; two need arguments.
 _LEFT_OUT = re.compile(
@@ -71,14 +70,15 @@ def survives(tests: list[str]) -> bool:
 
 def main() -> None:
     sys.dont_write_bytecode = True
-    root = Path(__file__).parents[1]
+    paths = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mutmut"]["only_mutate"]
+    modules = [path.removeprefix("topr_trl/").removesuffix(".py") for path in paths]
     with tempfile.TemporaryDirectory() as folder:
         for name in ("topr_trl", "tests", "docs", "pyproject.toml"):
-            (shutil.copytree if (root / name).is_dir() else shutil.copy)(root / name, Path(folder) / name)
+            (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, Path(folder) / name)
         os.chdir(folder)
         sys.path.insert(0, folder)
         importlib.import_module("topr_trl.cli.commands")  # and with it what the forks find imported
-        for name in sys.argv[1:] or MODULES:
+        for name in sys.argv[1:] or modules:
             path, made, alive = Path(f"topr_trl/{name}.py"), 0, []
             code = path.read_text()
             folder, _, module = name.rpartition("/")

@@ -15,8 +15,8 @@ from pathlib import Path
 from trl import ModelConfig
 
 import topr_trl
-from topr_trl.cli.commands import KINDS, settings_of
 from topr_trl.cli.main import COMMANDS
+from topr_trl.cli.settings import KINDS, settings_of
 
 WRITTEN = Path(__file__).with_name("api.txt")
 

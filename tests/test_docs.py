@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import topr_trl
 from topr_trl import SamplingArguments, load_rows, sample_completions, save_rows, score_completions
-from topr_trl.cli.commands import parse
 from topr_trl.cli.main import COMMANDS
+from topr_trl.cli.settings import parse
 from topr_trl.metrics import row_metrics
 from topr_trl.refused import GRPO_ONLY, SFT_ONLY
 from topr_trl.tasks import arithmetic, gsm8k

@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from topr_trl.metrics import RowMetrics, completion_means, row_metrics, sampler_distance, warn_if_dead
+from topr_trl.metrics import RowMetrics, completion_means, row_metrics
 
 NAN = float("nan")
 # People's dashboards stand on these: a name that goes is a change for the changelog.
@@ -125,20 +125,3 @@ def test_the_effective_share_says_how_even_weights_are_not_how_large():
     for weights, effective in (([math.exp(-5)] * 4, 1.0), ([1.0, 0, 0, 0], 0.25), ([0.0] * 4, None)):
         found = row_metrics(torch.tensor(weights), torch.zeros(4), torch.full((4,), -1.0))
         assert found.get("topr/negatives_effective") == (effective and pytest.approx(effective))
-
-
-def test_negatives_that_are_dead_early_are_warned_about():
-    for steps, first_log in ((100, 1), (40, 10)):
-        with pytest.warns(UserWarning, match=f"60% of the negatives have a weight under 0.01 at step 10 of {steps}"):
-            assert warn_if_dead(0.6, 10, steps, first_log)
-    assert not warn_if_dead(0.6, 11, 100, 1)
-    assert not warn_if_dead(0.5, 1, 100, 1)
-
-
-def test_a_far_sampler_is_warned_about():
-    mu = [[-1.0, -2.0], [-0.5]]
-    assert sampler_distance(mu, [None, None]) == {}
-    near = sampler_distance(mu, [[-1.01, -1.98], None])
-    assert near == {"token": pytest.approx(0.015), "token_max": pytest.approx(0.02), "response": pytest.approx(0.01)}
-    with pytest.warns(UserWarning, match=r"differ from the trainer's by 0.50 per token"):
-        sampler_distance(mu, [[-1.5, -2.5], [-1.0]])

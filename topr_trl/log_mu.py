@@ -30,8 +30,8 @@ from topr_trl.data.masks import MASK
 from topr_trl.data.rollouts import PARTS
 from topr_trl.data.tables import atomic_write
 from topr_trl.data.tokenized_rows import column, completion_lengths, lengths_of
+from topr_trl.diagnostics import sampler_distance
 from topr_trl.loss import TruncationLimits
-from topr_trl.metrics import sampler_distance
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class LogMu:
     Attributes:
         values: log μ in nats by the columns `dataset` and `row`: the sum over the completion, or with
             `ratio_level="token"` (T,) float32. See `Collator`. Rows that brought their own are not in it.
-        sampler_distance: see `topr_trl.metrics.sampler_distance`; of the training rows, once log μ is computed.
+        sampler_distance: see `topr_trl.diagnostics.sampler_distance`; of the training rows, once log μ is computed.
     """
 
     def __init__(self, args: OfflineTOPRConfig, accelerator: Accelerator) -> None:

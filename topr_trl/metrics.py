@@ -1,11 +1,7 @@
 """Metrics of weights, ratios and rewards, computed once per log from rows collected on the device."""
 
-import warnings
-
-import numpy as np
 import torch
 from accelerate import Accelerator
-from numpy.typing import NDArray
 from torch import Tensor
 
 from topr_trl.baseline import effective_positive_share
@@ -100,104 +96,3 @@ def row_metrics(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> di
             for q, value in zip(QUANTILES, quantiles, strict=True):
                 metrics[f"topr/log_ratio/{name}/q{round(q * 100):02d}"] = value
     return {name: float(value) for name, value in metrics.items()}
-
-
-# A run in which this share of the negatives is dead within this share of its steps has gone wrong.
-MOSTLY_DEAD, EARLY = 0.5, 0.1
-
-
-def warn_if_dead(share: float, step: int, steps: int, first_log: int) -> bool:
-    """Warn, and return True, if most negatives are dead early in a training, or at its first log."""
-    if share <= MOSTLY_DEAD or step > max(EARLY * steps, first_log):
-        return False
-    warnings.warn(
-        f"{share:.0%} of the negatives have a weight under {DEAD_WEIGHT:g} at step {step} of {steps} and "
-        "contribute almost nothing: by log μ, the model in training is far from the one that wrote them. If so, a "
-        "lower learning rate or fewer updates on the same rows keep them longer. If not, look at where log μ comes "
-        "from: log-probabilities of a truncated distribution (top_k, top_p), of another temperature or with the noise "
-        "of another engine add up over long completions. See docs/metrics.md.",
-        stacklevel=4,
-    )
-    return True
-
-
-_SILENT = 10  # batches without any signal, after which there is a warning
-# Mean difference, in nats per token, beyond which the sampler had other weights or settings, not merely other kernels.
-_FAR = 0.1
-
-
-def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float] | None]) -> dict[str, float]:
-    """How far the sampler's log-probabilities of completions are from the trainer's; warns if they are far.
-
-    Both are N lists with one value per token; None where the sampler reported none.
-
-    Returns:
-        All in nats. `token`: mean absolute difference of a token's log-probability; `token_max`: the largest;
-        `response`: mean absolute difference of a completion's, the noise in log π/μ under `log_mu="sampler"`. Empty
-        without rows.
-    """
-    pairs = [(np.asarray(m), np.asarray(s)) for m, s in zip(mu_logps, sampler_logps, strict=True) if s is not None]
-    cut = [len(s) for m, s in pairs if len(m) != len(s)]
-    if cut:
-        warnings.warn(
-            f"{len(cut)} of {len(pairs)} rows have sampler_logps of another length than their completion_ids: other "
-            "tokens are trained on than the sampler wrote. Keep the sampler's completion_ids with the rows.",
-            stacklevel=2,
-        )
-    pairs = [(m, s) for m, s in pairs if len(m) == len(s) > 0]
-    if not pairs:
-        return {}
-    tokens = np.abs(np.concatenate([m - s for m, s in pairs]))
-    distance = {
-        "token": float(tokens.mean()),
-        "token_max": float(tokens.max()),
-        "response": float(np.mean([abs((m - s).sum()) for m, s in pairs])),
-    }
-    warn_if_far(distance["token"])
-    return distance
-
-
-def warn_if_far(distance: float) -> bool:
-    """Warn if log-probabilities of sampler and trainer differ by more nats per token than rounding explains.
-
-    Returns:
-        Whether it has warned.
-    """
-    if distance > _FAR:
-        warnings.warn(
-            f"The sampler's log-probabilities differ from the trainer's by {distance:.2f} per token: the sampler had "
-            "other weights, another tokenizer or RoPE settings, or computed at low precision. Sample from the "
-            "checkpoint that training starts from, in the precision of training. If another model did write the rows, "
-            "set log_mu='sampler'.",
-            stacklevel=3,
-        )
-    return distance > _FAR
-
-
-class SilentBatches:
-    """Generation batches in a row in which every R is 0, so that nothing is learned from them."""
-
-    def __init__(self) -> None:
-        self._rows = self._batches = 0
-        self._had_signal = self._has_warned = False
-
-    def add(self, rewards: NDArray[np.float64], raw_rewards_N: Tensor) -> None:
-        """A batch: R of the rows that are trained on, and the raw rewards of all; NaN for a row without one."""
-        has_signal = bool(rewards.any())
-        is_silent = not has_signal and not bool(raw_rewards_N.isnan().all())
-        self._had_signal = self._had_signal or has_signal
-        self._batches = self._batches + 1 if is_silent else 0
-        self._rows = self._rows + len(raw_rewards_N) if is_silent else 0
-
-    def warn(self, baseline: float | str) -> None:
-        """Warn, once, if there was no other batch since training began, or none of the last ten."""
-        since_start = self._rows > 0 and not self._had_signal
-        if self._has_warned or not (since_start or self._batches >= _SILENT):
-            return
-        self._has_warned = True
-        which = "so far" if since_start else f"of the last {self._batches} generation batches"
-        warnings.warn(
-            f"All {self._rows} completions {which} have R = 0 after baseline={baseline}: their rewards are all the "
-            "same, and there is nothing to learn. Look at the reward functions.",
-            stacklevel=3,
-        )

@@ -27,7 +27,7 @@ from topr_trl.baseline import BASELINES
 from topr_trl.completions_log import WEIGHT_COLUMNS, DisplayedFloat
 from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated
-from topr_trl.metrics import SilentBatches, warn_if_far
+from topr_trl.diagnostics import SilentBatches, warn_if_far
 from topr_trl.rewards import checked
 from topr_trl.trainer_base import settings_for
 from topr_trl.trainer_replay import ReplayMixin, check_replay

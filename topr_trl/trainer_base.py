@@ -22,8 +22,9 @@ from topr_trl.checkpoints import StopAtNaN, check_files, check_finite, check_log
 from topr_trl.completions_log import RowWeights
 from topr_trl.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.curation import Curated
+from topr_trl.diagnostics import warn_if_dead
 from topr_trl.loss import LossOutputs, topr_loss
-from topr_trl.metrics import RowMetrics, completion_means, warn_if_dead
+from topr_trl.metrics import RowMetrics, completion_means
 from topr_trl.model_card import PAPER, CardSection, add_section, model_card, training_facts
 
 Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)

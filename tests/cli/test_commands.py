@@ -13,9 +13,9 @@ import yaml
 from loops import steps_of
 
 import topr_trl
-from topr_trl.cli import commands
+from topr_trl.cli import commands, settings
 from topr_trl.cli import main as cli
-from topr_trl.cli.commands import KINDS, parse, settings_of
+from topr_trl.cli.settings import KINDS, parse, settings_of
 from topr_trl.pipeline import stages
 from topr_trl.pipeline.arguments import IterateArguments
 from topr_trl.pipeline.launch import write_settings
@@ -29,7 +29,7 @@ PAIRS = [
 
 def others_of(command, other):
     """Settings of another command that this one does not take; one has another name here, see below."""
-    return sorted(set(settings_of(other)) - set(settings_of(command)) - set(commands._RENAMED))
+    return sorted(set(settings_of(other)) - set(settings_of(command)) - set(settings._RENAMED))
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_evaluate_names_its_own_setting(own):
 def test_a_config_file(own):
     file = own(num_generations=3, top_p=0.5)[1]
     for given in (["--config", file], [f"--config={file}"]):
-        found = parse("sample", [part for word in given for part in commands._split(word)])
+        found = parse("sample", settings.split_config(given))
         assert (found.num_generations, found.top_p, found.temperature) == (3, 0.5, 1.0)
         assert parse("sample", ["--config", file, "--num_generations", "4"]).num_generations == 4
 
@@ -213,7 +213,7 @@ def test_stages_of_the_loop_take_what_it_gives_them(training, tmp_path, monkeypa
 
 def defaults(command, *given):
     said = {word[2:].partition("=")[0] for word in given if word.startswith("--")} - {"config"}
-    return commands._settings_of_the_bundled_model(command, said, commands.read_config(list(given)))
+    return settings._settings_of_the_bundled_model(command, said, settings.read_config(list(given)))
 
 
 def test_settings_of_the_bundled_model(own, capsys):
@@ -268,10 +268,10 @@ def test_help_shows_what_matters(command, capsys):
     assert "--rows" in short or command != "iterate"
     for name in settings_of(command):
         assert f"--{name} " in long or f"--{name}," in long, name
-    if command in commands._SHOWN:
+    if command in settings._SHOWN:
         assert len(short.splitlines()) < 260 < 600 < len(long.splitlines())
         assert "--fsdp_config" not in short
-        for name in commands._SHOWN[command]:
+        for name in settings._SHOWN[command]:
             assert name in settings_of(command)
             assert f"--{name} " in short or f"--{name}," in short, f"{name} is no setting"
     else:

@@ -14,7 +14,7 @@ from loops import steps_of
 from safetensors.torch import load_file
 
 from topr_trl import load_rows
-from topr_trl.cli import commands
+from topr_trl.cli.settings import parse
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.arguments import IterateArguments
 from topr_trl.pipeline.launch import write_settings
@@ -72,7 +72,7 @@ def test_stages_get_the_settings_of_the_loop(tmp_path):
             if step.stage != "evaluate" and hasattr(step.args, name):
                 assert getattr(step.args, name) == value, (step.stage, name)
         if step.stage in ("sample", "log-mu", "train"):  # by the YAML that they are started with
-            parsed = commands.parse(step.stage, ["--config", str(write_settings(step.stage, step.args))])
+            parsed = parse(step.stage, ["--config", str(write_settings(step.stage, step.args))])
             inputs_of = stages.STAGES[step.stage].inputs_of
             if step.stage != "sample":
                 (step.folder.parent / "rollouts").mkdir(parents=True, exist_ok=True)
@@ -89,13 +89,13 @@ def test_a_setting_that_is_the_default_of_another_task_is_kept(tmp_path):
     )
     for step in steps_of(given):
         if step.stage == "sample":
-            parsed = commands.parse("sample", ["--config", str(write_settings("sample", step.args))])
+            parsed = parse("sample", ["--config", str(write_settings("sample", step.args))])
             assert parsed.num_shots == step.args.num_shots == 8
 
 
 def test_the_process_that_computes_log_mu_has_the_batch_size_of_training(tmp_path):
     (step,) = (step for step in steps_of(loop(tmp_path, per_device_train_batch_size=1)) if step.stage == "log-mu")
-    parsed = commands.parse("log-mu", ["--config", str(write_settings("log-mu", step.args))])
+    parsed = parse("log-mu", ["--config", str(write_settings("log-mu", step.args))])
     assert parsed.per_device_train_batch_size == 1
 
 

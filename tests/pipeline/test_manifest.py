@@ -112,14 +112,6 @@ def test_a_manifest_of_version_0_1_is_read(tmp_path):
         manifest.read(tmp_path)
 
 
-def test_a_loop_of_version_0_1_is_refused(tmp_path):
-    (tmp_path / ".lock").touch()
-    manifest.check_own(tmp_path)
-    (tmp_path / "base" / "test" / "candidates").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"is a loop of version 0\.1: finish it with that version"):
-        manifest.check_own(tmp_path)
-
-
 @pytest.mark.parametrize("content", ['{"inputs": {}, "files": []}', "[" * 100_000, "null", '{"inputs": {}}',
                                      '{"stages": {}, "files": {}}', '{"stages": {"a": 1}, "files": {}}'])  # fmt: skip
 def test_what_is_no_manifest_is_refused(tmp_path, content):

@@ -13,6 +13,7 @@ from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.arguments import CurateArguments, EvaluateArguments, ScoreArguments, TrainArguments
 from topr_trl.pipeline.lineage import lineage
 from topr_trl.pipeline.training import _trainer
+from topr_trl.pipeline.version_0_1 import check_no_loop
 from topr_trl.tasks import arithmetic
 
 SAMPLING = {
@@ -170,7 +171,8 @@ def test_stages_are_told_apart_by_their_inputs(stage, inputs, tmp_path):
 
 
 def test_a_loop_is_refused(tmp_path):
-    (tmp_path / "base" / "test" / "candidates").mkdir(parents=True)
     (tmp_path / ".lock").touch()
+    check_no_loop(tmp_path)
+    (tmp_path / "base" / "test" / "candidates").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"is a loop of version 0\.1: finish it with that version, or name another"):
-        manifest.check_own(tmp_path)
+        check_no_loop(tmp_path)

@@ -13,6 +13,8 @@ run/
 
 from pathlib import Path
 
+from topr_trl.pipeline.locks import LOCK
+
 MODEL, ROLLOUTS = "model", "rollouts"
 _BASE, _ITERATION, _TEST, _RESULTS = "base", "iteration-", "test", "results"
 
@@ -41,3 +43,10 @@ def results_folder(iteration: Path) -> Path:
 def begun(run: Path) -> bool:
     """Whether a loop has made anything in a folder."""
     return test_folder(iteration_folder(run, 0)).is_dir() or iteration_folder(run, 1).is_dir()
+
+
+def check_own(run: Path) -> None:
+    """Raise a ValueError for a folder with files that no loop has written."""
+    others = [path for path in sorted(run.glob("*")) if not path.name.startswith(LOCK)]
+    if others and not begun(run):
+        raise ValueError(f"{run} has {others[0].name}, which topr did not write. Name an empty folder.")

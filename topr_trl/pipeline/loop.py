@@ -11,7 +11,7 @@ import torch
 
 from topr_trl.checkpoints import check_files
 from topr_trl.evaluation.report import EVALUATION, Evaluations, read_evaluation
-from topr_trl.pipeline import locks, manifest, stages
+from topr_trl.pipeline import layout, locks, stages, version_0_1
 from topr_trl.pipeline.arguments import (
     CurateArguments,
     EvaluateArguments,
@@ -142,7 +142,8 @@ def _time_of(side: str, total: float, spent: StageTimes) -> str:
 
 def check(loop: IterateArguments) -> None:
     """Raise a ValueError or ImportError for what would fail in a later stage, after hours of sampling."""
-    manifest.check_own(loop.folder)
+    layout.check_own(loop.folder)
+    version_0_1.check_no_loop(loop.folder)
     check_launch("iterate", loop)
     for split in ("train", "test"):
         if split == "test" or not loop.rows or loop.iterations > 1:

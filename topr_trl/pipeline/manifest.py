@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from topr_trl.data.tables import atomic_write
-from topr_trl.pipeline import layout
+from topr_trl.pipeline import version_0_1
 from topr_trl.pipeline.locks import LOCK
 
 # Readers of data sets (pandas, pyarrow, datasets) skip names that begin with _ or ., and read the shards beside it.
@@ -233,7 +233,7 @@ def read(folder: Path) -> Manifest | None:
     try:
         plain = json.loads(path.read_text())
         if "stages" not in plain:
-            plain = _from_version_0_1(path, plain)
+            plain = version_0_1.manifest_of_today(path, plain)
         known = Manifest(plain["stages"], plain["files"], plain.get("discarded", False))
         names = [name for name, entry in known.files.items() if isinstance(entry["bytes"], int)]
         parts = [part for stage in known.stages.values() for part in (stage["inputs"], stage["sources"])]
@@ -253,25 +253,6 @@ def read(folder: Path) -> Manifest | None:
     return known
 
 
-# How inputs of each stage are told apart in manifests of version 0.1, which did not name it; the first that fits.
-_ONLY_IN = {"sample": "temperature", "train": "learning_rate", "log-mu": "preset", "curate": "curation",
-            "score": "task"}  # fmt: skip
-
-
-def _from_version_0_1(path: Path, plain: Json) -> Json:
-    if plain.get("dropped"):
-        raise ValueError(
-            f"The rows of {path.parent} were removed by version 0.1 when {plain['dropped']} had been made of them: "
-            "read that folder."
-        )
-    if plain["files"] is None:
-        raise ValueError(f"{path.parent} was begun by version 0.1: finish it with that version, or remove it.")
-    inputs = {"num_generations" if name == "num_candidates" else name: v for name, v in plain["inputs"].items()}
-    stage = next((name for name, key in _ONLY_IN.items() if key in inputs), "evaluate")
-    known = {**{name: value for name, value in plain.items() if name != "files"}, "inputs": inputs}
-    return {"stages": {stage: {**known, "sources": {}}}, "files": plain["files"]}
-
-
 def fingerprint(path: Path) -> str:
     """A short hash of the content of files, which for what finished stages made their manifest knows."""
     known = read(path)
@@ -287,18 +268,6 @@ def fingerprint(path: Path) -> str:
             if file.is_file() and not stages & set(file.parents) and not _is_hidden(file.relative_to(path))
         ]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def check_own(folder: Path) -> None:
-    """Raise a ValueError for a folder with files that no loop has written, or with a loop of version 0.1."""
-    others = [path for path in sorted(folder.glob("*")) if not path.name.startswith(LOCK)]
-    if others and not layout.begun(folder):
-        raise ValueError(f"{folder} has {others[0].name}, which topr did not write. Name an empty folder.")
-    if (layout.test_folder(layout.iteration_folder(folder, 0)) / "candidates").is_dir():
-        raise ValueError(
-            f"{folder} is a loop of version 0.1: finish it with that version, or name another output_dir. Its models "
-            "and rows can be read by single commands."
-        )
 
 
 def _write(folder: Path, known: Manifest) -> None:
