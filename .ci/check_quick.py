@@ -17,7 +17,7 @@ of_kinds = {(c["base"], c["share"]): r for c, r in store.results(protocols.cells
 for name in protocols.QUICK:
     half, only = (of_kinds[name, share] for share in (0.5, 1.0))
     accuracies = ", ".join(
-        f"{label} {result['end']['pass@1']:.1%}" for label, result in (("p~ 50 %", half), ("positives only", only))
+        f"{label} {result['end']['pass@1']:.1%}" for label, result in (("p~ 50%", half), ("positives only", only))
     )
     print(f"{name:16} {half['p']:.1%} of the rows are right; after one pass: {accuracies}")
     assert max(r["end"]["pass@1"] for r in (half, only)) > half["p"], f"nothing is learned from {name}"

@@ -66,8 +66,8 @@ def _report(claim: ModuleType, store: Store, profile: Profile, out: Path) -> lis
 
 # Of the published results.
 _WHAT_FOLLOWS = (
-    "**What follows**: no rule that was tried predicts a share that is better than always 50 % by an interval. From "
-    "50 to 100 % it matters little on most base models; below that it costs accuracy unless the model is sure of its "
+    "**What follows**: no rule that was tried predicts a share that is better than always 50% by an interval. From "
+    "50 to 100% it matters little on most base models; below that it costs accuracy unless the model is sure of its "
     "mistakes, whatever the optimizer. Right answers repeated to as much computation end above all shares after one "
     "pass. What to set: [Choosing](choosing.md#the-effective-share-of-positives).",
     "",
@@ -96,7 +96,7 @@ def _of_hypotheses(listed: dict[str, Verdict]) -> list[str]:
         "without an answer; the number in a name is about the share of right answers in percent. Unless it says "
         "otherwise: one pass over 2,560 rows of 400 problems, gradient clip 1, each arm at its own best rate (and "
         "rows per step, in the comparison of protocols) found on a seed and on problems apart, tests on 400 other "
-        "problems. ± is a 95 % interval over seeds.",
+        "problems. ± is a 95% interval over seeds.",
         "",
         *(_WHAT_FOLLOWS if follows else ()),
         f"{sum(verdict.verdict == HOLDS for verdict in tested)} of {len(tested)} expectations held:",
@@ -108,7 +108,7 @@ def _of_hypotheses(listed: dict[str, Verdict]) -> list[str]:
         "",
         "**Words.** A row is *positive* if its answer is right (R = +1), *negative* if it is wrong or missing (R = "
         "-1). p: share of positives among the rows. c: baseline, subtracted from R. p~: share of positives in the "
-        "sum of |R - c|; at c = 0 it is p, at 100 % nothing is learned from negatives (*positives only*). An *arm* "
+        "sum of |R - c|; at c = 0 it is p, at 100% nothing is learned from negatives (*positives only*). An *arm* "
         "is a way to train: share, protocol, optimizer, rate, rows per step. *Regret*: points of pass@1 below the "
         "best share of the same base model. G⁺, G⁻: mean squared norm of the gradient of log π of a positive, of a "
         "negative; *second moment* and *variance* are those of the gradient of a batch, and stand for the share "
@@ -139,7 +139,7 @@ def _of_the_paper(listed: dict[str, Verdict], profile: Profile, store: Store, he
         f"{profile.steps} steps of 32 rows per epoch (AdamW, constant learning rate, gradient clip 1), and are tested "
         f"on {profile.test_problems} other problems. Each has its own best learning rate from one grid, chosen on "
         "validation problems with a seed that nothing else uses, after one epoch. (DPO reads pairs of the completions "
-        "that the rows were chosen from, as many rows per step.) ± is a 95 % t-interval over the seeds, and never less "
+        "that the rows were chosen from, as many rows per step.) ± is a 95% t-interval over the seeds, and never less "
         "than two bootstrap errors of the evaluations (of the answers; the test problems are always the same). *Above* "
         "and *below* compare seed by seed: same rows, same test problems. Seeds: 5 for Fig. 1, 3, 4, 7, the harder "
         "task, old rows, online, beside sampling and Table 2, 2 for long responses, 1 for the base model and the "
@@ -148,7 +148,7 @@ def _of_the_paper(listed: dict[str, Verdict], profile: Profile, store: Store, he
         "**Words.** A row is *positive* if its answer is right (R = +1), *negative* if it is wrong or missing (R = "
         "-1). p: share of positives among the rows; the base model's unless stated otherwise. c: baseline, subtracted"
         " from R; 0 unless stated otherwise. p~: share of positives in the sum of |R - c|; at c = 0 it is p. Methods "
-        "that normalize rewards within a group (GRPO and its variants, M2PO, group-centered “TOPR”) have p~ = 50 % "
+        "that normalize rewards within a group (GRPO and its variants, M2PO, group-centered “TOPR”) have p~ = 50% "
         "for that reason, so they differ from TOPR at c = 0 in their share as much as in their loss. "
         "Positives only, unless a claim says otherwise: TOPR's batches with its negatives at weight 0, so as many "
         "steps; the paper removes them and passes over the rest once, which are fewer steps "

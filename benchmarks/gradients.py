@@ -85,7 +85,7 @@ def share_of_second_moment(right: float, wrong: float) -> float:
 def shares_of_least_noise(right: Moments, wrong: Moments, p: float, batch_rows: int = 32) -> dict[str, float]:
     """p~ at which a measure of noise is least: second moments of single rows, and variances around the mean of a sign.
 
-    `"scaled"`: each coordinate divided by its second moment in a batch with p~ = 50 %, as AdamW does.
+    `"scaled"`: each coordinate divided by its second moment in a batch with p~ = 50%, as AdamW does.
     """
     a, b = 0.5 / p, 0.5 / (1 - p)
     mean = 0.5 * (right.means_2D - wrong.means_2D).mean(0)

@@ -6,7 +6,7 @@ from math import nan, sqrt
 
 import numpy as np
 
-# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
+# 97.5% quantiles of Student's t for 1, 2, ... degrees of freedom.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
@@ -36,7 +36,7 @@ class Interval:
 
 
 def interval(values: Sequence[float], errors: Sequence[float] = ()) -> Interval:
-    """Mean over seeds and its 95 % t-interval, never narrower than two bootstrap errors of the evaluations.
+    """Mean over seeds and its 95% t-interval, never narrower than two bootstrap errors of the evaluations.
 
     Args:
         values: one for each seed.

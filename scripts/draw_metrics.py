@@ -38,7 +38,7 @@ EPOCHS, LOG_EVERY, TEST_EVERY = 2, 8, 40
 
 # name: (title, what differs from the healthy run)
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
-    "healthy": ("TOPR, 27 % of the rows positive", {}),
+    "healthy": ("TOPR, 27% of the rows positive", {}),
     "reinforce": ('preset="reinforce": nothing is tapered', {"preset": "reinforce"}),
     "positives_only": ('preset="positives_only": nothing is learned from negatives', {"preset": "positives_only"}),
     "all_negative": ("baseline=1.5: all rewards are negative", {"baseline": 1.5}),

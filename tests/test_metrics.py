@@ -103,7 +103,7 @@ def test_rows_that_were_not_computed_count_with_weight_one():
 
 
 def test_names_and_quantiles_of_the_ratio():
-    # 21 rows at 0, ..., 20: the quantiles 5, 50 and 95 % fall on 1, 10 and 19.
+    # 21 rows at 0, ..., 20: the quantiles 5, 50 and 95% fall on 1, 10 and 19.
     ratio = torch.arange(21.0)
     metrics = row_metrics(torch.ones(21), ratio, torch.ones(21))
     of_ratio = {name: value for name, value in metrics.items() if "log_ratio" in name}

@@ -10,7 +10,7 @@ from topr_trl.baseline import subtract_baseline
 
 CURATIONS = ("none", "uniform", "positives", "positive_share", "anna_karenina")
 
-# The paper trains on 50,000 rows per iteration for the 7,473 problems of GSM8K, so 15 % are first positives.
+# The paper trains on 50,000 rows per iteration for the 7,473 problems of GSM8K, so 15% are first positives.
 ROWS_PER_PROBLEM = 50_000 / 7_473
 
 

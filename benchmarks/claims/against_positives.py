@@ -29,7 +29,7 @@ CHOICES: Choices = [{"learning_rate": rate} for rate in arms.ADAMW_RATES]
 LABELS = {
     "base": "base model",
     "topr": "TOPR, c = 0 (the paper's)",
-    "mean": "TOPR, p~ = 50 %",
+    "mean": "TOPR, p~ = 50%",
     "group_mean": "TOPR, group mean",
     "removed": "positives only: wrong answers removed, one pass (the paper's)",
     "steps": "positives only: TOPR's batches, wrong answers at weight 0",
@@ -100,7 +100,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
 
     def said(values: dict[str, Measured]) -> str:
         ours, theirs = (over_seeds(values[name]).percent() for name in ("topr", "removed"))
-        return f"TOPR {ours} %, positives only {theirs} %, difference {gap(values).percent(signed=True)} points"
+        return f"TOPR {ours}%, positives only {theirs}%, difference {gap(values).percent(signed=True)} points"
 
     table = markdown_table(
         ["", "pass@1 (%)", f"maj@{largest} (%)", f"problems with 0-4 right answers of {GENERATIONS} (%)"],
@@ -130,7 +130,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         Verdict(
             "Beyond the paper's Fig. 4: TOPR at higher shares, and positives only by each protocol",
             "",
-            f"p~ = 50 % minus positives only, points of pass@1 and of maj@{largest}: "
+            f"p~ = 50% minus positives only, points of pass@1 and of maj@{largest}: "
             + "; ".join(
                 f"{LABELS[other].partition(': ')[2]} {gap(passed, 'mean', other).percent(signed=True)}, "
                 f"{gap(voted, 'mean', other).percent(signed=True)}"
@@ -148,7 +148,7 @@ def _picture(of: dict[str, dict[int, dict[str, Any]]], out: Path) -> str:
         "base": ("base model", COLOURS["base"]), "removed": ("positives only, one pass", COLOURS["removed"]),
         "steps": ("positives only, equal steps", COLOURS["positives_only"]),
         "rows": ("positives only, repeated", COLOURS["positives_repeated"]),
-        "topr": ("TOPR, c = 0", COLOURS["topr"]), "mean": ("TOPR, p~ = 50 %", COLOURS["mean"]),
+        "topr": ("TOPR, c = 0", COLOURS["topr"]), "mean": ("TOPR, p~ = 50%", COLOURS["mean"]),
     }  # fmt: skip
     width = 0.8 / len(shown)
     for n, (name, (label, color)) in enumerate(shown.items()):

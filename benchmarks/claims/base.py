@@ -35,8 +35,8 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         Verdict(
             "The base model",
             "",
-            f"pass@1 {100 * start['pass@1']:.1f} ± {200 * start['error']:.1f} %, incorrect "
-            f"{100 * start['incorrect']:.1f} %, invalid {100 * start['invalid']:.1f} %",
+            f"pass@1 {100 * start['pass@1']:.1f} ± {200 * start['error']:.1f}%, incorrect "
+            f"{100 * start['incorrect']:.1f}%, invalid {100 * start['invalid']:.1f}%",
             MEASURED,
         )
     ]

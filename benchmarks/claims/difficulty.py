@@ -68,8 +68,8 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             "Fig. 9: the higher c (the lower p~), the more weight difficult problems have",
             "the lower p~, the more weight difficult problems have",
             f"computed on the base model's completions, {len(results)} seeds: weight of a problem that the base "
-            f"model solves in under {10 * (hardest + 1)} % of its tries, divided by "
-            f"that of one solved in {10 * easiest}–{10 * (easiest + 1)} % ({problems[hardest]} and {problems[easiest]} "
+            f"model solves in under {10 * (hardest + 1)}% of its tries, divided by "
+            f"that of one solved in {10 * easiest}–{10 * (easiest + 1)}% ({problems[hardest]} and {problems[easiest]} "
             "problems): " + ", ".join(f"p~ {share:.0%}: {ratio[share]:.2f}" for share in SHARES),
             judge(all(ratio[a] > ratio[b] for a, b in pairwise(SHARES))),
             "",

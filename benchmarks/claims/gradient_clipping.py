@@ -1,4 +1,4 @@
-"""Figure 7: plain importance sampling against TOPR at the same rates, gradient clip 1 and 100, 60 % negatives."""
+"""Figure 7: plain importance sampling against TOPR at the same rates, gradient clip 1 and 100, 60% negatives."""
 
 from pathlib import Path
 from typing import Any
@@ -114,14 +114,14 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     return [
         Verdict(
             "Fig. 7: with a loose gradient clip plain importance sampling harms the model, TOPR still improves it",
-            "31 % bad answers with plain IS at clip 100, 12 % with the base model",
-            f"at TOPR's learning rate, {own:g}, and the next, {high:g}, 60 % negatives, {profile.steps} steps. pass@1 "
+            "31% bad answers with plain IS at clip 100, 12% with the base model",
+            f"at TOPR's learning rate, {own:g}, and the next, {high:g}, 60% negatives, {profile.steps} steps. pass@1 "
             "of plain IS at clip 100 minus that at clip 1: "
             + ", ".join(f"{gap.percent(signed=True)} points (rate {r:g})" for r, gap in loose.items())
             + not_seen(parts),
             judge(*parts.values()),
             f"What breaks plain IS here is the learning rate, with either clip: few of its gradients are above 1, and "
-            f"none of TOPR's. And 60 % negatives is not much: of the base model's own answers "
+            f"none of TOPR's. And 60% negatives is not much: of the base model's own answers "
             f"{1 - start['pass@1']:.0%} are negative, in the paper a third.",
             name,
             markdown_table(header, rows),

@@ -52,7 +52,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         Verdict(
             "Beyond the paper's Fig. 1: a harder task, on which the base model is rarely right",
             "",
-            f"base {100 * start['pass@1']:.1f} %; {ranking(done, names, steps)}",
+            f"base {100 * start['pass@1']:.1f}%; {ranking(done, names, steps)}",
             MEASURED,
             picture=save(picture, out, "hard"),
             details=table(done, names, steps),

@@ -124,12 +124,12 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         Verdict(
             "Fig. 8: over eight iterations Anna Karenina sampling ends above uniform, and uniform above positives only "
             "(wrong answers removed, one pass over the rest), all at one rate",
-            "GSM8K pass@1: Anna Karenina 79.6 %, uniform 75.4 %, positives only lower",
+            "GSM8K pass@1: Anna Karenina 79.6%, uniform 75.4%, positives only lower",
             f"{PROBLEMS} training problems, {SEEDS} seeds, at the learning rate that is best for TOPR on uniform rows; "
             f"base model: pass@1 {series(runs['uniform'], 'pass@1')[0].percent()}, maj@16 "
-            f"{series(runs['uniform'], 'maj@16')[0].percent()} %; "
+            f"{series(runs['uniform'], 'maj@16')[0].percent()}%; "
             + "; ".join(
-                f"{labels[c]}: pass@1 {end[c].percent()}, maj@16 {maj[c].percent()} %, {rows_[c]:,.0f} rows, "
+                f"{labels[c]}: pass@1 {end[c].percent()}, maj@16 {maj[c].percent()}%, {rows_[c]:,.0f} rows, "
                 f"{tokens_[c] / 1e6:.1f} million tokens sampled"
                 for c in runs
             )
@@ -146,8 +146,8 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             "Beyond the paper: an automatic target p~ against a baseline set once by hand",
             "",
             f"uniform rows, p~ = {TARGET:.0%} at the first iteration; after {ITERATIONS}: "
-            + "; ".join(f"{s}: pass@1 {end[s].percent()} %, p~ now {share[s]:.0%}" for s in ends)
-            + f"; c = 0: {end['uniform'].percent()} %. Target minus fixed baseline {of_target['fixed baseline']}, "
+            + "; ".join(f"{s}: pass@1 {end[s].percent()}%, p~ now {share[s]:.0%}" for s in ends)
+            + f"; c = 0: {end['uniform'].percent()}%. Target minus fixed baseline {of_target['fixed baseline']}, "
             f"target minus c = 0 {of_target['uniform']} points: as the model gets better, a fixed share gives its "
             "few mistakes more and more weight",
             MEASURED,

@@ -118,7 +118,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             f"{spread_['bias']:+.1e}); over n tokens that is taken as normal noise of σ√n on log μ of the completion. "
             "The table gives the mean weight of negatives under it: those at π = μ lose weight, those that were "
             "tapered get some back. Training with such noise on the log μ of completions of forty tokens, as if they "
-            f"had n: pass@1 without {over_seeds(measured(0, SIGMAS[0])).percent()} %; with noise minus that, "
+            f"had n: pass@1 without {over_seeds(measured(0, SIGMAS[0])).percent()}%; with noise minus that, "
             + "; ".join(
                 f"at σ = {sigma:g}: " + ", ".join(f"{lost(n, sigma)} points (n = {n:,})" for n in LENGTHS[1:])
                 for sigma in SIGMAS

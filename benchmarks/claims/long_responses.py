@@ -28,7 +28,7 @@ from topr_trl.metrics import row_metrics
 
 PARTS = (1, 12, 50, 200)  # of a session; an answer has about 40 tokens
 SOURCES = ("trainer", "bfloat16", "top-k")
-TOP_K = 3  # leaves 99.4 % of the probability of a token, on average
+TOP_K = 3  # leaves 99.4% of the probability of a token, on average
 LEARNING_RATES = (1e-4, 1e-5)
 SEEDS, SESSIONS, HELD_OUT = 2, 8, 32  # sessions of an update, and those whose weights are watched
 MEASURED_AT = (0, 1, 2, 5, 10, 20)
@@ -182,7 +182,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             f"{LEARNING_RATES[1]:g}; c = 0; {SEEDS} seeds). A long row is a trajectory of up to {PARTS[-1]} answers "
             "with one ratio, each answer read without the others: this measures the product over many tokens, not long "
             "contexts. bfloat16: the sampler's weights are rounded, which is more noise than an engine adds that "
-            f"computes in it. top-k: k = {TOP_K}, which leaves 99.4 % of the probability of a token on average",
+            f"computes in it. top-k: k = {TOP_K}, which leaves 99.4% of the probability of a token on average",
             MEASURED,
             "",
             name,

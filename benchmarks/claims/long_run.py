@@ -32,13 +32,13 @@ CHOICES: Choices = [{"learning_rate": rate} for rate in (3e-5, 1e-4, 3e-4)]
 FURTHER = 2
 CANDIDATES = 16  # of each problem in each iteration
 # How many of the next lower rates are measured, too.
-LOWER = {"misconception-10": {"p~ 50 %": 2, "group mean": 1, "positives only": 1, "positives, repeated": 2}}
+LOWER = {"misconception-10": {"p~ 50%": 2, "group mean": 1, "positives only": 1, "positives, repeated": 2}}
 KS = (1, 4, 16, 64, 256)
 REPEATED = "repeated"
 # Share of positives and curation, by what a run is called.
 RUNS: dict[str, tuple[float | str, str]] = {
     "c = 0": ("p", "uniform"),
-    "p~ 50 %": (0.5, "uniform"),
+    "p~ 50%": (0.5, "uniform"),
     "group mean": ("group_mean", "uniform"),
     "positives only": (1.0, "positives"),
     "positives, repeated": (1.0, REPEATED),  # as many steps as the others, all of right answers
@@ -156,7 +156,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         return {seed: (result[what][str(k)], float("nan")) for seed, result in enumerate(results)}
 
     def gap(base: str, k: int, other: str) -> Interval:
-        return difference(ends(base, "p~ 50 %", "pass", k), ends(base, other, "pass", k))
+        return difference(ends(base, "p~ 50%", "pass", k), ends(base, other, "pass", k))
 
     def said(other: str) -> str:
         return "; ".join(
@@ -177,11 +177,11 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     slow = {
         (base, run): difference(ends(base, "c = 0", "maj", 64), ends(base, run, "maj", 64, lower))
         for base, run, lower in found
-        if run in ("p~ 50 %", "positives, repeated") and found[base, run, lower][0] == found[base, "c = 0", 0][0]
+        if run in ("p~ 50%", "positives, repeated") and found[base, run, lower][0] == found[base, "c = 0", 0][0]
     }
     return [
         HYPOTHESES["long_run"].judged(
-            "p~ = 50 % minus positives only (wrong answers removed in each iteration) after 20 iterations, points: "
+            "p~ = 50% minus positives only (wrong answers removed in each iteration) after 20 iterations, points: "
             + said("positives only"),
             all(gap(base, 64, "positives only").low > 0 and gap(base, 1, "positives only").low <= 0 for base in bases),
             picture=_picture(found, bases, out),
@@ -189,7 +189,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             headline=_headline(found, bases),
         ),
         HYPOTHESES["long_repeated"].judged(
-            "p~ = 50 % minus right answers repeated to as many steps, after 20 iterations, points: "
+            "p~ = 50% minus right answers repeated to as many steps, after 20 iterations, points: "
             + said("positives, repeated"),
             all(gap(base, 64, "positives, repeated").low > 0 for base in bases),
             all(gap(base, 1, "positives, repeated").high < 0 for base in bases),
@@ -223,14 +223,14 @@ def _found(store: Store, bases: list[str]) -> Runs:
 
 
 _COLOURS = {
-    "c = 0": COLOURS["topr"], "p~ 50 %": COLOURS["mean"], "group mean": COLOURS["topr_group_sign"],
+    "c = 0": COLOURS["topr"], "p~ 50%": COLOURS["mean"], "group mean": COLOURS["topr_group_sign"],
     "positives only": COLOURS["removed"], "positives, repeated": COLOURS["positives_repeated"],
     "Anna Karenina": COLOURS["anna_karenina"],
 }  # fmt: skip
 
 
 def _headline(found: Runs, bases: list[str]) -> str:
-    shown = ("p~ 50 %", "positives, repeated", "positives only", "c = 0")
+    shown = ("p~ 50%", "positives, repeated", "positives only", "c = 0")
     ends = [
         f"{base}: "
         + ", ".join(

@@ -14,7 +14,7 @@ BASES = ("slips-30", "misconception-10", "sure-17", "wanders-10")
 SEEDS = 3
 CHOICES: Choices = [{"learning_rate": rate} for rate in arms.ADAMW_RATES]
 # TOPR's own two, and positives only, for comparison.
-OURS = "TOPR, p~ = 50 %"
+OURS = "TOPR, p~ = 50%"
 TOPR = {"TOPR, c = 0": "p", OURS: 0.5, "positives only": 1.0}
 
 

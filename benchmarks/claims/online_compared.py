@@ -141,7 +141,7 @@ def needed(tested_after: Sequence[float], curve: Sequence[float], accuracy: floa
 
 
 def needed_by(method: MeasuredArm, target: MeasuredArm) -> tuple[float, float, float]:
-    """Completions until `method` is as accurate as `target` ends: of the mean curves, and 95 % of the bootstrap.
+    """Completions until `method` is as accurate as `target` ends: of the mean curves, and 95% of the bootstrap.
 
     Seeds are drawn with replacement, the same ones for both.
     """
@@ -194,7 +194,7 @@ def _verdict(base: str, found: list[MeasuredArm], out: Path) -> Verdict:
         for m in sorted(found, key=lambda m: (m.arm.uses, m.arm.replay_share))
     ]  # fmt: skip
     accuracy = target.points[-1].percent()
-    header = ["method", "uses", "rate", "pass@1 (%)", f"completions until {100 * target.points[-1].mean:.1f} %",
+    header = ["method", "uses", "rate", "pass@1 (%)", f"completions until {100 * target.points[-1].mean:.1f}%",
               f"pass@{SAMPLES_AT_END}", "entropy", "steps", "seconds", "failed"]  # fmt: skip
     planned = len(_planned(base))
     still = planned - len(found)
@@ -202,8 +202,8 @@ def _verdict(base: str, found: list[MeasuredArm], out: Path) -> Verdict:
         f"Online, {base}: what a sampled completion is worth, used once or often",
         "",
         f"after {TESTED_AFTER[-1]:,} completions (half as many where each is used 16 times), each method at its own "
-        f"best rate, {SEEDS} seeds. Best of TRL's is {target.label}, {target.arm.uses} uses: {accuracy} %; how many "
-        "completions the others need for that, with 95 % of the bootstrap over seeds. Seconds are the time of one "
+        f"best rate, {SEEDS} seeds. Best of TRL's is {target.label}, {target.arm.uses} uses: {accuracy}%; how many "
+        "completions the others need for that, with 95% of the bootstrap over seeds. Seconds are the time of one "
         "core, without tests; sampling costs this model little. With rewards of 0 and 1 for ±1 nothing changes but "
         "TOPR with c = 0, which is positives only then"
         + (f". {still} of {planned} arms are not measured yet" if still else ""),

@@ -178,7 +178,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             all(lost <= 0.02 for lost in as_adamw.values()),
         ),
         HYPOTHESES["tensors"].judged(
-            "p~ = 20 % minus 100 % on `sure-17`: "
+            "p~ = 20% minus 100% on `sure-17`: "
             + ", ".join(f"{name} {gap.percent(signed=True)}" for name, gap in tensors.items()),
             tensors["muon"].low > 0,
             tensors["tensors"].low > 0,
@@ -190,7 +190,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             all(gap.high < 0 for gap in below.values()),
         ),
         HYPOTHESES["kind_of_error"].judged(
-            "p~ = 20 % minus 100 % on `sure-17`, 100 % minus 20 % on the others, points: "
+            "p~ = 20% minus 100% on `sure-17`, 100% minus 20% on the others, points: "
             + ", ".join(f"{base} {name} {gap.percent(signed=True)}" for (base, name), gap in kinds.items()),
             all(gap.mean > 0 for gap in kinds.values()),
         ),

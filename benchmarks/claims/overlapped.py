@@ -93,7 +93,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         Verdict(
             "Sampling beside training: rows by a model that is one or two iterations older",
             "",
-            f"p~ = 50 %, rate {RATE:g}, {PROBLEMS * CANDIDATES:,} completions in each iteration; with overlap N the "
+            f"p~ = 50%, rate {RATE:g}, {PROBLEMS * CANDIDATES:,} completions in each iteration; with overlap N the "
             "rows of an iteration are by the model of N iterations before the newest",
             MEASURED,
             picture=save(picture, out, "overlapped"),

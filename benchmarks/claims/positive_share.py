@@ -1,4 +1,4 @@
-"""Figures 5 and 6: accuracy against the effective share of positives p~, for p = 10 % and 50 %, TOPR and TIS.
+"""Figures 5 and 6: accuracy against the effective share of positives p~, for p = 10% and 50%, TOPR and TIS.
 
 Both methods at the same two learning rates, the best of each at its natural share: the paper changes the weights only,
 and where negatives bear more weight a rate that was good can be too high.
@@ -124,7 +124,7 @@ def _picture(
     for panel in axes:
         panel.axhline(100 * start["pass@1"], color=COLOURS["base"], ls=":", label="base model")
         panel.set(xscale="log", xlabel="effective share of positives p~", ylim=(-2, 52))
-        panel.set_xticks([0.01, 0.03, 0.1, 0.3, 1.0], ["1 %", "3 %", "10 %", "30 %", "100 %"])
+        panel.set_xticks([0.01, 0.03, 0.1, 0.3, 1.0], ["1%", "3%", "10%", "30%", "100%"])
         panel.minorticks_off()
         panel.legend(fontsize=7, handlelength=3.5)
     return save(picture, out, "fig5-6")
@@ -138,11 +138,11 @@ def _best_share(topr: dict[float, Curve], name: str) -> list[Verdict]:
     fall = {p: difference(topr[p][0.5], topr[p][1.0]) for p in POSITIVES}
     return [
         Verdict(
-            "Fig. 5: accuracy is highest at p~ of 10–20 %, whatever p is",
-            "10–20 % on GSM8K, for p = 10 % and 50 %",
+            "Fig. 5: accuracy is highest at p~ of 10–20%, whatever p is",
+            "10–20% on GSM8K, for p = 10% and 50%",
             "at TOPR's learning rate, "
             + "; ".join(
-                f"p = {p:.0%}: highest at p~ = {top[p]:.0%} ({over_seeds(topr[p][top[p]]).percent()} %), not "
+                f"p = {p:.0%}: highest at p~ = {top[p]:.0%} ({over_seeds(topr[p][top[p]]).percent()}%), not "
                 f"distinguishable from it: {', '.join(f'{s:.0%}' for s in level[p]) or 'none'}"
                 for p in POSITIVES
             ),
@@ -152,9 +152,9 @@ def _best_share(topr: dict[float, Curve], name: str) -> list[Verdict]:
             name,
         ),
         Verdict(
-            "Fig. 5: past p~ = 50 % accuracy falls (at 100 %: positives only, as many steps)",
-            "a fall towards 100 %, positives only",
-            "pass@1 at p~ = 50 % minus that at 100 %: "
+            "Fig. 5: past p~ = 50% accuracy falls (at 100%: positives only, as many steps)",
+            "a fall towards 100%, positives only",
+            "pass@1 at p~ = 50% minus that at 100%: "
             + "; ".join(f"p = {p:.0%}: {fall[p].percent(signed=True)} points" for p in POSITIVES),
             judge(*(gap.low > 0 for gap in fall.values())),
             "See Fig. 4: with as many steps, positives alone teach nearly everything on this task.",
@@ -178,8 +178,8 @@ def _topr_and_tis(
     return [
         Verdict(
             "Fig. 6: TOPR is robust at low p~, where TIS fails",
-            "at p = 10 % TOPR keeps its accuracy at low p~, TIS does not",
-            f"p = 10 %, pass@1 (%) by p~ in the table, base model {100 * start['pass@1']:.1f} %. TOPR minus TIS: "
+            "at p = 10% TOPR keeps its accuracy at low p~, TIS does not",
+            f"p = 10%, pass@1 (%) by p~ in the table, base model {100 * start['pass@1']:.1f}%. TOPR minus TIS: "
             + "; ".join(
                 f"at rate {r:g}: "
                 + ", ".join(
@@ -204,8 +204,8 @@ def _topr_and_tis(
         Verdict(
             "Fig. 6: at its best share TIS is as good as TOPR or slightly better",
             "slightly higher on GSM8K",
-            f"highest points at p = 10 %: TOPR {over_seeds(tops['topr']).percent()} %, TIS "
-            f"{over_seeds(tops['tis']).percent()} %; TIS minus TOPR {gap.percent(signed=True)} points"
+            f"highest points at p = 10%: TOPR {over_seeds(tops['topr']).percent()}%, TIS "
+            f"{over_seeds(tops['tis']).percent()}%; TIS minus TOPR {gap.percent(signed=True)} points"
             + (": they cannot be told apart" if gap.low <= 0 <= gap.high else ""),
             judge(gap.high > 0),
             "",
@@ -224,11 +224,11 @@ def _by_rows(rows: Curve, by_c: Curve, name: str) -> Verdict:
     return Verdict(
         "A share reached by choosing rows is slightly better than the same share by c",
         "slightly higher, consistently",
-        "pass@1 by rows minus that by c (p = 10 %): "
+        "pass@1 by rows minus that by c (p = 10%): "
         + ", ".join(f"p~ {s:.0%}: {difference(rows[s], by_c[s]).percent(signed=True)}" for s in both)
         + f"; on average {gap.percent(signed=True)} points",
         judge(gap.low > 0, all(difference(rows[s], by_c[s]).mean > 0 for s in both)),
         "The gain is at the high shares, where choosing rows has several times as many different right answers as "
-        "p = 10 % of the rows weighted up.",
+        "p = 10% of the rows weighted up.",
         name,
     )

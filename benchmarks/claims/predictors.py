@@ -51,8 +51,8 @@ def _headline(regrets: dict[str, Interval]) -> str:
     best = min(regrets, key=lambda name: regrets[name].mean)
     return (
         f"**Effective share of positives, one pass, {len(BASES)} base models**: points of pass@1 lost against the best "
-        f"share of each: c = 0 {regrets['c = 0'].percent()}, 20 % {regrets['20%'].percent()}, "
-        f"50 % {regrets['50%'].percent()}, 100 % {regrets['100%'].percent()}. The best rule that predicts a share from "
+        f"share of each: c = 0 {regrets['c = 0'].percent()}, 20% {regrets['20%'].percent()}, "
+        f"50% {regrets['50%'].percent()}, 100% {regrets['100%'].percent()}. The best rule that predicts a share from "
         f"rows and model loses {regrets[best].percent()}."
     )
 

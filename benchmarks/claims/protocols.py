@@ -22,7 +22,7 @@ SHOWN: dict[str, tuple[Any, str, str, str]] = {
     "TOPR, c = 0 (the paper's)": ("p", "steps", "v", COLOURS["opr"]),
     "positives only: wrong answers removed (the paper's)": (1.0, "removed", "s", COLOURS["removed"]),
     "positives only: as many steps": (1.0, "steps", "D", COLOURS["dpo"]),
-    "TOPR, p~ = 50 %": (0.5, "steps", "o", COLOURS["topr"]),
+    "TOPR, p~ = 50%": (0.5, "steps", "o", COLOURS["topr"]),
     "TOPR, half of the rows right answers, repeated": (0.5, BALANCED, "P", COLOURS["tis"]),
     "positives only: right answers repeated, as much computation": (1.0, "rows", "*", COLOURS["positives_only"]),
 }
@@ -69,7 +69,7 @@ def _draw(ends: dict[tuple[str, Any, str], Measured], out: Path) -> str:
     panel.grid(visible=False, axis="y")
     for k in range(1, len(BASES)):
         panel.axhline(0.5 - k, color="#cccccc", lw=0.6)
-    panel.set(xlabel="pass@1 after one pass over the rows (%), 95 % intervals", xlim=(0, None))
+    panel.set(xlabel="pass@1 after one pass over the rows (%), 95% intervals", xlim=(0, None))
     picture.legend(loc="outside upper left", ncols=2, fontsize=8)
     return save(picture, out, "protocols")
 
@@ -116,7 +116,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
 
     return [
         HYPOTHESES["protocol"].judged(
-            f"TOPR at p~ = 50 % minus positives only, points of pass@1: wrong answers removed, {said(few, 'removed')}; "
+            f"TOPR at p~ = 50% minus positives only, points of pass@1: wrong answers removed, {said(few, 'removed')}; "
             f"as much computation, {said(list(BASES), 'rows')}; as many steps on the same rows, 32 per step, "
             f"{said(list(BASES), 'steps')}",
             all(above(gaps[base, "removed"]) for base in few),
@@ -124,7 +124,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             picture=_draw(ends, out),
             details=table,
             headline=(
-                f"**Against positives only, one pass, {len(BASES)} base models**: p~ = 50 % minus positives only, "
+                f"**Against positives only, one pass, {len(BASES)} base models**: p~ = 50% minus positives only, "
                 "points of pass@1: wrong answers removed (the paper's protocol) "
                 f"{_range([gaps[base, 'removed'] for base in BASES])}, as many steps on the same rows "
                 f"{_range([gaps[base, 'steps'] for base in BASES])}, right answers repeated to as much computation "
@@ -132,7 +132,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             ),
         ),
         HYPOTHESES["few"].judged(
-            f"TOPR at p~ = 50 % minus positives only with as much computation: {said(fewest, 'rows')}",
+            f"TOPR at p~ = 50% minus positives only with as much computation: {said(fewest, 'rows')}",
             sum(above(gaps[base, "rows"]) for base in fewest) >= 3,
         ),
         HYPOTHESES["balanced"].judged(

@@ -87,11 +87,11 @@ def _headline(done: Done, profile: Profile, names: list[str], start: dict[str, f
     positives = measured(done, "positives_only", last)
     gaps = " and ".join(
         f"{difference(measured(done, name, last), positives).percent(signed=True)} ({said})"
-        for name, said in (("topr_group_sign", "p~ = 50 %, group-centered"), ("topr", "the paper's c = 0"))
+        for name, said in (("topr_group_sign", "p~ = 50%, group-centered"), ("topr", "the paper's c = 0"))
         if name in names
     )
     return (
-        f"**The same rows {profile.epochs} times**: pass@1 of {100 * start['pass@1']:.1f} % becomes {ends} %. TOPR "
+        f"**The same rows {profile.epochs} times**: pass@1 of {100 * start['pass@1']:.1f}% becomes {ends}%. TOPR "
         f"minus positives only in as many steps: {gaps} points."
     )
 
@@ -117,7 +117,7 @@ def _papers_figure_1(done: Done, names: list[str], start: dict[str, float], one:
     return Verdict(
         "Fig. 1: of TOPR, DPO, PPO and naive REINFORCE, TOPR improves most, PPO stalls, REINFORCE collapses",
         "GSM8K, one epoch: TOPR highest, DPO below it, PPO stalled near the base model, naive REINFORCE at 0",
-        f"pass@1 of {100 * start['pass@1']:.1f} % becomes, after {one} steps, {line(one)}; after {last}: {line(last)} %"
+        f"pass@1 of {100 * start['pass@1']:.1f}% becomes, after {one} steps, {line(one)}; after {last}: {line(last)}%"
         + not_seen(parts),
         judge(*parts.values()),
         "Within one epoch none of the four has moved far at the learning rate that is best for it then; they diverge "
@@ -138,10 +138,10 @@ def _papers_figure_3(done: Done, start: dict[str, float], last: int) -> Verdict:
     }
     return Verdict(
         "Fig. 3: of the four only TOPR ends invalid answers, and naive REINFORCE ends in them",
-        "TOPR about 0 %, naive REINFORCE almost all; PPO and DPO do not reduce them",
-        f"invalid answers after {last} steps: base {100 * start['invalid']:.1f} %, TOPR {topr.percent()} %, naive "
-        f"REINFORCE {reinforce.percent()} %"
-        + "".join(f", {label} {i.percent()} %" for label, i in others.items())
+        "TOPR about 0%, naive REINFORCE almost all; PPO and DPO do not reduce them",
+        f"invalid answers after {last} steps: base {100 * start['invalid']:.1f}%, TOPR {topr.percent()}%, naive "
+        f"REINFORCE {reinforce.percent()}%"
+        + "".join(f", {label} {i.percent()}%" for label, i in others.items())
         + not_seen(parts),
         judge(*parts.values()),
         "At its best learning rate naive REINFORCE collapses into wrong answers first and into invalid ones later; at "
@@ -155,7 +155,7 @@ def _published_as_topr(done: Done, names: list[str], one: int, last: int) -> Ver
     variants = [name for name in PUBLISHED_AS_TOPR if name in names]
     worse = {name: against(done, name, last).low > 0 for name in variants}
     said = "; ".join(
-        f"{RIVALS[n].label} {at(done, n, one).percent()} → {at(done, n, last).percent()} %" for n in ("topr", *variants)
+        f"{RIVALS[n].label} {at(done, n, one).percent()} → {at(done, n, last).percent()}%" for n in ("topr", *variants)
     )
     return Verdict(
         "Beyond the paper: what others ship as TOPR does worse (ratio per token, geometric mean, group-centered "
@@ -163,8 +163,8 @@ def _published_as_topr(done: Done, names: list[str], one: int, last: int) -> Ver
         "",
         f"{said} ({one} → {last} steps)",
         judge(*worse.values()),
-        "With group-centered rewards the ratio is still that of the whole completion. They set p~ to 50 % in every "
-        "group, while TOPR at c = 0 has the share of right answers, under 30 %; Fig. 5 shows how much that is worth.",
+        "With group-centered rewards the ratio is still that of the whole completion. They set p~ to 50% in every "
+        "group, while TOPR at c = 0 has the share of right answers, under 30%; Fig. 5 shows how much that is worth.",
         "fig1.png",
     )
 
@@ -199,7 +199,7 @@ def ranking(done: Done, names: list[str], steps: Sequence[int]) -> str:
             f"after {step} steps TOPR is above {below} of {len(gaps)} rivals, below {', '.join(above) or 'none'}, and "
             f"cannot be told from {len(gaps) - below - len(above)}"
         )
-    return "; ".join(said) + f" (95 % intervals; of {len(steps) * (len(names) - 1)} comparisons 1 in 20 may be wrong)"
+    return "; ".join(said) + f" (95% intervals; of {len(steps) * (len(names) - 1)} comparisons 1 in 20 may be wrong)"
 
 
 def table(done: Done, names: list[str], steps: Sequence[int]) -> str:

@@ -142,19 +142,19 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     }
     why = (
         "before training the verifier is right about "
-        f"{shown('base', 'accuracy on yes')} % of the right solutions and {shown('base', 'accuracy on no')} % of the "
+        f"{shown('base', 'accuracy on yes')}% of the right solutions and {shown('base', 'accuracy on no')}% of the "
         "wrong ones (a missing verdict is wrong): a yes says little. Seven solutions of ten are wrong, so saying "
         "no more often earns the reward more easily than checking better, and scores near 0 throw votes away. A base "
-        "verifier that can check, as an 8B model can, was not made: another one of this size, taught with 10 % slips "
-        "per equation instead of 25 % (one seed, not kept), was right about 45 and 37 %, and TOPR took its accuracy "
-        "from 40 to 64 % and its weighted SC@32 from 83 to 75 %, at a majority of 83 %."
+        "verifier that can check, as an 8B model can, was not made: another one of this size, taught with 10% slips "
+        "per equation instead of 25% (one seed, not kept), was right about 45 and 37%, and TOPR took its accuracy "
+        "from 40 to 64% and its weighted SC@32 from 83 to 75%, at a majority of 83%."
     )
     return [
         Verdict(
             "Table 2: TOPR makes a verifier, and weighted self-consistency with it beats the majority",
-            "verifier accuracy 32.6 -> 70.9 %, invalid 34.2 -> 0.90 %; weighted SC over 32: none 55.5, base 56.7, TOPR "
-            "61.5 %",
-            f"solver of 1.1 million parameters (pass@1 {solver} %), verifier of 0.3 million, {rows:,.0f} verifications "
+            "verifier accuracy 32.6 -> 70.9%, invalid 34.2 -> 0.90%; weighted SC over 32: none 55.5, base 56.7, TOPR "
+            "61.5%",
+            f"solver of 1.1 million parameters (pass@1 {solver}%), verifier of 0.3 million, {rows:,.0f} verifications "
             f"to learn from ({positives:.0%} right), one epoch at the "
             f"better of {len(LEARNING_RATES)} learning rates, {len(done)} seeds; TOPR minus base: accuracy "
             f"{gain['accuracy'].percent(signed=True)}, invalid {gain['invalid'].percent(signed=True)}, weighted "

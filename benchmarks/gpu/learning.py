@@ -40,7 +40,7 @@ MIXED = "GSM8K and generated"
 BASE, GRPO, RIGHT = "base model", "GRPO", "right answers, repeated"
 METHODS: dict[str, dict[str, Any]] = {
     "TOPR, c = 0": {"baseline": 0},
-    "TOPR, p~ 50 %": {"effective_positive_share": 0.5},
+    "TOPR, p~ 50%": {"effective_positive_share": 0.5},
     RIGHT: {"baseline": 0},  # as many steps as the others, all of right answers
     GRPO: {},
 }

@@ -335,7 +335,7 @@ def planted(cell):
         return {"p": 0.1, "least_noise": least, "shares": grid.tolist(),
                 "gains": dict.fromkeys(("whole", "tensors", "adamw", "signs"), peak)}  # fmt: skip
     if cell["claim"] == "long_run":
-        better = 0.2 if cell["run"] == "p~ 50 %" else 0.0
+        better = 0.2 if cell["run"] == "p~ 50%" else 0.0
         slower = cell["learning_rate"] < long_run.CHOICES[0]["learning_rate"]
         ends = {str(k): 0.5 + wobble + (better if k > 1 else 0.0) for k in long_run.KS}
         ends["1"] += 0.1 if cell["run"] == "positives, repeated" else 0.0
@@ -362,7 +362,7 @@ def store(filled):
 
 
 def test_verdicts_follow_the_results(store, tmp_path):
-    """Planted: p~ = 50 % is a little best, one pass over right answers alone is far behind, the taper is needed."""
+    """Planted: p~ = 50% is a little best, one pass over right answers alone is far behind, the taper is needed."""
     found = {v.claim: v for claim in CLAIMS.values() for v in claim.report(store, PROFILE, tmp_path)}
     by_name = {name: found[h.title].verdict for name, h in HYPOTHESES.items()}
     assert by_name == {
@@ -371,10 +371,10 @@ def test_verdicts_follow_the_results(store, tmp_path):
         "balanced": "does not hold here",
         "added": "holds",
         "second_moment": "holds",
-        "coordinates": "does not hold here",  # signs and AdamW agree, but not on 100 %
+        "coordinates": "does not hold here",  # signs and AdamW agree, but not on 100%
         "tensors": "holds",
-        "own_metric": "does not hold here",  # 50 % is a constant, too
-        "kind_of_error": "does not hold here",  # 20 % is above 100 % on all four
+        "own_metric": "does not hold here",  # 50% is a constant, too
+        "kind_of_error": "does not hold here",  # 20% is above 100% on all four
         "taper": "holds",
         "long_run": "holds",
         "long_repeated": "holds",
@@ -384,7 +384,7 @@ def test_verdicts_follow_the_results(store, tmp_path):
         "surprise": "does not hold here",
     }
     (of_trials,) = trials.report(store, PROFILE, tmp_path)
-    assert of_trials.verdict == "does not hold here"  # 80 % is 3 points below 50 %, and 5 on the programs
+    assert of_trials.verdict == "does not hold here"  # 80% is 3 points below 50%, and 5 on the programs
     assert "sure-17 3.0 ± 0.0" in of_trials.ours
     assert "code 5.0 ± 0.0" in of_trials.ours
     assert "| slips-30 | share-50, 3.33e-05: 50.1 |" in of_trials.details

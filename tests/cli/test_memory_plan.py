@@ -51,7 +51,7 @@ def test_states_are_those_of_deepspeeds_estimator(shapes, name, nodes):
 
 
 def test_plan_is_what_was_measured():
-    """benchmarks/memory.py measured; the plan must still be within 15 % of it."""
+    """benchmarks/memory.py measured; the plan must still be within 15% of it."""
     content = json.loads(RESULT.read_text())
     shape, runs = Shape.of(MODEL), content["runs"]
     assert shape.total == content["parameters"]

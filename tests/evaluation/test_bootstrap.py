@@ -28,7 +28,7 @@ def test_the_interval_is_that_of_a_paired_mean():
     gains = rng.normal(0.02, 0.1, 400)
     (found,) = paired_bootstrap(hardness[:, None], (hardness + gains)[:, None])
     half = 1.96 * gains.std() / np.sqrt(400)
-    # A percentile of 10,000 draws has a standard error of 1.4 % of the half; that of 3.5 % would be 7.5 % off.
+    # A percentile of 10,000 draws has a standard error of 1.4% of the half; that of 3.5% would be 7.5% off.
     assert found.low == pytest.approx(gains.mean() - half, abs=0.05 * half)
     assert found.high == pytest.approx(gains.mean() + half, abs=0.05 * half)
 
@@ -51,13 +51,13 @@ def test_planted_differences():
 
 
 def test_intervals_hold_what_they_promise():
-    """The true difference of 60 pairs of runs on fresh problems is in nearly all of their 95 % intervals."""
+    """The true difference of 60 pairs of runs on fresh problems is in nearly all of their 95% intervals."""
     held = 0
     for seed in range(60):
         skills = np.random.default_rng(1_000 + seed).uniform(0.1, 0.7, 60)
         found = compare(run(skills, 4, seed), run(skills + 0.1, 4, 500 + seed))["pass@1"]
         held += found.low <= 0.1 <= found.high
-    assert held >= 51  # fewer have a probability of 0.07 %
+    assert held >= 51  # fewer have a probability of 0.07%
 
 
 def test_problems_are_matched_by_their_ids():

@@ -179,8 +179,8 @@ def test_groups():
     assert evaluate_samples([["1", "2", "3"]], ["1"]).cardinality == [0, 1, 0, 0]
     # One problem, half right: V = 1/4, SE = sqrt(1 * 1/4 / (2 - 1)).
     assert b.pass_at_1.standard_error == 0.5
-    assert str(b.pass_at_1) == "50.0 % ± 100.0"
-    assert str(evaluate_samples([["1"]], ["1"]).pass_at[1]) == "100.0 %"  # a single draw has no error
+    assert str(b.pass_at_1) == "50.0% ± 100.0"
+    assert str(evaluate_samples([["1"]], ["1"]).pass_at[1]) == "100.0%"  # a single draw has no error
 
 
 def test_everything_survives_json():

@@ -53,9 +53,9 @@ def test_the_section_of_a_card(tmp_path, monkeypatch):
     section = runs.write_card_section(tmp_path, tested_on="10 problems")
     assert section == (
         "## Evaluation\n\nTested on 10 problems.\n\n"
-        "| measure | before | after |\n|-----------|---------------|---------------|\n"
-        "| pass@1 | 50.0 % ± 70.7 | 100.0 % ± 0.0 |\n| correct | 50.0 % | 100.0 % |\n| incorrect | 50.0 % | 0.0 % |\n"
-        "| invalid | 0.0 % | 0.0 % |\n\n(2 problems, 2 samples each; ± is two standard errors)\n\n"
+        "| measure | before | after |\n|-----------|--------------|--------------|\n"
+        "| pass@1 | 50.0% ± 70.7 | 100.0% ± 0.0 |\n| correct | 50.0% | 100.0% |\n| incorrect | 50.0% | 0.0% |\n"
+        "| invalid | 0.0% | 0.0% |\n\n(2 problems, 2 samples each; ± is two standard errors)\n\n"
         "![before and after](evaluation.png)\n"
     )
     assert (tmp_path / "evaluation.png").read_bytes().startswith(b"\x89PNG")

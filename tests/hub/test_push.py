@@ -110,7 +110,7 @@ def test_cards_of_the_trainers(pushed):
     hub, _ = pushed
     card = ModelCard(hub.repos["model", "me/offline"].files["README.md"].decode())
     assert card.data.datasets == "me/sums"
-    assert "| pass@1 | 50.0 %" in card.text
+    assert "| pass@1 | 50.0%" in card.text
     assert hub.repos["model", "me/offline"].files["evaluation.png"].startswith(b"\x89PNG")
     assert "| rows | 6 rows, 50.0% positive" in card.text
     online = hub.repos["model", "me/online"].files["README.md"].decode()
@@ -149,7 +149,7 @@ def test_card_of_a_loop_s_model(loop):
     results = {name: folder / "test/results/evaluation.json" for name, folder in
                (("before", loop / "base"), ("after", loop / "iteration-1"))}  # fmt: skip
     shares = [100 * json.loads(path.read_text())["shares"]["correct"] for path in results.values()]
-    assert f"| correct | {shares[0]:.1f} % | {shares[1]:.1f} % |" in card.text
+    assert f"| correct | {shares[0]:.1f}% | {shares[1]:.1f}% |" in card.text
     assert "![before and after](evaluation.png)" in card.text
     assert "| baseline | 0.25 |" in card.text
     assert "| curation | uniform |" in card.text

@@ -44,7 +44,7 @@ PANELS = (
           "Mean w; share of tapered ones (w < 1); share of dead ones (w < 0.01), which teach nothing.",
           {"mean weight": "topr/weight_mean_negatives", "tapered": "topr/negatives_tapered",
            "dead": "topr/negatives_dead"}, scale="share"),
-    _ratio("negatives", "Falls below 0 as the model unlearns them, and w falls with it; the band holds 90 % of "
+    _ratio("negatives", "Falls below 0 as the model unlearns them, and w falls with it; the band holds 90% of "
            "the completions. If it keeps falling while w stays at 1, the model collapses."),
     _ratio("positives", "Rises as the model learns them. If it falls, the model loses right answers too."),
     Panel("Positives",

@@ -109,14 +109,14 @@ def _rows(args: TrialArguments, found: Recommendation) -> list[list[str]]:
             f"{arm.rate(args):g}" if arm else "",
             f"{100 * found.means[arm]:.1f} ± {200 * found.errors[arm]:.1f}",
             "" if arm == found.best else str(gap),
-            f"{100 * found.shares[arm]:.0f} %" if arm else "",
+            f"{100 * found.shares[arm]:.0f}%" if arm else "",
         ])  # fmt: skip
     return rows
 
 
 def _header(outcome: Outcome) -> list[str]:
     measure = "right answers (%)" if outcome.by_answers else "mean reward x 100"
-    return ["", "learning rate", measure, "vs. best [95 % CI]", "best in bootstrap"]
+    return ["", "learning rate", measure, "vs. best [95% CI]", "best in bootstrap"]
 
 
 def _table(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:

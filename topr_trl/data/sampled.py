@@ -3,7 +3,7 @@
 The trainer computes log π from all logits, divided by the temperature at which the rows were sampled. Log-probabilities
 of a sampler are comparable with that if they are of the same distribution: those after temperature and filters
 (`processed_logprobs`) if no filter cut anything, those of the model itself (`raw_logprobs`) at temperature 1.
-A filter that keeps 99.5 % of the probability of each token inflates log μ of 1,000 tokens by 5, and a negative begins
+A filter that keeps 99.5% of the probability of each token inflates log μ of 1,000 tokens by 5, and a negative begins
 with a weight of e⁻⁵.
 """
 

@@ -21,7 +21,7 @@ class Difference:
 
     Attributes:
         difference: of the means over the problems, second run minus first.
-        low, high: the 95 % interval, from percentiles of the bootstrap.
+        low, high: the 95% interval, from percentiles of the bootstrap.
         share_better: share of the bootstrap's draws in which the second run is better.
     """
 

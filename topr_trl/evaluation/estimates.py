@@ -25,7 +25,7 @@ class Estimate:
 
     def __str__(self) -> str:
         margin = f" ± {200 * self.standard_error:.1f}" if self.standard_error == self.standard_error else ""
-        return f"{100 * self.value:.1f} %{margin}"
+        return f"{100 * self.value:.1f}%{margin}"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def plot_evaluations(
 
     Panels: pass@k, maj@k, and weighted self-consistency and best-of-k if evaluated, with bands of ±2 standard
     errors; problems by their number of correct samples; pass@1 by subject and by level, if known; differences of
-    two runs with their 95 % intervals.
+    two runs with their 95% intervals.
 
     Raises:
         ImportError: matplotlib is not installed (`pip install topr_trl[plots]`).
@@ -114,7 +114,7 @@ def _draw_differences(panel: Any, names: list[str], differences: Mapping[str, Di
         )
     panel.axvline(0, color="black", linewidth=0.8)
     panel.set_yticks(places, list(differences))
-    panel.set(xlabel="points, 95 % interval (paired bootstrap)", title=f"{names[1]} minus {names[0]}")
+    panel.set(xlabel="points, 95% interval (paired bootstrap)", title=f"{names[1]} minus {names[0]}")
     panel.grid(axis="x", alpha=0.3)
 
 

@@ -34,7 +34,7 @@ class Evaluations(dict[str, Evaluation]):
         for measure, curve in _CURVES.items():
             curves = [getattr(run, curve) for run in runs]
             rows += [[f"{measure}@{k}", *(str(other[k]) for other in curves)] for k in shared_ks(curves)]
-        return rows + [[share, *(f"{100 * run.shares[share]:.1f} %" for run in runs)] for share in runs[0].shares]
+        return rows + [[share, *(f"{100 * run.shares[share]:.1f}%" for run in runs)] for share in runs[0].shares]
 
     def _notes(self) -> list[str]:
         """What to read below the table: the number of samples, and what looks wrong."""
@@ -84,18 +84,18 @@ def groups_table(evaluation: Evaluation) -> str:
 
 
 def differences_table(names: tuple[str, str], differences: Mapping[str, Difference]) -> str:
-    """Differences of two runs in points, with their 95 % intervals."""
+    """Differences of two runs in points, with their 95% intervals."""
     rows = [
         [
             measure,
             f"{100 * found.difference:+.1f}",
             f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]",
-            f"{100 * found.share_better:.1f} %",
+            f"{100 * found.share_better:.1f}%",
         ]
         for measure, found in differences.items()
     ]
     note = f"({names[1]} minus {names[0]}, in points; paired bootstrap over the problems)"
-    return "\n".join([plain_table(["", "difference", "95 % interval", "draws with a gain"], rows), note])
+    return "\n".join([plain_table(["", "difference", "95% interval", "draws with a gain"], rows), note])
 
 
 def plain_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

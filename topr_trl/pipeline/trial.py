@@ -70,7 +70,7 @@ class Arm:
 ARMS = (
     Arm("paper", "c = 0 (the paper)", {"baseline": "0"}),
     *(
-        Arm(f"share-{percent}", f"p~ {percent} %", {"effective_positive_share": percent / 100})
+        Arm(f"share-{percent}", f"p~ {percent}%", {"effective_positive_share": percent / 100})
         for percent in (20, 50, 80)
     ),
     Arm("group-mean", "group mean", {"baseline": "group_mean"}),

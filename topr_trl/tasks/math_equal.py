@@ -282,7 +282,7 @@ def _same_atoms(given: str, truth: str) -> bool:
     percent = [bool(_PERCENT.search(text)) for text in (given, truth)]
     if any(percent):
         bare = [normalize(_PERCENT.sub("", text)) for text in (given, truth)]
-        if same(*bare):  # 50 for 50 %: the question asks for the percentage
+        if same(*bare):  # 50 for 50%: the question asks for the percentage
             return True
         x, y = map(as_number, bare)
         return x is not None and y is not None and x * (100 if percent[1] else 1) == y * (100 if percent[0] else 1)
