@@ -210,11 +210,11 @@ def _verdict(base: str, found: list[MeasuredArm], out: Path) -> Verdict:
         MEASURED,
         picture=_picture(base, found, out),
         details=markdown_table(header, rows),
-        headline=_headline(found, target),
+        headline=_headline(base, found, target),
     )
 
 
-def _headline(found: list[MeasuredArm], target: MeasuredArm) -> str:
+def _headline(base: str, found: list[MeasuredArm], target: MeasuredArm) -> str:
     """How the arm with most rows used again ends beside the best of TRL's; "" where there is none."""
     again = max(found, key=lambda m: m.arm.replay_share)
     if not again.arm.replay_share:
@@ -222,9 +222,9 @@ def _headline(found: list[MeasuredArm], target: MeasuredArm) -> str:
     above = interval((again.pass_at_1[:, -1] - target.pass_at_1[:, -1]).tolist()).percent(signed=True)
     share = needed_by(again, target)[0] / target.arm.completions
     return (
-        f"Online, from as many completions, TOPR with {again.arm.replay_share:.0%} of each step's rows used again ends "
-        f"{above} points beside {target.label} with {target.arm.uses} uses of each batch, and needs {share:.0%} of its "
-        "completions for the same accuracy"
+        f"Online, {base}, from as many completions: TOPR with {again.arm.replay_share:.0%} of each step's rows used "
+        f"again ends {above} points beside {target.label} with {target.arm.uses} uses of each batch, and needs "
+        f"{share:.0%} of its completions for the same accuracy"
     )
 
 
