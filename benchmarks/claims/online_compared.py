@@ -61,6 +61,10 @@ def _tuned(store: Store, arm: OnlineArm) -> tuple[list[OnlineArm], list[OnlineAr
     return [replace(arm, **choice) for choice in tried], [replace(arm, **choice) for choice in finalists]
 
 
+def _with_all_seeds(*arms_at_a_rate: OnlineArm) -> list[Cell]:
+    return [arm.cell(seed) for arm in arms_at_a_rate for seed in range(SEEDS)]
+
+
 def cells(profile: Profile, store: Store) -> list[Cell]:
     if profile.is_quick:
         return [arm.cell(seed=0) for arm in QUICK]
@@ -68,7 +72,7 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
     for stage in STAGES:
         tuned = [_tuned(store, arm) for arm in stage]
         planned += [one.cell(TUNING_SEED) for tried, _ in tuned for one in tried]
-        planned += [one.cell(seed) for _, finalists in tuned for one in finalists for seed in range(SEEDS)]
+        planned += [cell for _, finalists in tuned for cell in _with_all_seeds(*finalists)]
         if store.unfinished(planned):
             break
     return planned
@@ -91,7 +95,7 @@ class MeasuredArm:
 
     def __init__(self, store: Store, arm: OnlineArm) -> None:
         self.arm = arm
-        self.results = [result for _, result in store.results([arm.cell(seed) for seed in range(SEEDS)])]
+        self.results = [result for _, result in store.results(_with_all_seeds(arm))]
         self.tested_after = np.array([0, *arm.tested_after])
         # A run that has failed stays where it was.
         by_run = [[point["pass@1"] for point in result["curve"]] for result in self.results]
@@ -105,7 +109,7 @@ class MeasuredArm:
             Unfinished: not all of them have been run.
         """
         finalists = _tuned(store, arm)[1]
-        if not finalists or store.unfinished([one.cell(seed) for one in finalists for seed in range(SEEDS)]):
+        if not finalists or store.unfinished(_with_all_seeds(*finalists)):
             raise Unfinished(f"{arm} has not been run")
         return max((cls(store, one) for one in finalists), key=lambda found: found.points[-1].mean)
 
