@@ -1,11 +1,11 @@
 """Tapered Off-Policy REINFORCE (arXiv 2503.14286) for TRL."""
 
 import sys
-import warnings
 
 import lazy_loader
 
 from topr_trl.renamed import FUNCTIONS, MODULES, MovedModules
+from topr_trl.warn import warn_user
 
 __version__ = "0.2.0.dev0"
 
@@ -19,5 +19,5 @@ def __getattr__(name: str) -> object:
     if name in MODULES:  # from topr_trl import candidates
         raise ModuleNotFoundError(f"topr_trl.{name} is topr_trl.{MODULES[name]} now.", name=f"topr_trl.{name}")
     if name in FUNCTIONS:
-        warnings.warn(f"topr_trl.{name} is called {FUNCTIONS[name]} now.", FutureWarning, stacklevel=2)
+        warn_user(f"topr_trl.{name} is called {FUNCTIONS[name]} now.", FutureWarning)
     return _find(FUNCTIONS.get(name, name))

@@ -1,7 +1,6 @@
 """Settings of the two trainers: TRL's own, with TOPR's beside them. Defaults are the paper's, but for the baseline."""
 
 import os
-import warnings
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from numbers import Real
@@ -27,6 +26,7 @@ from topr_trl.refused import (
     refuse_settings,
     refuse_split_sequences,
 )
+from topr_trl.warn import warn_user
 
 LOG_MU_SOURCES = ("trainer", "sampler")
 REPLAY_RULES = ("newest", "negatives", "anna_karenina")
@@ -81,10 +81,9 @@ class LossArguments:
         check_types(self, LossArguments)
         check_choice(self, preset=tuple(PRESETS), ratio_level=RATIO_LEVELS, log_mu=LOG_MU_SOURCES)
         if not self.limits.bounded:  # `limits` raises with the limit's name
-            warnings.warn(
+            warn_user(
                 f"a_neg={self.limits.a_neg:g} is above 0: the objective has no upper bound once a reward is negative "
-                "(Prop. 3.2), and off-policy the model collapses. Good for a comparison; TOPR has a_neg=0.",
-                stacklevel=4,
+                "(Prop. 3.2), and off-policy the model collapses. Good for a comparison; TOPR has a_neg=0."
             )
 
 

@@ -1,12 +1,12 @@
 """Which rows an iteration trains on (arXiv 2503.14286, Sec. 4.3)."""
 
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from topr_trl.baseline import subtract_baseline
+from topr_trl.warn import warn_user
 
 CURATIONS = ("none", "uniform", "positives", "positive_share", "anna_karenina")
 
@@ -161,11 +161,9 @@ def _warn_if_short(curated: Curated, rule: str) -> None:
     if not curated.available_negatives and rule in ("positive_share", "anna_karenina"):
         missing.append("negative")
     if missing:
-        warnings.warn(
-            f"curation={rule!r}: there is no {' and no '.join(missing)} row. Chosen: {curated}.", stacklevel=3
-        )
+        warn_user(f"curation={rule!r}: there is no {' and no '.join(missing)} row. Chosen: {curated}.")
     elif curated.shortfall:
-        warnings.warn(f"curation={rule!r}: too few rows. Chosen: {curated}.", stacklevel=3)
+        warn_user(f"curation={rule!r}: too few rows. Chosen: {curated}.")
 
 
 def compose(

@@ -1,12 +1,11 @@
 """What goes wrong in a training while nothing fails: dead negatives, a sampler with other weights, equal rewards."""
 
-import warnings
-
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from topr_trl.metrics import DEAD_WEIGHT
+from topr_trl.warn import warn_user
 
 # A run in which this share of the negatives is dead within this share of its steps has gone wrong.
 MOSTLY_DEAD, EARLY = 0.5, 0.1
@@ -16,13 +15,12 @@ def warn_if_dead(share: float, step: int, steps: int, first_log: int) -> bool:
     """Warn, and return True, if most negatives are dead early in a training, or at its first log."""
     if share <= MOSTLY_DEAD or step > max(EARLY * steps, first_log):
         return False
-    warnings.warn(
+    warn_user(
         f"{share:.0%} of the negatives have a weight under {DEAD_WEIGHT:g} at step {step} of {steps} and "
         "contribute almost nothing: by log μ, the model in training is far from the one that wrote them. If so, a "
         "lower learning rate or fewer updates on the same rows keep them longer. If not, look at where log μ comes "
         "from: log-probabilities of a truncated distribution (top_k, top_p), of another temperature or with the noise "
-        "of another engine add up over long completions. See docs/metrics.md.",
-        stacklevel=4,
+        "of another engine add up over long completions. See docs/metrics.md."
     )
     return True
 
@@ -45,10 +43,9 @@ def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float
     pairs = [(np.asarray(m), np.asarray(s)) for m, s in zip(mu_logps, sampler_logps, strict=True) if s is not None]
     cut = [len(s) for m, s in pairs if len(m) != len(s)]
     if cut:
-        warnings.warn(
+        warn_user(
             f"{len(cut)} of {len(pairs)} rows have sampler_logps of another length than their completion_ids: other "
-            "tokens are trained on than the sampler wrote. Keep the sampler's completion_ids with the rows.",
-            stacklevel=2,
+            "tokens are trained on than the sampler wrote. Keep the sampler's completion_ids with the rows."
         )
     pairs = [(m, s) for m, s in pairs if len(m) == len(s) > 0]
     if not pairs:
@@ -70,12 +67,11 @@ def warn_if_far(distance: float) -> bool:
         Whether it has warned.
     """
     if distance > _FAR:
-        warnings.warn(
+        warn_user(
             f"The sampler's log-probabilities differ from the trainer's by {distance:.2f} per token: the sampler had "
             "other weights, another tokenizer or RoPE settings, or computed at low precision. Sample from the "
             "checkpoint that training starts from, in the precision of training. If another model did write the rows, "
-            "set log_mu='sampler'.",
-            stacklevel=3,
+            "set log_mu='sampler'."
         )
     return distance > _FAR
 
@@ -102,8 +98,7 @@ class SilentBatches:
             return
         self._has_warned = True
         which = "so far" if since_start else f"of the last {self._batches} generation batches"
-        warnings.warn(
+        warn_user(
             f"All {self._rows} completions {which} have R = 0 after baseline={baseline}: their rewards are all the "
-            "same, and there is nothing to learn. Look at the reward functions.",
-            stacklevel=3,
+            "same, and there is nothing to learn. Look at the reward functions."
         )

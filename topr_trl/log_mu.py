@@ -5,7 +5,6 @@ import itertools
 import logging
 import math
 import shutil
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from topr_trl.data.tables import atomic_write
 from topr_trl.data.tokenized_rows import column, completion_lengths, lengths_of
 from topr_trl.diagnostics import sampler_distance
 from topr_trl.loss import TruncationLimits
+from topr_trl.warn import warn_user
 
 logger = logging.getLogger(__name__)
 
@@ -181,11 +181,10 @@ class LogMu:
             aside = next(name for name in names if not name.exists())
             if self.accelerator.is_main_process:
                 path.replace(aside)
-            warnings.warn(
+            warn_user(
                 f"{path} is damaged, or of another model or other rows, rewards or limits than now, so log μ is "
                 f"computed again. The old file is {aside}: the checkpoints in {path.parent} can be resumed only with "
-                "it, under its old name.",
-                stacklevel=6,
+                "it, under its old name."
             )
 
 

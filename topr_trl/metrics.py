@@ -17,7 +17,7 @@ def completion_means(values: Tensor, mask_BT: Tensor) -> Tensor:
     """(B,) means of (B, T) values over the tokens of each completion; (B,) values are returned as they are."""
     if values.dim() == 1:
         return values
-    return values.masked_fill(mask_BT == 0, 0.0).sum(-1) / mask_BT.sum(-1).clamp(min=1)
+    return values.masked_fill(mask_BT == 0, 0.0).sum(1) / mask_BT.sum(1).clamp(min=1)
 
 
 class RowMetrics:

@@ -42,6 +42,7 @@ from topr_trl.offline_rows import (
     tokenizer_of,
 )
 from topr_trl.trainer_base import TOPRMixin, say, settings_for
+from topr_trl.warn import warn_user
 
 
 class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
@@ -216,7 +217,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def score_log_mu(self) -> dict[str, float]:
         """The former name of `compute_log_mu`."""
-        warnings.warn("score_log_mu() is now compute_log_mu().", FutureWarning, stacklevel=2)
+        warn_user("score_log_mu() is now compute_log_mu().", FutureWarning)
         return self.compute_log_mu()
 
     def _before_training(self, resumed: bool) -> None:

@@ -2,7 +2,6 @@
 
 import math
 import re
-import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +25,7 @@ from topr_trl.diagnostics import warn_if_dead
 from topr_trl.loss import LossOutputs, topr_loss
 from topr_trl.metrics import RowMetrics, completion_means
 from topr_trl.model_card import PAPER, CardSection, add_section, model_card, training_facts
+from topr_trl.warn import warn_user
 
 Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)
 
@@ -274,7 +274,7 @@ class TOPRMixin(Trainer):
             if isinstance(args, TOPRConfig) and args.mask_truncated_completions:
                 message += " Those that are cut at max_completion_length have none with mask_truncated_completions."
         self._warned_about_signs.add(signs)
-        warnings.warn(message, stacklevel=2)
+        warn_user(message)
 
 
 def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
@@ -282,9 +282,8 @@ def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
     trained = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
     # DeepSpeed keeps float32 weights of its own.
     if trained and not is_deepspeed and not is_peft_model(model):
-        warnings.warn(
+        warn_user(
             f"The weights to train are {trained.pop()}, without a float32 copy: updates smaller than about 1/256 of a "
             "weight round to nothing, and at a learning rate like 5e-7 nearly all are. Load the model in float32 "
-            "(the computation stays in bfloat16 with bf16=True), or use DeepSpeed.",
-            stacklevel=2,
+            "(the computation stays in bfloat16 with bf16=True), or use DeepSpeed."
         )

@@ -4,7 +4,6 @@ What is kept of a row, and which rows, is in `replay/`.
 """
 
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from topr_trl.data.rows import refuse_images
 from topr_trl.metrics import completion_means
 from topr_trl.replay import ReplayBuffer, ReplayRow, batch_of, check_columns, check_logged, logged_rows, with_rows
 from topr_trl.trainer_base import TOPRMixin, say
+from topr_trl.warn import warn_user
 
 _POSITIONS = re.compile(r"\b(wpe|\w*position\w*)$")  # names of learned position embeddings
 
@@ -157,10 +157,9 @@ class ReplayMixin(TOPRMixin):
             return
         path, count = self._replay_file(checkpoint), len(list(Path(checkpoint).glob("replay_*.pt")))
         if count != self.accelerator.num_processes:
-            warnings.warn(
+            warn_user(
                 f"{checkpoint} has the rows of {count} processes to be used again, and now there are "
-                f"{self.accelerator.num_processes}: what has no process, or no file, is left out.",
-                stacklevel=2,
+                f"{self.accelerator.num_processes}: what has no process, or no file, is left out."
             )
         rows_made = self._rows_made
         if path.is_file():

@@ -51,6 +51,7 @@ def test_a_mask_is_the_same_whether_all_rows_have_ids_or_not(tokenizer):
         ([0, 1, 0, 0, 1, 1], "completion_mask has 6 values"),
         ([1, 2, 0, 1], "must be 1 for tokens that the model wrote and 0"),
         ([1, None, 0, 1], "must be 1 for tokens that the model wrote and 0"),
+        ([1, 2**60 + 1, 0, 1], "must be 1 for tokens that the model wrote and 0"),  # float64 rounds it
         ([0, 0, 0, 0], "the model wrote nothing"),
     ],
 )
@@ -75,6 +76,19 @@ def test_nulls_in_log_probabilities_of_other_tokens():
         written(None, np.array([-1.0, np.nan, -2.0]), 2)
 
 
+def test_log_probabilities_that_are_null_where_the_mask_says_that_the_model_wrote():
+    columns = {"completion_mask": [[1, 0], [1, 0]], "sampler_logps": [[-1.0, None], [None, -1.0]]}
+    message = "sampler_logps is null for tokens that the model wrote, by completion_mask"
+    with pytest.raises(MalformedRow) as error:
+        apply_masks(pa.table(columns), [2, 2], [40, 41])
+    assert error.value.args == (41, message)
+    # Those of other tokens are compared with nothing, and keep their nulls.
+    longer = {"completion_mask": [[1, 0]], "sampler_logps": pa.array([[None, -1.0, -2.0]], pa.list_(pa.float32()))}
+    found = apply_masks(pa.table(longer), [2], [0])
+    assert found["sampler_logps"].to_pylist() == [[None, -1.0, -2.0]]
+    assert found["sampler_logps"].type == pa.list_(pa.float32())
+
+
 def test_places_are_named_as_they_were_given():
     with pytest.raises(MalformedRow) as error:
         apply_masks(pa.table({"completion_mask": [[0, 0]]}), [2], [41])
@@ -89,6 +103,22 @@ def test_masks_that_only_log_probabilities_say_become_explicit():
     assert found["mu_logps"][:] == [[-4.5, -5.5], [-1.5, -2.5]]
     whole = rows.remove_columns("sampler_logps")
     assert explicit_masks(whole) is whole
+    assert explicit_masks(found.select([])).num_rows == 0
+
+
+def test_masks_of_ones_become_a_column_of_nulls():
+    found = explicit_masks(Dataset.from_dict({**IDS, "completion_mask": [[1, 1, 1, 1], None, [1, 1]]}))
+    assert found.data["completion_mask"].to_pylist() == [None] * 3
+    assert found.data["completion_mask"].type == pa.list_(pa.bool_())
+
+
+def test_masks_of_rows_without_ids():
+    rows = Dataset.from_dict({"prompt": ["1", "2"], "completion_mask": [None, [1, 0]]})
+    with pytest.raises(ValueError, match=r"^Rows with masks need .*completion_ids"):
+        explicit_masks(rows)
+    with pytest.raises(MalformedRow, match="completion_mask has 2 values, and the completion 0 tokens") as error:
+        explicit_masks(rows.add_column("completion_ids", [[1], None]))
+    assert error.value.row == 1
 
 
 def test_a_sum_of_log_mu_stays_beside_a_mask(tokenizer):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from topr_trl.evaluation.answers import encode
-from topr_trl.evaluation.bootstrap import Difference, compare, matched, paired_bootstrap
+from topr_trl.evaluation.bootstrap import Difference, compare, matched, paired_bootstrap, share_best
 
 
 def run(skills, samples=8, seed=0, ids=None, truth="7"):
@@ -101,3 +101,13 @@ def test_draws_are_those_of_the_seed():
     gains = np.random.default_rng(0).normal(size=(30, 1))
     assert paired_bootstrap(0 * gains, gains) == paired_bootstrap(0 * gains, gains, seed=0)
     assert compare(first, second, seed=7) == compare(first, second, seed=7) != compare(first, second)
+
+
+def test_shares_of_draws():
+    assert share_best(np.array([[1.0, 1.0, 0.0]] * 5)).tolist() == [0.5, 0.5, 0.0]
+    rounded = np.array([[0.1 + 0.2, 0.3]] * 5)  # equal but for rounding
+    assert share_best(rounded).tolist() == [0.5, 0.5]
+    values = np.random.default_rng(0).normal([0.0, 0.1], 1, (400, 2))
+    assert 0.5 < share_best(values)[1] < 1
+    assert share_best(values).tolist() == share_best(values, seed=0).tolist() != share_best(values, seed=1).tolist()
+    assert str(Difference(0.00051, 0.0, 0.0, 0.0)) == "+0.1 [+0.0, +0.0]"

@@ -11,7 +11,6 @@ from topr_trl import load_rows, save_rows
 from topr_trl.cli import main
 from topr_trl.cli.trial import _settings, recommend
 from topr_trl.data.tables import read_table
-from topr_trl.evaluation.bootstrap import share_best
 from topr_trl.pipeline import manifest, stages, steps
 from topr_trl.pipeline.arguments import SampleArguments, ScoreArguments, TrialArguments
 from topr_trl.pipeline.held_out import GIVEN_LOG_MU, split
@@ -210,12 +209,6 @@ def test_arms_that_differ_by_rounding_are_equal():
     assert found.best == ARMS[0]
     assert found.level == [ARMS[1], ARMS[2]]
     assert [found.shares[arm] for arm in ARMS[:3]] == pytest.approx([1 / 3] * 3)
-
-
-def test_shares_of_draws():
-    assert share_best(np.array([[1.0, 1.0, 0.0]] * 5)).tolist() == [0.5, 0.5, 0.0]
-    values = np.random.default_rng(0).normal([0.0, 0.1], 1, (400, 2))
-    assert 0.5 < share_best(values)[1] < 1
 
 
 # The command.

@@ -4,7 +4,7 @@ import pytest
 import torch
 from replay_rows import batch_of, row
 
-from topr_trl.replay import check_columns, with_rows
+from topr_trl.replay import batches, check_columns, with_rows
 
 
 def test_rows_stand_behind_a_batch_as_they_were():
@@ -23,3 +23,27 @@ def test_rows_stand_behind_a_batch_as_they_were():
     assert found["topr_fresh"].tolist() == [True, True, False, False]
     with pytest.raises(ValueError, match="Rows with pixel_values cannot be used again"):
         check_columns(batch_of([1.0], pixel_values=torch.zeros(1, 3)))
+
+
+def test_types_are_those_of_the_batch():
+    own = torch.zeros(1, 4, dtype=torch.bfloat16)
+    batch = batch_of([1.0], sampling_per_token_logps=own, importance_sampling_ratio=None)
+    found = with_rows(batch, [row(2)], pad_token_id=1)
+    assert found["topr_fresh"].dtype == torch.bool
+    assert found["old_per_token_logps"].dtype == torch.float32
+    assert {name: found[name].dtype for name in batch if name in found} == {
+        name: values.dtype for name, values in batch.items() if values is not None
+    }
+    assert "importance_sampling_ratio" not in found
+    assert "tool_mask" not in found  # the model wrote all tokens
+
+
+def test_rows_alone():
+    device = torch.device("cpu")
+    found = batches.batch_of([row(1, prompt=(5,)), row(2, completion=(4,))], 9, device)
+    assert {name: values.tolist() for name, values in found.items()} == {
+        "prompt_ids": [[9, 5], [5, 6]], "prompt_mask": [[0, 1], [1, 1]],
+        "completion_ids": [[7, 8, 9], [4, 9, 9]], "completion_mask": [[1, 1, 1], [1, 0, 0]],
+    }  # fmt: skip
+    assert all(values.dtype == torch.long for values in found.values())
+    assert batches.batch_of([row(1)], 9, torch.device("meta"))["prompt_ids"].is_meta

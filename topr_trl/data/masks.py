@@ -123,16 +123,13 @@ def _arrays(table: pa.Table, name: str) -> list[NDArray[np.float64] | None]:
     Raises:
         ValueError: it does not hold lists of numbers.
     """
-    lists = table[name]
-    if pa.types.is_null(lists.type):
-        return [None] * len(lists)
-    kind = lists.type.value_type if is_list(lists.type) else lists.type
-    if not is_list(lists.type) or not (is_number(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
-        raise ValueError(f"Column {name} must hold lists of numbers, one for each token; it holds {lists.type}.")
-    counts = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))
-    values = np.asarray(pc.list_flatten(lists).cast(pa.float64(), safe=False))
-    rows = np.split(values, counts.cumsum()[:-1]) if len(counts) else []
-    return [row if known else None for row, known in zip(rows, pc.is_valid(lists).to_pylist(), strict=True)]
+    kind = table[name].type
+    values = kind.value_type if is_list(kind) else kind
+    is_numeric = is_number(values) or pa.types.is_boolean(values) or pa.types.is_null(values)
+    if not is_numeric or not (is_list(kind) or pa.types.is_null(kind)):
+        raise ValueError(f"Column {name} must hold lists of numbers, one for each token; it holds {kind}.")
+    # Integers that float64 rounds are no error here: neither masks nor log-probabilities have any.
+    return list(table[name].cast(pa.large_list(pa.float64()), safe=False).to_numpy())
 
 
 def is_number(kind: pa.DataType) -> bool:

@@ -116,11 +116,10 @@ def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
     in_completion = np.add.reduceat(lengths, starts_R) - prompts[starts_R]
     joined = {
         "input_ids": _lists(pc.list_flatten(table["input_ids"]), np.add.reduceat(lengths, starts_R)),
-        "prompt_length": pa.array(prompts[starts_R], pa.int32()),
         MASK: _lists(pa.array(own[behind]), in_completion),
-        PARTS: _lists(pa.array(lengths, pa.int32()), counts_R),
+        PARTS: _lists(pa.array(lengths), counts_R),
     }
-    for name in set(table.column_names) - set(joined):
+    for name in set(table.column_names) - set(joined):  # among them the length of the first prompt
         joined[name] = _joined(table[name], starts_R, name in PER_TOKEN)
     return from_table(pa.table(joined))
 
@@ -132,7 +131,7 @@ def _joined(values: pa.ChunkedArray, starts_R: NDArray[np.int64], per_token: boo
         return values.take(pa.array(starts_R))
     unknown = np.logical_or.reduceat(np.asarray(pc.is_null(values)), starts_R)
     if not is_list(values.type):
-        sums = np.add.reduceat(np.asarray(pc.fill_null(values, 0.0), dtype=np.float64), starts_R)
+        sums = np.add.reduceat(np.asarray(values.cast(pa.float64())), starts_R)
         return pa.array(sums, mask=unknown)
     counts = np.asarray(pc.fill_null(pc.list_value_length(values), 0))
     return _lists(values.flatten(), np.add.reduceat(counts, starts_R), unknown)
@@ -140,9 +139,8 @@ def _joined(values: pa.ChunkedArray, starts_R: NDArray[np.int64], per_token: boo
 
 def _lists(
     values: pa.Array | pa.ChunkedArray, counts: NDArray[np.int64], null: NDArray[np.bool_] | None = None
-) -> pa.ListArray:
-    offsets = np.concatenate([[0], counts.cumsum()])
-    large = offsets[-1] >= 2**31
+) -> pa.LargeListArray:
+    """Consecutive values as lists: large ones, since the tokens of all rows may be more than 2**31."""
+    offsets = pa.array(np.concatenate([[0], counts.cumsum()]))
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    kind, width = (pa.LargeListArray, np.int64) if large else (pa.ListArray, np.int32)
-    return kind.from_arrays(pa.array(offsets.astype(width)), values, mask=None if null is None else pa.array(null))
+    return pa.LargeListArray.from_arrays(offsets, values, mask=None if null is None else pa.array(null))

@@ -75,9 +75,9 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
         ValueError: a column holds something other than a setting of a sampler.
     """
     names = [name for name in (TOP_P, TOP_K, LOGPROBS_MODE) if name in rows.column_names]
-    columns = [checked_column(rows, name, *_KINDS[name], "Fix or drop the column.") for name in names]
-    for values in dict.fromkeys(zip(*columns, strict=True)) if names else [()]:
-        how = dict(zip(names, values, strict=True))
+    for name in names:
+        checked_column(rows, name, *_KINDS[name], "Fix or drop the column.")
+    for how in _combinations(rows, names):
         mode, top_p, top_k = (how.get(name) for name in (LOGPROBS_MODE, TOP_P, TOP_K))
         if why := _of_temperature(mode, temperature):
             return why
@@ -91,6 +91,14 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
                 f"{_REMEDY}{_tell(mode)}; or sample with top_p=1 and top_k=-1"
             )
     return None
+
+
+def _combinations(rows: Dataset, names: list[str]) -> list[dict[str, Any]]:
+    """Of the values of some columns, each once."""
+    if not names:
+        return [{}]
+    table = rows.select_columns(names).with_format("arrow")[:]
+    return table.group_by(names).aggregate([]).to_pylist()
 
 
 def _of_temperature(mode: str | None, temperature: float) -> str | None:

@@ -22,20 +22,21 @@ def with_rows(batch: dict[str, Any], rows: list[ReplayRow], pad_token_id: int) -
 
     Where the batch has no log μ of its own rows (`old_per_token_logps`), that is NaN.
     """
-    shape, device = batch["completion_ids"].shape, batch["completion_ids"].device
+    ids_FT = batch["completion_ids"]
     batch = {
-        "old_per_token_logps": torch.full(shape, torch.nan, device=device),
-        "topr_fresh": torch.ones(shape[0], dtype=torch.bool, device=device),
+        "old_per_token_logps": torch.full_like(ids_FT, torch.nan, dtype=torch.float32),
+        "topr_fresh": torch.ones_like(ids_FT[:, 0], dtype=torch.bool),
         **{name: value for name, value in batch.items() if value is not None},
     }
     if not all(bool(row.written.all()) for row in rows):
-        batch.setdefault("tool_mask", torch.ones(shape, dtype=torch.long, device=device))
+        batch.setdefault("tool_mask", torch.ones_like(ids_FT))
     for name, values in batch.items():
         if values.dim() == 0:
             continue
         own = _column(name, rows, pad_token_id)
         if values.dim() == 2:
-            values, own = _as_wide(name, pad_token_id, values, own)
+            width = max(values.size(1), own.size(1))
+            values, own = (_widened(name, tensor, width, pad_token_id) for tensor in (values, own))
         batch[name] = torch.cat([values, own.to(values)])
     return batch
 
@@ -71,12 +72,11 @@ def _column(name: str, rows: list[ReplayRow], pad_token_id: int) -> Tensor:
     return pad(values, _fill(name, pad_token_id), _side(name))
 
 
-def _as_wide(name: str, pad_token_id: int, *tensors: Tensor) -> list[Tensor]:
-    """(N, T) tensors of a column, all padded to the longest."""
-    width, fill = max(tensor.size(1) for tensor in tensors), _fill(name, pad_token_id)
-    missing = [width - tensor.size(1) for tensor in tensors]
-    sides = [(n, 0) if _side(name) == "left" else (0, n) for n in missing]
-    return [torch.nn.functional.pad(tensor, side, value=fill) for tensor, side in zip(tensors, sides, strict=True)]
+def _widened(name: str, values: Tensor, width: int, pad_token_id: int) -> Tensor:
+    """(N, width) of a column that has (N, T)."""
+    missing = width - values.size(1)
+    sides = (missing, 0) if _side(name) == "left" else (0, missing)
+    return torch.nn.functional.pad(values, sides, value=_fill(name, pad_token_id))
 
 
 def _fill(name: str, pad_token_id: int) -> float:

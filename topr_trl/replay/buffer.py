@@ -60,14 +60,16 @@ class ReplayBuffer:
         rule: which are kept where there are more: one of `topr_trl.config.REPLAY_RULES`.
     """
 
+    rows: list[ReplayRow]  # in the order in which they were generated
+    _fresh: dict[str, Tensor]  # the generation batch
+    _step: int
+    _awaited: set[int]  # numbers of fresh rows that were not forwarded yet
+    _logps: dict[int, tuple[Tensor, int]]  # of fresh rows: where log μ is
+    _weights: list[tuple[list[int], Tensor]]
+
     def __init__(self, size: int, rule: str) -> None:
         self.size, self.rule = size, rule
-        self.rows: list[ReplayRow] = []  # in the order in which they were generated
-        self._fresh: dict[str, Tensor] = {}
-        self._step = 0
-        self._awaited: set[int] = set()  # numbers of fresh rows that were not forwarded yet
-        self._logps: dict[int, tuple[Tensor, int]] = {}  # of fresh rows: where log μ is
-        self._weights: list[tuple[list[int], Tensor]] = []
+        self.load({"rows": []})
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -107,15 +109,20 @@ class ReplayBuffer:
         weights: dict[int, float] = {}
         for numbers, weights_B in self._weights:
             weights |= dict(zip(numbers, weights_B.tolist(), strict=True))
-        fresh = {name: tensor.cpu() for name, tensor in self._fresh.items()} if self._logps else {}
-        entering = [
-            _row(fresh, place, self._logps[number][0][self._logps[number][1]].cpu(), self._step)
-            for place, number in enumerate(fresh["topr_rows"].tolist() if fresh else ())
-            if number in self._logps and fresh["topr_rewards"][place].nan_to_num(0.0) != 0
-        ]
+        entering = self._entering() if self._logps else []
         self._logps, self._weights = {}, []
         self.rows = [replace(row, weight=weights.get(row.number, row.weight)) for row in [*self.rows, *entering]]
         self.add([])
+
+    def _entering(self) -> list[ReplayRow]:
+        """The rows of the batch whose log μ was noted and whose R is a number other than 0."""
+        fresh = {name: tensor.cpu() for name, tensor in self._fresh.items()}
+        rewards = fresh["topr_rewards"].nan_to_num().tolist()
+        return [
+            _row(fresh, place, self._logps[number][0][self._logps[number][1]].cpu(), self._step)
+            for place, number in enumerate(fresh["topr_rows"].tolist())
+            if number in self._logps and rewards[place] != 0
+        ]
 
     # Log μ of logged rows that brought none, and checkpoints.
 

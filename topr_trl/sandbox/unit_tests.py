@@ -6,7 +6,6 @@ right values never enter the sandbox, so a program passes only by computing them
 
 import ast
 import sys
-import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from tqdm.auto import tqdm
 from topr_trl.rewards import CORRECT, INCORRECT, INVALID, Judgement
 from topr_trl.sandbox.child import NO_PROGRAM, NOT_STARTED, RAN, canonical
 from topr_trl.sandbox.worker_pool import WorkerPool
+from topr_trl.warn import warn_user
 
 _SECONDS_AROUND = 15.0  # to start and end a program
 
@@ -102,10 +102,9 @@ def _pool(seconds: float, memory_mb: int) -> WorkerPool:
     if refused is None:
         raise RuntimeError("The sandbox could not be entered; its message is above.")
     if refused:
-        warnings.warn(
+        warn_user(
             f"The sandbox is weaker here than it can be: {refused}. Programs have their limits of time and memory, but "
             "can reach the network, and change files and processes as their user can. Run models that you do not "
-            "trust in a container. See docs/code_generation.md.",
-            stacklevel=3,
+            "trust in a container. See docs/code_generation.md."
         )
     return pool
