@@ -76,6 +76,17 @@ def test_in_words():
     assert str(empty).endswith("; 3 fewer than asked for")
 
 
+def test_signs_that_are_missing_are_named():
+    for rewards, missing in (
+        ([-1.0] * 2, "no positive"),
+        ([1.0] * 2, "no negative"),
+        ([float("nan")] * 2, "no positive and no negative"),
+    ):
+        for rule in ("positive_share", "anna_karenina"):
+            with pytest.warns(UserWarning, match=f"curation='{rule}': there is {missing} row"):
+                curate(rewards, [0, 0], rule, 2)
+
+
 def test_warnings_name_the_line_that_called():
     for rewards in ([-1.0, -1.0], [1.0, -1.0]):
         with pytest.warns(UserWarning, match="curation='positive_share'") as caught:

@@ -7,7 +7,7 @@ from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
 from torch.utils.data import BatchSampler
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from topr_trl.data.collator import Collator, StepsSortedByLength, unflatten
+from topr_trl.data.collator import Collator, StepsSortedByLength, join_sequences, unflatten
 
 
 def collator(ratio_level="sequence", keep_idle=False, log_mu=None):
@@ -87,6 +87,27 @@ def test_log_mu_of_tokens_follows_the_completions():
     ]
     expected = [-1.0, -2.0, -4.0, -5.0, *[math.nan] * 5]
     assert collate(rows)["mu_logps"].tolist() == pytest.approx(expected, nan_ok=True)
+
+
+def test_what_the_model_did_not_write_has_no_labels_and_no_log_mu():
+    masked = {"ids": (1, 2, 3, 4), "completion_mask": [True, False, True]}
+    batch = collator("token")([row(0, mu_logps=[-1.0, -2.0], **masked), row(1, mu_logps=[-1.0, -2.0, -3.0], **masked)])
+    assert batch["labels"].tolist() == [[-100, 2, -100, 4]] * 2
+    assert batch["mu_logps"].tolist() == pytest.approx([-1.0, -2.0, math.nan, math.nan], nan_ok=True)
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        collator()([row(ids=(1, 2, 3, 4), completion_mask=[True])])
+
+
+def test_the_parts_of_a_rollout_are_sequences_of_their_own():
+    mask = [True] + [False] * 2 + [True]
+    rollout = row(ids=(1, 2, 1, 2, 3), part_lengths=[2, 3], completion_mask=mask)
+    batch = collator().collate_tokens([rollout, row(1)])
+    assert batch["input_ids"].tolist() == [[1, 2, 0], [1, 2, 3], [5, 6, 7]]
+    assert batch["labels"].tolist() == [[-100, 2, -100], [-100, -100, 3], [-100, 6, 7]]
+    assert (batch["lengths"], batch["parts"]) == ([2, 3, 3], [2, 1])
+    values = torch.arange(1.0, 7.0).view(3, 2)
+    assert join_sequences(values, [2, 1]).tolist() == [[1, 2, 3, 4], [5, 6, 0, 0]]
+    assert join_sequences(values, [1, 1, 1]) is values
 
 
 def orders(epoch, rows=4, count=12):

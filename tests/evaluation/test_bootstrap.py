@@ -71,7 +71,11 @@ def test_problems_are_matched_by_their_ids():
 
 def test_other_problems_are_an_error():
     first = run([0.5] * 3, ids=[5, 6, 7])
-    with pytest.raises(ValueError, match=r"1 of 3 in the first are not in the second, 2 of 4 in the second"):
+    message = (
+        r"^The runs must have the same problems \(by problem_id, or by prompt if neither run has that column\): 1 of 3 "
+        r"in the first are not in the second, 2 of 4 in the second are not in the first\.$"
+    )
+    with pytest.raises(ValueError, match=message):
         compare(first, run([0.5] * 4, ids=[5, 6, 8, 9]))
     with pytest.raises(ValueError, match=r"1 of 3 in the first are not in the second, 0 of 2 in the second"):
         matched(first, run([0.5] * 2, ids=[5, 6]))

@@ -4,6 +4,7 @@ In a batch the parts of a rollout are sequences of their own, and behind the for
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -70,17 +71,22 @@ class Collator:
         batch["row"] = numbers
         batch["idle"] = len(numbers) - len(rows)
         batch["reward"] = torch.tensor([row["reward"] for row in rows], dtype=torch.float32)
-        mu_logps: list[Any] = [row.get("mu_logps", self.log_mu.get((row["dataset"], row["row"]))) for row in rows]
         if self.per_token:  # of all tokens of the batch, one after the other
-            counts = [sum(row.get(MASK) or []) or len(row["input_ids"]) - row["prompt_length"] for row in rows]
-            # Rows that need none may have brought none, or something else.
-            known = [isinstance(mu, list | np.ndarray) and len(mu) == n for mu, n in zip(mu_logps, counts, strict=True)]
-            filled = [mu if ok else [torch.nan] * n for mu, ok, n in zip(mu_logps, known, counts, strict=True)]
-            mu_logps = [value for mu in filled for value in mu]
+            mu_logps = [value for row in rows for value in self._by_token(row)]
         else:
-            mu_logps = [_sum(mu) for mu in mu_logps]
+            mu_logps = [_sum(self._known(row)) for row in rows]
         batch["mu_logps"] = torch.tensor(mu_logps, dtype=torch.float32)
         return batch
+
+    def _known(self, row: dict[str, Any]) -> Any:
+        """log μ that a row brought, or that was computed for it; rows that need none may have brought anything."""
+        return row.get("mu_logps", self.log_mu.get((row["dataset"], row["row"])))
+
+    def _by_token(self, row: dict[str, Any]) -> FloatArray | list[float]:
+        """log μ of each token that the model wrote, or NaN."""
+        mu = self._known(row)
+        count = sum(row.get(MASK) or []) or len(row["input_ids"]) - row["prompt_length"]
+        return mu if isinstance(mu, list | np.ndarray) and len(mu) == count else [torch.nan] * count
 
 
 def _sum(mu: Any) -> float:
@@ -102,7 +108,7 @@ def _parts(row: dict[str, Any]) -> list[dict[str, list[int]]]:
     """The sequences of a row, with their labels."""
     ids, labels = row["input_ids"], _labels(row)
     ends = np.cumsum(row.get(PARTS) or [len(ids)]).tolist()
-    return [{"input_ids": ids[a:b], "labels": labels[a:b]} for a, b in zip([0, *ends], ends, strict=False)]
+    return [{"input_ids": ids[a:b], "labels": labels[a:b]} for a, b in pairwise([0, *ends])]
 
 
 def join_sequences(values_ST: Tensor, parts: list[int]) -> Tensor:

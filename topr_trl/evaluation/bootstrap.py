@@ -51,8 +51,8 @@ def paired_bootstrap(first_PM: NDArray[np.float64], second_PM: NDArray[np.float6
     means_DM = _drawn_means(gains_PM, seed)
     low_M, high_M = np.percentile(means_DM, [2.5, 97.5], axis=0)
     better_M = (means_DM > 0).mean(axis=0)
-    columns = (gains_PM.mean(axis=0), low_M, high_M, better_M)
-    return [Difference(*map(float, values)) for values in zip(*columns, strict=True)]
+    rows = np.stack([gains_PM.mean(axis=0), low_M, high_M, better_M], axis=1).tolist()
+    return [Difference(*row) for row in rows]
 
 
 def share_best(values_PA: NDArray[np.float64], seed: int = 0) -> NDArray[np.float64]:
@@ -111,7 +111,7 @@ def matched(first: Samples, second: Samples) -> Samples:
         )
     order = [place[problem] for problem in first.problem_ids]
     truths = [second.truths[i] for i in order]
-    other = [p for p, a, b in zip(first.problem_ids, first.truths, truths, strict=True) if a != b]
+    other = [problem for i, problem in enumerate(first.problem_ids) if first.truths[i] != truths[i]]
     if other:
         raise ValueError(
             f"The runs must have the same problems: {len(other)} of {first.num_problems} have a different right "
