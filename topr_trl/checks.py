@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from numbers import Integral, Real
-from types import NoneType
-from typing import get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Union, get_args, get_origin, get_type_hints
 
 
 def check_types(settings: object, of: type) -> None:
@@ -13,9 +13,13 @@ def check_types(settings: object, of: type) -> None:
 
 
 def check_type(name: str, value: object, hint: type) -> None:
-    """Raise a ValueError if a value has another type than its setting, where that is a plain type (or None)."""
-    kinds = get_args(hint) or (hint,)
-    if not set(kinds) <= {int, float, str, bool, NoneType}:
+    """Raise a ValueError if a value has another type than its setting, where that is one YAML knows (or None).
+
+    What is inside of a `dict` or `list` is not checked.
+    """
+    union = get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
+    kinds = [get_origin(kind) or kind for kind in union]
+    if not set(kinds) <= {int, float, str, bool, dict, list, NoneType}:
         return
     fits = isinstance(value, tuple({int: Integral, float: Real}.get(kind, kind) for kind in kinds))
     if not fits or (isinstance(value, bool) and bool not in kinds):

@@ -92,7 +92,6 @@ def row_metrics(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> di
         known = log_ratio_N[sign & ~log_ratio_N.isnan()]
         if len(known):
             metrics[f"topr/log_ratio/{name}/mean"] = known.mean()
-            quantiles = known.quantile(torch.tensor(QUANTILES, dtype=known.dtype))
-            for q, value in zip(QUANTILES, quantiles, strict=True):
-                metrics[f"topr/log_ratio/{name}/q{round(q * 100):02d}"] = value
+            for q in QUANTILES:
+                metrics[f"topr/log_ratio/{name}/q{round(q * 100):02d}"] = known.quantile(q)
     return {name: float(value) for name, value in metrics.items()}

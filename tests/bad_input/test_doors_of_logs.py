@@ -68,7 +68,7 @@ def logs(draw):
 def test_records_of_other_systems(log, skips):
     name, records = log
     fields = ["reward"] if name in ("messages", "openai") else None
-    reader = RecordReader(ImportArguments(format=name, input="log", reward_fields=fields, skip_unrewarded=skips))
+    reader = RecordReader(ImportArguments(format=name, input=__file__, reward_fields=fields, skip_unrewarded=skips))
     lines = FORMATS[name].suffix == ".jsonl"
     with refused_by_name("log, line "):
         part = reader.read(

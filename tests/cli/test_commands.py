@@ -156,6 +156,8 @@ def test_config_and_its_file_in_one_word(own, monkeypatch):
         ("sample", "num_train_problems", {"a": 1}, "num_train_problems must be int or None, not {'a': 1}."),
         ("sample", "use_cpu", 1, "use_cpu must be bool, not 1."),
         ("sample", "dataset_name", ["a"], "dataset_name must be str or None, not ['a']."),
+        ("train", "deepspeed", 1.0, "deepspeed must be dict or str or None, not 1.0."),
+        ("train", "accelerator_config", [1], "accelerator_config must be dict or str or None, not [1]."),
         ("train", "learning_rate", None, "learning_rate must be float, not None."),
         ("curate", "iteration_size", "many", None),
     ],

@@ -1,5 +1,6 @@
 import re
 
+import pyarrow as pa
 import pytest
 from datasets import Dataset, Value
 
@@ -27,9 +28,13 @@ def test_rows_to_evaluate_that_do_not_say_get_the_temperature_of_the_rows_to_tra
     assert temperature_of({"train": warm, "eval": half}) == 0.7
     with pytest.raises(ValueError, match=r"eval dataset was sampled at temperature 0.7, and log π is computed at 1"):
         temperature_of({"eval": warm}, training=1.0)
-    with pytest.raises(ValueError, match=r"several temperatures: 0.7, 1 \(none given\)\."):
+    with pytest.raises(
+        ValueError, match=r"The train dataset has rows of several temperatures: 0.7, 1 \(none given\)\."
+    ):
         temperature_of({"train": sampled(temperature=(0.7, None))})
     assert temperature_of({"train": sampled(temperature=(1.0, None))}) == 1.0
+    assert temperature_of({}) == 1.0
+    assert temperature_of({"train": sampled(), "eval": sampled()}) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -53,6 +58,12 @@ def test_rows_to_evaluate_that_do_not_say_get_the_temperature_of_the_rows_to_tra
 def test_which_log_probabilities_can_be_log_mu(temperature, columns, wrong):
     why = why_incomparable(sampled(**columns), temperature, VOCABULARY)
     assert why is None if wrong is None else re.search(wrong, why)
+
+
+def test_columns_without_rows_may_be_of_any_type():
+    nothing = Dataset(pa.table({"top_p": pa.array([], pa.list_(pa.int64()))}))
+    assert why_incomparable(nothing, 1.0, VOCABULARY) is None
+    assert temperature_of({"train": Dataset(pa.table({"temperature": pa.array([], pa.string())}))}) == 1.0
 
 
 def test_messages_say_what_to_do():

@@ -94,9 +94,11 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
 
 
 def _combinations(rows: Dataset, names: list[str]) -> list[dict[str, Any]]:
-    """Of the values of some columns, each once."""
+    """Of the values of some columns, each once; of no columns, one that is empty."""
     if not names:
         return [{}]
+    if not len(rows):  # its columns may be of any type
+        return []
     table = rows.select_columns(names).with_format("arrow")[:]
     return table.group_by(names).aggregate([]).to_pylist()
 
