@@ -35,9 +35,11 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
 	touch $@
 
+# Its threads: all cores, or THREADS.
+THREADS ?= $(shell getconf _NPROCESSORS_ONLN)
 demo: install
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
-		--num_cpu_threads_per_process $(shell getconf _NPROCESSORS_ONLN) examples/gsm8k.py
+		--num_cpu_threads_per_process $(THREADS) examples/gsm8k.py
 
 # One claim: make reproduce CLAIM=positive_share
 reproduce: install

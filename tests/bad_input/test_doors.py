@@ -428,9 +428,12 @@ NAMES = [*dict.fromkeys(name for names in SETTINGS.values() for name in names), 
 
 @fewer
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES | JSON, max_size=3) | JSON,
-       st.lists(st.tuples(st.sampled_from(NAMES), st.text(max_size=6)), max_size=2),
+       st.lists(st.tuples(st.sampled_from(NAMES), st.text(max_size=6).filter(lambda t: t not in ("-h", "--help"))),
+                max_size=2),
        st.sampled_from(["import", "score", "curate", "log-mu", "train", "evaluate", "trial"]))  # fmt: skip
 @example({"deepspeed": 1.0}, [], "train")
+@example({"parallelism_config": False}, [], "train")
+@example({"sampling_devices": False}, [], "trial")
 def test_settings_of_the_command(content, flags, command):
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")

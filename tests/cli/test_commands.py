@@ -158,6 +158,8 @@ def test_config_and_its_file_in_one_word(own, monkeypatch):
         ("sample", "dataset_name", ["a"], "dataset_name must be str or None, not ['a']."),
         ("train", "deepspeed", 1.0, "deepspeed must be dict or str or None, not 1.0."),
         ("train", "accelerator_config", [1], "accelerator_config must be dict or str or None, not [1]."),
+        ("train", "parallelism_config", False, "parallelism_config must be ParallelismConfig or None, not False."),
+        ("trial", "sampling_devices", False, "sampling_devices must be list or None, not False."),
         ("train", "learning_rate", None, "learning_rate must be float, not None."),
         ("curate", "iteration_size", "many", None),
     ],

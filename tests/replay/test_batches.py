@@ -16,7 +16,8 @@ def test_rows_stand_behind_a_batch_as_they_were():
     assert found["completion_mask"].tolist() == [[1, 1, 1, 0, 0]] * 2 + [[1] * 5, [1, 1, 1, 0, 0]]
     assert found["tool_mask"].tolist() == [[1] * 5] * 2 + [[1, 1, 0, 1, 1], [1] * 5]
     assert found["old_per_token_logps"][:2, :4].isnan().all()
-    torch.testing.assert_close(found["old_per_token_logps"][3, :3], own[1].mu_logps)
+    torch.testing.assert_close(found["old_per_token_logps"][3], torch.cat([own[1].mu_logps, torch.zeros(2)]))
+    assert found["advantages"].tolist() == [0.0] * 4
     assert found["topr_rewards"].tolist() == [1.0, -1.0, -1.0, -1.0]
     assert found["topr_rows"].tolist() == [100, 101, 1, 2]
     assert found["num_items_in_batch"].dim() == 0
@@ -35,6 +36,8 @@ def test_types_are_those_of_the_batch():
         name: values.dtype for name, values in batch.items() if values is not None
     }
     assert "importance_sampling_ratio" not in found
+    ratios = with_rows(batch_of([1.0], importance_sampling_ratio=torch.full((1, 4), 0.5)), [row(2)], pad_token_id=1)
+    assert ratios["importance_sampling_ratio"].tolist() == [[0.5] * 4, [1.0] * 4]
     assert "tool_mask" not in found  # the model wrote all tokens
 
 

@@ -8,7 +8,7 @@ import torch
 from replay_rows import batch_of, row
 
 from topr_trl.loss import PRESETS
-from topr_trl.replay import ReplayBuffer
+from topr_trl.replay import ReplayBuffer, ReplayRow
 
 
 def numbers(buffer):
@@ -26,8 +26,10 @@ def test_the_newest_are_kept_and_the_size_is_a_bound():
 
 def test_dead_negatives_leave_and_positives_cannot_be_dead():
     buffer = ReplayBuffer(9, "newest")
-    buffer.add([row(0, weight=0.009), row(1, weight=0.011), row(2, reward=1.0, weight=0.0)])
+    buffer.add([row(0, weight=0.009), row(1, weight=0.01), row(2, reward=0.5, weight=0.0)])
     assert numbers(buffer) == [1, 2]
+    unknown = {name: value for name, value in vars(row(0)).items() if name != "weight"}
+    assert ReplayRow(**unknown).weight == 1.0
 
 
 def test_only_negatives():

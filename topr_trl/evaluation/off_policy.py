@@ -1,13 +1,12 @@
 """What a policy's mean reward would be, from completions that another policy wrote."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True)
-class OffPolicyValues:
+class OffPolicyValues(NamedTuple):
     """Estimates by problem.
 
     Attributes:

@@ -47,26 +47,26 @@ def batch_of(rows: list[ReplayRow], pad_token_id: int, device: torch.device) -> 
     return {name: _column(name, rows, pad_token_id).long().to(device) for name in names}
 
 
-# The columns of a generation batch with a row axis: what a row has in them, and what pads it.
-_COLUMNS: dict[str, tuple[Callable[[ReplayRow], Any], float]] = {
-    "prompt_ids": (lambda row: row.prompt_ids, 0),
-    "prompt_mask": (lambda row: torch.ones_like(row.prompt_ids), 0),
-    "completion_ids": (lambda row: row.completion_ids, 0),
-    "completion_mask": (lambda row: torch.ones_like(row.completion_ids), 0),
-    "tool_mask": (lambda row: row.written, 1),
-    "old_per_token_logps": (lambda row: row.mu_logps, 0),
-    "sampling_per_token_logps": (lambda row: row.mu_logps, 0),
-    "importance_sampling_ratio": (lambda row: torch.ones(1), 1),  # not used by this loss
-    "advantages": (lambda row: 0.0, 0),  # neither
-    "topr_rewards": (lambda row: row.reward, 0),
-    "topr_rows": (lambda row: row.number, 0),
-    "topr_fresh": (lambda row: False, 0),
+# What a row has in the columns of a generation batch that have a row axis.
+_COLUMNS: dict[str, Callable[[ReplayRow], Any]] = {
+    "prompt_ids": lambda row: row.prompt_ids,
+    "prompt_mask": lambda row: torch.ones_like(row.prompt_ids),
+    "completion_ids": lambda row: row.completion_ids,
+    "completion_mask": lambda row: torch.ones_like(row.completion_ids),
+    "tool_mask": lambda row: row.written,
+    "old_per_token_logps": lambda row: row.mu_logps,
+    "sampling_per_token_logps": lambda row: row.mu_logps,
+    "importance_sampling_ratio": lambda row: torch.ones(1),  # not used by this loss
+    "advantages": lambda row: 0.0,  # neither
+    "topr_rewards": lambda row: row.reward,
+    "topr_rows": lambda row: row.number,
+    "topr_fresh": lambda row: False,
 }
 
 
 def _column(name: str, rows: list[ReplayRow], pad_token_id: int) -> Tensor:
     """(K,) or (K, T) of rows, on the CPU."""
-    values = [torch.as_tensor(_COLUMNS[name][0](row)) for row in rows]
+    values = [torch.as_tensor(_COLUMNS[name](row)) for row in rows]
     if values[0].dim() == 0:
         return torch.stack(values)
     return pad(values, _fill(name, pad_token_id), _side(name))
@@ -80,7 +80,9 @@ def _widened(name: str, values: Tensor, width: int, pad_token_id: int) -> Tensor
 
 
 def _fill(name: str, pad_token_id: int) -> float:
-    return pad_token_id if name.endswith("_ids") else _COLUMNS[name][1]
+    if name.endswith("_ids"):
+        return pad_token_id
+    return 1 if name in ("tool_mask", "importance_sampling_ratio") else 0
 
 
 def _side(name: str) -> str:
