@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from benchmarks.performance.work import (
     even,
     offline_topr,
     online,
+    readable,
 )
 from topr_trl import TOPRConfig, TOPRTrainer
 
@@ -93,7 +95,8 @@ def offline(sizes: Sizes, say: Say) -> dict[str, Any]:
 def generating(sizes: Sizes, say: Say) -> dict[str, Any]:
     variants = ["grpo, generating", "online topr, generating", "online topr", "grpo, generating, 4 uses",
                 "online topr, generating, 4 uses"]  # fmt: skip
-    return {"generating": _steps(sizes.case(even(GENERATED)), variants, sizes.repeats, say)}
+    case = sizes.case(even(GENERATED))
+    return {"generating": _steps(replace(case, rows=readable(case.rows)), variants, sizes.repeats, say)}
 
 
 def memory(sizes: Sizes, say: Say) -> dict[str, Any]:

@@ -21,7 +21,7 @@ Rows = list[dict[str, Any]]
 SAMPLES = 8  # of each problem
 GENERATED = 64  # tokens of a completion that a trainer generates: GSM8K's median
 USES = 4  # of a generation batch, where it is used again
-WORDS = 1_000  # ids are drawn from these; the tokenizer of the bundled model can decode them
+WORDS = 1_000  # ids are drawn from these
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def candidates(count: int, lengths: Lengths, vocabulary: int, positives: float =
     rows: Rows = []
 
     def draw(log_mean: float, log_std: float) -> list[int]:
-        length = int(np.clip(np.exp(rng.normal(log_mean, log_std)), 1, lengths.longest))
+        length = round(np.clip(np.exp(rng.normal(log_mean, log_std)), 1, lengths.longest))
         return rng.integers(2, vocabulary, length).tolist()
 
     for i in range(count):
@@ -103,6 +103,12 @@ Build = Callable[[Case, str, list[TrainerCallback]], Any]
 
 def _tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(CARELESS_MODEL)
+
+
+def readable(rows: Rows) -> Rows:
+    """Rows whose prompts are the same tokens after they were text, as those of a trainer that generates are."""
+    tokenizer = _tokenizer()
+    return [{**row, "prompt": tokenizer(tokenizer.decode(row["prompt"]))["input_ids"]} for row in rows]
 
 
 def offline_topr(

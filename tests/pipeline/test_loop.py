@@ -21,7 +21,7 @@ from topr_trl.pipeline.launch import write_settings
 from topr_trl.pipeline.lineage import weights_of
 from topr_trl.pipeline.loop import check, sides_of
 
-KILLS = int(os.environ.get("KILLS", 8))  # of each loop that is killed; make test-all KILLS=20
+KILLS = int(os.environ.get("KILLS", 6))  # of each loop that is killed; make test-all KILLS=20
 CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"
 SETTINGS = {
     "num_train_problems": 24, "num_test_problems": 4, "num_shots": 0, "problems_per_shard": 4, "num_generations": 4,
@@ -221,7 +221,7 @@ def end_by_kills(out, **settings):
         process = start(out, **settings)
         try:
             # Starting a stage takes several seconds; a stage ends in most of the longer ones of these times.
-            code = process.wait(moments.uniform(0.5, 180 / KILLS) if kills < KILLS else None)
+            code = process.wait(moments.uniform(0.5, min(20, 180 / KILLS)) if kills < KILLS else None)
         except subprocess.TimeoutExpired:
             children = psutil.Process(process.pid).children()
             stages_of_it = [one for one in children if one.status() != psutil.STATUS_ZOMBIE]
