@@ -49,10 +49,13 @@ def test_a_mask_is_the_same_whether_all_rows_have_ids_or_not(tokenizer):
     [
         ([1, 0, 1], r"completion_mask has 3 values, and the completion 4 tokens\. .* without the prompt"),
         ([0, 1, 0, 0, 1, 1], "completion_mask has 6 values"),
-        ([1, 2, 0, 1], "must be 1 for tokens that the model wrote and 0"),
+        ([1, 2, 0, 1], "'completion_mask must be 1 for tokens that the model wrote and 0 for what it read'"),
         ([1, None, 0, 1], "must be 1 for tokens that the model wrote and 0"),
         ([1, 2**60 + 1, 0, 1], "must be 1 for tokens that the model wrote and 0"),  # float64 rounds it
-        ([0, 0, 0, 0], "the model wrote nothing"),
+        (
+            [0, 0, 0, 0],
+            "'by its mask the model wrote nothing of the completion, so there is nothing to learn from it'",
+        ),
     ],
 )
 def test_masks_that_cannot_be(tokenizer, mask, message, all_ids):
@@ -72,7 +75,9 @@ def test_a_mask_needs_ids(tokenizer):
 
 
 def test_nulls_in_log_probabilities_of_other_tokens():
-    with pytest.raises(ValueError, match="null for some of 3 tokens, and the completion has 2"):
+    with pytest.raises(
+        ValueError, match=r"null for some of 3 tokens, and the completion has 2: keep the sampler's .* it$"
+    ):
         written(None, np.array([-1.0, np.nan, -2.0]), 2)
 
 

@@ -28,6 +28,13 @@ def test_without_ids_each_row_is_a_rollout():
     assert (nothing.order_N.tolist(), nothing.counts_R.tolist(), nothing.firsts_R.tolist()) == ([], [], [])
 
 
+def test_ids_are_numbers_or_text():
+    for ids in (["a", None, "a"], [3, None, 3]):
+        rows = Dataset.from_dict({"rollout_id": ids})
+        assert rollout_ids(rows) == ids
+        assert rollouts_of(rows).counts_R.tolist() == [2, 1]
+
+
 def test_a_number_and_its_text_are_different_rollouts():
     assert Rollouts.of([1, "1", 1]).counts_R.tolist() == [2, 1]
 
