@@ -1,5 +1,6 @@
 """The trainers that are compared, all on the same rows."""
 
+import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -95,7 +96,9 @@ class Case:
         torch.manual_seed(0)
         with torch.device("cpu" if self.settings.get("use_cpu") else "cuda"):
             dtype = self.dtype or (torch.float32 if self.settings.get("use_cpu") else torch.bfloat16)
-            return LlamaForCausalLM._from_config(self.model, dtype=dtype, attn_implementation=self.attention)
+            # A copy: trainers set `use_cache=False` in the configuration, with which a later model would generate.
+            config = copy.deepcopy(self.model)
+            return LlamaForCausalLM._from_config(config, dtype=dtype, attn_implementation=self.attention)
 
 
 Build = Callable[[Case, str, list[TrainerCallback]], Any]
