@@ -1,9 +1,15 @@
 import warnings
+from dataclasses import dataclass
 
 import torch
 
 from topr_trl import TOPRConfig
 from topr_trl.warn import warn_user
+
+
+@dataclass
+class Derived(TOPRConfig):
+    """Of a user."""
 
 
 def test_the_line_outside_of_the_package_and_of_what_it_extends_is_named(tmp_path):
@@ -18,5 +24,6 @@ def test_the_line_outside_of_the_package_and_of_what_it_extends_is_named(tmp_pat
         warn_user("now", FutureWarning)
         between(between(warn_user))("deep")
         TOPRConfig(str(tmp_path), use_cpu=True, bf16=False, a_neg=0.5, b_neg=1.0)
-    assert [(w.filename, w.category) for w in caught] == [(__file__, FutureWarning)] + [(__file__, UserWarning)] * 2
-    assert [w.lineno - caught[0].lineno for w in caught] == [0, 1, 2]
+        Derived(str(tmp_path), use_cpu=True, bf16=False, a_neg=0.5, b_neg=1.0)
+    assert [(w.filename, w.category) for w in caught] == [(__file__, FutureWarning)] + [(__file__, UserWarning)] * 3
+    assert [w.lineno - caught[0].lineno for w in caught] == [0, 1, 2, 3]

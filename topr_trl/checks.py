@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def check_types(settings: object, of: type) -> None:
@@ -12,19 +12,20 @@ def check_types(settings: object, of: type) -> None:
         check_type(name, getattr(settings, name), hint)
 
 
-def check_type(name: str, value: object, hint: type) -> None:
-    """Raise a ValueError if a value has another type than its setting, where that is a class, or one of several.
+def check_type(name: str, value: object, hint: Any) -> None:
+    """Raise a ValueError if a value does not have the type of its setting, where that is a class or a union of classes.
 
-    What is inside of a `dict` or `list` is not checked.
+    The contents of a `dict` or `list` are not checked.
     """
     union = get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
     kinds = [get_origin(kind) or kind for kind in union]
-    if not all(isinstance(kind, type) for kind in kinds):
+    if Any in kinds or not all(isinstance(kind, type) for kind in kinds):
         return
     fits = isinstance(value, tuple({int: Integral, float: Real}.get(kind, kind) for kind in kinds))
     if not fits or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
-        raise ValueError(f"{name} must be {wanted}, not {value!r}.")
+        unquoted = " YAML reads no, off, yes and on as a bool: quote them." * (isinstance(value, bool) and str in kinds)
+        raise ValueError(f"{name} must be {wanted}, not {value!r}.{unquoted}")
 
 
 def check_choice(settings: object, **choices: Sequence[str]) -> None:

@@ -201,9 +201,9 @@ each round starts with another variant.
 2,048 tokens); each problem has eight completions, half of them right. The model is a Llama of four layers, {parameters}
 million parameters, in float32. GRPO and online TOPR take their rollouts from memory, so everything but generation is
 timed: scoring and the update. Those that are *generating* write completions of 64 tokens with transformers, in
-{generated} steps. Rows of offline TOPR have `mu_logps` (log-probabilities under the model that wrote the completion,
-as the trainer computes them); computed by the trainer, log μ costs one forward for each row with a negative reward,
-once (separate lines of the table).
+{generated} generation batches. Rows of offline TOPR have `mu_logps` (log-probabilities under the model that wrote the
+completion, as the trainer computes them); computed by the trainer, log μ costs one forward for each row with a negative
+reward, once (separate lines of the table).
 
 {unmet}
 
@@ -246,7 +246,7 @@ _FLOORS = {
     "with large models. Against what TRL does with a frozen copy, GRPO with `beta` > 0, the goal is met.",
     "the same, each generation batch used 4 times": "Equal within the range of the rounds.",
     "4 uses of a generation batch / one generation and 4 updates": "Log μ of a batch that is used more than once is "
-    "what its first use finds: there are no forwards but those of generation and of the updates (counted). Where the "
+    "what its first use finds: there are no forwards but those of generation and of the updates. Where the "
     "rest comes from has not been found.",
     "curating 478,272 rows": "Since version 0.2 all rows are kept, with a column that says which are chosen; version "
     "0.1 wrote the chosen ones, an eighth of them, in 5.6 s on another machine. What is left is reading and writing "

@@ -146,6 +146,9 @@ def test_config_and_its_file_in_one_word(own, monkeypatch):
     assert seen[0].input == "rows"
 
 
+UNQUOTED = "YAML reads no, off, yes and on as a bool: quote them."
+
+
 @pytest.mark.parametrize(
     ("command", "name", "value", "message"),
     [
@@ -160,6 +163,8 @@ def test_config_and_its_file_in_one_word(own, monkeypatch):
         ("train", "accelerator_config", [1], "accelerator_config must be dict or str or None, not [1]."),
         ("train", "parallelism_config", False, "parallelism_config must be ParallelismConfig or None, not False."),
         ("trial", "sampling_devices", False, "sampling_devices must be list or None, not False."),
+        ("trial", "sampling_devices", "0,1", "sampling_devices must be list or None, not '0,1'."),
+        ("train", "save_strategy", False, f"save_strategy must be SaveStrategy or str, not False. {UNQUOTED}"),
         ("train", "learning_rate", None, "learning_rate must be float, not None."),
         ("curate", "iteration_size", "many", None),
     ],
@@ -171,6 +176,11 @@ def test_values_of_another_type_in_yaml(command, name, value, message, own, caps
         assert f"--{name}" in capsys.readouterr().err
     else:
         assert refusal(command, own(**{name: value})) == message
+
+
+def test_what_transformers_takes_beside_its_own_types(own):
+    parsed = parse("train", own(debug=None, fsdp=False))
+    assert (parsed.debug, parsed.fsdp) == ([], False)
 
 
 def test_numbers_in_yaml(own, tmp_path):

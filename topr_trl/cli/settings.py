@@ -5,6 +5,7 @@ from dataclasses import MISSING, fields, make_dataclass
 from dataclasses import field as new_field
 from difflib import get_close_matches
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_type_hints
 
 import torch
@@ -42,6 +43,7 @@ KINDS: dict[str, type] = {
 # What version 0.1 called otherwise.
 _RENAMED = {"output": "output_dir", "candidates": "rows", "eval_samples": "num_generations_eval",
             "num_candidates": "num_generations"}  # fmt: skip
+_ALSO = {"debug": NoneType, "fsdp": bool}  # what transformers takes beside the types that it declares
 _GONE = {
     "keep_copies": "The rows of an iteration are in one folder, and kept once. Leave it out.",
     "resume_from_checkpoint": "A command that was stopped continues from its last checkpoint when it is run again.",
@@ -78,7 +80,7 @@ def parse(command: str, given: list[str]) -> Any:
         # Text is read as on the command line, and a number as a baseline stands for its text.
         is_text = isinstance(value, str) or (hint is str and type(value) in (int, float))
         if name in names and name in config and not is_text:
-            check_type(name, value, hint)
+            check_type(name, value, hint | _ALSO[name] if name in _ALSO else hint)
     parser = _parser(command, names)
     parser.set_defaults(**_settings_of_the_bundled_model(command, said, config))
     parsed, _, more = parser.parse_args_and_config(

@@ -94,13 +94,13 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
 
 
 def _combinations(rows: Dataset, names: list[str]) -> list[dict[str, Any]]:
-    """Of the values of some columns, each once; of no columns, one that is empty."""
+    """The distinct combinations of values of some columns; one empty combination if there are no columns."""
     if not names:
         return [{}]
     if not len(rows):  # its columns may be of any type
         return []
     table = rows.select_columns(names).with_format("arrow")[:]
-    return table.group_by(names).aggregate([]).to_pylist()
+    return table.group_by(names, use_threads=False).aggregate([]).to_pylist()
 
 
 def _of_temperature(mode: str | None, temperature: float) -> str | None:

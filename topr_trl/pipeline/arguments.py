@@ -148,6 +148,7 @@ class LaunchArguments(BackendArguments):
     retries: int = field(default=0, metadata={"help": "How often a process that failed is started again."})
 
     def __post_init__(self) -> None:
+        check_types(self, LaunchArguments)  # text, for a list, would be taken apart
         super().__post_init__()
         check_at_least(1, self, "sampling_workers")
         check_at_least(0, self, "retries")

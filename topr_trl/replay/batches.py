@@ -57,7 +57,7 @@ _COLUMNS: dict[str, Callable[[ReplayRow], Any]] = {
     "old_per_token_logps": lambda row: row.mu_logps,
     "sampling_per_token_logps": lambda row: row.mu_logps,
     "importance_sampling_ratio": lambda row: torch.ones(1),  # not used by this loss
-    "advantages": lambda row: 0.0,  # neither
+    "advantages": lambda row: 0.0,  # not used either
     "topr_rewards": lambda row: row.reward,
     "topr_rows": lambda row: row.number,
     "topr_fresh": lambda row: False,
