@@ -60,10 +60,11 @@ def test_which_log_probabilities_can_be_log_mu(temperature, columns, wrong):
     assert why is None if wrong is None else re.search(wrong, why)
 
 
-def test_columns_without_rows_may_be_of_any_type():
-    nothing = Dataset(pa.table({"top_p": pa.array([], pa.list_(pa.int64()))}))
+@pytest.mark.parametrize("rows", [0, 2])
+def test_columns_without_values_may_be_of_any_type(rows):
+    nothing = Dataset(pa.table({name: pa.nulls(rows, pa.list_(pa.int64())) for name in ("top_p", "temperature")}))
     assert why_incomparable(nothing, 1.0, VOCABULARY) is None
-    assert temperature_of({"train": Dataset(pa.table({"temperature": pa.array([], pa.string())}))}) == 1.0
+    assert temperature_of({"train": nothing}) == 1.0
 
 
 def test_messages_say_what_to_do():
@@ -73,6 +74,8 @@ def test_messages_say_what_to_do():
         "processed_logprobs), so that they are larger than those of the whole vocabulary, and every negative would "
         "begin with a small weight. Set log_mu='trainer'; or sample with top_p=1 and top_k=-1"
     )
+    first = why_incomparable(sampled(top_p=(0.9, 0.8)), 1.0, VOCABULARY)
+    assert first.startswith("its rows were sampled with top_p=0.9, and their sampler_logps may have been")
     assert why_incomparable(sampled(top_p=(0.9, 0.9)), 1.0, VOCABULARY).endswith(
         "Set log_mu='trainer'; add a column logprobs_mode if you know it (raw_logprobs or processed_logprobs); or "
         "sample with top_p=1 and top_k=-1"

@@ -75,9 +75,11 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
         ValueError: a column holds something other than a setting of a sampler.
     """
     names = [name for name in (TOP_P, TOP_K, LOGPROBS_MODE) if name in rows.column_names]
-    for name in names:
-        checked_column(rows, name, *_KINDS[name], "Fix or drop the column.")
-    for how in _combinations(rows, names):
+    columns = {name: checked_column(rows, name, *_KINDS[name], "Fix or drop the column.") for name in names}
+    # The first row of each combination of values.
+    first = {tuple(column[n] for column in columns.values()): n for n in reversed(range(len(rows)))}
+    for n in sorted(first.values()):
+        how = {name: column[n] for name, column in columns.items()}
         mode, top_p, top_k = (how.get(name) for name in (LOGPROBS_MODE, TOP_P, TOP_K))
         if why := _of_temperature(mode, temperature):
             return why
@@ -91,16 +93,6 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
                 f"{_REMEDY}{_tell(mode)}; or sample with top_p=1 and top_k=-1"
             )
     return None
-
-
-def _combinations(rows: Dataset, names: list[str]) -> list[dict[str, Any]]:
-    """The distinct combinations of values of some columns; one empty combination if there are no columns."""
-    if not names:
-        return [{}]
-    if not len(rows):  # its columns may be of any type
-        return []
-    table = rows.select_columns(names).with_format("arrow")[:]
-    return table.group_by(names, use_threads=False).aggregate([]).to_pylist()
 
 
 def _of_temperature(mode: str | None, temperature: float) -> str | None:
