@@ -92,6 +92,7 @@ def row_metrics(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> di
         known = log_ratio_N[sign & ~log_ratio_N.isnan()]
         if len(known):
             metrics[f"topr/log_ratio/{name}/mean"] = known.mean()
-            for q in QUANTILES:
-                metrics[f"topr/log_ratio/{name}/q{round(q * 100):02d}"] = known.quantile(q)
+            quantiles = known.quantile(torch.tensor(QUANTILES, dtype=known.dtype))
+            for k, q in enumerate(QUANTILES):
+                metrics[f"topr/log_ratio/{name}/q{round(q * 100):02d}"] = quantiles[k]
     return {name: float(value) for name, value in metrics.items()}

@@ -76,10 +76,8 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
     """
     names = [name for name in (TOP_P, TOP_K, LOGPROBS_MODE) if name in rows.column_names]
     columns = {name: checked_column(rows, name, *_KINDS[name], "Fix or drop the column.") for name in names}
-    # The first row of each combination of values.
-    first = {tuple(column[n] for column in columns.values()): n for n in reversed(range(len(rows)))}
-    for n in sorted(first.values()):
-        how = {name: column[n] for name, column in columns.items()}
+    settings = ({name: column[n] for name, column in columns.items()} for n in range(len(rows)))
+    for how in {tuple(how.values()): how for how in settings}.values():  # each combination once
         mode, top_p, top_k = (how.get(name) for name in (LOGPROBS_MODE, TOP_P, TOP_K))
         if why := _of_temperature(mode, temperature):
             return why
