@@ -17,7 +17,7 @@ help:
 	@echo "make gpu       steps, memory and learning at full size, on one GPU (ten minutes at a time; writes docs/full_size.md)"
 	@echo "make docs      build the documentation into site/, warnings are errors"
 	@echo "make test      run the fast tests, two at a time (JOBS=8: eight); make test-all: all of them (KILLS=20: loops are"
-	@echo "               killed 20 times, not 8); make coverage: all, and which branches of the package they run"
+	@echo "               killed 20 times, not 4); make coverage: all, and which branches of the package they run"
 	@echo "make test-min  run the fast tests on the oldest supported versions; make test-vllm: with vLLM's engine on the CPU;"
 	@echo "               make test-trackers: with tensorboard, wandb and trackio; make test-slurm: the loop on a Slurm cluster"
 	@echo "make test-matrix  run what versions can break (not slow, not processes, no benchmarks) on the oldest and newest"

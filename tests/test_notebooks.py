@@ -10,8 +10,8 @@ NOTEBOOKS = Path(__file__).parents[1] / "examples" / "notebooks"
 BETTER = {  # a cell that is added
     "first_run": "assert after.pass_at[1].value > before.pass_at[1].value + 0.05",
     "own_logs": "assert compare(samples_of(old), samples_of(new))['pass@1'].low > 0",
-    "grpo_to_topr": "start = test(base).pass_at[1].value + 0.03\n"
-    "assert min(test(grpo.model).pass_at[1].value, test(topr.model).pass_at[1].value) > start",
+    "grpo_to_topr": "pass_at_1 = {name: found.pass_at[1].value for name, found in evaluations.items()}\n"
+    "assert min(pass_at_1['GRPO'], pass_at_1['TOPR']) > pass_at_1['before'] + 0.03",
 }
 
 
