@@ -93,8 +93,8 @@ def offline(sizes: Sizes, say: Say) -> dict[str, Any]:
 
 
 def generating(sizes: Sizes, say: Say) -> dict[str, Any]:
-    variants = ["grpo, generating", "online topr, generating", "online topr", "grpo, generating, 4 uses",
-                "online topr, generating, 4 uses"]  # fmt: skip
+    variants = ["grpo, generating", "online topr, generating", "grpo, generating, 4 uses",
+                "online topr, generating, 4 uses", "online topr", "online topr, 4 uses"]  # fmt: skip
     batches = 3 * sizes.steps  # a step takes a second, too short for three
     case = sizes.case(even(GENERATED), batches)
     times = _steps(replace(case, rows=readable(case.rows)), variants, sizes.repeats, say)

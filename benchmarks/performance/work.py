@@ -214,6 +214,7 @@ VARIANTS: dict[str, Build] = {
     "grpo": online(GRPOTrainer, GRPOConfig),
     "grpo, frozen copy": online(GRPOTrainer, GRPOConfig, beta=0.04),
     "online topr": online(TOPRTrainer, TOPRConfig),
+    "online topr, 4 uses": online(TOPRTrainer, TOPRConfig, num_iterations=USES),
     "grpo, generating": online(GRPOTrainer, GRPOConfig, generates=True),
     "online topr, generating": online(TOPRTrainer, TOPRConfig, generates=True),
     "grpo, generating, 4 uses": online(GRPOTrainer, GRPOConfig, generates=True, num_iterations=USES),
