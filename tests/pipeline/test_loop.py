@@ -3,6 +3,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -190,14 +191,16 @@ def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
     out = tmp_path / "several"
     several = {"sampling_workers": 2, "accelerate_config": tmp_path / "two.yaml", "per_device_train_batch_size": 2,
                "sampling_launcher": "env WORKER={worker}", "training_launcher": "nice -n {node}"}  # fmt: skip
-    for moment in (9, 20, 30, 14):  # the workers, curation, the launcher's processes
+    for begun in (
+        "iteration-1/rollouts/**/rows-*",
+        "iteration-1/model/**/checkpoint-*",
+    ):  # by workers, by the launcher's
         process = start(out, **several)
-        try:
-            process.wait(moment)
-            break
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        while not any(out.glob(begun)):
+            assert process.poll() is None, log_of(out)
+            time.sleep(0.05)
+        process.kill()
+        process.wait()
     assert start(out, **several).wait() == 0, log_of(out)
     for folder in ("base/test/rollouts", "iteration-1/rollouts"):
         assert keys(whole / folder) == keys(out / folder), folder
