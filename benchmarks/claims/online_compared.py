@@ -42,6 +42,8 @@ STAGES = (
         [OnlineArm(base, REPLAYED, replay_share=SHARES[0]), *_arms(base, ON_ALL, 4), *_arms(base, ON_ALL, 1)]
         for base in ("sure-17", "hard")
     ),
+    # Where the base model is rarely right, most negatives are of problems without a right answer, which teach little.
+    [OnlineArm(base, "topr_group_mean", replay_share=SHARES[0]) for base in reversed(BASES)],
     _arms("main", ON_ALL, 16),
     _arms("main", [method for method in (*TRL, *TOPR) if method not in (*ON_ALL, "topr_group_mean")], 4, 1),
     _arms("main", ("topr_group_mean", "trl_cispo", "trl_vespo"), 16) + _arms("sure-17", ON_ALL, 16),
