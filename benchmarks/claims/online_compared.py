@@ -227,10 +227,12 @@ def _headline(base: str, found: list[MeasuredArm], target: MeasuredArm) -> str:
         return ""
     above = interval((again.pass_at_1[:, -1] - target.pass_at_1[:, -1]).tolist()).percent(signed=True)
     share = needed_by(again, target)[0] / target.arm.completions
+    needs = "does not reach its accuracy" if np.isinf(share) else (
+        f"needs {share:.0%} of its completions for the same accuracy"
+    )  # fmt: skip
     return (
         f"Online, {base}, from as many completions: TOPR with {again.arm.replay_share:.0%} of each step's rows used "
-        f"again ends {above} points beside {target.label} with {target.arm.uses} uses of each batch, and needs "
-        f"{share:.0%} of its completions for the same accuracy"
+        f"again ends {above} points beside {target.label} with {target.arm.uses} uses of each batch, and {needs}"
     )
 
 
