@@ -236,15 +236,22 @@ def _headline(base: str, found: list[MeasuredArm], target: MeasuredArm) -> str:
     )
 
 
-_DRAWN = {REFERENCE: COLOURS[REFERENCE], "topr_mean": COLOURS["topr"], "topr_group_mean": "#edae49"}
+_DRAWN = {
+    (REFERENCE, 0.0): COLOURS[REFERENCE],
+    ("topr_mean", 0.0): COLOURS["topr"],
+    ("topr_group_mean", 0.0): "#edae49",
+    ("topr_mean", max(SHARES)): "#2a9d8f",
+    ("topr_group_mean", max(SHARES)): "#8d6a9f",
+}
 
 
 def _picture(base: str, found: list[MeasuredArm], out: Path) -> str:
     picture, (by_completions, by_steps, by_seconds) = figure(3, 3.6, 3.4)
-    shown = [m for m in found if m.arm.method in _DRAWN and m.arm.replay_share in (0, max(SHARES))]
-    for m in shown:
+    for m in found:
+        colour = _DRAWN.get((m.arm.method, m.arm.replay_share))
+        if colour is None:
+            continue
         style = {1: "-", 4: "--", 16: ":"}[m.arm.uses]
-        colour = "#2a9d8f" if m.arm.replay_share else _DRAWN[m.arm.method]
         label = m.label + (f", {m.arm.uses} uses" if m.arm.uses > 1 else "")
         steps = m.arm.steps / m.arm.generation_rows * m.tested_after
         for axes, x in ((by_completions, m.tested_after), (by_steps, steps), (by_seconds, np.array(m.seconds))):
