@@ -42,7 +42,7 @@ STAGES = (
         [OnlineArm(base, REPLAYED, replay_share=SHARES[0]), *_arms(base, ON_ALL, 4), *_arms(base, ON_ALL, 1)]
         for base in ("sure-17", "hard")
     ),
-    # Where the base model is rarely right, most negatives are of problems without a right answer, which teach little.
+    # Where the base model is rarely right, most negatives are of problems without a right answer: is it better without?
     [OnlineArm(base, "topr_group_mean", replay_share=SHARES[0]) for base in reversed(BASES)],
     _arms("main", ON_ALL, 16),
     _arms("main", [method for method in (*TRL, *TOPR) if method not in (*ON_ALL, "topr_group_mean")], 4, 1),
@@ -226,10 +226,10 @@ def _headline(base: str, found: list[MeasuredArm], target: MeasuredArm) -> str:
     if not again.arm.replay_share:
         return ""
     above = interval((again.pass_at_1[:, -1] - target.pass_at_1[:, -1]).tolist()).percent(signed=True)
-    share = needed_by(again, target)[0] / target.arm.completions
-    needs = "does not reach its accuracy" if np.isinf(share) else (
-        f"needs {share:.0%} of its completions for the same accuracy"
-    )  # fmt: skip
+    count = needed_by(again, target)[0]
+    needs = f"needs {count / target.arm.completions:.0%} of its completions for the same accuracy"
+    if np.isinf(count):
+        needs = "does not reach its accuracy"
     return (
         f"Online, {base}, from as many completions: TOPR with {again.arm.replay_share:.0%} of each step's rows used "
         f"again ends {above} points beside {target.label} with {target.arm.uses} uses of each batch, and {needs}"

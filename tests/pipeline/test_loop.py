@@ -191,10 +191,8 @@ def test_sampling_workers_and_a_launcher_make_the_same(whole, tmp_path):
     out = tmp_path / "several"
     several = {"sampling_workers": 2, "accelerate_config": tmp_path / "two.yaml", "per_device_train_batch_size": 2,
                "sampling_launcher": "env WORKER={worker}", "training_launcher": "nice -n {node}"}  # fmt: skip
-    for begun in (
-        "iteration-1/rollouts/**/rows-*",
-        "iteration-1/model/**/checkpoint-*",
-    ):  # by workers, by the launcher's
+    by_workers, by_the_launcher = "iteration-1/rollouts/**/rows-*", "iteration-1/model/**/checkpoint-*"
+    for begun in (by_workers, by_the_launcher):
         process = start(out, **several)
         while not any(out.glob(begun)):
             assert process.poll() is None, log_of(out)
