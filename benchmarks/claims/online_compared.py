@@ -23,8 +23,9 @@ RATES = {1: (1e-4, 3e-4, 1e-3), 4: (3e-5, 1e-4, 3e-4), 16: (1e-5, 3e-5, 1e-4)}  
 FURTHER = 2
 SEEDS = 5
 REFERENCE = "trl_dapo"
-# One seed chooses the rates. What the others are measured by is run at its two best rates, and the better one counts.
-FINALISTS = {REFERENCE: 2}
+# One seed chooses the rates. What the others are measured by is run at its two best rates, any method at all that one
+# seed can't tell apart from its best; the one that ends highest with all seeds counts.
+FINALISTS, LEVEL = {REFERENCE: 2}, 0.005
 QUICK, QUICK_COMPLETIONS = (OnlineArm("main", REFERENCE, 4), OnlineArm("main", REPLAYED, replay_share=0.75)), 1_024
 # The page shows the arms that are finished: all of them take a day of two cores.
 REPORTS_WHAT_IS_FINISHED = True
@@ -58,8 +59,12 @@ def _tuned(store: Store, arm: OnlineArm) -> tuple[list[OnlineArm], list[OnlineAr
         return None if result is None else 0.0 if result["failed"] else float(result["curve"][-1]["pass@1"])
 
     tried, best = arms.tune([{"learning_rate": rate} for rate in RATES[arm.uses]], FURTHER, end)
-    by_end = [] if best is None else sorted(tried, key=lambda choice: -(end(choice) or 0.0))
-    finalists = by_end[: FINALISTS.get(arm.method, 1)]
+    by_end = [] if best is None else sorted(((end(choice) or 0.0, choice) for choice in tried), key=lambda one: -one[0])
+    finalists = [
+        choice
+        for place, (accuracy, choice) in enumerate(by_end)
+        if place < FINALISTS.get(arm.method, 1) or accuracy > by_end[0][0] - LEVEL
+    ]
     return [replace(arm, **choice) for choice in tried], [replace(arm, **choice) for choice in finalists]
 
 
