@@ -62,7 +62,7 @@ class Profile:
 
 PROFILES = {
     "full": Profile("full", 5, 400, 16, 80, 4, 400, (3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3)),
-    "quick": Profile("quick", 1, 200, 8, 40, 6, 200, (1e-4,)),
+    "quick": Profile("quick", 1, 200, 8, 40, 4, 200, (1e-4,)),
 }
 BATCH_ROWS = 32
 

@@ -22,7 +22,7 @@ from topr_trl.pipeline.launch import write_settings
 from topr_trl.pipeline.lineage import weights_of
 from topr_trl.pipeline.loop import check, sides_of
 
-KILLS = int(os.environ.get("KILLS", 4))  # of each loop that is killed; make test-all KILLS=20
+KILLS = int(os.environ.get("KILLS", 3))  # of each loop that is killed; make test-all KILLS=20
 CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"
 SETTINGS = {
     "num_train_problems": 24, "num_test_problems": 4, "num_shots": 0, "problems_per_shard": 4, "num_generations": 4,
