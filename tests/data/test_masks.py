@@ -111,6 +111,14 @@ def test_masks_that_only_log_probabilities_say_become_explicit():
     assert explicit_masks(found.select([])).num_rows == 0
 
 
+def test_log_probabilities_may_be_whole_numbers():
+    lowest = -(2**63) + 1  # as float64, it is beyond int64
+    table = pa.table({"completion_mask": [[1, 0], [1, 1]], "mu_logps": pa.array([[lowest, 0], [-1, -2]])})
+    found = apply_masks(table, lengths=[2, 2], places=[0, 1])
+    assert found["mu_logps"].to_pylist() == [[float(lowest)], [-1.0, -2.0]]
+    assert found["mu_logps"].type == pa.list_(pa.float64())
+
+
 def test_masks_of_ones_become_a_column_of_nulls():
     found = explicit_masks(Dataset.from_dict({**IDS, "completion_mask": [[1, 1, 1, 1], None, [1, 1]]}))
     assert found.data["completion_mask"].to_pylist() == [None] * 3

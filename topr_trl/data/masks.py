@@ -81,7 +81,11 @@ def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Ta
     table = set_column(table, MASK, pa.array(masks, pa.list_(pa.bool_())))
     for name in PER_TOKEN:
         if name in columns:
-            table = set_column(table, name, pa.array(columns[name], table.schema.field(name).type, from_pandas=True))
+            kind = table.schema.field(name).type
+            kind = (
+                kind if pa.types.is_floating(kind.value_type) else pa.list_(pa.float64())
+            )  # whole numbers, read as float64
+            table = set_column(table, name, pa.array(columns[name], kind, from_pandas=True))
     return table
 
 
