@@ -32,7 +32,7 @@ from topr_trl.tasks import gsm8k
 
 GENERATION_ROWS, GROUP = 512, 8  # completions of a generation batch, at most, and of a prompt in it
 COMPLETIONS = 6_144  # sampled in a run
-TESTED_AFTER = (512, 1_024, 2_048, 3_072, 4_096, 5_120, 6_144)
+TESTED_AFTER = (512, 1_024, 2_048, 3_072, 4_096, 5_120, 6_144, 8_192, 10_240, 12_288, 14_336, 16_384, 18_432)
 TEST_PROBLEMS, SAMPLES, SAMPLES_AT_END = 200, 4, 32
 TOPR: dict[str, tuple[str, dict[str, Any]]] = {
     "topr_paper": ("TOPR, c = 0 (the paper's)", {"baseline": 0}),
@@ -56,6 +56,7 @@ class OnlineArm:
         method: of `TRL` or `TOPR`.
         uses: how many times each generation batch is gone through.
         replay_share: of the rows of each step that are of earlier generation batches; the more, the fewer are fresh.
+        completions: sampled in a run.
     """
 
     base: str
@@ -63,11 +64,7 @@ class OnlineArm:
     uses: int = 1
     learning_rate: float = 1e-4
     replay_share: float = 0.0
-
-    @property
-    def completions(self) -> int:
-        """Sampled in a run; half as many where each is used so often that a run takes too long."""
-        return COMPLETIONS // 2 if self.uses >= 16 else COMPLETIONS
+    completions: int = COMPLETIONS
 
     @property
     def tested_after(self) -> tuple[int, ...]:

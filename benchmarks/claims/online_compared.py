@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks import arms
 from benchmarks.arms import TUNING_SEED
 from benchmarks.cells import Cell, Store, Unfinished
-from benchmarks.online import GENERATION_ROWS, SAMPLES_AT_END, TESTED_AFTER, TOPR, TRL, OnlineArm, run
+from benchmarks.online import COMPLETIONS, GENERATION_ROWS, SAMPLES_AT_END, TOPR, TRL, OnlineArm, run
 from benchmarks.pictures import COLOURS, curve, figure, save
 from benchmarks.setting import Profile
 from benchmarks.statistics import Interval, interval
@@ -22,6 +22,8 @@ REPLAYED, SHARES = "topr_mean", (0.75, 0.5, 0.25)
 RATES = {1: (1e-4, 3e-4, 1e-3), 4: (3e-5, 1e-4, 3e-4), 16: (1e-5, 3e-5, 1e-4)}  # by how often a batch is used
 FURTHER = 2
 SEEDS = 5
+LONG = 3 * COMPLETIONS  # of a few arms, at the rate that is best for them after `COMPLETIONS`
+TASKS = (*((base, COMPLETIONS) for base in BASES), ("hard", LONG))  # that are reported, with completions of a run
 REFERENCE = "trl_dapo"
 # One seed chooses the rates. What the others are measured by is run at its two best rates, any method at all that one
 # seed can't tell apart from its best; the one that ends highest with all seeds counts.
@@ -32,7 +34,9 @@ REPORTS_WHAT_IS_FINISHED = True
 
 
 def _arms(base: str, methods: Sequence[str], *uses: int) -> list[OnlineArm]:
-    return [OnlineArm(base, method, count) for count in uses for method in methods]
+    # Used 16 times, so many completions would take too long.
+    lengths = {count: COMPLETIONS // 2 if count >= 16 else COMPLETIONS for count in uses}
+    return [OnlineArm(base, method, count, completions=lengths[count]) for count in uses for method in methods]
 
 
 # What matters most comes first; a stage begins when the one before it is finished.
@@ -45,6 +49,11 @@ STAGES = (
     ),
     # Where the base model is rarely right, most negatives are of problems without a right answer: is it better without?
     [OnlineArm(base, "topr_group_mean", replay_share=SHARES[0]) for base in reversed(BASES)],
+    # On the first task, GRPO with four uses keeps up with it until its curve flattens: here too, only later?
+    [
+        OnlineArm("hard", REFERENCE, 4, completions=LONG),
+        OnlineArm("hard", REPLAYED, replay_share=SHARES[0], completions=LONG),
+    ],
     _arms("main", ON_ALL, 16),
     _arms("main", [method for method in (*TRL, *TOPR) if method not in (*ON_ALL, "topr_group_mean")], 4, 1),
     _arms("main", ("topr_group_mean", "trl_cispo", "trl_vespo"), 16) + _arms("sure-17", ON_ALL, 16),
@@ -53,6 +62,12 @@ STAGES = (
 
 def _tuned(store: Store, arm: OnlineArm) -> tuple[list[OnlineArm], list[OnlineArm]]:
     """The arm at the rates that are tried, and at those that are run with all seeds: none before all are tried."""
+    if arm.completions > COMPLETIONS:
+        try:
+            rate = MeasuredArm.at_best_rate(store, replace(arm, completions=COMPLETIONS)).arm.learning_rate
+        except Unfinished:
+            return [], []
+        return [], [replace(arm, learning_rate=rate)]
 
     def end(choice: dict[str, Any]) -> float | None:
         result = store.get(replace(arm, **choice).cell(TUNING_SEED))
@@ -174,12 +189,13 @@ def _needed(method: MeasuredArm, target: MeasuredArm) -> str:
     return _count(count) if np.isinf(low) else f"{_count(count)} ({_count(low)} to {_count(high)})"
 
 
-def _planned(base: str) -> list[OnlineArm]:
-    return [arm for stage in STAGES for arm in stage if arm.base == base]
+def _planned(base: str, completions: int) -> list[OnlineArm]:
+    arms_of_base = [arm for stage in STAGES for arm in stage if arm.base == base]
+    return [arm for arm in arms_of_base if max(arm.completions, COMPLETIONS) == completions]
 
 
-def _finished(store: Store, base: str) -> Iterator[MeasuredArm]:
-    for arm in _planned(base):
+def _finished(store: Store, base: str, completions: int) -> Iterator[MeasuredArm]:
+    for arm in _planned(base, completions):
         try:
             yield MeasuredArm.at_best_rate(store, arm)
         except Unfinished:
@@ -189,11 +205,14 @@ def _finished(store: Store, base: str) -> Iterator[MeasuredArm]:
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     if profile.is_quick:
         return []
-    by_base = {base: list(_finished(store, base)) for base in BASES}
-    return [_verdict(base, found, out) for base, found in by_base.items() if any(m.arm.method in TRL for m in found)]
+    by_task = {task: list(_finished(store, *task)) for task in TASKS}
+    return [_verdict(*task, found, out) for task, found in by_task.items() if any(m.arm.method in TRL for m in found)]
 
 
-def _verdict(base: str, found: list[MeasuredArm], out: Path) -> Verdict:
+def _verdict(base: str, completions: int, found: list[MeasuredArm], out: Path) -> Verdict:
+    task, rates = base, "its own best rate"
+    if completions > COMPLETIONS:
+        task, rates = f"{base}, {completions:,} completions", f"the rate that was best for it after {COMPLETIONS:,}"
     target = max((m for m in found if m.arm.method in TRL), key=lambda m: m.points[-1].mean)
     rows = [
         [
@@ -207,25 +226,25 @@ def _verdict(base: str, found: list[MeasuredArm], out: Path) -> Verdict:
     accuracy = target.points[-1].percent()
     header = ["method", "uses", "rate", "pass@1 (%)", f"completions until {100 * target.points[-1].mean:.1f}%",
               f"pass@{SAMPLES_AT_END}", "entropy", "steps", "seconds", "failed"]  # fmt: skip
-    planned = len(_planned(base))
+    planned = len(_planned(base, completions))
     still = planned - len(found)
     return Verdict(
-        f"Online, {base}: what a sampled completion is worth, used once or often",
+        f"Online, {task}: what a sampled completion is worth, used once or often",
         "",
-        f"after {TESTED_AFTER[-1]:,} completions (half as many where each is used 16 times), each method at its own "
-        f"best rate, {SEEDS} seeds. Best of TRL's is {target.label}, {target.arm.uses} uses: {accuracy}%; how many "
+        f"after {completions:,} completions (half as many where each is used 16 times), each method at {rates}, "
+        f"{SEEDS} seeds. Best of TRL's is {target.label}, {target.arm.uses} uses: {accuracy}%; how many "
         "completions the others need for that, with 95% of the bootstrap over seeds. Seconds are the time of one "
         "core, without tests; sampling costs this model little. With rewards of 0 and 1 for ±1 nothing changes but "
         "TOPR with c = 0, which is positives only then"
         + (f". {still} of {planned} arms are not measured yet" if still else ""),
         MEASURED,
-        picture=_picture(base, found, out),
+        picture=_picture(base if completions == COMPLETIONS else f"{base}-long", found, out),
         details=markdown_table(header, rows),
-        headline=_headline(base, found, target),
+        headline=_headline(task, found, target),
     )
 
 
-def _headline(base: str, found: list[MeasuredArm], target: MeasuredArm) -> str:
+def _headline(task: str, found: list[MeasuredArm], target: MeasuredArm) -> str:
     """How the arm with most rows used again ends beside the best of TRL's; "" where there is none."""
     again = max(found, key=lambda m: m.arm.replay_share)
     if not again.arm.replay_share:
@@ -236,7 +255,7 @@ def _headline(base: str, found: list[MeasuredArm], target: MeasuredArm) -> str:
     if np.isinf(count):
         needs = "does not reach its accuracy"
     return (
-        f"Online, {base}, from as many completions: TOPR with {again.arm.replay_share:.0%} of each step's rows used "
+        f"Online, {task}, from as many completions: TOPR with {again.arm.replay_share:.0%} of each step's rows used "
         f"again ends {above} points beside {target.label} with {target.arm.uses} uses of each batch, and {needs}"
     )
 
@@ -250,7 +269,7 @@ _DRAWN = {
 }
 
 
-def _picture(base: str, found: list[MeasuredArm], out: Path) -> str:
+def _picture(name: str, found: list[MeasuredArm], out: Path) -> str:
     picture, (by_completions, by_steps, by_seconds) = figure(3, 3.6, 3.4)
     for m in found:
         colour = _DRAWN.get((m.arm.method, m.arm.replay_share))
@@ -265,4 +284,4 @@ def _picture(base: str, found: list[MeasuredArm], out: Path) -> str:
     for axes, unit in ((by_completions, "completions sampled"), (by_steps, "optimizer steps"), (by_seconds, "seconds")):
         axes.set(xlabel=unit, ylabel="pass@1 (%)")
     by_completions.legend(fontsize=6)
-    return save(picture, out, f"online-{base}")
+    return save(picture, out, f"online-{name}")

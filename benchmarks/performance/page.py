@@ -226,11 +226,14 @@ agree to 1e-4. `test_accumulation_weighs_rows_like_one_big_batch`: 3 + 3 + 2 row
 """
 
 # Why a goal cannot be met, or is not: shown if it is not.
+_EQUAL = "Equal within the range of the rounds."
 _FLOORS = {
     "time, TOPR / TOPR with a frozen copy at every step": "The copy adds one forward without gradients to a "
     "forward and a backward, whatever the loss: in operations that is 3 / (3 + 1) = 0.75×, which is what to expect "
     "with large models. Against what TRL does with a frozen copy, GRPO with `beta` > 0, the goal is met.",
-    "the same, each generation batch used 4 times": "Equal within the range of the rounds.",
+    "the same, generation included": _EQUAL,
+    "the same, each generation batch used 4 times": _EQUAL,
+    "step, online TOPR, each batch used 4 times / once": _EQUAL,
     "curating 478,272 rows": "Since version 0.2 all rows are kept, with a column that says which are chosen; version "
     "0.1 wrote the chosen ones, an eighth of them, in 5.6 s on another machine. What is left is reading and writing "
     "parquet.",
