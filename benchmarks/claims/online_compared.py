@@ -210,9 +210,11 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
 
 
 def _verdict(base: str, completions: int, found: list[MeasuredArm], out: Path) -> Verdict:
-    task, rates = base, "its own best rate"
+    task, picture, sampled = base, base, f"{completions:,} completions"
     if completions > COMPLETIONS:
-        task, rates = f"{base}, {completions:,} completions", f"the rate that was best for it after {COMPLETIONS:,}"
+        task, picture, rates = f"{base}, {sampled}", f"{base}-long", "the best rate of shorter runs"
+    else:
+        sampled, rates = f"{sampled} (half as many where each is used 16 times)", "its own best rate"
     target = max((m for m in found if m.arm.method in TRL), key=lambda m: m.points[-1].mean)
     rows = [
         [
@@ -231,14 +233,13 @@ def _verdict(base: str, completions: int, found: list[MeasuredArm], out: Path) -
     return Verdict(
         f"Online, {task}: what a sampled completion is worth, used once or often",
         "",
-        f"after {completions:,} completions (half as many where each is used 16 times), each method at {rates}, "
-        f"{SEEDS} seeds. Best of TRL's is {target.label}, {target.arm.uses} uses: {accuracy}%; how many "
-        "completions the others need for that, with 95% of the bootstrap over seeds. Seconds are the time of one "
-        "core, without tests; sampling costs this model little. With rewards of 0 and 1 for ±1 nothing changes but "
-        "TOPR with c = 0, which is positives only then"
+        f"after {sampled}, each method at {rates}, {SEEDS} seeds. Best of TRL's is {target.label}, "
+        f"{target.arm.uses} uses: {accuracy}%; how many completions the others need for that, with 95% of the "
+        "bootstrap over seeds. Seconds are the time of one core, without tests; sampling costs this model little. "
+        "With rewards of 0 and 1 for ±1 nothing changes but TOPR with c = 0, which is positives only then"
         + (f". {still} of {planned} arms are not measured yet" if still else ""),
         MEASURED,
-        picture=_picture(base if completions == COMPLETIONS else f"{base}-long", found, out),
+        picture=_picture(picture, found, out),
         details=markdown_table(header, rows),
         headline=_headline(task, found, target),
     )
