@@ -23,7 +23,6 @@ RATES = {1: (1e-4, 3e-4, 1e-3), 4: (3e-5, 1e-4, 3e-4), 16: (1e-5, 3e-5, 1e-4)}  
 FURTHER = 2
 SEEDS = 5
 LONG = 3 * COMPLETIONS  # of a few arms, at the rate that is best for them after `COMPLETIONS`
-TASKS = (*((base, COMPLETIONS) for base in BASES), ("hard", LONG))  # that are reported, with completions of a run
 REFERENCE = "trl_dapo"
 # One seed chooses the rates. What the others are measured by is run at its two best rates, any method at all that one
 # seed can't tell apart from its best; the one that ends highest with all seeds counts.
@@ -34,9 +33,12 @@ REPORTS_WHAT_IS_FINISHED = True
 
 
 def _arms(base: str, methods: Sequence[str], *uses: int) -> list[OnlineArm]:
-    # Used 16 times, so many completions would take too long.
-    lengths = {count: COMPLETIONS // 2 if count >= 16 else COMPLETIONS for count in uses}
-    return [OnlineArm(base, method, count, completions=lengths[count]) for count in uses for method in methods]
+    return [
+        # Used 16 times, so many completions would take too long.
+        OnlineArm(base, method, count, completions=COMPLETIONS // 2 if count >= 16 else COMPLETIONS)
+        for count in uses
+        for method in methods
+    ]
 
 
 # What matters most comes first; a stage begins when the one before it is finished.
@@ -62,12 +64,9 @@ STAGES = (
 
 def _tuned(store: Store, arm: OnlineArm) -> tuple[list[OnlineArm], list[OnlineArm]]:
     """The arm at the rates that are tried, and at those that are run with all seeds: none before all are tried."""
-    if arm.completions > COMPLETIONS:
-        try:
-            rate = MeasuredArm.at_best_rate(store, replace(arm, completions=COMPLETIONS)).arm.learning_rate
-        except Unfinished:
-            return [], []
-        return [], [replace(arm, learning_rate=rate)]
+    if arm.completions > COMPLETIONS:  # a stage after the one of the shorter runs
+        shorter = MeasuredArm.at_best_rate(store, replace(arm, completions=COMPLETIONS))
+        return [], [replace(arm, learning_rate=shorter.arm.learning_rate)]
 
     def end(choice: dict[str, Any]) -> float | None:
         result = store.get(replace(arm, **choice).cell(TUNING_SEED))
@@ -75,11 +74,8 @@ def _tuned(store: Store, arm: OnlineArm) -> tuple[list[OnlineArm], list[OnlineAr
 
     tried, best = arms.tune([{"learning_rate": rate} for rate in RATES[arm.uses]], FURTHER, end)
     by_end = [] if best is None else sorted(((end(choice) or 0.0, choice) for choice in tried), key=lambda one: -one[0])
-    finalists = [
-        choice
-        for place, (accuracy, choice) in enumerate(by_end)
-        if place < FINALISTS.get(arm.method, 1) or accuracy > by_end[0][0] - LEVEL
-    ]
+    level = sum(accuracy > by_end[0][0] - LEVEL for accuracy, _ in by_end)
+    finalists = [choice for _, choice in by_end[: max(FINALISTS.get(arm.method, 1), level)]]
     return [replace(arm, **choice) for choice in tried], [replace(arm, **choice) for choice in finalists]
 
 
@@ -189,13 +185,16 @@ def _needed(method: MeasuredArm, target: MeasuredArm) -> str:
     return _count(count) if np.isinf(low) else f"{_count(count)} ({_count(low)} to {_count(high)})"
 
 
-def _planned(base: str, completions: int) -> list[OnlineArm]:
-    arms_of_base = [arm for stage in STAGES for arm in stage if arm.base == base]
-    return [arm for arm in arms_of_base if max(arm.completions, COMPLETIONS) == completions]
+def _planned() -> dict[tuple[str, int], list[OnlineArm]]:
+    """The arms of each table: of a base, and of runs of so many completions; those of half as many are with them."""
+    tables: dict[tuple[str, int], list[OnlineArm]] = {}
+    for arm in (arm for stage in STAGES for arm in stage):
+        tables.setdefault((arm.base, max(arm.completions, COMPLETIONS)), []).append(arm)
+    return tables
 
 
-def _finished(store: Store, base: str, completions: int) -> Iterator[MeasuredArm]:
-    for arm in _planned(base, completions):
+def _finished(store: Store, planned: list[OnlineArm]) -> Iterator[MeasuredArm]:
+    for arm in planned:
         try:
             yield MeasuredArm.at_best_rate(store, arm)
         except Unfinished:
@@ -205,11 +204,15 @@ def _finished(store: Store, base: str, completions: int) -> Iterator[MeasuredArm
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     if profile.is_quick:
         return []
-    by_task = {task: list(_finished(store, *task)) for task in TASKS}
-    return [_verdict(*task, found, out) for task, found in by_task.items() if any(m.arm.method in TRL for m in found)]
+    verdicts = []
+    for (base, completions), planned in _planned().items():
+        found = list(_finished(store, planned))
+        if any(m.arm.method in TRL for m in found):
+            verdicts.append(_verdict(base, completions, len(planned), found, out))
+    return verdicts
 
 
-def _verdict(base: str, completions: int, found: list[MeasuredArm], out: Path) -> Verdict:
+def _verdict(base: str, completions: int, planned: int, found: list[MeasuredArm], out: Path) -> Verdict:
     task, picture, sampled = base, base, f"{completions:,} completions"
     if completions > COMPLETIONS:
         task, picture, rates = f"{base}, {sampled}", f"{base}-long", "the best rate of shorter runs"
@@ -228,7 +231,6 @@ def _verdict(base: str, completions: int, found: list[MeasuredArm], out: Path) -
     accuracy = target.points[-1].percent()
     header = ["method", "uses", "rate", "pass@1 (%)", f"completions until {100 * target.points[-1].mean:.1f}%",
               f"pass@{SAMPLES_AT_END}", "entropy", "steps", "seconds", "failed"]  # fmt: skip
-    planned = len(_planned(base, completions))
     still = planned - len(found)
     return Verdict(
         f"Online, {task}: what a sampled completion is worth, used once or often",

@@ -82,9 +82,8 @@ def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Ta
     for name in PER_TOKEN:
         if name in columns:
             kind = table.schema.field(name).type
-            kind = (
-                kind if pa.types.is_floating(kind.value_type) else pa.list_(pa.float64())
-            )  # whole numbers, read as float64
+            if not pa.types.is_floating(kind.value_type):  # whole numbers, which were read as float64
+                kind = pa.list_(pa.float64())
             table = set_column(table, name, pa.array(columns[name], kind, from_pandas=True))
     return table
 
