@@ -65,13 +65,21 @@ def test_goals_and_page(tmp_path):
     content = json.loads((page.RESULT).read_text())
     written = page.write(content, tmp_path)
     text = written.read_text()
-    for measure, _, _, met in page.goals(content):
-        assert met or f"*{measure}*:" in text, f"{measure} is not met, and the page does not say why"
+    for line in page.goals(content):
+        assert line.met or f"*{line.measure}*: {line.reason}" in text, f"{line.measure}: the page does not say why"
     # A goal that is missed is shown as missed.
     content["results"]["gsm8k"]["topr, unsorted"] = [2 * t for t in content["results"]["gsm8k"]["sft"]]
-    missed = {measure for measure, _, _, met in page.goals(content) if not met}
-    assert "step, offline TOPR / SFT, same rows, neither sorted (same tokens)" in missed
+    missed = {line.measure: line.reason for line in page.goals(content) if not line.met}
+    assert missed["step, offline TOPR / SFT, same rows, neither sorted (same tokens)"] == ""
     assert "(same tokens) | ≤ 1.03× | **2.00×" in page.write(content, tmp_path).read_text()
+    # "Equal" is said where the rounds lie on both sides of the goal, and only there.
+    times = content["results"]["generating"]
+    measure = "the same, generation included"
+    for worst, reason in ((0.9, "Equal within the range of the rounds."), (1.1, "")):
+        times["online topr, generating"] = [
+            r * t for r, t in zip((worst, 1.2, 1.2), times["grpo, generating"], strict=True)
+        ]
+        assert [line.reason for line in page.goals(content) if line.measure == measure] == [reason]
 
 
 def test_the_page_is_that_of_the_results(tmp_path):
