@@ -25,8 +25,7 @@ class Goal(NamedTuple):
     goal: str
     measured: str
     met: bool
-    # Why it cannot be met, or is not.
-    reason: str
+    reason: str  # why it is not met, if that is known
 
 
 def goals(content: dict[str, Any]) -> list[Goal]:
@@ -41,10 +40,10 @@ def goals(content: dict[str, Any]) -> list[Goal]:
         lines.append(Goal(measure, goal, measured, met, reason))
 
     def ratio(measure: str, goal: str, ratios: list[float], most: float = 0.0, least: float = 0.0) -> None:
-        value = median(ratios)
-        spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+        value, low, high = median(ratios), min(ratios), max(ratios)
+        spread = f" ({low:.2f} to {high:.2f})" if len(ratios) > 1 else ""
         met = value <= most if most else value >= least
-        line(measure, goal, f"{value:.2f}×{spread}", met, min(ratios) <= (most or least) <= max(ratios))
+        line(measure, goal, f"{value:.2f}×{spread}", met, low <= (most or least) <= high)
 
     step = "step, offline TOPR / SFT, same rows"
     ratio(f"{step}, neither sorted (same tokens)", "≤ 1.03×", paired(times, "topr, unsorted", "sft"), most=1.03)
@@ -155,9 +154,10 @@ def write(content: dict[str, Any], folder: Path) -> Path:
     _by_tokens(results, pictures)
     _by_rows(results, pictures)
     _by_processes(results, pictures)
+    of_goals = goals(content)
     table = [
         f"| {measure} | {goal} | {'' if met else '**'}{value}{'' if met else '**'} |"
-        for measure, goal, value, met, _ in goals(content)
+        for measure, goal, value, met, _ in of_goals
     ]
     made = {name: values for name, values in results["generating"].items() if "generating" in name}
     times = {**results["gsm8k"], **results["padding-free"], **made}
@@ -168,7 +168,7 @@ def write(content: dict[str, Any], folder: Path) -> Path:
         else f"| {name} | {median(values):.2f} | {min(values):.2f} to {max(values):.2f} | |"
         for name, values in times.items()
     ]
-    unmet = [f"*{line.measure}*: {line.reason}" for line in goals(content) if not line.met and line.reason]
+    unmet = [f"*{line.measure}*: {line.reason}" for line in of_goals if not line.met and line.reason]
     lines = _PAGE.format(
         unmet="\n\n".join(["**What is not met, and why.**", *unmet]) if unmet else "",
         generated=results["generated batches"], **content["case"],
@@ -239,7 +239,7 @@ agree to 1e-4. `test_accumulation_weighs_rows_like_one_big_batch`: 3 + 3 + 2 row
 [Figures at full size](full_size.md).
 """
 
-# Why a goal cannot be met, or is not: shown if it is not.
+# Why a goal is not met, where the rounds do not tell.
 _FLOORS = {
     "time, TOPR / TOPR with a frozen copy at every step": "The copy adds one forward without gradients to a "
     "forward and a backward, whatever the loss: in operations that is 3 / (3 + 1) = 0.75×, which is what to expect "
