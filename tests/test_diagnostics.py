@@ -63,8 +63,8 @@ def test_other_tokens_than_the_samplers_are_warned_about_and_not_compared():
 class Batches:
     """Generation batches, as `SilentBatches` sees them: rows and whether any R is not 0."""
 
-    def __init__(self):
-        self.silent = SilentBatches()
+    def __init__(self, had_signal=False):
+        self.silent = SilentBatches(had_signal)
 
     def add(self, rows, reward=0.0, raw=1.0):
         """What is said after a batch, or None."""
@@ -77,7 +77,7 @@ def test_a_first_batch_without_any_signal_is_said_once():
     batches = Batches()
     assert batches.add(1) == (
         "All 1 completions so far have R = 0 after baseline=mean: their rewards are all the same, and there is nothing "
-        "to learn. Look at the reward functions."
+        "to learn from them. Look at the reward functions."
     )
     assert [batches.add(4) for _ in range(12)] == [None] * 12
 
@@ -89,6 +89,12 @@ def test_ten_batches_in_a_row_without_signal_are_said():
     assert batches.add(4, reward=-0.5) is None
     assert [batches.add(2) for _ in range(9)] == [None] * 9
     assert batches.add(2).startswith("All 20 completions of the last 10 generation batches have R = 0")
+
+
+def test_where_there_was_something_to_learn_before_one_batch_says_little():
+    batches = Batches(had_signal=True)
+    assert [batches.add(4) for _ in range(9)] == [None] * 9
+    assert batches.add(4).startswith("All 40 completions of the last 10 generation batches have R = 0")
 
 
 def test_rows_that_nobody_scored_are_no_sign():

@@ -482,7 +482,7 @@ def test_model_card_names_the_paper(model, tokenizer, problems, tmp_path):
     trainer.create_model_card("tiny")
     card = (tmp_path / "README.md").read_text()
     assert "| truncation limits | R >= 0: [1, 1]; R < 0: [0, 1] (`topr`) |" in card
-    assert "| rows | generated while training |" in card
+    assert "| rows | generated while training, 4 per prompt |" in card
     assert card.index("| steps |") < card.index("### Framework versions")
     assert "2503.14286" in card
     assert "topr" in card

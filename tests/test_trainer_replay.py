@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from accelerate import Accelerator
 from datasets import Dataset
 from reference import plain_logps
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -82,7 +83,8 @@ def test_a_share_alone_is_enough(make, capsys):
     assert [entry.get("topr/replay/age") for entry in logs][:2] == [None, 1.0]
     assert logs[-1]["topr/replay/age"] >= 1.0
     assert [entry["topr/replay/kept"] for entry in logs][:2] == [0.0, 8.0]
-    assert capsys.readouterr().out.count("each process keeps at most 64 rows to use them again, about 0.0 MB") == 1
+    printed = capsys.readouterr().out
+    assert printed.count("a micro-batch grows from 8 rows to 16. Each process keeps at most 64 rows") == 1
 
 
 def test_nothing_changes_without_a_share(make):
@@ -145,10 +147,26 @@ def test_a_resumed_run_goes_on_with_the_same_rows(make, tmp_path):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize(("before", "now"), [(2, 1), (1, 2)])
+def test_rows_are_shared_out_among_another_number_of_processes(make, tmp_path, monkeypatch, recwarn, before, now):
+    make(save_strategy="steps", save_steps=2, max_steps=2, learning_rate=1e-4).train()
+    checkpoint = tmp_path / "run" / "checkpoint-2"
+    saved = torch.load(checkpoint / "replay_0.pt", weights_only=True)
+    numbers = [row["number"] for row in saved["rows"]]
+    parts = [saved["rows"][process::before] for process in range(before)]
+    for process, rows in enumerate(parts):
+        torch.save({**saved, "rows": rows}, checkpoint / f"replay_{process}.pt")
+    resumed = make()
+    monkeypatch.setattr(Accelerator, "num_processes", property(lambda _: now))
+    resumed._load_rng_state(str(checkpoint))
+    assert [row.number for row in resumed._replay.rows] == numbers[::now]
+    assert not [w for w in recwarn if "used again" in str(w.message)]
+
+
 def test_a_checkpoint_without_rows_is_said(make, tmp_path):
     make(save_strategy="steps", save_steps=2, max_steps=2).train()
     (tmp_path / "run" / "checkpoint-2" / "replay_0.pt").unlink()
-    with pytest.warns(UserWarning, match="has the rows of 0 processes to be used again"):
+    with pytest.warns(UserWarning, match="has no rows that could be used again"):
         make(max_steps=3).train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
 
 
@@ -156,7 +174,7 @@ def test_logged_rows_of_unknown_log_mu_are_left_out_where_it_cannot_be_known_any
     make(save_strategy="steps", save_steps=2, max_steps=2).train()
     (tmp_path / "run" / "checkpoint-2" / "replay_0.pt").unlink()
     resumed = make(max_steps=3, replay_dataset=logged())
-    with pytest.warns(UserWarning, match="left out"):
+    with pytest.warns(UserWarning, match="no rows"):
         resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     assert {r.reward for r in resumed._replay.rows if r.number < 0} == {1.0}
 
@@ -164,7 +182,7 @@ def test_logged_rows_of_unknown_log_mu_are_left_out_where_it_cannot_be_known_any
 def test_a_damaged_file_of_rows_is_named(make, tmp_path):
     make(save_strategy="steps", save_steps=2, max_steps=2).train()
     (tmp_path / "run" / "checkpoint-2" / "replay_0.pt").write_bytes(b"PK")
-    with pytest.raises(ValueError, match=r"replay_0\.pt is damaged"):
+    with pytest.raises(ValueError, match=r"replay_0\.pt is damaged \(\w+\)\. Put"):
         make(max_steps=3).train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
 
 
@@ -221,6 +239,34 @@ def test_logged_rows_are_there_from_the_beginning_and_log_mu_is_of_the_starting_
     assert kept[-8].mu_logps.isnan().all()  # a positive has weight 1 whatever its ratio
 
 
+def test_equal_rewards_of_a_first_batch_are_not_warned_of_beside_logged_rows_or_in_a_resumed_run(
+    make, tmp_path, recwarn, monkeypatch
+):
+    monkeypatch.setattr("test_trainer_replay.coin", lambda completions, **_: [0.0] * len(completions))
+
+    def warned():
+        return [str(w.message) for w in recwarn if "nothing to learn" in str(w.message)]
+
+    trainer = make(replay_dataset=logged(), save_strategy="steps", save_steps=2, max_steps=2)
+    trainer.train()
+    assert not warned()
+    trainer.create_model_card()
+    assert (
+        "; 50% of a step's rows are of earlier batches or 8 logged rows |" in (tmp_path / "run/README.md").read_text()
+    )
+    make(max_steps=3).train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert not warned()
+    make(max_steps=1).train()
+    assert len(warned()) == 1
+
+
+def test_what_is_wrong_with_logged_rows_names_them(make):
+    with pytest.raises(ValueError, match=r"The replay dataset: Rows to learn from need the columns prompt"):
+        make(replay_dataset=logged().remove_columns("prompt"))
+    with pytest.raises(ValueError, match=r"The replay dataset: The dataset has no row"):
+        make(replay_dataset=logged().select([]))
+
+
 def test_logged_rows_keep_the_log_mu_that_they_bring(make):
     both = [[-0.5, -0.25, -1.0], None] * 4
     rows = logged(mu_logps=both, reward=[-1.0, 1.0] * 4)
@@ -247,7 +293,7 @@ def test_log_mu_of_what_logged_rows_were_computed_by(make):
         make(replay_dataset=logged(completion=[" 5", " 7", " 5", ""] * 2))
     with pytest.raises(ValueError, match="replay_dataset needs replay_share above 0"):
         make(replay_dataset=logged(), replay_share=0.0)
-    with pytest.raises(ValueError, match="All 8 rewards of the replay dataset are 0 after baseline=mean"):
+    with pytest.raises(ValueError, match="Each reward of the replay dataset is 0 after baseline=mean"):
         make(replay_dataset=logged(reward=[1.0] * 8), baseline="mean")
     with pytest.raises(TypeError, match=r"replay_dataset must be a datasets\.Dataset, not list"):
         make(replay_dataset=[])

@@ -77,28 +77,34 @@ def warn_if_far(distance: float) -> bool:
 
 
 class SilentBatches:
-    """Generation batches in a row in which every R is 0, so that nothing is learned from them."""
+    """Generation batches in a row in which every R is 0, so that nothing is learned from them.
 
-    def __init__(self) -> None:
+    Attributes:
+        had_signal: whether there was something to learn before: in another batch, in logged rows, or in an interrupted
+            run that goes on.
+    """
+
+    def __init__(self, had_signal: bool = False) -> None:
+        self.had_signal = had_signal
         self._rows = self._batches = 0
-        self._had_signal = self._has_warned = False
+        self._has_warned = False
 
     def add(self, rewards: NDArray[np.float64], raw_rewards_N: Tensor) -> None:
         """A batch: R of the rows that are trained on, and the raw rewards of all; NaN for a row without one."""
         has_signal = bool(rewards.any())
         is_silent = not has_signal and not bool(raw_rewards_N.isnan().all())
-        self._had_signal = self._had_signal or has_signal
+        self.had_signal = self.had_signal or has_signal
         self._batches = self._batches + 1 if is_silent else 0
         self._rows = self._rows + len(raw_rewards_N) if is_silent else 0
 
     def warn(self, baseline: float | str) -> None:
         """Warn, once, if there was no other batch since training began, or none of the last ten."""
-        since_start = self._rows > 0 and not self._had_signal
+        since_start = self._rows > 0 and not self.had_signal
         if self._has_warned or not (since_start or self._batches >= _SILENT):
             return
         self._has_warned = True
         which = "so far" if since_start else f"of the last {self._batches} generation batches"
         warn_user(
             f"All {self._rows} completions {which} have R = 0 after baseline={baseline}: their rewards are all the "
-            "same, and there is nothing to learn. Look at the reward functions."
+            "same, and there is nothing to learn from them. Look at the reward functions."
         )

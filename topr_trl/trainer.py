@@ -61,11 +61,11 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     Raises:
         TypeError: `args` is not a `TOPRConfig`, or `replay_dataset` no `Dataset`.
-        ValueError: the dataset has no `prompt`, a prompt does not fit in the model's context, or a reward is infinite.
+        ValueError: the dataset has no row or no `prompt`, a prompt does not fit in the model's context, or a reward is
+            infinite.
     """
 
     args: TOPRConfig
-    _rows_trained_on = "generated while training"
     _rewards_per_func: Tensor  # raw rewards of the generation batch at hand, all processes
 
     def __init__(
@@ -78,6 +78,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         **kwargs: Any,
     ) -> None:
         dataset = rest[0] if rest else kwargs.get("train_dataset")
+        if isinstance(dataset, Dataset) and len(dataset) == 0:
+            raise ValueError("The training dataset has no row. Look at what filtered or split it.")
         writes_prompts = kwargs.get("environment_factory") is not None  # then the dataset need not have any
         if isinstance(dataset, Dataset) and "prompt" not in dataset.column_names and not writes_prompts:
             raise ValueError(
@@ -88,7 +90,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         check_replay(args, dataset, replay_dataset)
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
-        self._silent = SilentBatches()
+        self._silent = SilentBatches(had_signal=replay_dataset is not None)
         self._warned_of_distance = False
         self._shown_weights: dict[int, list[DisplayedFloat]] = {}  # of the rows of the table of completions
         super().__init__(model, reward_funcs, args, *rest, **kwargs)
@@ -104,6 +106,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         if args.log_completions:
             for name in self.reward_func_names:
                 self._refuse_own_column(name, "A reward function")
+        uses = f", each batch used {args.num_iterations} times" if args.num_iterations > 1 else ""
+        self._rows_trained_on = f"generated while training, {args.num_generations} per prompt{uses}"
         self._begin_replay(replay_dataset)
         # The loss of TRL that is `-A · ratio` averaged over the tokens of a completion and then over completions.
         self.loss_type = "grpo"
@@ -122,6 +126,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         # TRL goes on in the middle of a generation batch that an interrupted training of this trainer has left: log μ
         # would be found after a step, and vLLM would have that training's weights.
         self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
+        self._silent.had_signal = self._silent.had_signal or resumed
 
     # Rewards: TRL centers them by group; TOPR wants them raw.
 

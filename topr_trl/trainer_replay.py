@@ -69,6 +69,8 @@ class ReplayMixin(TOPRMixin):
         self._replay = buffer = ReplayBuffer(-(-size // processes), args.replay_rule)
         own = np.random.default_rng(args.seed).permutation(len(rows))[process::processes]
         buffer.add([rows[place] for place in own])
+        logged_too = f" or {len(rows):,} logged rows" if rows else ""
+        self._rows_trained_on += f"; {args.replay_share:.0%} of a step's rows are of earlier batches{logged_too}"
 
     def _with_replayed_rows(self, batch: dict[str, Any], chosen: int) -> dict[str, Any]:
         """The local generation batch with rows of earlier ones behind it, as many on every process.
@@ -98,9 +100,11 @@ class ReplayMixin(TOPRMixin):
         if not self._said_replay:
             self._said_replay = True
             most = buffer.size * buffer.nbytes / len(buffer) / 2**20
+            own = args.per_device_train_batch_size
             say(
-                f"each process keeps at most {buffer.size} rows to use them again, about {most:.1f} MB if they are as "
-                "long as those so far.",
+                f"a micro-batch grows from {own} rows to {own + args.rows_again(own)}. Each process keeps at most "
+                f"{buffer.size} rows to use them again, in about {most:.1f} MB of host memory if they are as long as "
+                "those so far.",
                 args,
             )
         # The loss is to be the mean over rows that were chosen or are used again; `topr_scale` makes up for the others.
@@ -125,9 +129,8 @@ class ReplayMixin(TOPRMixin):
         computed: dict[int, Tensor] = {}
         was_training = self.model.training
         self.model.eval()  # without dropout
-        for start in tqdm(
-            starts, "Computing log μ", disable=not (starts and self.is_world_process_zero()), leave=False
-        ):
+        is_shown = bool(starts) and self.is_world_process_zero() and not self.args.disable_tqdm
+        for start in tqdm(starts, "Computing log μ", disable=not is_shown, leave=False):
             rows = unknown[start : start + size]
             batch = batch_of(rows or [blank], pad, self.accelerator.device)
             ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
@@ -155,23 +158,30 @@ class ReplayMixin(TOPRMixin):
         super()._load_rng_state(checkpoint)
         if self._replay is None or checkpoint is None:
             return
-        path, count = self._replay_file(checkpoint), len(list(Path(checkpoint).glob("replay_*.pt")))
-        if count != self.accelerator.num_processes:
+        process, processes = self.accelerator.process_index, self.accelerator.num_processes
+        files = {int(path.stem.removeprefix("replay_")): path for path in Path(checkpoint).glob("replay_*.pt")}
+        saved = int(max(self._of_all(max(files, default=-1) + 1)))  # as many processes as there were
+        wanted = [process] if saved == processes else range(saved)
+        states = [_read_rows(files[number]) for number in wanted if number in files]
+        if len(states) < max(len(wanted), 1):
+            what = "only a part of the rows" if states else "no rows"
             warn_user(
-                f"{checkpoint} has the rows of {count} processes to be used again, and now there are "
-                f"{self.accelerator.num_processes}: what has no process, or no file, is left out."
+                f"{checkpoint} has {what} that could be used again (replay_*.pt). Training goes on with new ones."
             )
-        rows_made = self._rows_made
-        if path.is_file():
-            try:
-                state = torch.load(path, weights_only=True)
-            except Exception as error:
-                raise ValueError(f"{path} is damaged ({error}). Put it back whole, or remove it.") from error
-            self._replay.load(state)
-            rows_made = state["rows_made"]
+        if states:
+            rows = sorted((row for state in states for row in state["rows"]), key=lambda row: row["number"])
+            self._replay.load({"rows": rows if saved == processes else rows[process::processes]})
         else:  # the weights are no longer those that log μ of logged rows would be of
             self._replay.remove(self._replay.without_log_mu(self.args.limits))
-        self._rows_made = int(max(self._of_all(rows_made)))
+        self._rows_made = int(max(self._of_all(max((s["rows_made"] for s in states), default=self._rows_made))))
 
     def _replay_file(self, checkpoint: str) -> Path:
         return Path(checkpoint) / f"replay_{self.accelerator.process_index}.pt"
+
+
+def _read_rows(path: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+    except Exception as error:  # its message is advice to load the file without that safety
+        raise ValueError(f"{path} is damaged ({type(error).__name__}). Put it back whole, or remove it.") from error
+    return state

@@ -1,6 +1,6 @@
 """`TOPRTrainer` beside `GRPOTrainer` in training: what a completion that was sampled is worth, used once or often."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,11 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
 # Report.
 
 
+def _label(arm: OnlineArm) -> str:
+    replayed = f", {arm.replay_share:.0%} used again" if arm.replay_share else ""
+    return {**TRL, **TOPR}[arm.method][0] + replayed
+
+
 class MeasuredArm:
     """An arm at one rate, with the results of all seeds."""
 
@@ -144,12 +149,12 @@ class MeasuredArm:
 
     @property
     def label(self) -> str:
-        replayed = f", {self.arm.replay_share:.0%} used again" if self.arm.replay_share else ""
-        return {**TRL, **TOPR}[self.arm.method][0] + replayed
+        return _label(self.arm)
 
     def mean_at_end(self, name: str) -> str:
-        values = [r["end"][name] if name != "entropy" else r[name] for r in self.results if not r["failed"]]
-        return f"{np.mean(values):.2f}" if values else "-"
+        """Over the runs that have not failed: of a test, in percent, or the entropy in nats."""
+        values = [r["entropy"] if name == "entropy" else 100 * r["end"][name] for r in self.results if not r["failed"]]
+        return f"{np.mean(values):.{2 if name == 'entropy' else 0}f}" if values else "-"
 
 
 def needed(tested_after: Sequence[float], curve: Sequence[float], accuracy: float) -> float:
@@ -195,12 +200,23 @@ def _planned() -> dict[tuple[str, int], list[OnlineArm]]:
     return tables
 
 
-def _finished(store: Store, planned: list[OnlineArm]) -> Iterator[MeasuredArm]:
+def _finished(store: Store, planned: list[OnlineArm]) -> tuple[list[MeasuredArm], list[OnlineArm]]:
+    """The arms that are, and those that are not."""
+    found, missing = [], []
     for arm in planned:
         try:
-            yield MeasuredArm.at_best_rate(store, arm)
+            found.append(MeasuredArm.at_best_rate(store, arm))
         except Unfinished:
-            continue
+            missing.append(arm)
+    return found, missing
+
+
+def _named(missing: list[OnlineArm]) -> str:
+    by_uses = {
+        uses: ", ".join(_label(arm) for arm in missing if arm.uses == uses)
+        for uses in sorted({arm.uses for arm in missing})
+    }
+    return "; ".join(f"with {uses} use{'s' * (uses > 1)}: {names}" for uses, names in by_uses.items())
 
 
 def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
@@ -208,18 +224,18 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         return []
     verdicts = []
     for (base, completions), planned in _planned().items():
-        found = list(_finished(store, planned))
+        found, missing = _finished(store, planned)
         if any(m.arm.method in TRL for m in found):
-            verdicts.append(_verdict(base, completions, len(planned), found, out))
+            verdicts.append(_verdict(base, completions, found, missing, out))
     return verdicts
 
 
-def _verdict(base: str, completions: int, planned: int, found: list[MeasuredArm], out: Path) -> Verdict:
-    task, picture, sampled = base, base, f"{completions:,} completions"
+def _verdict(base: str, completions: int, found: list[MeasuredArm], missing: list[OnlineArm], out: Path) -> Verdict:
+    task, picture, sampled, rates = base, base, f"{completions:,} completions", "its own best rate"
     if completions > COMPLETIONS:
         task, picture, rates = f"{base}, {sampled}", f"{base}-long", "the best rate of shorter runs"
-    else:
-        sampled, rates = f"{sampled} (half as many where each is used 16 times)", "its own best rate"
+    if any(m.arm.completions < completions for m in found):
+        sampled += " (half as many where each is used 16 times)"
     target = max((m for m in found if m.arm.method in TRL), key=lambda m: m.points[-1].mean)
     rows = [
         [
@@ -231,17 +247,19 @@ def _verdict(base: str, completions: int, planned: int, found: list[MeasuredArm]
         for m in sorted(found, key=lambda m: (m.arm.uses, m.arm.replay_share))
     ]  # fmt: skip
     accuracy = target.points[-1].percent()
-    header = ["method", "uses", "rate", "pass@1 (%)", f"completions until {100 * target.points[-1].mean:.1f}%",
-              f"pass@{SAMPLES_AT_END}", "entropy", "steps", "seconds", "failed"]  # fmt: skip
-    still = planned - len(found)
+    header = ["method", "uses in a row", "rate", "pass@1 (%)", f"completions until {100 * target.points[-1].mean:.1f}%",
+              f"pass@{SAMPLES_AT_END} (%)", "entropy", "steps", "seconds", "failed"]  # fmt: skip
+    zero_and_one = ""
+    if any(m.arm.method == "topr_paper" for m in found):
+        zero_and_one = ". With rewards of 0 and 1, TOPR with c = 0 is positives only; nothing else changes"
     return Verdict(
         f"Online, {task}: what a sampled completion is worth, used once or often",
         "",
-        f"after {sampled}, each method at {rates}, {SEEDS} seeds. Best of TRL's is {target.label}, "
-        f"{target.arm.uses} uses: {accuracy}%; how many completions the others need for that, with 95% of the "
-        "bootstrap over seeds. Seconds are the time of one core, without tests; sampling costs this model little. "
-        "With rewards of 0 and 1 for ±1 nothing changes but TOPR with c = 0, which is positives only then"
-        + (f". {still} of {planned} arms are not measured yet" if still else ""),
+        f"after {sampled}, each method at {rates}, {SEEDS} seeds. Of TRL's methods, {target.label} with "
+        f"{target.arm.uses} uses ends highest, at {accuracy}%; how many completions the others need for that, with 95% "
+        "of the bootstrap over seeds. Seconds are the time of one core, without tests; sampling costs this model little"
+        + zero_and_one
+        + (f". Planned and not measured: {_named(missing)}" if missing else ""),
         MEASURED,
         picture=_picture(picture, found, out),
         details=markdown_table(header, rows),

@@ -171,7 +171,9 @@ def test_what_is_finished_of_a_long_comparison_is_reported(store, tmp_path):
     evidence.write({"online": CLAIMS["online"]}, store, PROFILE, page)
     assert "| TRL's default (DAPO) | 4 |" in page.read_text()
     assert "| TOPR (default) |" not in page.read_text()
-    assert "29 of 32 arms are not measured yet" in page.read_text()
+    assert (
+        "Planned and not measured: with 1 use: TOPR (default), 75% used again, TOPR (default), 50%" in page.read_text()
+    )
 
 
 def test_completions_are_counted_between_two_tests():

@@ -1,5 +1,7 @@
 """Logged rows that are used again from the start: `replay_dataset`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +21,15 @@ from topr_trl.replay.buffer import ReplayRow
 _NAME = "replay"  # of the dataset, in messages
 
 
+@contextmanager
+def _named() -> Iterator[None]:
+    """Say in a ValueError that it is about these rows: a trainer has others, too."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"The {_NAME} dataset: {error}") from None
+
+
 def check_logged(dataset: Any, temperature: float) -> None:
     """What can be said about logged rows before a model is loaded.
 
@@ -28,10 +39,14 @@ def check_logged(dataset: Any, temperature: float) -> None:
             trajectories.
     """
     if not isinstance(dataset, Dataset):
-        raise TypeError(f"replay_dataset must be a datasets.Dataset, not {type(dataset).__name__}. Name a split.")
+        raise TypeError(
+            f"replay_dataset must be a datasets.Dataset, not {type(dataset).__name__}. Name a split of a dictionary; "
+            "load a stream, or a list, into a Dataset."
+        )
     refuse_images(dataset, "replay_dataset has images, and only text can be used again. Leave such rows out.")
-    reward_column(dataset)
-    check_finish_reasons(dataset)
+    with _named():
+        reward_column(dataset)
+        check_finish_reasons(dataset)
     if TEMPERATURE in dataset.column_names and (own := temperature_of({_NAME: dataset})) != temperature:
         raise ValueError(
             f"The {_NAME} dataset was sampled at temperature {own:g}, and log π is computed at temperature="
@@ -59,15 +74,13 @@ def logged_rows(
     Raises:
         ValueError: rows are malformed, or all rewards are 0 after the baseline.
     """
-    try:
+    with _named():
         rewards, chosen = args.choose(reward_column(dataset), problem_column(dataset), args.seed, rule="none")
-    except ValueError as error:
-        raise ValueError(f"The {_NAME} dataset: {error}") from None
     is_used = rewards != 0
     if not is_used.any():
         raise ValueError(
-            f"All {len(rewards)} rewards of the {_NAME} dataset are 0 after baseline={args.baseline}: there is nothing "
-            "to learn. Add rows with other rewards, or set baseline to a number below these."
+            f"Each reward of the {_NAME} dataset is 0 after baseline={args.baseline}: there is nothing to learn. Add "
+            "rows with other rewards, or set baseline to a number below these, which the generated rows then have, too."
         )
     rewards, places = rewards[is_used], chosen.indices[is_used]
     kept = [column for column in ("mu_logps", "mu_fingerprint", "sampler_logps") if column in dataset.column_names]
