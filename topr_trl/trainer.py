@@ -123,6 +123,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return tokenized
 
     def _before_training(self, resumed: bool) -> None:
+        super()._before_training(resumed)
         # TRL goes on in the middle of a generation batch that an interrupted training of this trainer has left: log μ
         # would be found after a step, and vLLM would have that training's weights.
         self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
@@ -171,7 +172,9 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             if self.args.curation != "none":
                 self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))
                 batch = self._keep_rows(batch, curated, start, len(inputs))
-            batch = self._with_replayed_rows(batch, len(curated.indices))
+            # Without curation, rows that nobody scored count in the mean, too, as in TRL.
+            counted = len(raw_rewards) if self.args.curation == "none" else len(curated.indices)
+            batch = self._with_replayed_rows(batch, counted)
         return batch
 
     def _raw_rewards(self, batch: dict[str, Any]) -> Tensor:

@@ -72,6 +72,11 @@ class ReplayMixin(TOPRMixin):
         logged_too = f" or {len(rows):,} logged rows" if rows else ""
         self._rows_trained_on += f"; {args.replay_share:.0%} of a step's rows are of earlier batches{logged_too}"
 
+    def _before_training(self, resumed: bool) -> None:
+        super()._before_training(resumed)
+        if self._replay is not None and not resumed:
+            self._replay.count_from_here()
+
     def _with_replayed_rows(self, batch: dict[str, Any], chosen: int) -> dict[str, Any]:
         """The local generation batch with rows of earlier ones behind it, as many on every process.
 
@@ -88,7 +93,7 @@ class ReplayMixin(TOPRMixin):
         if step == 0:
             self._compute_log_mu(buffer)
         kept = self._of_all(len(buffer))
-        count = steps * min(args.rows_again(fresh // steps), int(min(kept)) // steps)
+        count = steps * min(args.rows_again(fresh // steps), min(kept) // steps)
         rows = buffer.draw(count, [args.seed, self._rows_made, self.accelerator.process_index])
         buffer.begin(batch, step)
         metrics = self._metrics["train"]
@@ -107,9 +112,9 @@ class ReplayMixin(TOPRMixin):
                 "those so far.",
                 args,
             )
-        # The loss is to be the mean over rows that were chosen or are used again; `topr_scale` makes up for the others.
+        # The loss is to be the mean over rows that count or are used again; `topr_scale` makes up for the others.
         scale = (fresh + count) * processes / (chosen + count * processes)
-        batch = with_rows(batch, rows, self._tokenizer.pad_token_id)
+        batch = with_rows(batch, rows, self._tokenizer.pad_token_id, args.pad_to_multiple_of)
         return {**batch, "topr_scale": torch.tensor(scale, device=self.accelerator.device)}
 
     def _note_for_replay(self, inputs: dict[str, Any], mu_logps: Tensor, weights: Tensor, mask_BT: Tensor) -> None:
@@ -125,14 +130,14 @@ class ReplayMixin(TOPRMixin):
         one = torch.tensor([pad])
         blank = ReplayRow(one, one, one == pad, torch.zeros(1), reward=0.0, number=0, step=0)
         # Sharded weights need all processes, as often as the one with the most rows.
-        starts = range(0, int(max(self._of_all(len(unknown)))), size)
+        starts = range(0, max(self._of_all(len(unknown))), size)
         computed: dict[int, Tensor] = {}
         was_training = self.model.training
         self.model.eval()  # without dropout
         is_shown = bool(starts) and self.is_world_process_zero() and not self.args.disable_tqdm
         for start in tqdm(starts, "Computing log μ", disable=not is_shown, leave=False):
             rows = unknown[start : start + size]
-            batch = batch_of(rows or [blank], pad, self.accelerator.device)
+            batch = batch_of(rows or [blank], pad, self.accelerator.device, self.args.pad_to_multiple_of)
             ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
             mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
             length = batch["completion_ids"].size(1)
@@ -141,9 +146,10 @@ class ReplayMixin(TOPRMixin):
         self.model.train(was_training)
         buffer.set_log_mu(computed)
 
-    def _of_all(self, number: float) -> list[float]:
+    def _of_all(self, number: int) -> list[int]:
         """A number of each process."""
-        return self.accelerator.gather(torch.tensor([float(number)], device=self.accelerator.device)).tolist()
+        numbers: list[int] = self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).tolist()
+        return numbers
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Keep the rows to be used again with the checkpoint; each process has its own."""
@@ -152,6 +158,10 @@ class ReplayMixin(TOPRMixin):
             path = self._replay_file(output_dir)
             path.parent.mkdir(parents=True, exist_ok=True)  # the main process may not have made it yet
             torch.save({**self._replay.state(), "rows_made": self._rows_made}, path)
+            if self.is_world_process_zero():  # of a run with more processes that had come as far
+                for number, old in _replay_files(output_dir).items():
+                    if number >= self.accelerator.num_processes:
+                        old.unlink()
         super()._save_rng_state(output_dir)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -159,8 +169,8 @@ class ReplayMixin(TOPRMixin):
         if self._replay is None or checkpoint is None:
             return
         process, processes = self.accelerator.process_index, self.accelerator.num_processes
-        files = {int(path.stem.removeprefix("replay_")): path for path in Path(checkpoint).glob("replay_*.pt")}
-        saved = int(max(self._of_all(max(files, default=-1) + 1)))  # as many processes as there were
+        files = _replay_files(checkpoint)
+        saved = max(self._of_all(max(files, default=-1) + 1))  # as many processes as there were
         wanted = [process] if saved == processes else range(saved)
         states = [_read_rows(files[number]) for number in wanted if number in files]
         if len(states) < max(len(wanted), 1):
@@ -173,10 +183,15 @@ class ReplayMixin(TOPRMixin):
             self._replay.load({"rows": rows if saved == processes else rows[process::processes]})
         else:  # the weights are no longer those that log μ of logged rows would be of
             self._replay.remove(self._replay.without_log_mu(self.args.limits))
-        self._rows_made = int(max(self._of_all(max((s["rows_made"] for s in states), default=self._rows_made))))
+        self._rows_made = max(self._of_all(max((s["rows_made"] for s in states), default=self._rows_made)))
 
     def _replay_file(self, checkpoint: str) -> Path:
         return Path(checkpoint) / f"replay_{self.accelerator.process_index}.pt"
+
+
+def _replay_files(checkpoint: str) -> dict[int, Path]:
+    """The files of rows by the number of the process that wrote them."""
+    return {int(path.stem.removeprefix("replay_")): path for path in Path(checkpoint).glob("replay_*.pt")}
 
 
 def _read_rows(path: Path) -> dict[str, Any]:

@@ -26,6 +26,17 @@ def test_rows_stand_behind_a_batch_as_they_were():
         check_columns(batch_of([1.0], pixel_values=torch.zeros(1, 3)))
 
 
+def test_widths_stay_multiples():
+    own = [row(1, prompt=(5,) * 5, completion=(4,) * 7)]
+    fresh = batch_of([1.0])
+    fresh |= {name: fresh[name][:, -2:] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
+    found = with_rows(fresh, own, pad_token_id=1, multiple=2)
+    assert [found[name].size(1) for name in ("prompt_ids", "completion_ids", "old_per_token_logps")] == [6, 8, 8]
+    assert found["prompt_ids"][1].tolist() == [1, 5, 5, 5, 5, 5]
+    alone = batches.batch_of(own, 1, torch.device("cpu"), multiple=4)
+    assert [alone[name].size(1) for name in ("prompt_ids", "completion_mask")] == [8, 8]
+
+
 def test_types_are_those_of_the_batch():
     own = torch.zeros(1, 4, dtype=torch.bfloat16)
     batch = batch_of([1.0], sampling_per_token_logps=own, importance_sampling_ratio=None)

@@ -17,10 +17,13 @@ def check_columns(batch: dict[str, Any]) -> None:
             raise ValueError(f"Rows with {name} cannot be used again: only text is kept. Set replay_share=0.")
 
 
-def with_rows(batch: dict[str, Any], rows: list[ReplayRow], pad_token_id: int) -> dict[str, Any]:
+def with_rows(
+    batch: dict[str, Any], rows: list[ReplayRow], pad_token_id: int, multiple: int | None = None
+) -> dict[str, Any]:
     """TRL's generation batch of F rows with K others behind them; `topr_fresh` says which are the F.
 
-    Where the batch has no log μ of its own rows (`old_per_token_logps`), that is NaN.
+    Where the batch has no log μ of its own rows (`old_per_token_logps`), that is NaN. If its widths are multiples of
+    `multiple`, they still are.
     """
     ids_FT = batch["completion_ids"]
     batch = {
@@ -33,7 +36,7 @@ def with_rows(batch: dict[str, Any], rows: list[ReplayRow], pad_token_id: int) -
     for name, values in batch.items():
         if values.dim() == 0:
             continue
-        own = _column(name, rows, pad_token_id)
+        own = _column(name, rows, pad_token_id, multiple)
         if values.dim() == 2:
             width = max(values.size(1), own.size(1))
             values, own = (_widened(name, tensor, width, pad_token_id) for tensor in (values, own))
@@ -41,10 +44,12 @@ def with_rows(batch: dict[str, Any], rows: list[ReplayRow], pad_token_id: int) -
     return batch
 
 
-def batch_of(rows: list[ReplayRow], pad_token_id: int, device: torch.device) -> dict[str, Tensor]:
+def batch_of(
+    rows: list[ReplayRow], pad_token_id: int, device: torch.device, multiple: int | None = None
+) -> dict[str, Tensor]:
     """The tokens of rows and their masks, padded as in a generation batch of TRL."""
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-    return {name: _column(name, rows, pad_token_id).long().to(device) for name in names}
+    return {name: _column(name, rows, pad_token_id, multiple).long().to(device) for name in names}
 
 
 # What a row has in the columns of a generation batch that have a row axis.
@@ -64,12 +69,12 @@ _COLUMNS: dict[str, Callable[[ReplayRow], Any]] = {
 }
 
 
-def _column(name: str, rows: list[ReplayRow], pad_token_id: int) -> Tensor:
+def _column(name: str, rows: list[ReplayRow], pad_token_id: int, multiple: int | None) -> Tensor:
     """(K,) or (K, T) of rows, on the CPU."""
     values = [torch.as_tensor(_COLUMNS[name](row)) for row in rows]
     if values[0].dim() == 0:
         return torch.stack(values)
-    return pad(values, _fill(name, pad_token_id), _side(name))
+    return pad(values, _fill(name, pad_token_id), _side(name), pad_to_multiple_of=multiple)
 
 
 def _widened(name: str, values: Tensor, width: int, pad_token_id: int) -> Tensor:

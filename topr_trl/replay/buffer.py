@@ -138,6 +138,11 @@ class ReplayBuffer:
                 computed = logps[row.number][: len(row.mu_logps)]
                 self.rows[place] = replace(row, mu_logps=torch.where(row.mu_logps.isnan(), computed, row.mu_logps))
 
+    def count_from_here(self) -> None:
+        """Steps are counted from 0 again: another training begins."""
+        self.settle()
+        self.rows = [replace(row, step=0) for row in self.rows]
+
     def remove(self, rows: list[ReplayRow]) -> None:
         """Take out rows, known by their numbers."""
         gone = {row.number for row in rows}
