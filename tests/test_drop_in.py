@@ -40,7 +40,10 @@ trainer.save_model()
 """
 
 
-@pytest.mark.parametrize("script", [MINIMAL, CONFIGURED], ids=["minimal", "configured"])
+REPLAYED = CONFIGURED.replace("max_steps=2", "max_steps=4, replay_share=0.5")
+
+
+@pytest.mark.parametrize("script", [MINIMAL, CONFIGURED, REPLAYED], ids=["minimal", "configured", "replayed"])
 def test_two_names_changed(script, model, tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # On a machine without an accelerator, TRL's default of bf16 asks for `use_cpu`, which the scripts do not set.
@@ -57,4 +60,6 @@ def test_two_names_changed(script, model, tokenizer, tmp_path, monkeypatch):
     exec(changed, names)
     losses = [entry for entry in names["trainer"].state.log_history if "train_loss" in entry]
     assert losses
+    shares = [e["topr/replay/share"] for e in names["trainer"].state.log_history if "topr/replay/share" in e]
+    assert max(shares, default=0.0) == (0.5 if script is REPLAYED else 0.0)
     assert names["trainer"].args.learning_rate == 5e-7

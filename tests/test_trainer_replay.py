@@ -96,31 +96,75 @@ def test_nothing_changes_without_a_share(make):
     assert torch.equal(*weights)
 
 
-def test_all_rows_weigh_alike_also_where_some_were_not_chosen(make):
-    """The gradient is that of the mean over the chosen rows and those that are used again."""
-    trainer = make(curation="uniform", iteration_size=5, replay_share=0.5, preset="opr")
+@pytest.mark.parametrize(("steps", "scale"), [(1, 1.0), (2, 10 / 9)])
+def test_all_rows_weigh_alike_also_where_some_were_not_chosen(make, steps, scale):
+    """The gradient is that of the mean over the chosen rows and those that are used again.
+
+    In two micro-batches, the five chosen rows bring a sixth with them, and four others are used again.
+    """
+    trainer = make(curation="uniform", iteration_size=5, preset="opr", steps_per_generation=steps)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    batches = []
+    for step, rows in zip(range(2 * steps), trainer.get_train_dataloader(), strict=False):
+        trainer._step = step
+        batches.append(trainer._prepare_inputs(rows))
+        if step < steps:
+            trainer.compute_loss(trainer.model, batches[-1])
+    batches = batches[steps:]
+    assert [float(batch["topr_scale"]) for batch in batches] == pytest.approx([scale] * steps)
+    trainer.model.zero_grad()
+    for batch in batches:
+        (trainer.compute_loss(trainer.model, batch) / steps).backward()
+    ours = [p.grad.clone() for p in trainer.model.parameters()]
+
+    rewards = [batch["topr_rewards"].nan_to_num(0.0) for batch in batches]
+    count = sum(int((of_batch != 0).sum()) for of_batch in rewards)
+    assert count == {1: 10, 2: 9}[steps]
+    trainer.model.zero_grad()
+    for batch, of_batch in zip(batches, rewards, strict=True):
+        mask = batch["completion_mask"]
+        means = (plain_logps(trainer.model, batch) * mask).sum(1) / mask.sum(1)
+        (-(of_batch * means).sum() / count).backward()
+    for a, p in zip(ours, trainer.model.parameters(), strict=True):
+        torch.testing.assert_close(a, p.grad, rtol=2e-3, atol=2e-6)
+
+
+def test_rows_without_a_reward_count_as_they_do_without_replay(make, monkeypatch):
+    scored = [1.0, -1.0, None, None, None, None, None, None]
+    monkeypatch.setattr("test_trainer_replay.coin", lambda completions, **_: scored)
+    trainer = make()
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     loader = iter(trainer.get_train_dataloader())
     trainer.compute_loss(trainer.model, trainer._prepare_inputs(next(loader)))
     trainer._step = 1
-    batch = trainer._prepare_inputs(next(loader))
-    rewards = batch["topr_rewards"].nan_to_num(0.0)
-    assert (rewards != 0).sum() == len(rewards) == 10
-    assert float(batch["topr_scale"]) == pytest.approx(1.0)
-    trainer.model.zero_grad()
-    trainer.compute_loss(trainer.model, batch).backward()
-    ours = [p.grad.clone() for p in trainer.model.parameters()]
-    trainer.model.zero_grad()
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-    logits = trainer.model(input_ids=ids, attention_mask=attention).logits[:, :-1].log_softmax(-1)
-    logps = logits.gather(2, ids[:, 1:, None]).squeeze(2)[:, -batch["completion_ids"].size(1) :]
-    mask = batch["completion_mask"]
-    means = (logps * mask).sum(1) / mask.sum(1)
-    (-(rewards * means).mean()).backward()
-    for a, p in zip(ours, trainer.model.parameters(), strict=True):
-        torch.testing.assert_close(a, p.grad, rtol=2e-3, atol=2e-6)
+    second = trainer._prepare_inputs(next(loader))
+    assert len(second["topr_rows"]) == 10
+    assert float(second["topr_scale"]) == 1.0
+
+
+def test_each_batch_draws_anew(make):
+    trainer, seeds = make(), []
+    trainer._replay.draw = lambda _, seed: seeds.append(tuple(seed)) or []
+    trainer.train()
+    assert len(set(seeds)) == 4
+
+
+def test_with_a_ratio_per_token_the_weight_of_a_row_is_the_mean_of_its_tokens(make):
+    trainer = make(ratio_level="token")
+    trainer.train()
+    assert trainer._replay.rows
+    assert all(isinstance(row.weight, float) and 0 <= row.weight <= 1 for row in trainer._replay.rows)
+
+
+def test_another_training_counts_its_steps_from_0(make):
+    trainer = make(max_steps=2, learning_rate=1e-4)
+    trainer.train()
+    trainer.train()
+    ages = [entry["topr/replay/age"] for entry in trainer.state.log_history if "topr/replay/age" in entry]
+    assert min(ages) >= 0.0
+    assert len(trainer._replay) > 16
 
 
 def test_a_resumed_run_goes_on_with_the_same_rows(make, tmp_path):
@@ -149,8 +193,11 @@ def test_a_resumed_run_goes_on_with_the_same_rows(make, tmp_path):
 
 @pytest.mark.parametrize(("before", "now"), [(2, 1), (1, 2)])
 def test_rows_are_shared_out_among_another_number_of_processes(make, tmp_path, monkeypatch, recwarn, before, now):
-    make(save_strategy="steps", save_steps=2, max_steps=2, learning_rate=1e-4).train()
     checkpoint = tmp_path / "run" / "checkpoint-2"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "replay_1.pt").write_bytes(b"of an older run with two processes")
+    make(save_strategy="steps", save_steps=2, max_steps=2, learning_rate=1e-4).train()
+    assert [path.name for path in checkpoint.glob("replay_*.pt")] == ["replay_0.pt"]
     saved = torch.load(checkpoint / "replay_0.pt", weights_only=True)
     numbers = [row["number"] for row in saved["rows"]]
     parts = [saved["rows"][process::before] for process in range(before)]
