@@ -18,7 +18,7 @@ from benchmarks.verdicts import MEASURED, Verdict, markdown_table
 
 BASES = ("main", "sure-17", "hard")  # slips, a confident mistake, more steps per problem
 ON_ALL = ("trl_dapo", "trl_gspo", "topr_mean")
-OTHERS = ("topr_paper", *(method for method in TRL if method not in ON_ALL), "topr_positives")
+OTHERS = ("topr_positives", "trl_vespo", "topr_paper", "trl_cispo", "trl_sapo", "trl_masked", "trl_grpo")
 REPLAYED, SHARES = "topr_mean", (0.75, 0.5, 0.25)
 RATES = {1: (1e-4, 3e-4, 1e-3), 4: (3e-5, 1e-4, 3e-4), 16: (1e-5, 3e-5, 1e-4)}  # by how often a batch is used
 FURTHER = 2
