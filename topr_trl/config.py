@@ -210,7 +210,7 @@ class ReplayArguments:
         replay_share (`float`, defaults to `0`):
             Share of the rows trained on that are of earlier generation batches, used again with the log μ that they got
             when they were fresh. They come beside the fresh ones: a micro-batch has up to `1 / (1 - replay_share)`
-            times `per_device_train_batch_size` rows, rounded.
+            times `per_device_train_batch_size` rows, rounded, and needs the memory of as many.
         replay_size (`int`, *optional*):
             Rows that are kept for it, over all processes; each keeps its own part, rounded up. Of a larger
             `replay_dataset` the last are kept. Default: 8 generation batches, or the rows of `replay_dataset` if they

@@ -114,13 +114,23 @@ class Kit:
         self.trainer = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer, **others)
         self.trainer.train(resume_from_checkpoint=resume)
 
-    def online(self, reward: Any, prompts: Any = None, model: Any = None, tokenizer: Any = None, **given: Any) -> None:
+    def online(
+        self,
+        reward: Any,
+        prompts: Any = None,
+        model: Any = None,
+        tokenizer: Any = None,
+        replayed: Any = None,
+        **given: Any,
+    ) -> None:
         """A TOPRTrainer that trains on four responses to each of two prompts."""
         settings = {**SETTINGS, "per_device_train_batch_size": 8, "num_generations": 4, "max_steps": 2,
                     "max_completion_length": 8, "output_dir": str(self.out), **given}  # fmt: skip
         rows = Dataset.from_dict({"prompt": ["3 + 4 =", "9 - 2 ="]} if prompts is None else prompts)
         model, tokenizer = model or self["model"], tokenizer or self["tokenizer"]
-        self.trainer = TOPRTrainer(model, reward, TOPRConfig(**settings), rows, processing_class=tokenizer)
+        self.trainer = TOPRTrainer(
+            model, reward, TOPRConfig(**settings), rows, processing_class=tokenizer, replay_dataset=replayed
+        )
         self.trainer.train()
 
     def topr(self, *arguments: Any) -> None:

@@ -458,6 +458,12 @@ TOKENIZERS = [
         NOT_LOADED,
     ),
     Case(
+        "online, no row",
+        lambda kit: kit.online(coin, {"prompt": []}, NOWHERE),
+        "The training dataset has no row. Look at what filtered or split it.",
+        NOT_LOADED,
+    ),
+    Case(
         "online, a prompt longer than the context",
         lambda kit: kit.online(coin, {"prompt": ["a" * 4_000] * 2}),
         "A prompt has 4000 tokens; the model's context holds 2048. Drop or shorten such prompts.",
@@ -503,7 +509,72 @@ TOKENIZERS = [
     ),
 ]
 
-DOORS = {"Models and checkpoints": MODELS, "NaN": NAN, "Rewards": REWARDS, "Prompts and tokenizers": TOKENIZERS}
+
+# Rows that are used again.
+
+
+def replayed(given: str, message: str, rows: Any, error: Any = ValueError, kept: Kept = NOT_LOADED) -> Case:
+    model = NOWHERE if kept is NOT_LOADED else None
+    return Case(
+        given,
+        lambda kit: kit.online(coin, model=model, replayed=rows(kit["rows"]), replay_share=0.5),
+        message,
+        kept,
+        error,
+    )
+
+
+def _damaged_rows(kit: Kit) -> None:
+    settings = {"replay_share": 0.5, "save_strategy": "steps", "save_steps": 1}
+    kit.online(coin, **settings)
+    (kit.out / "checkpoint-1" / "replay_0.pt").write_bytes(b"PK")
+    kit.trainer.train(resume_from_checkpoint=str(kit.out / "checkpoint-1"))
+
+
+def _has_weights(checkpoint: Path) -> None:
+    assert (checkpoint / "model.safetensors").stat().st_size > 1_000
+
+
+REPLAY = [
+    replayed(
+        "`replay_dataset` without rewards",
+        "The replay dataset: Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or "
+        "label); found ['prompt', 'completion']. Rename them with `dataset.rename_column`, score the rows first, or "
+        "make rows of another system's logs with topr import.",
+        lambda rows: rows.select_columns(["prompt", "completion"]),
+    ),
+    replayed(
+        "`replay_dataset` without a row", "The replay dataset: The dataset has no row.", lambda rows: rows.select([])
+    ),
+    replayed(
+        "a list as `replay_dataset`",
+        "replay_dataset must be a datasets.Dataset, not list. Name a split of a dictionary; load a stream, or a list, "
+        "into a Dataset.",
+        lambda rows: rows.to_list(),
+        TypeError,
+    ),
+    replayed(
+        "`replay_dataset` whose rewards are all the same",
+        "Each reward of the replay dataset is 0 after baseline=mean: there is nothing to learn. Add rows with other "
+        "rewards, or set baseline to a number below these, which the generated rows then have, too.",
+        lambda rows: with_columns(rows, reward=[1.0] * 8),
+        kept=NOTHING_WRITTEN,
+    ),
+    Case(
+        "a checkpoint whose rows to be used again are damaged",
+        _damaged_rows,
+        "…replay_0.pt is damaged (…). Put it back whole, or remove it.",
+        Kept("the checkpoint", lambda kit: _has_weights(kit.out / "checkpoint-1")),
+    ),
+]
+
+DOORS = {
+    "Models and checkpoints": MODELS,
+    "NaN": NAN,
+    "Rewards": REWARDS,
+    "Prompts and tokenizers": TOKENIZERS,
+    "Rows that are used again": REPLAY,
+}
 
 
 @cases([case for door in DOORS.values() for case in door])
