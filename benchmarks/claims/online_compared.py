@@ -314,6 +314,7 @@ _DRAWN = {
     ("topr_group_mean", 0.0): "#edae49",
     ("topr_mean", max(SHARES)): "#2a9d8f",
     ("topr_group_mean", max(SHARES)): "#8d6a9f",
+    ("topr_positives", max(SHARES)): "#5a5a5a",
 }
 
 
@@ -331,5 +332,5 @@ def _picture(name: str, found: list[MeasuredArm], out: Path) -> str:
                 curve(axes, x.tolist(), m.points, label, color=colour, ls=style, marker="o", ms=2.5)
     for axes, unit in ((by_completions, "completions sampled"), (by_steps, "optimizer steps"), (by_seconds, "seconds")):
         axes.set(xlabel=unit, ylabel="pass@1 (%)")
-    by_completions.legend(fontsize=6)
+    picture.legend(*by_completions.get_legend_handles_labels(), fontsize=6, loc="outside right upper")
     return save(picture, out, f"online-{name}")
