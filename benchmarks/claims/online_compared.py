@@ -310,6 +310,7 @@ def _headline(task: str, found: list[MeasuredArm], target: MeasuredArm) -> str:
 
 _DRAWN = {
     (REFERENCE, 0.0): COLOURS[REFERENCE],
+    ("trl_vespo", 0.0): COLOURS["trl_vespo"],
     ("topr_mean", 0.0): COLOURS["topr"],
     ("topr_group_mean", 0.0): "#edae49",
     ("topr_mean", max(SHARES)): "#2a9d8f",
