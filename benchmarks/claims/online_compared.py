@@ -217,6 +217,8 @@ def _by_rate(store: Store, planned: list[OnlineArm]) -> str:
     """Where each arm is on the tuning seed at each rate, those too that have not been run with all seeds."""
     ends: dict[tuple[str, int], dict[float, str]] = {}
     for arm in planned:
+        if arm.completions > COMPLETIONS:  # at the rate of shorter runs
+            continue
         for one in _tuned(store, arm)[0]:
             if result := store.get(one.cell(TUNING_SEED)):
                 end = "failed" if result["failed"] else f"{100 * result['curve'][-1]['pass@1']:.1f}"
