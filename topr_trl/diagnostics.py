@@ -93,7 +93,7 @@ class SilentBatches:
         """A batch: R of the rows that are trained on, and the raw rewards of all; NaN for a row without one."""
         has_signal = bool(rewards.any())
         is_silent = not has_signal and not bool(raw_rewards_N.isnan().all())
-        self.had_signal = self.had_signal or has_signal
+        self.had_signal |= has_signal
         self._batches = self._batches + 1 if is_silent else 0
         self._rows = self._rows + len(raw_rewards_N) if is_silent else 0
 

@@ -127,7 +127,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         # TRL goes on in the middle of a generation batch that an interrupted training of this trainer has left: log μ
         # would be found after a step, and vLLM would have that training's weights.
         self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
-        self._silent.had_signal = self._silent.had_signal or resumed
+        self._silent.had_signal |= resumed
 
     # Rewards: TRL centers them by group; TOPR wants them raw.
 

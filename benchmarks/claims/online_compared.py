@@ -18,7 +18,8 @@ from benchmarks.verdicts import MEASURED, Verdict, markdown_table
 
 BASES = ("main", "sure-17", "hard")  # slips, a confident mistake, more steps per problem
 ON_ALL = ("trl_dapo", "trl_gspo", "topr_mean")
-OTHERS = ("topr_positives", "trl_vespo", "topr_paper", "trl_cispo", "trl_sapo", "trl_masked", "trl_grpo")
+POSITIVES = "topr_positives"
+OTHERS = ("trl_vespo", "topr_paper", "trl_cispo", "trl_sapo", "trl_masked", "trl_grpo")
 REPLAYED, SHARES = "topr_mean", (0.75, 0.5, 0.25)
 RATES = {1: (1e-4, 3e-4, 1e-3), 4: (3e-5, 1e-4, 3e-4), 16: (1e-5, 3e-5, 1e-4)}  # by how often a batch is used
 FURTHER = 2
@@ -58,10 +59,10 @@ STAGES = (
         OnlineArm("hard", REPLAYED, replay_share=SHARES[0], completions=LONG),
     ],
     _arms("main", ON_ALL, 16),
-    _arms("main", OTHERS[:1], 4),
-    [OnlineArm("main", OTHERS[0], replay_share=SHARES[0])],  # with four uses it ends above the others: here, too?
-    _arms("main", OTHERS[1:], 4),  # where methods differ most
-    _arms("main", OTHERS, 1),
+    _arms("main", (POSITIVES,), 4),
+    [OnlineArm("main", POSITIVES, replay_share=SHARES[0])],  # with four uses it ends above the others: here, too?
+    _arms("main", OTHERS, 4),  # where methods differ most
+    _arms("main", (POSITIVES, *OTHERS), 1),
     _arms("main", ("topr_group_mean", "trl_cispo", "trl_vespo"), 16) + _arms("sure-17", ON_ALL, 16),
 )
 
@@ -145,18 +146,32 @@ class MeasuredArm:
         return [interval(of_seeds) for of_seeds in self.pass_at_1.T.tolist()]
 
     @property
+    def _ended(self) -> list[dict[str, Any]]:
+        """The results of the runs that have not failed."""
+        return [result for result in self.results if not result["failed"]]
+
+    @property
     def seconds(self) -> list[float]:
-        curves = [[point["seconds"] for point in r["curve"]] for r in self.results if not r["failed"]]
+        curves = [[point["seconds"] for point in result["curve"]] for result in self._ended]
         return np.mean(curves, axis=0).tolist() if curves else []
 
     @property
     def label(self) -> str:
         return _label(self.arm)
 
-    def mean_at_end(self, name: str) -> str:
-        """Over the runs that have not failed: of a test, in percent, or the entropy in nats."""
-        values = [r["entropy"] if name == "entropy" else 100 * r["end"][name] for r in self.results if not r["failed"]]
-        return f"{np.mean(values):.{2 if name == 'entropy' else 0}f}" if values else "-"
+    @property
+    def pass_at_end(self) -> str:
+        """pass@k with `SAMPLES_AT_END`, in percent."""
+        return _mean([100 * result["end"][f"pass@{SAMPLES_AT_END}"] for result in self._ended], digits=0)
+
+    @property
+    def entropy(self) -> str:
+        """At the end, in nats per token."""
+        return _mean([result["entropy"] for result in self._ended], digits=2)
+
+
+def _mean(values: list[float], digits: int) -> str:
+    return f"{np.mean(values):.{digits}f}" if values else "-"
 
 
 def needed(tested_after: Sequence[float], curve: Sequence[float], accuracy: float) -> float:
@@ -217,15 +232,11 @@ def _by_rate(store: Store, planned: list[OnlineArm]) -> str:
     """Where each arm is on the tuning seed at each rate, those too that have not been run with all seeds."""
     ends: dict[tuple[str, int], dict[float, str]] = {}
     for arm in planned:
-        if arm.completions > COMPLETIONS:  # at the rate of shorter runs
-            continue
         for one in _tuned(store, arm)[0]:
             if result := store.get(one.cell(TUNING_SEED)):
                 end = "failed" if result["failed"] else f"{100 * result['curve'][-1]['pass@1']:.1f}"
                 ends.setdefault((_label(arm), arm.uses), {})[one.learning_rate] = end
     rates = sorted({rate for of_arm in ends.values() for rate in of_arm})
-    if not rates:
-        return ""
     rows = [
         [label, str(uses), *(of_arm.get(rate, "-") for rate in rates)]
         for (label, uses), of_arm in sorted(ends.items(), key=lambda one: one[0][1])
@@ -253,7 +264,9 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         found, missing = _finished(store, planned)
         if any(m.arm.method in TRL for m in found):
             verdict = _verdict(base, completions, found, missing, out)
-            verdicts.append(replace(verdict, details=verdict.details + _by_rate(store, planned)))
+            if completions <= COMPLETIONS:  # longer runs are at the rate of these
+                verdict = replace(verdict, details=verdict.details + _by_rate(store, planned))
+            verdicts.append(verdict)
     return verdicts
 
 
@@ -267,7 +280,7 @@ def _verdict(base: str, completions: int, found: list[MeasuredArm], missing: lis
     rows = [
         [
             m.label, str(m.arm.uses), f"{m.arm.learning_rate:g}", m.points[-1].percent(), _needed(m, target),
-            m.mean_at_end(f"pass@{SAMPLES_AT_END}"), m.mean_at_end("entropy"),
+            m.pass_at_end, m.entropy,
             f"{m.arm.completions // GENERATION_ROWS * m.arm.steps:,}", f"{m.seconds[-1]:.0f}" if m.seconds else "-",
             str(sum(result["failed"] for result in m.results)),
         ]
@@ -317,7 +330,7 @@ _DRAWN = {
     ("topr_group_mean", 0.0): "#edae49",
     ("topr_mean", max(SHARES)): "#2a9d8f",
     ("topr_group_mean", max(SHARES)): "#8d6a9f",
-    ("topr_positives", max(SHARES)): "#5a5a5a",
+    (POSITIVES, max(SHARES)): "#5a5a5a",
 }
 
 
