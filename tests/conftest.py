@@ -7,6 +7,7 @@ import torch
 import trl
 from datasets import Dataset
 from hypothesis import settings
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from topr_trl.tasks import arithmetic
@@ -43,6 +44,15 @@ def tool_tokenizer(tokenizer):
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
     tokenizer.eos_token = "<|im_end|>"
+    return tokenizer
+
+
+@pytest.fixture
+def bos_tokenizer(tokenizer):
+    """The tokenizer, which adds a BOS token in front of a text, as Llama's."""
+    tokenizer.bos_token = tokenizer.pad_token  # a token that the model has
+    bos = (tokenizer.bos_token, tokenizer.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
     return tokenizer
 
 

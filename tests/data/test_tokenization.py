@@ -4,7 +4,7 @@ from datasets import Dataset
 from tokenizers.normalizers import Strip
 
 from topr_trl.data.tables import from_table, load_rows
-from topr_trl.data.tokenization import tokenize, tokenize_row
+from topr_trl.data.tokenization import tokenize, tokenize_row, without_second_bos
 
 
 @pytest.mark.parametrize("ids", [pa.list_(pa.int64()), pa.large_list(pa.int32())])
@@ -41,7 +41,7 @@ def test_a_completion_that_the_chat_template_leaves_out_is_refused(tokenizer, mo
     template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
     monkeypatch.setattr(tokenizer, "chat_template", template)
     row = {"prompt": [{"role": "user", "content": "1"}], "completion": [{"role": "assistant", "content": "2"}]}
-    with pytest.raises(ValueError, match="the chat template leaves the assistant's turns out"):
+    with pytest.raises(ValueError, match="chat template leaves out the content of an assistant's turn"):
         tokenize_row(row, tokenizer)
     with pytest.raises(ValueError, match="no turn is the assistant's"):
         tokenize_row({**row, "completion": row["prompt"]}, tokenizer)
@@ -98,3 +98,21 @@ def test_tokens_are_found_again(tokenizer, rows, tmp_path):
 def test_a_completion_without_tokens_is_a_stop_token(tokenizer):
     tokenizer.backend_tokenizer.normalizer = Strip()  # as tokenizers of SentencePiece may do
     assert tokenize_row({"prompt": "a", "completion": " "}, tokenizer).completion_ids == [tokenizer.eos_token_id]
+
+
+def test_a_prompt_has_one_bos_token(bos_tokenizer):
+    bos = bos_tokenizer.bos_token
+    once = bos_tokenizer("3 + 4 =")["input_ids"]
+    assert once[0] == bos_tokenizer.bos_token_id
+    for prompt in ("3 + 4 =", f"{bos}3 + 4 ="):
+        assert tokenize_row({"prompt": prompt, "completion": "7"}, bos_tokenizer).prompt_ids == once
+    bos_tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    for completion in ("7", [{"role": "assistant", "content": "7"}]):
+        row = {"prompt": [{"role": "user", "content": "3 + 4 ="}], "completion": completion}
+        assert tokenize_row(row, bos_tokenizer).prompt_ids == once
+
+
+def test_a_tokenizer_without_a_bos_token_takes_none_away(tokenizer):
+    ids = tokenizer("  a", add_special_tokens=False)["input_ids"]
+    assert without_second_bos(ids, tokenizer) == ids
+    assert without_second_bos([None, None], tokenizer) == [None, None]

@@ -65,7 +65,8 @@ def test_thinking_is_kept_by_the_template_that_trl_trains_with(tokenizer):
 def test_a_template_that_removes_earlier_thinking_is_refused(tokenizer):
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.role }}: {{ m.content if loop.last or m.role == 'user' else "
-        "m.content.split('</think>')[-1] }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+        "m.content.split('</think>')[-1] }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
     )
     with pytest.raises(ValueError, match=r"writes earlier turns differently .* chat_template_path"):
         tokenize_turns(PROMPT, [{"role": "assistant", "content": "So.</think>6."}, *PLAIN[1:]], tokenizer)
@@ -75,17 +76,20 @@ def test_a_template_that_removes_earlier_thinking_is_refused(tokenizer):
 def test_a_template_that_removes_earlier_thinking_and_says_what_is_the_models(tokenizer):
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content if loop.last "
-        "else m.content.split('</think>')[-1] }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}\n{% endfor %}"
-        "{% if add_generation_prompt %}assistant: {% endif %}"
+        "else m.content.split('</think>')[-1] }}{{ eos_token }}{% if loop.last %} {% endif %}{% endgeneration %}"
+        "{% else %}{{ m.content }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
     )
-    turns = [{"role": "assistant", "content": "So.</think>6."}, PLAIN[1], {"role": "assistant", "content": "</think>7"}]
+    turns = [PLAIN[0], PLAIN[1], {"role": "assistant", "content": "So.</think>7."}]
     prompt, ids, mask = tokenize_turns(PROMPT, turns, tokenizer)
-    assert own(tokenizer, ids, mask) == ["6.", "</think>7"]
-    assert tokenizer.decode(prompt).endswith("+ 1?assistant: ")
+    assert own(tokenizer, ids, mask) == ["6.<|end|>", "So.</think>7.<|end|>"]
+    assert tokenizer.decode(prompt).endswith("+ 1?\nassistant: ")
+    turns[0] = {"role": "assistant", "content": "So.</think>6."}
+    with pytest.raises(ValueError, match=r"leaves out the content .*'So.</think>6.'.* chat_template_path"):
+        tokenize_turns(PROMPT, turns, tokenizer)
 
 
 def test_calls_of_tools_that_a_template_would_leave_out_are_refused(tokenizer):
-    use(tokenizer, "llama3")
+    use(tokenizer, "llama3").add_special_tokens({"eos_token": "<|eot_id|>"})
     with pytest.raises(ValueError, match="does not write calls and results of tools"):
         tokenize_turns(PROMPT, TURNS, tokenizer)
     _, ids, mask = tokenize_turns(PROMPT, PLAIN, tokenizer, bos_token="")
@@ -193,3 +197,132 @@ def test_tools_that_are_no_json_are_named(tokenizer):
     with pytest.raises(ValueError, match="its tools are True, and must be a list"):
         tokenize_turns(PROMPT, PLAIN, tokenizer, "true")
     assert tokenize_turns(PROMPT, PLAIN, tokenizer, "") == tokenize_turns(PROMPT, PLAIN, tokenizer)
+
+
+MARKED = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}{{ behind }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture
+def marked(tokenizer):
+    """With a template that writes nothing behind a turn, as GLM's."""
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|user|>", "<|assistant|>", "<|tool|>", "<|stop|>"]})
+    tokenizer.chat_template = MARKED
+    return tokenizer
+
+
+def test_without_a_stop_token_in_the_template_the_next_roles_marker_is_one(marked):
+    _, ids, mask = tokenize_turns(PROMPT, PLAIN, marked)
+    assert own(marked, ids, mask) == ["6.<|user|>", "7.<|end|>"]
+    _, ids, mask = tokenize_turns(PROMPT, TURNS, marked)
+    assert [turn[turn.rindex("<") :] for turn in own(marked, ids, mask)] == ["<|tool|>", "<|user|>", "<|end|>"]
+
+
+@pytest.mark.parametrize("name", [7, None])
+def test_a_call_of_something_without_a_name(marked, name):
+    turn = {**TURNS[0], "tool_calls": [{"function": {"name": name, "arguments": {}}}]}
+    assert '"arguments": {}}}<|end|>' in marked.decode(tokenize_turns(PROMPT, [turn], marked)[1])
+
+
+def test_the_last_turn_gets_the_tokenizers_stop_token_if_the_template_writes_none(marked):
+    row = {"prompt": PROMPT, "completion": PLAIN[:1], "chat_template_kwargs": {"behind": "\n"}}
+    assert marked.decode(tokenize_row(row, marked).completion_ids) == "6.<|end|>"
+    assert marked.decode(tokenize_row({**row, "finish_reason": "length"}, marked).completion_ids) == "6."
+    row["completion"] = [{"role": "assistant", "content": "6. \n"}]  # that white space is the model's
+    assert marked.decode(tokenize_row(row, marked).completion_ids) == "6. \n<|end|>"
+    marked.eos_token = None
+    with pytest.raises(ValueError, match=r"needs a stop token, and the tokenizer has none\. Set tokenizer\.eos_token"):
+        tokenize_row(row, marked)
+    tokenize_row({**row, "finish_reason": "length"}, marked)
+
+
+def test_an_earlier_turn_without_any_stop_token_is_refused(marked):
+    marked.chat_template = MARKED.replace("<|{{ m.role }}|>", "{{ m.role }}: ").replace("<|assistant|>", "assistant: ")
+    with pytest.raises(ValueError, match=r"no stop token behind an assistant's turn .* chat_template_path"):
+        tokenize_turns(PROMPT, PLAIN, marked)
+
+
+def test_a_stop_token_behind_a_generation_block_is_the_models(marked):
+    marked.chat_template = (
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|stop|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% else %}.{% endif %}"
+    )
+    _, ids, mask = tokenize_turns(PROMPT, PLAIN, marked)
+    assert own(marked, ids, mask) == ["6.<|stop|>", "7.<|stop|>"]
+
+
+@pytest.mark.parametrize("behind", ["<|stop|>", "<|stop|>\n", "<|stop|>\n<|end|>"])
+def test_a_stop_token_that_the_content_has_is_not_learned_twice(marked, behind):
+    """Nor is what a template writes at the end of a conversation, as Phi-3's."""
+    turns = [{**message, "content": f"{message['content']}<|stop|>"} for message in PLAIN]
+    for completion in (PLAIN, turns):
+        _, ids, mask = tokenize_turns(PROMPT, completion, marked, behind=behind)
+        assert own(marked, ids, mask) == ["6.<|stop|>", "7.<|stop|>"]
+    assert marked.decode(ids).startswith(f"6.<|stop|>{behind}<|user|>")  # the second one is context
+    marked.eos_token = "<|stop|>"
+    assert tokenize_turns(PROMPT, turns, marked, behind=behind)[1:] == (ids, mask)
+
+
+@pytest.mark.parametrize("behind", ["<|stop|><|user|>", "<|stop|>\n<|user|>"])
+def test_special_tokens_that_end_a_call_are_no_stop_tokens(marked, behind):
+    _, ids, mask = tokenize_turns(PROMPT, TURNS[:3], marked, behind=behind)
+    assert own(marked, ids, mask)[0].endswith(f"}}{behind}")
+
+
+def test_the_tokenizers_stop_token_ends_a_turn_whatever_follows(marked):
+    _, ids, mask = tokenize_turns(PROMPT, PLAIN, marked, behind="<|end|><|stop|>")
+    assert own(marked, ids, mask) == ["6.<|end|>", "7.<|end|>"]
+
+
+THINKING = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}<think>\n{{ m.reasoning_content or '' }}\n"
+    "</think>\n\n{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}<|stop|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "written"),
+    [
+        ({"content": None, "reasoning_content": "Let me count the le"}, "<think>\nLet me count the le"),
+        ({"content": "It has fo", "reasoning_content": "4 ."}, "<think>\n4 .\n</think>\n\nIt has fo"),
+        ({"content": "It has \n"}, "<think>\n\n</think>\n\nIt has \n"),
+    ],
+)
+def test_nothing_is_learned_behind_a_cut(marked, said, written):
+    marked.chat_template = THINKING
+    row = {"prompt": PROMPT, "completion": [{"role": "assistant", **said}], "finish_reason": "length"}
+    assert marked.decode(tokenize_row(row, marked).completion_ids) == written
+    stopped = marked.decode(tokenize_row({**row, "finish_reason": "stop"}, marked).completion_ids)
+    assert stopped.startswith(written)
+    assert stopped.endswith("<|stop|>")
+
+
+def test_a_call_at_a_cut_loses_the_stop_token_alone(marked):
+    marked.chat_template = THINKING
+    _, whole, _ = tokenize_turns(PROMPT, TURNS[:1], marked)
+    assert tokenize_turns(PROMPT, TURNS[:1], marked, truncated=True)[1] == whole[:-1]
+    marked.chat_template = MARKED  # writes none
+    _, whole, _ = tokenize_turns(PROMPT, TURNS[:1], marked)
+    assert tokenize_turns(PROMPT, TURNS[:1], marked, truncated=True)[1] == whole[:-1]
+
+
+def test_the_end_of_thinking_is_no_stop_token(marked):
+    marked.add_special_tokens({"extra_special_tokens": ["</think>", "<|stop|>"]})
+    marked.chat_template = THINKING
+    turn = {"role": "assistant", "content": "", "reasoning_content": "So."}
+    _, ids, _ = tokenize_turns(PROMPT, [turn], marked)
+    assert marked.decode(ids) == "<think>\nSo.\n</think>\n\n<|stop|>"
+
+
+def test_an_empty_turn_that_was_cut_off_is_refused(marked):
+    marked.chat_template = THINKING
+    row = {"prompt": PROMPT, "completion": [{"role": "assistant", "content": ""}], "finish_reason": "length"}
+    with pytest.raises(ValueError, match=r"nothing to learn .*finish_reason is length"):
+        tokenize_row(row, marked)
+    row["completion"] = [*PLAIN[:2], *row["completion"]]
+    assert marked.decode(tokenize_row(row, marked).completion_ids) == "<think>\n\n</think>\n\n6.<|stop|>"

@@ -5,7 +5,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from topr_trl.generation.sampling import SamplingArguments
+from topr_trl.generation.sampling import SamplingArguments, encode_prompts
 from topr_trl.generation.transformers import sample_completions
 from topr_trl.tasks import arithmetic, gsm8k
 
@@ -105,3 +105,9 @@ def test_a_sampled_pad_token_cannot_pass_for_an_end(model, tokenizer, problems):
     model.lm_head.register_forward_hook(lambda module, inputs, logits: logits + bonus)
     rows = sample_completions(model, tokenizer, problems, SamplingArguments(num_generations=2, max_new_tokens=10))
     assert all(rows["completion_ids"])
+
+
+def test_a_prompt_that_begins_with_the_bos_token_gets_no_second_one(bos_tokenizer):
+    prompts = Dataset.from_dict({"prompt": [f"{bos_tokenizer.bos_token}3 + 4 =", "3 + 4 ="]})
+    with_it, without = encode_prompts(bos_tokenizer, prompts, SamplingArguments(), None)
+    assert with_it == without == bos_tokenizer("3 + 4 =")["input_ids"]

@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from trl import apply_chat_template, is_conversational
 
 from topr_trl.data.masks import MASK, apply_masks, have_masks, is_list, written
+from topr_trl.data.rendering import token_ids
 from topr_trl.data.rows import MalformedRow
-from topr_trl.data.turns import plain_messages, plain_tools, tokenize_turns
+from topr_trl.data.turns import plain_messages, plain_tools, stop_token, tokenize_turns
 
 
 def _is_ids(value: Any) -> bool:
@@ -36,9 +37,9 @@ class TokenizedRow(NamedTuple):
 def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> TokenizedRow:
     """Token ids of a row's prompt and completion.
 
-    Ids in the row are taken as they are. Prompt and completion as text are tokenized separately. Messages go through
-    the chat template, and turns that are not the assistant's are context. Either way the completion ends with the stop
-    token, unless `finish_reason` is `"length"`.
+    Ids in the row are taken as they are. Prompt and completion as text are tokenized separately, and the prompt begins
+    with one BOS token, if the tokenizer adds it. Messages go through the chat template, and turns that are not the
+    assistant's are context. Either way the completion ends with the stop token, unless `finish_reason` is `"length"`.
 
     Raises:
         ValueError: prompt or completion is missing, empty, or neither text, messages nor ids; or the tokenizer has no
@@ -68,25 +69,32 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
         text = apply_chat_template(
             {"prompt": plain_messages(prompt)}, tokenizer, plain_tools(row.get("tools")), **kwargs
         )["prompt"]
-        prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
+        prompt = token_ids(text, tokenizer)
     if isinstance(prompt, str):
-        prompt = tokenizer(prompt)["input_ids"]
+        prompt = encode_prompt(prompt, tokenizer)
     if isinstance(completion, str):
-        completion = tokenizer(completion, add_special_tokens=False)["input_ids"]
+        completion = token_ids(completion, tokenizer)
         if row.get("finish_reason") != "length":
-            if tokenizer.eos_token_id is None:
-                raise ValueError(
-                    "the completion needs a stop token, and the tokenizer has none. Set tokenizer.eos_token, or give "
-                    "completion_ids"
-                )
-            if completion[-1:] != [tokenizer.eos_token_id]:  # decoded text may still have it
-                completion = [*completion, tokenizer.eos_token_id]
+            stop = stop_token(tokenizer)
+            if completion[-1:] != [stop]:  # decoded text may still have it
+                completion = [*completion, stop]
     if not _is_ids(prompt) or not _is_ids(completion):
         raise ValueError("prompt and completion must be text, messages (both of them) or token ids")
     # a list of numbers may hold None
     mask, logps = (None if row.get(name) is None else np.array(row[name], dtype=float) for name in _MASKING)
     own = written(mask, logps, len(completion))
     return TokenizedRow(prompt, completion, None if own.all() else own.tolist())
+
+
+def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids of a prompt that is text, with one BOS token where both the text and the tokenizer write it."""
+    return without_second_bos(tokenizer(prompt)["input_ids"], tokenizer)
+
+
+def without_second_bos(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids of a prompt without the first of two BOS tokens at their beginning."""
+    bos = tokenizer.bos_token_id
+    return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
 
 def tokenize(

@@ -2,15 +2,11 @@
 
 import json
 from functools import lru_cache
-from itertools import groupby
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
-from trl.chat_template_utils import get_training_chat_template, has_generation_markers, supports_tool_calling
-from trl.data_utils import common_prefix_length
 
-Messages = list[dict[str, Any]]
+from topr_trl.data.rendering import Messages, Turn, render_turns, token_ids, writes_tools
 
 
 def tokenize_turns(
@@ -21,74 +17,108 @@ def tokenize_turns(
     truncated: bool = False,
     **kwargs: Any,
 ) -> tuple[list[int], list[int], list[bool]]:
-    """Token ids of a prompt and of a completion of one or more turns, and whether the model wrote each of the latter.
+    """Return token ids of a prompt and of a completion of one or more turns, and a mask of what the model wrote.
 
     A turn of the assistant is what it adds to the rendered messages before it, generation prompt included, up to the
-    stop token: what a sampler would write. The rest is context. They are rendered by the tokenizer's own template. If
-    that writes earlier turns differently once later ones follow, by the one that TRL trains such a model with, which
-    keeps them. If that does so, too, its `{% generation %}` blocks say what is the model's.
+    stop token: what a sampler would write. The rest is context. `topr_trl.data.rendering` says which template is used.
 
     Args:
-        truncated: the last turn ended at a limit of tokens: no stop token follows it.
+        truncated: the last turn ended at a limit of tokens: no stop token follows it, nor the end of its thinking.
         kwargs: for the chat template.
 
     Raises:
-        ValueError: the assistant has no turn; or the template cannot write these messages, leaves out calls of tools,
-            or writes earlier turns differently and has no such blocks.
+        ValueError: the assistant has no turn, or only an empty one that was truncated; or the template cannot write
+            these messages, leaves out a part of them, writes no stop token behind a turn, or writes earlier turns
+            differently and has no `{% generation %}` blocks.
     """
     prompt, completion, tools = plain_messages(prompt), plain_messages(completion), plain_tools(tools)
-    templates, writes_tools = _templates(tokenizer, str(tokenizer.chat_template))
-    if not writes_tools and any(m["role"] == "tool" or m.get("tool_calls") for m in (*prompt, *completion)):
+    uses_tools = any(m["role"] == "tool" or m.get("tool_calls") for m in (*prompt, *completion))
+    if uses_tools and not writes_tools(tokenizer):
         raise ValueError(
             "it calls tools, and the tokenizer's chat template does not write calls and results of tools. Set "
             "chat_template_path to one that does, or give completion_ids and completion_mask"
         )
-    try:
-        prompt_ids, ids, written = _rendered(prompt, completion, tokenizer, templates, {"tools": tools, **kwargs})
-    except TemplateError as error:
-        raise ValueError(f"its chat template cannot write these messages: {error}") from None
-    written = _up_to_the_stop(ids, written, tokenizer)
+    prompt_ids, ids, turns = render_turns(prompt, completion, tokenizer, {"tools": tools, **kwargs})
+    if not turns:
+        raise ValueError("there is nothing to learn from its completion: no turn is the assistant's")
+    written = [False] * len(ids)
+    for turn in turns[:-1]:
+        length = _length_with_stop(turn, ids, tokenizer)
+        if not length:
+            raise ValueError(
+                "its chat template writes no stop token behind an assistant's turn that other messages follow. Set "
+                "chat_template_path to a template that writes one, or give completion_ids and completion_mask"
+            )
+        written[turn.start : turn.start + length] = [True] * length
+    start, own = turns[-1].start, _last_turn(turns[-1], ids, tokenizer, truncated)
+    ids, written = ids[:start] + own, written[:start] + [True] * len(own)
     if not any(written):
-        is_there = any(message["role"] == "assistant" for message in completion)
-        why = "the chat template leaves the assistant's turns out" if is_there else "no turn is the assistant's"
-        raise ValueError(f"there is nothing to learn from its completion: {why}")
+        raise ValueError(
+            "there is nothing to learn from its completion: the assistant wrote nothing before it was cut off "
+            "(finish_reason is length)"
+        )
     last = len(written) - written[::-1].index(True)
-    if truncated and ids[last - 1] in special_tokens(tokenizer):
-        last -= 1
     return prompt_ids, ids[:last], written[:last]  # what follows the last turn has no effect
 
 
-def _rendered(
-    prompt: Messages,
-    completion: Messages,
-    tokenizer: PreTrainedTokenizerBase,
-    templates: tuple[str, ...],
-    options: dict[str, Any],
-) -> tuple[list[int], list[int], list[bool]]:
-    """By the first of the templates that keeps earlier turns as they were, or else by the blocks of the last."""
-    for template in templates:
-        options = {**options, "chat_template": template}
-        try:
-            return _by_prefixes(prompt, completion, tokenizer, options)
-        except _NotNested:
-            if template == templates[-1] and not has_generation_markers(template):
-                raise
-    return _by_markers(prompt, completion, tokenizer, options)
+def _last_turn(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase, truncated: bool) -> list[int]:
+    """Return the ids that the model wrote in its last turn, with a stop token unless the turn was truncated."""
+    length = _length_with_stop(turn, ids, tokenizer)
+    if length and not truncated:
+        return ids[turn.start : turn.start + length]
+    if length and turn.message.get("tool_calls"):  # where the text of a call ends is not known
+        return ids[turn.start : turn.start + length - 1]
+    if truncated:
+        return token_ids(turn.text[: turn.said], tokenizer)
+    end = max(turn.said, len(turn.text.rstrip()))
+    return [*token_ids(turn.text[:end], tokenizer), stop_token(tokenizer)]
+
+
+def stop_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the tokenizer's stop token.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            "the completion needs a stop token, and the tokenizer has none. Set tokenizer.eos_token, or give "
+            "completion_ids"
+        )
+    return int(tokenizer.eos_token_id)
+
+
+def _length_with_stop(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the number of tokens from a turn's first to the stop token that ended it; 0 if there is none.
+
+    A template may write more behind that token: white space, a second stop token behind a text that has its own, or, as
+    Phi-3's, the end of the conversation. Some special tokens in front of it are no stop tokens, as the end of a call.
+    If the template writes none at all, the sampler stops at the marker of the next role, so the model wrote that.
+    """
+    own, stops = ids[turn.start : turn.end], special_tokens(tokenizer)
+    tail = len(own)
+    while tail and (own[tail - 1] in stops or not tokenizer.decode(own[tail - 1]).strip()):
+        tail -= 1
+    places = [place for place in range(tail, len(own)) if own[place] in stops]
+    if not places:
+        return len(own) + 1 if stops.intersection(ids[turn.end : turn.end + 1]) else 0
+    ends_with_text = bool(turn.message["content"].strip()) and not turn.message.get("tool_calls")
+    for place in places[:-1]:
+        is_alone = ends_with_text and place + 1 not in places
+        if own[place] == tokenizer.eos_token_id or own[place + 1] == own[place] or is_alone:
+            return place + 1
+    return places[-1] + 1
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the tokens that may end a turn: the tokenizer's stop token, and others such as Gemma's `<end_of_turn>`."""
+    return _special_tokens(tokenizer, len(tokenizer))
 
 
 @lru_cache(maxsize=8)
-def _templates(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> tuple[tuple[str, ...], bool]:
-    """The tokenizer's own template and TRL's for training, if there is one; and whether the former writes tools.
-
-    `chat_template` is what the tokenizer has: it may get another.
-    """
-    own = tokenizer.chat_template
-    own = own["default"] if isinstance(own, dict) else own
-    try:
-        trls = get_training_chat_template(tokenizer) or own
-    except ValueError:  # TRL has none for it
-        trls = own
-    return tuple(dict.fromkeys((own, trls))), supports_tool_calling(tokenizer)
+def _special_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> frozenset[int]:
+    added = {token for token, content in tokenizer.added_tokens_decoder.items() if content.special}
+    return frozenset({*added, *tokenizer.all_special_ids, tokenizer.eos_token_id} - {None})
 
 
 def plain_messages(messages: Messages) -> Messages:
@@ -113,7 +143,7 @@ def plain_messages(messages: Messages) -> Messages:
 
 
 def _functions(calls: Any) -> list[dict[str, Any]]:
-    """What the calls of a message call, each with its name and arguments."""
+    """Return what the calls of a message call, each with its name and arguments."""
     found = [call.get("function", {}) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     if not isinstance(calls, list) or len(found) < len(calls) or not all(isinstance(each, dict) for each in found):
         raise ValueError(f"its tool_calls are {str(calls)[:60]}, and must be a list of objects with a function")
@@ -164,76 +194,3 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
-
-
-class _NotNested(ValueError):
-    """Rendered messages do not begin with what the messages before were rendered to."""
-
-
-def _by_markers(
-    prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
-) -> tuple[list[int], list[int], list[bool]]:
-    render = tokenizer.apply_chat_template
-    whole = render([*prompt, *completion], return_dict=True, return_assistant_tokens_mask=True, **options)
-    before = render(prompt, add_generation_prompt=completion[0]["role"] == "assistant", return_dict=False, **options)
-    ids, written = whole["input_ids"], [bool(value) for value in whole["assistant_masks"]]
-    start = common_prefix_length(ids, before)
-    return ids[:start], ids[start:], written[start:]
-
-
-def _by_prefixes(
-    prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
-) -> tuple[list[int], list[int], list[bool]]:
-    def render(messages: Messages, before_a_turn: bool) -> str:
-        text: str = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=before_a_turn, **options
-        )
-        return text
-
-    def added(text: str, known: str) -> list[int]:
-        if not text.startswith(known):
-            raise _NotNested(
-                "its chat template writes earlier turns differently once later ones follow (it removes their thinking, "
-                "for example), so the model read other tokens than the last rendering has. Set chat_template_path to a "
-                "template that keeps them, or make each turn a row of its own, with what the model read as its prompt"
-            )
-        ids: list[int] = tokenizer(text[len(known) :], add_special_tokens=False)["input_ids"]
-        return ids
-
-    text = render(prompt, completion[0]["role"] == "assistant")
-    prompt_ids, ids = added(text, ""), list[int]()
-    written: list[bool] = []
-    for n, message in enumerate(completion):
-        if message["role"] == "assistant":
-            before = render([*prompt, *completion[:n]], True) if n else text
-            after = render([*prompt, *completion[: n + 1]], False)
-            context, own = added(before, text), added(after, before)
-            ids += context + own
-            written += [False] * len(context) + [True] * len(own)
-            text = after
-    return prompt_ids, ids, written
-
-
-def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokens that may end a turn: the tokenizer's stop token, and others such as Gemma's `<end_of_turn>`."""
-    return _special_tokens(tokenizer, len(tokenizer))
-
-
-@lru_cache(maxsize=8)
-def _special_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> frozenset[int]:
-    added = {token for token, content in tokenizer.added_tokens_decoder.items() if content.special}
-    return frozenset({*added, *tokenizer.all_special_ids, tokenizer.eos_token_id} - {None})
-
-
-def _up_to_the_stop(ids: list[int], written: list[bool], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
-    """Without the white space that templates write behind the stop token: a sampler never wrote it."""
-    found, start = list[bool](), 0
-    stops = special_tokens(tokenizer)
-    for own, turn in groupby(written):
-        end = own_end = start + len(list(turn))
-        if own and (places := [place for place in range(start, end) if ids[place] in stops]):
-            behind = places[-1] + 1
-            own_end = end if tokenizer.decode(ids[behind:end]).strip() else behind
-        found += [own] * (own_end - start) + [False] * (end - own_end)
-        start = end
-    return found

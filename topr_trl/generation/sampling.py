@@ -9,6 +9,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from topr_trl.checks import check_at_least, check_types
 from topr_trl.data.sampled import LOGPROBS_MODE, RAW, SAMPLING
+from topr_trl.data.tokenization import encode_prompt
 
 
 @dataclass
@@ -50,14 +51,14 @@ def encode_prompts(
     tokenizer: PreTrainedTokenizerBase, problems: Dataset, args: SamplingArguments, context: int | None
 ) -> list[list[int]]:
     """Token ids of the prompts; a ValueError if the longest and `max_new_tokens` do not fit in the context."""
-    prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in problems["prompt"]]
-    longest = max(map(len, prompt_ids), default=0)
+    ids = [encode_prompt(prompt, tokenizer) for prompt in problems["prompt"]]
+    longest = max(map(len, ids), default=0)
     if context is not None and longest + args.max_new_tokens > context:
         raise ValueError(
             f"A prompt of {longest} tokens and max_new_tokens={args.max_new_tokens} do not fit in the model's context "
             f"of {context}. Use fewer examples in the prompt, or a lower max_new_tokens."
         )
-    return prompt_ids
+    return ids
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig) -> list[int]:

@@ -1,0 +1,197 @@
+"""What is learned of a turn is what the model wrote, with every chat template that ships with TRL."""
+
+import re
+
+import pytest
+from test_turns import CALL, PLAIN, PROMPT, TEMPLATES, own
+from tokenizers.processors import ByteLevel
+from transformers import AutoTokenizer
+
+from topr_trl.data.turns import special_tokens, tokenize_turns
+from topr_trl.tasks import arithmetic
+
+USER = {"role": "user", "content": "How many legs?"}
+ANSWER = {"role": "assistant", "content": "It has 4 legs."}
+CALLS = {"role": "assistant", "content": "", "tool_calls": [{**CALL, "id": "call00001"}]}
+RESULT = {"role": "tool", "name": "multiply", "tool_call_id": "call00001", "content": "6"}
+COMPLETIONS = {
+    "plain": [ANSWER],
+    "reasoning": [{**ANSWER, "reasoning_content": "I count them."}],
+    "reasoning in the content": [{**ANSWER, "content": "<think>\nI count them.\n</think>\n\nIt has 4 legs."}],
+    "two turns": [ANSWER, USER, {**ANSWER, "content": "Still 4."}],
+    "reasoning in two turns": [
+        {**ANSWER, "reasoning_content": "I count them."},
+        USER,
+        {**ANSWER, "content": "Still 4.", "reasoning_content": "I count again."},
+    ],
+    "tool": [CALLS, RESULT, ANSWER],
+    "text and call": [{**CALLS, "content": "I ask."}, RESULT, ANSWER],
+    "two calls": [{**CALLS, "tool_calls": CALLS["tool_calls"] * 2}, RESULT, RESULT, ANSWER],
+}
+# These write text only where it is a list of parts, and `topr_trl` trains on images online.
+OF_VISION = {"idefics3", "llava_next", "smolvlm"}
+SPECIAL = re.compile(r"<\|[^<>|\s]+\|>|<｜[^<>\s]+?｜>|<(?:start|end)_of_\w+>|<\|[a-z_]+>|<[a-z_]+\|>|\[gMASK\]|<sop>")
+
+
+def tokenizer_of(name):
+    """The bundled tokenizer with a template of TRL's, and with its special tokens."""
+    template = (TEMPLATES / f"{name}.jinja").read_text()
+    tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
+    special = {"bos_token": "<BOS>", "eos_token": "<EOS>", "extra_special_tokens": sorted({*SPECIAL.findall(template)})}
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>"])
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def squeezed(text):
+    return "".join(text.split())
+
+
+def check_turn(tokenizer, message, written):
+    content = squeezed(message["content"].removeprefix("<think>"))  # the generation prompt may have that
+    for said in (content, squeezed(message.get("reasoning_content", ""))):
+        assert said in squeezed(written)
+    assert written.count("multiply") >= len(message.get("tool_calls", []))
+    ids = tokenizer(written, add_special_tokens=False)["input_ids"]
+    assert ids[-1] in special_tokens(tokenizer)
+    assert ids[-1] != ids[-2]
+    if content and not message.get("tool_calls"):
+        assert not re.search(r"\s", written[written.rindex(message["content"][-5:]) + 5 :])
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
+def test_what_is_learned_is_what_the_model_wrote(name):
+    tokenizer, refused = tokenizer_of(name), {}
+    for case, completion in COMPLETIONS.items():
+        try:
+            _, ids, mask = tokenize_turns([USER], completion, tokenizer)
+        except ValueError as error:
+            refused[case] = str(error)
+            continue
+        turns = own(tokenizer, ids, mask)
+        for message, written in zip([m for m in completion if m["role"] == "assistant"], turns, strict=True):
+            check_turn(tokenizer, message, written)
+    assert ({"plain", "two turns"} & {*refused} != set()) == (name.removesuffix("_training") in OF_VISION)
+    assert all("chat template" in why and "chat_template_path" in why for why in refused.values())
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma4_v5", "glm4moe", "gptoss", "lfm2_2_5", "nemotron_3_nano", "qwen3", "qwen3_5_think"]
+)
+def test_templates_that_write_reasoning(name):
+    if not (TEMPLATES / f"{name}.jinja").exists():
+        pytest.skip("this TRL does not have it")
+    tokenizer = tokenizer_of(name)
+    for case in ("reasoning", "reasoning in the content"):
+        _, ids, mask = tokenize_turns([USER], COMPLETIONS[case], tokenizer)
+        assert "I count them." in own(tokenizer, ids, mask)[0]
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1_distill", "llama3", "qwen2_5"])
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_that_a_template_leaves_out_is_refused(name, key):
+    message = {**ANSWER, key: "I count\nthem."}
+    with pytest.raises(
+        ValueError, match=rf"chat template leaves out the {key} .*'I count\\nthem.'.* chat_template_path"
+    ):
+        tokenize_turns([USER], [message], tokenizer_of(name))
+
+
+def test_reasoning_may_be_given_twice(tokenizer):
+    content = COMPLETIONS["reasoning in the content"][0]["content"]
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.reasoning or '' }}{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    for more in ({"reasoning_content": "I count them."}, {"reasoning": "So.", "reasoning_content": "So."}):
+        message = {**ANSWER, "content": content, **more}
+        assert tokenizer.decode(tokenize_turns([USER], [message], tokenizer)[1]).endswith(f"{content}<|end|>")
+
+
+def test_words_of_the_prompt_are_not_those_of_the_turn(tokenizer):
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content if m.role == 'user' else '' }}<|end|>{% endfor %}"
+    for said in ("legs?", "No words of the prompt, and more than it has."):
+        with pytest.raises(ValueError, match="leaves out the content"):
+            tokenize_turns([USER], [{**ANSWER, "content": said}], tokenizer)
+
+
+def test_a_generation_prompt_may_have_the_beginning_of_a_turn(tokenizer):
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]<think>{% endif %}"
+    )
+    _, ids, _ = tokenize_turns([USER], [{**ANSWER, "content": "<think>So.</think>4."}], tokenizer)
+    assert tokenizer.decode(ids) == "So.</think>4.<|end|>"
+
+
+def test_a_call_that_a_template_leaves_out_is_refused():
+    """GPT-OSS's writes the first one alone, and both are of the same tool."""
+    with pytest.raises(ValueError, match="leaves out the call of multiply"):
+        tokenize_turns([USER], COMPLETIONS["two calls"], tokenizer_of("gptoss"))
+    old = {**ANSWER, "function_call": CALL["function"]}
+    with pytest.raises(ValueError, match="leaves out the call of multiply"):
+        tokenize_turns([USER], [old], tokenizer_of("qwen2_5"))
+
+
+def test_thinking_in_the_content_behind_an_empty_block_of_thinking_is_refused():
+    """Qwen3's template does not know thinking without its end."""
+    cut = {**ANSWER, "content": "<think>\nI count the"}
+    with pytest.raises(ValueError, match=r"block of thinking in front .* reasoning_content"):
+        tokenize_turns([USER], [cut], tokenizer_of("qwen3"), truncated=True)
+
+
+def test_arguments_that_the_own_template_cannot_write_are_written_by_trls():
+    tokenizer = tokenizer_of("deepseekv3")
+    _, ids, mask = tokenize_turns([USER], COMPLETIONS["tool"], tokenizer)
+    called, answer = own(tokenizer, ids, mask)
+    assert '{"a": 2, "b": 3}' in called
+    assert answer == "It has 4 legs.<｜end▁of▁sentence｜>"
+    tokenizer.chat_template += "{# of somebody else #}"
+    with pytest.raises(ValueError, match="cannot write these messages: can only concatenate str"):
+        tokenize_turns([USER], COMPLETIONS["tool"], tokenizer)
+
+
+def test_the_generation_prompt_is_context_in_later_turns_too():
+    """The blocks of GPT-OSS's template include it."""
+    tokenizer = tokenizer_of("gptoss")
+    _, ids, mask = tokenize_turns([USER], COMPLETIONS["two turns"], tokenizer)
+    said = "<|channel|>final<|message|>"
+    assert own(tokenizer, ids, mask) == [f"{said}It has 4 legs.<|end|>", f"{said}Still 4.<|return|>"]
+
+
+def test_a_block_may_be_the_generation_prompt_alone(tokenizer):
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}[assistant]{{ m.content }}"
+        "{% endgeneration %}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% else %}.{% endif %}"
+    )
+    _, ids, mask = tokenize_turns([USER], [ANSWER, USER, {**ANSWER, "content": ""}], tokenizer)
+    assert own(tokenizer, ids, mask) == ["It has 4 legs.<|end|>", "<|end|>"]
+
+
+def test_an_empty_turn_is_all_that_its_template_writes():
+    tokenizer = tokenizer_of("glm4moe")
+    assert (
+        tokenizer.decode(tokenize_turns([USER], [{**ANSWER, "content": ""}], tokenizer)[1]) == "\n<think></think><EOS>"
+    )
+
+
+def test_white_space_behind_the_generation_prompt_is_the_models(tokenizer):
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}[assistant] {{ m.content }}"
+        "{% endgeneration %}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% else %}.{% endif %}"
+    )
+    tokenizer.backend_tokenizer.post_processor = ByteLevel(trim_offsets=True)  # as those of Llama and Qwen
+    _, ids, mask = tokenize_turns([USER], [ANSWER, USER, ANSWER], tokenizer, truncated=True)
+    assert own(tokenizer, ids, mask) == [" It has 4 legs.<|end|>", " It has 4 legs."]
+
+
+def test_blocks_that_are_not_turns_are_refused(tokenizer):
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{% generation %}{{ m.content }}{% endgeneration %}<|end|>{% endfor %}"
+        "{% if not add_generation_prompt %}.{% endif %}"
+    )
+    with pytest.raises(ValueError, match="blocks of its chat template mark 3 turns, and the assistant has 2"):
+        tokenize_turns(PROMPT, PLAIN, tokenizer)

@@ -1,0 +1,236 @@
+"""Messages as a chat template writes them: tokens, and what each turn of the assistant added to the text."""
+
+from functools import lru_cache
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+from trl.chat_template_utils import get_training_chat_template, has_generation_markers, supports_tool_calling
+from trl.data_utils import common_prefix_length
+
+Messages = list[dict[str, Any]]
+
+_TEXTS = ("content", "reasoning_content", "reasoning", "thinking", "refusal")  # keys of text that the model wrote
+
+
+class Turn(NamedTuple):
+    """A turn of the assistant in a rendered completion.
+
+    Parameters:
+        message (`dict`): The message.
+        start (`int`): Place of its first token in the completion.
+        end (`int`): Place behind its last token, with all that the template writes behind the stop token.
+        text (`str`): Text that the template added for the message.
+        said (`int`): Place in the text behind everything that the message says.
+    """
+
+    message: dict[str, Any]
+    start: int
+    end: int
+    text: str
+    said: int
+
+
+class Rendered(NamedTuple):
+    """Token ids of a prompt and of a completion, and the assistant's turns in the completion."""
+
+    prompt_ids: list[int]
+    ids: list[int]
+    turns: list[Turn]
+
+
+class CannotWrite(ValueError):
+    """A chat template does not write messages as the model read and wrote them; another template may."""
+
+
+def render_turns(
+    prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
+) -> Rendered:
+    """Render messages by the first way that keeps all that the model wrote.
+
+    The first way is the tokenizer's own template, the second is the template that TRL trains such a model with. The
+    third is for templates that write earlier turns differently once later ones follow: their `{% generation %}` blocks.
+
+    Raises:
+        CannotWrite: no way keeps it.
+    """
+    templates, _ = _templates(tokenizer, str(tokenizer.chat_template))
+    ways = [(_by_prefixes, template) for template in templates]
+    if has_generation_markers(templates[-1]):
+        ways.append((_by_markers, templates[-1]))
+    for way, template in ways[:-1]:
+        try:
+            return way(prompt, completion, tokenizer, {**options, "chat_template": template})
+        except CannotWrite:
+            pass
+    way, template = ways[-1]
+    return way(prompt, completion, tokenizer, {**options, "chat_template": template})
+
+
+def writes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer's chat template writes calls and results of tools."""
+    return _templates(tokenizer, str(tokenizer.chat_template))[1]
+
+
+@lru_cache(maxsize=8)
+def _templates(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> tuple[tuple[str, ...], bool]:
+    """Return the tokenizer's own template and TRL's for training, if there is one; and whether its own writes tools.
+
+    `chat_template` is what the tokenizer has: it may get another.
+    """
+    own = tokenizer.chat_template
+    own = own["default"] if isinstance(own, dict) else own
+    try:
+        trls = get_training_chat_template(tokenizer) or own
+    except ValueError:  # TRL has none for it
+        trls = own
+    return tuple(dict.fromkeys((own, trls))), supports_tool_calling(tokenizer)
+
+
+def _by_prefixes(
+    prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
+) -> Rendered:
+    def render(messages: Messages, before_a_turn: bool) -> str:
+        return _render(tokenizer, messages, tokenize=False, add_generation_prompt=before_a_turn, **options)
+
+    def added(text: str, known: str) -> str:
+        if not text.startswith(known):
+            raise CannotWrite(
+                "its chat template writes earlier turns differently once later ones follow (it removes their thinking, "
+                "for example), so the model read other tokens than the last rendering has. Set chat_template_path to a "
+                "template that keeps them, or make each turn a row of its own, with what the model read as its prompt"
+            )
+        return text[len(known) :]
+
+    text = render(prompt, completion[0]["role"] == "assistant")
+    rendered = Rendered(token_ids(text, tokenizer), [], [])
+    for n, message in enumerate(completion):
+        if message["role"] == "assistant":
+            before = render([*prompt, *completion[:n]], True) if n else text
+            after = render([*prompt, *completion[: n + 1]], False)
+            context, own = added(before, text), added(after, before)
+            rendered.ids.extend(token_ids(context, tokenizer))
+            start = len(rendered.ids)
+            rendered.ids.extend(token_ids(own, tokenizer))
+            said = _end_of_message(message, context if n else text, own)
+            rendered.turns.append(Turn(message, start, len(rendered.ids), own, said))
+            text = after
+    return rendered
+
+
+def _by_markers(
+    prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
+) -> Rendered:
+    messages, places = [*prompt, *completion], [n for n, m in enumerate(completion) if m["role"] == "assistant"]
+    text = _render(tokenizer, messages, tokenize=False, **options)
+    whole = _render(
+        tokenizer, messages, return_dict=True, return_assistant_tokens_mask=True,
+        tokenizer_kwargs={"return_offsets_mapping": True}, **options,
+    )  # fmt: skip
+    known = _render(
+        tokenizer, prompt, return_dict=False, add_generation_prompt=completion[0]["role"] == "assistant", **options
+    )
+    ids, spans = whole["input_ids"], whole["offset_mapping"]
+    first = common_prefix_length(ids, known)
+    runs = _runs(whole["assistant_masks"], first)
+    if len(runs) != len(places):
+        raise CannotWrite(
+            f"the generation blocks of its chat template mark {len(runs)} turns, and the assistant has {len(places)}. "
+            "Set chat_template_path to another template, or give completion_ids and completion_mask"
+        )
+    turns, behind = list[Turn](), 0
+    for n, (start, end) in zip(places, runs, strict=True):
+        context = text[behind : _behind(spans, start)]
+        before = _render(tokenizer, [*prompt, *completion[:n]], tokenize=False, add_generation_prompt=True, **options)
+        # A block may include the generation prompt, which the model read.
+        opening = before.rpartition(context)[2] if context and context in before else ""
+        start += common_prefix_length(ids[start:end], token_ids(opening, tokenizer))
+        own, behind = text[_behind(spans, start) : _behind(spans, end)], _behind(spans, end)
+        turns.append(Turn(completion[n], start - first, end - first, own, _end_of_message(completion[n], context, own)))
+    return Rendered(ids[:first], ids[first:], turns)
+
+
+def _runs(mask: list[int], first: int) -> list[tuple[int, int]]:
+    """Return the start and end of each run of ones from place `first` on."""
+    found, start = list[tuple[int, int]](), first
+    for is_own, run in groupby(mask[first:]):
+        end = start + len(list(run))
+        if is_own:
+            found.append((start, end))
+        start = end
+    return found
+
+
+def _behind(spans: list[tuple[int, int]], count: int) -> int:
+    """Return the place in a text behind its first tokens; white space in front of the next belongs to that."""
+    return spans[count - 1][1] if count else 0
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, **options: Any) -> Any:
+    try:
+        return tokenizer.apply_chat_template(messages, **options)
+    except (TemplateError, TypeError) as error:  # TypeError: the template joins text and, say, arguments of a call
+        raise CannotWrite(
+            f"its chat template cannot write these messages: {error}. Set chat_template_path to a template that can, "
+            "or give completion_ids"
+        ) from None
+
+
+def token_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids of a text, without tokens that the tokenizer would add in front or behind."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def _end_of_message(message: dict[str, Any], context: str, text: str) -> int:
+    """Return the place in a turn's text behind everything that its message says.
+
+    White space is ignored, because templates trim. A part may begin in the context: some generation prompts end with
+    `<think>`. Behind a call of a tool that place is not known, so it is the end of the text.
+
+    Raises:
+        CannotWrite: the text lacks a part of the message, or has thinking that the model did not write.
+    """
+    read, rest = len(_squeezed(context)), _squeezed(context + text)
+    end = read
+    for name, part in _parts(message):
+        squeezed = _squeezed(part)
+        place = rest.rfind(squeezed)
+        if place < 0 or place + len(squeezed) <= read:
+            raise CannotWrite(
+                f"its chat template leaves out {name} of an assistant's turn ({part.strip()[:40]!r}), which the model "
+                "wrote. Set chat_template_path to a template that writes it (or chat_template_kwargs, if the template "
+                "has an option for it), or give completion_ids"
+            )
+        if squeezed.startswith("<think>") and "</think>" in rest[read:place]:
+            raise CannotWrite(
+                "its chat template writes a block of thinking in front of the thinking in an assistant's content. Give "
+                "the thinking as reasoning_content alone, set chat_template_path to another template, or give "
+                "completion_ids"
+            )
+        end = max(end, place + len(squeezed))
+        rest = rest[:place] + "\0" * len(squeezed) + rest[place + len(squeezed) :]  # equal calls have a text each
+    if message.get("tool_calls"):
+        return len(text)
+    visible = [place for place, character in enumerate(text) if not character.isspace()]
+    said = visible[end - read - 1] + 1 if end > read else 0
+    content = message["content"]
+    trailing = content[len(content.rstrip()) :]
+    return said + len(trailing) if text.startswith(trailing, said) else said
+
+
+def _parts(message: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the name and text of each part of a message that is not blank, with the names of called tools last."""
+    content = _squeezed(message["content"])
+    texts = {name: message[name] for name in _TEXTS if isinstance(message.get(name), str)}
+    # Reasoning may be given twice: under two names, or in the content too.
+    names = {text: f"the {name}" for name, text in texts.items() if name == "content" or _squeezed(text) not in content}
+    calls = [*(call.get("function", call) for call in message.get("tool_calls", [])), message.get("function_call")]
+    called = [str(call.get("name") or "") for call in calls if isinstance(call, dict)]
+    parts = [*((name, text) for text, name in names.items()), *((f"the call of {name}", name) for name in called)]
+    return [(name, text) for name, text in parts if text.strip()]
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
