@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-IN_THE_WHEEL = ["topr_trl/py.typed", "topr_trl/__init__.pyi"] + [
+IN_THE_WHEEL = ["topr_trl/py.typed", "topr_trl/__init__.pyi", "topr_trl/experimental/__init__.pyi"] + [
     f"topr_trl/tasks/{model}/{file}"
     for model in ("careless_model", "careless_verifier")
     for file in ("config.json", "model.safetensors", "tokenizer.json")
@@ -25,11 +25,13 @@ USERS_CODE = """\
 from pathlib import Path
 
 from topr_trl import OfflineTOPRConfig, TruncationLimits, curate, load_rows, topr_loss
+from topr_trl.experimental import AsyncTOPRConfig
 
 limits = TruncationLimits(0.0, 1.0, 0.0, 1.0)
 share: float = OfflineTOPRConfig("out", preset="tis").limits.b_neg
 OfflineTOPRConfig("out", baseline=0.5)
 OfflineTOPRConfig("out", baseline="mean")
+AsyncTOPRConfig("out", baseline="mean")
 chosen: int = curate([1.0, -1.0], [0, 0], rule="uniform").chosen_positives
 load_rows(Path("rows"))
 curate([1.0, -1.0], [0, 0], rule=3)  # type: ignore[arg-type]

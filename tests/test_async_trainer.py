@@ -7,7 +7,10 @@ import asyncio
 import inspect
 import math
 import queue
-from copy import deepcopy
+import subprocess
+import sys
+from copy import copy, deepcopy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,11 +26,13 @@ from topr_trl.tasks import arithmetic, gsm8k
 if Version(trl.__version__) < Version("1.16"):
     pytest.skip("AsyncGRPOTrainer is built on TRL 1.16", allow_module_level=True)
 
+from trl import GRPOConfig
 from trl.experimental.async_grpo import AsyncGRPOConfig
 from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer, RolloutQueueDataset
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample, _AsyncRolloutLoop
 
-from topr_trl.experimental.async_trainer import AsyncTOPRConfig, AsyncTOPRTrainer, _AfterBaseline, _WholeConversations
+from topr_trl.experimental import AsyncTOPRConfig, AsyncTOPRTrainer
+from topr_trl.experimental.async_trainer import ASYNC_ONLY, _AfterBaseline, _WholeConversations
 
 MODEL = str(arithmetic.CARELESS_MODEL)
 QUIET = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
@@ -109,9 +114,9 @@ def sample_of(row, version, group):
     )  # fmt: skip
 
 
-def make(folder, worker, **settings):
+def make(folder, worker, model=MODEL, **settings):
     args = AsyncTOPRConfig(str(folder), **{**QUIET, "token_budget": 0, "max_steps": 1, **settings})
-    trainer = AsyncTOPRTrainer(MODEL, args=args, train_dataset=worker.problems, rollout_worker=worker,
+    trainer = AsyncTOPRTrainer(model, args=args, train_dataset=worker.problems, rollout_worker=worker,
                                weight_transfer=NoTransfer())  # fmt: skip
     worker.trainer = trainer
     return trainer
@@ -191,8 +196,9 @@ def test_baselines(baseline, expected):
 
 def test_settings_that_do_not_fit_are_refused():
     for wrong, message in (
-        ({"epsilon": 0.3}, "epsilon=0.3 belongs to another loss and has no meaning for AsyncTOPRTrainer.* `preset`"),
-        ({"top_p": 0.9}, "top_p=0.9 belongs to.*of a part of the vocabulary"),
+        ({"epsilon": 0.3}, r"epsilon=0.3 cannot be used with AsyncTOPRTrainer.* `preset`"),
+        ({"top_p": 0.9}, "top_p=0.9 .*of a part of the vocabulary"),
+        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha=5.0 .*Remove it"),
         ({"top_k": 50}, "top_k=50 .*of a part of the vocabulary"),
         ({"log_mu": "trainer"}, "log_mu='trainer': rows are written by older weights"),
         ({"baseline": "median"}, "baseline must be a number or one of mean, group_mean"),
@@ -203,6 +209,43 @@ def test_settings_that_do_not_fit_are_refused():
     assert AsyncTOPRConfig("x", **QUIET, baseline=-0.5).baseline_value == -0.5
     with pytest.raises(TypeError, match="needs AsyncTOPRConfig as args, not AsyncGRPOConfig"):
         AsyncTOPRTrainer(MODEL, args=AsyncGRPOConfig("x", **QUIET))
+
+
+@pytest.mark.parametrize("prefix", ["vllm_", ""])
+def test_importance_sampling_is_refused_as_soon_as_trl_has_it(prefix, monkeypatch):
+    """huggingface/trl#7120 adds it."""
+    setting = copy(GRPOConfig.__dataclass_fields__["vllm_importance_sampling_mode"])
+    setting.name = f"{prefix}importance_sampling_mode"
+    monkeypatch.setitem(AsyncGRPOConfig.__dataclass_fields__, setting.name, setting)
+    monkeypatch.setattr(AsyncTOPRConfig, setting.name, setting.default, raising=False)
+    AsyncTOPRConfig("x", **QUIET)
+    monkeypatch.setattr(AsyncTOPRConfig, setting.name, "token_mask")
+    with pytest.raises(ValueError, match=f"{setting.name}='token_mask' .*`log_mu`"):
+        AsyncTOPRConfig("x", **QUIET)
+
+
+def test_no_new_setting_goes_unnoticed():
+    """One that TRL's loss reads has no effect here, and has to be refused."""
+    known = {
+        "chat_template_kwargs", "dtype", "epsilon", "epsilon_high", "fork_threshold_tokens", "heartbeat_stale_after_s",
+        "ignore_data_skip", "learning_rate", "log_completions", "logging_steps", "lr_scheduler_type",
+        "max_completion_length", "max_inflight_tasks", "max_staleness", "max_tool_calling_iterations", "min_p",
+        "model_init_kwargs", "num_completions_to_print", "num_generations", "queue_maxsize", "repetition_penalty",
+        "request_timeout", "router_aux_loss_coef", "temperature", "token_budget", "top_k", "top_p",
+        "trust_remote_code", "vllm_server_base_url", "vllm_server_timeout", "weight_sync_steps", "weight_sync_timeout",
+    }  # fmt: skip
+    new = set(inspect.get_annotations(AsyncGRPOConfig)) - known - set(ASYNC_ONLY)
+    assert not new, f"new settings of AsyncGRPOConfig in TRL {trl.__version__}: {new}"
+
+
+def test_a_path(problems, tmp_path):
+    assert make(tmp_path, Worker(problems), Path(MODEL)).args.output_dir == str(tmp_path)
+
+
+def test_the_package_imports_its_names_when_they_are_used():
+    code = "import sys, topr_trl.experimental as e; print('torch' in sys.modules, *e.__all__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "AsyncTOPRConfig", "AsyncTOPRTrainer"]
 
 
 def test_conversations_in_several_rows_are_left_out_and_counted(monkeypatch):

@@ -1,13 +1,17 @@
 import dataclasses
 import json
+import sys
 
 import pytest
+import torch
 from accelerate import ParallelismConfig
-from trl import GRPOConfig, TrlParser
+from transformers import TrainingArguments
+from transformers.trainer_utils import SaveStrategy
+from trl import GRPOConfig, SFTConfig, TrlParser
 
 from topr_trl import OfflineTOPRConfig, TOPRConfig, TruncationLimits
 from topr_trl.config import CurationArguments
-from topr_trl.refused import GRPO_ONLY, offloads_optimizer
+from topr_trl.refused import GRPO_ONLY, LIKE_TOPR, SFT_ONLY, offloads_optimizer, refuse_settings
 
 CPU = {"bf16": False, "use_cpu": True}
 
@@ -39,7 +43,7 @@ def test_single_limits_replace_the_presets(tmp_path):
     assert args.limits == TruncationLimits(0, 2, 0.5, 1)
 
 
-@pytest.mark.parametrize("name", list(GRPO_ONLY))
+@pytest.mark.parametrize("name", [name for name in GRPO_ONLY if name in GRPOConfig.__dataclass_fields__])
 def test_grpo_only_settings_say_what_to_use_instead(name, tmp_path):
     default = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}[name]
     other = {"scale_rewards": "batch", "importance_sampling_level": "sequence"}.get(
@@ -60,13 +64,150 @@ def test_the_best_model_is_that_of_the_highest_reward(tmp_path):
     assert (args.metric_for_best_model, args.greater_is_better) == ("eval_reward", True)
     args = TOPRConfig(str(tmp_path), **CPU, **of_best, metric_for_best_model="eval_length", greater_is_better=False)
     assert (args.metric_for_best_model, args.greater_is_better) == ("eval_length", False)
+    args = TOPRConfig(str(tmp_path), **CPU, save_strategy="best", eval_strategy="steps")
+    assert (args.metric_for_best_model, args.greater_is_better) == ("eval_reward", True)
     assert TOPRConfig(str(tmp_path), **CPU).metric_for_best_model is None
 
 
-@pytest.mark.parametrize("settings", [{"packing": True}, {"loss_type": "dft"}, {"assistant_only_loss": True}])
+@pytest.mark.parametrize("best", [{"load_best_model_at_end": True}, {"save_strategy": "best"},
+                                  {"save_strategy": SaveStrategy.BEST}, {"lr_scheduler_type": "reduce_lr_on_plateau"},
+                                  {}])  # fmt: skip
+def test_the_best_model_is_not_that_of_the_lowest_loss(best, tmp_path):
+    """The metric is also read by callbacks such as `EarlyStoppingCallback`, of which the settings say nothing."""
+    given = {"output_dir": str(tmp_path), **CPU, "eval_strategy": "steps", **best}
+    for metric in ("loss", "eval_loss", "eval_hard_loss", None):
+        if metric:
+            with pytest.raises(ValueError, match=r"metric_for_best_model.*Set metric_for_best_model='eval_reward'"):
+                TOPRConfig(**given, metric_for_best_model=metric)
+        if metric or best:
+            with pytest.raises(ValueError, match=r"metric_for_best_model.*Name a metric"):
+                OfflineTOPRConfig(**given, metric_for_best_model=metric)
+    for cls in (TOPRConfig, OfflineTOPRConfig):
+        assert cls(**given, metric_for_best_model="eval_accuracy").metric_for_best_model == "eval_accuracy"
+
+
+@pytest.mark.parametrize("settings", [{"packing": True}, {"loss_type": "dft"}, {"assistant_only_loss": True},
+                                      {"neftune_noise_alpha": 5.0},
+                                      {"dataset_kwargs": {"skip_prepare_dataset": True}},
+                                      {"dataset_kwargs": '{"skip_prepare_dataset": true}'}])  # fmt: skip
 def test_sft_only_settings(settings, tmp_path):
-    with pytest.raises(ValueError, match="Remove it"):
+    (name,) = settings
+    with pytest.raises(ValueError, match=f"{name}=.*Remove it"):
         OfflineTOPRConfig(str(tmp_path), **CPU, **settings)
+
+
+def test_settings_that_turn_off_what_topr_refuses_are_taken(tmp_path):
+    assert TOPRConfig(str(tmp_path), **CPU, neftune_noise_alpha=0).neftune_noise_alpha == 0
+    OfflineTOPRConfig(str(tmp_path), **CPU, neftune_noise_alpha=0, dataset_kwargs={"skip_prepare_dataset": False})
+
+
+# The field has another name in older versions of transformers.
+_BY_STRATEGY = "train_sampling_strategy" in TrainingArguments.__dataclass_fields__
+_UNREPEATABLE = (
+    [{"train_sampling_strategy": "group_by_length"}, {"train_sampling_strategy": "batch_rebalance"}]
+    if _BY_STRATEGY
+    else [{"group_by_length": True}]
+)
+
+
+@pytest.mark.parametrize("settings", _UNREPEATABLE)
+def test_an_order_that_a_resumed_run_does_not_repeat_is_refused(settings, tmp_path):
+    ((name, _),) = settings.items()
+    with pytest.raises(ValueError, match=f"{name}=.*sort_by_length"):
+        OfflineTOPRConfig(str(tmp_path), **CPU, **settings)
+    with pytest.raises(ValueError, match=r"dispatch_batches=True.*Leave dispatch_batches out"):
+        OfflineTOPRConfig(str(tmp_path), **CPU, accelerator_config={"dispatch_batches": True})
+    OfflineTOPRConfig(str(tmp_path), **CPU, accelerator_config={"split_batches": True})
+    if _BY_STRATEGY:
+        OfflineTOPRConfig(str(tmp_path), **CPU, train_sampling_strategy="sequential")
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ({"eos_token_id": [1, 2]}, "model.generation_config.eos_token_id"),
+        ({"stop_strings": ["\n"]}, "model.generation_config.eos_token_id"),
+        ({"pad_token_id": 0}, "tokenizer.pad_token"),
+        ({"num_return_sequences": 2}, "num_generations"),
+        ({"n": 2}, "num_generations"),
+        ({"return_dict_in_generate": True}, "token ids alone"),
+        ({"num_beams": 2}, "Remove it"),
+        ({"do_sample": False}, "Remove it"),
+        ({"forced_eos_token_id": 1}, "Remove it"),
+        ({"truncate_prompt_tokens": 5}, "Remove it"),
+        ({"max_new_tokens": 5}, "max_completion_length"),
+        ({"temperature": 0.5}, "`temperature`"),
+        ({"logprobs": 5}, "sampled token"),
+    ],
+)
+def test_generation_kwargs_by_which_trl_would_misread_completions(given, remedy, tmp_path):
+    ((name, value),) = given.items()
+    for form in (given, json.dumps(given)):  # the second on the command line
+        with pytest.raises(ValueError, match=f"generation_kwargs with {name}=") as error:
+            TOPRConfig(str(tmp_path), **CPU, generation_kwargs=form)
+        assert remedy in str(error.value)
+        assert repr(value) in str(error.value)
+
+
+def test_generation_kwargs_that_do_no_harm(tmp_path):
+    harmless = {"num_beams": 1, "do_sample": True, "temperature": 0.7, "eos_token_id": None, "max_new_tokens": 9}
+    args = TOPRConfig(str(tmp_path), **CPU, temperature=0.7, max_completion_length=9, generation_kwargs=harmless)
+    assert args.generation_kwargs == harmless
+
+
+def test_activations_are_not_offloaded_from_the_cpu_to_the_cpu(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"activation_offloading=True.*Leave it out"):
+        OfflineTOPRConfig(str(tmp_path), **CPU, activation_offloading=True)
+    monkeypatch.setattr(OfflineTOPRConfig, "device", torch.device("cuda:0"))
+    OfflineTOPRConfig(str(tmp_path), **CPU, activation_offloading=True)
+
+
+def test_a_chat_template_may_be_a_path(tmp_path):
+    template = tmp_path / "chat.jinja"
+    with pytest.raises(ValueError, match="chat_template_path: there is no file"):
+        OfflineTOPRConfig(str(tmp_path), **CPU, chat_template_path=template)
+    template.write_text("{{ messages }}")
+    assert OfflineTOPRConfig(str(tmp_path), **CPU, chat_template_path=template).chat_template_path == str(template)
+
+
+class Removed:
+    """A setting that TRL still has, and that this package does not find."""
+
+    def __init__(self, name):
+        self.name = f"_{name}"
+
+    def __set__(self, settings, value):
+        setattr(settings, self.name, value)
+
+    def __get__(self, settings, _):
+        if settings is None or sys._getframe(1).f_globals["__name__"].startswith("topr_trl"):
+            raise AttributeError(self.name)
+        return getattr(settings, self.name)
+
+
+_CHECKED_ONLY = [
+    *((TOPRConfig, GRPOConfig, name) for name in GRPO_ONLY if name != "loss_type"),  # which TOPR has, too
+    *((TOPRConfig, GRPOConfig, name) for name in ("use_bias_correction_kl", "generation_kwargs")),
+    *((OfflineTOPRConfig, SFTConfig, name) for name in SFT_ONLY),
+    *((OfflineTOPRConfig, SFTConfig, name) for name in ("train_sampling_strategy", "activation_offloading")),
+    *((OfflineTOPRConfig, SFTConfig, name) for name in ("accelerator_config", "chat_template_path")),
+]
+
+
+@pytest.mark.parametrize(("cls", "parent", "name"), _CHECKED_ONLY)
+def test_a_newer_trl_may_remove_what_is_only_checked(cls, parent, name, tmp_path, monkeypatch):
+    more = {"beta": 0.1, "num_iterations": 2} if name == "use_bias_correction_kl" else {}
+    monkeypatch.delitem(parent.__dataclass_fields__, name, raising=False)
+    monkeypatch.setattr(cls, name, Removed(name), raising=False)
+    cls(str(tmp_path), **CPU, **more)
+
+
+def test_what_a_newer_trl_still_has_is_refused():
+    there = [f for f in dataclasses.fields(GRPOConfig) if f.name in GRPO_ONLY and "importance" not in f.name]
+    newer = dataclasses.make_dataclass("GRPOConfig", [(f.name, object, f.default) for f in there])
+    refuse_settings(newer(), newer, "TOPRTrainer", GRPO_ONLY, LIKE_TOPR)
+    with pytest.raises(ValueError, match=r"epsilon=0.3 .*Remove it"):
+        refuse_settings(newer(epsilon=0.3), newer, "TOPRTrainer", GRPO_ONLY, LIKE_TOPR)
 
 
 @pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])

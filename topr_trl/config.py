@@ -16,15 +16,19 @@ from topr_trl.curation import CURATIONS, Curated, compose
 from topr_trl.loss import PRESETS, RATIO_LEVELS, TruncationLimits
 from topr_trl.refused import (
     GRPO_ONLY,
+    LIKE_OFFLINE_TOPR,
     LIKE_TOPR,
-    LOSS_METRICS,
     SFT_ONLY,
+    is_loss,
     needs_metric_for_best_model,
     offloads_optimizer,
     refuse_adafactor,
     refuse_filters,
+    refuse_generation_kwargs,
+    refuse_offloading_without_accelerator,
     refuse_settings,
     refuse_split_sequences,
+    refuse_unrepeatable_order,
 )
 from topr_trl.warn import warn_user
 
@@ -309,11 +313,14 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         self._choose_metric_for_best_model()
         super().__post_init__()
         self.validate_sharding()
+        refuse_offloading_without_accelerator(self)
         self.validate_replay(self.per_device_train_batch_size, self.steps_per_generation, self.world_size, self.beta)
         if self.log_mu == "sampler":
             refuse_filters(self)
+        refuse_generation_kwargs(self)
         generate_every = self.steps_per_generation * self.num_iterations
-        if self.beta != 0 and self.use_bias_correction_kl and self.gradient_accumulation_steps % generate_every != 0:
+        corrected_kl = self.beta != 0 and getattr(self, "use_bias_correction_kl", False)
+        if corrected_kl and self.gradient_accumulation_steps % generate_every != 0:
             raise ValueError(
                 f"beta={self.beta} with use_bias_correction_kl=True needs the ratio of each token to the sampling "
                 "weights once a batch is used for several optimizer steps, and TOPR's loss does not hold it. Set "
@@ -321,17 +328,18 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             )
 
     def _choose_metric_for_best_model(self) -> None:
-        """The reward instead of transformers' default, the loss: an evaluation's is that of -mean(w · R) with w = 1."""
+        """Use the reward instead of transformers' default, the loss, which is -mean(w · R) with w = 1 in evaluations.
+
+        The loss is refused in any case: callbacks such as transformers' `EarlyStoppingCallback` read the metric, too.
+        """
         args: Any = self
-        if not needs_metric_for_best_model(args):
-            return
-        if args.metric_for_best_model in LOSS_METRICS:
+        if is_loss(args.metric_for_best_model):
             raise ValueError(
                 f"metric_for_best_model={args.metric_for_best_model!r}: the loss is -mean(w · R), which says nothing "
                 "of how good a model is; with baseline='mean' each evaluation's is 0. Set metric_for_best_model="
                 "'eval_reward', or leave it out."
             )
-        if args.metric_for_best_model is None:
+        if needs_metric_for_best_model(args) and args.metric_for_best_model is None:
             args.metric_for_best_model = "eval_reward"
             args.greater_is_better = True if args.greater_is_better is None else args.greater_is_better
 
@@ -368,19 +376,24 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
 
     def __post_init__(self) -> None:
         self.validate_topr()
-        refuse_settings(self, SFTConfig, "OfflineTOPRTrainer", SFT_ONLY)
-        if needs_metric_for_best_model(self) and self.metric_for_best_model in (None, *LOSS_METRICS):
+        refuse_settings(self, SFTConfig, "OfflineTOPRTrainer", SFT_ONLY, LIKE_OFFLINE_TOPR)
+        metric = self.metric_for_best_model
+        if is_loss(metric) or (metric is None and needs_metric_for_best_model(self)):
             raise ValueError(
                 "The best checkpoint, and reduce_lr_on_plateau, would go by the loss (metric_for_best_model), which "
                 "rises as negatives become less likely: the model before training can have the lowest. Name a metric "
                 "that a callback of yours adds to evaluations, or keep the checkpoints and compare them with topr "
                 "evaluate."
             )
-        template = self.chat_template_path
+        template = getattr(self, "chat_template_path", None)
+        if template is not None:
+            self.chat_template_path = template = os.fspath(template)  # TRL takes text alone
         if template and template.endswith((".jinja", ".j2")) and not Path(template).is_file():  # TRL would ask the Hub
             raise ValueError(f"chat_template_path: there is no file {template}.")
         super().__post_init__()
         self.validate_sharding()
+        refuse_unrepeatable_order(self)
+        refuse_offloading_without_accelerator(self)
 
 
 for _config in (TOPRConfig, OfflineTOPRConfig):  # so that help() has all settings of TOPR

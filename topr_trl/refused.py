@@ -1,4 +1,4 @@
-"""Settings of TRL, transformers and Accelerate that do not go with TOPR, and what to use instead."""
+"""Settings of TRL, transformers and Accelerate that TOPR cannot use, and what to use instead."""
 
 import json
 import os
@@ -9,12 +9,16 @@ from typing import Any
 
 from topr_trl.loss import PRESETS
 
-LOSS_METRICS = ("loss", "eval_loss")
-
 
 def needs_metric_for_best_model(args: Any) -> bool:
     """Whether checkpoints or the learning rate depend on an evaluation."""
-    return bool(args.load_best_model_at_end) or args.lr_scheduler_type == "reduce_lr_on_plateau"
+    by_best = args.load_best_model_at_end or args.save_strategy == "best"
+    return bool(by_best) or args.lr_scheduler_type == "reduce_lr_on_plateau"
+
+
+def is_loss(metric: str | None) -> bool:
+    """Whether a metric for the best model is the loss: of the evaluation set, or of one of several."""
+    return metric is not None and (metric == "loss" or metric.endswith("_loss"))
 
 
 def offloads_optimizer(deepspeed: Any) -> bool:
@@ -61,15 +65,74 @@ def refuse_settings(
     advice: dict[str, str],
     also_allowed: Mapping[str, Sequence[Any]] | None = None,
 ) -> None:
-    """Raise a ValueError for settings of the parent's own loss that are not at their defaults; says what to do."""
+    """Raise a ValueError with advice for settings that a TOPR trainer cannot use, unless they have their defaults.
+
+    Settings that this version of TRL or transformers does not have are skipped.
+
+    Args:
+        args: the settings.
+        parent: the class of TRL that has the defaults.
+        trainer: name of the trainer, for the message.
+        advice: what to do instead, by the name of the setting.
+        also_allowed: values that are allowed beside the default.
+    """
     allowed = {f.name: (f.default, *(also_allowed or {}).get(f.name, ())) for f in fields(parent)}
-    foreign = {name: value for name in advice if (value := getattr(args, name)) not in allowed[name]}
+    there = [name for name in advice if name in allowed]
+    foreign = {name: value for name in there if (value := getattr(args, name)) not in allowed[name]}
     if foreign:
         given = " and ".join(f"{name}={value!r}" for name, value in foreign.items())
-        one = len(foreign) == 1
         raise ValueError(
-            f"{given} belong{'s' * one} to another loss and ha{'s' if one else 've'} no meaning for {trainer}. "
-            f"Remove {'it' if one else 'them'}. {' '.join(dict.fromkeys(advice[name] for name in foreign))}"
+            f"{given} cannot be used with {trainer}. Remove {'it' if len(foreign) == 1 else 'them'}. "
+            f"{' '.join(dict.fromkeys(advice[name] for name in foreign))}"
+        )
+
+
+def refuse_generation_kwargs(args: Any) -> None:
+    """Raise a ValueError for `generation_kwargs` after which TRL misreads completions, or another policy samples them.
+
+    Call it after TRL has parsed `generation_kwargs`, which may have been JSON.
+    """
+    given: dict[str, Any] = getattr(args, "generation_kwargs", None) or {}
+    length = getattr(args, "max_completion_length", None)
+    allowed = {**_HARMLESS_VALUES, "temperature": args.temperature, "max_new_tokens": length, "max_tokens": length}
+    wrong = [
+        name
+        for name, value in given.items()
+        if name in _GENERATION_ADVICE and value is not None and value != allowed.get(name)
+    ]
+    if wrong:
+        raise ValueError(
+            f"generation_kwargs with {' and '.join(f'{name}={given[name]!r}' for name in wrong)} cannot be used. "
+            f"{' '.join(dict.fromkeys(_GENERATION_ADVICE[name] for name in wrong))}"
+        )
+
+
+def refuse_unrepeatable_order(args: Any) -> None:
+    """Raise a ValueError if a resumed run would read its rows in another order than an uninterrupted one.
+
+    The sampler by length draws from the global generator (huggingface/transformers#48025). In a resumed run Accelerate
+    does not pass the epoch to the sampler of dispatched batches, nor to that of rebalanced ones on several processes.
+    """
+    strategy = getattr(args, "train_sampling_strategy", None)
+    if strategy in ("group_by_length", "batch_rebalance") or getattr(args, "group_by_length", False):
+        given = f"train_sampling_strategy={strategy!r}" if strategy else "group_by_length=True"
+        raise ValueError(
+            f"{given}: a resumed run would read the rows in another order. Leave it out: sort_by_length, which is on "
+            "by default, puts rows of similar length into a micro-batch."
+        )
+    if getattr(getattr(args, "accelerator_config", None), "dispatch_batches", None):
+        raise ValueError(
+            "accelerator_config with dispatch_batches=True: a run that is resumed after the first epoch would read the "
+            "rows in another order. Leave dispatch_batches out."
+        )
+
+
+def refuse_offloading_without_accelerator(args: Any) -> None:
+    """Raise a ValueError if activations are to be offloaded to the CPU on which the model is trained."""
+    if getattr(args, "activation_offloading", False) and args.device.type == "cpu":
+        raise ValueError(
+            "activation_offloading=True moves activations from an accelerator to the CPU, and this training runs on "
+            "the CPU. Leave it out; gradient_checkpointing=True saves memory here."
         )
 
 
@@ -78,7 +141,7 @@ def refuse_filters(args: Any) -> None:
 
     TRL has parsed `generation_kwargs` by now; they go to vLLM last.
     """
-    given = {name: getattr(args, name, None) for name in _UNFILTERED} | (args.generation_kwargs or {})
+    given = {name: getattr(args, name, None) for name in _UNFILTERED} | (getattr(args, "generation_kwargs", None) or {})
     allowed = {**_UNFILTERED, "temperature": (args.temperature,)}
     wrong = [
         f"{name}={value!r}"
@@ -104,10 +167,45 @@ _HARMLESS = frozenset({
     "spaces_between_special_tokens", "detokenize", "ignore_eos",
 })  # fmt: skip
 
+_STOP_ADVICE = (
+    "TRL ends a completion at the stop tokens of the tokenizer and of the model alone, so pad tokens after another one "
+    "would count as part of the completion. Set model.generation_config.eos_token_id: sampling reads it, too."
+)
+_PAD_ADVICE = "Set tokenizer.pad_token: TRL pads with it."
+_COUNT_ADVICE = "TRL expects one completion for each row. Set num_generations."
+_FORM_ADVICE = "TRL expects token ids alone. Remove it."
+_LENGTH_ADVICE = "Set max_completion_length, which is compared with the model's context."
+_BEAM_ADVICE = "Beams are not samples of the policy. Remove it."
+_FORCED_ADVICE = "A forced token is not a sample of the policy. Remove it."
+_CUT_ADVICE = "The model would read another prompt than the trainer. Remove it, and shorten the prompts."
+_GENERATION_ADVICE = {
+    **dict.fromkeys(("eos_token_id", "stop_strings"), _STOP_ADVICE),
+    "pad_token_id": _PAD_ADVICE,
+    **dict.fromkeys(("num_return_sequences", "n", "best_of"), _COUNT_ADVICE),
+    "return_dict_in_generate": _FORM_ADVICE,
+    **dict.fromkeys(("max_new_tokens", "max_length", "max_tokens"), _LENGTH_ADVICE),
+    "logprobs": "TRL takes the first log-probability of each position for that of the sampled token. Remove it.",
+    **dict.fromkeys(("num_beams", "num_beam_groups", "penalty_alpha", "constraints", "force_words_ids"), _BEAM_ADVICE),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), _FORCED_ADVICE),
+    **dict.fromkeys(("truncate_prompt_tokens", "token_healing"), _CUT_ADVICE),
+    "do_sample": "Completions of one prompt have to differ. Remove it.",
+    "temperature": "Set the field `temperature`, at which the trainer computes log π.",
+}
+_HARMLESS_VALUES = {
+    "num_return_sequences": 1, "n": 1, "best_of": 1, "return_dict_in_generate": False, "logprobs": 0, "num_beams": 1,
+    "num_beam_groups": 1, "token_healing": False, "do_sample": True,
+}  # fmt: skip
+
 LIMITS_ADVICE = "How far a ratio counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`."
 _TAPER_ADVICE = "The taper is the only correction; see `log_mu`."
-# What TOPR does, in GRPO's words.
-LIKE_TOPR: dict[str, tuple[Any, ...]] = {"loss_type": ("topr", None), "scale_rewards": (False, "none")}
+_NOISE = {"neftune_noise_alpha": "Its noise would change log π and not log μ, and with them TOPR's weights."}
+_NO_NOISE = {"neftune_noise_alpha": (0,)}
+# Values by which a script for GRPO or SFT asks for what TOPR does.
+LIKE_TOPR: dict[str, tuple[Any, ...]] = {"loss_type": ("topr", None), "scale_rewards": (False, "none"), **_NO_NOISE}
+LIKE_OFFLINE_TOPR: dict[str, tuple[Any, ...]] = {
+    "dataset_kwargs": ({}, {"skip_prepare_dataset": False}),
+    **_NO_NOISE,
+}
 GRPO_ONLY = {
     "loss_type": f"TOPRTrainer has a loss of its own; related ones are presets: {', '.join(PRESETS)}.",
     **dict.fromkeys(("epsilon", "epsilon_high", "delta"), LIMITS_ADVICE),
@@ -121,6 +219,7 @@ GRPO_ONLY = {
     "vllm_importance_sampling_clip_max": _TAPER_ADVICE,
     "vllm_importance_sampling_clip_min": _TAPER_ADVICE,
     "vllm_importance_sampling_cap": _TAPER_ADVICE,
+    **_NOISE,
 }
 
 SFT_ONLY = {
@@ -129,4 +228,6 @@ SFT_ONLY = {
     **dict.fromkeys(("completion_only_loss", "assistant_only_loss"), "TOPR learns from the completion alone."),
     "label_smoothing_factor": "It would change log π.",
     "dataset_text_field": "The columns are `prompt`, `completion` and `reward`.",
+    "dataset_kwargs": "Rows are always prepared from `prompt`, `completion` and `reward`.",
+    **_NOISE,
 }

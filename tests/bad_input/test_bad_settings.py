@@ -111,7 +111,7 @@ SETTINGS = [
     of_both("an unknown source of log μ", "log_mu must be one of trainer, sampler, not 'guess'.", log_mu="guess"),
     setting(
         "a loss of GRPO's",
-        "loss_type='cispo' belongs to another loss and has no meaning for TOPRTrainer. Remove it. TOPRTrainer has a "
+        "loss_type='cispo' cannot be used with TOPRTrainer. Remove it. TOPRTrainer has a "
         "loss of its own; related ones are presets: topr, positives_only, reinforce, opr, tis.",
         TOPRConfig,
         loss_type="cispo",
@@ -134,14 +134,14 @@ SETTINGS = [
     ),
     setting(
         "a setting of GRPO's loss",
-        "epsilon=0.3 belongs to another loss and has no meaning for TOPRTrainer. Remove it. How far a ratio "
+        "epsilon=0.3 cannot be used with TOPRTrainer. Remove it. How far a ratio "
         "counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`.",
         TOPRConfig,
         epsilon=0.3,
     ),
     setting(
         "several settings of GRPO's loss",
-        "epsilon=0.3 and scale_rewards='batch' belong to another loss and have no meaning for TOPRTrainer. Remove "
+        "epsilon=0.3 and scale_rewards='batch' cannot be used with TOPRTrainer. Remove "
         "them. How far a ratio counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`. TOPR uses the raw "
         "reward minus `baseline`; nothing is divided by a standard deviation.",
         TOPRConfig,
@@ -150,7 +150,7 @@ SETTINGS = [
     ),
     setting(
         "scaled rewards",
-        "scale_rewards='batch' belongs to another loss and has no meaning for TOPRTrainer. Remove it. TOPR "
+        "scale_rewards='batch' cannot be used with TOPRTrainer. Remove it. TOPR "
         "uses the raw reward minus `baseline`; nothing is divided by a standard deviation.",
         TOPRConfig,
         scale_rewards="batch",
@@ -182,9 +182,57 @@ SETTINGS = [
     ),
     setting(
         "packing",
-        "packing=True belongs to another loss and has no meaning for OfflineTOPRTrainer. Remove it. A "
+        "packing=True cannot be used with OfflineTOPRTrainer. Remove it. A "
         "completion is weighted as a whole, so rows are not packed.",
         packing=True,
+    ),
+    setting(
+        "the best checkpoint by the loss, offline",
+        "The best checkpoint, and reduce_lr_on_plateau, would go by the loss (metric_for_best_model), which rises as "
+        "negatives become less likely: the model before training can have the lowest. Name a metric that a callback of "
+        "yours adds to evaluations, or keep the checkpoints and compare them with topr evaluate.",
+        save_strategy="best",
+        metric_for_best_model="loss",
+    ),
+    setting(
+        "noise in the embeddings",
+        "neftune_noise_alpha=5.0 cannot be used with TOPRTrainer. Remove it. Its noise would change log π and not log "
+        "μ, and with them TOPR's weights.",
+        TOPRConfig,
+        neftune_noise_alpha=5.0,
+    ),
+    setting(
+        "rows that are not to be prepared",
+        "dataset_kwargs={'skip_prepare_dataset': True} cannot be used with OfflineTOPRTrainer. Remove it. Rows are "
+        "always prepared from `prompt`, `completion` and `reward`.",
+        dataset_kwargs={"skip_prepare_dataset": True},
+    ),
+    setting(
+        "an order that a resumed run does not repeat",
+        "accelerator_config with dispatch_batches=True: a run that is resumed after the first epoch would read the "
+        "rows in another order. Leave dispatch_batches out.",
+        accelerator_config={"dispatch_batches": True},
+    ),
+    setting(
+        "activations offloaded from the CPU",
+        "activation_offloading=True moves activations from an accelerator to the CPU, and this training runs on the "
+        "CPU. Leave it out; gradient_checkpointing=True saves memory here.",
+        activation_offloading=True,
+    ),
+    setting(
+        "a stop token in `generation_kwargs`",
+        "generation_kwargs with eos_token_id=[1, 2] cannot be used. TRL ends a completion at the stop tokens of the "
+        "tokenizer and of the model alone, so pad tokens after another one would count as part of the completion. Set "
+        "model.generation_config.eos_token_id: sampling reads it, too.",
+        TOPRConfig,
+        generation_kwargs={"eos_token_id": [1, 2]},
+    ),
+    setting(
+        "beams in `generation_kwargs`",
+        "generation_kwargs with num_beams=4 and num_return_sequences=4 cannot be used. Beams are not samples of the "
+        "policy. Remove it. TRL expects one completion for each row. Set num_generations.",
+        TOPRConfig,
+        generation_kwargs={"num_beams": 4, "num_return_sequences": 4},
     ),
     setting("no completion", "num_generations must be at least 1, not 0.", SamplingArguments, num_generations=0),
     setting(

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from loops import steps_of
+from trl import get_peft_config
 
 import topr_trl
 from topr_trl.cli import commands, settings
@@ -199,7 +200,34 @@ def test_lists_and_mappings_in_yaml(own):
     config = own(lr_scheduler_kwargs={"num_cycles": 2}, report_to=["none"], lora_target_modules=["q_proj"])
     found = parse("train", [*config, *CPU])
     assert found.lr_scheduler_kwargs == {"num_cycles": 2}
-    assert found.lora_target_modules in ("q_proj", ["q_proj"])
+    assert found.lora_target_modules == ["q_proj"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["q_proj"], ["q_proj"]),
+        (["self_attn.q_proj"], ["self_attn.q_proj"]),
+        (["q_proj", "v_proj"], ["q_proj", "v_proj"]),
+        (["all-linear"], "all-linear"),
+        ([r".*\.(q|v)_proj"], r".*\.(q|v)_proj"),
+    ],
+)
+def test_one_module_for_lora_is_a_name_and_no_pattern(given, expected, own, model, tmp_path):
+    peft = pytest.importorskip("peft")
+    for arguments in (["--lora_target_modules", *given], own(lora_target_modules=given if given[1:] else given[0])):
+        found = parse("train", [*arguments, "--use_peft", "true", *CPU])
+        assert found.lora_target_modules == expected
+        again = own(lora_target_modules=found.lora_target_modules)  # as the loop gives it to its stages
+        assert parse("train", [*again, *CPU]).lora_target_modules == expected
+    names = {name for name, _ in peft.get_peft_model(model, get_peft_config(found)).named_modules()}
+    assert any("q_proj.lora_A" in name for name in names)
+    assert any("v_proj.lora_A" in name for name in names) == ("v_proj" in given or isinstance(expected, str))
+
+
+def test_one_name_of_weights_for_lora_is_a_list(own):
+    found = parse("train", own(lora_modules_to_save="lm_head", lora_target_parameters="experts.down_proj") + CPU)
+    assert (found.lora_modules_to_save, found.lora_target_parameters) == (["lm_head"], ["experts.down_proj"])
 
 
 @pytest.mark.parametrize("training", [{}, {"curation": "anna_karenina", "iteration_size": 20, "baseline": "mean"}])

@@ -60,7 +60,7 @@ class PlanArguments:
     prompt_tokens: int = field(default=1_024, metadata={"help": "Tokens per prompt (the default: 8-shot GSM8K)."})
     max_new_tokens: int = field(default=IterateArguments.max_new_tokens, metadata={"help": "Tokens per completion."})
     gradient_checkpointing: bool = field(
-        default=IterateArguments.gradient_checkpointing,
+        default=getattr(IterateArguments, "gradient_checkpointing", True),  # transformers 6 will remove it
         metadata={"help": "Recompute activations; keep only layer inputs."},
     )
     num_train_problems: int | None = field(

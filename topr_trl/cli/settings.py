@@ -208,7 +208,7 @@ _SHOWN = {
 def print_help(command: str, description: str, everything: bool) -> None:
     """The settings that matter to a command, or all that it takes."""
     names = settings_of(command)
-    shown = names if everything else _SHOWN.get(command, names)
+    shown = names if everything else [name for name in _SHOWN.get(command, names) if name in names]
     parser = _parser(command, shown, description=f"{description[0].upper()}{description[1:]}.")
     if command in _SHOWN and not everything:
         parser.epilog = "TRL's other settings of a trainer are taken too: --help_all lists them."

@@ -4,6 +4,7 @@ Experimental, as its base is: it uses private parts of TRL 1.16, which tests/tes
 """
 
 import math
+import os
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -18,8 +19,8 @@ from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker,
 
 from topr_trl.config import Baseline, CurationArguments, LossArguments
 from topr_trl.loss import weighted_loss
-from topr_trl.refused import LIMITS_ADVICE, refuse_settings
-from topr_trl.trainer_base import TOPRMixin, settings_for
+from topr_trl.refused import GRPO_ONLY, LIKE_TOPR, refuse_settings
+from topr_trl.trainer_base import TOPRMixin, path_as_text, settings_for
 
 _MEAN_OF = 1_024  # rewards of the newest completions, of which baseline="mean" is the mean
 
@@ -60,7 +61,7 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
                 f"log_mu={self.log_mu!r}: rows are written by older weights than those in training, and only the "
                 "server knew their probabilities. Leave it out."
             )
-        refuse_settings(self, AsyncGRPOConfig, "AsyncTOPRTrainer", _REFUSED)
+        refuse_settings(self, AsyncGRPOConfig, "AsyncTOPRTrainer", ASYNC_ONLY, LIKE_TOPR)
         if self.baseline == "group_mean" and self.num_generations < 2:
             raise ValueError("baseline='group_mean' needs num_generations of 2 or more. Set baseline='mean', or 0.")
 
@@ -71,10 +72,13 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
 
 
 _WHOLE = "The server's log-probabilities would be of a part of the vocabulary, and the trainer's are of all of it."
-_REFUSED = {
-    "epsilon": LIMITS_ADVICE, "epsilon_high": LIMITS_ADVICE, "top_p": _WHOLE, "top_k": _WHOLE, "min_p": _WHOLE,
-    "repetition_penalty": _WHOLE,
-}  # fmt: skip
+# TRL 1.16 has few of GRPO's settings here. Others are refused as soon as it has them, with or without the prefix
+# (huggingface/trl#7120).
+ASYNC_ONLY = {
+    **GRPO_ONLY,
+    **{name.removeprefix("vllm_"): advice for name, advice in GRPO_ONLY.items()},
+    **dict.fromkeys(("top_p", "top_k", "min_p", "repetition_penalty"), _WHOLE),
+}
 
 
 class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
@@ -96,8 +100,14 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
     args: AsyncTOPRConfig
 
     def __init__(
-        self, model: str, reward_funcs: Any = None, args: AsyncTOPRConfig | None = None, *others: Any, **named: Any
+        self,
+        model: str | os.PathLike[str],
+        reward_funcs: Any = None,
+        args: AsyncTOPRConfig | None = None,
+        *others: Any,
+        **named: Any,
     ) -> None:
+        model = path_as_text(model)
         args = settings_for("AsyncTOPRTrainer", model, args, AsyncTOPRConfig)
         super().__init__(model, reward_funcs, args, *others, **named)
         self._rows_trained_on = "completions that a server wrote meanwhile"

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 from trl import ModelConfig
 
+from topr_trl.checkpoints import refuse_adapter
 from topr_trl.checks import check_at_least, check_choice, check_types
 from topr_trl.config import CurationArguments, LossArguments, OfflineTOPRConfig
 from topr_trl.data.rows import ROLLOUT
@@ -182,6 +183,27 @@ class LaunchArguments(BackendArguments):
         return own.get(stage, self.sampling_hosts) or []
 
 
+_PLAIN_NAME = re.compile(r"\w+(\.\w+)*")
+
+
+def validate_model(settings: ModelConfig, whole: bool) -> None:
+    """Check the settings of the model and of LoRA.
+
+    Afterwards one name of a module is a list of one name: PEFT takes text for a pattern of whole paths, which a name
+    such as `q_proj` never matches. TRL makes text of such lists.
+
+    Raises:
+        ValueError: two settings contradict each other; or the model's folder holds an adapter and has to be `whole`.
+    """
+    ModelConfig.__post_init__(settings)
+    for name in ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save"):
+        value = getattr(settings, name, None)
+        if isinstance(value, str) and value != "all-linear" and _PLAIN_NAME.fullmatch(value):
+            setattr(settings, name, [value])
+    if whole and settings.model_name_or_path:
+        refuse_adapter(settings.model_name_or_path)
+
+
 # Commands.
 
 
@@ -197,7 +219,7 @@ class SampleArguments(
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
 
     def __post_init__(self) -> None:
-        ModelConfig.__post_init__(self)
+        validate_model(self, whole=self.sampling_backend == "vllm")  # transformers samples with an adapter, too
         ProblemArguments.__post_init__(self)
         SamplingArguments.__post_init__(self)
         BackendArguments.__post_init__(self)
@@ -316,7 +338,7 @@ class TrainArguments(FolderArguments, OfflineTOPRConfig, ModelConfig):
 
     def __post_init__(self) -> None:
         output_dir = self.output_dir
-        ModelConfig.__post_init__(self)
+        validate_model(self, whole=True)
         OfflineTOPRConfig.__post_init__(self)
         self.output_dir = output_dir  # where there is none, transformers has named one
         check_at_least(0, self, "iteration")
@@ -334,7 +356,7 @@ class RunArguments(SamplingArguments, LaunchArguments, OfflineTOPRConfig, ModelC
     save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints of a training that are kept."})
 
     def __post_init__(self) -> None:
-        ModelConfig.__post_init__(self)
+        validate_model(self, whole=True)
         SamplingArguments.__post_init__(self)
         LaunchArguments.__post_init__(self)
         OfflineTOPRConfig.__post_init__(self)
@@ -405,6 +427,12 @@ ADAPTER_SETTINGS = tuple(
     name for name in _names(ModelConfig) if name.startswith(("use_peft", "lora_", "use_rs", "use_do"))
 )
 _OF_A_TRAINER = ("resume_from_checkpoint",)  # a command finds its own checkpoints
+_OF_LOG_MU = (
+    "baseline", "effective_positive_share", "seed", "iteration", "per_device_train_batch_size",
+    "per_device_eval_batch_size", "bf16", "fp16", "tf32", "padding_free", "max_length", "dataset_num_proc", "use_cpu",
+    "trust_remote_code", "model_init_kwargs", "chat_template_path", "eos_token", "pad_token", "disable_tqdm",
+    "use_liger_kernel",
+)  # fmt: skip
 # What each command takes: of what its dataclass holds, all that it does not ignore.
 SETTINGS: dict[str, tuple[str, ...]] = {
     "import": _names(ImportArguments),
@@ -413,10 +441,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "curate": _names(CurateArguments),
     "log-mu": (
         *_names(FolderArguments, ModelConfig, LossArguments, without=("length_normalization",)),
-        "baseline", "effective_positive_share", "seed", "iteration", "per_device_train_batch_size",
-        "per_device_eval_batch_size", "bf16", "fp16", "tf32", "padding_free", "max_length", "dataset_num_proc",
-        "use_cpu", "trust_remote_code", "model_init_kwargs", "chat_template_path", "eos_token", "pad_token",
-        "disable_tqdm", "use_liger_kernel",
+        *(name for name in _OF_LOG_MU if name in _names(TrainArguments)),
     ),
     "train": _names(TrainArguments, without=_OF_A_TRAINER),
     "evaluate": _names(

@@ -211,7 +211,7 @@ def _plain(args: stages.Settings) -> Json:
     """Values as YAML holds them."""
     if hasattr(args, "to_dict"):  # of transformers
         plain: Json = args.to_dict()
-        return plain | {name: getattr(args, name) for name in ("eos_token", "pad_token")}  # it hides all *_token
+        return plain | {name: getattr(args, name, None) for name in ("eos_token", "pad_token")}  # it hides all *_token
     return {field.name: getattr(args, field.name) for field in fields(args)}
 
 

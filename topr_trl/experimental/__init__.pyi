@@ -1,0 +1,3 @@
+from .async_trainer import AsyncTOPRConfig, AsyncTOPRTrainer
+
+__all__ = ["AsyncTOPRConfig", "AsyncTOPRTrainer"]
