@@ -44,18 +44,24 @@ def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRT
     processes = int(os.environ.get("WORLD_SIZE", 1))
     deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"  # comes to the CPU only if nothing asks for it
     tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
-    problems = gsm8k.prepare(arithmetic.arithmetic_dataset(24, seed=1), num_shots=0)
+    # 22 rows: neither a step nor a batch of evaluation is full at the end of an epoch.
+    problems = gsm8k.prepare(arithmetic.arithmetic_dataset(22, seed=1), num_shots=0)
     shared = {
         "output_dir": str(out), "per_device_train_batch_size": GLOBAL_BATCH // processes, "max_steps": 3,
         "use_cpu": not deepspeed, "ddp_backend": "gloo" if deepspeed else None, "bf16": False,
         "gradient_checkpointing": False, "report_to": "none", "logging_steps": 1, "disable_tqdm": True,
         "save_strategy": "no", "learning_rate": 1e-3, "optim": "adamw_torch",
+        "per_device_eval_batch_size": GLOBAL_BATCH // processes,
         "model_init_kwargs": {"dtype": "float32"}, **settings,
     }  # fmt: skip
     model = str(arithmetic.CARELESS_MODEL)
     if kind == "offline":
         rows = trajectories(problems["prompt"][:], tokenizer)
-        return OfflineTOPRTrainer(model, OfflineTOPRConfig(**shared), rows, processing_class=tokenizer)
+        few = {
+            "few": trajectories(problems["prompt"][:3], tokenizer),
+            "more": trajectories(problems["prompt"][:11], tokenizer),
+        }
+        return OfflineTOPRTrainer(model, OfflineTOPRConfig(**shared), rows, few, processing_class=tokenizer)
 
     def rollout(prompts, trainer):
         # Positions in the group differ between processes, so only the prompt may matter.
@@ -73,7 +79,14 @@ def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRT
     logged = {"prompt": ["2 + 3 =", "2 + 4 ="] * 4, "completion": [" 5", " 7"] * 4, "reward": [1.0, -1.0] * 4}
     more = {"replay_dataset": Dataset.from_dict(logged)} if kind == "replayed" else {}
     return TOPRTrainer(
-        model, rewards, args=args, train_dataset=problems, processing_class=tokenizer, rollout_func=rollout, **more
+        model,
+        rewards,
+        args=args,
+        train_dataset=problems,
+        eval_dataset={"five": problems.select(range(5))},
+        processing_class=tokenizer,
+        rollout_func=rollout,
+        **more,
     )
 
 
@@ -82,17 +95,24 @@ def main(kinds: list[str], out: Path) -> None:
         if kind == "offline" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
             # By a trainer of its own, sharded: the next one finds the parts, and trains as one process does.
             make_trainer(kind, out / kind, max_steps=4).compute_log_mu()
-        whole = make_trainer(kind, out / kind, save_strategy="steps", save_steps=2, max_steps=4)
+        # The run is resumed within the second epoch, which begins after three steps offline, and after four online.
+        middle, last = (4, 5) if kind == "offline" else (6, 7)
+        steps = {
+            "save_strategy": "steps", "save_steps": middle, "max_steps": last, "eval_strategy": "steps",
+            "eval_steps": last,
+        }  # fmt: skip
+        whole = make_trainer(kind, out / kind, **steps)
         whole.train()
         whole.save_model(str(out / kind / "whole"))
-        resumed = make_trainer(kind, out / kind, max_steps=4)
-        resumed.train(resume_from_checkpoint=str(out / kind / "checkpoint-2"))
+        resumed = make_trainer(kind, out / kind, max_steps=last)
+        resumed.train(resume_from_checkpoint=str(out / kind / f"checkpoint-{middle}"))
         resumed.save_model(str(out / kind / "resumed"))
         if whole.accelerator.is_main_process:
             result = {
                 "processes": whole.accelerator.num_processes,
                 "distributed": str(whole.accelerator.distributed_type.value),
                 "logs": [entry for entry in whole.state.log_history if "loss" in entry],
+                "evaluated": [entry for entry in whole.state.log_history if any("eval_" in name for name in entry)],
                 "resumed": [entry for entry in resumed.state.log_history if "loss" in entry],
             }
             (out / f"{kind}.json").write_text(json.dumps(result))

@@ -69,14 +69,15 @@ def test_two_processes_train_like_one(config, distributed, kinds, one_process, t
         one, two = (json.loads((out / f"{kind}.json").read_text()) for out in (one_process, tmp_path))
         assert (one["processes"], two["processes"]) == (1, 2)
         assert two["distributed"] == distributed
-        assert len(one["logs"]) == len(two["logs"]) == 4
-        for a, b in zip(one["logs"], two["logs"], strict=True):
+        assert len(one["logs"]) == len(two["logs"]) == (5 if kind == "offline" else 7)
+        assert len(one["evaluated"]) == (2 if kind == "offline" else 1)  # sets
+        for a, b in zip(one["logs"] + one["evaluated"], two["logs"] + two["evaluated"], strict=True):
             for name in a:
-                if name in ("loss", "grad_norm", "reward") or name.startswith("topr/"):
+                if name in ("loss", "grad_norm") or name.endswith(("_loss", "reward")) or "topr/" in name:
                     rounding = 1e-3 if "log_ratio" in name else 1e-5  # log-ratios are sums over the response
                     assert b[name] == pytest.approx(a[name], rel=1e-3, abs=rounding), (kind, name)
         expected = weights(one_process / kind / "whole")
-        for saved in ("whole", "resumed"):  # resumed after half of the steps
+        for saved in ("whole", "resumed"):
             found = weights(tmp_path / kind / saved)
             assert found.keys() == expected.keys()
             # Rounding differs with the order of sums, and Adam's first steps magnify it where gradients are tiny.

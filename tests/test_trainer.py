@@ -12,6 +12,7 @@ from transformers import AutoModelForSequenceClassification, Qwen2Config, Qwen2F
 from trl import GRPOConfig, GRPOTrainer
 
 from topr_trl import PRESETS, TOPRConfig, TOPRTrainer
+from topr_trl.data.tokenization import tokenize_row
 from topr_trl.loss import topr_loss
 from topr_trl.rewards import answer_reward
 from topr_trl.tasks import arithmetic, gsm8k
@@ -315,6 +316,18 @@ def test_conversational_prompts(model, tokenizer, tmp_path):
     trainer, _, before = train(model, tokenizer, rows, config(tmp_path), reward)
     assert seen[0][0]["role"] == "assistant"
     assert moved(trainer, before)
+
+
+def test_a_prompt_has_one_bos_token_online_as_offline(model, bos_tokenizer, tmp_path):
+    prompt = f"{bos_tokenizer.bos_token}3 + 4 ="
+    rows = Dataset.from_dict({"prompt": [prompt] * 4})
+    trainer = TOPRTrainer(model, coin, args=config(tmp_path), train_dataset=rows, processing_class=bos_tokenizer)
+    ids, *_ = trainer._tokenize_prompts([prompt, "3 + 4 ="])
+    assert ids == [tokenize_row({"prompt": prompt, "completion": "7"}, bos_tokenizer).prompt_ids] * 2
+    bos_tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    chat = [{"role": "user", "content": prompt}]
+    ids, *_ = trainer._tokenize_prompts([chat])
+    assert ids == [tokenize_row({"prompt": chat, "completion": "7"}, bos_tokenizer).prompt_ids]
 
 
 def test_iterable_dataset_and_evaluation(model, tokenizer, problems, tmp_path):
@@ -733,6 +746,22 @@ def test_what_is_trimmed(model, tokenizer, problems, tmp_path):
     assert widths == [5, 8]
     # The tokens of an image that a tool has shown may be masked, and belong to it all the same.
     assert trainer._trim_padding({**batch, "pixel_values": torch.ones(1)})["completion_ids"].size(1) == 16
+
+
+@pytest.mark.parametrize("multiple", [None, 8])
+def test_a_batch_that_trl_has_trimmed_stays_as_it_is(multiple, model, tokenizer, problems, tmp_path):
+    """huggingface/trl#7179 pads each micro-batch to its own longest completion."""
+    mask = torch.tensor([[1] * 5, [1] * 3 + [0] * 2])
+    batch = {
+        "completion_ids": torch.arange(10).view(2, 5), "completion_mask": mask,
+        "old_per_token_logps": torch.rand(2, 5), "importance_sampling_ratio": torch.rand(2, 1),
+        "token_type_ids": torch.ones(2, 4 + 5),
+    }  # fmt: skip
+    trainer = make_trainer(model, tokenizer, problems, config(tmp_path, pad_to_multiple_of=multiple))
+    trimmed = trainer._trim_padding(dict(batch))
+    assert trimmed.keys() == batch.keys()
+    for name, value in batch.items():
+        torch.testing.assert_close(trimmed[name], value, msg=name)
 
 
 def test_an_evaluation_is_none_of_training_whatever_generation_leaves_behind(model, tokenizer, problems, tmp_path):

@@ -93,7 +93,7 @@ def test_another_mask_is_another_set_of_rows(model, tokenizer, tmp_path):
     for masks in (ROWS["completion_mask"], [[1] * len(mask) for mask in ROWS["completion_mask"]]):
         rows = Dataset.from_dict({**ROWS, "completion_mask": masks}).remove_columns("mu_logps")
         trainer = offline(copy.deepcopy(model), tokenizer, rows, tmp_path / str(len(fingerprints)))
-        trainer._before_training(resumed=False)
+        trainer._before_training(None)
         fingerprints.append(trainer._log_mu.planned["train"].rows)
     assert fingerprints[0] != fingerprints[1]
 

@@ -7,7 +7,7 @@ import lazy_loader
 from topr_trl.renamed import FUNCTIONS, MODULES, MovedModules
 from topr_trl.warn import warn_user
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 # What is public is listed in __init__.pyi, and imported when it is first used: torch and TRL take seconds, for which
 # neither help nor a misspelled command should wait.

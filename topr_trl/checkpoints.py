@@ -2,17 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, is_peft_model
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 _MAY_BE_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # float8 has no norm
 
@@ -42,8 +43,26 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
                 raise ValueError(f"{path} belongs to another model: {key} has shape {there} there, {here} here.")
 
 
+def refuse_adapter(name: str | Path) -> None:
+    """Raise a ValueError if a folder holds an adapter without its model. Transformers would load it frozen."""
+    folder = Path(name)
+    config = folder / "adapter_config.json"
+    if not config.is_file() or (folder / "config.json").is_file():
+        return
+    base = json.loads(config.read_text()).get("base_model_name_or_path")
+    if (folder.parent / "config.json").is_file():
+        remedy = f"The folder above it, {folder.parent}, holds a whole model: name that one."
+    else:
+        remedy = (
+            "To train it further, load both in Python, and give the trainer that model: "
+            f"AutoPeftModelForCausalLM.from_pretrained({str(folder)!r}, is_trainable=True). A command needs the merged "
+            "model: save what merge_and_unload() returns."
+        )
+    raise ValueError(f"{folder} holds an adapter{f' of {base}' if base else ''}, and no model. {remedy}")
+
+
 def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Keyword arguments of `from_pretrained` that read safetensors alone, unless `loading` has a `use_safetensors`.
+    """Return arguments of `from_pretrained` that read safetensors alone, unless `loading` has a `use_safetensors`.
 
     Raises:
         FileNotFoundError, ValueError: see `check_files`; or the folder holds pickled weights alone (of models of the
@@ -65,19 +84,25 @@ def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[s
 _SAMPLED = 512
 
 
-def model_fingerprint(model: nn.Module) -> str:
-    """A short hash of a model's weights: names, shapes and evenly spaced values of all parameters.
+def model_fingerprint(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> str:
+    """Return a short hash of a model's weights: names, shapes and evenly spaced values of its parameters.
 
     Equal weights give equal fingerprints whatever the dtype they were widened to and however they are sharded.
-    Adapters count. All processes must call it together, and get the main process's: elsewhere the weights may not be
-    loaded yet.
+    Adapters count, unless they are new: a LoRA adapter whose B is 0 leaves the model what it is, whatever its random
+    A. All processes must call it together, and get the main process's: elsewhere the weights may not be loaded yet.
+
+    Args:
+        is_included: whether a parameter of this name counts.
     """
     digest = hashlib.sha256()
+    new = _new_adapters(model)
     for name, parameter in sorted(model.named_parameters()):
+        if not is_included(name) or _owner_of_lora(name) in new:
+            continue
         with _whole(parameter) as whole:
             flat = whole.detach().reshape(-1)
             count = min(len(flat), _SAMPLED)
-            digest.update(f"{name}{tuple(whole.shape)}".encode())
+            digest.update(f"{_base_name(name)}{tuple(whole.shape)}".encode())
             if not flat.is_meta:
                 # In integers: float32 cannot tell the last of over 2^24 elements from the one after it.
                 sample = flat[torch.arange(count, device=flat.device) * (len(flat) - 1) // max(count - 1, 1)]
@@ -86,9 +111,87 @@ def model_fingerprint(model: nn.Module) -> str:
     return result
 
 
+def _base_name(name: str) -> str:
+    """Return the name that a parameter has without an adapter around it."""
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+
+
+def _owner_of_lora(name: str) -> tuple[str, str] | None:
+    """Return the layer and the adapter that a parameter of LoRA belongs to; None for other parameters."""
+    layer, found, rest = name.partition(".lora_")
+    return (layer, rest.split(".")[1]) if found else None
+
+
+def _new_adapters(model: nn.Module) -> set[tuple[str, str] | None]:
+    """Return the layers and LoRA adapters whose product is still 0."""
+    new: set[tuple[str, str] | None] = set()
+    for name, parameter in model.named_parameters():
+        if ".lora_B." in name or ".lora_embedding_A." in name:  # the factors that begin as 0
+            with _whole(parameter) as whole:
+                if not whole.is_meta and not whole.detach().any():
+                    new.add(_owner_of_lora(name))
+    return new
+
+
 def mu_fingerprint(model: nn.Module, temperature: float) -> str:
-    """Fingerprint of the policy that log μ belongs to: the weights, and the temperature unless it is 1."""
-    return model_fingerprint(model) + (f"@{temperature:g}" if temperature != 1 else "")
+    """Return the fingerprint of the policy that log μ belongs to: the weights, and the temperature unless it is 1."""
+    return model_fingerprint(model) + _at(temperature)
+
+
+def _at(temperature: float) -> str:
+    return f"@{temperature:g}" if temperature != 1 else ""
+
+
+class StartingModel(TrainerCallback, ExportableState):
+    """The model that a training started from. Each checkpoint keeps it, in `trainer_state.json`.
+
+    A script that resumes may have built its model in any way: its weights are replaced by the checkpoint's.
+
+    Attributes:
+        model: the fingerprint that log μ belongs to, see `mu_fingerprint`.
+        base: with an adapter, the fingerprint of the weights below it, which are not in the checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.model = self.base = ""
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"model": self.model, "base": self.base}}
+
+    def begin(self, model: nn.Module, temperature: float, checkpoint: Path | None) -> None:
+        """Look at the model, or at what the checkpoint says of the one that the run started from.
+
+        Raises:
+            ValueError: the checkpoint does not say, or is of another base model or temperature.
+        """
+        base = _base_fingerprint(model)
+        if checkpoint is None:
+            self.model, self.base = mu_fingerprint(model, temperature), base
+            return
+        known = (_state_of(checkpoint) or {}).get("stateful_callbacks", {}).get(type(self).__name__)
+        if known is None:
+            raise ValueError(
+                f"{checkpoint / STATE} does not say which model the run started from, and log μ is that model's. "
+                "Resume from a checkpoint of OfflineTOPRTrainer, or start again in another output_dir."
+            )
+        self.model, self.base = known["attributes"]["model"], known["attributes"]["base"]
+        if base != self.base:
+            raise ValueError(
+                f"{checkpoint} is an adapter for another base model: fingerprint {self.base or 'none'}, and the model "
+                f"to resume with has {base or 'none'}. Resume with the base model that the run started with."
+            )
+        if (at := "".join(self.model.partition("@")[1:])) != _at(temperature):
+            raise ValueError(
+                f"{checkpoint} is of a run at temperature {at[1:] or 1}, and the rows were sampled at "
+                f"{temperature:g}. Resume with the rows that the run started with."
+            )
+
+
+def _base_fingerprint(model: Any) -> str:
+    if not is_peft_model(model):
+        return ""
+    adapters = [f".{name}." for name in model.peft_config]
+    return model_fingerprint(model, lambda name: not any(adapter in f"{name}." for adapter in adapters))
 
 
 @contextmanager
@@ -128,6 +231,25 @@ def check_log(folder: str | Path) -> None:
         raise ValueError(
             f"{folder} was not written by a TOPR trainer: its log has no topr/ metrics. Its optimizer, schedule and "
             "step are of another training. Set another output_dir; to start from its weights, name it as the model."
+        )
+
+
+def check_resumable(folder: str | Path) -> None:
+    """Raise a ValueError if a checkpoint has no optimizer or no random state.
+
+    Trainer would begin with fresh ones and say nothing.
+    """
+    folder = Path(folder)
+    # Of Trainer, FSDP and DeepSpeed.
+    optimizer = any(any(folder.glob(pattern)) for pattern in ("optimizer*", "global_step*"))
+    missing = [
+        what for what, found in (("optimizer", optimizer), ("random", any(folder.glob("rng_state*")))) if not found
+    ]
+    if missing:
+        raise ValueError(
+            f"{folder} has no {' and no '.join(missing)} state, so the run cannot go on from it as it would have: it "
+            "was saved with save_only_model=True, or files were removed. Resume from another checkpoint; or name this "
+            "one as the model of a new training, in another output_dir."
         )
 
 

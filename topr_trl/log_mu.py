@@ -89,7 +89,8 @@ class LogMu:
         """
         needs_N = self.needs(dataset)
         if "mu_logps" in dataset.column_names:
-            check_log_mu(name, dataset, needs_N, model, self.args)
+            check_fingerprints(fingerprints(dataset, needs_N), model)
+            check_log_mu(name, dataset, needs_N, self.args)
         elif not self.values.keys() >= set(_keys(dataset, needs_N)):
             rows = rows_fingerprint(dataset, needs_N)
             if resumed:  # the other processes may have no such disk
@@ -199,30 +200,33 @@ def _keys(dataset: Dataset, which_N: NDArray[np.bool_]) -> list[tuple[int, int]]
     return list(zip(datasets, rows, strict=True))
 
 
-def check_log_mu(
-    name: str, dataset: Dataset, needs_N: NDArray[np.bool_], model: str, args: TOPRConfig | OfflineTOPRConfig
-) -> None:
-    """Check the log μ that tokenized rows brought, of the rows that need it.
+def fingerprints(dataset: Dataset, needs_N: NDArray[np.bool_]) -> set[str]:
+    """Return the fingerprints of the models that computed the log μ which rows carry, of the rows that need it."""
+    if "mu_fingerprint" not in dataset.column_names:
+        return set()
+    return set(map(str, pc.unique(column(dataset, "mu_fingerprint").filter(pa.array(needs_N))).to_pylist()))
 
-    Raises:
-        ValueError: it was computed by another model or at another temperature, or a row's values are missing,
-            impossible or not one per token.
-    """
-    if "mu_fingerprint" in dataset.column_names:
-        others = set(pc.unique(column(dataset, "mu_fingerprint").filter(pa.array(needs_N))).to_pylist()) - {model}
-        if others:
-            other = sorted(map(str, others))[0]
-            if other.partition("@")[0] == model.partition("@")[0]:
-                raise ValueError(
-                    f"Column `mu_logps` was computed at another temperature than log π: mu_fingerprint {other}, and "
-                    f"the model in training has {model} (the number after @; 1 without one). Give the rows the column "
-                    "`temperature` that they had then, or remove mu_logps and mu_fingerprint, and log μ is computed."
-                )
-            raise ValueError(
-                f"Column `mu_logps` was computed by another model: mu_fingerprint {other}, and "
-                f"the model in training has {model}. If that model did write these rows and is the μ you mean, remove "
-                "the column `mu_fingerprint`; to compute log μ with the model in training, remove both."
-            )
+
+def check_fingerprints(found: set[str], model: str) -> None:
+    """Raise a ValueError if log μ was computed by another model than this one, or at another temperature."""
+    if not (others := found - {model}):
+        return
+    other = sorted(others)[0]
+    if other.partition("@")[0] == model.partition("@")[0]:
+        raise ValueError(
+            f"Column `mu_logps` was computed at another temperature than log π: mu_fingerprint {other}, and "
+            f"the model in training has {model} (the number after @; 1 without one). Give the rows the column "
+            "`temperature` that they had then, or remove mu_logps and mu_fingerprint, and log μ is computed."
+        )
+    raise ValueError(
+        f"Column `mu_logps` was computed by another model: mu_fingerprint {other}, and "
+        f"the model in training has {model}. If that model did write these rows and is the μ you mean, remove "
+        "the column `mu_fingerprint`; to compute log μ with the model in training, remove both."
+    )
+
+
+def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], args: TOPRConfig | OfflineTOPRConfig) -> None:
+    """Raise a ValueError if log μ of a tokenized row that needs it is missing, impossible or not one per token."""
     counts, rows = completion_lengths(dataset), column(dataset, "row").to_numpy()
     for row, mu_logps, count, needed in zip(rows, dataset["mu_logps"], counts, needs_N, strict=True):
         if needed and (wrong := _what_is_wrong(mu_logps, int(count), args)):

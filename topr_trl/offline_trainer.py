@@ -2,25 +2,24 @@
 
 import warnings
 from copy import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate.data_loader import SeedableRandomSampler
-from accelerate.utils import is_peft_model
 from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import RandomSampler
-from transformers import TrainerCallback
+from torch.utils.data import RandomSampler, SequentialSampler
 from trl import SFTTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from topr_trl.baseline import FloatArray, subtract_baseline
-from topr_trl.checkpoints import mu_fingerprint
+from topr_trl.checkpoints import StartingModel
 from topr_trl.completions_log import LogCompletions
 from topr_trl.config import OfflineTOPRConfig
-from topr_trl.data.collator import Collator, StepsSortedByLength, join_sequences, unflatten
+from topr_trl.data.collator import Collator, join_sequences, unflatten
 from topr_trl.data.rollouts import join_parts, rollouts_of
 from topr_trl.data.rows import (
     id_column,
@@ -29,8 +28,10 @@ from topr_trl.data.rows import (
     reward_column,
 )
 from topr_trl.data.sampled import temperature_of
+from topr_trl.data.samplers import FilledRows, FilledSampler, StepsSortedByLength
 from topr_trl.data.tokenization import tokenize
 from topr_trl.data.tokenized_rows import COLUMNS, check_tokens, lengths_of
+from topr_trl.forward_checks import text_model
 from topr_trl.log_mu import LogMu
 from topr_trl.offline_rows import (
     by_name,
@@ -41,7 +42,7 @@ from topr_trl.offline_rows import (
     sampler_logps_are_incomparable,
     tokenizer_of,
 )
-from topr_trl.trainer_base import TOPRMixin, say, settings_for
+from topr_trl.trainer_base import TOPRMixin, path_as_text, say, settings_for
 from topr_trl.warn import warn_user
 
 
@@ -86,20 +87,23 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self._temperature = temperature_of({"train": train_dataset, **by_name(eval_dataset)})
         if isinstance(eval_dataset, DatasetDict):
             eval_dataset = dict(eval_dataset)
+        model = path_as_text(model)
         args = settings_for("OfflineTOPRTrainer", model, args, OfflineTOPRConfig)
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
         # The loss is divided by the rows of the whole step, whatever the model's forward takes; not once more.
         self.model_accepts_loss_kwargs = True
         self._check_tokens({"train": self.train_dataset, **by_name(self.eval_dataset)})
         # SFTTrainer's head computes the entropy and the likeliest token of every position too, for metrics of its own.
-        inner = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        add_fused_lm_head(inner, temperature=self._temperature)
+        add_fused_lm_head(text_model(self.model), temperature=self._temperature)
         self._log_mu = LogMu(args, self.accelerator)
         # The auxiliary loss of a mixture of experts is of all tokens.
         self.data_collator = Collator(
             self.data_collator, args.ratio_level, keep_idle=self.aux_loss_enabled, log_mu=self._log_mu.values
         )
-        self.add_callback(_ComputeLogMu(self))
+        self._start = StartingModel()
+        self.add_callback(self._start)
+        if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):  # else `_training_begins` does it
+            self._check_rows_apart(self.model)
         if args.log_completions:
             self.add_callback(LogCompletions(self))
 
@@ -175,11 +179,25 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         # Without padding there is nothing to save, and the longest rows are better not all in one micro-batch. The
         # auxiliary loss of a mixture of experts is no sum over rows. Split batches are of other rows than is said here.
         plain = args.padding_free or self.aux_loss_enabled or args.accelerator_config.split_batches
-        if not args.sort_by_length or plain or not isinstance(sampler, RandomSampler):
-            return sampler
-        # The order that Accelerate would make of it.
-        order = SeedableRandomSampler(dataset, data_seed=args.seed if args.data_seed is None else args.data_seed)
-        return StepsSortedByLength(order, lengths_of(dataset), self.get_total_train_batch_size(args))
+        if isinstance(sampler, RandomSampler):
+            # The order that Accelerate would make of it.
+            sampler = SeedableRandomSampler(dataset, data_seed=args.seed if args.data_seed is None else args.data_seed)
+            if args.sort_by_length and not plain:
+                sampler = StepsSortedByLength(sampler, lengths_of(dataset), self.get_total_train_batch_size(args))
+        self._order = sampler
+        return sampler
+
+    def _get_dataloader(self, dataset: Dataset, *args: Any, sampler_fn: Any = None, **kwargs: Any) -> Any:
+        """Read each row once in several processes too, where Accelerate would repeat rows to fill the last batches."""
+        processes, config = self.accelerator.num_processes, self.args.accelerator_config
+        if processes == 1 or self.args.dataloader_drop_last or config.split_batches:
+            return super()._get_dataloader(dataset, *args, sampler_fn=sampler_fn, **kwargs)
+        rows = self._remove_unused_columns(dataset)
+
+        def filled(_: Any) -> Any:
+            return FilledSampler(sampler_fn(rows) or SequentialSampler(rows), kwargs["batch_size"] * processes)
+
+        return super()._get_dataloader(FilledRows(rows), *args, sampler_fn=filled, **kwargs)
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         super().init_hf_repo(*args, **kwargs)
@@ -220,10 +238,36 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         warn_user("score_log_mu() is now compute_log_mu().", FutureWarning)
         return self.compute_log_mu()
 
-    def _before_training(self, resumed: bool) -> None:
-        if self.args.num_train_epochs or self.args.max_steps > 0:  # not to compute log μ alone
+    def _check_rows_apart(self, model: Any) -> None:
+        """Raise a ValueError if log π of a row depends on the other rows of its batch."""
+
+        def log_probs(sequences: list[list[int]]) -> list[Tensor]:
+            rows = [{"input_ids": ids, "prompt_length": 1} for ids in sequences]
+            batch = self._prepare_inputs(self.data_collator.collate_tokens(rows))
+            logps, mask, _ = self._policy_logps(model, batch)
+            return [row[own.bool()] for row, own in zip(logps, mask, strict=True)]
+
+        if self._check_forward(model, log_probs, self._temperature):
+            remedy = "Set padding_free=False" if self.padding_free else "Set per_device_train_batch_size=1"
+            attention = self.model.config._attn_implementation
+            raise ValueError(
+                f"log π of a row depends on the other rows of its batch with {type(text_model(self.model)).__name__}, "
+                f"attention {attention} and padding_free={self.padding_free}, so π/μ would be wrong. {remedy}."
+            )
+
+    def _training_begins(self, model: Any) -> None:
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            self._check_rows_apart(model)
+        trains = self.state.max_steps > 0  # else `compute_log_mu`
+        self._compute_log_mu(model, keep_parts=not trains)
+        if trains and self.sampler_distance:
+            self.log({f"topr/sampler_distance/{name}": value for name, value in self.sampler_distance.items()})
+
+    def _before_training(self, checkpoint: Path | None) -> None:
+        if self._will_train:
             self._say_share(np.array(self.train_dataset["reward"][:]), self.args)
-        self._plan_log_mu({"train": self.train_dataset, **by_name(self.eval_dataset)}, resumed)
+        self._start.begin(self.model, self._temperature, checkpoint)
+        self._plan_log_mu({"train": self.train_dataset, **by_name(self.eval_dataset)}, checkpoint is not None)
         if "train" in self._log_mu.planned and not self._sampler_reported:
             say(
                 "log μ is that of the model which starts training. If another model wrote the rows, that is a proxy: "
@@ -232,9 +276,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             )
 
     def _plan_log_mu(self, datasets: dict[str, Dataset], resumed: bool = False) -> None:
-        model = mu_fingerprint(self.model, self._temperature)
         for name, dataset in datasets.items():
-            self._log_mu.plan(name, dataset, model, resumed)
+            self._log_mu.plan(name, dataset, self._start.model, resumed)
 
     def _compute_log_mu(self, model: Any, keep_parts: bool = False) -> None:
         if self._log_mu.planned:
@@ -266,6 +309,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if self.state.global_step == 0 and not self.is_in_train:
             self._cast_for_evaluation()
             own = {"train": self.train_dataset} if any(rows is self.train_dataset for rows in given.values()) else {}
+            self._start.begin(self.model, self._temperature, None)
             # Under names of their own: the files of the trainer's own sets are those that a resumed run reads.
             self._plan_log_mu({**own, **by_name(self.eval_dataset), **{f"given_{name}": new[name] for name in new}})
             if self._log_mu.planned and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
@@ -308,12 +352,14 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         """Mean over rows of Algorithm 1; `num_items_in_batch` counts the rows of the whole optimizer step."""
         if return_outputs:
             raise ValueError("OfflineTOPRTrainer computes no logits: it cannot return outputs, or predict.")
-        rewards_B, mu_logps, idle, rows = (inputs.pop(name) for name in ("reward", "mu_logps", "idle", "row"))
+        rewards_B, mu_logps, idle, rows, counts = (
+            inputs.pop(name) for name in ("reward", "mu_logps", "idle", "row", "counts")
+        )
         logps, mask, outputs = self._policy_logps(model, inputs)
         if self.args.ratio_level == "token":
             mu_logps = torch.full_like(logps, torch.nan, dtype=torch.float32).masked_scatter(mask, mu_logps)
-        shown = rows if self.args.log_completions and self.model.training else None
-        loss_B = self._row_losses(logps, mu_logps, rewards_B, mask, shown, idle).losses_B
+        shown = rows if self.args.log_completions and self.model.training and counts else None
+        loss_B = self._row_losses(logps, mu_logps, rewards_B, mask, shown, idle, counts).losses_B
         if num_items_in_batch is None:
             loss, windows = loss_B.sum() / (len(loss_B) + idle), 1
         else:
@@ -321,25 +367,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             loss = loss_B.sum() / num_items_in_batch * self.accelerator.num_processes
             windows = self.current_gradient_accumulation_steps
         if self.aux_loss_enabled:
-            loss = loss + self.router_aux_loss_coef * outputs.aux_loss / windows
+            loss = loss + counts * self.router_aux_loss_coef * outputs.aux_loss / windows
             self._metrics[self._mode]["aux_loss"].append(outputs.aux_loss.detach())
         return loss
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: Any) -> Tensor:
         """Rows of an optimizer step over all processes: Trainer would count tokens, and short rows would weigh less."""
-        rows = torch.tensor(sum(len(batch["reward"]) + batch["idle"] for batch in batch_samples), device=device)
+        counted = (len(batch["row"]) for batch in batch_samples if batch["counts"])
+        rows = torch.tensor(sum(counted), device=device)
         return self.accelerator.gather(rows).sum()
-
-
-class _ComputeLogMu(TrainerCallback):
-    """Computes log μ when training begins: by then FSDP and ZeRO have sharded the model as it will be trained."""
-
-    def __init__(self, trainer: OfflineTOPRTrainer) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        trains = state.max_steps > 0  # else `compute_log_mu`
-        self.trainer._compute_log_mu(self.trainer.model_wrapped, keep_parts=not trains)
-        if trains and self.trainer.sampler_distance:
-            distance = self.trainer.sampler_distance
-            self.trainer.log({f"topr/sampler_distance/{name}": value for name, value in distance.items()})

@@ -13,6 +13,9 @@ pass on stands in TRL's batch of N rows:
 | `topr_mu_logps` | (N, T) float32 | log μ by the trainer's weights, of the batch that the loss has just read |
 """
 
+import math
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,16 +23,22 @@ import torch
 from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from trl import GRPOTrainer
-from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
+from torch.utils.data import Sampler
+from transformers.trainer_utils import has_length
+from trl import GRPOTrainer, is_conversational
+from trl.trainer.utils import nanstd, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from topr_trl.baseline import BASELINES
 from topr_trl.completions_log import WEIGHT_COLUMNS, DisplayedFloat
 from topr_trl.config import TOPRConfig
 from topr_trl.curation import Curated
+from topr_trl.data.samplers import ReseededSampler
+from topr_trl.data.tokenization import without_second_bos
 from topr_trl.diagnostics import SilentBatches, warn_if_far
+from topr_trl.forward_checks import count_positions_from_mask, learned_positions, text_model
+from topr_trl.refused import needs_metric_for_best_model
 from topr_trl.rewards import checked
-from topr_trl.trainer_base import settings_for
+from topr_trl.trainer_base import path_as_text, settings_for
 from topr_trl.trainer_replay import ReplayMixin, check_replay
 
 # What TRL's batch has for each token of the completions.
@@ -78,20 +87,23 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         **kwargs: Any,
     ) -> None:
         dataset = rest[0] if rest else kwargs.get("train_dataset")
-        if isinstance(dataset, Dataset) and len(dataset) == 0:
-            raise ValueError("The training dataset has no row. Look at what filtered or split it.")
         writes_prompts = kwargs.get("environment_factory") is not None  # then the dataset need not have any
         if isinstance(dataset, Dataset) and "prompt" not in dataset.column_names and not writes_prompts:
             raise ValueError(
                 f"The training dataset needs a column `prompt`; it has {dataset.column_names}. Rename the one with the "
                 "prompts."
             )
+        model = path_as_text(model)
         args = settings_for("TOPRTrainer", model, args, TOPRConfig)
         check_replay(args, dataset, replay_dataset)
+        _check_prompts(args, dataset)
+        _check_metric_for_best_model(args, rest[1] if rest[1:] else kwargs.get("eval_dataset"))
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
         self._silent = SilentBatches(had_signal=replay_dataset is not None)
         self._warned_of_distance = False
+        self._left_to_evaluate: float = math.inf  # completions of the evaluation set at hand
+        self._evaluated: list[Tensor] = []  # raw rewards of its batches, in all and by function
         self._shown_weights: dict[int, list[DisplayedFloat]] = {}  # of the rows of the table of completions
         super().__init__(model, reward_funcs, args, *rest, **kwargs)
         if self._tokenizer.pad_token_id is None:
@@ -108,26 +120,73 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
                 self._refuse_own_column(name, "A reward function")
         uses = f", each batch used {args.num_iterations} times" if args.num_iterations > 1 else ""
         self._rows_trained_on = f"generated while training, {args.num_generations} per prompt{uses}"
+        self._positions = learned_positions(self.model)
+        if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):  # else `_training_begins` does it
+            self._check_padding(self.model)
         self._begin_replay(replay_dataset)
         # The loss of TRL that is `-A · ratio` averaged over the tokens of a completion and then over completions.
         self.loss_type = "grpo"
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         tokenized = super()._tokenize_prompts(prompts)
+        if not is_conversational({"prompt": prompts[0]}):
+            tokenized = ([without_second_bos(ids, self._tokenizer) for ids in tokenized[0]], *tokenized[1:])
         context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         longest = max(map(len, tokenized[0]), default=0)
         if context is not None and longest >= context:
             raise ValueError(
                 f"A prompt has {longest} tokens; the model's context holds {context}. Drop or shorten such prompts."
             )
+        limit = self._positions or float("inf")
+        if longest + self.max_completion_length > limit:
+            raise ValueError(
+                f"A prompt of {longest} tokens and max_completion_length={self.max_completion_length} do not fit in "
+                f"the model's context of {limit} learned positions. Lower max_completion_length, or shorten such "
+                "prompts."
+            )
         return tokenized
 
-    def _before_training(self, resumed: bool) -> None:
-        super()._before_training(resumed)
+    def _check_padding(self, model: Any) -> None:
+        """Make sure that log π of a completion does not depend on how its prompt is padded.
+
+        Raises:
+            ValueError: it does, and `position_ids` make no difference.
+        """
+        if self._is_vlm or not self._check_forward(model, partial(self._padded_log_probs, model), self.temperature):
+            return
+        for each in (self.model, self.ref_model):
+            if each is not None:
+                count_positions_from_mask(each)
+        if self._check_forward(model, partial(self._padded_log_probs, model), self.temperature):
+            raise ValueError(
+                f"log π of {type(text_model(self.model)).__name__} depends on the padding of a batch, and TRL pads "
+                "prompts on the left, so π/μ would be wrong. Train another model, or train this one offline."
+            )
+
+    def _padded_log_probs(self, model: Any, sequences: list[list[int]]) -> list[Tensor]:
+        """Return log π of the tokens of each sequence but the first, in a batch that is padded as TRL's are."""
+        width, pad = max(map(len, sequences)), self._tokenizer.pad_token_id
+        device = next(self.model.parameters()).device
+        ids = torch.tensor([[pad] * (width - len(row)) + row for row in sequences], device=device)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in sequences], device=device)
+        logps = super()._get_per_token_logps_and_entropies(model, ids, mask, width - 1)[0]
+        return [row[len(row) - len(tokens) + 1 :] for row, tokens in zip(logps, sequences, strict=True)]
+
+    def _training_begins(self, model: Any) -> None:
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            self._check_padding(model)
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
+        """Return TRL's sampler, which then shuffles each epoch by its number, so that a resumed run does the same."""
+        self._order = ReseededSampler(super()._get_train_sampler(dataset))
+        return self._order
+
+    def _before_training(self, checkpoint: Path | None) -> None:
+        super()._before_training(checkpoint)
         # TRL goes on in the middle of a generation batch that an interrupted training of this trainer has left: log μ
         # would be found after a step, and vLLM would have that training's weights.
         self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
-        self._silent.had_signal |= resumed
+        self._silent.had_signal |= checkpoint is not None
 
     # Rewards: TRL centers them by group; TOPR wants them raw.
 
@@ -155,6 +214,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         if distances and not self._warned_of_distance:
             self._warned_of_distance = warn_if_far(distances[-1])
         raw_rewards = self._raw_rewards(batch)
+        if not train:
+            self._count_evaluated(raw_rewards)
         rewards, curated = self._compose(raw_rewards, train)
         rewards_all = torch.full_like(raw_rewards, torch.nan)
         rewards_all[torch.from_numpy(curated.indices)] = torch.from_numpy(rewards).to(rewards_all)
@@ -176,6 +237,33 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             counted = len(raw_rewards) if self.args.curation == "none" else len(curated.indices)
             batch = self._with_replayed_rows(batch, counted)
         return batch
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate one dataset; `eval_reward` and the like are of all its completions, each counted once."""
+        rows = len(dataloader.dataset) * self.num_generations_eval if has_length(dataloader.dataset) else math.inf
+        self._left_to_evaluate, self._evaluated = rows, []
+        return super().evaluation_loop(dataloader, *args, **kwargs)
+
+    def _count_evaluated(self, raw_rewards_N: Tensor) -> None:
+        """Keep the rewards of an evaluation batch, and set those of rows to NaN that only fill the last batch.
+
+        Accelerate repeats rows so that each process has a full batch (huggingface/accelerate#1674).
+        """
+        count = min(len(raw_rewards_N), self._left_to_evaluate)
+        self._left_to_evaluate -= count
+        self._evaluated.append(torch.cat([raw_rewards_N[:count, None], self._rewards_per_func[:count]], dim=1))
+        raw_rewards_N[count:] = torch.nan
+
+    def _log_evaluated(self) -> None:
+        """Replace TRL's means over batches, which differ in size, by those over completions."""
+        if not self._evaluated:
+            return
+        columns = torch.cat(self._evaluated).cpu().double().T
+        self._evaluated = []
+        metrics = self._metrics["eval"]
+        functions = [(f"rewards/{name}/mean", f"rewards/{name}/std") for name in self.reward_func_names]
+        for (mean, std), values in zip([("reward", "reward_std"), *functions], columns, strict=True):
+            metrics[mean], metrics[std] = [values.nanmean().item()], [nanstd(values).item()]
 
     def _raw_rewards(self, batch: dict[str, Any]) -> Tensor:
         """(N,) weighted sums of the rewards of all processes; NaN where no function gave one, or the row is masked."""
@@ -326,4 +414,35 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             self._show_weights_in_completions()
         if self._mode == "train":
             self._silent.warn(self.args.baseline)
+        else:
+            self._log_evaluated()
         super().log(logs, start_time)
+
+
+def _check_prompts(args: TOPRConfig, dataset: Any) -> None:
+    """Raise a ValueError if a training dataset has fewer prompts than a generation batch (huggingface/trl#3477)."""
+    if not isinstance(dataset, Dataset):
+        return
+    if len(dataset) == 0:
+        raise ValueError("The training dataset has no row. Look at what filtered or split it.")
+    needed = args.generation_batch_size // args.num_generations
+    if len(dataset) < needed:
+        raise ValueError(
+            f"A generation batch needs {needed} prompts, and the training dataset has {len(dataset)}: of "
+            f"generation_batch_size={args.generation_batch_size} completions each prompt gets num_generations="
+            f"{args.num_generations}. Add prompts, raise num_generations, or lower per_device_train_batch_size or "
+            "gradient_accumulation_steps."
+        )
+
+
+def _check_metric_for_best_model(args: TOPRConfig, eval_dataset: Any) -> None:
+    """Raise a ValueError if the metric for the best model names none of several evaluation sets."""
+    if not isinstance(eval_dataset, dict) or not needs_metric_for_best_model(args):
+        return
+    metric = str(args.metric_for_best_model).removeprefix("eval_")
+    if not any(metric.startswith(f"{name}_") for name in eval_dataset):
+        names = ", ".join(f"eval_{name}_reward" for name in eval_dataset)
+        raise ValueError(
+            f"metric_for_best_model={args.metric_for_best_model!r} names none of the evaluation sets. Set it to one of "
+            f"{names}."
+        )

@@ -1,6 +1,7 @@
 """What both trainers share: the loss and its metrics, checks of weights and checkpoints, warnings, the model card."""
 
 import math
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -12,16 +13,34 @@ from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl.trainer.utils import get_config_model_id
 
 from topr_trl.baseline import FloatArray, effective_positive_share
-from topr_trl.checkpoints import StopAtNaN, check_files, check_finite, check_log, from_safetensors, not_finite
+from topr_trl.checkpoints import (
+    StopAtNaN,
+    check_files,
+    check_finite,
+    check_log,
+    check_resumable,
+    from_safetensors,
+    not_finite,
+    refuse_adapter,
+)
 from topr_trl.completions_log import RowWeights
 from topr_trl.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.curation import Curated
 from topr_trl.diagnostics import warn_if_dead
+from topr_trl.forward_checks import (
+    LogProbs,
+    depends_on_batch,
+    forward_differences,
+    is_off,
+    probes,
+    text_model,
+    turn_off_noise,
+)
 from topr_trl.loss import LossOutputs, topr_loss
 from topr_trl.metrics import RowMetrics, completion_means
 from topr_trl.model_card import PAPER, CardSection, add_section, model_card, training_facts
@@ -30,12 +49,17 @@ from topr_trl.warn import warn_user
 Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)
 
 
+def path_as_text(model: Any) -> Any:
+    """Return the path of a model as text, which TRL asks for, and anything else as it is."""
+    return os.fspath(model) if isinstance(model, os.PathLike) else model
+
+
 def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Config]) -> Config:
-    """The settings of a trainer: those given, or the defaults; a model given by name is read from safetensors.
+    """Return the settings of a trainer: those given, or the defaults; a model given by name is read from safetensors.
 
     Raises:
         TypeError: `args` is of another class.
-        FileNotFoundError, ValueError: the model's folder is unusable, see `from_safetensors`.
+        FileNotFoundError, ValueError: the model's folder is unusable, see `from_safetensors`, or holds an adapter.
     """
     if args is None:
         name = model if isinstance(model, str) else get_config_model_id(model.config)
@@ -43,6 +67,7 @@ def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Confi
     if not isinstance(args, kind):
         raise TypeError(f"{trainer} needs {kind.__name__} as args, not {type(args).__name__}.")
     if isinstance(model, str):
+        refuse_adapter(model)
         args.model_init_kwargs = from_safetensors(model, args.model_init_kwargs)
     return args
 
@@ -61,6 +86,7 @@ class TOPRMixin(Trainer):
     _paper = PAPER
     args: TOPRConfig | OfflineTOPRConfig
     _rows_trained_on: str  # for the model card
+    _order: Any = None  # sampler of the training rows
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
@@ -68,8 +94,14 @@ class TOPRMixin(Trainer):
         self._warned_about_signs: set[tuple[bool, bool]] = set()
         self._warned_about_dead = self._said_share = False
         self._evaluations: CardSection | None = None
+        self._metric_prefix = "eval"  # of the evaluation at hand
         super().__init__(*args, **kwargs)
+        _refuse_adapted_tokens(self.model)
+        _refuse_unknown_experts(self.model, getattr(self, "aux_loss_enabled", False))
+        if noise := turn_off_noise(self.model):
+            say(f"{', '.join(noise)} set to 0: noise in log π would change π/μ.", self.args)
         self.add_callback(StopAtNaN(self))
+        self.add_callback(_Beginning(self))
         _warn_if_updates_vanish(self.model, self.is_deepspeed_enabled)
 
     @property
@@ -98,18 +130,20 @@ class TOPRMixin(Trainer):
         mask_BT: Tensor,
         shown_rows: Tensor | None,
         idle: int = 0,
+        counts: bool = True,
     ) -> LossOutputs:
-        """`topr_loss` with the settings of this trainer; its weights and ratios go to the metrics.
+        """Compute `topr_loss` with the settings of this trainer, and add its weights and ratios to the metrics.
 
         `idle` rows with R = 0 were left out of the forward. `shown_rows` are (B + idle,) row numbers for the table of
-        completions, if it is to show these rows.
+        completions, if it is to show these rows. Without `counts`, the rows only keep processes in step.
         """
         args = self.args
         outputs = topr_loss(
             policy_logps_BT, mu_logps, rewards_B, mask_BT, args.limits, args.ratio_level, args.length_normalization
         )
         weights_B, log_ratio_B = (completion_means(x, mask_BT) for x in (outputs.weights, outputs.log_ratios))
-        kept = self._row_metrics[self._mode].add(weights_B, log_ratio_B, rewards_B, idle)
+        counted_B = rewards_B if counts else torch.full_like(rewards_B, torch.nan)
+        kept = self._row_metrics[self._mode].add(weights_B, log_ratio_B, counted_B, idle)
         if shown_rows is not None:
             self._row_weights.add(shown_rows, kept)
         return outputs
@@ -118,19 +152,48 @@ class TOPRMixin(Trainer):
     def _mode(self) -> str:
         return "train" if self.model.training else "eval"
 
+    def _check_forward(self, model: Any, log_probs: LogProbs, temperature: float) -> bool:
+        """Compare log π as this trainer computes it with the model's logits, on two short texts.
+
+        Returns:
+            Whether log π of a sequence depends on its batch.
+
+        Raises:
+            ValueError: log π differs even for a sequence that no other one and no padding can affect.
+        """
+        sequences = probes(self.model, getattr(self.processing_class, "tokenizer", self.processing_class))
+        if min(map(len, sequences)) < 2:
+            return False
+        half = self.accelerator.mixed_precision != "no" or next(self.model.parameters()).dtype != torch.float32
+        differences = forward_differences(model, log_probs, sequences, temperature)
+        if math.isnan(differences[0]):
+            check_finite(self.model, "The model to train")
+        if is_off(differences[0], half):
+            raise ValueError(
+                f"log π of {type(text_model(self.model)).__name__} in training differs from that of its logits by "
+                f"{differences[0]:.2g} nats per token, so π/μ would be wrong. Look for noise that is on in training "
+                "only (set the dropout values in model.config to 0), or for an adapter or scale on the output head."
+            )
+        return depends_on_batch(differences, half)
+
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train, if weights and checkpoint can be used; see `transformers.Trainer.train`.
 
-        What was logged is in `output_dir/trainer_state.json` afterwards, however it ends.
+        The log is in `output_dir/trainer_state.json` afterwards, also after an error.
 
         Raises:
             FloatingPointError: weights, loss or gradients are NaN or infinite.
-            ValueError: a file of the checkpoint is damaged. Offline: rows carry log μ that is malformed or of another
-                model; or the run is resumed, and its log μ is missing or of other rows.
+            ValueError: no parameter can be trained. Or a file of the checkpoint is damaged or missing. Offline: rows
+                carry log μ that is malformed or of another model; or the run is resumed, and its log μ is missing or
+                of other rows.
         """
         check_finite(self.model, "The model to train")
-        self._check_checkpoint(resume_from_checkpoint)
-        self._before_training(resumed=bool(resume_from_checkpoint))
+        if self._will_train and not any(parameter.requires_grad for parameter in self.model.parameters()):
+            raise ValueError(
+                "No parameter of the model requires a gradient, so nothing would be trained. Load an adapter with "
+                "PeftModel.from_pretrained(..., is_trainable=True), or unfreeze the weights to train."
+            )
+        self._before_training(self._checked_checkpoint(resume_from_checkpoint))
         try:
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         finally:
@@ -138,18 +201,35 @@ class TOPRMixin(Trainer):
                 with suppress(OSError):  # a full disk would hide what has ended the training
                     self.save_state()
 
-    def _check_checkpoint(self, checkpoint: str | bool | None) -> None:
+    @property
+    def _will_train(self) -> bool:
+        """Whether `train` is called to train, and not for log μ alone."""
+        return bool(self.args.num_train_epochs) or self.args.max_steps > 0
+
+    def _checked_checkpoint(self, checkpoint: str | bool | None) -> Path | None:
+        """Return the folder to resume from, checked, or None."""
         folder = self.args.output_dir
         if checkpoint is True and (checkpoint := get_last_checkpoint(folder)) is None:
             raise ValueError(f"There is no checkpoint in {folder} to resume from.")
-        if checkpoint:
-            if not Path(checkpoint).is_dir():
-                raise ValueError(f"There is no checkpoint {checkpoint} to resume from.")
-            check_files(checkpoint, self.model)
-            check_log(checkpoint)
+        if not checkpoint:
+            return None
+        if not Path(checkpoint).is_dir():
+            raise ValueError(f"There is no checkpoint {checkpoint} to resume from.")
+        check_files(checkpoint, self.model)
+        check_log(checkpoint)
+        check_resumable(checkpoint)
+        return Path(checkpoint)
 
-    def _before_training(self, resumed: bool) -> None:
-        """For what a trainer does before a checkpoint is loaded."""
+    def _before_training(self, checkpoint: Path | None) -> None:
+        """Do what has to be done before the checkpoint, if any, is loaded."""
+
+    def _training_begins(self, model: Any) -> None:
+        """Do what needs the model as it will be trained: FSDP and ZeRO have sharded it by now."""
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """Evaluate one dataset; metrics of rows are logged under its prefix, as the loss is."""
+        self._metric_prefix = metric_key_prefix
+        return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
 
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Save the model, if its weights are finite; see `transformers.Trainer.save_model`.
@@ -196,6 +276,9 @@ class TOPRMixin(Trainer):
         for values in collected.values():
             if values and isinstance(values[0], Tensor):  # left on the device until now
                 values[:] = [torch.stack(values).mean().item()]
+        if self._mode == "eval":  # TRL names the metrics of all evaluation sets alike
+            logs.update({f"{self._metric_prefix}_{name}": _mean(values) for name, values in collected.items()})
+            collected.clear()
         super().log(logs, start_time)
 
     def create_model_card(
@@ -271,10 +354,33 @@ class TOPRMixin(Trainer):
             message = (
                 "No completion has a reward, so there is nothing to learn from them: the weights stay as they are."
             )
-            if isinstance(args, TOPRConfig) and args.mask_truncated_completions:
+            if isinstance(args, TOPRConfig) and getattr(args, "mask_truncated_completions", False):
                 message += " Those that are cut at max_completion_length have none with mask_truncated_completions."
         self._warned_about_signs.add(signs)
         warn_user(message)
+
+
+def _mean(values: list[float]) -> Any:
+    """Return the mean of the values that are not NaN; None, which JSON can hold, if there is none."""
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else None
+
+
+class _Beginning(TrainerCallback):
+    """Tells its trainer that training begins, and its order of rows which epoch begins.
+
+    In a resumed run of several processes Accelerate does not reach the order inside the batches that it skips.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer._training_begins(self.trainer.model_wrapped)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if hasattr(self.trainer._order, "set_epoch"):
+            self.trainer._order.set_epoch(int(state.epoch or 0))
 
 
 def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
@@ -286,4 +392,26 @@ def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
             f"The weights to train are {trained.pop()}, without a float32 copy: updates smaller than about 1/256 of a "
             "weight round to nothing, and at a learning rate like 5e-7 nearly all are. Load the model in float32 "
             "(the computation stays in bfloat16 with bf16=True), or use DeepSpeed."
+        )
+
+
+def _refuse_adapted_tokens(model: nn.Module) -> None:
+    """Raise a ValueError if an adapter trains tokens of the output head: TRL's fused head does not read it."""
+    head = text_model(model).get_output_embeddings()
+    if hasattr(head, "token_adapter"):
+        raise ValueError(
+            "trainable_token_indices with tied embeddings also adapts the output head, from whose weights log π is "
+            "computed without the adapter. Remove trainable_token_indices, or train the embeddings in full with "
+            "modules_to_save."
+        )
+
+
+def _refuse_unknown_experts(model: nn.Module, aux_loss: bool) -> None:
+    """Raise a ValueError if TRL cannot find the number of experts for the auxiliary loss (huggingface/trl#5754)."""
+    config = text_model(model).config.get_text_config()
+    aux_loss = aux_loss or getattr(config, "output_router_logits", False)
+    if aux_loss and not hasattr(config, "num_experts") and config.model_type != "gpt_oss":
+        raise ValueError(
+            f"{type(config).__name__} does not name its experts num_experts, which TRL's auxiliary loss reads. Set "
+            "router_aux_loss_coef=0, and model.config.output_router_logits=False if it is on."
         )

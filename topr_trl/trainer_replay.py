@@ -3,25 +3,23 @@
 What is kept of a row, and which rows, is in `replay/`.
 """
 
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from topr_trl.checkpoints import mu_fingerprint
 from topr_trl.config import REPLAYED_BATCHES, TOPRConfig
 from topr_trl.data.rows import refuse_images
+from topr_trl.log_mu import check_fingerprints
 from topr_trl.metrics import completion_means
 from topr_trl.replay import ReplayBuffer, ReplayRow, batch_of, check_columns, check_logged, logged_rows, with_rows
 from topr_trl.trainer_base import TOPRMixin, say
 from topr_trl.warn import warn_user
-
-_POSITIONS = re.compile(r"\b(wpe|\w*position\w*)$")  # names of learned position embeddings
 
 
 def check_replay(args: TOPRConfig, dataset: Any, logged: Dataset | None) -> None:
@@ -47,6 +45,7 @@ class ReplayMixin(TOPRMixin):
     args: TOPRConfig
     _replay: ReplayBuffer | None = None
     _said_replay = False
+    _logged_fingerprints: set[str] = set()  # of the models that computed log μ of the logged rows
     _rows_made = 0  # rows generated so far, all processes; they are numbered
 
     def _begin_replay(self, logged: Dataset | None) -> None:
@@ -54,17 +53,11 @@ class ReplayMixin(TOPRMixin):
         if not self.args.replay_share:
             return
         args, process, processes = self.args, self.accelerator.process_index, self.accelerator.num_processes
-        # They would begin elsewhere in a batch that is padded to another width, and log μ is of where they began.
-        if any(isinstance(m, nn.Embedding) and _POSITIONS.search(name) for name, m in self.model.named_modules()):
-            raise ValueError(
-                f"replay_share={args.replay_share} needs a model whose positions are relative: with learned ones, as "
-                "here, log π depends on how a batch is padded. Set replay_share=0."
-            )
         rows: list[ReplayRow] = []
         if logged is not None:
-            config, fingerprint = self.model.config.get_text_config(), mu_fingerprint(self.model, args.temperature)
+            config = self.model.config.get_text_config()
             with self.accelerator.main_process_first():
-                rows = logged_rows(logged, self._tokenizer, config, fingerprint, args)
+                rows, self._logged_fingerprints = logged_rows(logged, self._tokenizer, config, args)
         size = args.replay_size or max(REPLAYED_BATCHES * args.generation_batch_size, len(rows))
         self._replay = buffer = ReplayBuffer(-(-size // processes), args.replay_rule)
         own = np.random.default_rng(args.seed).permutation(len(rows))[process::processes]
@@ -72,9 +65,11 @@ class ReplayMixin(TOPRMixin):
         logged_too = f" or {len(rows):,} logged rows" if rows else ""
         self._rows_trained_on += f"; {args.replay_share:.0%} of a step's rows are of earlier batches{logged_too}"
 
-    def _before_training(self, resumed: bool) -> None:
-        super()._before_training(resumed)
-        if self._replay is not None and not resumed:
+    def _before_training(self, checkpoint: Path | None) -> None:
+        super()._before_training(checkpoint)
+        if self._replay is not None and checkpoint is None:
+            if self._logged_fingerprints:
+                check_fingerprints(self._logged_fingerprints, mu_fingerprint(self.model, self.args.temperature))
             self._replay.count_from_here()
 
     def _with_replayed_rows(self, batch: dict[str, Any], chosen: int) -> dict[str, Any]:

@@ -1,24 +1,22 @@
-"""Tokenized rows to batches, the order within an optimizer step, and flat batches back to rows.
+"""Tokenized rows to batches, and flat batches back to rows.
 
-In a batch the parts of a rollout are sequences of their own, and behind the forward one row again.
+Parts of a rollout run as separate sequences and are rejoined after the forward pass.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate.data_loader import SeedableRandomSampler
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Sampler
 
 from topr_trl.baseline import FloatArray
 from topr_trl.data.masks import MASK
 from topr_trl.data.rollouts import PARTS
 
 _CONTEXT = -100  # the label that counts for nothing
+NO_ROW = -1  # the number of a row that does not count
 
 
 def unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
@@ -36,7 +34,8 @@ class Collator:
     """TRL's collator for `input_ids` and `labels`, and beside it the length, R and log μ of each row.
 
     Rows with R = 0 have no gradient and are left out of the forward, unless no other is there; `idle` counts them, and
-    their numbers are the last of `row`.
+    their numbers are the last of `row`. Rows without a reward (`FilledRows`) do not count; if there is no other row,
+    one of them is computed.
 
     Args:
         ratio_level: of the loss; with `"token"` log μ is a value per token, else the sum over the completion.
@@ -59,9 +58,11 @@ class Collator:
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch as `collate_tokens` makes it of the B rows that are computed, and of these and the idle ones:
 
-        `row` (B + idle,) int64, `idle` int, `reward` (B,) float32, and `mu_logps` float32, (B,), or with a ratio per
-        token one value for each token that the model wrote, row after row; NaN where log μ is not known.
+        `row` (B + idle,) int64, `idle` int, `reward` (B,) float32, `counts` bool, and `mu_logps` float32, (B,), or with
+        a ratio per token one value for each token that the model wrote, row after row; NaN where log μ is not known.
+        Without `counts`, the batch only keeps this process in step with the others, and its `row` is `NO_ROW`.
         """
+        rows = [row for row in rows if row["reward"] == row["reward"]] or [{**rows[0], "reward": 0.0, "row": NO_ROW}]
         if not self.keep_idle:
             rows = sorted(rows, key=lambda row: row["reward"] == 0)
         numbers = torch.tensor([row["row"] for row in rows])
@@ -70,6 +71,7 @@ class Collator:
         batch = self.collate_tokens(rows)
         batch["row"] = numbers
         batch["idle"] = len(numbers) - len(rows)
+        batch["counts"] = int(numbers[0]) != NO_ROW
         batch["reward"] = torch.tensor([row["reward"] for row in rows], dtype=torch.float32)
         if self.per_token:  # of all tokens of the batch, one after the other
             mu_logps = [value for row in rows for value in self._by_token(row)]
@@ -120,35 +122,3 @@ def join_sequences(values_ST: Tensor, parts: list[int]) -> Tensor:
         return values_ST
     rows = [chunk.flatten() for chunk in torch.split(values_ST, parts)]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-
-
-class StepsSortedByLength(Sampler[int]):
-    """A random order whose optimizer steps are sorted by length, longest first.
-
-    Which rows a step has stays random, and so does what it computes, a sum over its rows: only which of them share a
-    micro-batch changes. Processes get micro-batches of the same place in the order, so none waits for another.
-
-    If the rows do not fill the last step, the first and the last are left as they are: Accelerate fills the last with
-    rows of the first, or drops what is over, and neither should hit the long rows, or the short ones.
-
-    `rows` are those of an optimizer step, over all processes and micro-batches.
-    """
-
-    def __init__(self, order: SeedableRandomSampler, lengths_N: NDArray[np.int64], rows: int) -> None:
-        self.order, self.lengths_N, self.rows = order, lengths_N, rows
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __iter__(self) -> Iterator[int]:
-        order = np.fromiter(self.order, dtype=np.int64)
-        full = len(order) % self.rows == 0
-        for start in range(0, len(order), self.rows):
-            step = order[start : start + self.rows]
-            if full or 0 < start < len(order) - self.rows:
-                step = step[np.argsort(-self.lengths_N[step], kind="stable")]
-            yield from step.tolist()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Accelerate says which epoch begins; a resumed run shuffles as it would have."""
-        self.order.set_epoch(epoch)

@@ -15,7 +15,7 @@ from topr_trl.data.rows import ROLLOUT, check_finish_reasons, named_rows, proble
 from topr_trl.data.sampled import TEMPERATURE, temperature_of, why_incomparable
 from topr_trl.data.tokenization import tokenize
 from topr_trl.data.tokenized_rows import check_tokens
-from topr_trl.log_mu import check_log_mu, needs_log_mu
+from topr_trl.log_mu import check_log_mu, fingerprints, needs_log_mu
 from topr_trl.replay.buffer import ReplayRow
 
 _NAME = "replay"  # of the dataset, in messages
@@ -60,16 +60,18 @@ def check_logged(dataset: Any, temperature: float) -> None:
 
 
 def logged_rows(
-    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, model: str, args: TOPRConfig
-) -> list[ReplayRow]:
-    """Rows as `OfflineTOPRTrainer` reads them, older than all that are generated; R is after the baseline.
+    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, args: TOPRConfig
+) -> tuple[list[ReplayRow], set[str]]:
+    """Return rows as `OfflineTOPRTrainer` reads them, and the fingerprints of the models that computed their log μ.
+
+    The rows are older than all that are generated; R is after the baseline.
 
     log μ is the column `mu_logps`, a sum spread over the tokens, or with `log_mu="sampler"` the column `sampler_logps`.
     Without it, and of rows whose weight does not depend on it, it is NaN.
 
     Args:
         dataset: rows that `check_logged` has passed.
-        config, model: of the model that starts training, and its fingerprint; see `check_tokens`, `check_log_mu`.
+        config: of the model that starts training, see `check_tokens`.
 
     Raises:
         ValueError: rows are malformed, or all rewards are 0 after the baseline.
@@ -97,8 +99,9 @@ def logged_rows(
         rows = rows.rename_column("sampler_logps", "mu_logps")
     needed = needs_log_mu(rewards, args.limits)
     if "mu_logps" in rows.column_names:
-        check_log_mu(_NAME, rows, needed, model, args)
-    return [_logged(row, k - len(rows), bool(needed[k])) for k, row in enumerate(rows)]
+        check_log_mu(_NAME, rows, needed, args)
+    logged = [_logged(row, k - len(rows), bool(needed[k])) for k, row in enumerate(rows)]
+    return logged, fingerprints(rows, needed)
 
 
 def _logged(row: dict[str, Any], number: int, needs_log_mu: bool) -> ReplayRow:

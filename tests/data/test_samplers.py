@@ -1,0 +1,92 @@
+import math
+
+import numpy as np
+import pytest
+from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
+from datasets import Dataset
+from torch.utils.data import BatchSampler
+from trl.trainer.utils import RepeatSampler
+
+from topr_trl.data.samplers import FilledRows, FilledSampler, ReseededSampler, StepsSortedByLength
+
+
+def orders(epoch, rows=4, count=12):
+    lengths = np.random.default_rng(0).integers(1, 100, count)
+    plain, sorted_ = (SeedableRandomSampler(range(count), data_seed=3) for _ in range(2))
+    sorted_ = StepsSortedByLength(sorted_, lengths, rows)
+    for sampler in (plain, sorted_):
+        sampler.set_epoch(epoch)
+    assert len(sorted_) == count
+    return lengths, list(plain), list(sorted_)
+
+
+def test_steps_hold_the_same_rows_longest_first():
+    lengths, plain, in_order = orders(epoch=0)
+    for start in (0, 4, 8):
+        step = in_order[start : start + 4]
+        assert sorted(step) == sorted(plain[start : start + 4])
+        assert list(lengths[step]) == sorted(lengths[step], reverse=True)
+
+
+def test_what_does_not_fill_a_step_is_left_alone():
+    # With drop_last Accelerate drops the same rows as without sorting.
+    _lengths, plain, in_order = orders(epoch=0, count=14)
+    assert in_order[12:] == plain[12:]
+    assert in_order[:12] != plain[:12]
+    for processes in (1, 2):
+        kept = []
+        for order in (plain, in_order):
+            batches = [
+                BatchSamplerShard(BatchSampler(order, 2, drop_last=True), processes, k) for k in range(processes)
+            ]
+            kept.append(sorted(row for batch in batches for rows in batch for row in rows))
+        assert kept[0] == kept[1]
+
+
+def test_every_epoch_has_an_order_of_its_own_that_can_be_had_again():
+    assert orders(epoch=1)[2] != orders(epoch=0)[2]
+    assert orders(epoch=1)[2] == orders(epoch=1)[2]
+
+
+def test_rows_of_one_length_keep_their_random_order():
+    plain, same = (SeedableRandomSampler(range(200), data_seed=3) for _ in range(2))
+    plain, in_order = list(plain), list(StepsSortedByLength(same, np.arange(200) % 2, 200))
+    assert in_order == [row for row in plain if row % 2] + [row for row in plain if not row % 2]
+
+
+def test_an_epoch_of_prompts_does_not_depend_on_the_epochs_before():
+    def epochs(*numbers):
+        sampler, orders = ReseededSampler(RepeatSampler(range(20), 1, seed=3)), []
+        for epoch in numbers:
+            sampler.set_epoch(epoch)
+            orders.append(list(sampler))
+        return orders
+
+    zero, one, two = epochs(0, 1, 2)
+    assert zero == list(RepeatSampler(range(20), 1, seed=3))  # TRL's, in the first epoch
+    assert zero != one != two
+    assert epochs(2) == [two]
+    assert epochs(1, 2) == [one, two]
+    in_order = ReseededSampler(RepeatSampler(range(20), 1, shuffle=False))
+    in_order.set_epoch(1)
+    assert list(in_order) == list(range(20))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 12, 13])
+def test_each_row_counts_once_in_two_processes(count):
+    rows = FilledRows(Dataset.from_dict({"row": list(range(count)), "reward": [1.0] * count}))
+    sampler = FilledSampler(range(count), 3 * 2)
+    shards = [list(BatchSamplerShard(BatchSampler(sampler, 3, drop_last=False), 2, k)) for k in range(2)]
+    assert len(shards[0]) == len(shards[1]) == math.ceil(count / 6)
+    read = [row for batches in shards for batch in batches for row in rows.__getitems__(batch)]
+    assert sorted(row["row"] for row in read if row["reward"] == 1) == list(range(count))
+    assert sum(math.isnan(row["reward"]) for row in read) == len(read) - count
+    assert len(rows) == count  # of which Accelerate computes how many are left over
+
+
+def test_a_filled_order_is_shuffled_as_the_order_in_it():
+    filled, plain = (SeedableRandomSampler(range(10), data_seed=3) for _ in range(2))
+    filled = FilledSampler(filled, 4)
+    for sampler in (filled, plain):
+        sampler.set_epoch(2)
+    assert list(filled) == [*plain, 10, 11]

@@ -1,0 +1,95 @@
+"""Evaluation while training: one name per set, and every row once. What two processes do is in test_distributed.py."""
+
+import pytest
+from datasets import Dataset
+
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
+
+SETTINGS = {
+    "use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "max_steps": 2, "save_strategy": "steps",
+    "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "per_device_train_batch_size": 4,
+}  # fmt: skip
+
+
+def prompts(name, count):
+    return Dataset.from_dict({"prompt": [f"{name} {n} =" for n in range(count)]})
+
+
+def first_number(prompts, **_):
+    """A reward that the prompt alone decides: its number, and 10 more if it is easy."""
+    return [10.0 * text.startswith("easy") + int(text.split()[1]) for text in prompts]
+
+
+def online(model, tokenizer, folder, eval_dataset, reward=first_number, train_dataset=None, **settings):
+    few = {"num_generations": 2, "max_completion_length": 8, "per_device_eval_batch_size": 4}
+    args = TOPRConfig(str(folder), **{**SETTINGS, **few, **settings})
+    train_dataset = prompts("train", 2) if train_dataset is None else train_dataset
+    return TOPRTrainer(model, reward, args, train_dataset, eval_dataset, processing_class=tokenizer)
+
+
+def test_each_set_has_its_own_names_and_decides_the_best_model(model, tokenizer, tmp_path):
+    sets = {"easy": prompts("easy", 2), "hard": prompts("hard", 2)}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_easy_reward", "greater_is_better": True}
+    trainer = online(model, tokenizer, tmp_path, sets, **best)
+    trainer.train()
+    logged = [log for log in trainer.state.log_history if any(name.startswith("eval_") for name in log)]
+    assert len(logged) == 4
+    for name, reward in (("easy", 10.5), ("hard", 0.5)):
+        own = [log for log in logged if f"eval_{name}_loss" in log]
+        assert [log[f"eval_{name}_reward"] for log in own] == [reward] * 2
+        assert [log[f"eval_{name}_topr/reward"] for log in own] == [0] * 2
+        assert all(key.startswith(f"eval_{name}_") for log in own for key in log if key.startswith("eval_"))
+    assert trainer.state.best_metric == 10.5
+
+
+@pytest.mark.parametrize(
+    "settings", [{"load_best_model_at_end": True}, {"metric_for_best_model": "reward", "save_strategy": "best"}]
+)
+def test_the_metric_for_the_best_model_names_one_of_the_sets(settings, model, tokenizer, tmp_path):
+    sets = {"easy": prompts("easy", 2), "hard": prompts("hard", 2)}
+    with pytest.raises(ValueError, match=r"metric_for_best_model.*eval_easy_reward, eval_hard_reward"):
+        online(model, tokenizer, tmp_path, sets, **settings)
+
+
+def test_rewards_are_means_over_completions(model, tokenizer, tmp_path):
+    """Five prompts of two completions are batches of 4, 4 and 2."""
+    trainer = online(model, tokenizer, tmp_path, prompts("hard", 5), eval_strategy="no")
+    metrics = trainer.evaluate(metric_key_prefix="test")
+    assert metrics["test_reward"] == metrics["test_rewards/first_number/mean"] == 2  # by batches it would be 2.33
+    assert metrics["test_reward_std"] == pytest.approx(1.4907, abs=1e-4)
+    again = trainer.evaluate(prompts("easy", 1))
+    assert again["eval_reward"] == 10
+    assert "test_reward" not in again
+
+
+def test_rows_that_accelerate_repeats_are_left_out(model, tokenizer, tmp_path):
+    trainer = online(model, tokenizer, tmp_path, prompts("hard", 5), eval_strategy="no")
+    loader = trainer.get_eval_dataloader()
+
+    rows = [row for batch in loader for row in batch]
+    trainer.model.eval()
+    trainer._left_to_evaluate = len(rows)
+    for batch in (rows[:8], rows[8:] + rows[:6]):  # of two processes; the second is filled from the beginning
+        made = trainer._generate_and_score_completions(batch)
+    assert made["topr_rewards"].isnan().tolist() == [False] * 2 + [True] * 6
+    trainer._log_evaluated()
+    assert trainer._metrics["eval"]["reward"] == [2]
+
+
+def test_offline_sets_have_names_of_their_own(model, tokenizer, rows, tmp_path):
+    args = OfflineTOPRConfig(str(tmp_path), **SETTINGS)
+    sets = {"few": rows.select(range(3)), "more": rows}
+    trainer = OfflineTOPRTrainer(model, args, rows, sets, processing_class=tokenizer)
+    trainer.train()
+    for name, share in (("few", 0.0), ("more", 0.25)):
+        own = [log for log in trainer.state.log_history if f"eval_{name}_loss" in log]
+        assert [log[f"eval_{name}_topr/positive_share"] for log in own] == [share] * 2
+        assert all(key.startswith(f"eval_{name}_") for log in own for key in log if key.startswith("eval_"))
+
+
+@pytest.mark.parametrize("length", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 1}])
+def test_fewer_prompts_than_a_generation_batch_needs(length, model, tokenizer, tmp_path):
+    settings = {"per_device_train_batch_size": 8, "eval_strategy": "no", **length}
+    with pytest.raises(ValueError, match=r"needs 4 prompts, and the training dataset has 3.*num_generations"):
+        online(model, tokenizer, tmp_path, None, train_dataset=prompts("train", 3), **settings)
+    online(model, tokenizer, tmp_path, None, train_dataset=prompts("train", 4), **settings)
