@@ -12,7 +12,7 @@ NAN = float("nan")
 # People's dashboards stand on these: a name that goes is a change for the changelog.
 NAMES = [
     "topr/weight_mean", "topr/weight_not_one", "topr/positive_share", "topr/reward", "topr/effective_positive_share",
-    "topr/weight_mean_negatives", "topr/negatives_tapered", "topr/negatives_dead", "topr/negatives_effective",
+    "topr/realized_positive_share", "topr/weight_mean_negatives", "topr/negatives_tapered", "topr/negatives_dead", "topr/negatives_effective",
     "topr/log_ratio/positives/mean", "topr/log_ratio/positives/q05", "topr/log_ratio/positives/q50",
     "topr/log_ratio/positives/q95", "topr/log_ratio/negatives/mean", "topr/log_ratio/negatives/q05",
     "topr/log_ratio/negatives/q50", "topr/log_ratio/negatives/q95",
@@ -54,6 +54,7 @@ def test_hand_made_rows():
     assert metrics["topr/weight_not_one"] == 0.5
     assert metrics["topr/positive_share"] == 0.25
     assert metrics["topr/effective_positive_share"] == pytest.approx(1 / 4)
+    assert metrics["topr/realized_positive_share"] == pytest.approx(1 / (1 + 0.5 * 1 + 0.001 * 2))
     assert metrics["topr/reward"] == -0.5
     assert metrics["topr/weight_mean_negatives"] == pytest.approx(0.2505)
     assert metrics["topr/negatives_tapered"] == 1.0
@@ -62,6 +63,19 @@ def test_hand_made_rows():
     assert metrics["topr/log_ratio/negatives/mean"] == pytest.approx((math.log(0.5) - 7) / 2)
     assert metrics["topr/log_ratio/negatives/q50"] == pytest.approx((math.log(0.5) - 7) / 2)
     assert not any("log_ratio/positives" in name for name in metrics)
+
+
+def test_a_nominal_half_is_three_quarters_once_negatives_are_tapered():
+    rewards = torch.tensor([1.0, -1.0] * 4)
+    metrics = row_metrics(torch.tensor([1.0, 0.3] * 4), torch.tensor([NAN, math.log(0.3)] * 4), rewards)
+    assert metrics["topr/effective_positive_share"] == 0.5
+    assert metrics["topr/realized_positive_share"] == pytest.approx(1 / 1.3)
+
+
+def test_rows_without_weight_have_no_realized_share():
+    metrics = row_metrics(torch.tensor([0.0]), torch.tensor([NAN]), torch.tensor([-1.0]))
+    assert metrics["topr/effective_positive_share"] == 0
+    assert "topr/realized_positive_share" not in metrics
 
 
 def test_padding_rows_do_not_count():

@@ -61,6 +61,7 @@ def row_metrics(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> di
     | `topr/negatives_dead` | share of the negatives with w < 0.01 |
     | `topr/negatives_effective` | effective share of the negatives, (Σw)² / (N Σw²) |
     | `topr/positive_share`, `topr/effective_positive_share` | p (R > 0) and p~ (Sec. 3.2) |
+    | `topr/realized_positive_share` | positives' share of Σ w·abs(R): p~ after the taper |
     | `topr/reward` | mean R |
     | `topr/log_ratio/{positives,negatives}/{mean,q05,q50,q95}` | log π/μ of the completion |
 
@@ -81,6 +82,9 @@ def row_metrics(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> di
     share = effective_positive_share(rewards_N.numpy())
     if share == share:
         metrics["topr/effective_positive_share"] = torch.tensor(share)
+    realized = effective_positive_share((weights_N * rewards_N).numpy())
+    if realized == realized:
+        metrics["topr/realized_positive_share"] = torch.tensor(realized)
     if not positive.all():
         negative_weights = weights_N[~positive]
         metrics["topr/weight_mean_negatives"] = negative_weights.mean()
