@@ -12,7 +12,8 @@ NAN = float("nan")
 # People's dashboards stand on these: a name that goes is a change for the changelog.
 NAMES = [
     "topr/weight_mean", "topr/weight_not_one", "topr/positive_share", "topr/reward", "topr/effective_positive_share",
-    "topr/realized_positive_share", "topr/weight_mean_negatives", "topr/negatives_tapered", "topr/negatives_dead", "topr/negatives_effective",
+    "topr/realized_positive_share", "topr/weight_mean_negatives", "topr/negatives_tapered", "topr/negatives_dead",
+    "topr/negatives_effective",
     "topr/log_ratio/positives/mean", "topr/log_ratio/positives/q05", "topr/log_ratio/positives/q50",
     "topr/log_ratio/positives/q95", "topr/log_ratio/negatives/mean", "topr/log_ratio/negatives/q05",
     "topr/log_ratio/negatives/q50", "topr/log_ratio/negatives/q95",
