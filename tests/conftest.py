@@ -1,3 +1,4 @@
+import atexit
 import gc
 import os
 from pathlib import Path
@@ -23,6 +24,8 @@ settings.load_profile("deterministic")
 # Each start of training collects garbage, and would walk through all that has been imported.
 gc.collect()
 gc.freeze()
+# Otherwise Triton's binding, which newer releases of torch bring, reports what is frozen as leaked.
+atexit.register(gc.unfreeze)
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% for call in m.tool_calls or [] %}{{ call | tojson }}"
