@@ -2,9 +2,11 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from topr_trl import PRESETS, topr_loss
 from topr_trl.baseline import baseline_for_positive_share, effective_positive_share, subtract_baseline
 
 
@@ -108,3 +110,51 @@ def test_share_of_nothing_is_not_a_number():
         warnings.simplefilter("error")  # nothing is divided by 0
         assert np.isnan(effective_positive_share([0.0, 0.0]))
     assert effective_positive_share([2.0, -1.0, -1.0]) == 0.5
+
+
+# Dividing by |y| makes the expected gradient depend on the baseline.
+
+# Four completions of each length, of which one is right: the mean reward is -0.5, whatever the length.
+LENGTHS_B = torch.tensor([1, 2, 4, 8]).repeat_interleave(4)
+REWARDS_B = torch.tensor([1.0, -1.0, -1.0, -1.0], dtype=torch.float64).repeat(4)
+# Lengths are not equally likely. The first token decides which completion follows, so log π of the others is 0.
+PROBABILITIES_B = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64).repeat_interleave(4) / 4
+
+
+def expected_step(baseline, length_normalization=True):
+    """Return the expected descent direction of the logits at π = μ."""
+    logits_B = PROBABILITIES_B.log().requires_grad_()
+    first_BT = torch.nn.functional.one_hot(torch.zeros(16, dtype=torch.long), 8)
+    logps_BT = logits_B.log_softmax(0)[:, None] * first_BT
+    mask_BT = torch.arange(8) < LENGTHS_B[:, None]
+    rewards_B = torch.tensor(subtract_baseline(REWARDS_B, baseline))
+    loss = topr_loss(
+        logps_BT, logps_BT.detach(), rewards_B, mask_BT, PRESETS["topr"], length_normalization=length_normalization
+    )
+    assert (loss.weights == 1).all()
+    (gradient_B,) = torch.autograd.grad((PROBABILITIES_B * loss.losses_B).sum(), logits_B)
+    return -gradient_B
+
+
+def change_of_length(step_B):
+    """Return the derivative of E|y| along a step of the logits."""
+    logits_B = PROBABILITIES_B.log().requires_grad_()
+    (slope_B,) = torch.autograd.grad((logits_B.softmax(0) * LENGTHS_B).sum(), logits_B)
+    return float(slope_B @ step_B)
+
+
+def test_without_the_division_the_expected_gradient_does_not_depend_on_the_baseline():
+    # E[R ∇log π] - c E[∇log π], and E[∇log π] = 0.
+    for baseline in (0, 0.75, "mean"):
+        torch.testing.assert_close(expected_step(baseline, False), expected_step(-1, False), atol=1e-15, rtol=0)
+
+
+def test_with_the_division_the_baseline_moves_the_length():
+    # Let a = (R - c) / |y|. The step of logit k is π_k (a_k - E a).
+    # E|y| moves by Σ_k π_k² (|y_k| - E|y|)(a_k - E a) along it.
+    # With c = 0 the mean of a is -0.5 / |y| at each length. E|y| = 2.6, E[1/|y|] = 0.6125 and E a = -0.30625.
+    # A length with probability p adds p²/4 (|y| - 2.6)(-0.5/|y| + 0.30625):
+    # 0.0124 - 0.000759375 + 0.0025375 + 0.003290625 = 0.01746875. The sum is proportional to E R - c.
+    assert change_of_length(expected_step(0)) == pytest.approx(0.01746875, abs=1e-15)  # toward long completions
+    assert change_of_length(expected_step("mean")) == pytest.approx(0, abs=1e-15)
+    assert change_of_length(expected_step(-1)) == pytest.approx(-0.01746875, abs=1e-15)  # toward short ones
