@@ -16,7 +16,7 @@ from topr_trl.pipeline.arguments import SampleArguments, ScoreArguments, TrialAr
 from topr_trl.pipeline.held_out import GIVEN_LOG_MU, split
 from topr_trl.pipeline.lineage import lineage
 from topr_trl.pipeline.problems import load_problems
-from topr_trl.pipeline.trial import ARMS, run_trial
+from topr_trl.pipeline.trial import ARMS, DEFAULT, run_trial
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +198,7 @@ def test_the_best_arm_and_those_that_cannot_be_told_from_it():
     assert {found.best, *found.level} == {arms[0], arms[1]}
     assert found.arms[-1] == arms[3]
     assert found.behind[arms[2]].high < 0
+    assert found.recommended == found.best
     assert sum(found.shares.values()) == pytest.approx(1)
     assert found.shares[arms[3]] == 0
 
@@ -208,7 +209,23 @@ def test_arms_that_differ_by_rounding_are_equal():
     found = recommend(values)
     assert found.best == ARMS[0]
     assert found.level == [ARMS[1], ARMS[2]]
+    assert found.recommended.name == DEFAULT
     assert [found.shares[arm] for arm in ARMS[:3]] == pytest.approx([1 / 3] * 3)
+
+
+def test_on_ties_the_default_is_recommended():
+    """Eight problems cannot tell a lucky setting from the default."""
+    start, lucky = np.linspace(0.2, 0.6, 8), ARMS[0].at(3.0)
+    found = recommend({None: start, lucky: start + np.tile([0.4, -0.1], 4), ARMS[2]: start + 0.1})
+    assert (found.best, found.recommended) == (lucky, ARMS[2])
+    assert found.better_than_none
+
+
+def test_a_default_that_does_not_improve_on_the_starting_model_is_not_recommended():
+    values = {None: np.array([0.5, 0.5]), ARMS[0]: np.array([1.0, 0.2]), ARMS[2]: np.array([0.0, 0.8])}
+    found = recommend(values)
+    assert (found.best, found.recommended) == (ARMS[0], ARMS[2])
+    assert not found.better_than_none
 
 
 # The command.
@@ -236,12 +253,12 @@ def test_a_trial(scored, tmp_path, here, capsys, test_by):
     assert sum(arm["best_in_draws"] or 0 for arm in best) == pytest.approx(1)
     assert {arm["settings"]["learning_rate"] for arm in best if arm["settings"]} == {3.33e-4, 1e-3, 3e-3}
     assert {arm["settings"]["per_device_train_batch_size"] for arm in best if arm["settings"]} == {8}
-    if best[0]["settings"]:
-        assert yaml.safe_load((out / "recommended.yaml").read_text()) == best[0]["settings"]
+    if recommended := [arm for arm in best if arm["recommended"]]:
+        assert yaml.safe_load((out / "recommended.yaml").read_text()) == recommended[0]["settings"]
         assert "Recommended: " in said
     else:
         assert not (out / "recommended.yaml").exists()
-        assert "Nothing is recommended: no training improved on the starting model" in said
+        assert "Nothing is recommended: " in said
     assert ("estimated from the rewards" in said) == (test_by == "rewards")
     page = (out / "trial.html").read_text()
     assert page.count("<tr>") == 1 + len(best)

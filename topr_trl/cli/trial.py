@@ -13,7 +13,7 @@ from topr_trl.cli import page
 from topr_trl.evaluation.bootstrap import Difference, paired_bootstrap, share_best
 from topr_trl.evaluation.report import plain_table
 from topr_trl.pipeline.arguments import TrialArguments
-from topr_trl.pipeline.trial import Arm, Outcome, run_trial
+from topr_trl.pipeline.trial import DEFAULT, Arm, Outcome, run_trial
 
 _BEFORE = "before training"  # the label of the model that no arm has changed
 _DIGITS = 9  # of a mean: equal values have means that differ by rounding, and the first of equals is the best
@@ -44,9 +44,14 @@ class Recommendation:
         return next(arm for arm in self.arms if arm is not None)
 
     @property
+    def recommended(self) -> Arm:
+        """The default at the given learning rate, unless the best arm is better than it by an interval."""
+        return next((arm for arm in self.level if arm.name == DEFAULT), self.best)
+
+    @property
     def better_than_none(self) -> bool:
-        """Whether a training improved on the starting model."""
-        return self.arms[0] is not None
+        """Whether the recommended arm improved on the starting model."""
+        return self.means[self.recommended] > self.means[None]
 
     @property
     def level(self) -> list[Arm]:
@@ -76,7 +81,7 @@ def trial_command(args: TrialArguments) -> None:
     out = args.folder
     settings = out / "recommended.yaml"
     if found.better_than_none:
-        settings.write_text(yaml.safe_dump(_settings(args, found.best)))
+        settings.write_text(yaml.safe_dump(_settings(args, found.recommended)))
     else:
         settings.unlink(missing_ok=True)
     (out / "trial.json").write_text(json.dumps(_plain(args, outcome, found), indent=1))
@@ -131,21 +136,23 @@ def _said(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
         f"Trained on {outcome.trained_rows:,} rows, tested on {problems} other problems ({how}; ± is two standard "
         "errors over the problems).",
     ]
-    best = f"{found.best.label}, learning rate {found.best.rate(args):g}"
-    if found.better_than_none:
+    best, recommended = (f"{arm.label}, learning rate {arm.rate(args):g}" for arm in (found.best, found.recommended))
+    if not found.better_than_none:
+        lines.append(
+            f"Nothing is recommended: {recommended} did not improve on the starting model, and no setting is better "
+            f"than it by an interval. Try other learning rates, or look at the rows. The best setting was {best}."
+        )
+    elif found.recommended == found.best:
         lines.append(f"Recommended: {best}.")
     else:
-        lines.append(
-            "Nothing is recommended: no training improved on the starting model. Try other learning rates, or look at "
-            f"the rows. The best setting was {best}."
-        )
+        lines.append(f"Recommended: {recommended}, the default. {best}, ends higher, but not by an interval.")
     if found.level:
         names = ", ".join(f"{arm.label} at {arm.rate(args):g}" for arm in found.level)
-        lines.append(f"Not distinguishable from it: {names}.")
+        lines.append(f"Not distinguishable from {best}: {names}.")
     rates = [arm.rate(args) for arm in found.arms if arm is not None]
     if len(set(rates)) > 1 and found.best.rate(args) in (edges := (min(rates), max(rates))):
         side = "lowest" if found.best.rate(args) == edges[0] else "highest"
-        lines.append(f"Its learning rate is the {side} that was tried; the best may be beyond it.")
+        lines.append(f"The best setting has the {side} learning rate that was tried. A better one may be beyond it.")
     lines.append(
         "c is the baseline, and p~ the positives' share of the weight that a baseline leads to: see docs/choosing.md."
     )
@@ -173,6 +180,7 @@ def _plain(args: TrialArguments, outcome: Outcome, found: Recommendation) -> dic
                 "standard_error": found.errors[arm],
                 "to_the_best": found.behind[arm].to_dict(),
                 "best_in_draws": found.shares.get(arm),
+                "recommended": found.better_than_none and arm == found.recommended,
                 "effective_samples": outcome.effective_samples.get(arm),
             }
             for arm in found.arms
@@ -189,18 +197,18 @@ def _page(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
         rows=_rows(args, found),
         said=_said(args, outcome, found).split("\n"),
         picture=_picture(args, outcome, found),
-        settings=yaml.safe_dump(_settings(args, found.best)) if found.better_than_none else "",
+        settings=yaml.safe_dump(_settings(args, found.recommended)) if found.better_than_none else "",
     )
 
 
 def _picture(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
-    """The mean of each arm with two standard errors, the best at the top."""
+    """Draw the mean of each arm with two standard errors, the best at the top and the recommended one in red."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 0.8 + 0.32 * len(found.arms)), layout="constrained")
     panel = figure.subplots()
     for place, arm in enumerate(reversed(found.arms)):
-        color = "#888888" if arm is None else "#d1495b" if arm == found.best else "#30638e"
+        color = "#888888" if arm is None else "#d1495b" if arm == found.recommended else "#30638e"
         panel.errorbar(100 * found.means[arm], place, xerr=200 * found.errors[arm], fmt="o", capsize=3, color=color)
     names = [f"{arm.label}, {arm.rate(args):g}" if arm else _BEFORE for arm in reversed(found.arms)]
     panel.set_yticks(range(len(names)), names)

@@ -77,6 +77,7 @@ ARMS = (
     Arm("positives-only", "positives only", {"preset": "positives_only"}),
     Arm("positives-repeated", "positives, repeated", {"curation": "positives"}),  # see `with_equal_steps`
 )
+DEFAULT = "share-50"  # the name of the arm that trains as the default baseline, the mean, does
 
 
 @dataclass(frozen=True)
