@@ -278,6 +278,6 @@ RIVALS: dict[str, Rival] = {
     "m2po": Rival("M2PO", _direct(m2po_loss, whitened)),
     "topr_token": Rival("“TOPR” per token", _direct(tapered("topr", "token"))),
     "topr_geometric": Rival("“TOPR”, geometric mean", _direct(tapered("topr", "geometric"))),
-    "topr_group_sign": Rival("“TOPR”, group-centered reward", _direct(tapered("topr"), whitened)),
+    "topr_group_sign": Rival("“TOPR”, GRPO's advantages", _direct(tapered("topr"), whitened)),
 }  # fmt: skip
 PUBLISHED_AS_TOPR = ("topr_token", "topr_geometric", "topr_group_sign")

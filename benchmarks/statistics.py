@@ -7,7 +7,7 @@ from math import nan, sqrt
 import numpy as np
 
 # 97.5% quantiles of Student's t for 1, 2, ... degrees of freedom.
-_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Figure 8 until nothing moves: many iterations with μ renewed, and what is left of the variety of answers."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         for base, run, lower in found
         if run in ("p~ 50%", "positives, repeated") and found[base, run, lower][0] == found[base, "c = 0", 0][0]
     }
+    equal = _at_equal_rates(found, ends)
     return [
         HYPOTHESES["long_run"].judged(
             "p~ = 50% minus positives only (wrong answers removed in each iteration) after 20 iterations, points: "
@@ -190,7 +192,8 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         ),
         HYPOTHESES["long_repeated"].judged(
             "p~ = 50% minus right answers repeated to as many steps, after 20 iterations, points: "
-            + said("positives, repeated"),
+            + said("positives, repeated")
+            + (f". At equal rates, p~ = 50% minus positives only: {equal}" if equal else ""),
             all(gap(base, 64, "positives, repeated").low > 0 for base in bases),
             all(gap(base, 1, "positives, repeated").high < 0 for base in bases),
         ),
@@ -210,6 +213,22 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             all(gap.low <= 0 for gap in slow.values()),
         ),
     ]
+
+
+def _at_equal_rates(found: Runs, ends: Callable[..., Measured]) -> str:
+    """Compare p~ = 50% with positives only and with positives repeated, wherever both have a run at the same rate."""
+    said = []
+    for (base, run, lower), (rate, _) in found.items():
+        if run not in ("positives only", "positives, repeated"):
+            continue
+        for level in (n for b, r, n in found if (b, r) == (base, "p~ 50%") and found[b, r, n][0] == rate):
+            gaps = (
+                f"{name} "
+                + difference(ends(base, "p~ 50%", *what, level), ends(base, run, *what, lower)).percent(signed=True)
+                for name, what in {"pass@1": ("pass", 1), "maj@64": ("maj", 64), "pass@64": ("pass", 64)}.items()
+            )
+            said.append(f"{base}, {run} at {rate:g}: {', '.join(gaps)}")
+    return "; ".join(said)
 
 
 def _found(store: Store, bases: list[str]) -> Runs:

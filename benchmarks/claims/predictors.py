@@ -22,6 +22,7 @@ CHOICES: Choices = [{"learning_rate": rate} for rate in arms.ADAMW_RATES]
 # The predictors that hypotheses are about: one was named before anything was run, one after a look at four models.
 NAMED = {"predictor": "gain of adamw", "surprise": "second moment of log-probabilities"}
 BESIDE = "50%"  # the constant that every rule is compared with
+FEW = 0.25  # share of right answers, below which they are few
 TRIED: tuple[float | str, ...] = ("p", *SHARES)
 
 
@@ -47,13 +48,42 @@ def predictions(gradients: dict[str, Any]) -> dict[str, float]:
     return by_noise | by_gain
 
 
-def _headline(regrets: dict[str, Interval]) -> str:
+def _headline(regrets: dict[str, Interval], groups: str) -> str:
     best = min(regrets, key=lambda name: regrets[name].mean)
     return (
         f"**Effective share of positives, one pass, {len(BASES)} base models**: points of pass@1 lost against the best "
-        f"share of each: c = 0 {regrets['c = 0'].percent()}, 20% {regrets['20%'].percent()}, "
-        f"50% {regrets['50%'].percent()}, 100% {regrets['100%'].percent()}. The best rule that predicts a share from "
-        f"rows and model loses {regrets[best].percent()}."
+        f"of six shares of each (intervals over seeds): c = 0 {regrets['c = 0'].percent()}, 20% "
+        f"{regrets['20%'].percent()}, 50% {regrets['50%'].percent()}, 100% {regrets['100%'].percent()}. {groups} The "
+        f"best rule that predicts a share from rows and model loses {regrets[best].percent()}. Right answers repeated "
+        "to as much computation end above every share."
+    )
+
+
+def _by_group(lost: dict[str, dict[str, float]], p: dict[str, float]) -> str:
+    """Say what c = 0 and 50% lose where right answers are few and where they are many, and over base models.
+
+    Args:
+        lost: by rule and base model, the mean over seeds.
+        p: share of right answers by base model.
+    """
+    few = [base for base in BASES if p[base] < FEW]
+    many = [base for base in BASES if p[base] >= FEW]
+
+    def mean(rule: str, bases: list[str]) -> str:
+        return f"{100 * float(np.mean([lost[rule][base] for base in bases])):.1f}"
+
+    over_bases = {rule: interval([lost[rule][base] for base in BASES]).percent() for rule in ("c = 0", BESIDE)}
+    parts = [
+        f"{label}, c = 0 loses {mean('c = 0', bases)}, {BESIDE} {mean(BESIDE, bases)} and 80% {mean('80%', bases)}"
+        for label, bases in (
+            (f"On the {len(few)} base models with under {FEW:.0%} right answers", few),
+            (f"on the other {len(many)}", many),
+        )
+        if bases
+    ]
+    return (
+        f"{'; '.join(parts)}. With intervals over base models instead of seeds, c = 0 loses {over_bases['c = 0']} and "
+        f"{BESIDE} {over_bases[BESIDE]}."
     )
 
 
@@ -98,7 +128,8 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
         for name, regret in sorted(regrets.items(), key=lambda item: item[1].mean)
     ]  # fmt: skip
     own_header = ["rule", "mean regret", "largest regret", f"regret of {BESIDE} minus this"]
-    tables = [markdown_table(own_header, beside), markdown_table(header, rows)]
+    groups = _by_group(by_base, {base: gradients[base]["p"] for base in BASES})
+    tables = [f"{markdown_table(own_header, beside)}\n\n{groups}", markdown_table(header, rows)]
     verdicts = []
     for (hypothesis, named), table in zip(NAMED.items(), tables, strict=True):
         gained = {name: interval(by_seed[name] - by_seed[named]) for name in constants}
@@ -109,7 +140,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
                 + ", ".join(f"{name} {gain.percent(signed=True)}" for name, gain in gained.items()),
                 all(gain.low > 0 for gain in gained.values()),
                 details=table,
-                headline=_headline(regrets) if hypothesis == "predictor" else "",
+                headline=_headline(regrets, groups) if hypothesis == "predictor" else "",
             )
         )
     return verdicts

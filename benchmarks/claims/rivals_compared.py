@@ -67,7 +67,7 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     return [
         _papers_figure_1(done, names, start, one, last),
         Verdict(
-            "Fig. 1 with all rivals, each at its own best learning rate, over one epoch and over several",
+            "Fig. 1 with all rivals, each at its best learning rate for one epoch, over one and over several",
             "",
             ranking(done, names, (one, last)),
             MEASURED,
@@ -87,12 +87,12 @@ def _headline(done: Done, profile: Profile, names: list[str], start: dict[str, f
     positives = measured(done, "positives_only", last)
     gaps = " and ".join(
         f"{difference(measured(done, name, last), positives).percent(signed=True)} ({said})"
-        for name, said in (("topr_group_sign", "p~ = 50%, group-centered"), ("topr", "the paper's c = 0"))
+        for name, said in (("topr_group_sign", "p~ = 50%, GRPO's advantages"), ("topr", "the paper's c = 0"))
         if name in names
     )
     return (
-        f"**The same rows {profile.epochs} times**: pass@1 of {100 * start['pass@1']:.1f}% becomes {ends}%. TOPR "
-        f"minus positives only in as many steps: {gaps} points."
+        f"**The same rows {profile.epochs} times**, at the rates that are best for one: pass@1 of "
+        f"{100 * start['pass@1']:.1f}% becomes {ends}%. TOPR minus positives only in as many steps: {gaps} points."
     )
 
 
@@ -158,13 +158,15 @@ def _published_as_topr(done: Done, names: list[str], one: int, last: int) -> Ver
         f"{RIVALS[n].label} {at(done, n, one).percent()} → {at(done, n, last).percent()}%" for n in ("topr", *variants)
     )
     return Verdict(
-        "Beyond the paper: what others ship as TOPR does worse (ratio per token, geometric mean, group-centered "
-        "reward)",
+        "Beyond the paper: what others ship as TOPR does worse (ratio per token, geometric mean, GRPO's advantages as "
+        "rewards)",
         "",
         f"{said} ({one} → {last} steps)",
         judge(*worse.values()),
-        "With group-centered rewards the ratio is still that of the whole completion. They set p~ to 50% in every "
-        "group, while TOPR at c = 0 has the share of right answers, under 30%; Fig. 5 shows how much that is worth.",
+        "GRPO's advantages are rewards less the mean of their group, divided by its standard deviation. "
+        '(`baseline="group_mean"` does not divide, and is not measured here.) The ratio is still that of the whole '
+        "completion. These advantages set p~ to 50% in every group, while TOPR at c = 0 has the share of right "
+        "answers, under 30%; Fig. 5 shows how much that is worth.",
         "fig1.png",
     )
 
@@ -244,7 +246,10 @@ def _fig1(done: Done, profile: Profile, out: Path, names: list[str], start: dict
     ends.set_yticks(range(len(order)), [RIVALS[name].label for name in order])
     for label, name in zip(ends.get_yticklabels(), order, strict=True):
         label.set_fontweight("bold" if name == "topr" else "normal")
-    ends.set(title=f"○ one epoch, ■ {profile.epochs} epochs; dotted: base model", xlabel="pass@1 (%)")
+    ends.set(
+        title=f"○ one epoch, ■ {profile.epochs} epochs; dotted: base model",
+        xlabel="pass@1 (%), at the best rates for one epoch",
+    )
     save(picture, out, "fig1")
 
 

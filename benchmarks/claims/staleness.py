@@ -20,7 +20,7 @@ from benchmarks.pictures import COLOURS, curve, figure, save
 from benchmarks.rivals import RIVALS
 from benchmarks.rows import Rows
 from benchmarks.setting import Profile, base_model, evaluate, problems, sample, summary
-from benchmarks.statistics import Measured, difference, over_seeds
+from benchmarks.statistics import Interval, Measured, difference, over_seeds
 from benchmarks.training import update
 from benchmarks.verdicts import MEASURED, Verdict, judge, markdown_table
 
@@ -143,6 +143,9 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
     ]  # fmt: skip
     lost = {method: difference(measured(method, OLD), measured(method, 0)) for method in ("topr", *OTHERS)}
     gaps = {method: difference(measured("topr", OLD), measured(method, OLD)) for method in (*VARIANTS, *OTHERS)}
+    changes = {method: _difference_of_changes(measured, method) for method in OTHERS}
+    beside = ", ".join(f"{LABELS[method]} {gap.percent(signed=True)}" for method, gap in changes.items())
+    told = [LABELS[method] for method, gap in changes.items() if gap.low > 0 or gap.high < 0]
     above = [LABELS[method] for method in OTHERS if gaps[method].low > 0]
     below = [LABELS[method] for method in OTHERS if gaps[method].high < 0]
     worse = [LABELS[method] for method in VARIANTS if gaps[method].low > 0]
@@ -153,8 +156,8 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             f"pass@1 after {UPDATES:,} updates, by the age of the rows, in the table. Each has the rate that is best "
             f"for it on fresh rows, the variants of TOPR the best on old ones, and TOPR's. At {OLD} minus at 0: "
             + ", ".join(f"{LABELS[method]} {gap.percent(signed=True)}" for method, gap in lost.items())
-            + f" points. At {OLD} TOPR is above {', '.join(above) or 'none'}, and below {', '.join(below) or 'none'} "
-            "of the others",
+            + f" points. The change of TOPR minus that of others: {beside} points. At {OLD} TOPR is above "
+            f"{', '.join(above) or 'none'}, and below {', '.join(below) or 'none'} of the others",
             judge(lost["topr"].high < 0 <= lost["m2po"].high),
             "with log μ of the policy that wrote a row, the taper knows how stale it is. If the policy that is about "
             "to train recomputes log μ (“recomputed”; a trainer's own old log-probabilities are of this kind), it does "
@@ -166,7 +169,8 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
                 f"**Old rows**: after {UPDATES:,} updates on rows that are {OLD} updates old, pass@1 minus that on "
                 f"fresh rows: TOPR {lost['topr'].percent(signed=True)}, "
                 + ", ".join(f"{LABELS[method]} {lost[method].percent(signed=True)}" for method in OTHERS)
-                + " points, each at the rate that is best for it on fresh rows."
+                + " points, each at the rate that is best for it on fresh rows. The change of TOPR minus that of "
+                f"others: {beside}; {', '.join(told) or 'none'} can be told from it."
             ),
         ),
         Verdict(
@@ -184,6 +188,19 @@ def report(store: Store, profile: Profile, out: Path) -> list[Verdict]:
             name,
         ),
     ]
+
+
+def _difference_of_changes(measured: Any, other: str) -> Interval:
+    """Compare what old rows change for TOPR with what they change for another method, seed by seed."""
+
+    def change(method: str) -> Measured:
+        old, fresh = measured(method, OLD), measured(method, 0)
+        return {
+            seed: (old[seed][0] - fresh[seed][0], float(np.hypot(old[seed][1], fresh[seed][1])))
+            for seed in old.keys() & fresh.keys()
+        }
+
+    return difference(change("topr"), change(other))
 
 
 def _picture(out: Path, measured: Any) -> str:

@@ -218,7 +218,7 @@ def test_nothing_finished_is_a_page_too(tmp_path):
 def test_winners_and_losers_are_told_apart(store, tmp_path):
     rivals = verdicts(store, "rivals", tmp_path)
     assert rivals["Fig. 1: of TOP"].verdict == "holds"
-    assert "below “TOPR”, group-centered reward" in rivals["Fig. 1 with al"].ours
+    assert "below “TOPR”, GRPO's advantages" in rivals["Fig. 1 with al"].ours
     assert rivals["Fig. 3: of the"].verdict == "holds"
     assert rivals["Beyond the pap"].verdict == "holds in part"
     assert verdicts(store, "gradient_clipping", tmp_path)["Fig. 7: with a"].verdict == "holds"
@@ -228,6 +228,7 @@ def test_winners_and_losers_are_told_apart(store, tmp_path):
     assert verdicts(store, "difficulty", tmp_path)["Fig. 9: the hi"].verdict == "holds"
     stale, variants = CLAIMS["staleness"].report(store, PROFILE, tmp_path)
     assert stale.verdict == "holds"
+    assert "The change of TOPR minus that of others: M2PO -10.0 ± 1.2" in stale.ours  # 2 √(4 · 0.005² / 3)
     assert variants.ours.endswith("below TOPR at its own best rate: “TOPR” per token")
     best, past, low, *_ = CLAIMS["positive_share"].report(store, PROFILE, tmp_path)
     assert (best.verdict, past.verdict, low.verdict) == ("holds", "does not hold here", "holds")

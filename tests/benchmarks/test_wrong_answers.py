@@ -353,7 +353,7 @@ def planted(cell):
         accuracy -= 0.2
     if cell["loss"] == "no taper":
         accuracy -= 0.3
-    return {"end": {"pass@1": accuracy, "error": 0.002}, "p": 0.1, "gradient_norm": 1.0}
+    return {"end": {"pass@1": accuracy, "error": 0.002}, "p": 0.1, "steps": 9, "gradient_norm": 1.0}
 
 
 @pytest.fixture
@@ -365,6 +365,9 @@ def test_verdicts_follow_the_results(store, tmp_path):
     """Planted: p~ = 50% is a little best, one pass over right answers alone is far behind, the taper is needed."""
     found = {v.claim: v for claim in CLAIMS.values() for v in claim.report(store, PROFILE, tmp_path)}
     by_name = {name: found[h.title].verdict for name, h in HYPOTHESES.items()}
+    assert "sure-3 9 to 9 of 32 rows" in found[HYPOTHESES["protocol"].title].ours
+    few = "On the 13 base models with under 25% right answers, c = 0 loses 4.0, 50% 0.0 and 80% 3.0"
+    assert few in found[HYPOTHESES["predictor"].title].details
     assert by_name == {
         "protocol": "does not hold here",  # at equal computation it is above by 5 points, which was not expected
         "few": "holds",
@@ -388,6 +391,9 @@ def test_verdicts_follow_the_results(store, tmp_path):
     assert "sure-17 3.0 ± 0.0" in of_trials.ours
     assert "code 5.0 ± 0.0" in of_trials.ours
     assert "| slips-30 | share-50, 3.33e-05: 50.1 |" in of_trials.details
+    assert "0 of 15 recommendations are positives-repeated" in of_trials.ours
+    assert "the trial loses 3.40 points" in of_trials.ours  # 3 on four kinds, 5 on the programs
+    assert of_trials.ours.endswith("the trials were not repeated")  # planted results are of the earlier rule
 
 
 def test_what_is_best_may_depend_on_the_kind_of_error_and_be_predicted(filled, tmp_path):
