@@ -60,6 +60,13 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # On a machine without an accelerator, TRL's default of bf16 asks for `use_cpu`, which the pages do not set.
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
+    whole_training = topr_trl.TOPRTrainer.train
+
+    def two_steps(trainer, *args, **kwargs):  # of 192: the pages show generation batches of 64 prompts
+        trainer.args.max_steps = 2
+        return whole_training(trainer, *args, **kwargs)
+
+    monkeypatch.setattr(topr_trl.TOPRTrainer, "train", two_steps)
     model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype="float32")
     for name in ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B-Instruct"):
         model.save_pretrained(name)
@@ -70,7 +77,7 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         dataset.to_json(path)
 
-    save("my/prompts/train.jsonl", rows.select([0]).select_columns(["prompt", "answer"]))
+    save("my/prompts/train.jsonl", rows.select_columns(["prompt", "answer"]))
     save("logs.jsonl", rows.select(range(12)).select_columns(["prompt", "completion", "reward"]))
     said = [[{"role": role, "content": text}] for role, text in (("user", "Hello?"), ("assistant", "Yes."))]
     opinions = {"prompt": said[:1] * 4, "completion": said[1:] * 4, "label": [True, False, True, False]}
