@@ -17,7 +17,7 @@ _TEXTS = ("content", "reasoning_content", "reasoning", "thinking", "refusal")  #
 class Turn(NamedTuple):
     """A turn of the assistant in a rendered completion.
 
-    Parameters:
+    Attributes:
         message (`dict`): The message.
         start (`int`): Place of its first token in the completion.
         end (`int`): Place behind its last token, with all that the template writes behind the stop token.
