@@ -419,8 +419,8 @@ def test_when_steps_are_sorted(model, moe, tokenizer, rows, tmp_path):
     assert is_sorted(model)
     assert not is_sorted(moe, router_aux_loss_coef=0.01)  # an auxiliary loss is no sum over rows
     newer = hasattr(OfflineTOPRConfig, "train_sampling_strategy")
-    order = {"train_sampling_strategy": "sequential"} if newer else {"group_by_length": True}
-    for plain in ({"sort_by_length": False}, {"padding_free": True}, order,
+    order = [{"train_sampling_strategy": "sequential"}] if newer else []
+    for plain in ({"sort_by_length": False}, {"padding_free": True}, *order,
                   {"accelerator_config": {"split_batches": True}}):  # fmt: skip
         assert not is_sorted(model, **plain)
 

@@ -3,6 +3,8 @@
 import re
 
 import pytest
+import trl
+from packaging.version import Version
 from test_turns import CALL, PLAIN, PROMPT, TEMPLATES, own
 from tokenizers.processors import ByteLevel
 from transformers import AutoTokenizer
@@ -80,8 +82,8 @@ def test_what_is_learned_is_what_the_model_wrote(name):
     "name", ["gemma4_v5", "glm4moe", "gptoss", "lfm2_2_5", "nemotron_3_nano", "qwen3", "qwen3_5_think"]
 )
 def test_templates_that_write_reasoning(name):
-    if not (TEMPLATES / f"{name}.jinja").exists():
-        pytest.skip("this TRL does not have it")
+    if Version(trl.__version__) < Version("1.16"):
+        pytest.skip("some templates of older releases leave reasoning out, and are refused")
     tokenizer = tokenizer_of(name)
     for case in ("reasoning", "reasoning in the content"):
         _, ids, mask = tokenize_turns([USER], COMPLETIONS[case], tokenizer)
