@@ -3,7 +3,7 @@
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoHaConfig, LoKrConfig, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
-from topr_trl.forward_checks import depends_on_batch, forward_differences, is_off, probes, turn_off_noise
+from topr_trl.forward_checks import learned_positions, probes, turn_off_noise
 from topr_trl.tasks import arithmetic
 
 IDS = {"pad_token_id": 1, "eos_token_id": 0, "bos_token_id": 0}
@@ -94,8 +94,8 @@ def alone(model, ids, start):
 
 
 # They do not keep the rows of a flat batch apart.
-LEAKING = ("gpt_oss", "opt", "xglm", "bloom", "falcon", "mamba")
-APART = [name for name in CONFIGS if name not in (*LEAKING, "gpt_neo")]  # GPT-Neo leaks with older transformers
+LEAKING = ("gpt_oss", "opt", "xglm", "bloom", "mamba")
+APART = [name for name in CONFIGS if name not in (*LEAKING, "gpt_neo", "falcon")]  # these leak with some releases
 
 
 @pytest.mark.parametrize("name", LEAKING)
@@ -209,7 +209,7 @@ def test_noise_that_stays_on_is_refused(tokenizer, tmp_path):
     model = random_model(
         FalconConfig(**IDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, hidden_dropout=0.5), tokenizer
     )
-    with pytest.raises(ValueError, match=r"FalconForCausalLM in training differs.*model\.config"):
+    with pytest.raises(ValueError, match=r"FalconForCausalLM differs.*model\.config"):
         offline(model, tokenizer, tmp_path)
 
 
@@ -231,7 +231,7 @@ def test_a_head_that_is_trained_in_full_is_not(make, saved, model, tokenizer, tm
 def test_a_scaled_head_is_refused(make, model, tokenizer, tmp_path):
     forward = model.lm_head.forward
     model.lm_head.forward = lambda hidden: 2 * forward(hidden)  # TRL's fused head reads the weights alone
-    with pytest.raises(ValueError, match="differs from that of its logits"):
+    with pytest.raises(ValueError, match="differs from log π of the logits"):
         make(model, tokenizer, tmp_path)
 
 
@@ -259,28 +259,84 @@ def test_a_frozen_adapter_is_refused_before_log_mu(make, checkpointing, model, t
         assert (tmp_path / "run" / "log_mu.parquet").is_file()
 
 
-def test_differences_of_a_model_without_faults(model, tokenizer):
-    def log_probs(sequences):
-        return [model(input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(-1).gather(
-            1, torch.tensor(ids)[1:, None])[:, 0] for ids in sequences]  # fmt: skip
-
-    model.train()
-    sequences = probes(model, tokenizer)
-    assert len(sequences[0]) > len(sequences[1]) > 2
-    assert forward_differences(model, log_probs, sequences, 1.0) == [pytest.approx(0, abs=1e-6)] * 2
-    assert model.training
-    at_two = forward_differences(model, log_probs, sequences, 2.0)
-    assert min(at_two) > 0.1
+@pytest.mark.parametrize("make", [offline, online])
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+def test_bfloat16_is_no_fault(make, temperature, model, tokenizer, tmp_path):
+    warm = {"temperature": temperature} if make is online else {}
+    make(model, tokenizer, tmp_path, bf16=True, **warm)
+    llama = random_model(LlamaConfig(**{**ROPE, "num_hidden_layers": 8}), tokenizer)
+    make(llama, tokenizer, tmp_path, bf16=True, **warm)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "is_half", "off", "depends"),
-    [
-        (1e-6, 1e-6, False, False, False), (1e-6, 0.01, False, False, True), (0.01, 0.01, False, True, False),
-        (0.02, 0.1, True, False, False), (0.02, 0.2, True, False, True), (0.5, 0.5, True, True, False),
-        (float("nan"), 0.0, False, True, True), (1e-6, float("nan"), False, False, True),
-    ],
-)  # fmt: skip
-def test_what_rounding_explains(first, second, is_half, off, depends):
-    assert is_off(first, is_half) == off
-    assert depends_on_batch([first, second], is_half) == depends
+@pytest.mark.parametrize("name", ["gpt_oss", "opt"])
+def test_a_leak_is_seen_in_bfloat16(name, tokenizer, tmp_path):
+    model = random_model(CONFIGS[name](), tokenizer)
+    with pytest.raises(ValueError, match="padding_free=False"):
+        offline(model, tokenizer, tmp_path, padding_free=True, bf16=True, router_aux_loss_coef=0.0)
+
+
+def test_noise_is_seen_in_bfloat16(tokenizer, tmp_path):
+    config = FalconConfig(**IDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, hidden_dropout=0.1)
+    model = random_model(config, tokenizer)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.25)
+    with pytest.raises(ValueError, match=r"FalconForCausalLM differs.*model\.config"):
+        offline(model, tokenizer, tmp_path, bf16=True)
+
+
+@pytest.mark.parametrize("make", [offline, online])
+def test_the_check_runs_as_the_trainers_forward_does(make, model, tokenizer, tmp_path, monkeypatch):
+    """FlashAttention refuses float32, which weights have outside of autocast."""
+    forward = type(model).forward
+
+    def in_half(self, *args, **kwargs):
+        assert torch.is_autocast_enabled("cpu")
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(model), "forward", in_half)
+    make(model, tokenizer, tmp_path, bf16=True)
+
+
+@pytest.mark.parametrize("make", [offline, online])
+def test_a_tuned_prompt(make, model, tokenizer, tmp_path):
+    tuned = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
+    make(tuned, tokenizer, tmp_path)
+
+
+def test_a_tokenizer_that_holds_another(model, tokenizer, tmp_path):
+    tokenizer.tokenizer = object()  # as Mistral's own has
+    online(model, tokenizer, tmp_path)
+
+
+@pytest.mark.parametrize("config", [LoHaConfig, LoKrConfig])
+def test_noise_by_adapter_is_off(config, model, tokenizer, tmp_path):
+    settings = {"rank_dropout": 0.3, "module_dropout": 0.2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    adapted = get_peft_model(model, config(r=4, init_weights=False, **settings))
+    offline(adapted, tokenizer, tmp_path)
+    ids = torch.tensor([tokenizer("Ana has 3 pens and finds 4 more.")["input_ids"]])
+    assert torch.equal(*(adapted.train()(input_ids=ids).logits for _ in range(2)))
+
+
+@pytest.mark.parametrize("tokens", [{"modules_to_save": ["embed_tokens"]}, {"target_modules": ["embed_tokens"]}])
+def test_wrapped_tokens_are_no_positions(tokens, tokenizer):
+    model = random_model(LlamaConfig(**{**ROPE, "max_position_embeddings": 64}), tokenizer)
+    assert learned_positions(model) is None
+    assert learned_positions(get_peft_model(model, LoraConfig(**{"target_modules": ["q_proj"], **tokens}))) is None
+    assert learned_positions(random_model(CONFIGS["gpt2"](), tokenizer)) == 512
+
+
+def test_router_logits_of_the_config_do_not_reach_generation(moe, tokenizer, tmp_path):
+    moe.config.output_router_logits = True
+    online(moe, tokenizer, tmp_path).train()
+
+
+def test_reference_model_counts_positions_too(tokenizer, tmp_path):
+    random_model(CONFIGS["gpt2"](), tokenizer).save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    trainer = online(model, tokenizer, tmp_path / "run", beta=0.1)
+    sequences = probes(trainer.model, tokenizer)
+    with torch.no_grad():
+        together = trainer._padded_log_probs(trainer.ref_model, sequences)[1]
+        (alone_,) = trainer._padded_log_probs(trainer.ref_model, sequences[1:])
+    torch.testing.assert_close(together, alone_, atol=1e-4, rtol=0)

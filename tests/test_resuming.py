@@ -1,4 +1,4 @@
-"""A run that is interrupted and resumed ends with the weights of one that was not."""
+"""A resumed run ends with the weights of an uninterrupted run."""
 
 import shutil
 
@@ -108,13 +108,28 @@ def test_rows_that_carry_log_mu_of_the_starting_model(tokenizer, tmp_path):
         trainer(new_adapter(2, init_lora_weights=False), tmp_path / "new", tokenizer, rows=rows).train()
 
 
-def test_a_checkpoint_that_does_not_say_where_it_started(whole, tokenizer, tmp_path):
-    folder, _ = whole
+def test_a_checkpoint_of_version_0_2_needs_the_model_that_the_run_started_from(whole, tokenizer, tmp_path):
+    folder, expected = whole
     shutil.copytree(folder, tmp_path / "run")
     state = tmp_path / "run" / "checkpoint-1" / "trainer_state.json"
     state.write_text(state.read_text().replace("StartingModel", "Other"))
-    with pytest.raises(ValueError, match=r"trainer_state\.json does not say"):
-        trainer(new_adapter(1), tmp_path / "run", tokenizer).train(resume_from_checkpoint=str(state.parent))
+    with pytest.raises(ValueError, match="log μ of another model"):
+        trainer(new_adapter(1, init_lora_weights=False), tmp_path / "run", tokenizer).train(
+            resume_from_checkpoint=str(state.parent)
+        )
+    resumed = trainer(new_adapter(2), tmp_path / "run", tokenizer)
+    resumed.train(resume_from_checkpoint=str(state.parent))
+    assert_equal(weights(resumed.model), expected)
+
+
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+def test_biases_that_are_trained_are_no_other_base_model(bias, tokenizer, tmp_path):
+    run = trainer(new_adapter(1, bias=bias), tmp_path, tokenizer)
+    run.train()
+    checkpoint = tmp_path / "checkpoint-1"
+    resumed = trainer(PeftModel.from_pretrained(base(), checkpoint, is_trainable=True), tmp_path, tokenizer)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert_equal(weights(resumed.model), weights(run.model))
 
 
 def test_a_new_adapter_is_its_base_model():
@@ -137,8 +152,10 @@ def test_computing_log_mu_goes_on_with_another_new_adapter(tokenizer, tmp_path, 
     again.compute_log_mu()
 
 
-@pytest.mark.parametrize(("missing", "named"), [("optimizer.pt", "optimizer"), ("rng_state.pth", "random")])
-def test_a_checkpoint_without_optimizer_or_random_state_is_refused(missing, named, whole, tokenizer, tmp_path):
+@pytest.mark.parametrize(
+    ("missing", "named"), [("optimizer.pt", "optimizer"), ("scheduler.pt", "schedule"), ("rng_state.pth", "random")]
+)
+def test_a_checkpoint_without_a_part_of_its_state_is_refused(missing, named, whole, tokenizer, tmp_path):
     folder, _ = whole
     shutil.copytree(folder, tmp_path / "run")
     (tmp_path / "run" / "checkpoint-1" / missing).unlink()

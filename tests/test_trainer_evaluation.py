@@ -1,6 +1,10 @@
-"""Evaluation while training: one name per set, and every row once. What two processes do is in test_distributed.py."""
+"""Evaluation while training: one name per set, and every row once.
+
+Tests with two processes are in test_distributed.py.
+"""
 
 import pytest
+import torch
 from datasets import Dataset
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
@@ -43,7 +47,12 @@ def test_each_set_has_its_own_names_and_decides_the_best_model(model, tokenizer,
 
 
 @pytest.mark.parametrize(
-    "settings", [{"load_best_model_at_end": True}, {"metric_for_best_model": "reward", "save_strategy": "best"}]
+    "settings",
+    [
+        {"load_best_model_at_end": True},
+        {"metric_for_best_model": "reward", "save_strategy": "best"},
+        {"load_best_model_at_end": True, "metric_for_best_model": "eval_hard_loss"},
+    ],
 )
 def test_the_metric_for_the_best_model_names_one_of_the_sets(settings, model, tokenizer, tmp_path):
     sets = {"easy": prompts("easy", 2), "hard": prompts("hard", 2)}
@@ -91,5 +100,36 @@ def test_offline_sets_have_names_of_their_own(model, tokenizer, rows, tmp_path):
 def test_fewer_prompts_than_a_generation_batch_needs(length, model, tokenizer, tmp_path):
     settings = {"per_device_train_batch_size": 8, "eval_strategy": "no", **length}
     with pytest.raises(ValueError, match=r"needs 4 prompts, and the training dataset has 3.*num_generations"):
-        online(model, tokenizer, tmp_path, None, train_dataset=prompts("train", 3), **settings)
+        online(model, tokenizer, tmp_path, None, train_dataset=prompts("train", 3), **settings).train()
     online(model, tokenizer, tmp_path, None, train_dataset=prompts("train", 4), **settings)
+
+
+def test_few_prompts_are_enough_to_evaluate(model, tokenizer, tmp_path):
+    settings = {"per_device_train_batch_size": 8, "eval_strategy": "no"}
+    trainer = online(model, tokenizer, tmp_path, prompts("hard", 5), train_dataset=prompts("train", 1), **settings)
+    assert trainer.evaluate()["eval_reward"] == 2
+
+
+def test_a_metric_of_a_callback_may_decide_over_several_sets(model, tokenizer, tmp_path):
+    sets = {"easy": prompts("easy", 2), "hard": prompts("hard", 2)}
+    online(model, tokenizer, tmp_path, sets, load_best_model_at_end=True, metric_for_best_model="eval_mean_accuracy")
+
+
+def test_no_row_of_an_offline_evaluation_is_dropped(model, tokenizer, rows, tmp_path):
+    found = []
+    for drop_last in (False, True):
+        args = OfflineTOPRConfig(
+            str(tmp_path), dataloader_drop_last=drop_last, per_device_eval_batch_size=2, **SETTINGS
+        )
+        trainer = OfflineTOPRTrainer(model, args, rows, rows.select([0, 1, 3]), processing_class=tokenizer)
+        metrics = trainer.evaluate()
+        found.append([metrics[name] for name in ("eval_loss", "eval_topr/positive_share", "eval_topr/reward")])
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_an_evaluation_begins_with_no_rows_of_another(model, tokenizer, rows, tmp_path):
+    args = OfflineTOPRConfig(str(tmp_path), **SETTINGS)
+    trainer = OfflineTOPRTrainer(model, args, rows, rows.select(range(3)), processing_class=tokenizer)
+    trainer.evaluate()
+    trainer._row_metrics["eval"].add(*(torch.ones(5) for _ in range(3)))  # as after a `predict`
+    assert trainer.evaluate()["eval_topr/positive_share"] == 0

@@ -44,14 +44,14 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
 
 
 def refuse_adapter(name: str | Path) -> None:
-    """Raise a ValueError if a folder holds an adapter without its model. Transformers would load it frozen."""
+    """Raise a ValueError if a folder holds only an adapter, which transformers would load frozen."""
     folder = Path(name)
     config = folder / "adapter_config.json"
     if not config.is_file() or (folder / "config.json").is_file():
         return
     base = json.loads(config.read_text()).get("base_model_name_or_path")
     if (folder.parent / "config.json").is_file():
-        remedy = f"The folder above it, {folder.parent}, holds a whole model: name that one."
+        remedy = f"The folder above it, {folder.parent}, holds a whole model. Give the trainer that folder."
     else:
         remedy = (
             "To train it further, load both in Python, and give the trainer that model: "
@@ -84,7 +84,9 @@ def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[s
 _SAMPLED = 512
 
 
-def model_fingerprint(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> str:
+def model_fingerprint(
+    model: nn.Module, is_included: Callable[[str, nn.Parameter], bool] = lambda name, parameter: True
+) -> str:
     """Return a short hash of a model's weights: names, shapes and evenly spaced values of its parameters.
 
     Equal weights give equal fingerprints whatever the dtype they were widened to and however they are sharded.
@@ -92,12 +94,12 @@ def model_fingerprint(model: nn.Module, is_included: Callable[[str], bool] = lam
     A. All processes must call it together, and get the main process's: elsewhere the weights may not be loaded yet.
 
     Args:
-        is_included: whether a parameter of this name counts.
+        is_included: whether a parameter counts, by its name and itself.
     """
     digest = hashlib.sha256()
     new = _new_adapters(model)
     for name, parameter in sorted(model.named_parameters()):
-        if not is_included(name) or _owner_of_lora(name) in new:
+        if not is_included(name, parameter) or _owner_of_lora(name) in new:
             continue
         with _whole(parameter) as whole:
             flat = whole.detach().reshape(-1)
@@ -124,13 +126,14 @@ def _owner_of_lora(name: str) -> tuple[str, str] | None:
 
 def _new_adapters(model: nn.Module) -> set[tuple[str, str] | None]:
     """Return the layers and LoRA adapters whose product is still 0."""
-    new: set[tuple[str, str] | None] = set()
+    is_new: dict[tuple[str, str] | None, bool] = {}
     for name, parameter in model.named_parameters():
-        if ".lora_B." in name or ".lora_embedding_A." in name:  # the factors that begin as 0
+        if ".lora_B." in name or ".lora_embedding_A." in name:  # the factors that begin as 0, and their biases
             with _whole(parameter) as whole:
-                if not whole.is_meta and not whole.detach().any():
-                    new.add(_owner_of_lora(name))
-    return new
+                is_zero = not whole.is_meta and not bool(whole.detach().any())
+            owner = _owner_of_lora(name)
+            is_new[owner] = is_new.get(owner, True) and is_zero
+    return {owner for owner, new in is_new.items() if new}
 
 
 def mu_fingerprint(model: nn.Module, temperature: float) -> str:
@@ -158,22 +161,24 @@ class StartingModel(TrainerCallback, ExportableState):
     def state(self) -> dict[str, Any]:
         return {"args": {}, "attributes": {"model": self.model, "base": self.base}}
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Add this callback to the state of a checkpoint that lacks it, where Trainer expects it when it saves."""
+        state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+
     def begin(self, model: nn.Module, temperature: float, checkpoint: Path | None) -> None:
-        """Look at the model, or at what the checkpoint says of the one that the run started from.
+        """Fingerprint the model, or read the fingerprint from the checkpoint.
+
+        Version 0.2.0 kept none in its checkpoints. For these the model has to be the one that the run started from.
 
         Raises:
-            ValueError: the checkpoint does not say, or is of another base model or temperature.
+            ValueError: the base model or the temperature of the checkpoint differs.
         """
         base = _base_fingerprint(model)
-        if checkpoint is None:
+        state = {} if checkpoint is None else _state_of(checkpoint) or {}
+        known = state.get("stateful_callbacks", {}).get(type(self).__name__)
+        if known is None:
             self.model, self.base = mu_fingerprint(model, temperature), base
             return
-        known = (_state_of(checkpoint) or {}).get("stateful_callbacks", {}).get(type(self).__name__)
-        if known is None:
-            raise ValueError(
-                f"{checkpoint / STATE} does not say which model the run started from, and log μ is that model's. "
-                "Resume from a checkpoint of OfflineTOPRTrainer, or start again in another output_dir."
-            )
         self.model, self.base = known["attributes"]["model"], known["attributes"]["base"]
         if base != self.base:
             raise ValueError(
@@ -191,7 +196,12 @@ def _base_fingerprint(model: Any) -> str:
     if not is_peft_model(model):
         return ""
     adapters = [f".{name}." for name in model.peft_config]
-    return model_fingerprint(model, lambda name: not any(adapter in f"{name}." for adapter in adapters))
+
+    def is_base(name: str, parameter: nn.Parameter) -> bool:
+        # Biases of the base model may be trained, and are in the checkpoint then.
+        return not parameter.requires_grad and not any(adapter in f"{name}." for adapter in adapters)
+
+    return model_fingerprint(model, is_base)
 
 
 @contextmanager
@@ -235,19 +245,22 @@ def check_log(folder: str | Path) -> None:
 
 
 def check_resumable(folder: str | Path) -> None:
-    """Raise a ValueError if a checkpoint has no optimizer or no random state.
+    """Raise a ValueError if a checkpoint has no optimizer, schedule or random state.
 
-    Trainer would begin with fresh ones and say nothing.
+    Trainer would silently create new ones.
     """
     folder = Path(folder)
-    # Of Trainer, FSDP and DeepSpeed.
+    # File names used by Trainer, FSDP and DeepSpeed.
     optimizer = any(any(folder.glob(pattern)) for pattern in ("optimizer*", "global_step*"))
-    missing = [
-        what for what, found in (("optimizer", optimizer), ("random", any(folder.glob("rng_state*")))) if not found
-    ]
+    found = {
+        "optimizer": optimizer,
+        "schedule": (folder / "scheduler.pt").is_file() or any(folder.glob("global_step*")),
+        "random": any(folder.glob("rng_state*")),
+    }
+    missing = [what for what, is_there in found.items() if not is_there]
     if missing:
         raise ValueError(
-            f"{folder} has no {' and no '.join(missing)} state, so the run cannot go on from it as it would have: it "
+            f"{folder} has no {' and no '.join(missing)} state, so the run cannot be resumed exactly. The checkpoint "
             "was saved with save_only_model=True, or files were removed. Resume from another checkpoint; or name this "
             "one as the model of a new training, in another output_dir."
         )

@@ -1,12 +1,13 @@
-"""Make log π in training comparable with log μ: no noise, the model's own head, and rows that do not see each other.
+"""Check that log π in training is comparable with log μ.
 
-The ratio π/μ compares two forward passes. Dropout, another output head, or a neighbor in the batch would change it
-although the weights are the same.
+The ratio π/μ compares two forward passes. Dropout, another output head, padding or a neighbor in the batch can change
+either of them although the weights are the same.
 """
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any
 
@@ -16,13 +17,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 _NOISE = re.compile(r"drop|jitter|noise")
-# Two sequences of different length: a layout that mixes rows, or counts padding, changes the second one.
+# Two sequences of different length: a layout that mixes rows, or counts padding, changes the shorter one.
 _PROBES = (
     "Ana has 3 pens and finds 4 more, then gives 2 of them to Ben. How many pens does Ana have now? The answer is 5.",
     "Ben has 9 coins and gives away 2. The answer is 7.",
 )
 _LONGEST_PROBE = 64  # tokens
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
+# From the token ids of the sequences of a batch to log π of all their tokens but the first.
 LogProbs = Callable[[list[list[int]]], list[Tensor]]
 
 
@@ -35,23 +38,31 @@ def turn_off_noise(model: nn.Module) -> list[str]:
     """Set dropout, stochastic depth and router jitter of all modules to 0.
 
     Returns:
-        Names of what was above 0, for example `lora_dropout=0.05`.
+        Settings that were above 0, for example `lora_dropout=0.05`.
     """
     found: dict[str, None] = {}
     for path, module in model.named_modules():
-        is_dropout = "Dropout" in type(module).__name__
-        for name, value in vars(module).items():
-            noise = _NOISE.search(name) or (is_dropout and name == "p")
-            if noise and isinstance(value, float) and value > 0:
-                setattr(module, name, 0.0)
-                # The probability of `lora_dropout.default` is its `p`, of `attn_dropout` too.
-                owner = [part for part in path.split(".") if _NOISE.search(part)][-1:] if name == "p" else []
-                found[f"{(owner or [name])[0]}={value:g}"] = None
+        for name, values, key in _probabilities(module):
+            # The probability of `lora_dropout.default` is its `p`, of `attn_dropout` too.
+            owner = [part for part in path.split(".") if _NOISE.search(part)][-1:] if name == "p" else []
+            found[f"{(owner or [name])[0]}={values[key]:g}"] = None
+            values[key] = 0.0
     return list(found)
 
 
+def _probabilities(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield the name of each setting of noise above 0, and where its value is: in the module, or by adapter."""
+    is_dropout = "Dropout" in type(module).__name__
+    for name, value in list(vars(module).items()):
+        if _NOISE.search(name) or (is_dropout and name == "p"):
+            values = value if isinstance(value, dict) else vars(module)
+            for key in list(value) if isinstance(value, dict) else [name]:
+                if isinstance(values[key], float) and values[key] > 0:
+                    yield name, values, key
+
+
 def count_positions_from_mask(model: nn.Module) -> None:
-    """Let a model with learned positions count them from the attention mask, so that padding on the left has no effect.
+    """Compute `position_ids` from the attention mask, so that left padding has no effect.
 
     TRL passes no `position_ids` (huggingface/trl#6800). `generate` passes its own, which stay as they are.
     """
@@ -72,8 +83,8 @@ def learned_positions(model: nn.Module) -> int | None:
     """Return how many positions a model has learned, or None if its positions are relative."""
     inner = text_model(model)
     context = getattr(inner.config.get_text_config(), "max_position_embeddings", None)
-    tokens = inner.get_input_embeddings()
-    tables = [m for m in inner.modules() if isinstance(m, nn.Embedding) and m is not tokens]
+    tokens = set(inner.get_input_embeddings().modules())  # an adapter may wrap them
+    tables = [module for module in inner.modules() if isinstance(module, nn.Embedding) and module not in tokens]
     return context if context and any(table.num_embeddings >= context for table in tables) else None
 
 
@@ -86,48 +97,64 @@ def probes(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[list[in
 
 
 @torch.no_grad()
-def forward_differences(model: Any, log_probs: LogProbs, sequences: list[list[int]], temperature: float) -> list[float]:
-    """Compare log π as a trainer computes it for a batch with the logits of each sequence alone.
+def depends_on_batch(
+    model: Any,
+    log_probs: LogProbs,
+    sequences: list[list[int]],
+    temperature: float,
+    is_half: bool,
+    autocast: Callable[[], AbstractContextManager[Any]],
+) -> bool:
+    """Whether log π of a sequence depends on the other one in its batch, or on padding.
 
     Args:
         model: computes logits from `input_ids`.
-        log_probs: computes, for the sequences of one batch, log π of all their tokens but the first.
-        sequences: token ids, two or more of each.
+        log_probs: computes log π as the trainer does.
+        sequences: token ids of two sequences, the longer one first.
         temperature: the logits are divided by it.
+        is_half: whether the forward rounds to bfloat16 or float16.
+        autocast: the context of the trainer's forward.
 
-    Returns:
-        For each sequence the mean absolute difference in nats per token.
+    Raises:
+        ValueError: log π differs between training and evaluation, or from log π of the logits.
     """
-    was_training = model.training
-    try:
-        model.train()  # what differs between training and evaluation is noise
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # checkpointing warns where nothing needs a gradient
+    name, was_training = type(text_model(model)).__name__, model.training
+    with autocast(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # checkpointing warns where nothing needs a gradient
+        try:
+            model.train()
+            (training,) = log_probs(sequences[:1])
+            model.eval()
+            alone = [log_probs([ids])[0] for ids in sequences]
             together = log_probs(sequences)
-        model.eval()
-        return [
-            float((logps.float() - _log_probs_alone(model, ids, temperature, logps.device)).abs().mean())
-            for ids, logps in zip(sequences, together, strict=True)
-        ]
-    finally:
-        model.train(was_training)
+            of_logits = _of_logits(model, sequences[0], temperature, training.device)
+        finally:
+            model.train(was_training)
+    if (noise := _difference(training, alone[0], temperature)) > 1e-3:
+        raise ValueError(
+            f"log π of {name} differs by {noise:.2g} nats per token between training and evaluation, so π/μ would be "
+            "wrong. Look for noise that is on in training, and set it to 0 (dropout values in model.config)."
+        )
+    if (other := _difference(alone[0], of_logits, temperature)) > (0.2 if is_half else 2e-3):
+        raise ValueError(
+            f"log π of {name} in training differs from log π of the logits by {other:.2g} nats per token, so π/μ "
+            "would be wrong. Look for an adapter or a scale on the output head, which TRL's fused head does not read."
+        )
+    # The first sequence has no padding and no row before it, so its difference is rounding.
+    first, second = (_difference(a, b, temperature) for a, b in zip(together, alone, strict=True))
+    config = text_model(model).config.get_text_config()
+    # Rounding may send a token to another expert.
+    rounding = (0.05 if any(hasattr(config, each) for each in _EXPERTS) else 0.01) if is_half else 2e-3
+    return not second < 5 * first + rounding
 
 
-def _log_probs_alone(model: Any, ids: list[int], temperature: float, device: torch.device) -> Tensor:
+def _difference(one: Tensor, other: Tensor, temperature: float) -> float:
+    """Return the mean absolute difference of log-probabilities at temperature 1, in nats per token."""
+    return float((one.float() - other.float()).abs().mean()) * temperature
+
+
+def _of_logits(model: Any, ids: list[int], temperature: float, device: torch.device) -> Tensor:
     tokens = torch.tensor([ids], device=device)
-    logits = model(input_ids=tokens, use_cache=False).logits[0, :-1].float() / temperature
+    # A prompt that was tuned comes before the tokens.
+    logits = model(input_ids=tokens, use_cache=False).logits[0, -len(ids) : -1].float() / temperature
     return logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]
-
-
-def is_off(difference: float, is_half: bool) -> bool:
-    """Whether log π in training differs from that of the model's logits by more than rounding explains."""
-    return not difference < (0.2 if is_half else 2e-3)
-
-
-def depends_on_batch(differences: list[float], is_half: bool) -> bool:
-    """Whether log π of the second, shorter sequence depends on the first, or on padding.
-
-    The first sequence is affected by neither, so its difference is rounding.
-    """
-    first, second = differences
-    return not second < 5 * first + (0.05 if is_half else 2e-3)

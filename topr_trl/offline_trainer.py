@@ -102,7 +102,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         )
         self._start = StartingModel()
         self.add_callback(self._start)
-        if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):  # else `_training_begins` does it
+        self._is_checked = self._is_ready  # else when training begins
+        if self._is_checked:
             self._check_rows_apart(self.model)
         if args.log_completions:
             self.add_callback(LogCompletions(self))
@@ -180,7 +181,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         # auxiliary loss of a mixture of experts is no sum over rows. Split batches are of other rows than is said here.
         plain = args.padding_free or self.aux_loss_enabled or args.accelerator_config.split_batches
         if isinstance(sampler, RandomSampler):
-            # The order that Accelerate would make of it.
+            # Use the sampler that Accelerate would create.
             sampler = SeedableRandomSampler(dataset, data_seed=args.seed if args.data_seed is None else args.data_seed)
             if args.sort_by_length and not plain:
                 sampler = StepsSortedByLength(sampler, lengths_of(dataset), self.get_total_train_batch_size(args))
@@ -189,13 +190,14 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def _get_dataloader(self, dataset: Dataset, *args: Any, sampler_fn: Any = None, **kwargs: Any) -> Any:
         """Read each row once in several processes too, where Accelerate would repeat rows to fill the last batches."""
-        processes, config = self.accelerator.num_processes, self.args.accelerator_config
-        if processes == 1 or self.args.dataloader_drop_last or config.split_batches:
+        processes = self.accelerator.num_processes
+        if processes == 1 or self.args.dataloader_drop_last:
             return super()._get_dataloader(dataset, *args, sampler_fn=sampler_fn, **kwargs)
         rows = self._remove_unused_columns(dataset)
+        multiple = kwargs["batch_size"] * (1 if self.args.accelerator_config.split_batches else processes)
 
         def filled(_: Any) -> Any:
-            return FilledSampler(sampler_fn(rows) or SequentialSampler(rows), kwargs["batch_size"] * processes)
+            return FilledSampler(sampler_fn(rows) or SequentialSampler(rows), multiple)
 
         return super()._get_dataloader(FilledRows(rows), *args, sampler_fn=filled, **kwargs)
 
@@ -247,8 +249,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             logps, mask, _ = self._policy_logps(model, batch)
             return [row[own.bool()] for row, own in zip(logps, mask, strict=True)]
 
-        if self._check_forward(model, log_probs, self._temperature):
-            remedy = "Set padding_free=False" if self.padding_free else "Set per_device_train_batch_size=1"
+        if self._depends_on_batch(model, log_probs, tokenizer_of(self.processing_class), self._temperature):
+            remedy = "Set padding_free=False" if self.padding_free else "Train another model"
             attention = self.model.config._attn_implementation
             raise ValueError(
                 f"log π of a row depends on the other rows of its batch with {type(text_model(self.model)).__name__}, "
@@ -256,8 +258,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             )
 
     def _training_begins(self, model: Any) -> None:
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+        if not self._is_checked:
             self._check_rows_apart(model)
+            self._is_checked = True
         trains = self.state.max_steps > 0  # else `compute_log_mu`
         self._compute_log_mu(model, keep_parts=not trains)
         if trains and self.sampler_distance:

@@ -96,7 +96,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         model = path_as_text(model)
         args = settings_for("TOPRTrainer", model, args, TOPRConfig)
         check_replay(args, dataset, replay_dataset)
-        _check_prompts(args, dataset)
+        if isinstance(dataset, Dataset) and len(dataset) == 0:
+            raise ValueError("The training dataset has no row. Look at what filtered or split it.")
         _check_metric_for_best_model(args, rest[1] if rest[1:] else kwargs.get("eval_dataset"))
         self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
         self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
@@ -121,7 +122,11 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         uses = f", each batch used {args.num_iterations} times" if args.num_iterations > 1 else ""
         self._rows_trained_on = f"generated while training, {args.num_generations} per prompt{uses}"
         self._positions = learned_positions(self.model)
-        if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):  # else `_training_begins` does it
+        config = text_model(self.model).config.get_text_config()
+        if getattr(config, "output_router_logits", False):
+            config.output_router_logits = False  # generation fails with it; TRL asks for them where it needs them
+        self._is_checked = self._is_ready  # else when training begins
+        if self._is_checked:
             self._check_padding(self.model)
         self._begin_replay(replay_dataset)
         # The loss of TRL that is `-A · ratio` averaged over the tokens of a completion and then over completions.
@@ -150,14 +155,19 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         """Make sure that log π of a completion does not depend on how its prompt is padded.
 
         Raises:
-            ValueError: it does, and `position_ids` make no difference.
+            ValueError: log π depends on the padding even with `position_ids`.
         """
-        if self._is_vlm or not self._check_forward(model, partial(self._padded_log_probs, model), self.temperature):
+        if self._is_vlm:  # whose forward needs images
+            return
+        check = partial(
+            self._depends_on_batch, model, partial(self._padded_log_probs, model), self._tokenizer, self.temperature
+        )
+        if not check():
             return
         for each in (self.model, self.ref_model):
             if each is not None:
                 count_positions_from_mask(each)
-        if self._check_forward(model, partial(self._padded_log_probs, model), self.temperature):
+        if check():
             raise ValueError(
                 f"log π of {type(text_model(self.model)).__name__} depends on the padding of a batch, and TRL pads "
                 "prompts on the left, so π/μ would be wrong. Train another model, or train this one offline."
@@ -166,23 +176,25 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     def _padded_log_probs(self, model: Any, sequences: list[list[int]]) -> list[Tensor]:
         """Return log π of the tokens of each sequence but the first, in a batch that is padded as TRL's are."""
         width, pad = max(map(len, sequences)), self._tokenizer.pad_token_id
-        device = next(self.model.parameters()).device
+        device = self.accelerator.device
         ids = torch.tensor([[pad] * (width - len(row)) + row for row in sequences], device=device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in sequences], device=device)
         logps = super()._get_per_token_logps_and_entropies(model, ids, mask, width - 1)[0]
         return [row[len(row) - len(tokens) + 1 :] for row, tokens in zip(logps, sequences, strict=True)]
 
     def _training_begins(self, model: Any) -> None:
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+        if not self._is_checked:
             self._check_padding(model)
+            self._is_checked = True
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
-        """Return TRL's sampler, which then shuffles each epoch by its number, so that a resumed run does the same."""
+        """Return TRL's sampler, reseeded in each epoch so that a resumed run repeats the order."""
         self._order = ReseededSampler(super()._get_train_sampler(dataset))
         return self._order
 
     def _before_training(self, checkpoint: Path | None) -> None:
         super()._before_training(checkpoint)
+        _check_prompts(self.args, self.train_dataset)
         # TRL goes on in the middle of a generation batch that an interrupted training of this trainer has left: log μ
         # would be found after a step, and vLLM would have that training's weights.
         self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
@@ -239,13 +251,13 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return batch
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate one dataset; `eval_reward` and the like are of all its completions, each counted once."""
+        """Evaluate one dataset; reward metrics count each completion once."""
         rows = len(dataloader.dataset) * self.num_generations_eval if has_length(dataloader.dataset) else math.inf
         self._left_to_evaluate, self._evaluated = rows, []
         return super().evaluation_loop(dataloader, *args, **kwargs)
 
     def _count_evaluated(self, raw_rewards_N: Tensor) -> None:
-        """Keep the rewards of an evaluation batch, and set those of rows to NaN that only fill the last batch.
+        """Keep the rewards of an evaluation batch, and set the rewards of padding rows to NaN.
 
         Accelerate repeats rows so that each process has a full batch (huggingface/accelerate#1674).
         """
@@ -421,28 +433,24 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
 def _check_prompts(args: TOPRConfig, dataset: Any) -> None:
     """Raise a ValueError if a training dataset has fewer prompts than a generation batch (huggingface/trl#3477)."""
-    if not isinstance(dataset, Dataset):
-        return
-    if len(dataset) == 0:
-        raise ValueError("The training dataset has no row. Look at what filtered or split it.")
     needed = args.generation_batch_size // args.num_generations
-    if len(dataset) < needed:
+    if isinstance(dataset, Dataset) and len(dataset) < needed:
         raise ValueError(
-            f"A generation batch needs {needed} prompts, and the training dataset has {len(dataset)}: of "
-            f"generation_batch_size={args.generation_batch_size} completions each prompt gets num_generations="
-            f"{args.num_generations}. Add prompts, raise num_generations, or lower per_device_train_batch_size or "
+            f"A generation batch needs {needed} prompts, and the training dataset has {len(dataset)}. The batch has "
+            f"generation_batch_size={args.generation_batch_size} completions, num_generations={args.num_generations} "
+            "per prompt. Add prompts, raise num_generations, or lower per_device_train_batch_size or "
             "gradient_accumulation_steps."
         )
 
 
 def _check_metric_for_best_model(args: TOPRConfig, eval_dataset: Any) -> None:
-    """Raise a ValueError if the metric for the best model names none of several evaluation sets."""
+    """Raise a ValueError if the metric for the best model is a reward without the name of its set, or a loss."""
     if not isinstance(eval_dataset, dict) or not needs_metric_for_best_model(args):
         return
     metric = str(args.metric_for_best_model).removeprefix("eval_")
-    if not any(metric.startswith(f"{name}_") for name in eval_dataset):
+    if metric in ("reward", *(f"{name}_loss" for name in eval_dataset)):
         names = ", ".join(f"eval_{name}_reward" for name in eval_dataset)
         raise ValueError(
-            f"metric_for_best_model={args.metric_for_best_model!r} names none of the evaluation sets. Set it to one of "
-            f"{names}."
+            f"metric_for_best_model={args.metric_for_best_model!r} is the loss, or names none of the evaluation sets. "
+            f"Set it to one of {names}."
         )

@@ -35,8 +35,6 @@ from topr_trl.diagnostics import warn_if_dead
 from topr_trl.forward_checks import (
     LogProbs,
     depends_on_batch,
-    forward_differences,
-    is_off,
     probes,
     text_model,
     turn_off_noise,
@@ -94,7 +92,7 @@ class TOPRMixin(Trainer):
         self._warned_about_signs: set[tuple[bool, bool]] = set()
         self._warned_about_dead = self._said_share = False
         self._evaluations: CardSection | None = None
-        self._metric_prefix = "eval"  # of the evaluation at hand
+        self._metric_prefix = "eval"  # metric prefix of the current evaluation
         super().__init__(*args, **kwargs)
         _refuse_adapted_tokens(self.model)
         _refuse_unknown_experts(self.model, getattr(self, "aux_loss_enabled", False))
@@ -135,7 +133,7 @@ class TOPRMixin(Trainer):
         """Compute `topr_loss` with the settings of this trainer, and add its weights and ratios to the metrics.
 
         `idle` rows with R = 0 were left out of the forward. `shown_rows` are (B + idle,) row numbers for the table of
-        completions, if it is to show these rows. Without `counts`, the rows only keep processes in step.
+        completions, if completions are logged. Without `counts`, the rows only keep processes in step.
         """
         args = self.args
         outputs = topr_loss(
@@ -152,29 +150,20 @@ class TOPRMixin(Trainer):
     def _mode(self) -> str:
         return "train" if self.model.training else "eval"
 
-    def _check_forward(self, model: Any, log_probs: LogProbs, temperature: float) -> bool:
-        """Compare log π as this trainer computes it with the model's logits, on two short texts.
+    @property
+    def _is_ready(self) -> bool:
+        """Whether the model can compute: not if it will be sharded or moved to its device when training begins."""
+        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
+        return not sharded and next(self.model.parameters()).device.type == self.args.device.type
 
-        Returns:
-            Whether log π of a sequence depends on its batch.
-
-        Raises:
-            ValueError: log π differs even for a sequence that no other one and no padding can affect.
-        """
-        sequences = probes(self.model, getattr(self.processing_class, "tokenizer", self.processing_class))
+    def _depends_on_batch(self, model: Any, log_probs: LogProbs, tokenizer: Any, temperature: float) -> bool:
+        """Whether log π of a row depends on its batch, measured on two short texts; see `depends_on_batch`."""
+        check_finite(self.model, "The model to train")
+        sequences = probes(self.model, tokenizer)
         if min(map(len, sequences)) < 2:
             return False
         half = self.accelerator.mixed_precision != "no" or next(self.model.parameters()).dtype != torch.float32
-        differences = forward_differences(model, log_probs, sequences, temperature)
-        if math.isnan(differences[0]):
-            check_finite(self.model, "The model to train")
-        if is_off(differences[0], half):
-            raise ValueError(
-                f"log π of {type(text_model(self.model)).__name__} in training differs from that of its logits by "
-                f"{differences[0]:.2g} nats per token, so π/μ would be wrong. Look for noise that is on in training "
-                "only (set the dropout values in model.config to 0), or for an adapter or scale on the output head."
-            )
-        return depends_on_batch(differences, half)
+        return depends_on_batch(model, log_probs, sequences, temperature, half, self.accelerator.autocast)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train, if weights and checkpoint can be used; see `transformers.Trainer.train`.
@@ -203,7 +192,7 @@ class TOPRMixin(Trainer):
 
     @property
     def _will_train(self) -> bool:
-        """Whether `train` is called to train, and not for log μ alone."""
+        """Whether `train` will run optimizer steps, and not compute log μ alone."""
         return bool(self.args.num_train_epochs) or self.args.max_steps > 0
 
     def _checked_checkpoint(self, checkpoint: str | bool | None) -> Path | None:
@@ -221,14 +210,24 @@ class TOPRMixin(Trainer):
         return Path(checkpoint)
 
     def _before_training(self, checkpoint: Path | None) -> None:
-        """Do what has to be done before the checkpoint, if any, is loaded."""
+        """Prepare training before a checkpoint is loaded."""
 
     def _training_begins(self, model: Any) -> None:
-        """Do what needs the model as it will be trained: FSDP and ZeRO have sharded it by now."""
+        """Run what needs the model on its device, and sharded by FSDP or ZeRO."""
+
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """Return batches of an evaluation set, from which `dataloader_drop_last` drops nothing."""
+        drop_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        try:
+            return super().get_eval_dataloader(*args, **kwargs)
+        finally:
+            self.args.dataloader_drop_last = drop_last
 
     def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
         """Evaluate one dataset; metrics of rows are logged under its prefix, as the loss is."""
         self._metric_prefix = metric_key_prefix
+        self._row_metrics["eval"] = RowMetrics()  # `predict` logs nothing
+        self._metrics["eval"].clear()
         return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
 
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
@@ -367,7 +366,7 @@ def _mean(values: list[float]) -> Any:
 
 
 class _Beginning(TrainerCallback):
-    """Tells its trainer that training begins, and its order of rows which epoch begins.
+    """Call `_training_begins` of a trainer, and pass the number of each epoch to its sampler.
 
     In a resumed run of several processes Accelerate does not reach the order inside the batches that it skips.
     """

@@ -16,7 +16,7 @@ from topr_trl.data.masks import MASK
 from topr_trl.data.rollouts import PARTS
 
 _CONTEXT = -100  # the label that counts for nothing
-NO_ROW = -1  # the number of a row that does not count
+NO_ROW = -1  # row number of a padding row
 
 
 def unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
@@ -56,7 +56,7 @@ class Collator:
         return {**self.collate(parts), "lengths": lengths, "parts": [len(row.get(PARTS) or [0]) for row in rows]}
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch as `collate_tokens` makes it of the B rows that are computed, and of these and the idle ones:
+        """Return the batch of `collate_tokens` for the B computed rows, plus these keys:
 
         `row` (B + idle,) int64, `idle` int, `reward` (B,) float32, `counts` bool, and `mu_logps` float32, (B,), or with
         a ratio per token one value for each token that the model wrote, row after row; NaN where log μ is not known.

@@ -1,4 +1,4 @@
-"""The order in which rows are read: the same again after resuming, and each row once on any number of processes."""
+"""Samplers whose order survives a resume, and that read each row once on any number of processes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,10 +17,10 @@ class StepsSortedByLength(Sampler[int]):
     Which rows a step has stays random, and so does what it computes, a sum over its rows: only which of them share a
     micro-batch changes. Processes get micro-batches of the same place in the order, so none waits for another.
 
-    If the rows do not fill the last step, it is left as it is: with `dataloader_drop_last` its end is dropped, which
-    should not hit the short rows.
+    The last step is not sorted unless it is full. `dataloader_drop_last` drops its last rows, and after sorting these
+    would be the shortest.
 
-    `rows` are those of an optimizer step, over all processes and micro-batches.
+    `rows`: number of rows per optimizer step, over all processes and micro-batches.
     """
 
     def __init__(self, order: SeedableRandomSampler, lengths_N: NDArray[np.int64], rows: int) -> None:
@@ -44,7 +44,7 @@ class StepsSortedByLength(Sampler[int]):
 
 
 class ReseededSampler(Sampler[int]):
-    """A sampler of TRL's that shuffles each epoch by its number, and not by how many were read before."""
+    """Seed TRL's sampler with the number of the epoch, so that a resumed run repeats the order."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
@@ -61,7 +61,7 @@ class ReseededSampler(Sampler[int]):
 
 
 class FilledSampler(Sampler[int]):
-    """An order of N rows, followed by numbers from N on until `multiple` divides the length.
+    """Pad an order of N rows to a multiple of `multiple` with the numbers N, N + 1, ...
 
     These numbers stand for rows that do not count, see `FilledRows`. Without them Accelerate would fill the last
     batches of several processes with rows that were read before (huggingface/accelerate#1674).
