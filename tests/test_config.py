@@ -75,7 +75,7 @@ def test_the_best_model_is_that_of_the_highest_reward(tmp_path):
 def test_the_best_model_is_not_that_of_the_lowest_loss(best, tmp_path):
     """The metric is also read by callbacks such as `EarlyStoppingCallback`, of which the settings say nothing."""
     given = {"output_dir": str(tmp_path), **CPU, "eval_strategy": "steps", **best}
-    for metric in ("loss", "eval_loss", "eval_hard_loss", None):
+    for metric in ("loss", "eval_loss", None):
         if metric:
             with pytest.raises(ValueError, match=r"metric_for_best_model.*Set metric_for_best_model='eval_reward'"):
                 TOPRConfig(**given, metric_for_best_model=metric)
@@ -83,7 +83,8 @@ def test_the_best_model_is_not_that_of_the_lowest_loss(best, tmp_path):
             with pytest.raises(ValueError, match=r"metric_for_best_model.*Name a metric"):
                 OfflineTOPRConfig(**given, metric_for_best_model=metric)
     for cls in (TOPRConfig, OfflineTOPRConfig):
-        assert cls(**given, metric_for_best_model="eval_accuracy").metric_for_best_model == "eval_accuracy"
+        for metric in ("eval_accuracy", "eval_kl_loss"):  # of callbacks
+            assert cls(**given, metric_for_best_model=metric).metric_for_best_model == metric
 
 
 @pytest.mark.parametrize("settings", [{"packing": True}, {"loss_type": "dft"}, {"assistant_only_loss": True},
@@ -103,15 +104,15 @@ def test_settings_that_turn_off_what_topr_refuses_are_taken(tmp_path):
 
 # The field has another name in older versions of transformers.
 _BY_STRATEGY = "train_sampling_strategy" in TrainingArguments.__dataclass_fields__
-_UNREPEATABLE = (
+_UNSUPPORTED_ORDERS = (
     [{"train_sampling_strategy": "group_by_length"}, {"train_sampling_strategy": "batch_rebalance"}]
     if _BY_STRATEGY
     else [{"group_by_length": True}]
 )
 
 
-@pytest.mark.parametrize("settings", _UNREPEATABLE)
-def test_an_order_that_a_resumed_run_does_not_repeat_is_refused(settings, tmp_path):
+@pytest.mark.parametrize("settings", _UNSUPPORTED_ORDERS)
+def test_an_order_that_the_trainer_cannot_use_is_refused(settings, tmp_path):
     ((name, _),) = settings.items()
     with pytest.raises(ValueError, match=f"{name}=.*sort_by_length"):
         OfflineTOPRConfig(str(tmp_path), **CPU, **settings)

@@ -133,3 +133,9 @@ def test_an_evaluation_begins_with_no_rows_of_another(model, tokenizer, rows, tm
     trainer.evaluate()
     trainer._row_metrics["eval"].add(*(torch.ones(5) for _ in range(3)))  # as after a `predict`
     assert trainer.evaluate()["eval_topr/positive_share"] == 0
+
+
+def test_the_loss_of_an_offline_set_tells_no_best_model(model, tokenizer, rows, tmp_path):
+    args = OfflineTOPRConfig(str(tmp_path), metric_for_best_model="eval_few_loss", **SETTINGS)
+    with pytest.raises(ValueError, match=r"metric_for_best_model='eval_few_loss'.*callback"):
+        OfflineTOPRTrainer(model, args, rows, {"few": rows}, processing_class=tokenizer)

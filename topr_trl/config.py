@@ -28,7 +28,7 @@ from topr_trl.refused import (
     refuse_offloading_without_accelerator,
     refuse_settings,
     refuse_split_sequences,
-    refuse_unrepeatable_order,
+    refuse_unsupported_order,
 )
 from topr_trl.warn import warn_user
 
@@ -399,7 +399,7 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             raise ValueError(f"chat_template_path: there is no file {template}.")
         super().__post_init__()
         self.validate_sharding()
-        refuse_unrepeatable_order(self)
+        refuse_unsupported_order(self)
         refuse_offloading_without_accelerator(self)
 
 

@@ -89,6 +89,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             eval_dataset = dict(eval_dataset)
         model = path_as_text(model)
         args = settings_for("OfflineTOPRTrainer", model, args, OfflineTOPRConfig)
+        for name in by_name(eval_dataset):
+            if str(args.metric_for_best_model).removeprefix("eval_") == f"{name}_loss":
+                raise ValueError(
+                    f"metric_for_best_model={args.metric_for_best_model!r}: the loss rises as negatives become less "
+                    "likely. Name a metric that a callback of yours adds to evaluations."
+                )
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
         # The loss is divided by the rows of the whole step, whatever the model's forward takes; not once more.
         self.model_accepts_loss_kwargs = True

@@ -17,8 +17,11 @@ def needs_metric_for_best_model(args: Any) -> bool:
 
 
 def is_loss(metric: str | None) -> bool:
-    """Whether a metric for the best model is the loss: of the evaluation set, or of one of several."""
-    return metric is not None and (metric == "loss" or metric.endswith("_loss"))
+    """Whether a metric for the best model is the evaluation loss.
+
+    The loss of one of several evaluation sets is not recognized, because only the trainer knows the names of its sets.
+    """
+    return metric in ("loss", "eval_loss")
 
 
 def offloads_optimizer(deepspeed: Any) -> bool:
@@ -88,17 +91,21 @@ def refuse_settings(
 
 
 def refuse_generation_kwargs(args: Any) -> None:
-    """Raise a ValueError for `generation_kwargs` after which TRL misreads completions, or another policy samples them.
+    """Raise a ValueError if `generation_kwargs` make TRL misread completions or change the sampling policy.
 
     Call it after TRL has parsed `generation_kwargs`, which may have been JSON.
     """
     given: dict[str, Any] = getattr(args, "generation_kwargs", None) or {}
     length = getattr(args, "max_completion_length", None)
-    allowed = {**_HARMLESS_VALUES, "temperature": args.temperature, "max_new_tokens": length, "max_tokens": length}
+    harmless: dict[str, Any] = {
+        "num_return_sequences": 1, "n": 1, "best_of": 1, "return_dict_in_generate": False, "logprobs": 0,
+        "num_beams": 1, "num_beam_groups": 1, "token_healing": False, "do_sample": True,
+        "temperature": args.temperature, "max_new_tokens": length, "max_tokens": length,
+    }  # fmt: skip
     wrong = [
         name
         for name, value in given.items()
-        if name in _GENERATION_ADVICE and value is not None and value != allowed.get(name)
+        if name in _GENERATION_ADVICE and value is not None and value != harmless.get(name)
     ]
     if wrong:
         raise ValueError(
@@ -107,24 +114,22 @@ def refuse_generation_kwargs(args: Any) -> None:
         )
 
 
-def refuse_unrepeatable_order(args: Any) -> None:
-    """Raise a ValueError if a resumed run would read its rows in another order than an uninterrupted one.
+def refuse_unsupported_order(args: Any) -> None:
+    """Raise a ValueError if settings conflict with the order in which the offline trainer reads its rows.
 
-    The sampler by length draws from the global generator (huggingface/transformers#48025). In a resumed run Accelerate
-    does not pass the epoch to the sampler of dispatched batches, nor to that of rebalanced ones on several processes.
+    The sampler by length draws from the global generator (huggingface/transformers#48025), so a resumed run reads the
+    rows in another order. Rebalanced and dispatched batches do not work with the samplers of several processes.
     """
     strategy = getattr(args, "train_sampling_strategy", None)
-    if strategy in ("group_by_length", "batch_rebalance") or getattr(args, "group_by_length", False):
-        given = f"train_sampling_strategy={strategy!r}" if strategy else "group_by_length=True"
-        raise ValueError(
-            f"{given}: a resumed run would read the rows in another order. Leave it out: sort_by_length, which is on "
-            "by default, puts rows of similar length into a micro-batch."
-        )
+    by_length = "Remove it. sort_by_length is on by default and groups rows of similar length."
+    if strategy == "group_by_length" or getattr(args, "group_by_length", False):
+        given = f"train_sampling_strategy={strategy!r}" if strategy == "group_by_length" else "group_by_length=True"
+        raise ValueError(f"{given}: a resumed run would read the rows in another order. {by_length}")
+    reason = "does not work with the order in which the trainer reads rows in several processes"
+    if strategy == "batch_rebalance":
+        raise ValueError(f"train_sampling_strategy='batch_rebalance' {reason}. {by_length}")
     if getattr(getattr(args, "accelerator_config", None), "dispatch_batches", None):
-        raise ValueError(
-            "accelerator_config with dispatch_batches=True: a run that is resumed after the first epoch would read the "
-            "rows in another order. Leave dispatch_batches out."
-        )
+        raise ValueError(f"accelerator_config with dispatch_batches=True {reason}. Leave dispatch_batches out.")
 
 
 def refuse_offloading_without_accelerator(args: Any) -> None:
@@ -168,8 +173,8 @@ _HARMLESS = frozenset({
 })  # fmt: skip
 
 _STOP_ADVICE = (
-    "TRL ends a completion at the stop tokens of the tokenizer and of the model alone, so pad tokens after another one "
-    "would count as part of the completion. Set model.generation_config.eos_token_id: sampling reads it, too."
+    "TRL only recognizes the stop tokens of tokenizer and model. After another stop token, padding would count as "
+    "completion. Set model.generation_config.eos_token_id: sampling reads it, too."
 )
 _PAD_ADVICE = "Set tokenizer.pad_token: TRL pads with it."
 _COUNT_ADVICE = "TRL expects one completion for each row. Set num_generations."
@@ -191,14 +196,10 @@ _GENERATION_ADVICE = {
     "do_sample": "Completions of one prompt have to differ. Remove it.",
     "temperature": "Set the field `temperature`, at which the trainer computes log π.",
 }
-_HARMLESS_VALUES = {
-    "num_return_sequences": 1, "n": 1, "best_of": 1, "return_dict_in_generate": False, "logprobs": 0, "num_beams": 1,
-    "num_beam_groups": 1, "token_healing": False, "do_sample": True,
-}  # fmt: skip
 
 LIMITS_ADVICE = "How far a ratio counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`."
 _TAPER_ADVICE = "The taper is the only correction; see `log_mu`."
-_NOISE = {"neftune_noise_alpha": "Its noise would change log π and not log μ, and with them TOPR's weights."}
+_NOISE = {"neftune_noise_alpha": "The noise changes log π but not log μ, so TOPR's weights would be wrong."}
 _NO_NOISE = {"neftune_noise_alpha": (0,)}
 # Values by which a script for GRPO or SFT asks for what TOPR does.
 LIKE_TOPR: dict[str, tuple[Any, ...]] = {"loss_type": ("topr", None), "scale_rewards": (False, "none"), **_NO_NOISE}

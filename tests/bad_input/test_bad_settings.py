@@ -196,8 +196,8 @@ SETTINGS = [
     ),
     setting(
         "noise in the embeddings",
-        "neftune_noise_alpha=5.0 cannot be used with TOPRTrainer. Remove it. Its noise would change log π and not log "
-        "μ, and with them TOPR's weights.",
+        "neftune_noise_alpha=5.0 cannot be used with TOPRTrainer. Remove it. The noise changes log π but not log μ, so "
+        "TOPR's weights would be wrong.",
         TOPRConfig,
         neftune_noise_alpha=5.0,
     ),
@@ -208,9 +208,9 @@ SETTINGS = [
         dataset_kwargs={"skip_prepare_dataset": True},
     ),
     setting(
-        "an order that a resumed run does not repeat",
-        "accelerator_config with dispatch_batches=True: a run that is resumed after the first epoch would read the "
-        "rows in another order. Leave dispatch_batches out.",
+        "an order that does not work in several processes",
+        "accelerator_config with dispatch_batches=True does not work with the order in which the trainer reads rows in "
+        "several processes. Leave dispatch_batches out.",
         accelerator_config={"dispatch_batches": True},
     ),
     setting(
@@ -221,8 +221,8 @@ SETTINGS = [
     ),
     setting(
         "a stop token in `generation_kwargs`",
-        "generation_kwargs with eos_token_id=[1, 2] cannot be used. TRL ends a completion at the stop tokens of the "
-        "tokenizer and of the model alone, so pad tokens after another one would count as part of the completion. Set "
+        "generation_kwargs with eos_token_id=[1, 2] cannot be used. TRL only recognizes the stop tokens of tokenizer "
+        "and model. After another stop token, padding would count as completion. Set "
         "model.generation_config.eos_token_id: sampling reads it, too.",
         TOPRConfig,
         generation_kwargs={"eos_token_id": [1, 2]},

@@ -1,4 +1,4 @@
-"""What is learned of a turn is what the model wrote, with every chat template that ships with TRL."""
+"""Each learned turn is exactly the text that the model wrote."""
 
 import re
 
@@ -9,7 +9,8 @@ from test_turns import CALL, PLAIN, PROMPT, TEMPLATES, own
 from tokenizers.processors import ByteLevel
 from transformers import AutoTokenizer
 
-from topr_trl.data.turns import special_tokens, tokenize_turns
+from topr_trl.data.special_tokens import special_tokens
+from topr_trl.data.turns import tokenize_turns
 from topr_trl.tasks import arithmetic
 
 USER = {"role": "user", "content": "How many legs?"}
@@ -30,6 +31,7 @@ COMPLETIONS = {
     "text and call": [{**CALLS, "content": "I ask."}, RESULT, ANSWER],
     "two calls": [{**CALLS, "tool_calls": CALLS["tool_calls"] * 2}, RESULT, RESULT, ANSWER],
 }
+ALL_TEMPLATES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 # These write text only where it is a list of parts, and `topr_trl` trains on images online.
 OF_VISION = {"idefics3", "llava_next", "smolvlm"}
 SPECIAL = re.compile(r"<\|[^<>|\s]+\|>|<｜[^<>\s]+?｜>|<(?:start|end)_of_\w+>|<\|[a-z_]+>|<[a-z_]+\|>|\[gMASK\]|<sop>")
@@ -62,7 +64,7 @@ def check_turn(tokenizer, message, written):
         assert not re.search(r"\s", written[written.rindex(message["content"][-5:]) + 5 :])
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
+@pytest.mark.parametrize("name", ALL_TEMPLATES)
 def test_what_is_learned_is_what_the_model_wrote(name):
     tokenizer, refused = tokenizer_of(name), {}
     for case, completion in COMPLETIONS.items():
@@ -76,6 +78,28 @@ def test_what_is_learned_is_what_the_model_wrote(name):
             check_turn(tokenizer, message, written)
     assert ({"plain", "two turns"} & {*refused} != set()) == (name.removesuffix("_training") in OF_VISION)
     assert all("chat template" in why and "chat_template_path" in why for why in refused.values())
+
+
+@pytest.mark.parametrize("name", ALL_TEMPLATES)
+def test_a_truncated_turn_has_no_part_of_a_stop_token(name):
+    """The letters of the stop token are searched in the text that has it."""
+    if name.removesuffix("_training") in OF_VISION:
+        pytest.skip("the template writes content only where it is a list of parts")
+    tokenizer = tokenizer_of(name)
+    stop = tokenizer.decode(tokenize_turns([USER], [ANSWER], tokenizer)[1]).partition(ANSWER["content"])[2]
+    for content in (*sorted({*stop}), "end", stop[:-1], f"4.{stop[:2]}"):
+        answer = [{**ANSWER, "content": content}]
+        whole = tokenizer.decode(tokenize_turns([USER], answer, tokenizer)[1])
+        cut = tokenizer.decode(tokenize_turns([USER], answer, tokenizer, truncated=True)[1])
+        assert squeezed(whole) == squeezed(cut + stop)
+        assert cut.endswith(content)
+
+
+@pytest.mark.parametrize("content", ["e", "end", "<", "<|end|", "|end|>"])
+def test_content_that_is_in_the_stop_token_alone_is_left_out(tokenizer, content):
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content if m.role == 'user' else '' }}<|end|>{% endfor %}"
+    with pytest.raises(ValueError, match="leaves out the content"):
+        tokenize_turns([USER], [{**ANSWER, "content": content}], tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Messages as a chat template writes them: tokens, and what each turn of the assistant added to the text."""
+"""Render messages with a chat template and locate the assistant's turns."""
 
 from functools import lru_cache
 from itertools import groupby
@@ -8,6 +8,8 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers, supports_tool_calling
 from trl.data_utils import common_prefix_length
+
+from topr_trl.data.special_tokens import rfind_between_specials
 
 Messages = list[dict[str, Any]]
 
@@ -41,7 +43,7 @@ class Rendered(NamedTuple):
 
 
 class CannotWrite(ValueError):
-    """A chat template does not write messages as the model read and wrote them; another template may."""
+    """The chat template changes or omits text that the model read or wrote."""
 
 
 def render_turns(
@@ -53,7 +55,7 @@ def render_turns(
     third is for templates that write earlier turns differently once later ones follow: their `{% generation %}` blocks.
 
     Raises:
-        CannotWrite: no way keeps it.
+        CannotWrite: every template omits or changes text of the model.
     """
     templates, _ = _templates(tokenizer, str(tokenizer.chat_template))
     ways = [(_by_prefixes, template) for template in templates]
@@ -77,7 +79,7 @@ def writes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
 def _templates(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> tuple[tuple[str, ...], bool]:
     """Return the tokenizer's own template and TRL's for training, if there is one; and whether its own writes tools.
 
-    `chat_template` is what the tokenizer has: it may get another.
+    `chat_template` is a cache key, because a tokenizer's template can be replaced.
     """
     own = tokenizer.chat_template
     own = own["default"] if isinstance(own, dict) else own
@@ -113,7 +115,7 @@ def _by_prefixes(
             rendered.ids.extend(token_ids(context, tokenizer))
             start = len(rendered.ids)
             rendered.ids.extend(token_ids(own, tokenizer))
-            said = _end_of_message(message, context if n else text, own)
+            said = _end_of_message(message, context if n else text, own, tokenizer)
             rendered.turns.append(Turn(message, start, len(rendered.ids), own, said))
             text = after
     return rendered
@@ -147,7 +149,8 @@ def _by_markers(
         opening = before.rpartition(context)[2] if context and context in before else ""
         start += common_prefix_length(ids[start:end], token_ids(opening, tokenizer))
         own, behind = text[_behind(spans, start) : _behind(spans, end)], _behind(spans, end)
-        turns.append(Turn(completion[n], start - first, end - first, own, _end_of_message(completion[n], context, own)))
+        said = _end_of_message(completion[n], context, own, tokenizer)
+        turns.append(Turn(completion[n], start - first, end - first, own, said))
     return Rendered(ids[:first], ids[first:], turns)
 
 
@@ -183,21 +186,36 @@ def token_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return ids
 
 
-def _end_of_message(message: dict[str, Any], context: str, text: str) -> int:
+def _end_of_message(message: dict[str, Any], context: str, text: str, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the place in a turn's text behind everything that its message says.
 
-    White space is ignored, because templates trim. A part may begin in the context: some generation prompts end with
-    `<think>`. Behind a call of a tool that place is not known, so it is the end of the text.
+    After a tool call the end is unknown, so the end of the text is returned.
 
     Raises:
         CannotWrite: the text lacks a part of the message, or has thinking that the model did not write.
     """
-    read, rest = len(_squeezed(context)), _squeezed(context + text)
+    count = _count_said(message, _squeezed(context), _squeezed(text), tokenizer)
+    if message.get("tool_calls"):
+        return len(text)
+    visible = [place for place, character in enumerate(text) if not character.isspace()]
+    said = visible[count - 1] + 1 if count else 0
+    content = message["content"]
+    trailing = content[len(content.rstrip()) :]
+    return said + len(trailing) if text.startswith(trailing, said) else said
+
+
+def _count_said(message: dict[str, Any], context: str, text: str, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the number of characters of a turn's text up to the end of the last part of its message.
+
+    Both texts are squeezed, because templates trim. A part may begin in the context: some generation prompts end with
+    `<think>`. A part may not end within a special token: the `e` of `<|end|>` is not the model's.
+    """
+    read, rest = len(context), context + text
     end = read
     for name, part in _parts(message):
         squeezed = _squeezed(part)
-        place = rest.rfind(squeezed)
-        if place < 0 or place + len(squeezed) <= read:
+        place = rfind_between_specials(squeezed, rest, max(0, read - len(squeezed) + 1), tokenizer)
+        if place < 0:
             raise CannotWrite(
                 f"its chat template leaves out {name} of an assistant's turn ({part.strip()[:40]!r}), which the model "
                 "wrote. Set chat_template_path to a template that writes it (or chat_template_kwargs, if the template "
@@ -210,14 +228,9 @@ def _end_of_message(message: dict[str, Any], context: str, text: str) -> int:
                 "completion_ids"
             )
         end = max(end, place + len(squeezed))
-        rest = rest[:place] + "\0" * len(squeezed) + rest[place + len(squeezed) :]  # equal calls have a text each
-    if message.get("tool_calls"):
-        return len(text)
-    visible = [place for place, character in enumerate(text) if not character.isspace()]
-    said = visible[end - read - 1] + 1 if end > read else 0
-    content = message["content"]
-    trailing = content[len(content.rstrip()) :]
-    return said + len(trailing) if text.startswith(trailing, said) else said
+        # Each of two equal calls needs its own match.
+        rest = rest[:place] + "\0" * len(squeezed) + rest[place + len(squeezed) :]
+    return end - read
 
 
 def _parts(message: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,12 +1,12 @@
 """Rows as messages: their tokens, and which of them the model wrote."""
 
 import json
-from functools import lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from topr_trl.data.rendering import Messages, Turn, render_turns, token_ids, writes_tools
+from topr_trl.data.special_tokens import special_tokens
 
 
 def tokenize_turns(
@@ -19,11 +19,13 @@ def tokenize_turns(
 ) -> tuple[list[int], list[int], list[bool]]:
     """Return token ids of a prompt and of a completion of one or more turns, and a mask of what the model wrote.
 
-    A turn of the assistant is what it adds to the rendered messages before it, generation prompt included, up to the
-    stop token: what a sampler would write. The rest is context. `topr_trl.data.rendering` says which template is used.
+    An assistant's turn is the text that it adds to the rendered messages before it, generation prompt included, up to
+    the stop token: what a sampler would write. The rest is context. `topr_trl.data.rendering` says which template is
+    used.
 
     Args:
-        truncated: the last turn ended at a limit of tokens: no stop token follows it, nor the end of its thinking.
+        truncated: the last turn ended at a limit of tokens: the model wrote no stop token, and may not have closed its
+            thinking.
         kwargs: for the chat template.
 
     Raises:
@@ -78,7 +80,7 @@ def stop_token(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the tokenizer's stop token.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the tokenizer has no stop token.
     """
     if tokenizer.eos_token_id is None:
         raise ValueError(
@@ -93,7 +95,8 @@ def _length_with_stop(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizer
 
     A template may write more behind that token: white space, a second stop token behind a text that has its own, or, as
     Phi-3's, the end of the conversation. Some special tokens in front of it are no stop tokens, as the end of a call.
-    If the template writes none at all, the sampler stops at the marker of the next role, so the model wrote that.
+    If the template writes none at all, the sampler stops at the marker of the next role, so that marker counts as the
+    stop token.
     """
     own, stops = ids[turn.start : turn.end], special_tokens(tokenizer)
     tail = len(own)
@@ -108,17 +111,6 @@ def _length_with_stop(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizer
         if own[place] == tokenizer.eos_token_id or own[place + 1] == own[place] or is_alone:
             return place + 1
     return places[-1] + 1
-
-
-def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the tokens that may end a turn: the tokenizer's stop token, and others such as Gemma's `<end_of_turn>`."""
-    return _special_tokens(tokenizer, len(tokenizer))
-
-
-@lru_cache(maxsize=8)
-def _special_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> frozenset[int]:
-    added = {token for token, content in tokenizer.added_tokens_decoder.items() if content.special}
-    return frozenset({*added, *tokenizer.all_special_ids, tokenizer.eos_token_id} - {None})
 
 
 def plain_messages(messages: Messages) -> Messages:
@@ -143,7 +135,7 @@ def plain_messages(messages: Messages) -> Messages:
 
 
 def _functions(calls: Any) -> list[dict[str, Any]]:
-    """Return what the calls of a message call, each with its name and arguments."""
+    """Return the functions called by a message, each with its name and arguments."""
     found = [call.get("function", {}) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     if not isinstance(calls, list) or len(found) < len(calls) or not all(isinstance(each, dict) for each in found):
         raise ValueError(f"its tool_calls are {str(calls)[:60]}, and must be a list of objects with a function")

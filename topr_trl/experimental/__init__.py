@@ -2,5 +2,5 @@
 
 import lazy_loader
 
-# As in the package itself. TRL 1.15 has no trainer to build on, and says so when one of the names is used.
+# Names are imported on first use. TRL 1.15 lacks the base trainer, so the import then fails.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -189,8 +189,8 @@ _PLAIN_NAME = re.compile(r"\w+(\.\w+)*")
 def validate_model(settings: ModelConfig, whole: bool) -> None:
     """Check the settings of the model and of LoRA.
 
-    Afterwards one name of a module is a list of one name: PEFT takes text for a pattern of whole paths, which a name
-    such as `q_proj` never matches. TRL makes text of such lists.
+    Convert a single module name to a list. TRL unwraps lists of one name, and PEFT treats a string as a regular
+    expression of whole paths, which a name such as `q_proj` never matches.
 
     Raises:
         ValueError: two settings contradict each other; or the model's folder holds an adapter and has to be `whole`.
