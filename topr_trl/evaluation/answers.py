@@ -56,7 +56,7 @@ class Samples:
 
     @property
     def num_rows(self) -> int:
-        """All answers: the samples and the greedy ones."""
+        """Number of samples and greedy answers of all problems."""
         return self.codes_PS.size + (0 if self.greedy_P is None else len(self.greedy_P))
 
     def check_k(self, k: int) -> None:
@@ -178,7 +178,10 @@ def _temperatures(rows: Dataset) -> list[float | None]:
 def _without_greedy(
     rows_of: Mapping[Any, list[int]], temperatures: Sequence[float | None]
 ) -> tuple[list[list[int]], list[int]]:
-    """Return the places of the sampled rows of each problem, and of its greedy row, if problems have one."""
+    """Return the places of the sampled rows of each problem, and of its greedy row, if problems have one.
+
+    If all rows are greedy, they are also the samples.
+    """
     greedy = [[i for i in place if temperatures[i] == GREEDY] for place in rows_of.values()]
     if not any(greedy):
         return list(rows_of.values()), []
