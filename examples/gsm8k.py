@@ -101,6 +101,7 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
     model, tokenizer = load_model(name, model_args, training_args.device)
     train, test = (load_problems(args, task, split) for split in ("train", "test"))
     eval_sampling = replace(sampling, num_generations=args.num_generations_eval)
+    sampling = replace(sampling, greedy=False)  # greedy completions are evaluated, and not trained on
     peft_config, results = get_peft_config(model_args), Evaluations()
     ks = [k for k in (2, 4, 8, 16) if k < args.num_generations_eval]
 
@@ -135,7 +136,7 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
 
 if __name__ == "__main__":
     parser = TrlParser((ScriptArguments, SamplingArguments, OfflineTOPRConfig, ModelConfig))
-    parser.set_defaults(output_dir="topr-gsm8k")
+    parser.set_defaults(output_dir="topr-gsm8k", greedy=True)
     if not any(argument.startswith(("--model_name_or_path", "--config")) for argument in sys.argv):
         parser.set_defaults_with_config(**arithmetic.CARELESS_SETTINGS, save_strategy="no")
     main(*parser.parse_args_and_config())

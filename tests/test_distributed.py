@@ -105,6 +105,8 @@ def test_gsm8k_example_in_two_processes(tmp_path):
     results = json.loads((tmp_path / "results.json").read_text())
     assert list(results) == ["before", "iteration-1", "iteration-2"]
     assert results["before"]["num_problems"] == 6
+    assert all(run["greedy"] for run in results.values())
+    assert "greedy (T=0)" in printed
     assert (tmp_path / "results.png").is_file()
     assert len(list((tmp_path / "iteration-1" / "rollouts").glob("*.parquet"))) == 2
 

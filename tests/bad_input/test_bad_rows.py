@@ -346,8 +346,8 @@ ROWS = [
     ),
     tokenized(
         "rows of greedy decoding",
-        "Column `temperature` must hold numbers above 0; row 1 holds 0.0. Drop rows that were not sampled, or drop the "
-        "column: log π is then computed at 1.",
+        "Column `temperature` must hold numbers above 0; row 1 holds 0.0. Drop greedy rows (temperature 0), which are "
+        "for evaluation and not for training. If the rows were sampled, drop the column: log π is then computed at 1.",
         temperature=ones(0.0),
     ),
     masked(
@@ -613,6 +613,45 @@ STAGES = [
         **TWO,
         reward=[1.0, -1.0],
         problem_id=[1, None],
+    ),
+    stage(
+        "`curate`: greedy rows",
+        "topr curate: rows.parquet: Column `temperature` must hold numbers above 0; row 1 holds 0.0. Drop greedy rows "
+        "(temperature 0), which are for evaluation and not for training. If the rows were sampled, drop the column: "
+        "log π is then computed at 1.",
+        "curate",
+        **TWO,
+        reward=[1.0, -1.0],
+        temperature=[1.0, 0.0],
+    ),
+    stage(
+        "`trial`: greedy rows",
+        "topr trial: Column `temperature` must hold numbers above 0; row 1 holds 0.0. Drop greedy rows (temperature "
+        "0), which are for evaluation and not for training. If the rows were sampled, drop the column: log π is then "
+        "computed at 1.",
+        "trial",
+        **TWO,
+        reward=[1.0, -1.0],
+        temperature=[1.0, 0.0],
+    ),
+    stage(
+        "`evaluate`: a problem has two greedy rows",
+        "topr evaluate: rows.parquet: A greedy row has `temperature` 0, and each problem needs one if any problem has "
+        "one; 1 of 2 problems do not, such as problem 0 with 2. Drop or add greedy rows, or drop the column "
+        "`temperature` to count all rows as samples.",
+        "evaluate",
+        problem_id=[0, 0, 0, 1, 1],
+        extracted=["7", "7", "7", "8", "8"],
+        answer=["7", "7", "7", "8", "8"],
+        temperature=[1.0, 0.0, 0.0, 1.0, 0.0],
+    ),
+    stage(
+        "`evaluate`: a negative temperature",
+        "topr evaluate: rows.parquet: Column `temperature` must hold numbers of at least 0; row 2 holds -1.0. Fill or "
+        "drop the column.",
+        "evaluate",
+        **SAMPLES,
+        temperature=[1.0, 1.0, -1.0],
     ),
     stage(
         "`evaluate`: neither `problem_id` nor `prompt`",

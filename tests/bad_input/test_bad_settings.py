@@ -237,7 +237,8 @@ SETTINGS = [
     setting("no completion", "num_generations must be at least 1, not 0.", SamplingArguments, num_generations=0),
     setting(
         "a temperature of 0",
-        "temperature must be above 0, not 0.0: completions of one prompt have to differ.",
+        "temperature must be above 0, not 0.0: completions of one prompt have to differ. Set greedy=True for one more "
+        "completion at temperature 0.",
         SamplingArguments,
         temperature=0.0,
     ),

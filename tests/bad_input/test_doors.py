@@ -62,9 +62,11 @@ def test_rewards_and_problems_of_rows(rows):
 @few
 @given(tables(problem_id=FEW_IDS, extracted=FEW_WORDS, answer=(pa.string(), st.just("1")),
               verdict=(pa.string(), st.sampled_from(VERDICTS)), score=NUMBER, subject=TEXT,
-              level=(pa.int64(), st.integers(1, 5))))  # fmt: skip
+              level=(pa.int64(), st.integers(1, 5)),
+              temperature=(pa.float64(), st.sampled_from([1.0, 0.7, 0.0]))))  # fmt: skip
 def test_rows_to_evaluate(rows):
-    with refused_by_name("problem_id", "extracted", "answer", "verdict", "core", "subject", "level", "samples", "row"):
+    names = ("problem_id", "extracted", "answer", "verdict", "core", "subject", "level", "temperature")
+    with refused_by_name(*names, "samples", "row"):
         samples = samples_of(rows)
         check_evaluation(samples)
 
@@ -103,6 +105,7 @@ def check_evaluation(samples):
     curves = (run.pass_at, run.maj_at, run.weighted_sc_at, run.best_at)
     assert all(-1e-12 <= e.value <= 1 + 1e-12 for curve in curves for e in curve.values())
     assert all(not e.standard_error < 0 for curve in curves for e in curve.values())
+    assert run.greedy is None or (0 <= run.greedy.value <= 1 and run.greedy.standard_error >= 0)
     passes = [run.pass_at[k].value for k in sorted(run.pass_at)]
     assert all(a <= b + 1e-12 for a, b in pairwise(passes))  # rising in k
     for k in run.maj_at:  # who wins is among the drawn

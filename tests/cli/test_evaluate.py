@@ -52,13 +52,33 @@ def test_a_model(embedded, capsys, monkeypatch):
     found = json.loads((embedded / "evaluation.json").read_text())
     assert (found["num_problems"], found["num_samples"]) == (3, 4)
     assert list(found["pass_at"]) == ["1", "2", "4"]
-    verdicts = load_rows(embedded / "rollouts")["verdict"][:]
-    assert found["shares"]["correct"] == pytest.approx(verdicts.count("correct") / 12)
+    rows = load_rows(embedded / "rollouts")
+    verdicts = [[], []]  # of the samples, and of the greedy completions
+    for verdict, temperature in zip(rows["verdict"], rows["temperature"], strict=True):
+        verdicts[temperature == 0].append(verdict)
+    assert list(map(len, verdicts)) == [12, 3]
+    assert found["shares"]["correct"] == pytest.approx(verdicts[0].count("correct") / 12)
+    assert found["greedy"]["value"] == pytest.approx(verdicts[1].count("correct") / 3)
+    assert found["temperatures"] == [1.0]
+    assert manifest.read(embedded).stages["evaluate"]["rows"] == 15
     # The rows have manifests of their own: the evaluation stands without them, and is read again.
     assert all("/" not in name for name in manifest.read(embedded).files)
     monkeypatch.setattr(sampling, "_sampler", None)
     run(*MODEL, "--output_dir", embedded)
-    assert "pass@4" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "pass@4" in said
+    assert "greedy (T=0)" in said
+    assert "4 samples each at T=1;" in said
+
+
+def test_without_greedy_completions(embedded, tmp_path, capsys):
+    run(*MODEL, "--greedy", "false", "--temperature", 0.7, "--output_dir", tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert (found["greedy"], found["temperatures"]) == (None, [0.7])
+    said = capsys.readouterr().out
+    assert "4 samples each at T=0.7;" in said
+    assert "greedy (T=0)" not in said
+    assert "greedy: False there, True now" in fails(*MODEL, "--temperature", 0.7, "--output_dir", tmp_path / "out")
 
 
 def test_a_killed_evaluation_goes_on(embedded, tmp_path, monkeypatch):
@@ -111,6 +131,7 @@ def test_a_model_beside_candidates(embedded, tmp_path):
     run(*MODEL, "--compare", embedded / "rollouts", "--output_dir", tmp_path / "out")
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert {d["difference"] for d in found["differences"].values()} == {0.0}  # the same seed
+    assert "greedy" in found["differences"]
 
 
 def test_errors_come_first(embedded, tmp_path, monkeypatch):

@@ -160,7 +160,11 @@ def test_command(capsys):
     assert rows["ddp"].endswith("too large")
     assert rows["zero3"].endswith("fits")
     cli.main(["plan"])
-    assert "not with adafactor" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "not with adafactor" in printed
+    assert "for 22,423 of a test" in printed  # 16 samples and a greedy completion of 1,319 problems
+    cli.main(["plan", "--greedy", "false"])
+    assert "for 21,104 of a test" in capsys.readouterr().out
     cli.main(["plan", "--model", "70b"])
     assert "which does not fit: raise vllm_tensor_parallel_size" in capsys.readouterr().out
     with pytest.raises(ValueError, match="There is no model 'nosuch'"):

@@ -79,6 +79,56 @@ def test_the_verdict_decides_which_answers_are_right():
     assert samples_of(odd).codes_PS.tolist() == [[1, 0], [0, 1]]
 
 
+# Of problem 3 the greedy answer is wrong, of problem 8 it is right.
+GREEDY = {"problem_id": [3, 8, 3, 8, 8, 3], "extracted": ["1", "2", None, "5", "2", "7"],
+          "answer": ["1", "2", "1", "2", "2", "1"], "temperature": [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]}  # fmt: skip
+
+
+def test_greedy_rows_are_no_samples(tmp_path):
+    samples = samples_of(rows(**GREEDY))
+    assert samples.greedy_P.tolist() == [False, True]
+    assert samples.codes_PS.tolist() == [[0, -1], [0, 1]]
+    assert samples.num_rows == 6
+    assert list(samples.temperatures) == [1.0]
+    # Verdicts decide, as for samples; scores, subjects and levels are those of the samples.
+    more = rows(**GREEDY, verdict=["correct", "correct", "invalid", "incorrect", "invalid", "correct"],
+                score=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6], level=[1, 2, 1, 2, 2, 1])  # fmt: skip
+    samples = samples_of(more)
+    assert samples.greedy_P.tolist() == [True, False]
+    assert samples.scores_PS.tolist() == [[0.1, 0.3], [0.2, 0.4]]
+    assert samples.groups == {"level": ["1", "2"]}
+    more.to_parquet(tmp_path / "rows.parquet")
+    assert read_samples(tmp_path / "rows.parquet").greedy_P.tolist() == [True, False]
+    # Without the column all rows are samples.
+    assert samples_of(rows(**{**GREEDY, "temperature": None})).num_samples == 3
+
+
+def test_rows_that_are_all_greedy_are_also_the_samples():
+    samples = samples_of(rows(**GREEDY).select([4, 5]))
+    assert (samples.greedy_P.tolist(), samples.codes_PS.tolist()) == ([True, False], [[0], [1]])
+    assert samples.temperatures == [0.0]
+
+
+def test_temperatures_of_the_samples():
+    assert (samples_of(rows()).greedy_P, list(samples_of(rows()).temperatures)) == (None, [])
+    assert list(samples_of(rows(temperature=[1, 0.7, 0.7000000001, 1])).temperatures) == [0.7, 1.0]
+    assert list(samples_of(rows(temperature=[1.0, None, 1.0, 1.0])).temperatures) == []  # not known of all
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        ([0, 1, 2, 3, 4], r"1 of 2 problems do not, such as problem 3 with 0\. .*drop the column `temperature`"),
+        ([0, 1, 2, 3, 4, 5, 5], r"1 of 2 problems do not, such as problem 3 with 2\. "),
+        ([4, 4, 5, 5], "2 of 2 problems do not, such as problem 8 with 2"),
+        ([1, 3, 4, 5], r"1 of 2 problems have fewer \(problem 3: 0\)"),
+    ],
+)
+def test_each_problem_has_one_greedy_row_or_none_has(kept, message):
+    with pytest.raises(ValueError, match=message):
+        samples_of(rows(**GREEDY).select(kept))
+
+
 def test_an_empty_answer_is_none():
     assert samples_of(rows(extracted=["1", "2", "", None])).codes_PS.tolist() == [[0, -1], [0, -1]]
 
@@ -108,6 +158,11 @@ def test_an_empty_answer_is_none():
             r"numbers or text; row 1 holds None \(the first of 2 such rows\)",
         ),
         ({"verdict": ["Correct", "incorrect"] * 2}, "must hold correct, incorrect, invalid; row 0 holds 'Correct'"),
+        ({"temperature": [1.0, -1.0, 1.0, 1.0]}, "`temperature` must hold numbers of at least 0; row 1 holds -1.0"),
+        (
+            {"temperature": ["1"] * 4},
+            r"`temperature` must hold numbers of at least 0; row 0 holds '1' .*drop the column",
+        ),
         ({"verdict": ["correct", None] * 2}, "`verdict` must hold correct, incorrect, invalid; row 1 holds None"),
     ],
 )
@@ -131,6 +186,9 @@ def test_shards(tmp_path):
     pq.write_table(pa.table(ROWS), tmp_path / "part-2.parquet")
     with pytest.raises(ValueError, match="only 2 of 3 files have the column 'score'"):
         read_samples(tmp_path)
+    pq.write_table(pa.table({**ROWS, "score": [1.0] * 4, "temperature": [0.0] * 4}), tmp_path / "part-2.parquet")
+    with pytest.raises(ValueError, match="only 1 of 3 files have the column 'temperature'"):
+        read_samples(tmp_path)  # or greedy rows would count as samples
     rows().to_json(tmp_path / "rows.jsonl")
     assert read_samples(tmp_path / "rows.jsonl").codes_PS.tolist() == [[0, -1], [0, 1]]
     pq.write_table(pa.table({**ROWS, "score": [1.0] * 4, "prompt": PROMPTS}).drop_columns("problem_id"),

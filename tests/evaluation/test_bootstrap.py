@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -99,6 +101,21 @@ def test_a_matched_run_keeps_what_is_known_of_its_samples():
         {"level": ["1", "5"]},
     )
     assert matched(second, first).scores_PS is None
+
+
+def test_greedy_answers_are_compared_if_both_runs_have_them():
+    """By problem: 5 is lost, 6 and 7 are won."""
+    first, second = run([0.2, 0.5, 0.7], ids=[5, 6, 7]), run([0.4, 0.6, 0.2], seed=1, ids=[7, 5, 6])
+    before = replace(first, greedy_P=np.array([True, False, False]))
+    after = replace(second, greedy_P=np.array([True, False, True]), temperatures=[0.7])
+    found = compare(before, after)
+    assert next(iter(found)) == "greedy"
+    assert found["greedy"].difference == pytest.approx(1 / 3)
+    gains = paired_bootstrap(np.array([[1.0], [0.0], [0.0]]), np.array([[0.0], [1.0], [1.0]]))
+    assert found.pop("greedy") == gains[0]
+    assert found == compare(first, second) == compare(before, second) == compare(first, after)
+    assert matched(before, after).greedy_P.tolist() == [False, True, True]
+    assert matched(before, after).temperatures == [0.7]
 
 
 def test_draws_are_those_of_the_seed():

@@ -183,10 +183,22 @@ def test_groups():
     assert str(evaluate_samples([["1"]], ["1"]).pass_at[1]) == "100.0%"  # a single draw has no error
 
 
+def test_greedy_accuracy_by_hand():
+    """Three of four problems: p = 0.75, and sqrt(0.75 · 0.25 / 4) = 0.2165. It changes no other measure."""
+    samples = encode([["1", "2"]] * 4, ["1"] * 4)
+    plain = evaluate_in_full(samples)
+    run = evaluate_in_full(replace(samples, greedy_P=np.array([True, True, False, True]), temperatures=[0.7]))
+    assert run.greedy.value == 0.75
+    assert run.greedy.standard_error == pytest.approx(0.21650635)
+    assert str(run.greedy) == "75.0% ± 43.3"
+    assert (plain.greedy, plain.temperatures, run.temperatures) == (None, [], [0.7])
+    assert replace(run, greedy=None, temperatures=[]).to_dict() == plain.to_dict()
+
+
 def test_everything_survives_json():
     answers, truths = make(samples=8)
     samples = encode(answers, truths, np.ones((60, 8)).tolist(), groups={"level": ["1", "2"] * 30})
-    run = evaluate_in_full(samples)
+    run = evaluate_in_full(replace(samples, greedy_P=np.arange(60) < 20, temperatures=[1.0]))
     assert list(run.pass_at) == [1, 2, 4, 8]
     assert list(run.maj_at) == list(run.weighted_sc_at) == list(run.best_at) == [2, 4]
     assert list(run.groups["level"]["1"].maj_at) == [4]
@@ -197,9 +209,11 @@ def test_everything_survives_json():
     assert again.to_dict() == run.to_dict()
     assert again.pass_at[1] == run.pass_at[1]
     assert again.groups == run.groups
+    assert again.greedy == run.greedy
     assert np.isnan(again.pass_at[8].standard_error)
     old = {name: plain[name] for name in ("pass_at", "maj_at", "shares", "cardinality", "num_problems", "num_samples")}
     assert Evaluation.from_dict(old).groups == {}
+    assert (Evaluation.from_dict(old).greedy, Evaluation.from_dict(old).temperatures) == (None, [])
 
 
 def test_one_sample():

@@ -1,11 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from topr_trl.evaluation.answers import encode
 from topr_trl.evaluation.bootstrap import compare
-from topr_trl.evaluation.estimates import evaluate_in_full
-from topr_trl.evaluation.plots import plot_evaluations
+from topr_trl.evaluation.estimates import Estimate, evaluate_in_full
+from topr_trl.evaluation.plots import plot_evaluations, plot_progress
 
 
 def make(seed, samples, scored=True, groups=None):
@@ -25,6 +27,16 @@ def test_pictures(tmp_path, samples, columns):
     width, height = Image.open(path).size
     assert width == (1_000 if len(runs) == 1 else 1_400)
     assert (height > 450) == bool(columns)
+
+
+def test_greedy_accuracy_is_drawn(tmp_path):
+    runs = {name: evaluate_in_full(make(0, 4)) for name in ("a", "b")}
+    drawn = replace(runs["b"], greedy=Estimate(0.5, 0.1))
+    for draw in (plot_evaluations, plot_progress):
+        for greedy in (False, True):
+            draw(runs | ({"b": drawn} if greedy else {}), tmp_path / "picture.svg")
+            # matplotlib writes each text as a comment above its path.
+            assert ("<!-- greedy" in (tmp_path / "picture.svg").read_text()) == greedy
 
 
 def test_a_column_that_one_run_lacks_is_left_out(tmp_path):

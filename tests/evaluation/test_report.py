@@ -1,11 +1,12 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from topr_trl.evaluation import report
 from topr_trl.evaluation.answers import encode
-from topr_trl.evaluation.estimates import Evaluation, evaluate_samples
+from topr_trl.evaluation.estimates import Estimate, Evaluation, evaluate_samples
 from topr_trl.evaluation.report import Evaluations, groups_table, write_report
 
 
@@ -31,6 +32,23 @@ def test_table(tmp_path):
     assert table.splitlines()[-1] == "(30 problems, 6 samples each; ± is two standard errors)"
     runs.plot(tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_the_table_says_at_which_temperature_each_number_was_drawn():
+    drawn, greedy = {"temperatures": [1.0]}, Estimate(0.5, 0.1)
+    before, after = (replace(evaluation(seed), **drawn) for seed in (0, 1))
+    lines = str(Evaluations(before=before, after=after)).splitlines()
+    assert lines[-1] == "(30 problems, 6 samples each at T=1; ± is two standard errors)"
+    assert not any("greedy" in line for line in lines)
+    lines = str(Evaluations(before=before, after=replace(after, greedy=greedy))).splitlines()
+    assert lines[2].split() == ["greedy", "(T=0)", "50.0%", "±", "20.0"]
+    assert lines[2].endswith("50.0% ± 20.0")  # in the column of `after`
+    assert lines[-2].endswith("6 samples each at T=1; ± is two standard errors)")
+    assert lines[-1].startswith("(greedy: one answer per problem; its ± is over the problems")
+    for warm, said in (([0.5, 0.7], "after: sampled at T=0.5 and 0.7."), ([], "sampled at an unknown temperature.")):
+        lines = str(Evaluations(before=before, after=replace(after, temperatures=warm))).splitlines()
+        assert lines[-3:-1] == ["(30 problems, 6 samples each; ± is two standard errors)", "before: sampled at T=1."]
+        assert lines[-1].endswith(said)
 
 
 def test_a_run_without_an_answer_gets_a_hint():

@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -90,11 +91,32 @@ def test_a_tokenizer_without_any_token_to_pad_with(model, tokenizer, problems):
         sample_completions(model, tokenizer, problems, SamplingArguments(max_new_tokens=8))
 
 
+def test_greedy_completions_beside_samples(model, tokenizer, problems):
+    args = SamplingArguments(num_generations=3, max_new_tokens=40, sampling_batch_size=7, temperature=0.9)
+    rows = sample_completions(model, tokenizer, problems, replace(args, greedy=True), seed=5)
+    assert rows["sample_id"][:] == [0, 1, 2, 3] * 6
+    assert rows["temperature"][:] == [0.9, 0.9, 0.9, 0.0] * 6
+    sampled, greedy = (rows.filter(lambda value, zero=zero: (value == 0) == zero, input_columns="temperature")
+                       for zero in (False, True))  # fmt: skip
+    # The greedy completions do not change the others.
+    assert sampled.to_list() == sample_completions(model, tokenizer, problems, args, seed=5).to_list()
+    for row, problem in zip(greedy, problems, strict=True):
+        assert row["problem_id"] == problem["problem_id"]
+        ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
+        logits = model(ids).logits[0, len(row["prompt_ids"]) - 1 : -1]
+        assert row["completion_ids"] == logits.argmax(-1).tolist()  # each token is the most likely one
+        assert row["sampler_logps"] == pytest.approx(logits.log_softmax(-1).amax(-1).tolist(), abs=1e-4)
+        assert row["finish_reason"] == ("stop" if row["completion_ids"][-1] == tokenizer.eos_token_id else "length")
+    again = sample_completions(model, tokenizer, problems, replace(args, greedy=True), seed=6)
+    assert again["completion"][3::4] == rows["completion"][3::4] != again["completion"][2::4]
+
+
 def test_settings_of_the_model_do_not_leak_in(model, tokenizer, problems):
-    args = SamplingArguments(num_generations=3, max_new_tokens=40)
+    args = SamplingArguments(num_generations=3, max_new_tokens=40, greedy=True)
     plain = sample_completions(model, tokenizer, problems, args)["completion"][:]
     own = model.generation_config
     own.repetition_penalty, own.no_repeat_ngram_size, own.min_p = 1.3, 2, 0.2
+    own.do_sample, own.temperature = True, 2.0
     assert sample_completions(model, tokenizer, problems, args)["completion"][:] == plain
     assert model.generation_config is own
 

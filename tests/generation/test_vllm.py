@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from unittest.mock import patch
 
 import pyarrow.parquet as pq
@@ -59,6 +60,7 @@ def test_checkpoints_of_the_trainer_from_iteration_to_iteration(problems, tmp_pa
             many = gsm8k.prepare(arithmetic.arithmetic_dataset(300, seed=2), num_shots=0)
             few_tokens = SamplingArguments(num_generations=1, max_new_tokens=2)
             assert len(sample_completions_with_vllm(engine, many, few_tokens)) == 300
+            check_greedy_rows(engine, problems, rows, args)
             stopped = sample_completions_with_vllm(engine, problems, args, stop_strings=("=",))
             for row in stopped:
                 assert row["completion"].endswith("=") or "=" not in row["completion"]
@@ -89,6 +91,20 @@ def test_checkpoints_of_the_trainer_from_iteration_to_iteration(problems, tmp_pa
         trainer.save_model()
         starts.append(start)
     assert starts[0] != starts[1]  # the second engine had the trained weights
+
+
+def check_greedy_rows(engine, problems, rows, args):
+    """Each token of a greedy row is the most likely one; the samples are what they are without it."""
+    both = sample_completions_with_vllm(engine, problems, replace(args, greedy=True), seed=1)
+    assert both["temperature"][:] == [1.0] * 4 + [0.0] + ([1.0] * 4 + [0.0]) * (len(problems) - 1)
+    assert both["sample_id"][:] == [0, 1, 2, 3, 4] * len(problems)
+    assert [ids for n, ids in enumerate(both["completion_ids"]) if n % 5 < 4] == rows["completion_ids"][:]
+    model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+    for row in both.select(range(4, len(both), 5)):
+        ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
+        with torch.no_grad():
+            best = model(ids).logits[0, len(row["prompt_ids"]) - 1 : -1].argmax(-1)
+        assert row["completion_ids"] == best.tolist()
 
 
 def test_rope_settings_survive_the_round_trip(problems, tmp_path):

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -18,6 +19,7 @@ from loops import steps_of
 from topr_trl import Evaluations, OfflineTOPRConfig, OfflineTOPRTrainer, evaluate_samples, load_rows
 from topr_trl.cli import main as cli
 from topr_trl.data.tables import save_rows, shard_path
+from topr_trl.evaluation.estimates import Estimate
 from topr_trl.formats import FORMATS
 from topr_trl.hub import push_to_hub
 from topr_trl.hub.cards import results_metadata
@@ -179,7 +181,7 @@ def test_metadata_is_of_a_whole_split_alone(loop, tmp_path):
     run = shutil.copytree(loop, tmp_path / "run")
     model, note = run / "iteration-1" / "model", run / "iteration-1/test/rollouts/_manifest.json"
     known = json.loads(note.read_text())
-    for count, results in ((3, None), (None, {"pass@1", "pass@2"})):
+    for count, results in ((3, None), (None, {"greedy", "pass@1", "pass@2"})):
         known["stages"]["sample"]["inputs"] |= {"dataset_name": "openai/gsm8k", "num_test_problems": count}
         note.write_text(json.dumps(known))
         card = ModelCard(pack(model, "me/solver").card)
@@ -216,6 +218,9 @@ def test_card_of_rows(loop):
         for name in rows.column_names:
             assert re.search(rf"^\| `{name}` \| `[^|]+` \| [^| ][^|]* \|$", card.text, re.MULTILINE), name
         assert "| temperature, top-p, top-k | 1, 1, 500 |" in card.text
+        # Rows of the test problems hold greedy completions, and are not to be trained on.
+        assert ("and a greedy one |" in card.text) == (split == "test")
+        assert ("OfflineTOPRTrainer" in card.text) == (split == "train")
     rows = load_rows(loop / "iteration-1/rollouts")
     text = pack(loop / "iteration-1/rollouts", "me/rows").card
     assert f"| fingerprint of μ | `{rows['mu_fingerprint'][0]}` |" in text
@@ -297,6 +302,8 @@ def test_evaluations_become_a_section_and_metadata(tmp_path):
     card.data.eval_results = results_metadata(new, "openai/gsm8k")
     found = {result.metric_type: result.metric_value for result in ModelCard(str(card)).data.eval_results}
     assert found == {"pass@1": 100.0, "maj@1": 100.0}
+    of_greedy = results_metadata(replace(new, greedy=Estimate(0.25, 0.1)), "openai/gsm8k")
+    assert (of_greedy[0].metric_type, of_greedy[0].metric_value) == ("greedy", 25.0)
 
 
 def test_the_trainer_s_card_has_its_evaluations(model, tokenizer, rows, tmp_path, monkeypatch):

@@ -81,6 +81,18 @@ def test_stages_get_the_settings_of_the_loop(tmp_path):
             assert parsed.folder == step.folder
 
 
+def test_test_problems_also_get_a_greedy_completion(tmp_path):
+    """The rows that are trained on never hold one."""
+    for more, tested in (({}, True), ({"greedy": False}, False)):
+        steps = [step for step in steps_of(loop(tmp_path, **more)) if step.stage == "sample"]
+        assert [(step.args.split, step.args.greedy) for step in steps] == [
+            ("test", tested), ("train", False), ("test", tested),
+        ]  # fmt: skip
+        for step in steps:  # in the process that samples, too
+            parsed = parse("sample", ["--config", str(write_settings("sample", step.args))])
+            assert parsed.greedy == step.args.greedy
+
+
 def test_a_setting_that_is_the_default_of_another_task_is_kept(tmp_path):
     """GSM8K's prompts have eight examples, MATH's four."""
     (tmp_path / "problems.jsonl").write_text("{}")
@@ -130,6 +142,11 @@ def test_rows_that_are_given_are_not_all_that_is_trained_on(tmp_path):
     Path(problems).write_text('{"question": "1 + 1?", "answer": "#### 2"}\n' * 2)
     of_rows = {"rows": rows, "dataset_name": "nowhere.jsonl", "test_dataset_name": problems, "num_shots": 0}
     run = tmp_path / "run"
+    check(loop(run, **of_rows))
+    Path(rows).write_text('{"prompt": "a", "completion": "b", "reward": 1, "temperature": 0}\n' * 2)
+    with pytest.raises(ValueError, match=r"rows.jsonl: Column `temperature` must hold numbers above 0; .*greedy"):
+        check(loop(run, **of_rows))
+    Path(rows).write_text('{"prompt": "a", "completion": "b", "reward": 1, "temperature": 1}\n' * 2)
     check(loop(run, **of_rows))
     with pytest.raises(FileNotFoundError, match="nowhere"):  # which the second iteration samples
         check(loop(run, **of_rows, iterations=2))

@@ -25,8 +25,9 @@ from topr_trl.pipeline.arguments import (
     TrainArguments,
     seed_of,
 )
-from topr_trl.pipeline.lineage import first_weights, lineage, sampling_of, weights_of
+from topr_trl.pipeline.lineage import facts_of_sampling, first_weights, lineage, sampling_of, weights_of
 from topr_trl.pipeline.shards import write_shard
+from topr_trl.pipeline.summary import summary
 from topr_trl.pipeline.training import _check_batch, _last_whole_checkpoint, _trainer
 from topr_trl.tasks import arithmetic
 
@@ -150,6 +151,40 @@ def test_a_killed_stage_makes_only_the_shards_that_are_missing(scored, tmp_path,
     assert load_rows(tmp_path)["completion_ids"][:] == whole
     monkeypatch.setattr("topr_trl.pipeline.sampling._sampler", None)  # finished: no model is loaded
     run("sample", tmp_path)
+
+
+def test_greedy_rows_are_in_the_shards_of_their_problems(scored, tmp_path):
+    how = {"greedy": True, "num_generations": 4}
+    run("sample", tmp_path, **how)
+    rows = load_rows(tmp_path)
+    assert rows["temperature"][:] == [1.0, 1.0, 1.0, 1.0, 0.0] * 10
+    assert rows["problem_id"][:] == [i for i in range(10) for _ in range(5)]
+    assert [pq.read_metadata(path).num_rows for path in sorted(tmp_path.glob("*.parquet"))] == [20, 20, 10]
+    # The samples are those of a folder without greedy rows.
+    sampled = rows.filter(lambda temperature: temperature > 0, input_columns="temperature")
+    assert sampled["completion_ids"][:] == load_rows(scored)["completion_ids"][:]
+    sorted(tmp_path.glob("*.parquet"))[1].unlink()
+    run("sample", tmp_path, **how)
+    assert load_rows(tmp_path).to_list() == rows.to_list()
+    assert facts_of_sampling(sampling_of(tmp_path))["completions per prompt"] == "4, and a greedy one"
+    # A folder of version 0.2, whose manifest has no such setting, has none.
+    now = sampling(tmp_path / "older", num_generations=4)
+    known = inputs.of_sampling(now)
+    manifest.begin(tmp_path / "older", "sample", {name: known[name] for name in known if name != "greedy"})
+    manifest.begin(tmp_path / "older", "sample", known, defaults=inputs.defaults_of(now, known))
+    with pytest.raises(ValueError, match="greedy: False there, True now"):
+        manifest.begin(tmp_path / "older", "sample", {**known, "greedy": True}, defaults=inputs.defaults_of(now, known))
+    # They are scored and evaluated; nothing trains on them.
+    run("score", tmp_path)
+    for use in (lambda: run("curate", tmp_path), lambda: run("log-mu", tmp_path, tmp_path),
+                lambda: run("train", tmp_path / "model", tmp_path)):  # fmt: skip
+        with pytest.raises(ValueError, match=r"`temperature` must hold numbers above 0; row 4 holds 0\.0 .*greedy"):
+            use()
+    done = stages.run("evaluate", EvaluateArguments(input=str(tmp_path), output_dir=str(tmp_path / "results")))
+    right = [row["verdict"] == "correct" for row in load_rows(tmp_path) if row["temperature"] == 0]
+    assert done["greedy"].startswith(f"{10 * sum(right)}.0% ± ")
+    assert done["rows"] == 50
+    assert summary("evaluate", done) == f"greedy {done['greedy']}, pass@1 {done['pass@1']}"
 
 
 def test_a_shard_that_is_lost_later_is_made_again_by_every_stage(scored, tmp_path):

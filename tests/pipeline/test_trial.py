@@ -1,5 +1,7 @@
 import json
+import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +11,16 @@ from datasets import Value
 
 from topr_trl import load_rows, save_rows
 from topr_trl.cli import main
-from topr_trl.cli.trial import _settings, recommend
+from topr_trl.cli.trial import _plain, _said, _settings, _table, recommend
 from topr_trl.data.tables import read_table
+from topr_trl.evaluation.answers import encode
 from topr_trl.pipeline import manifest, stages, steps
+from topr_trl.pipeline import trial as trials
 from topr_trl.pipeline.arguments import SampleArguments, ScoreArguments, TrialArguments
-from topr_trl.pipeline.held_out import GIVEN_LOG_MU, split
+from topr_trl.pipeline.held_out import GIVEN_LOG_MU, Split, split
 from topr_trl.pipeline.lineage import lineage
 from topr_trl.pipeline.problems import load_problems
-from topr_trl.pipeline.trial import ARMS, DEFAULT, run_trial
+from topr_trl.pipeline.trial import ARMS, DEFAULT, Outcome, run_trial
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +232,51 @@ def test_a_default_that_does_not_improve_on_the_starting_model_is_not_recommende
     assert not found.better_than_none
 
 
+# Greedy answers.
+
+
+def outcome_of(greedy):
+    values = {None: np.array([0.5, 0.0, 1.0, 0.5]), ARMS[0]: np.array([0.5, 0.5, 1.0, 1.0])}
+    return Outcome(values, True, {}, 16, greedy)
+
+
+def test_greedy_accuracy_is_beside_that_of_samples(tmp_path):
+    args = trial(tmp_path, tmp_path, temperature=0.7)
+    right = {None: np.array([True, True, True, False]), ARMS[0]: np.array([True, False, False, False])}
+    outcome = outcome_of(right)
+    found = recommend(outcome.values)
+    assert found.best == ARMS[0]  # ranked by the samples
+    header, _, best, before = _table(args, outcome, found).splitlines()
+    assert re.split(r" {2,}", header)[-3] == "right answers at T=0.7 (%)"
+    assert "right answers at T=0 (%)" in header
+    assert "  25.0 ± 43.3  " in best  # sqrt(0.25 · 0.75 / 4) = 0.2165
+    assert "  75.0 ± 43.3  " in before
+    assert "ranked by the answers that were sampled at temperature 0.7" in _said(args, outcome, found)
+    plain = _plain(args, outcome, found)["arms"]
+    assert [arm["greedy"]["value"] for arm in plain] == [0.25, 0.75]
+    without = outcome_of({})
+    assert "T=0 (%)" not in _table(args, without, found)
+    assert [arm["greedy"] for arm in _plain(args, without, found)["arms"]] == [None, None]
+
+
+def test_greedy_answers_are_in_the_order_of_the_problems(scored, tmp_path, monkeypatch):
+    samples = encode([["7"], ["8"], ["7"]], ["7"] * 3, problem_ids=[2, 0, 1])
+    greedy = replace(samples, greedy_P=np.array([False, True, False]))
+    for greedy_P, expected in ((greedy.greedy_P, [True, False, False]), (None, None)):
+        monkeypatch.setattr(trials, "read_samples", lambda rows, right=greedy_P: replace(samples, greedy_P=right))
+        parts = trials._StepsOfTrial(trial(scored, tmp_path), tmp_path, Split(True, 16, 0.5, []))
+        parts.found[None] = parts._values_of(None)
+        outcome = parts.outcome()
+        assert outcome.values[None].tolist() == [0.0, 1.0, 1.0]
+        assert outcome.greedy == {} if expected is None else outcome.greedy[None].tolist() == expected
+
+
+def test_held_out_problems_get_a_greedy_completion(scored, tmp_path):
+    for more, expected in (({}, True), ({"greedy": False}, False)):
+        parts = trials._StepsOfTrial(trial(scored, tmp_path, **more), tmp_path, Split(True, 16, 0.5, []))
+        assert next(parts.steps()).args.greedy == expected
+
+
 # The command.
 
 
@@ -271,6 +320,8 @@ def test_a_trial(scored, tmp_path, here, capsys, test_by):
     assert again.count(f"/{steps_of_it}] ") == said.count(f"/{steps_of_it}] ") == steps_of_it
     assert again.count("done before") == steps_of_it
     assert json.loads((out / "trial.json").read_text())["arms"] == best
+    assert all((arm["greedy"] is None) == (test_by == "rewards") for arm in best)
+    assert ("right answers at T=0 (%)" in said) == (test_by == "answers")
     if test_by == "rewards":
         before = next(arm for arm in best if arm["settings"] is None)
         held_out = load_rows(out / "rows" / "held-out")

@@ -80,6 +80,10 @@ class PlanArguments:
     num_generations_eval: int = field(
         default=IterateArguments.num_generations_eval, metadata={"help": "Completions per test problem."}
     )
+    greedy: bool = field(
+        default=IterateArguments.greedy,
+        metadata={"help": "Count one more completion per test problem, at temperature 0."},
+    )
     overlap: int = field(
         default=IterateArguments.overlap,
         metadata={"help": "If above 0, also show how to divide the GPUs between sampling and training."},
@@ -307,7 +311,7 @@ def _sides(args: PlanArguments, shape: Shape, training_gpus: int, sampling_gpus:
 
 
 def _tested(args: PlanArguments) -> int:
-    return (args.num_test_problems or GSM8K_TESTS) * args.num_generations_eval
+    return (args.num_test_problems or GSM8K_TESTS) * (args.num_generations_eval + args.greedy)
 
 
 def _sequences(args: PlanArguments, shape: Shape) -> int:

@@ -1,7 +1,7 @@
 """The command `topr trial`: rows in; a table, a recommended YAML and a page out."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from topr_trl.cli import page
 from topr_trl.evaluation.bootstrap import Difference, paired_bootstrap, share_best
+from topr_trl.evaluation.estimates import Estimate, greedy_estimate
 from topr_trl.evaluation.report import plain_table
 from topr_trl.pipeline.arguments import TrialArguments
 from topr_trl.pipeline.trial import DEFAULT, Arm, Outcome, run_trial
@@ -105,27 +106,36 @@ def _settings(args: TrialArguments, arm: Arm) -> dict[str, Any]:
     return {**{name: plain[name] for name in _WITH_THE_RATE}, "learning_rate": arm.rate(args), **arm.settings}
 
 
-def _rows(args: TrialArguments, found: Recommendation) -> list[list[str]]:
+def _rows(args: TrialArguments, outcome: Outcome, found: Recommendation) -> list[list[str]]:
     rows = []
     for arm in found.arms:
         gap = found.behind[arm]
         rows.append([
             arm.label if arm else _BEFORE,
             f"{arm.rate(args):g}" if arm else "",
-            f"{100 * found.means[arm]:.1f} ± {200 * found.errors[arm]:.1f}",
+            *([_percent(greedy_estimate(outcome.greedy[arm]))] if outcome.greedy else []),
+            _percent(Estimate(found.means[arm], found.errors[arm])),
             "" if arm == found.best else str(gap),
             f"{100 * found.shares[arm]:.0f}%" if arm else "",
         ])  # fmt: skip
     return rows
 
 
-def _header(outcome: Outcome) -> list[str]:
-    measure = "right answers (%)" if outcome.by_answers else "mean reward x 100"
-    return ["", "learning rate", measure, "vs. best [95% CI]", "best in bootstrap"]
+def _percent(estimate: Estimate) -> str:
+    return f"{100 * estimate.value:.1f} ± {200 * estimate.standard_error:.1f}"
+
+
+def _header(args: TrialArguments, outcome: Outcome) -> list[str]:
+    greedy = ["right answers at T=0 (%)"] if outcome.greedy else []
+    return ["", "learning rate", *greedy, _measure(args, outcome), "vs. best [95% CI]", "best in bootstrap"]
+
+
+def _measure(args: TrialArguments, outcome: Outcome) -> str:
+    return f"right answers at T={args.temperature:g} (%)" if outcome.by_answers else "mean reward x 100"
 
 
 def _table(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
-    return plain_table(_header(outcome), _rows(args, found))
+    return plain_table(_header(args, outcome), _rows(args, outcome, found))
 
 
 def _said(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
@@ -136,6 +146,11 @@ def _said(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
         f"Trained on {outcome.trained_rows:,} rows, tested on {problems} other problems ({how}; ± is two standard "
         "errors over the problems).",
     ]
+    if outcome.greedy:
+        lines.append(
+            f"Settings are ranked by the answers that were sampled at temperature {args.temperature:g}. At temperature "
+            "0 each problem has one answer, the greedy one."
+        )
     best, recommended = (f"{arm.label}, learning rate {arm.rate(args):g}" for arm in (found.best, found.recommended))
     if not found.better_than_none:
         lines.append(
@@ -181,6 +196,7 @@ def _plain(args: TrialArguments, outcome: Outcome, found: Recommendation) -> dic
                 "to_the_best": found.behind[arm].to_dict(),
                 "best_in_draws": found.shares.get(arm),
                 "recommended": found.better_than_none and arm == found.recommended,
+                "greedy": asdict(greedy_estimate(outcome.greedy[arm])) if outcome.greedy else None,
                 "effective_samples": outcome.effective_samples.get(arm),
             }
             for arm in found.arms
@@ -193,8 +209,8 @@ def _page(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
     return page.render(
         "trial.html",
         name=args.folder.resolve().name,
-        header=_header(outcome),
-        rows=_rows(args, found),
+        header=_header(args, outcome),
+        rows=_rows(args, outcome, found),
         said=_said(args, outcome, found).split("\n"),
         picture=_picture(args, outcome, found),
         settings=yaml.safe_dump(_settings(args, found.recommended)) if found.better_than_none else "",
@@ -212,6 +228,6 @@ def _picture(args: TrialArguments, outcome: Outcome, found: Recommendation) -> s
         panel.errorbar(100 * found.means[arm], place, xerr=200 * found.errors[arm], fmt="o", capsize=3, color=color)
     names = [f"{arm.label}, {arm.rate(args):g}" if arm else _BEFORE for arm in reversed(found.arms)]
     panel.set_yticks(range(len(names)), names)
-    panel.set_xlabel(_header(outcome)[2])
+    panel.set_xlabel(_measure(args, outcome))
     panel.grid(axis="x", alpha=0.3)
     return page.svg(figure)

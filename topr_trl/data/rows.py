@@ -20,6 +20,8 @@
 
 Token ids win over text: text that is tokenized again loses the stop token and need not give the same tokens.
 
+A row at temperature 0 is a greedy completion. It is evaluated, and never trained on.
+
 A column that holds something else is a ValueError naming it, the first wrong row and what is there.
 """
 

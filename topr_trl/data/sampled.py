@@ -15,6 +15,7 @@ from datasets import Dataset
 from topr_trl.data.rows import checked_column
 
 SAMPLING = TEMPERATURE, TOP_P, TOP_K = "temperature", "top_p", "top_k"
+GREEDY = 0.0  # the temperature of a greedy completion, which is evaluated and never trained on
 LOGPROBS_MODE = "logprobs_mode"
 LOGPROBS_MODES = RAW, PROCESSED = "raw_logprobs", "processed_logprobs"  # vLLM's names
 _REMEDY = "Set log_mu='trainer'"
@@ -42,15 +43,26 @@ def temperature_of(datasets: Mapping[str, Dataset], training: float | None = Non
     return 1.0 if training is None else training
 
 
-def _temperature(name: str, rows: Dataset) -> float | None:
-    """The one temperature of rows; None if they do not say."""
+def training_temperatures(rows: Dataset) -> set[float | None]:
+    """Return the different temperatures of rows to train on; None stands for rows that do not say.
+
+    Raises:
+        ValueError: a temperature is not a number above 0. Greedy completions, whose temperature is 0, are for
+            evaluation.
+    """
     if TEMPERATURE not in rows.column_names:
-        return None
+        return {None}
     values = checked_column(
         rows, TEMPERATURE, lambda value: value is None or (isinstance(value, int | float) and 0 < value < float("inf")),
-        "numbers above 0", "Drop rows that were not sampled, or drop the column: log π is then computed at 1.",
+        "numbers above 0", "Drop greedy rows (temperature 0), which are for evaluation and not for training. If the "
+        "rows were sampled, drop the column: log π is then computed at 1.",
     )  # fmt: skip
-    distinct = set(values)
+    return set(values)
+
+
+def _temperature(name: str, rows: Dataset) -> float | None:
+    """The one temperature of rows; None if they do not say."""
+    distinct = training_temperatures(rows)
     if distinct <= {None}:
         return None
     # Rounded: float32 and float64 alike. A row without one was sampled at 1, as sampling is by default.

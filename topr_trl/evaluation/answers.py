@@ -1,7 +1,8 @@
 """Final answers of completions, as arrays: P problems, S samples of each, of which K are drawn."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from topr_trl.data.rows import checked_column, hash_prompts, id_column, text_column
+from topr_trl.data.sampled import GREEDY, TEMPERATURE
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.rewards import CORRECT, INVALID, VERDICTS
 
 INVALID_CODE, RIGHT_CODE = -1, 0
 NEEDED = (("problem_id", "prompt"), ("answer",), ("extracted",))  # one of each
-OPTIONAL = ("problem_id", "verdict", "score", "subject", "level")
+OPTIONAL = ("problem_id", "verdict", "score", "subject", "level", TEMPERATURE)
 GROUPINGS = ("subject", "level")
 _NO_GROUP = "none"
 _FILL_OR_DROP = "Fill or drop the column."
@@ -32,6 +34,8 @@ class Samples:
         truths: the P right answers.
         scores_PS: float64, a verifier's score of each sample, if there are any.
         groups: `{"subject": P names, "level": ...}`, for those of the two that are known.
+        greedy_P: bool, whether the greedy answer to each problem is right; None if there are no greedy answers.
+        temperatures: the different temperatures of the samples, in rising order; empty if unknown.
     """
 
     codes_PS: NDArray[np.int64]
@@ -39,6 +43,8 @@ class Samples:
     truths: Sequence[str]
     scores_PS: NDArray[np.float64] | None = None
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    greedy_P: NDArray[np.bool_] | None = None
+    temperatures: Sequence[float] = ()
 
     @property
     def num_problems(self) -> int:
@@ -47,6 +53,11 @@ class Samples:
     @property
     def num_samples(self) -> int:
         return self.codes_PS.shape[1]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of samples and greedy answers of all problems."""
+        return self.codes_PS.size + (0 if self.greedy_P is None else len(self.greedy_P))
 
     def check_k(self, k: int) -> None:
         """Raise a ValueError if there are not k samples to draw from."""
@@ -102,17 +113,19 @@ def _checked_scores(scores: Sequence[Sequence[float]] | None, shape: tuple[int, 
 
 
 def samples_of(rows: Dataset) -> Samples:
-    """Rows with extracted answers as `Samples`, problems in the order in which they come first.
+    """Return rows with extracted answers as `Samples`, problems in the order in which they come first.
 
     Args:
         rows: columns `extracted` and `answer` (`topr_trl.rewards.score_completions`), the same number of rows for each
             problem. `problem_id` tells problems apart; without it rows with equal `prompt` share a problem, as in
             training. `verdict`, if there, decides which answers are right, for tasks in which an answer has several
-            forms. `score`, `subject` and `level` are used if there.
+            forms. `score`, `subject` and `level` are used if there. A row with `temperature` 0 is the greedy row of
+            its problem and no sample; if all rows are greedy, they are also the samples.
 
     Raises:
         ValueError: a column is missing or holds what it should not, there is no row, rows of a problem differ in
-            their answer, subject or level, or see `encode`.
+            their answer, subject or level, only some problems have a greedy row or a problem has several, or see
+            `encode`.
     """
     columns = rows.column_names
     check_columns(columns)
@@ -134,13 +147,52 @@ def samples_of(rows: Dataset) -> Samples:
         wrong = extracted[i] if extracted[i] != truth else f"{truth} (incorrect)"
         return None if verdicts[i] == INVALID else wrong or None
 
-    answers = [[answer_of(i, truth) for i in place] for place, truth in zip(rows_of.values(), truths, strict=True)]
+    temperatures = _temperatures(rows)
+    sampled, greedy = _without_greedy(rows_of, temperatures)
+    answers = [[answer_of(i, truth) for i in place] for place, truth in zip(sampled, truths, strict=True)]
     scores = None
     if "score" in columns:
         column = checked_column(rows, "score", lambda score: isinstance(score, int | float), "numbers", _FILL_OR_DROP)
-        scores = [[column[i] for i in place] for place in rows_of.values()]
+        scores = [[column[i] for i in place] for place in sampled]
     groups = {name: _one_value_each(_names(rows, name), rows_of, name) for name in GROUPINGS if name in columns}
-    return encode(answers, truths, scores, list(rows_of), groups)
+    right = [answer_of(i, truth) == truth for i, truth in zip(greedy, truths, strict=False)]
+    known = {temperatures[i] for place in sampled for i in place}
+    return replace(
+        encode(answers, truths, scores, list(rows_of), groups),
+        greedy_P=np.array(right) if greedy else None,
+        temperatures=[] if None in known else sorted(value for value in known if value is not None),
+    )
+
+
+def _temperatures(rows: Dataset) -> list[float | None]:
+    """Return the temperature of each row, to six digits: float32 and float64 alike. None where a row has none."""
+    if TEMPERATURE not in rows.column_names:
+        return [None] * len(rows)
+    values = checked_column(
+        rows, TEMPERATURE, lambda value: value is None or (isinstance(value, int | float) and 0 <= value < inf),
+        "numbers of at least 0", _FILL_OR_DROP,
+    )  # fmt: skip
+    return [None if value is None else round(float(value), 6) for value in values]
+
+
+def _without_greedy(
+    rows_of: Mapping[Any, list[int]], temperatures: Sequence[float | None]
+) -> tuple[list[list[int]], list[int]]:
+    """Return the places of the sampled rows of each problem, and of its greedy row, if problems have one.
+
+    If all rows are greedy, they are also the samples.
+    """
+    greedy = [[i for i in place if temperatures[i] == GREEDY] for place in rows_of.values()]
+    if not any(greedy):
+        return list(rows_of.values()), []
+    if odd := [(problem, len(place)) for problem, place in zip(rows_of, greedy, strict=True) if len(place) != 1]:
+        raise ValueError(
+            f"A greedy row has `{TEMPERATURE}` 0, and each problem needs one if any problem has one; {len(odd)} of "
+            f"{len(rows_of)} problems do not, such as problem {odd[0][0]!r} with {odd[0][1]}. Drop or add greedy rows, "
+            f"or drop the column `{TEMPERATURE}` to count all rows as samples."
+        )
+    sampled = [[i for i in place if temperatures[i] != GREEDY] for place in rows_of.values()]
+    return (sampled if any(sampled) else list(rows_of.values())), [place[0] for place in greedy]
 
 
 def check_columns(columns: Collection[str], needed: Sequence[Sequence[str]] = NEEDED) -> None:

@@ -76,13 +76,13 @@ def _drawn_means(values_PM: NDArray[np.float64], seed: int) -> NDArray[np.float6
 
 
 def compare(first: Samples, second: Samples, seed: int = 0) -> dict[str, Difference]:
-    """Differences in pass@k and maj@k between two runs, paired by problem.
+    """Compare two runs in greedy accuracy, pass@k and maj@k, paired by problem.
 
     The numbers of samples of the runs may differ.
 
     Returns:
-        `{"pass@1": difference, ...}` for k in powers of two: pass@k up to the smaller number of samples S, maj@k from 2
-        to below it.
+        `{"greedy": difference, "pass@1": ...}`: greedy if both runs have greedy answers; for k in powers of two pass@k
+        up to the smaller number of samples S, and maj@k from 2 to below it.
 
     Raises:
         ValueError: the runs differ in their problems, or in the right answers to them.
@@ -91,11 +91,12 @@ def compare(first: Samples, second: Samples, seed: int = 0) -> dict[str, Differe
     size = min(first.num_samples, second.num_samples)
     measures = [("pass", expected_pass, k) for k in powers_of_two(size)]
     measures += [("maj", expected_maj, k) for k in powers_of_two(size) if 1 < k < size]
-    first_PM, second_PM = (
-        np.stack([expected(samples, k) for _, expected, k in measures], axis=1) for samples in (first, second)
-    )
-    differences = paired_bootstrap(first_PM, second_PM, seed)
-    return {f"{name}@{k}": found for (name, _, k), found in zip(measures, differences, strict=True)}
+    values = [{f"{name}@{k}": expected(run, k) for name, expected, k in measures} for run in (first, second)]
+    if first.greedy_P is not None and second.greedy_P is not None:
+        greedy = (first.greedy_P, second.greedy_P)
+        values = [{"greedy": right_P.astype(float), **of_run} for right_P, of_run in zip(greedy, values, strict=True)]
+    first_PM, second_PM = (np.stack(list(of_run.values()), axis=1) for of_run in values)
+    return dict(zip(values[0], paired_bootstrap(first_PM, second_PM, seed), strict=True))
 
 
 def matched(first: Samples, second: Samples) -> Samples:
@@ -119,4 +120,5 @@ def matched(first: Samples, second: Samples) -> Samples:
         )
     scores = second.scores_PS[order] if second.scores_PS is not None else None
     groups = {column: [names[i] for i in order] for column, names in second.groups.items()}
-    return Samples(second.codes_PS[order], first.problem_ids, truths, scores, groups)
+    greedy = second.greedy_P[order] if second.greedy_P is not None else None
+    return Samples(second.codes_PS[order], first.problem_ids, truths, scores, groups, greedy, second.temperatures)

@@ -18,7 +18,12 @@ _DRAWS = 100  # the paper's
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over problems and its standard error; the paper plots `value ± 2 standard_error`."""
+    """A mean over problems and its standard error; the paper plots `value ± 2 standard_error`.
+
+    Two kinds of standard error occur. For pass@k, maj@k and the other sampled measures it is the paper's: it covers
+    the draw of the samples, with the problems fixed. For greedy accuracy, where a problem has one answer, it is the
+    binomial standard error: it covers the draw of the problems.
+    """
 
     value: float
     standard_error: float
@@ -49,6 +54,9 @@ class Evaluation:
         weighted_sc_at: `{k: estimate}` of weighted self-consistency, from 100 draws; empty without scores.
         best_at: `{k: estimate}` of best-of-k, exact; empty without scores.
         groups: `{"subject": {name: group}, "level": {name: group}}`, where known.
+        greedy: share of problems whose greedy answer (temperature 0) is right; None without greedy rows. Its standard
+            error is binomial, over the problems.
+        temperatures: the temperatures of the samples, in rising order; empty if unknown.
     """
 
     pass_at: dict[int, Estimate]
@@ -60,6 +68,8 @@ class Evaluation:
     weighted_sc_at: dict[int, Estimate] = field(default_factory=dict)
     best_at: dict[int, Estimate] = field(default_factory=dict)
     groups: dict[str, dict[str, Group]] = field(default_factory=dict)
+    greedy: Estimate | None = None
+    temperatures: list[float] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; an undefined standard error is None."""
@@ -76,7 +86,8 @@ class Evaluation:
             }
             for column, members in plain.get("groups", {}).items()
         }
-        return cls(**{**plain, **curves, "groups": groups})
+        greedy = plain.get("greedy")  # version 0.2 had none
+        return cls(**{**plain, **curves, "groups": groups, "greedy": None if greedy is None else _estimate(greedy)})
 
 
 def shared_ks(curves: Sequence[Mapping[int, Estimate]]) -> list[int]:
@@ -112,6 +123,16 @@ def exact_estimate(expected_P: NDArray[np.float64], k: int, num_samples: int) ->
     """
     variance = float((expected_P * (1 - expected_P)).sum()) / len(expected_P) ** 2
     return Estimate(float(expected_P.mean()), _standard_error(variance, k, num_samples))
+
+
+def greedy_estimate(greedy_P: NDArray[np.bool_]) -> Estimate:
+    """Return the share of right greedy answers, with the binomial standard error over P problems, sqrt(p (1 - p) / P).
+
+    The standard error of the paper does not apply: it is over samples of the same problems, and a greedy answer is
+    always the same.
+    """
+    share = float(greedy_P.mean())
+    return Estimate(share, sqrt(share * (1 - share) / len(greedy_P)))
 
 
 def weighted_sc_estimate(samples: Samples, k: int, seed: int = 0, draws: int = _DRAWS) -> Estimate:
@@ -162,7 +183,7 @@ def evaluate(
     best_ks: Sequence[int] = (),
     seed: int = 0,
 ) -> Evaluation:
-    """Evaluate S samples for each of P problems.
+    """Evaluate S samples for each of P problems, and their greedy answers if there are any.
 
     pass@k, maj@k and best@k and their standard errors are exact over all draws of k of the S samples; weighted
     self-consistency has no cheap expectation for k > 1 and is drawn 100 times, as in the paper.
@@ -195,6 +216,8 @@ def evaluate(
         weighted_sc_at={k: weighted_sc_estimate(samples, k, seed) for k in weighted_sc_ks},
         best_at={k: exact_estimate(expected_best(samples, k), k, size) for k in best_ks},
         groups=_by_group(samples, {k: voted[k] for k in sorted(voted)[-1:]}),
+        greedy=None if samples.greedy_P is None else greedy_estimate(samples.greedy_P),
+        temperatures=list(samples.temperatures),
     )
 
 

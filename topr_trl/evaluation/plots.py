@@ -13,6 +13,7 @@ from topr_trl.evaluation.estimates import Estimate, Evaluation, shared_ks
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito's, safe for the color-blind
 _MARKS = ("o", "s", "^", "D")
 _MOST_BARS = 32
+_GREEDY = (0, (1, 3))  # dots
 _LINES = {"pass@k": "-", "maj@k": "--", "weighted SC@k": ":", "best@k": "-."}
 
 
@@ -22,8 +23,8 @@ def plot_evaluations(
     """Draw one run, or two side by side, as a PNG or SVG.
 
     Panels: pass@k, maj@k, and weighted self-consistency and best-of-k if evaluated, with bands of ±2 standard
-    errors; problems by their number of correct samples; pass@1 by subject and by level, if known; differences of
-    two runs with their 95% intervals.
+    errors, and greedy accuracy as a level line; problems by their number of correct samples; pass@1 by subject and by
+    level, if known; differences of two runs with their 95% intervals.
 
     Raises:
         ImportError: matplotlib is not installed (`pip install topr_trl[plots]`).
@@ -54,6 +55,7 @@ def plot_evaluations(
 def _draw_curves(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
     """One color per run and one line style per measure; with a single run, one color per measure."""
     one = len(evaluations) == 1
+    first_greedy = next((run for run in evaluations.values() if run.greedy), None)
     for r, run in enumerate(evaluations.values()):
         for m, (measure, curve) in enumerate(_curves(run).items()):
             color, line = COLORS[m if one else r], "-" if one else _LINES[measure]
@@ -63,6 +65,10 @@ def _draw_curves(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
             panel.fill_between(ks, values - margins, values + margins, color=color, alpha=0.15, linewidth=0)
             if np.isfinite(margins).sum() == 1:  # a band needs two
                 panel.errorbar(ks, values, margins, fmt="none", ecolor=color, alpha=0.5)
+        if run.greedy:
+            color = "#555555" if one else COLORS[r]
+            panel.axhline(100 * run.greedy.value, color=color, linewidth=1, linestyle=_GREEDY,
+                          label="greedy (T=0)" if run is first_greedy else None)  # fmt: skip
     low, high = panel.get_ylim()
     if high - low < 1:  # differences too small to magnify
         panel.set_ylim(low - 2.5, high + 2.5)
@@ -157,6 +163,11 @@ def plot_progress(evaluations: Mapping[str, Evaluation], path: str | Path | IO[b
             errors = np.nan_to_num([200 * e.standard_error for e in estimates])
             values = [100 * e.value for e in estimates]
             accuracy.errorbar(names, values, errors, color=f"C{k.bit_length() - 1}", label=f"{measure}@{k}", **look)
+    if greedy := {name: run.greedy for name, run in evaluations.items() if run.greedy}:
+        accuracy.errorbar(
+            list(greedy), [100 * e.value for e in greedy.values()], [200 * e.standard_error for e in greedy.values()],
+            label="greedy", linestyle=_GREEDY, marker="o", markersize=4, capsize=3, color="#555555",
+        )  # fmt: skip
     accuracy.set(ylabel="accuracy (%)", ylim=(0, 100), title="Test accuracy")
     accuracy.margins(x=0.15)
     accuracy.grid(axis="y", alpha=0.3)

@@ -29,19 +29,31 @@ class Evaluations(dict[str, Evaluation]):
         return "\n".join([plain_table(["", *self], self._rows()), *self._notes()]) if self else "No evaluations."
 
     def _rows(self) -> list[list[str]]:
-        """Measures, at the k that all evaluations have, and shares: a label, and one cell per evaluation."""
+        """Return a label and one cell per evaluation for each measure, at the k that all have, and for each share.
+
+        Greedy accuracy comes first, if an evaluation has it.
+        """
         runs, rows = list(self.values()), []
+        if any(run.greedy for run in runs):
+            rows += [["greedy (T=0)", *(str(run.greedy or "") for run in runs)]]
         for measure, curve in _CURVES.items():
             curves = [getattr(run, curve) for run in runs]
             rows += [[f"{measure}@{k}", *(str(other[k]) for other in curves)] for k in shared_ks(curves)]
         return rows + [[share, *(f"{100 * run.shares[share]:.1f}%" for run in runs)] for share in runs[0].shares]
 
     def _notes(self) -> list[str]:
-        """What to read below the table: the number of samples, and what looks wrong."""
+        """Return the lines below the table: how answers were drawn, and what looks wrong."""
         runs = list(self.values())
         counts = ({run.num_problems for run in runs}, {run.num_samples for run in runs})
         problems, samples = (" or ".join(map(str, sorted(count))) for count in counts)
-        return [f"({problems} problems, {samples} samples each; ± is two standard errors)"] + [
+        at = {name: _at(run.temperatures) for name, run in self.items()}
+        same = len(set(at.values())) == 1
+        notes = [f"({problems} problems, {samples} samples each{at[next(iter(at))] * same}; ± is two standard errors)"]
+        if not same:
+            notes += [f"{name}: sampled{how or ' at an unknown temperature'}." for name, how in at.items()]
+        if any(run.greedy for run in runs):
+            notes += ["(greedy: one answer per problem; its ± is over the problems, the others' over the samples)"]
+        return notes + [
             f"{name}: no sample has an answer. Is it the right --task, and do prompts ask for its form of answers "
             "(--num_shots)?"
             for name, run in self.items()
@@ -68,6 +80,11 @@ class Evaluations(dict[str, Evaluation]):
             draw(self, folder / PICTURE)
             parts += [f"![{' and '.join(self)}]({PICTURE})"]
         return "\n\n".join(parts) + "\n"
+
+
+def _at(temperatures: Sequence[float]) -> str:
+    """Return the temperatures in words, with a space before; an empty text if they are unknown."""
+    return f" at T={' and '.join(f'{value:g}' for value in temperatures)}" if temperatures else ""
 
 
 def groups_table(evaluation: Evaluation) -> str:

@@ -8,7 +8,7 @@ from datasets import Dataset
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from topr_trl.checks import check_at_least, check_types
-from topr_trl.data.sampled import LOGPROBS_MODE, RAW, SAMPLING
+from topr_trl.data.sampled import GREEDY, LOGPROBS_MODE, RAW, SAMPLING, TEMPERATURE
 from topr_trl.data.tokenization import encode_prompt
 
 
@@ -23,6 +23,8 @@ class SamplingArguments:
         top_k (`int`, defaults to `500`): Tokens sampled from.
         max_new_tokens (`int`, defaults to `512`): Longest completion, in tokens.
         sampling_batch_size (`int`, defaults to `512`): Completions generated at once.
+        greedy (`bool`, defaults to `False`): Draw one more completion per prompt, at temperature 0. It is for
+            evaluation: trainers and curation refuse such rows.
     """
 
     num_generations: int = field(default=16, metadata={"help": "Completions per prompt."})
@@ -33,18 +35,28 @@ class SamplingArguments:
     top_k: int = field(default=500, metadata={"help": "Sample from the k most likely tokens."})
     max_new_tokens: int = field(default=512, metadata={"help": "Longest completion, in tokens."})
     sampling_batch_size: int = field(default=512, metadata={"help": "Completions generated at once."})
+    greedy: bool = field(
+        default=False,
+        metadata={"help": "Draw one more completion per prompt at temperature 0, for evaluation; never trained on."},
+    )
 
     def __post_init__(self) -> None:
         check_types(self, SamplingArguments)
         check_at_least(1, self, "num_generations", "max_new_tokens", "sampling_batch_size")
         if not 0 < self.temperature < math.inf:
             raise ValueError(
-                f"temperature must be above 0, not {self.temperature}: completions of one prompt have to differ."
+                f"temperature must be above 0, not {self.temperature}: completions of one prompt have to differ. Set "
+                "greedy=True for one more completion at temperature 0."
             )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], not {self.top_p}.")
         if self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, not {self.top_k}; one above the vocabulary keeps every token.")
+
+
+def draws_of(args: SamplingArguments) -> list[tuple[float, int]]:
+    """Return the temperature of each draw and its completions per prompt: first the samples, then the greedy one."""
+    return [(args.temperature, args.num_generations), *([(GREEDY, 1)] if args.greedy else [])]
 
 
 def encode_prompts(
@@ -76,8 +88,13 @@ def sampled_row(
     finish_reason: str,
     sampler_logps: list[float],
     args: SamplingArguments,
+    temperature: float,
 ) -> dict[str, Any]:
-    """A row of `topr_trl.data.rows` without a reward; `sampler_logps` are the model's own, before all settings."""
+    """Return a row of `topr_trl.data.rows` without a reward.
+
+    `sampler_logps` are the model's own, before all settings. A greedy row (temperature 0) has `top_p` and `top_k` of
+    the samples beside it, although they had no effect on it.
+    """
     return {
         **problem,
         "sample_id": sample_id,
@@ -88,4 +105,5 @@ def sampled_row(
         "sampler_logps": sampler_logps,
         LOGPROBS_MODE: RAW,
         **{name: getattr(args, name) for name in SAMPLING},
+        TEMPERATURE: temperature,
     }

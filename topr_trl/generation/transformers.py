@@ -19,7 +19,8 @@ from transformers import (
 )
 
 from topr_trl.checkpoints import check_finite
-from topr_trl.generation.sampling import SamplingArguments, encode_prompts, sampled_row, stop_tokens
+from topr_trl.data.sampled import GREEDY
+from topr_trl.generation.sampling import SamplingArguments, draws_of, encode_prompts, sampled_row, stop_tokens
 
 
 @torch.no_grad()
@@ -32,7 +33,7 @@ def sample_completions(
     seed: int = 0,
     description: str = "Sampling",
 ) -> Dataset:
-    """`args.num_generations` completions for each problem of this process's share.
+    """Draw `args.num_generations` completions for each problem of this process's share, and a greedy one if asked for.
 
     Every process of `accelerate launch` takes a share of the problems and gets the rows of that share back.
 
@@ -44,7 +45,8 @@ def sample_completions(
         description: of the progress bar.
 
     Returns:
-        Rows of `topr_trl.data.rows` without a reward: those of one problem together, in sampling order.
+        Rows of `topr_trl.data.rows` without a reward: those of one problem together, in sampling order. With
+        `args.greedy` the last row of each problem is greedy: its temperature is 0. It does not change the others.
         `sampler_logps` are those of the model itself, before temperature, top_p and top_k.
 
     Raises:
@@ -59,42 +61,56 @@ def sample_completions(
     problems = problems.shard(state.num_processes, state.process_index, contiguous=True)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     prompt_ids = encode_prompts(tokenizer, problems, args, context)
-    config = _generation_config(model, tokenizer, args, stop_strings)
+    draws = [
+        (temperature, count, _generation_config(model, tokenizer, args, stop_strings, temperature, count))
+        for temperature, count in draws_of(args)
+    ]
     # Prompts of similar length go together; the rows come back in the order of the problems.
     order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
-    step = max(args.sampling_batch_size // args.num_generations, 1)
     rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
     others = {} if state.is_main_process else {"disable": True}  # None would override TQDM_DISABLE
-    with _kept_generators(), tqdm(total=len(order) * args.num_generations, desc=description, **others) as progress:
-        for start in range(0, len(order), step):
-            torch.manual_seed(seed + 1_000_003 * state.process_index + start)
-            batch = order[start : start + step]
-            drawn, logps = _generate(model, tokenizer, [prompt_ids[i] for i in batch], config)
-            batch_problems = problems.select(batch).to_list()
-            for n, tokens in enumerate(drawn):
-                position, sample_id = divmod(n, args.num_generations)
-                i, problem = batch[position], batch_problems[position]
-                ids, reason = _cut(tokens, config.eos_token_id, tokenizer, stop_strings, args.max_new_tokens)
-                of_ids = logps[n][: len(ids)]
-                rows[i].append(sampled_row(problem, sample_id, tokenizer, prompt_ids[i], ids, reason, of_ids, args))
-            progress.update(len(drawn))
+    total = len(order) * sum(count for _, count, _ in draws)
+    with _kept_generators(), tqdm(total=total, desc=description, **others) as progress:
+        for temperature, count, config in draws:
+            step = max(args.sampling_batch_size // count, 1)
+            for start in range(0, len(order), step):
+                torch.manual_seed(seed + 1_000_003 * state.process_index + start)
+                batch = order[start : start + step]
+                drawn, logps = _generate(model, tokenizer, [prompt_ids[i] for i in batch], config)
+                batch_problems = problems.select(batch).to_list()
+                for n, tokens in enumerate(drawn):
+                    i, problem = batch[n // count], batch_problems[n // count]
+                    ids, reason = _cut(tokens, config.eos_token_id, tokenizer, stop_strings, args.max_new_tokens)
+                    rows[i].append(
+                        sampled_row(problem, len(rows[i]), tokenizer, prompt_ids[i], ids, reason,
+                                    logps[n][: len(ids)], args, temperature)
+                    )  # fmt: skip
+                progress.update(len(drawn))
     return Dataset.from_list([row for problem in rows for row in problem])
 
 
 def _generation_config(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, args: SamplingArguments, stop_strings: tuple[str, ...]
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    args: SamplingArguments,
+    stop_strings: tuple[str, ...],
+    temperature: float,
+    count: int,
 ) -> GenerationConfig:
     vocabulary = model.config.get_text_config().vocab_size
     if (pad := tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id) is None:
         raise ValueError("The tokenizer has neither a pad token nor a stop token: set tokenizer.eos_token.")
-    return GenerationConfig(
-        do_sample=True,
-        temperature=args.temperature,
-        top_p=args.top_p,
+    sampling = {
+        "temperature": temperature,
+        "top_p": args.top_p,
         # A top_k that keeps every token would only sort the vocabulary at each step.
-        top_k=args.top_k if args.top_k < vocabulary else 0,
+        "top_k": args.top_k if args.top_k < vocabulary else 0,
+    }
+    return GenerationConfig(
+        do_sample=temperature != GREEDY,
+        **({} if temperature == GREEDY else sampling),
         max_new_tokens=args.max_new_tokens,
-        num_return_sequences=args.num_generations,
+        num_return_sequences=count,
         eos_token_id=stop_tokens(tokenizer, model.generation_config),
         pad_token_id=pad,
         stop_strings=list(stop_strings) or None,

@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers import GenerationConfig
 
 from topr_trl.checks import check_types
-from topr_trl.generation.sampling import SamplingArguments, encode_prompts, sampled_row, stop_tokens
+from topr_trl.generation.sampling import SamplingArguments, draws_of, encode_prompts, sampled_row, stop_tokens
 
 
 @dataclass
@@ -67,7 +67,7 @@ def sample_completions_with_vllm(
     stop_strings: tuple[str, ...] = (),
     seed: int = 0,
 ) -> Dataset:
-    """`args.num_generations` completions per problem; see `topr_trl.generation.transformers.sample_completions`.
+    """Draw completions as `topr_trl.generation.transformers.sample_completions` does.
 
     `args.sampling_batch_size` is not used: the engine forms its own batches.
 
@@ -89,10 +89,12 @@ def sample_completions_with_vllm(
     eos = stop_tokens(tokenizer, generation_config)
     pad = tokenizer.pad_token_id
     never = {pad: -100} if pad is not None and pad not in eos else None  # as with transformers
+    # All prompts once per draw: the greedy completions share batches with the others.
+    requests = [(i, temperature, count) for temperature, count in draws_of(args) for i in range(len(prompt_ids))]
     params = [
         SamplingParams(
-            n=args.num_generations,
-            temperature=args.temperature,
+            n=count,
+            temperature=temperature,
             top_p=args.top_p,
             top_k=args.top_k,
             max_tokens=args.max_new_tokens,
@@ -104,14 +106,15 @@ def sample_completions_with_vllm(
             seed=seed + i * args.num_generations,  # the engine adds 1 for each of the n
             flat_logprobs=True,
         )
-        for i in range(len(prompt_ids))
+        for i, temperature, count in requests
     ]
-    outputs = engine.generate([{"prompt_token_ids": ids} for ids in prompt_ids], params)
-    rows = []
-    for problem, output in zip(problems, outputs, strict=True):
+    outputs = engine.generate([{"prompt_token_ids": prompt_ids[i]} for i, _, _ in requests], params)
+    given = list(problems)
+    rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
+    for (i, temperature, _), output in zip(requests, outputs, strict=True):
         ids = list(output.prompt_token_ids)
         for sample in output.outputs:
             reason = "length" if sample.finish_reason == "length" else "stop"
             drawn, logps = list(sample.token_ids), list(sample.logprobs.logprobs)
-            rows.append(sampled_row(problem, sample.index, tokenizer, ids, drawn, reason, logps, args))
-    return Dataset.from_list(rows)
+            rows[i].append(sampled_row(given[i], len(rows[i]), tokenizer, ids, drawn, reason, logps, args, temperature))
+    return Dataset.from_list([row for problem in rows for row in problem])

@@ -27,7 +27,7 @@ COLUMNS = {
     "sample_id": "position in the order in which the problem's completions were drawn",
     "finish_reason": "`stop`, or `length` where the completion was cut off",
     "sampler_logps": "log-probability of each token, as the sampler reported it while it wrote",
-    "temperature": "temperature at which the completion was sampled",
+    "temperature": "temperature at which the completion was sampled; 0 for a greedy completion",
     "top_p": "share of the probability that was sampled from",
     "top_k": "number of tokens that were sampled from",
     "logprobs_mode": "whether `sampler_logps` are the model's own (raw) or after temperature and filters (processed)",
@@ -49,12 +49,14 @@ COLUMNS = {
 def results_metadata(evaluation: Evaluation, dataset: str) -> list[EvalResult]:
     """The results of an evaluation for a model card's metadata; `dataset` is the problems' name on the Hub."""
     curves = {"pass": evaluation.pass_at, "maj": evaluation.maj_at}
+    found = {"greedy": evaluation.greedy} if evaluation.greedy else {}
+    found |= {f"{measure}@{k}": estimate for measure, curve in curves.items() for k, estimate in curve.items()}
     return [
         EvalResult(
             task_type="text-generation", dataset_type=dataset, dataset_name=dataset, dataset_split="test",
-            metric_type=f"{measure}@{k}", metric_value=round(100 * estimate.value, 2),
+            metric_type=measure, metric_value=round(100 * estimate.value, 2),
         )
-        for measure, curve in curves.items() for k, estimate in curve.items()
+        for measure, estimate in found.items()
     ]  # fmt: skip
 
 
@@ -100,7 +102,7 @@ def dataset_card(
         problems=problems_of(sampling),
         sampler=writer_of(sampling),
         split=split,
-        trainable=bool({"reward", "label"} & set(columns)),
+        trainable=bool({"reward", "label"} & set(columns)) and not sampling.get("greedy"),
         judged="verdict" in columns,
         counts=markdown_table(("what", "count"), counts.items()),
         columns=markdown_table(["column", "type", "meaning"], rows),

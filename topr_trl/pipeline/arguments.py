@@ -25,6 +25,7 @@ from topr_trl.tasks import TASKS, Task
 BACKENDS = ("transformers", "vllm")
 SPLITS = ("train", "test")
 TESTS = ("auto", "answers", "rewards")
+GREEDY_HELP = "Also draw one completion per test problem at temperature 0, and report its accuracy; never trained on."
 
 
 @dataclass
@@ -237,6 +238,7 @@ class EvaluateArguments(SampleArguments):
 
     compare: str | None = field(default=None, metadata={"help": "Folder or file of rows of a second run."})
     num_generations_eval: int = field(default=16, metadata={"help": "Completions per test problem (the paper: 64)."})
+    greedy: bool = field(default=True, metadata={"help": GREEDY_HELP})
     split: str = "test"
 
     def __post_init__(self) -> None:
@@ -354,6 +356,7 @@ class RunArguments(SamplingArguments, LaunchArguments, OfflineTOPRConfig, ModelC
     """What commands share that run stages which sample and train."""
 
     save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints of a training that are kept."})
+    greedy: bool = field(default=True, metadata={"help": GREEDY_HELP})
 
     def __post_init__(self) -> None:
         validate_model(self, whole=True)

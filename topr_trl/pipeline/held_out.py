@@ -14,6 +14,7 @@ from topr_trl.baseline import FloatArray, baseline_for_positive_share
 from topr_trl.data.masks import explicit_masks
 from topr_trl.data.rollouts import rollouts_of
 from topr_trl.data.rows import ROLLOUT, checked_column, problem_column, reward_column
+from topr_trl.data.sampled import training_temperatures
 from topr_trl.data.tables import load_rows, save_rows, write_parquet
 from topr_trl.pipeline import inputs, manifest
 from topr_trl.pipeline.arguments import TrialArguments
@@ -84,6 +85,7 @@ def _plan(
 ) -> tuple[Dataset, NDArray[np.int64], Dataset, Split]:
     """The rows, which of them to train on, the held-out problems or rows, and what is said of them."""
     rows = _as_they_came(load_rows(source, cache_dir=folder / manifest.WORK))
+    training_temperatures(rows)
     rewards, of_row = reward_column(rows), rollouts_of(rows).of_first_row(problem_column(rows))
     problems = np.unique(of_row, return_inverse=True)[1]
     count = int(problems.max()) + 1

@@ -25,8 +25,8 @@ from topr_trl.tasks import TASKS, arithmetic
 
 # Which rows are trained on, and their R.
 CHOICE = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")
-_SAMPLING = ("num_generations", "temperature", "top_p", "top_k", "max_new_tokens", "sampling_backend", "split",
-             "num_shots", "training_shots", "problems_per_shard", "seed", "iteration")  # fmt: skip
+_SAMPLING = ("num_generations", "greedy", "temperature", "top_p", "top_k", "max_new_tokens", "sampling_backend",
+             "split", "num_shots", "training_shots", "problems_per_shard", "seed", "iteration")  # fmt: skip
 _QUANTIZATION = ("load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant")
 # What log π of a row depends on, besides the weights.
 _FORWARD = ("bf16", "fp16", "model_init_kwargs", "chat_template_path", "eos_token", "pad_token")

@@ -120,11 +120,12 @@ def facts_of_sampling(sampling: Json) -> dict[str, str]:
     if not sampling:
         return {}
     backend, shots = sampling["sampling_backend"], sampling["num_shots"]
+    greedy = ", and a greedy one" if sampling.get("greedy") else ""  # version 0.2 had none
     return {
         "problems": f"{problems_of(sampling)}, split `{sampling['split']}`",
         "prompt": f"{shots or 'no'} worked example{'s' * (shots != 1)} before the problem",
         "written by": str(writer_of(sampling)),
-        "completions per prompt": str(sampling["num_generations"]),
+        "completions per prompt": f"{sampling['num_generations']}{greedy}",
         "temperature, top-p, top-k": f"{sampling['temperature']:g}, {sampling['top_p']:g}, {sampling['top_k']}",
         "longest completion": f"{sampling['max_new_tokens']} tokens",
         "sampled with": f"{backend}, {sampling.get('vllm_dtype') or sampling['dtype'] or 'default dtype'}",

@@ -67,7 +67,7 @@ class _StepsOfIterations:
         loop, rows = self.loop, str(self._folder(iteration) / ROLLOUTS)
         given = loop.rows if iteration == 1 else None
         writer = max(iteration - 1 - loop.overlap, 0)
-        steps = [] if given else [self._sampling(rows, writer, iteration)]
+        steps = [] if given else [self._sampling(rows, writer, iteration, greedy=False)]
         steps.append(Step("score", stage_args(ScoreArguments, loop, input=given or rows, output_dir=rows)))
         here: dict[str, object] = {"input": rows, "output_dir": rows, "iteration": iteration}
         steps.append(Step("curate", stage_args(CurateArguments, loop, **here)))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from topr_trl.data.rollouts import Rollouts, rollout_ids
 from topr_trl.data.rows import ROLLOUT, finite_rewards, id_column, need_columns, problem_column
+from topr_trl.data.sampled import TEMPERATURE, training_temperatures
 from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, set_column, shards_of
 from topr_trl.evaluation.answers import read_samples, run_names
 from topr_trl.evaluation.report import EVALUATION, read_evaluation, write_report
@@ -76,12 +77,18 @@ def score(args: ScoreArguments) -> Made:
 
 
 def check_trainable(path: Path) -> None:
-    """Raise a ValueError if rows lack columns to be scored and trained on; a FileNotFoundError as from `shards_of`."""
+    """Raise a ValueError if rows cannot be scored and trained on: columns are missing, or rows are greedy.
+
+    Raise a FileNotFoundError as `shards_of` does.
+    """
     for shard in shards_of(path):
         names = columns_of(shard)
         need_columns(names, ("prompt",), f"{shard}: rows to train on")
         if "reward" not in names:
             need_columns(names, ("completion", "answer"), f"{shard}: rows without a reward")
+        if TEMPERATURE in names:
+            with naming(shard):
+                training_temperatures(from_table(read_shard(shard, (TEMPERATURE,))))
 
 
 def curate(args: CurateArguments) -> Made:
@@ -130,22 +137,24 @@ def _choice_columns(shard: Path) -> _Choice:
     names = columns_of(shard)
     need_columns(names, ("prompt", "reward"), f"{shard}: rows to choose from, as topr score writes them,")
     problem = ("problem_id",) if "problem_id" in names else ("prompt", "prompt_ids")
-    rows = from_table(read_shard(shard, ("reward", "sample_id", *problem, ROLLOUT)))
+    rows = from_table(read_shard(shard, ("reward", "sample_id", *problem, ROLLOUT, TEMPERATURE)))
     with naming(shard):
+        training_temperatures(rows)
         samples = id_column(rows, "sample_id") if "sample_id" in names else None
         return _Choice(finite_rewards(rows), problem_column(rows).astype(str), samples, rollout_ids(rows))
 
 
 def evaluate(args: EvaluateArguments) -> Made:
-    """pass@k, maj@k and more of scored rows, alone or beside those of another run, see `write_report`."""
+    """Evaluate scored rows, alone or beside those of another run, see `write_report`."""
     assert args.input is not None
     sources = [Path(path) for path in (args.input, args.compare) if path is not None]
     names = run_names(*sources) if len(sources) == 2 else ["estimate"]
     runs = {name: read_samples(source) for name, source in zip(names, sources, strict=True)}
     report = write_report(args.folder, runs, args.seed)
     (args.folder / REPORT).write_text(f"{report}\n", encoding="utf-8")
-    passed = read_evaluation(args.folder / EVALUATION).pass_at[1]
-    return sum(samples.codes_PS.size for samples in runs.values()), {"pass@1": str(passed)}
+    found = read_evaluation(args.folder / EVALUATION)
+    notes = {"pass@1": str(found.pass_at[1])} | ({"greedy": str(found.greedy)} if found.greedy else {})
+    return sum(samples.num_rows for samples in runs.values()), notes
 
 
 Settings = ImportArguments | SampleArguments | ScoreArguments | CurateArguments | TrainArguments | EvaluateArguments

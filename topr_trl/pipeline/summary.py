@@ -13,7 +13,7 @@ def summary(stage: str, done: Json) -> str:
         parts = [f"{n:,} {verdict}" for verdict, n in counts.items() if n]
         return ", ".join(parts + ([f"{kept:,} keep the reward that they came with"] if kept else [])) + "."
     if stage == "evaluate":
-        return f"pass@1 {done['pass@1']}" if "pass@1" in done else ""
+        return ", ".join(f"{name} {done[name]}" for name in ("greedy", "pass@1") if name in done)
     if stage == "curate":
         return f"Chosen: {done['curated']}." if isinstance(done["curated"], str) else ""
     if stage == "log-mu" and (distance := done["sampler_distance"]):

@@ -6,7 +6,7 @@ First each share of positives at the learning rate that is given, then the two b
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -89,12 +89,14 @@ class Outcome:
         by_answers: whether values are shares of right answers that were sampled; otherwise mean rewards, estimated.
         effective_samples: by arm; see `OffPolicyValues`. Empty where completions were sampled.
         trained_rows: rows that each training has read.
+        greedy: by arm, whether the greedy answer to each held-out problem is right. Empty without greedy answers.
     """
 
     values: dict[Arm | None, NDArray[np.float64]]
     by_answers: bool
     effective_samples: dict[Arm | None, float]
     trained_rows: int
+    greedy: dict[Arm | None, NDArray[np.bool_]]
 
 
 def run_trial(trial: TrialArguments) -> Outcome:
@@ -121,6 +123,14 @@ def run_trial(trial: TrialArguments) -> Outcome:
 # Stages.
 
 
+class _Tested(NamedTuple):
+    """Results of one arm: values by problem, effective samples, and greedy answers by problem, if there are any."""
+
+    values_P: NDArray[np.float64]
+    effective_samples: float
+    greedy_P: NDArray[np.bool_] | None = None
+
+
 class _StepsOfTrial:
     """The steps of a trial, in order; later ones depend on what earlier ones have found."""
 
@@ -128,7 +138,7 @@ class _StepsOfTrial:
         self.trial, self.out, self.rows = trial, out, rows
         epochs = trial.num_train_epochs
         self.first = [arm.with_equal_steps(epochs, rows.positive_share) for arm in ARMS if arm.name in rows.settings]
-        self.found: dict[Arm | None, tuple[NDArray[np.float64], float]] = {}  # values and effective samples
+        self.found: dict[Arm | None, _Tested] = {}
         of_testing = 2 if rows.by_answers else 1
         arms = len(self.first) + _ARMS_IN_SECOND_ROUND * len(_FACTORS)
         self.count = of_testing + arms * (1 + of_testing)
@@ -137,7 +147,7 @@ class _StepsOfTrial:
         yield from self._testing(None)
         for arm in self.first:
             yield from self._arm(arm)
-        best = sorted(self.first, key=lambda arm: -float(self.found[arm][0].mean()))[:_ARMS_IN_SECOND_ROUND]
+        best = sorted(self.first, key=lambda arm: -float(self.found[arm].values_P.mean()))[:_ARMS_IN_SECOND_ROUND]
         for arm in best:
             for factor in _FACTORS:
                 yield from self._arm(arm.at(factor))
@@ -177,20 +187,24 @@ class _StepsOfTrial:
 
     def outcome(self) -> Outcome:
         """What was found about all arms that were tried, and about the model before."""
-        samples = {} if self.rows.by_answers else {arm: samples for arm, (_, samples) in self.found.items()}
-        values = {arm: values for arm, (values, _) in self.found.items()}
-        return Outcome(values, self.rows.by_answers, samples, self.rows.rows)
+        by_answers, found = self.rows.by_answers, self.found.items()
+        values = {arm: tested.values_P for arm, tested in found}
+        samples = {} if by_answers else {arm: tested.effective_samples for arm, tested in found}
+        greedy = {arm: tested.greedy_P for arm, tested in found if tested.greedy_P is not None}
+        return Outcome(values, by_answers, samples, self.rows.rows, greedy)
 
-    def _values_of(self, arm: Arm | None) -> tuple[NDArray[np.float64], float]:
+    def _values_of(self, arm: Arm | None) -> "_Tested":
         rows = self._folder(arm) / ROLLOUTS
         if self.rows.by_answers:
             samples = read_samples(rows)
-            return expected_pass(samples, 1)[np.argsort(samples.problem_ids)], float(samples.num_samples)
+            order = np.argsort(samples.problem_ids)
+            greedy_P = None if samples.greedy_P is None else samples.greedy_P[order]
+            return _Tested(expected_pass(samples, 1)[order], float(samples.num_samples), greedy_P)
         table, base = _read(rows), _read(self._folder(None) / ROLLOUTS)
         # The log μ that rows brought is of who wrote them; rows without any were written by the model before.
         mu = base[GIVEN_LOG_MU].to_numpy() if GIVEN_LOG_MU in base.column_names else _sums(base)
         values = off_policy_values(_sums(table) - mu, table["reward"].to_numpy(), table["problem_id"].to_numpy())
-        return values.values_P, values.effective_samples
+        return _Tested(values.values_P, values.effective_samples)
 
 
 def _read(folder: Path) -> pa.Table:

@@ -1,0 +1,59 @@
+"""Settings of both samplers; and how vLLM is asked, without vLLM (`test_vllm.py` has the real engine)."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from datasets import Dataset
+
+from topr_trl.generation.sampling import SamplingArguments, draws_of
+from topr_trl.generation.vllm import sample_completions_with_vllm
+from topr_trl.tasks import arithmetic
+
+
+def test_draws():
+    assert draws_of(SamplingArguments(num_generations=3, temperature=0.7)) == [(0.7, 3)]
+    assert draws_of(SamplingArguments(num_generations=3, temperature=0.7, greedy=True)) == [(0.7, 3), (0.0, 1)]
+    with pytest.raises(ValueError, match="Set greedy=True for one more completion at temperature 0"):
+        SamplingArguments(temperature=0.0)
+    with pytest.raises(ValueError, match="greedy must be bool"):
+        SamplingArguments(greedy="yes")
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_requests_to_vllm(tokenizer, monkeypatch, greedy):
+    """The engine gets every prompt once per draw; the rows of a problem come back together, the greedy one last."""
+    asked = []
+
+    def generate(prompts, params):
+        asked.extend(params)
+        # Token 5 + sample for samples, token 4 for greedy answers.
+        return [
+            SimpleNamespace(
+                prompt_token_ids=prompt["prompt_token_ids"],
+                outputs=[
+                    SimpleNamespace(
+                        index=k, finish_reason="stop", token_ids=[5 + k if how.temperature else 4],
+                        logprobs=SimpleNamespace(logprobs=[-0.5]),
+                    )
+                    for k in range(how.n)
+                ],
+            )
+            for prompt, how in zip(prompts, params, strict=True)
+        ]  # fmt: skip
+
+    model_config = SimpleNamespace(max_model_len=2_048, model=str(arithmetic.CARELESS_MODEL), revision=None)
+    engine = SimpleNamespace(
+        get_tokenizer=lambda: tokenizer, generate=generate, llm_engine=SimpleNamespace(model_config=model_config)
+    )
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
+    problems = Dataset.from_dict({"problem_id": [7, 8], "prompt": ["3 + 4 =", "9 - 2 ="]})
+    args = SamplingArguments(num_generations=2, temperature=0.7, greedy=greedy)
+    rows = sample_completions_with_vllm(engine, problems, args, seed=3)
+    each = [(0, 0.7, 5), (1, 0.7, 6)] + [(2, 0.0, 4)] * greedy
+    found = zip(rows["sample_id"], rows["temperature"], rows["completion_ids"], strict=True)
+    assert [(sample, temperature, ids[0]) for sample, temperature, ids in found] == each * 2
+    assert rows["problem_id"][:] == [7] * len(each) + [8] * len(each)
+    assert rows["prompt"][:] == ["3 + 4 ="] * len(each) + ["9 - 2 ="] * len(each)
+    assert [(how.n, how.temperature) for how in asked] == [(2, 0.7)] * 2 + [(1, 0.0)] * 2 * greedy
+    assert [how.seed for how in asked[:2]] == [3, 5]  # greedy answers do not change the samples
