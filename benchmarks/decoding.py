@@ -62,7 +62,10 @@ def draw(
     drawn, written = draw_ids(model, tokenizer, prompts, count, longest, seed), problems.to_list()
     return Dataset.from_list(
         [
-            sampled_row(written[i], n, tokenizer, prompts[i], ids, "stop" if has_ended else "length", logps, args)
+            sampled_row(
+                written[i], n, tokenizer, prompts[i], ids, "stop" if has_ended else "length", logps, args,
+                args.temperature,
+            )  # fmt: skip
             for i, of_problem in enumerate(drawn)
             for n, (ids, logps, has_ended) in enumerate(of_problem)
         ]
