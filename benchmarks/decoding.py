@@ -63,9 +63,16 @@ def draw(
     return Dataset.from_list(
         [
             sampled_row(
-                written[i], n, tokenizer, prompts[i], ids, "stop" if has_ended else "length", logps, args,
+                written[i],
+                n,
+                tokenizer,
+                prompts[i],
+                ids,
+                "stop" if has_ended else "length",
+                logps,
+                args,
                 args.temperature,
-            )  # fmt: skip
+            )
             for i, of_problem in enumerate(drawn)
             for n, (ids, logps, has_ended) in enumerate(of_problem)
         ]
