@@ -98,7 +98,8 @@ def probes(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[list[in
 
 @torch.no_grad()
 def depends_on_batch(
-    model: Any,
+    model: nn.Module,
+    wrapped: Any,
     log_probs: LogProbs,
     sequences: list[list[int]],
     temperature: float,
@@ -108,7 +109,8 @@ def depends_on_batch(
     """Whether log π of a sequence depends on the other one in its batch, or on padding.
 
     Args:
-        model: computes logits from `input_ids`.
+        model: the model.
+        wrapped: the model as it is trained, which FSDP or DeepSpeed may have wrapped.
         log_probs: computes log π as the trainer does.
         sequences: token ids of two sequences, the longer one first.
         temperature: the logits are divided by it.
@@ -118,18 +120,18 @@ def depends_on_batch(
     Raises:
         ValueError: log π differs between training and evaluation, or from log π of the logits.
     """
-    name, was_training = type(text_model(model)).__name__, model.training
+    name, was_training = type(text_model(model)).__name__, wrapped.training
     with autocast(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # checkpointing warns where nothing needs a gradient
         try:
-            model.train()
+            wrapped.train()
             (training,) = log_probs(sequences[:1])
-            model.eval()
+            wrapped.eval()
             alone = [log_probs([ids])[0] for ids in sequences]
             together = log_probs(sequences)
-            of_logits = _of_logits(model, sequences[0], temperature, training.device)
+            of_logits = _of_logits(wrapped, sequences[0], temperature, training.device)
         finally:
-            model.train(was_training)
+            wrapped.train(was_training)
     if (noise := _difference(training, alone[0], temperature)) > 1e-3:
         raise ValueError(
             f"log π of {name} differs by {noise:.2g} nats per token between training and evaluation, so π/μ would be "

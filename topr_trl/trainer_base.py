@@ -163,7 +163,7 @@ class TOPRMixin(Trainer):
         if min(map(len, sequences)) < 2:
             return False
         half = self.accelerator.mixed_precision != "no" or next(self.model.parameters()).dtype != torch.float32
-        return depends_on_batch(model, log_probs, sequences, temperature, half, self.accelerator.autocast)
+        return depends_on_batch(self.model, model, log_probs, sequences, temperature, half, self.accelerator.autocast)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train, if weights and checkpoint can be used; see `transformers.Trainer.train`.
