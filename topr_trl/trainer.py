@@ -13,6 +13,7 @@ pass on stands in TRL's batch of N rows:
 | `topr_mu_logps` | (N, T) float32 | log μ by the trainer's weights, of the batch that the loss has just read |
 """
 
+import inspect
 import math
 from functools import partial
 from pathlib import Path
@@ -179,7 +180,9 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         device = self.accelerator.device
         ids = torch.tensor([[pad] * (width - len(row)) + row for row in sequences], device=device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in sequences], device=device)
-        logps = super()._get_per_token_logps_and_entropies(model, ids, mask, width - 1)[0]
+        # Without TRL's profiling, which logs to trackers before they are set up.
+        forward = inspect.unwrap(GRPOTrainer._get_per_token_logps_and_entropies)
+        logps = forward(self, model, ids, mask, width - 1)[0]
         return [row[len(row) - len(tokens) + 1 :] for row, tokens in zip(logps, sequences, strict=True)]
 
     def _training_begins(self, model: Any) -> None:
