@@ -94,7 +94,7 @@ def model_fingerprint(
     A. All processes must call it together, and get the main process's: elsewhere the weights may not be loaded yet.
 
     Args:
-        is_included: whether a parameter counts, by its name and itself.
+        is_included: whether a parameter counts, from its name and the parameter.
     """
     digest = hashlib.sha256()
     new = _new_adapters(model)
@@ -250,11 +250,10 @@ def check_resumable(folder: str | Path) -> None:
     Trainer would silently create new ones.
     """
     folder = Path(folder)
-    # File names used by Trainer, FSDP and DeepSpeed.
-    optimizer = any(any(folder.glob(pattern)) for pattern in ("optimizer*", "global_step*"))
+    of_deepspeed = any(folder.glob("global_step*"))  # holds the optimizer and the schedule
     found = {
-        "optimizer": optimizer,
-        "schedule": (folder / "scheduler.pt").is_file() or any(folder.glob("global_step*")),
+        "optimizer": of_deepspeed or any(folder.glob("optimizer*")),
+        "schedule": of_deepspeed or (folder / "scheduler.pt").is_file(),
         "random": any(folder.glob("rng_state*")),
     }
     missing = [what for what, is_there in found.items() if not is_there]

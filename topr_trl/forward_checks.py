@@ -109,8 +109,8 @@ def depends_on_batch(
     """Whether log π of a sequence depends on the other one in its batch, or on padding.
 
     Args:
-        model: the model.
-        wrapped: the model as it is trained, which FSDP or DeepSpeed may have wrapped.
+        model: the model, whose config is read.
+        wrapped: the model that computes; FSDP or DeepSpeed may have wrapped it.
         log_probs: computes log π as the trainer does.
         sequences: token ids of two sequences, the longer one first.
         temperature: the logits are divided by it.
@@ -132,12 +132,13 @@ def depends_on_batch(
             of_logits = _of_logits(wrapped, sequences[0], temperature, training.device)
         finally:
             wrapped.train(was_training)
-    if (noise := _difference(training, alone[0], temperature)) > 1e-3:
+    # A difference that is NaN is a fault, too.
+    if not (noise := _difference(training, alone[0], temperature)) <= 1e-3:
         raise ValueError(
             f"log π of {name} differs by {noise:.2g} nats per token between training and evaluation, so π/μ would be "
             "wrong. Look for noise that is on in training, and set it to 0 (dropout values in model.config)."
         )
-    if (other := _difference(alone[0], of_logits, temperature)) > (0.2 if is_half else 2e-3):
+    if not (other := _difference(alone[0], of_logits, temperature)) <= (0.2 if is_half else 2e-3):
         raise ValueError(
             f"log π of {name} in training differs from log π of the logits by {other:.2g} nats per token, so π/μ "
             "would be wrong. Look for an adapter or a scale on the output head, which TRL's fused head does not read."

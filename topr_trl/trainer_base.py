@@ -158,12 +158,17 @@ class TOPRMixin(Trainer):
 
     def _depends_on_batch(self, model: Any, log_probs: LogProbs, tokenizer: Any, temperature: float) -> bool:
         """Whether log π of a row depends on its batch, measured on two short texts; see `depends_on_batch`."""
-        check_finite(self.model, "The model to train")
         sequences = probes(self.model, tokenizer)
         if min(map(len, sequences)) < 2:
             return False
         half = self.accelerator.mixed_precision != "no" or next(self.model.parameters()).dtype != torch.float32
-        return depends_on_batch(self.model, model, log_probs, sequences, temperature, half, self.accelerator.autocast)
+        try:
+            return depends_on_batch(
+                self.model, model, log_probs, sequences, temperature, half, self.accelerator.autocast
+            )
+        except ValueError:
+            check_finite(self.model, "The model to train")  # NaN in the weights is the better reason
+            raise
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train, if weights and checkpoint can be used; see `transformers.Trainer.train`.
