@@ -64,7 +64,7 @@ def _report(claim: ModuleType, store: Store, profile: Profile, out: Path) -> lis
         return []
 
 
-# Of the published base models, measured apart from these results.
+# Greedy accuracy of the published base models, measured apart from these results.
 SHARPENING = (
     "The most likely answer of some base models is right all along. Decoded greedily, `main` is right for 89% of the "
     "problems, `hard` for 81%, `slips-10`, `slips-30` and `misconception-30` for 85 to 96%. There a lower temperature "

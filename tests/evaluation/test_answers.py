@@ -79,7 +79,7 @@ def test_the_verdict_decides_which_answers_are_right():
     assert samples_of(odd).codes_PS.tolist() == [[1, 0], [0, 1]]
 
 
-# Of problem 3 the greedy answer is wrong, of problem 8 it is right.
+# The greedy answer to problem 3 is wrong, and the one to problem 8 is right.
 GREEDY = {"problem_id": [3, 8, 3, 8, 8, 3], "extracted": ["1", "2", None, "5", "2", "7"],
           "answer": ["1", "2", "1", "2", "2", "1"], "temperature": [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]}  # fmt: skip
 

@@ -24,7 +24,7 @@ class SamplingArguments:
         max_new_tokens (`int`, defaults to `512`): Longest completion, in tokens.
         sampling_batch_size (`int`, defaults to `512`): Completions generated at once.
         greedy (`bool`, defaults to `False`): Draw one more completion per prompt, at temperature 0. It is for
-            evaluation: trainers and curation refuse such rows.
+            evaluation: trainers and curation refuse greedy rows.
     """
 
     num_generations: int = field(default=16, metadata={"help": "Completions per prompt."})
