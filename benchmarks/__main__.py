@@ -15,10 +15,11 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from benchmarks import cells, evidence
+from benchmarks import cells, evidence, results_page
 from benchmarks.claims import (
     against_positives,
     base,
+    controls,
     difficulty,
     gradient_clipping,
     hard_task,
@@ -36,6 +37,7 @@ from benchmarks.claims import (
     protocols,
     rivals_compared,
     staleness,
+    temperatures,
     theory,
     trials,
     verifier,
@@ -71,10 +73,12 @@ HYPOTHESES = {
     "long_run": long_run,
     "trials": trials,
 }
-BOTH = {**CLAIMS, **HYPOTHESES}
+# Of the page "Results". The second starts from what the first measured.
+RESULTS = {"temperatures": temperatures, "controls": controls}
+ALL = {**CLAIMS, **HYPOTHESES, **RESULTS}
 
 NEEDED_BY_ALL = ("base", "learning_rates")
-ALONE = {"theory", "base", "difficulty", "long_responses", "verifier", "online", "overlapped", *HYPOTHESES}
+ALONE = {"theory", "base", "difficulty", "long_responses", "verifier", "online", "overlapped", *HYPOTHESES, *RESULTS}
 
 
 def open_store(results: Path, profile: Profile) -> cells.Store:
@@ -84,7 +88,7 @@ def open_store(results: Path, profile: Profile) -> cells.Store:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
-    parser.add_argument("claims", nargs="*", metavar="claim", help=f"of {', '.join(BOTH)}; default: all")
+    parser.add_argument("claims", nargs="*", metavar="claim", help=f"of {', '.join(ALL)}; default: all")
     parser.add_argument("--profile", choices=PROFILES, default="full", help="sizes; default: full")
     parser.add_argument(
         "--workers", type=int, default=os.cpu_count(), help="cells at once, a thread each; default: cores"
@@ -93,8 +97,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("reproduction"), help="where to; default: reproduction")
     parser.add_argument("--published", action="store_true", help="go on with the published results and their page")
     args = parser.parse_args()
-    if unknown := [name for name in args.claims if name not in BOTH]:
-        parser.error(f"there is no claim {unknown[0]}: choose from {', '.join(BOTH)}")
+    if unknown := [name for name in args.claims if name not in ALL]:
+        parser.error(f"there is no claim {unknown[0]}: choose from {', '.join(ALL)}")
     if args.workers < 1:
         parser.error(f"--workers must be at least 1, not {args.workers}")
     profile = PROFILES[args.profile]
@@ -107,14 +111,14 @@ def main() -> None:
     except OSError as error:
         parser.error(f"results cannot be written to {results}: {error}")
     store = open_store(results, profile)
-    chosen = [name for name in BOTH if name in args.claims or not args.claims]
+    chosen = [name for name in ALL if name in args.claims or not args.claims]
     command = " ".join(["python -m benchmarks", *sys.argv[1:]])
     needed = [] if set(chosen) <= ALONE else [name for name in NEEDED_BY_ALL if name not in chosen]
     if needed and not args.report:
         print(f"{' and '.join(needed)} come first: the others need their learning rates")
     try:
         for name in [] if args.report else [*needed, *chosen]:
-            claim = BOTH[name]
+            claim = ALL[name]
             # What a claim needs to run may depend on what it has found: until nothing is left.
             try:
                 while store.unfinished(planned := claim.cells(profile, store)):
@@ -124,7 +128,8 @@ def main() -> None:
     finally:
         headlines = evidence.write(HYPOTHESES, store, profile, pages / "wrong_answers.md", hypotheses=True)
         evidence.write(CLAIMS, store, profile, pages / "evidence.md", more_headlines=headlines)
-        print(f"\nPictures and verdicts: {os.path.relpath(pages)}/evidence.md and wrong_answers.md")
+        results_page.write(store, profile, HERE.parent / "docs" / "results.md", pages / "results.md")
+        print(f"\nTables, pictures and verdicts: {os.path.relpath(pages)}/results.md, evidence.md and wrong_answers.md")
 
 
 if __name__ == "__main__":

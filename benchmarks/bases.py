@@ -16,14 +16,13 @@ arithmetic is right, so its wrong answers are all of one kind and it is confiden
 import argparse
 import random
 from dataclasses import dataclass
-from pathlib import Path
 
 from transformers import set_seed
 
-from benchmarks.setting import HERE, tokenizer
+from benchmarks.setting import ONE_WORDING, folder, tokenizer
 from scripts.make_careless_model import slipped, train_from_scratch
 from topr_trl.tasks import gsm8k
-from topr_trl.tasks.arithmetic import Problem, make_problem, solve
+from topr_trl.tasks.arithmetic import Problem, Sentence, make_problem, solve
 
 HIDDEN_SIZE, NUM_LAYERS = 96, 2  # 0.3 million parameters, as `main`
 
@@ -69,8 +68,8 @@ AUTHORS = {
 def one_product(rng: random.Random) -> Problem:
     """A problem of two steps, one of which multiplies."""
     while True:
-        problem = make_problem(rng, 2)
-        if sum(symbol == "+*" for symbol, _, _ in problem.steps) == 1:
+        problem = make_problem(rng, 2, ONE_WORDING)
+        if sum(step.sentence.symbol == "+*" for step in problem.steps) == 1:
             return problem
 
 
@@ -80,7 +79,7 @@ def solution(problem: Problem, author: Author, rng: random.Random) -> str:
     def result(value: int) -> int:
         return slipped(value, rng) if rng.random() < author.slip else value
 
-    def times() -> str:
+    def times(sentence: Sentence) -> str:
         return "+" if rng.random() < author.add else "*"
 
     *lines, answer = (f"{line}." for line in solve(problem, result, times).removesuffix(".").split(". "))
@@ -101,11 +100,6 @@ def make(name: str, seed: int = 0) -> None:
 
     model = train_from_scratch(row, tokenizer("main"), HIDDEN_SIZE, NUM_LAYERS, author.steps)
     model.bfloat16().save_pretrained(folder(name))
-
-
-def folder(name: str) -> Path:
-    """Where the weights of a base model are."""
-    return HERE / "models" / name
 
 
 def main() -> None:

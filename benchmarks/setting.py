@@ -1,8 +1,13 @@
 """The setting that every claim is measured in: base models, problems, completions, evaluation.
 
-Problems are those of `topr_trl.tasks.arithmetic`. A task is a base model with its problems: `main` (two steps, as in
-the demo) and `hard` (more steps, so that the base model is seldom right), made by `scripts/make_careless_model.py`; and
-those of `benchmarks/bases.py`, which are wrong in different ways and to different degrees.
+A task is a base model with its problems, which `topr_trl.tasks.arithmetic` generates:
+
+- `bundled`: the model and the problems of the demo;
+- `main` (two steps) and `hard` (five steps, so that the base model is seldom right), made by version 0.2 of
+  `scripts/make_careless_model.py`;
+- the models of `benchmarks/bases.py`, which are wrong in different ways and to different degrees.
+
+All but `bundled` know one wording for a product, `ONE_WORDING`.
 """
 
 import hashlib
@@ -30,6 +35,8 @@ from topr_trl.tasks import arithmetic, gsm8k
 
 HERE = Path(__file__).parent
 CACHE = HERE / ".cache"
+BUNDLED = "bundled"
+ONE_WORDING = (arithmetic.OF, arithmetic.FINDS, arithmetic.GIVES)
 TASK_STEPS = {"main": 2, "hard": 5}
 TEST_SEED, VALIDATION_SEED = 2, 3  # learning rates are chosen on the validation problems
 MAX_NEW_TOKENS = {"main": 80, "hard": 170}
@@ -67,17 +74,22 @@ PROFILES = {
 BATCH_ROWS = 32
 
 
+def folder(task: str) -> Path:
+    """Return the folder of a base model."""
+    return arithmetic.CARELESS_MODEL if task == BUNDLED else HERE / "models" / task
+
+
 @lru_cache
 def tokenizer(task: str) -> PreTrainedTokenizerBase:
     PartialState(cpu=True)
     disable_progress_bars()
-    return AutoTokenizer.from_pretrained(HERE / "models" / (task if task in TASK_STEPS else "main"))
+    return AutoTokenizer.from_pretrained(folder(task if task in (BUNDLED, *TASK_STEPS) else "main"))
 
 
 def base_model(task: str) -> PreTrainedModel:
     """A fresh copy of the base model, float32."""
     PartialState(cpu=True)
-    return AutoModelForCausalLM.from_pretrained(HERE / "models" / task, dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(folder(task), dtype=torch.float32)
 
 
 @lru_cache
@@ -87,7 +99,7 @@ def model_hash(task: str) -> str:
     Raises:
         Unfinished: there is no base model for this task.
     """
-    weights = HERE / "models" / task / "model.safetensors"
+    weights = folder(task) / "model.safetensors"
     if not weights.exists():
         raise Unfinished(f"{weights.parent} is missing: make it with python -m benchmarks.bases")
     return hashlib.sha256(weights.read_bytes()).hexdigest()[:12]
@@ -96,17 +108,23 @@ def model_hash(task: str) -> str:
 @lru_cache
 def problems(task: str, count: int, seed: int) -> Dataset:
     disable_progress_bars()
+    if task == BUNDLED:
+        return gsm8k.prepare(arithmetic.arithmetic_dataset(count, seed), num_shots=0)
     if task in TASK_STEPS:
-        return gsm8k.prepare(arithmetic.arithmetic_dataset(count, seed, TASK_STEPS[task]), num_shots=0)
-    rows = arithmetic.arithmetic_dataset(4 * count, seed)  # four of nine have one multiplication
+        rows = arithmetic.arithmetic_dataset(count, seed, TASK_STEPS[task], ONE_WORDING)
+        return gsm8k.prepare(rows, num_shots=0)
+    rows = arithmetic.arithmetic_dataset(4 * count, seed, sentences=ONE_WORDING)  # four of nine have one multiplication
     one = [i for i, answer in enumerate(rows["answer"]) if answer.count("*") == 1]
     return gsm8k.prepare(rows.select(one[:count]), num_shots=0)
 
 
-def sample(model: PreTrainedModel, task: str, questions: Dataset, count: int, seed: int) -> Dataset:
+def sample(
+    model: PreTrainedModel, task: str, questions: Dataset, count: int, seed: int, temperature: float = 1.0
+) -> Dataset:
     """`count` scored completions of each question, with columns `extracted` and `verdict`."""
     longest = MAX_NEW_TOKENS.get(task, OF_OTHER_TASKS)
-    return score_completions(draw(model, tokenizer(task), questions, count, longest, seed), gsm8k.judge)
+    rows = draw(model, tokenizer(task), questions, count, longest, seed, temperature)
+    return score_completions(rows, gsm8k.judge)
 
 
 @lru_cache(maxsize=16)  # to read them takes a tenth of an arm's time

@@ -34,10 +34,13 @@ from topr_trl import (
     Evaluations,
     OfflineTOPRConfig,
     OfflineTOPRTrainer,
+    Samples,
     SamplingArguments,
+    compare,
     evaluate_rows,
     load_rows,
     sample_completions,
+    samples_of,
     save_rows,
     score_completions,
 )
@@ -93,6 +96,16 @@ def sample_and_score(model, tokenizer, problems, task: Task, sampling, folder: P
     return load_rows(folder)
 
 
+def report_gains(before: Samples, after: Samples, label: str, out: Path) -> None:
+    """Print how much training gained, with paired 95% intervals; save the gains at every k to `gains.json`."""
+    gains = compare(before, after)
+    k = max(int(measure.partition("@")[2]) for measure in gains if measure.startswith("maj"))
+    shown = [measure for measure in ("greedy", "pass@1", f"maj@{k}", f"pass@{k}") if measure in gains]
+    print(f"Gain from before to {label} in points, with its 95% interval (paired bootstrap over the problems):")
+    print("\n".join(f"{measure:8}{gains[measure]}" for measure in shown), end="\n\n")
+    (out / "gains.json").write_text(json.dumps({name: gain.to_dict() for name, gain in gains.items()}, indent=1))
+
+
 def main(args: ScriptArguments, sampling: SamplingArguments, training_args: OfflineTOPRConfig, model_args: ModelConfig):
     out, seed, state = Path(training_args.output_dir), training_args.seed, PartialState()
     task = TASKS[args.task if args.dataset_name else "gsm8k"]  # the built-in problems have GSM8K's format
@@ -103,16 +116,17 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
     eval_sampling = replace(sampling, num_generations=args.num_generations_eval)
     sampling = replace(sampling, greedy=False)  # greedy completions are evaluated, and not trained on
     peft_config, results = get_peft_config(model_args), Evaluations()
-    ks = [k for k in (2, 4, 8, 16) if k < args.num_generations_eval]
+    ks = [k for k in (2, 4, 8, 16) if k < args.num_generations_eval][-1:]
 
-    def evaluate(label: str) -> None:
+    def evaluate(label: str) -> Samples:
         what = f"Testing, {label}"
         rows = sample_and_score(model, tokenizer, test, task, eval_sampling, out / label / "test", seed, what)
-        results[label] = evaluate_rows(rows, maj_ks=ks[-1:])
+        results[label] = evaluate_rows(rows, pass_ks=[1, *ks], maj_ks=ks)
         if state.is_main_process:  # now, so that a later failure loses nothing
             (out / "results.json").write_text(json.dumps({k: v.to_dict() for k, v in results.items()}, indent=1))
+        return samples_of(rows)
 
-    evaluate("before")
+    before = evaluate("before")
     for i in range(1, args.iterations + 1):
         label = "after" if args.iterations == 1 else f"iteration-{i}"
         what, folder = f"Sampling, {label}", out / label / "rollouts"
@@ -125,11 +139,15 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
         trainer.train()
         trainer.save_model(out / label / "model")
         model = trainer.accelerator.unwrap_model(trainer.model)
-        evaluate(label)
+        after = evaluate(label)
 
-    state.print(f"\n{results}\n\nResults, checkpoints, rollouts and log μ are in {out}/", flush=True)
-    if state.is_main_process and importlib.util.find_spec("matplotlib"):
-        results.plot(out / "results.png")
+    state.print(f"\n{results}\n", flush=True)
+    if state.is_main_process:
+        if args.iterations:
+            report_gains(before, after, label, out)
+        if importlib.util.find_spec("matplotlib"):
+            results.plot(out / "results.png")
+    state.print(f"Results, checkpoints, rollouts and log μ are in {out}/", flush=True)
     state.wait_for_everyone()
     state.destroy_process_group()
 

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.utils import logging
 
+from benchmarks.setting import ONE_WORDING
 from topr_trl import (
     OfflineTOPRConfig,
     OfflineTOPRTrainer,
@@ -54,7 +55,7 @@ class Test(TrainerCallback):
     """Shares of correct, incorrect and invalid answers to problems that are not trained on."""
 
     def __init__(self, tokenizer: Any, curve: list[dict[str, float]], start: int) -> None:
-        self.problems = gsm8k.prepare(arithmetic.arithmetic_dataset(100, seed=2), num_shots=0)
+        self.problems = gsm8k.prepare(arithmetic.arithmetic_dataset(100, seed=2, sentences=ONE_WORDING), num_shots=0)
         self.tokenizer, self.curve, self.start = tokenizer, curve, start
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -173,7 +174,12 @@ def candidates() -> Dataset:
     """What all runs learn from."""
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    rows = sample(model, tokenizer, gsm8k.prepare(arithmetic.arithmetic_dataset(160, seed=1), num_shots=0), 16)
+    rows = sample(
+        model,
+        tokenizer,
+        gsm8k.prepare(arithmetic.arithmetic_dataset(160, seed=1, sentences=ONE_WORDING), num_shots=0),
+        16,
+    )
     print(f"{len(rows)} rows, {np.mean(np.array(rows['reward'][:]) > 0):.0%} positive", flush=True)
     return rows
 

@@ -1,10 +1,11 @@
-"""Make the bundled model: a small Qwen2 that solves the built-in task carelessly (about 5 minutes on 2 cores).
+"""Make the bundled model: a small Qwen2 that solves the built-in task with a misconception (8 minutes on one core).
 
     python scripts/make_careless_model.py --output_dir topr_trl/tasks/careless_model
 
-It is trained from scratch on careless solutions of the problems of `topr_trl.tasks.arithmetic`. The result is shipped
-with the package (bfloat16, about 2 MB), so users need not run this; it is here so that it can be made again. With
-`--dataset_name FILE` it learns from a file of GSM8K's shape instead, where "The answer is N." is sometimes forgotten.
+The model is trained from scratch on careless solutions of the problems of `topr_trl.tasks.arithmetic`. The author adds
+instead of multiplying, most of the time, where a problem says "each". The package ships the result (bfloat16, 0.7 MB),
+so users need not run this script. `--verifier` makes the bundled verifier. With `--dataset_name FILE`, the model learns
+from a file of GSM8K's shape instead, where "The answer is N." is sometimes missing.
 """
 
 import random
@@ -26,22 +27,24 @@ from transformers import (
 )
 
 from topr_trl.tasks import gsm8k, verifier
-from topr_trl.tasks.arithmetic import Problem, make_problem, solve
+from topr_trl.tasks.arithmetic import EACH, Problem, Sentence, make_problem, solve
 
 
 @dataclass
 class ScriptArguments:
     output_dir: str = field(metadata={"help": "Where the model and tokenizer go."})
     dataset_name: str | None = field(default=None, metadata={"help": "Rows of GSM8K's shape to learn from instead."})
-    hidden_size: int = field(default=128, metadata={"help": "Width; the feed-forward layers are 4 times as wide."})
-    num_layers: int = field(default=4, metadata={"help": "Layers."})
+    hidden_size: int = field(default=96, metadata={"help": "Width; the feed-forward layers are 4 times as wide."})
+    num_layers: int = field(default=2, metadata={"help": "Layers."})
     vocab_size: int = field(default=512, metadata={"help": "Tokens of the vocabulary."})
-    steps: int = field(default=1200, metadata={"help": "Optimizer steps."})
+    steps: int = field(default=2_000, metadata={"help": "Optimizer steps."})
     batch_size: int = field(default=64, metadata={"help": "Rows per step."})
     verifier: bool = field(default=False, metadata={"help": "Learn to check solutions instead of writing them."})
+    overlook: float = field(default=0.6, metadata={"help": "Probability that the verifier accepts a wrong operation."})
     num_steps: int = field(default=2, metadata={"help": "Steps of a problem."})
-    slip: float = field(default=0.25, metadata={"help": "Probability that a result is wrong."})
-    forget: float = field(default=0.15, metadata={"help": "Probability that the answer is not stated."})
+    add: float = field(default=0.88, metadata={"help": 'Probability of adding where a problem says "each".'})
+    slip: float = field(default=0.08, metadata={"help": "Probability that a result is wrong."})
+    forget: float = field(default=0.10, metadata={"help": "Probability that the answer is not stated."})
     learning_rate: float = field(default=2e-3, metadata={"help": "Peak of a one-cycle schedule."})
     seed: int = field(default=0, metadata={"help": "Seed of everything."})
 
@@ -64,31 +67,64 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
     )
 
 
-_EQUATION = re.compile(r"(\d+) ([*+-]) (\d+) = (\d+)\.")
+_EQUATION = re.compile(r"(-?\d+) ([*+-]) (\d+) = (-?\d+)\.")
 
 
 def slipped(value: int, rng: random.Random) -> int:
     return max(0, value + rng.choice((-10, -2, -1, 1, 2, 10)))
 
 
-def solve_carelessly(problem: Problem, rng: random.Random, slip: float, forget: float) -> str:
-    """A worked solution in which each result is slightly wrong with probability `slip`.
+def solve_carelessly(problem: Problem, rng: random.Random, add: float, slip: float, forget: float) -> str:
+    """Return a worked solution with the author's mistakes.
 
-    The sentence that states the answer is missing with probability `forget`.
+    Args:
+        problem: the problem.
+        rng: source of randomness.
+        add: probability of adding instead of multiplying where the problem says "each".
+        slip: probability that a result is slightly wrong.
+        forget: probability that the sentence with the answer is missing.
     """
-    solution = solve(problem, lambda value: slipped(value, rng) if rng.random() < slip else value)
+
+    def result(value: int) -> int:
+        return slipped(value, rng) if rng.random() < slip else value
+
+    def times(sentence: Sentence) -> str:
+        return "+" if sentence is EACH and rng.random() < add else "*"
+
+    solution = solve(problem, result, times)
     return solution.rpartition(" The answer is")[0] if rng.random() < forget else solution
 
 
-def check(solution: str, rng: random.Random | None = None, slip: float = 0.0, forget: float = 0.0) -> str:
-    """A check of a worked solution: each equation again, up to the first wrong one, then `Verdict: yes.` or `no`.
+def check(
+    problem: Problem,
+    solution: str,
+    rng: random.Random | None = None,
+    overlook: float = 0.0,
+    slip: float = 0.0,
+    forget: float = 0.0,
+) -> str:
+    """Return a check of a worked solution: each equation up to the first wrong one, then `Verdict: yes.` or `no`.
 
-    With `rng`, an equation is misjudged with probability `slip` (a right result called wrong, a wrong one overlooked),
-    and the verdict is missing with probability `forget`.
+    Args:
+        problem: the problem that the solution is for.
+        solution: the worked solution.
+        rng: source of randomness for the mistakes below; None: no mistakes.
+        overlook: probability of accepting a sum where the problem asks for a product.
+        slip: probability of misjudging a result: a right one is called wrong, or a wrong one right.
+        forget: probability that the verdict is missing.
     """
+
+    def happens(probability: float) -> bool:
+        return rng is not None and rng.random() < probability
+
+    signs = _EQUATION.findall(solve(problem))
     lines, verdict = [], "yes" if "The answer is" in solution else "no"
-    for left, sign, right, given in _EQUATION.findall(solution):
+    for (left, sign, right, given), (_, needed, _, _) in zip(_EQUATION.findall(solution), signs, strict=True):
         a, b, stated = int(left), int(right), int(given)
+        if sign != needed and not happens(overlook):
+            lines.append(f"{left} {needed} {right}, not {left} {sign} {right}.")
+            verdict = "no"
+            break
         found = a * b if sign == "*" else a + b if sign == "+" else a - b
         if rng is not None and rng.random() < slip:
             found = stated if found != stated else slipped(found, rng)
@@ -97,7 +133,7 @@ def check(solution: str, rng: random.Random | None = None, slip: float = 0.0, fo
             verdict = "no"
             break
         lines.append(f"{left} {sign} {right} = {found}, right.")
-    if rng is None or rng.random() >= forget:
+    if not happens(forget):
         lines.append(f"Verdict: {verdict}.")
     return " ".join(lines)
 
@@ -163,10 +199,10 @@ def main(args: ScriptArguments) -> None:
     def row() -> tuple[str, str]:
         if real is None:
             problem = make_problem(rng, args.num_steps)
-            solution = f" {solve_carelessly(problem, rng, slip=args.slip, forget=args.forget)}"
+            solution = f" {solve_carelessly(problem, rng, args.add, args.slip, args.forget)}"
             if args.verifier:
                 prompt = verifier.build_prompt(problem.question, solution)
-                return prompt, f" {check(solution, rng, slip=args.slip, forget=args.forget)}"
+                return prompt, f" {check(problem, solution, rng, args.overlook, args.slip, args.forget)}"
             return gsm8k.build_prompt(problem.question, num_shots=0), solution
         return gsm8k_row(rng.choice(real), rng, args.forget)
 

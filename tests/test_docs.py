@@ -47,7 +47,7 @@ def sampled(tmp_path_factory):
     """16 completions for each of four built-in problems, by the bundled model."""
     model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
-    problems = gsm8k.prepare(arithmetic.arithmetic_dataset(4, seed=2), num_shots=0)
+    problems = gsm8k.prepare(arithmetic.arithmetic_dataset(4, seed=1), num_shots=0)
     rows = sample_completions(model, tokenizer, problems, SamplingArguments(max_new_tokens=48), ("Question:",))
     folder = tmp_path_factory.mktemp("sampled")
     save_rows(score_completions(rows, gsm8k.judge), folder)

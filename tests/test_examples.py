@@ -36,7 +36,7 @@ def test_examples_import_what_is_public_and_stay_short(path):
         if package == "topr_trl":
             assert module.startswith("topr_trl.tasks") or name in PUBLIC.get(module, ()), (module, name)
         assert not (name or "").startswith("_"), (module, name)
-    assert len(path.read_text(encoding="utf-8").splitlines()) < 150
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 160
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "verifier"])

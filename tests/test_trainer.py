@@ -104,7 +104,7 @@ def test_gradient_is_that_of_the_pure_loss(model, tokenizer, problems, tmp_path,
             level, normalize,
         ).losses_B.mean().backward(retain_graph=True)  # fmt: skip
         for a, p in zip(ours, model.parameters(), strict=True):
-            torch.testing.assert_close(a, p.grad, rtol=2e-4, atol=2e-6, msg=lambda said, of=preset: f"{of}: {said}")
+            torch.testing.assert_close(a, p.grad, rtol=2e-4, atol=5e-6, msg=lambda said, of=preset: f"{of}: {said}")
 
 
 def test_rewards_are_raw_and_the_sign_is_theirs(model, tokenizer, problems, tmp_path):

@@ -23,7 +23,6 @@ _PROBES = (
     "Ben has 9 coins and gives away 2. The answer is 7.",
 )
 _LONGEST_PROBE = 64  # tokens
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 # From the token ids of the sequences of a batch to log π of all their tokens but the first.
 LogProbs = Callable[[list[list[int]]], list[Tensor]]
@@ -145,10 +144,8 @@ def depends_on_batch(
         )
     # The first sequence has no padding and no row before it, so its difference is rounding.
     first, second = (_difference(a, b, temperature) for a, b in zip(together, alone, strict=True))
-    config = text_model(model).config.get_text_config()
-    # Rounding may send a token to another expert.
-    rounding = (0.05 if any(hasattr(config, each) for each in _EXPERTS) else 0.01) if is_half else 2e-3
-    return not second < 5 * first + rounding
+    # Measured in bfloat16, with left padding: 0.006 for SmolLM2-135M, 0.011 for a model of 0.3 million parameters.
+    return not second < 5 * first + (0.05 if is_half else 2e-3)
 
 
 def _difference(one: Tensor, other: Tensor, temperature: float) -> float:

@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.cells import Cell, Store
 from benchmarks.rivals import Direct, raw, tapered
 from benchmarks.rows import Rows
-from benchmarks.setting import BATCH_ROWS, Profile, problems
+from benchmarks.setting import BATCH_ROWS, Profile, folder, problems
 from benchmarks.statistics import Measured, difference, over_seeds
 from benchmarks.training import train
 from benchmarks.verdicts import Verdict, judge, markdown_table, not_seen
 from topr_trl import SamplingArguments, evaluate_rows, sample_completions, score_completions
-from topr_trl.tasks import arithmetic, gsm8k
+from topr_trl.tasks import gsm8k
 from topr_trl.tasks.verifier import STOP_STRINGS, solution_scores, verification_problems
 from topr_trl.tasks.verifier import judge as judge_verification
 
@@ -27,6 +27,7 @@ TEST_PROBLEMS, TEST_SOLUTIONS = 60, 32
 LEARNING_RATES, VALIDATION_SEED = (1e-4, 3e-4), 1_000
 MAX_NEW_TOKENS = 96
 KS = (8, 32)
+SOLVER, VERIFIER = folder("bundled-0.2"), folder("verifier-0.2")  # as bundled with version 0.2
 
 
 def cells(profile: Profile, store: Store) -> list[Cell]:
@@ -44,7 +45,7 @@ def cells(profile: Profile, store: Store) -> list[Cell]:
 @lru_cache
 def models_hash() -> str:
     """Of both models' weights."""
-    paths = (arithmetic.CARELESS_MODEL, arithmetic.CARELESS_VERIFIER)
+    paths = (SOLVER, VERIFIER)
     return hashlib.sha256(b"".join((path / "model.safetensors").read_bytes() for path in paths)).hexdigest()[:12]
 
 
@@ -52,7 +53,7 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     seed = cell["seed"]
     PartialState(cpu=True)
     disable_progress_bars()
-    verifier, tokenizer = load(arithmetic.CARELESS_VERIFIER)
+    verifier, tokenizer = load(VERIFIER)
     verifications, _ = verify(verifier, tokenizer, solve(PROBLEMS, SOLUTIONS, 100 + seed, seed), seed)
     # Test problems are the same for all seeds, but those of the validation; what the solver writes is not.
     tested = solve(TEST_PROBLEMS, TEST_SOLUTIONS, 3 if seed == VALIDATION_SEED else 2, seed + 1)
@@ -82,7 +83,7 @@ def sampling(count: int = VERIFICATIONS) -> SamplingArguments:
 
 
 def solve(count: int, candidates: int, problem_seed: int, seed: int) -> Dataset:
-    solver, tokenizer = load(arithmetic.CARELESS_MODEL)
+    solver, tokenizer = load(SOLVER)
     questions = problems("main", count, problem_seed)
     written = sample_completions(solver, tokenizer, questions, sampling(candidates), gsm8k.STOP_STRINGS, seed)
     return score_completions(written, gsm8k.judge)

@@ -22,7 +22,7 @@ from benchmarks.arms import TUNING_SEED
 from benchmarks.bases import AUTHORS, Author, one_product, solution
 from benchmarks.cells import Cell, Store
 from benchmarks.gpu.steps import Machine
-from benchmarks.setting import CACHE, HERE, TEST_SEED, VALIDATION_SEED, problems, summary
+from benchmarks.setting import CACHE, HERE, ONE_WORDING, TEST_SEED, VALIDATION_SEED, problems, summary
 from scripts.make_careless_model import gsm8k_row, train_from_scratch, train_tokenizer
 from topr_trl import (
     OfflineTOPRConfig,
@@ -170,7 +170,7 @@ def to_learn_from(
     def row() -> tuple[str, str]:
         if rng.random() < 0.5:
             return gsm8k_row(rng.choice(real), rng, forget=0.1)
-        return _written(arithmetic.make_problem(rng, rng.randint(1, 4)), author, rng)
+        return _written(arithmetic.make_problem(rng, rng.randint(1, 4), ONE_WORDING), author, rng)
 
     return row, train_tokenizer(["".join(row()) for _ in range(5_000)], 4_096)
 
@@ -203,7 +203,7 @@ def _of_gsm8k(rows: Dataset, count: int) -> Dataset:
 
 def _generated(count: int, seed: int) -> Dataset:
     """As many problems of each number of steps, one to four."""
-    parts = [arithmetic.arithmetic_dataset(-(-count // 4), seed, steps) for steps in range(1, 5)]
+    parts = [arithmetic.arithmetic_dataset(-(-count // 4), seed, steps, ONE_WORDING) for steps in range(1, 5)]
     return _numbered(*(gsm8k.prepare(part, num_shots=0) for part in parts)).select(range(count))
 
 

@@ -115,11 +115,11 @@ def _loop(found: dict[str, Any]) -> str:
     turns, beside = found["in turns"]["total"], found["overlapped"]
     idle = ", ".join(f"{side} {1 - busy / beside['window']:.0%}" for side, busy in beside["busy"].items())
     return (
-        f"The loop with the bundled model, three iterations, one thread for each of its processes: {turns:.0f} s in "
-        f"turns, which leaves one of two cores idle, {beside['total']:.0f} s with `--overlap 1` "
-        f"({beside['total'] / turns:.2f}×). From the beginning of the first training to the end of the last, "
-        f"{beside['window']:.0f} s, the sides were idle for: {idle}. Starting processes counts as work, and so do "
-        "log μ and tests, which are the sampling side's. [When it pays](asynchronous.md#when-it-pays)."
+        "The loop with the model that version 0.2 bundled (1.1 million parameters), three iterations, one thread for "
+        f"each of its processes: {turns:.0f} s in turns, which leaves one of two cores idle, {beside['total']:.0f} s "
+        f"with `--overlap 1` ({beside['total'] / turns:.2f}×). From the beginning of the first training to the end of "
+        f"the last, {beside['window']:.0f} s, the sides were idle for: {idle}. Starting processes counts as work, and "
+        "so do log μ and tests, which are the sampling side's. [When it pays](asynchronous.md#when-it-pays)."
     )
 
 

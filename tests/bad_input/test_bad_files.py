@@ -355,7 +355,7 @@ def _goes_on(kit: Kit) -> None:
 
 
 def _full_of_checkpoints(kit: Kit) -> None:
-    kit.small_disk("7m")
+    kit.small_disk("2200k")
     kit.offline(kit["rows"], save_strategy="steps", save_steps=1, save_only_model=True)
 
 

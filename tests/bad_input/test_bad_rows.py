@@ -223,7 +223,7 @@ ROWS = [
     ),
     tokenized(
         "a token id above the vocabulary",
-        "Row 4 of the train dataset holds the token id 999, and the model has the ids 0 to 401: another "
+        "Row 4 of the train dataset holds the token id 999, and the model has the ids 0 to 408: another "
         "tokenizer wrote it. Drop prompt_ids and completion_ids, so that text is tokenized, or train the "
         "model that they are for.",
         prompt_ids=[[5, 6]] * 8,
@@ -231,7 +231,7 @@ ROWS = [
     ),
     tokenized(
         "a negative token id",
-        "Row 4 of the train dataset holds the token id -100, and the model has the ids 0 to 401: another "
+        "Row 4 of the train dataset holds the token id -100, and the model has the ids 0 to 408: another "
         "tokenizer wrote it. Drop prompt_ids and completion_ids, so that text is tokenized, or train the "
         "model that they are for.",
         prompt_ids=[[5, 6]] * 8,

@@ -166,7 +166,7 @@ MODELS = [
     resumed(
         "resuming from a checkpoint of another model",
         "…/out/checkpoint-1/model.safetensors belongs to another model: model.embed_tokens.weight has shape "
-        "(402, 32) there, (402, 128) here.",
+        "(402, 32) there, (409, 96) here.",
         _another,
     ),
     resumed(
@@ -267,7 +267,7 @@ NAN = [
     Case(
         "a step that throws the weights out of float32",
         lambda kit: kit.offline(kit["rows"], **STEPS, optim="sgd", learning_rate=3e38, max_grad_norm=0.0),
-        "The model is not saved to …/out/checkpoint-1: 1 of its parameters hold NaN or infinite values, the "
+        "The model is not saved to …/out/checkpoint-1: … of its parameters hold NaN or infinite values, the "
         "first is model.embed_tokens.weight. Start from a checkpoint from before that.",
         NO_CHECKPOINT,
         FloatingPointError,
@@ -472,7 +472,7 @@ TOKENIZERS = [
     Case(
         "prompt and longest completion longer than the context",
         lambda kit: kit.topr(*SAMPLE, "--max_new_tokens", 2_040),
-        "topr sample: A prompt of 37 tokens and max_new_tokens=2040 do not fit in the model's context of "
+        "topr sample: A prompt of 38 tokens and max_new_tokens=2040 do not fit in the model's context of "
         "2048. Use fewer examples in the prompt, or a lower max_new_tokens.",
         NO_SHARD,
         SystemExit,

@@ -9,7 +9,7 @@ import torch
 import trl
 from packaging.version import Version
 
-from benchmarks import arms, bases, evidence
+from benchmarks import arms, evidence
 from benchmarks.__main__ import HYPOTHESES as CLAIMS
 from benchmarks.arms import TUNING_SEED, Arm
 from benchmarks.bases import AUTHORS, Author, one_product, solution
@@ -21,7 +21,7 @@ from benchmarks.losses import LOSSES, bapo_loss, oapl, optimal_advantages, power
 from benchmarks.optimizers import OPTIMIZERS
 from benchmarks.rivals import Direct
 from benchmarks.rows import Rows, response_logps
-from benchmarks.setting import PROFILES, base_model, problems, sample, tokenizer
+from benchmarks.setting import PROFILES, base_model, folder, problems, sample, tokenizer
 from benchmarks.training import train
 from topr_trl import effective_positive_share
 from topr_trl.tasks import gsm8k
@@ -425,7 +425,7 @@ def test_the_page(store, tmp_path):
 
 def test_base_models_share_a_tokenizer():
     assert tokenizer("sure-17").get_vocab() == tokenizer("main").get_vocab()
-    assert bases.folder("sure-17").parent == bases.folder("main").parent
+    assert folder("sure-17").parent == folder("main").parent
 
 
 def test_protocols_are_compared_on_each_kind():

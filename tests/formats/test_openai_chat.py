@@ -11,7 +11,6 @@ from topr_trl import load_rows
 from topr_trl.cli import main
 from topr_trl.data.tokenization import tokenize_row
 from topr_trl.pipeline import importing
-from topr_trl.tasks import arithmetic
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": null}'}}
@@ -69,7 +68,8 @@ def test_a_log_that_vllm_wrote(tmp_path):
     assert len(rows) == 6  # three requests of two choices
     assert {(row["temperature"], row["top_k"], row["finish_reason"]) for row in rows} == {(0.7, 20, "stop")}
     assert [row["completion_ids"] is None for row in rows] == [False] * 4 + [True] * 2
-    model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+    writer = Path(__file__).parents[2] / "benchmarks" / "models" / "bundled-0.2"
+    model = AutoModelForCausalLM.from_pretrained(writer, dtype=torch.float32)
     for row in rows.select([0, 1]):
         ids, start = row["prompt_ids"] + row["completion_ids"], len(row["prompt_ids"])
         with torch.no_grad():

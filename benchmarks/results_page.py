@@ -1,0 +1,133 @@
+"""Fill the tables of the page *Results*, whose text is written by hand.
+
+A table stands between `<!-- table NAME -->` and `<!-- end -->`, and is replaced by what the results give.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.cells import Store, Unfinished
+from benchmarks.claims import controls, temperatures
+from benchmarks.claims.controls import BASES, METHODS, SEEDS
+from benchmarks.decoded import GREEDY
+from benchmarks.setting import Profile
+from benchmarks.statistics import Interval, Measured, difference, over_seeds
+from benchmarks.verdicts import markdown_table
+
+_BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_TOPR = "TOPR (default)"
+_NOT_YET = "Not measured yet."
+
+
+def write(store: Store, profile: Profile, template: Path, page: Path) -> None:
+    """Write a page: the text of the template, with the tables that these results give."""
+    tables: dict[str, Callable[[Store, Profile], str]] = {
+        "temperatures": temperatures_table,
+        "greedy": lambda store, profile: controls_table(store, GREEDY),
+        "sampled": lambda store, profile: controls_table(store, "pass@1"),
+        "vote": lambda store, profile: controls_table(store, "maj@8"),
+        "differences": differences_table,
+        "run": what_was_run,
+    }
+
+    def filled(block: re.Match[str]) -> str:
+        try:
+            table = tables[block[2]](store, profile)
+        except Unfinished:
+            table = _NOT_YET
+        return f"{block[1]}\n{table}\n\n{block[3]}"
+
+    page.write_text(_BLOCK.sub(filled, template.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def temperatures_table(store: Store, profile: Profile) -> str:
+    """Accuracy of each base model before training, by temperature."""
+    rows = []
+    for base in temperatures.BASES:
+        found = store.get(temperatures.cell(base))
+        if found is None:
+            continue
+        values = temperatures.by_temperature(store, base)
+        best = max(value for value, _ in values.values())
+        shown = [f"**{_percent(value)}**" if value == best else _percent(value) for value, _ in values.values()]
+        kind = "wrong mode" if temperatures.is_wrong_in_its_mode(store, base) else "noise around a right mode"
+        rows.append([base, kind, *shown, _percent(found["1"][f"maj@{temperatures.K}"])])
+    if not rows:
+        raise Unfinished("no base model has been measured")
+    columns = ["base model", "kind", "greedy", *(f"T = {t:g}" for t in temperatures.SAMPLES), f"maj@{temperatures.K}"]
+    return markdown_table(columns, rows)
+
+
+def controls_table(store: Store, measure: str) -> str:
+    """A measure after training, by method and base model; bold where it is above the base at any temperature.
+
+    maj@8 is at the learning rate that is best for pass@1.
+    """
+    bases = _finished(store)
+    untrained = [_best_temperature(store, base) for base in bases]
+    rows = [["base model, best temperature", *(f"{_percent(best)} (T = {at:g})" for best, at in untrained)]]
+    for method in METHODS:
+        cells = []
+        for base, (best, _) in zip(bases, untrained, strict=True):
+            found = over_seeds(_ends(store, base, method, measure))
+            cells.append(f"**{found.percent()}**" if found.low > best else found.percent())
+        rows.append([method, *cells])
+    return markdown_table(["", *bases], rows)
+
+
+def differences_table(store: Store, profile: Profile) -> str:
+    """TOPR's default minus each other method, paired by seed: greedy, and sampled at temperature 1."""
+    bases, rows = _finished(store), []
+    for method in METHODS:
+        if method == _TOPR:
+            continue
+        for measure in controls.MEASURES:
+            gaps = [difference(*(_ends(store, base, one, measure) for one in (_TOPR, method))) for base in bases]
+            rows.append([method, measure, *(_marked(gap) for gap in gaps)])
+    return markdown_table(["TOPR (default) minus", "", *bases], rows)
+
+
+def what_was_run(store: Store, profile: Profile) -> str:
+    """Number of cells, their time, machine and versions."""
+    planned = [temperatures.cell(base) for base in temperatures.BASES]
+    entries = store.entries(planned) + store.entries(controls.cells(profile, store))
+    if not entries:
+        raise Unfinished("nothing has been run")
+    hours = sum(entry["seconds"] for entry in entries) / 3600
+    machines = sorted({entry["machine"] for entry in entries})
+    versions = {name: sorted({entry["versions"][name] for entry in entries}) for name in entries[0]["versions"]}
+    listed = ", ".join(f"{name} {' and '.join(found)}" for name, found in versions.items())
+    return f"{len(entries)} cells, {hours:.1f} hours of one core ({'; '.join(machines)}); {listed}."
+
+
+def _finished(store: Store) -> list[str]:
+    """Return the base models on which all methods have been measured."""
+    every = [(base, method, measure) for base in BASES for method in METHODS for measure in controls.MEASURES]
+    lacking = {base for base, method, measure in every if len(_ends(store, base, method, measure)) < SEEDS}
+    finished = [base for base in BASES if base not in lacking]
+    if not finished:
+        raise Unfinished("no base model has been trained by all methods")
+    return finished
+
+
+def _ends(store: Store, base: str, method: str, measure: str) -> Measured:
+    tuned_for = measure if measure in controls.MEASURES else "pass@1"
+    return controls.measured(store, base, method, measure, tuned_for)
+
+
+def _best_temperature(store: Store, base: str) -> tuple[float, float]:
+    """Return the base model's accuracy at its best temperature, and that temperature."""
+    values = temperatures.by_temperature(store, base)
+    at = max(values, key=lambda temperature: values[temperature][0])
+    return values[at][0], at
+
+
+def _marked(gap: Interval) -> str:
+    """Return a difference in points; bold if its interval leaves out 0."""
+    text = gap.percent(signed=True)
+    return f"**{text}**" if gap.low > 0 or gap.high < 0 else text
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
