@@ -27,9 +27,13 @@ def rewards(prompts: list[str], **_) -> list[float]:
 
 
 def trajectories(prompts: list[str], tokenizer) -> Dataset:
-    """A rollout for each prompt, of whose completion some tokens are context; every third one is in two rows."""
+    """A rollout for each prompt, of whose completion some tokens are context; every third one is in two rows.
+
+    A prompt may be there several times: its rollouts differ, and share its computation.
+    """
     rows = []
-    for n, (prompt, text, reward) in enumerate(zip(prompts, responses(prompts), rewards(prompts), strict=True)):
+    asked = [f"{prompt}{n}" for n, prompt in enumerate(prompts)]
+    for n, (prompt, text, reward) in enumerate(zip(prompts, responses(asked), rewards(asked), strict=True)):
         read, written = tokenizer(prompt)["input_ids"], tokenizer(text)["input_ids"]
         shared = {"prompt": prompt, "reward": reward, "problem_id": n, "rollout_id": None if n % 3 else n}
         mask = [int(k not in (2, 3)) for k in range(len(written))]
@@ -56,7 +60,7 @@ def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRT
     }  # fmt: skip
     model = str(arithmetic.CARELESS_MODEL)
     if kind == "offline":
-        rows = trajectories(problems["prompt"][:], tokenizer)
+        rows = trajectories(problems["prompt"][:11] * 2, tokenizer)
         few = {
             "few": trajectories(problems["prompt"][:3], tokenizer),
             "more": trajectories(problems["prompt"][:11], tokenizer),

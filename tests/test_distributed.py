@@ -73,8 +73,10 @@ def test_two_processes_train_like_one(config, distributed, kinds, one_process, t
         assert len(one["evaluated"]) == (2 if kind == "offline" else 1)  # sets
         for a, b in zip(one["logs"] + one["evaluated"], two["logs"] + two["evaluated"], strict=True):
             for name in a:
+                if name == "topr/computed_tokens":  # micro-batches are smaller in two processes
+                    continue
                 if name in ("loss", "grad_norm") or name.endswith(("_loss", "reward")) or "topr/" in name:
-                    rounding = 1e-3 if "log_ratio" in name else 1e-5  # log-ratios are sums over the response
+                    rounding = 5e-3 if "log_ratio" in name else 1e-5  # log-ratios are sums over the response
                     assert b[name] == pytest.approx(a[name], rel=1e-3, abs=rounding), (kind, name)
         expected = weights(one_process / kind / "whole")
         for saved in ("whole", "resumed"):

@@ -28,10 +28,10 @@ from topr_trl.data.rows import (
     reward_column,
 )
 from topr_trl.data.sampled import temperature_of
-from topr_trl.data.samplers import FilledRows, FilledSampler, StepsSortedByLength
+from topr_trl.data.samplers import FilledRows, FilledSampler, StepsOfGroups, StepsSortedByLength, rows_together
 from topr_trl.data.tokenization import tokenize
-from topr_trl.data.tokenized_rows import COLUMNS, check_tokens, lengths_of
-from topr_trl.forward_checks import text_model
+from topr_trl.data.tokenized_rows import COLUMNS, check_tokens, lengths_of, part_saved_by_sharing, prompt_groups
+from topr_trl.forward_checks import text_model, tolerance
 from topr_trl.log_mu import LogMu
 from topr_trl.offline_rows import (
     by_name,
@@ -42,6 +42,7 @@ from topr_trl.offline_rows import (
     sampler_logps_are_incomparable,
     tokenizer_of,
 )
+from topr_trl.shared_prompts import LEAST_SAVED, SharedPrompts, why_not_shared
 from topr_trl.trainer_base import TOPRMixin, path_as_text, say, settings_for
 from topr_trl.warn import warn_user
 
@@ -102,6 +103,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         # SFTTrainer's head computes the entropy and the likeliest token of every position too, for metrics of its own.
         add_fused_lm_head(text_model(self.model), temperature=self._temperature)
         self._log_mu = LogMu(args, self.accelerator)
+        self._prompts: SharedPrompts | None = None
         # The auxiliary loss of a mixture of experts is of all tokens.
         self.data_collator = Collator(
             self.data_collator, args.ratio_level, keep_idle=self.aux_loss_enabled, log_mu=self._log_mu.values
@@ -111,8 +113,58 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self._is_checked = self._is_ready  # else when training begins
         if self._is_checked:
             self._check_rows_apart(self.model)
+        self._share_prompts()
         if args.log_completions:
             self.add_callback(LogCompletions(self))
+
+    # Prompts that several rows share.
+
+    def _share_prompts(self) -> None:
+        """Let the model compute a prompt once for its completions, if that saves enough and can be done."""
+        if not self.args.share_prompts:
+            return
+        batch = self.args.per_device_train_batch_size
+        together = min(rows_together(self._rows_per_step), batch)
+        self._groups = prompt_groups(self.train_dataset)
+        saved, saved_log_mu = (part_saved_by_sharing(self.train_dataset, self._groups, n) for n in (together, batch))
+        if saved_log_mu < LEAST_SAVED:
+            return
+        try:
+            self._prompts = SharedPrompts(text_model(self.model))
+        except ValueError as error:
+            self._say_not_shared(str(error))
+            return
+        self._log_mu.prompts_together = True
+        say(
+            f"prompts are computed once for their completions in a batch: {saved_log_mu:.0%} fewer tokens for log μ, "
+            f"and {saved:.0%} fewer in training, where up to {together} rows of a prompt stay together.",
+            self.args,
+        )
+        if self._is_checked:
+            self._check_sharing(self.model)
+
+    @property
+    def _rows_per_step(self) -> int:
+        """Rows per optimizer step, over all processes and micro-batches."""
+        return int(self.get_total_train_batch_size(self.args))
+
+    def _check_sharing(self, model: Any) -> None:
+        """Stop sharing prompts if log π differs from that without."""
+        if self._prompts is None:
+            return
+        was_training = model.training
+        model.eval()
+        with self.accelerator.autocast():
+            why_not = why_not_shared(self._prompts, model, tolerance(self._is_half))
+        model.train(was_training)
+        if why_not is not None:
+            self._prompts.remove()
+            self._prompts, self._log_mu.prompts_together = None, False
+            self._say_not_shared(why_not)
+
+    def _say_not_shared(self, why: str) -> None:
+        name = type(text_model(self.model)).__name__
+        say(f"prompts are computed again for each completion, because {name} cannot share them: {why}.", self.args)
 
     # Rows: SFTTrainer would tokenize and cut them its own way.
 
@@ -189,8 +241,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if isinstance(sampler, RandomSampler):
             # Use the sampler that Accelerate would create.
             sampler = SeedableRandomSampler(dataset, data_seed=args.seed if args.data_seed is None else args.data_seed)
-            if args.sort_by_length and not plain:
-                sampler = StepsSortedByLength(sampler, lengths_of(dataset), self.get_total_train_batch_size(args))
+            rows = self._rows_per_step
+            if self._prompts is not None:
+                lengths = lengths_of(dataset) if args.sort_by_length and not plain else None
+                sampler = StepsOfGroups(sampler, self._groups, lengths, rows)
+            elif args.sort_by_length and not plain:
+                sampler = StepsSortedByLength(sampler, lengths_of(dataset), rows)
         self._order = sampler
         return sampler
 
@@ -266,6 +322,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _training_begins(self, model: Any) -> None:
         if not self._is_checked:
             self._check_rows_apart(model)
+            self._check_sharing(model)
             self._is_checked = True
         trains = self.state.max_steps > 0  # else `compute_log_mu`
         self._compute_log_mu(model, keep_parts=not trains)
@@ -365,6 +422,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             inputs.pop(name) for name in ("reward", "mu_logps", "idle", "row", "counts")
         )
         logps, mask, outputs = self._policy_logps(model, inputs)
+        if self._prompts is not None:
+            self._metrics[self._mode]["topr/computed_tokens"].append(self._prompts.computed_part)
         if self.args.ratio_level == "token":
             mu_logps = torch.full_like(logps, torch.nan, dtype=torch.float32).masked_scatter(mask, mu_logps)
         shown = rows if self.args.log_completions and self.model.training and counts else None
