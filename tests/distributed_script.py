@@ -60,7 +60,7 @@ def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRT
     }  # fmt: skip
     model = str(arithmetic.CARELESS_MODEL)
     if kind == "offline":
-        rows = trajectories(problems["prompt"][:11] * 2, tokenizer)
+        rows = trajectories((problems["prompt"][:6] * 4)[:22], tokenizer)
         few = {
             "few": trajectories(problems["prompt"][:3], tokenizer),
             "more": trajectories(problems["prompt"][:11], tokenizer),

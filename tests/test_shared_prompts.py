@@ -1,6 +1,8 @@
 """Prompts that are computed once give the numbers of prompts that are computed for each row."""
 
+import copy
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -26,10 +28,11 @@ from transformers import (
 from trl.trainer.utils import add_fused_lm_head
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
+from topr_trl.data.samplers import StepsOfGroups
 from topr_trl.shared_prompts import SharedPrompts, build_layout, choose_groups, saved_part, why_not_shared
 from topr_trl.tasks import arithmetic
 
-VOCABULARY = 64
+VOCABULARY, CPU = 64, torch.device("cpu")
 SMALL = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256,
@@ -199,23 +202,52 @@ def test_a_batch_that_saves_little_is_computed_as_before():
     assert prompts.computed_part == pytest.approx((tokens - 6 - 2 * 19 - 15) / tokens)
 
 
+def test_a_copy_computes_with_its_own_weights():
+    model = random_model(CONFIGS["llama"]()).eval()
+    SharedPrompts(model)
+    other = copy.deepcopy(model)
+    pickle.dumps(model)  # as without sharing, the copy has no fused head
+    with torch.no_grad():
+        before = model(**BATCH, fused_lm_head=True).log_probs
+        for parameter in model.parameters():
+            parameter.mul_(2)
+        assert not torch.allclose(model(**BATCH, fused_lm_head=True).log_probs, before)
+        torch.testing.assert_close(other(**BATCH, fused_lm_head=True).log_probs, before)
+
+
+def test_installing_again_replaces_what_is_there():
+    model = random_model(CONFIGS["llama"]()).eval()
+    attention = model.config._attn_implementation
+    SharedPrompts(model)
+    prompts = SharedPrompts(model)
+    with torch.no_grad():
+        model(**BATCH, fused_lm_head=True)
+    assert prompts.computed_part < 0.8
+    prompts.remove()
+    assert model.config._attn_implementation == attention
+
+
 # Which models.
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_models_that_share(name):
     model = random_model(CONFIGS[name](), "eager" if name == "gemma2" else "sdpa").eval()
-    assert why_not_shared(SharedPrompts(model), model, 2e-3) is None
+    assert why_not_shared(SharedPrompts(model), model, CPU, 2e-3) is None
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_models_that_cannot_share_say_why(name):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("bloom", "only 0 of its 2 layers"),
+        ("falcon_h1", "log π differs"),
+        ("gpt_oss", "sinks"),
+        ("mamba", "only 0 of its 2 layers"),
+    ],
+)
+def test_models_that_cannot_share_say_why(name, reason):
     model = random_model(REFUSED[name](), "sdpa" if name == "falcon_h1" else "eager").eval()
-    try:
-        why = why_not_shared(SharedPrompts(model), model, 2e-3)
-    except ValueError as error:
-        why = str(error)
-    assert why
+    assert reason in why_not_shared(SharedPrompts(model), model, CPU, 2e-3)
 
 
 def test_other_attention_is_refused():
@@ -295,8 +327,12 @@ SETTINGS = {
 }  # fmt: skip
 
 
+def fresh_model():
+    return AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+
+
 def trained(tokenizer, folder, rows=ROWS, **settings):
-    model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+    model = fresh_model()
     args = OfflineTOPRConfig(str(folder), **{**SETTINGS, "per_device_train_batch_size": 16, **settings})
     trainer = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer)
     trainer.train()
@@ -322,7 +358,7 @@ def test_training_stays(tokenizer, tmp_path):
     assert mu[0] == pytest.approx(mu[1], abs=1e-4)
     parts = [entry["topr/computed_tokens"] for entry in shared.state.log_history if "loss" in entry]
     assert len(parts) == 3
-    assert all(0.2 < part < 0.6 for part in parts)
+    assert all(0.2 < part < 0.9 for part in parts)
     assert not any("topr/computed_tokens" in entry for entry in apart.state.log_history)
 
 
@@ -331,11 +367,49 @@ def test_what_the_trainer_says(tokenizer, tmp_path, capsys):
         trained(tokenizer, tmp_path, rows, max_steps=1, disable_tqdm=False, **settings)
         return capsys.readouterr().out
 
-    assert "where up to 1 rows" in said()
-    assert "where up to 4 rows" in said(gradient_accumulation_steps=4)
-    assert "prompts are computed once" not in said(share_prompts=False)
-    assert "prompts are computed once" not in said(ROWS.select([0, 3]))  # no prompt has two rows
-    assert "prompts are computed once" not in said(per_device_train_batch_size=1)
+    assert "only by chance" in said()
+    assert "at most 4 rows of a prompt stay together" in said(gradient_accumulation_steps=4)
+    assert "computed once" not in said(share_prompts=False)
+    assert "computed once" not in said(ROWS.select([0, 3]))  # no prompt has two rows
+    assert "computed once" not in said(per_device_train_batch_size=1)
+
+
+def test_the_order_of_rows_does_not_depend_on_the_micro_batch(tokenizer, tmp_path):
+    orders = []
+    for size in (4, 32):
+        settings = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 64 // size}
+        args = OfflineTOPRConfig(str(tmp_path), **{**SETTINGS, **settings})
+        trainer = OfflineTOPRTrainer(fresh_model(), args, ROWS, processing_class=tokenizer)
+        orders.append(list(trainer._get_train_sampler()))
+        assert isinstance(trainer._get_train_sampler(), StepsOfGroups)
+    assert orders[0] == orders[1]
+
+
+def test_a_second_trainer_of_the_same_model_shares_too(tokenizer, tmp_path):
+    model = fresh_model()
+    for _ in range(2):
+        args = OfflineTOPRConfig(str(tmp_path), **{**SETTINGS, "per_device_train_batch_size": 16, "max_steps": 1})
+        trainer = OfflineTOPRTrainer(model, args, ROWS, processing_class=tokenizer)
+        trainer.train()
+        assert trainer.state.log_history[-2]["topr/computed_tokens"] < 0.9
+
+
+def test_trajectories_of_several_parts(tokenizer, tmp_path):
+    rows = Dataset.from_list(
+        [
+            {"prompt": PROMPTS[0] + " 7 pens." * part, "completion": f" So {n}.", "reward": float(n % 3 == 0),
+             "rollout_id": n, "problem_id": 0}
+            for n in range(6)
+            for part in range(2)
+        ]
+    )  # fmt: skip
+    found = [
+        trained(tokenizer, tmp_path / str(share), rows, share_prompts=share, optim="sgd", learning_rate=0.1)
+        for share in (True, False)
+    ]
+    losses = [[entry["loss"] for entry in one.state.log_history if "loss" in entry] for one in found]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    assert found[0].state.log_history[-2]["topr/computed_tokens"] < 0.8
 
 
 def test_a_model_that_cannot_share_trains_all_the_same(tokenizer, tmp_path, capsys):

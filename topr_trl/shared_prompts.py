@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import pairwise
+from types import MethodType
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 _ATTENTION = ("sdpa", "eager")  # implementations that can be replaced by `_attention`
-_NAME = "shared_prompts_"  # and one of these
+_NAME = "shared_prompts_"  # prefix of the registered names
+_INSTALLED = "_topr_shared_prompts"  # attribute of a model
 _CONTEXT = -100  # the label of a token that is not predicted
 _FIELDS = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")  # of TRL's fused head, by token
 
@@ -40,7 +42,7 @@ _active: ContextVar["Layout | None"] = ContextVar("shared_prompts", default=None
 
 @dataclass
 class Layout:
-    """A batch as one sequence, and the way back.
+    """Map a batch to one sequence, and its outputs back to rows.
 
     Attributes:
         input_ids: (1, N) tokens.
@@ -133,7 +135,7 @@ def build_layout(
         positions += range(shared)
         times += [end - start] * shared
         for row, of_row in zip(rows[start:end], cells[start:end], strict=True):
-            stop = len(row) if keep_last or len(row) == 1 else len(row) - 1
+            stop = len(row) if keep_last else max(len(row) - 1, min(len(row), 1))
             place_of[of_row[:shared]] = torch.arange(first, first + shared)
             place_of[of_row[shared:stop]] = torch.arange(len(ids), len(ids) + stop - shared)
             ids += row[shared:stop]
@@ -160,7 +162,9 @@ def build_layout(
 
 
 class SharedPrompts:
-    """Computes the common beginnings of rows once, in the forward of one model.
+    """Compute common beginnings of rows once in a model's forward.
+
+    A model has one at a time: a new one replaces the one that is there.
 
     Args:
         model (`PreTrainedModel`): causal language model with TRL's fused head, inside any adapter. It must not be
@@ -176,6 +180,7 @@ class SharedPrompts:
     """
 
     def __init__(self, model: PreTrainedModel, min_saved: float = LEAST_SAVED) -> None:
+        remove_shared_prompts(model)
         self.model, self.min_saved, self.enabled = model, min_saved, True
         self.layout: Layout | None = None  # of the last batch that was shared
         self._base = base = str(model.config._attn_implementation)
@@ -187,12 +192,14 @@ class SharedPrompts:
         self._hook = model.base_model.register_forward_hook(_keep_scored)
         self._forward = model.forward
         model.forward = self._shared_forward()
+        setattr(model, _INSTALLED, self)
 
     def remove(self) -> None:
-        """Give the model its own forward and attention back."""
+        """Restore the model's forward and attention. Nothing else may have wrapped the forward since."""
         self._hook.remove()
         self.model.forward = self._forward
         self.model.set_attn_implementation(self._base)
+        delattr(self.model, _INSTALLED)
 
     @property
     def computed_part(self) -> float:
@@ -200,10 +207,11 @@ class SharedPrompts:
         return 1.0 if self.layout is None else self.layout.input_ids.numel() / self.layout.tokens
 
     def _shared_forward(self) -> Any:
-        forward = self._forward
+        own = self._forward.__func__
 
-        @wraps(forward)  # `generate` reads the signature
-        def shared(*args: Any, **kwargs: Any) -> Any:
+        @wraps(own)  # `generate` reads the signature
+        def shared(model: Any, *args: Any, **kwargs: Any) -> Any:
+            forward = MethodType(own, model)  # a copy of the model computes with its own weights
             layout = self._layout_of(kwargs) if self.enabled and not args else None
             if layout is None:
                 return forward(*args, **kwargs)
@@ -223,7 +231,7 @@ class SharedPrompts:
             outputs.label_mask = layout.places_BT < len(layout.scored)
             return outputs
 
-        return shared
+        return MethodType(shared, self.model)
 
     def _layout_of(self, kwargs: dict[str, Any]) -> Layout | None:
         """Return the layout of a call, or None if the call is not TRL's fused head or would save too little."""
@@ -239,6 +247,13 @@ class SharedPrompts:
         return layout
 
 
+def remove_shared_prompts(model: nn.Module) -> None:
+    """Remove what an earlier trainer installed in this model, if any; before the fused head is added again."""
+    installed: SharedPrompts | None = getattr(model, _INSTALLED, None)
+    if installed is not None:
+        installed.remove()
+
+
 def saved_part(groups: Sequence[tuple[int, Sequence[int]]]) -> float:
     """Return the part of the rows' tokens that sharing saves."""
     saved = sum(shared * (len(branches) - 1) for shared, branches in groups)
@@ -247,16 +262,16 @@ def saved_part(groups: Sequence[tuple[int, Sequence[int]]]) -> float:
 
 
 @torch.no_grad()
-def why_not_shared(shared: SharedPrompts, wrapped: Any, tolerance: float) -> str | None:
+def why_not_shared(shared: SharedPrompts, wrapped: Any, device: torch.device, tolerance: float) -> str | None:
     """Return why a model cannot share prompts, measured on three short rows; None if it can.
 
     Args:
         shared ([`SharedPrompts`]): installed in the model.
         wrapped: the model that computes; an adapter, FSDP or DeepSpeed may have wrapped it.
+        device (`torch.device`): where its inputs are.
         tolerance (`float`): difference of log π in nats per token that rounding may cause.
     """
     config = shared.model.config.get_text_config()
-    device = next(shared.model.parameters()).device
     tokens = (torch.arange(5, 45) * 7919 % config.vocab_size).to(device)
     rows = [tokens[:30], torch.cat([tokens[:20], tokens[30:]]), torch.cat([tokens[:20], tokens[25:].flip(0)])]
     ids = pad_sequence(rows, batch_first=True)
@@ -266,6 +281,8 @@ def why_not_shared(shared: SharedPrompts, wrapped: Any, tolerance: float) -> str
     try:
         for shared.enabled in (False, True):
             found.append(wrapped(**call, use_cache=False, fused_lm_head=True).log_probs)
+    except torch.OutOfMemoryError:
+        raise
     except (ValueError, TypeError, RuntimeError, AttributeError, IndexError) as error:
         return f"{type(error).__name__}: {error}"
     finally:
@@ -283,7 +300,7 @@ def why_not_shared(shared: SharedPrompts, wrapped: Any, tolerance: float) -> str
 
 
 def _mask(base: str, **kwargs: Any) -> Any:
-    """Return the mask of the implementation that was replaced; none for a layout, whose attention needs none."""
+    """Return the original implementation's mask, or None for a layout."""
     layout = _active.get()
     if layout is None:
         return ALL_MASK_ATTENTION_FUNCTIONS[base](**kwargs)
@@ -292,7 +309,7 @@ def _mask(base: str, **kwargs: Any) -> Any:
 
 
 def _keep_scored(module: nn.Module, args: Any, outputs: Any) -> Any:
-    """Leave the head the positions that predict a label."""
+    """Keep the positions whose next token has a label."""
     if (layout := _active.get()) is not None:
         outputs.last_hidden_state = outputs.last_hidden_state[:, layout.scored]
     return outputs
@@ -302,7 +319,7 @@ def _attention(
     base: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *args: Any,
     shared_prompts: Layout | None = None, **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Compute attention as transformers asks for it; with a layout, group by group."""
+    """Compute attention; with a layout, compute each group separately."""
     if shared_prompts is None:
         if base == "eager":
             attend = sys.modules[type(module).__module__].eager_attention_forward
@@ -356,7 +373,7 @@ def _attend(
         if window is not None:
             mask &= of > at - window
         mask = masks[name] = mask.repeat(each, 1)
-    # The query heads of a key head stand one after the other, as further queries: keys need no copies.
+    # Fold query heads that share a key head into the query dimension, so keys are not copied.
     q = q.reshape(1, kv, each * length, size)
     if cap is None:
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
@@ -364,4 +381,4 @@ def _attend(
         scores = (q @ k.transpose(-1, -2)) * (size**-0.5 if scale is None else scale)
         scores = (cap * torch.tanh(scores / cap)).masked_fill(~mask, float("-inf"))
         out = scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v
-    return out.reshape(1, heads, length, size)
+    return out.reshape(1, heads, length, v.size(-1))

@@ -125,7 +125,7 @@ def log_mu(sizes: Sizes, say: Say) -> dict[str, Any]:
 
 
 # Tokens of a prompt and of a completion, and completions of a prompt in a micro-batch; 1: eight prompts.
-SHARED = ((300, 85, 8), (1_024, 512, 16), (64, 85, 4), (300, 85, 1))
+SHARED = ((300, 85, 8), (64, 85, 4), (300, 85, 1), (1_024, 512, 16))
 
 
 def smollm2(small: bool) -> LlamaConfig:
@@ -140,11 +140,14 @@ def smollm2(small: bool) -> LlamaConfig:
 def shared_prompts(sizes: Sizes, say: Say) -> dict[str, Any]:
     """Rows that share prompts: steps, log μ and memory, beside SFTTrainer and prompts computed for each row."""
     settings = {"use_cpu": True, "bf16": True, "train_sampling_strategy": "sequential"}
-    apart, found = {"share_prompts": False}, {}
-    for prompt, completion, samples in SHARED[:1] if sizes.is_small else SHARED:
+    apart = {"share_prompts": False}
+    found: dict[str, dict[str, list[float]]] = {}
+    for prompt, completion, samples in SHARED[:1] if sizes.is_small else SHARED[:3]:
         batch = samples if samples > 1 else 8
         rows = candidates(2 * batch, even(completion, float(np.log(prompt))), WORDS, 0.0, samples=samples)
-        case = Case(smollm2(sizes.is_small), rows, batch, 1, settings)
+        # Without checkpointing, the activations of 24,576 tokens take more than 20 GB.
+        long = {"gradient_checkpointing": prompt * batch > 10_000}
+        case = Case(smollm2(sizes.is_small), rows, batch, 1, {**settings, **long})
         name = f"{prompt} + {completion}, {samples}"
         builds = {
             "topr": offline_topr(brings_log_mu=True),

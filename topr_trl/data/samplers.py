@@ -78,19 +78,23 @@ class StepsOfGroups(Sampler[int]):
         return len(self.order)
 
     def __iter__(self) -> Iterator[int]:
-        pieces: list[list[int]] = []  # in the order of their first rows, which is random
+        order = np.fromiter(self.order, dtype=np.int64)
+        pieces: list[list[int]] = []
         open_pieces: dict[int, list[int]] = {}
-        for row in self.order:
+        for row in order.tolist():
             group = int(self.groups_N[row])
             piece = open_pieces.get(group)
             if piece is None or len(piece) == self.together:
                 piece = open_pieces[group] = []
                 pieces.append(piece)
-            piece.append(int(row))
+            piece.append(row)
+        # A large group begins early in a random order of rows, so the pieces need an order of their own.
+        shuffled = np.random.default_rng(order[:8]).permutation(len(pieces))
+        pieces = [pieces[i] for i in shuffled]
         yield from (row for step in self._steps(pieces) for piece in step for row in piece)
 
     def _steps(self, pieces: list[list[int]]) -> Iterator[list[list[int]]]:
-        """Cut the pieces into steps; a piece at the end of a step may go on in the next one."""
+        """Cut the pieces into steps. A step may end within a piece; the next step takes the rest."""
         step: list[list[int]] = []
         room = self.rows
         for piece in pieces:
