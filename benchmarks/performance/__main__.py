@@ -142,7 +142,7 @@ def shared_prompts(sizes: Sizes, say: Say) -> dict[str, Any]:
     settings = {"use_cpu": True, "bf16": True, "train_sampling_strategy": "sequential"}
     apart = {"share_prompts": False}
     found: dict[str, dict[str, list[float]]] = {}
-    for prompt, completion, samples in SHARED[:1] if sizes.is_small else SHARED[:3]:
+    for prompt, completion, samples in SHARED[:1] if sizes.is_small else SHARED:
         batch = samples if samples > 1 else 8
         rows = candidates(2 * batch, even(completion, float(np.log(prompt))), WORDS, 0.0, samples=samples)
         # Without checkpointing, the activations of 24,576 tokens take more than 20 GB.
