@@ -74,10 +74,11 @@ def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRT
 
     own = {
         "curated": {"curation": "uniform", "iteration_size": 8},
-        "replayed": {"replay_share": 0.5, "replay_size": 2 * GLOBAL_BATCH},  # all rows of the batch before
+        # All rows of the batch before. At a higher rate some would be dead, and be replaced by others.
+        "replayed": {"replay_share": 0.5, "replay_size": 2 * GLOBAL_BATCH, "learning_rate": 2e-4},
     }
     args = TOPRConfig(
-        **shared, **own.get(kind, {}), num_generations=2, num_iterations=2, steps_per_generation=2, preset="tis",
+        **{**shared, **own.get(kind, {})}, num_generations=2, num_iterations=2, steps_per_generation=2, preset="tis",
         baseline="mean", gradient_accumulation_steps=2,
     )  # fmt: skip
     logged = {"prompt": ["2 + 3 =", "2 + 4 ="] * 4, "completion": [" 5", " 7"] * 4, "reward": [1.0, -1.0] * 4}
