@@ -73,7 +73,7 @@ HYPOTHESES = {
     "long_run": long_run,
     "trials": trials,
 }
-# Of the page "Results". The second starts from what the first measured.
+# Claims on the page *Results*. `controls` needs the results of `temperatures`.
 RESULTS = {"temperatures": temperatures, "controls": controls}
 ALL = {**CLAIMS, **HYPOTHESES, **RESULTS}
 

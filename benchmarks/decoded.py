@@ -27,8 +27,8 @@ def decoded(
         profile: sizes; gives the number of problems.
         seed: seed of the samples.
         samples: completions of each problem, besides the greedy one.
-        k: of maj@k and pass@k.
-        temperature: of the samples.
+        k: number of votes and attempts in maj@k and pass@k.
+        temperature: sampling temperature.
         split: `"test"`, or `"validation"` where a learning rate is chosen.
 
     Returns:

@@ -1,6 +1,6 @@
 """Fill the tables of the page *Results*, whose text is written by hand.
 
-A table stands between `<!-- table NAME -->` and `<!-- end -->`, and is replaced by what the results give.
+Replace the text between `<!-- table NAME -->` and `<!-- end -->` with a table of the results.
 """
 
 import re
@@ -42,7 +42,7 @@ def write(store: Store, profile: Profile, template: Path, page: Path) -> None:
 
 
 def temperatures_table(store: Store, profile: Profile) -> str:
-    """Accuracy of each base model before training, by temperature."""
+    """Return a table of each base model's accuracy before training, by temperature."""
     rows = []
     for base in temperatures.BASES:
         found = store.get(temperatures.cell(base))
@@ -60,13 +60,14 @@ def temperatures_table(store: Store, profile: Profile) -> str:
 
 
 def controls_table(store: Store, measure: str) -> str:
-    """A measure after training, by method and base model; bold where it is above the base at any temperature.
+    """Return a table of a measure after training, by method and base model.
 
-    maj@8 is at the learning rate that is best for pass@1.
+    A value is bold where it is above what the base model reaches at any temperature, or for a vote by a vote. maj@8 is
+    at the learning rate that is best for pass@1.
     """
     bases = _finished(store)
-    untrained = [_best_temperature(store, base) for base in bases]
-    rows = [["base model, best temperature", *(f"{_percent(best)} (T = {at:g})" for best, at in untrained)]]
+    untrained = [_best_untrained(store, base, measure) for base in bases]
+    rows = [["base model at its best", *(f"{_percent(best)} ({how})" for best, how in untrained)]]
     for method in METHODS:
         cells = []
         for base, (best, _) in zip(bases, untrained, strict=True):
@@ -77,7 +78,7 @@ def controls_table(store: Store, measure: str) -> str:
 
 
 def differences_table(store: Store, profile: Profile) -> str:
-    """TOPR's default minus each other method, paired by seed: greedy, and sampled at temperature 1."""
+    """Return a table of TOPR's default minus each other method, paired by seed: greedy, and sampled."""
     bases, rows = _finished(store), []
     for method in METHODS:
         if method == _TOPR:
@@ -89,7 +90,7 @@ def differences_table(store: Store, profile: Profile) -> str:
 
 
 def what_was_run(store: Store, profile: Profile) -> str:
-    """Number of cells, their time, machine and versions."""
+    """Return the number of cells, their time, machine and versions."""
     planned = [temperatures.cell(base) for base in temperatures.BASES]
     entries = store.entries(planned) + store.entries(controls.cells(profile, store))
     if not entries:
@@ -116,11 +117,14 @@ def _ends(store: Store, base: str, method: str, measure: str) -> Measured:
     return controls.measured(store, base, method, measure, tuned_for)
 
 
-def _best_temperature(store: Store, base: str) -> tuple[float, float]:
-    """Return the base model's accuracy at its best temperature, and that temperature."""
-    values = temperatures.by_temperature(store, base)
-    at = max(values, key=lambda temperature: values[temperature][0])
-    return values[at][0], at
+def _best_untrained(store: Store, base: str, measure: str) -> tuple[float, str]:
+    """Return the base model's best accuracy without training, and how it is reached."""
+    found = {f"T = {at:g}": value for at, (value, _) in temperatures.by_temperature(store, base).items()}
+    if measure.startswith("maj"):
+        vote = f"maj@{temperatures.K}"
+        found[vote] = store.results([temperatures.cell(base)])[0][1]["1"][vote]
+    how = max(found, key=lambda name: found[name])
+    return found[how], how
 
 
 def _marked(gap: Interval) -> str:

@@ -96,11 +96,11 @@ def sample_and_score(model, tokenizer, problems, task: Task, sampling, folder: P
     return load_rows(folder)
 
 
-def report_gains(before: Samples, after: Samples, label: str, out: Path) -> None:
+def report_gains(before: Samples, after: Samples, label: str, ks: list[int], out: Path) -> None:
     """Print how much training gained, with paired 95% intervals; save the gains at every k to `gains.json`."""
     gains = compare(before, after)
-    k = max(int(measure.partition("@")[2]) for measure in gains if measure.startswith("maj"))
-    shown = [measure for measure in ("greedy", "pass@1", f"maj@{k}", f"pass@{k}") if measure in gains]
+    wanted = ["greedy", "pass@1", *(f"{measure}@{k}" for k in ks for measure in ("maj", "pass"))]
+    shown = [measure for measure in wanted if measure in gains]
     print(f"Gain from before to {label} in points, with its 95% interval (paired bootstrap over the problems):")
     print("\n".join(f"{measure:8}{gains[measure]}" for measure in shown), end="\n\n")
     (out / "gains.json").write_text(json.dumps({name: gain.to_dict() for name, gain in gains.items()}, indent=1))
@@ -144,7 +144,7 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
     state.print(f"\n{results}\n", flush=True)
     if state.is_main_process:
         if args.iterations:
-            report_gains(before, after, label, out)
+            report_gains(before, after, label, ks, out)
         if importlib.util.find_spec("matplotlib"):
             results.plot(out / "results.png")
     state.print(f"Results, checkpoints, rollouts and log μ are in {out}/", flush=True)

@@ -1,6 +1,6 @@
 """A generative verifier trained with TOPR (arXiv 2503.14286, Sec. 4.4): solve, verify, train, choose answers.
 
-Without arguments: a bundled solver and a smaller bundled verifier, a few minutes on a laptop's CPU.
+Without arguments: a bundled solver and a bundled verifier, a few minutes on a laptop's CPU.
 
     accelerate launch examples/verifier.py
 

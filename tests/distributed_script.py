@@ -27,9 +27,13 @@ def rewards(prompts: list[str], **_) -> list[float]:
 
 
 def trajectories(prompts: list[str], tokenizer) -> Dataset:
-    """A rollout for each prompt, of whose completion some tokens are context; every third one is in two rows."""
+    """A rollout for each prompt, of whose completion some tokens are context; every third one is in two rows.
+
+    A prompt may be there several times: its rollouts differ, and share its computation.
+    """
     rows = []
-    for n, (prompt, text, reward) in enumerate(zip(prompts, responses(prompts), rewards(prompts), strict=True)):
+    asked = [f"{prompt}{n}" for n, prompt in enumerate(prompts)]
+    for n, (prompt, text, reward) in enumerate(zip(prompts, responses(asked), rewards(asked), strict=True)):
         read, written = tokenizer(prompt)["input_ids"], tokenizer(text)["input_ids"]
         shared = {"prompt": prompt, "reward": reward, "problem_id": n, "rollout_id": None if n % 3 else n}
         mask = [int(k not in (2, 3)) for k in range(len(written))]
@@ -56,7 +60,7 @@ def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRT
     }  # fmt: skip
     model = str(arithmetic.CARELESS_MODEL)
     if kind == "offline":
-        rows = trajectories(problems["prompt"][:], tokenizer)
+        rows = trajectories((problems["prompt"][:6] * 4)[:22], tokenizer)
         few = {
             "few": trajectories(problems["prompt"][:3], tokenizer),
             "more": trajectories(problems["prompt"][:11], tokenizer),
@@ -70,10 +74,11 @@ def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRT
 
     own = {
         "curated": {"curation": "uniform", "iteration_size": 8},
-        "replayed": {"replay_share": 0.5, "replay_size": 2 * GLOBAL_BATCH},  # all rows of the batch before
+        # All rows of the batch before. At a higher rate some would be dead, and be replaced by others.
+        "replayed": {"replay_share": 0.5, "replay_size": 2 * GLOBAL_BATCH, "learning_rate": 2e-4},
     }
     args = TOPRConfig(
-        **shared, **own.get(kind, {}), num_generations=2, num_iterations=2, steps_per_generation=2, preset="tis",
+        **{**shared, **own.get(kind, {})}, num_generations=2, num_iterations=2, steps_per_generation=2, preset="tis",
         baseline="mean", gradient_accumulation_steps=2,
     )  # fmt: skip
     logged = {"prompt": ["2 + 3 =", "2 + 4 ="] * 4, "completion": [" 5", " 7"] * 4, "reward": [1.0, -1.0] * 4}

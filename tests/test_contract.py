@@ -16,11 +16,13 @@ import transformers
 import trl
 from accelerate.data_loader import SeedableRandomSampler
 from packaging.version import Version
-from transformers import Trainer
+from transformers import AttentionInterface, Trainer
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trl.trainer import utils
 
-from topr_trl import offline_trainer, refused, trainer, trainer_base
+from topr_trl import offline_trainer, refused, shared_prompts, trainer, trainer_base
 
 # Every method of theirs that ours override, extend or call, with its parameters (`...`: others may follow, they are
 # handed on), and what for.
@@ -327,3 +329,25 @@ def test_overrides_are_thin():
         for _, method in inspect.getmembers(getattr(module, name), inspect.isfunction):
             if method.__module__ == module.__name__:
                 assert len(source(method).splitlines()) <= 60, f"{name}.{method.__name__} is long"
+
+
+def test_fused_head_scores_labels_that_are_shifted(model):
+    utils.add_fused_lm_head(model)
+    ids, labels = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[-100, -100, 7, 8]])
+    shifted = torch.tensor([[-100, 7, 8, -100]])
+    plain = model(input_ids=ids, labels=labels, fused_lm_head=True)
+    given = model(input_ids=ids, shift_labels=shifted, fused_lm_head=True)
+    torch.testing.assert_close(given.log_probs[:, :-1], plain.log_probs)
+
+
+def test_fields_of_the_fused_head_are_known():
+    # A new one with a value for each token would keep the layout of shared prompts.
+    known = {"loss", "label_mask", "aux_loss", "hidden_states", "attentions", *shared_prompts._FIELDS}
+    assert set(utils.FusedCausalLMOutput.__dataclass_fields__) <= known
+
+
+def test_attention_can_be_registered():
+    AttentionInterface.register("of_a_test", lambda *args: args)
+    AttentionMaskInterface.register("of_a_test", lambda **kwargs: kwargs)
+    assert ALL_ATTENTION_FUNCTIONS["of_a_test"](1) == (1,)
+    assert ALL_MASK_ATTENTION_FUNCTIONS["of_a_test"](a=1) == {"a": 1}

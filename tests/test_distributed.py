@@ -73,9 +73,14 @@ def test_two_processes_train_like_one(config, distributed, kinds, one_process, t
         assert len(one["evaluated"]) == (2 if kind == "offline" else 1)  # sets
         for a, b in zip(one["logs"] + one["evaluated"], two["logs"] + two["evaluated"], strict=True):
             for name in a:
+                if name == "topr/computed_tokens":  # micro-batches are smaller in two processes
+                    continue
                 if name in ("loss", "grad_norm") or name.endswith(("_loss", "reward")) or "topr/" in name:
                     rounding = 5e-3 if "log_ratio" in name else 1e-5  # log-ratios are sums over the response
                     assert b[name] == pytest.approx(a[name], rel=1e-3, abs=rounding), (kind, name)
+        if kind == "offline":
+            assert min(entry["topr/computed_tokens"] for entry in one["logs"]) < 0.9  # rows shared prompts
+            assert min(entry["topr/computed_tokens"] for entry in two["logs"]) < 0.9
         expected = weights(one_process / kind / "whole")
         for saved in ("whole", "resumed"):
             found = weights(tmp_path / kind / saved)
@@ -83,7 +88,7 @@ def test_two_processes_train_like_one(config, distributed, kinds, one_process, t
             # Rounding differs with the order of sums, and Adam's first steps magnify it where gradients are tiny.
             assert max((found[n] - expected[n]).abs().max().item() for n in expected) < 2e-4, (kind, saved)
             moved = max((expected[n] - start).abs().max().item() for n, start in weights(CARELESS_MODEL).items())
-            assert moved > 2e-3
+            assert moved > 1e-3
 
 
 def weights(folder):

@@ -367,6 +367,11 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             other and little padding is computed. The rows of a step, and its gradient, are the same without. Only a
             random order of rows is sorted, and only where rows are padded (`padding_free=False`) and there is no
             auxiliary loss of a mixture of experts.
+        share_prompts (`bool`, *optional*):
+            Compute a prompt once for neighboring completions in a micro-batch. Rows of the same prompt then stay
+            together, at most 8, and no more than leave 16 prompts in an optimizer step. Only done where it saves a
+            tenth of the tokens, with the attention implementations `"sdpa"` and `"eager"`, and if a measurement with
+            the model finds the same log π. Default: on a CPU. It was not measured on a GPU yet.
         log_completions (`bool`, defaults to `False`):
             At each log, show the rows of the last optimizer step with reward, advantage (R), weight and log-ratio:
             printed if `rich` is installed, in `output_dir/completions/completions_{{step}}.parquet`, and as a table in
@@ -378,6 +383,9 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
     num_train_epochs: float = field(default=1.0, metadata={"help": "Epochs over the rows. The paper's: 1."})
     max_length: int | None = field(default=None, metadata={"help": "Longest row allowed, in tokens."})
     sort_by_length: bool = field(default=True, metadata={"help": "Sort the rows of a step: less padding."})
+    share_prompts: bool | None = field(
+        default=None, metadata={"help": "Compute a prompt once for its completions. Default: on a CPU."}
+    )
     log_completions: bool = field(default=False, metadata={"help": "At each log, show the rows of the last step."})
     num_completions_to_print: int | None = field(default=None, metadata={"help": "Rows to print. Default: all."})
 

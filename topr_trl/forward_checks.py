@@ -144,8 +144,16 @@ def depends_on_batch(
         )
     # The first sequence has no padding and no row before it, so its difference is rounding.
     first, second = (_difference(a, b, temperature) for a, b in zip(together, alone, strict=True))
-    # Measured in bfloat16, with left padding: 0.006 for SmolLM2-135M, 0.011 for a model of 0.3 million parameters.
-    return not second < 5 * first + (0.05 if is_half else 2e-3)
+    return not second < 5 * first + tolerance(is_half)
+
+
+def tolerance(is_half: bool) -> float:
+    """Return the difference of log π that rounding may cause, in nats per token.
+
+    Measured in bfloat16, with left padding: 0.006 for SmolLM2-135M, 0.011 for a model of 0.3 million parameters. A
+    refusal cannot be overridden, so there is room for models that were not measured.
+    """
+    return 0.05 if is_half else 2e-3
 
 
 def _difference(one: Tensor, other: Tensor, temperature: float) -> float:

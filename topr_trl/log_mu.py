@@ -28,7 +28,7 @@ from topr_trl.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.data.masks import MASK
 from topr_trl.data.rollouts import PARTS
 from topr_trl.data.tables import atomic_write
-from topr_trl.data.tokenized_rows import column, completion_lengths, lengths_of
+from topr_trl.data.tokenized_rows import column, completion_lengths, lengths_of, prompt_groups
 from topr_trl.diagnostics import sampler_distance
 from topr_trl.loss import TruncationLimits
 from topr_trl.warn import warn_user
@@ -70,6 +70,7 @@ class LogMu:
 
     def __init__(self, args: OfflineTOPRConfig, accelerator: Accelerator) -> None:
         self.args, self.accelerator = args, accelerator
+        self.prompts_together = False  # rows of a prompt in one batch, for a model that shares prompts
         self.values: dict[tuple[int, int], float | FloatArray] = {}
         self.planned: dict[str, _Plan] = {}
         self.sampler_distance: dict[str, float] = {}
@@ -140,7 +141,8 @@ class LogMu:
                 path = folder / f"{start}.parquet"
                 logps = self._part(path, plan)
                 if logps is None:
-                    logps = _per_token_logps(forward, part, collate, self.accelerator, batch_size, progress)
+                    order = _order(part, self.prompts_together)
+                    logps = _per_token_logps(forward, part, order, collate, self.accelerator, batch_size, progress)
                     if main:
                         save_log_mu(path, pa.array(logps, _LOGPS), plan.model, plan.rows)
                 else:
@@ -252,14 +254,25 @@ def _what_is_wrong(mu_logps: object, tokens: int, args: TOPRConfig | OfflineTOPR
     return None
 
 
+def _order(rows: Dataset, prompts_together: bool) -> NDArray[np.int64]:
+    """Return an order in which rows of similar length, or of the same prompt, are neighbors; the longest come first."""
+    lengths = lengths_of(rows)
+    if not prompts_together:
+        return np.argsort(-lengths, kind="stable")
+    groups = prompt_groups(rows)
+    longest = np.zeros(groups.max() + 1, dtype=np.int64)
+    np.maximum.at(longest, groups, lengths)
+    return np.lexsort((-lengths, groups, -longest[groups]))
+
+
 def _per_token_logps(
-    forward: Forward, rows: Dataset, collate: Collate, accelerator: Accelerator, batch_size: int, progress: Any
-) -> list[list[float]]:
+    forward: Forward, rows: Dataset, order: NDArray[np.int64], collate: Collate, accelerator: Accelerator,
+    batch_size: int, progress: Any,
+) -> list[list[float]]:  # fmt: skip
     """Log-probabilities of the completions' tokens, in the order of the rows, on every process.
 
-    Each process computes its share; rows of similar length go together, so that there is little padding.
+    Each process computes its share, in batches of rows that are neighbors in `order`.
     """
-    order = np.argsort(-lengths_of(rows), kind="stable")
     loader = DataLoader(rows.select(order), batch_size=batch_size, collate_fn=collate)
     computed: list[list[float]] = []
     for batch in accelerator.prepare_data_loader(loader):

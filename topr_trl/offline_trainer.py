@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.data_loader import SeedableRandomSampler
+from accelerate.utils import gather_object
 from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 from torch import Tensor
@@ -28,10 +29,10 @@ from topr_trl.data.rows import (
     reward_column,
 )
 from topr_trl.data.sampled import temperature_of
-from topr_trl.data.samplers import FilledRows, FilledSampler, StepsSortedByLength
+from topr_trl.data.samplers import FilledRows, FilledSampler, StepsOfGroups, StepsSortedByLength, rows_together
 from topr_trl.data.tokenization import tokenize
-from topr_trl.data.tokenized_rows import COLUMNS, check_tokens, lengths_of
-from topr_trl.forward_checks import text_model
+from topr_trl.data.tokenized_rows import COLUMNS, check_tokens, lengths_of, part_saved_by_sharing, prompt_groups
+from topr_trl.forward_checks import text_model, tolerance
 from topr_trl.log_mu import LogMu
 from topr_trl.offline_rows import (
     by_name,
@@ -42,6 +43,7 @@ from topr_trl.offline_rows import (
     sampler_logps_are_incomparable,
     tokenizer_of,
 )
+from topr_trl.shared_prompts import LEAST_SAVED, SharedPrompts, remove_shared_prompts, why_not_shared
 from topr_trl.trainer_base import TOPRMixin, path_as_text, say, settings_for
 from topr_trl.warn import warn_user
 
@@ -99,9 +101,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         # The loss is divided by the rows of the whole step, whatever the model's forward takes; not once more.
         self.model_accepts_loss_kwargs = True
         self._check_tokens({"train": self.train_dataset, **by_name(self.eval_dataset)})
+        remove_shared_prompts(text_model(self.model))
         # SFTTrainer's head computes the entropy and the likeliest token of every position too, for metrics of its own.
         add_fused_lm_head(text_model(self.model), temperature=self._temperature)
         self._log_mu = LogMu(args, self.accelerator)
+        self._prompts: SharedPrompts | None = None
+        self._keep_together = False  # rows of a prompt, in training
         # The auxiliary loss of a mixture of experts is of all tokens.
         self.data_collator = Collator(
             self.data_collator, args.ratio_level, keep_idle=self.aux_loss_enabled, log_mu=self._log_mu.values
@@ -111,8 +116,67 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self._is_checked = self._is_ready  # else when training begins
         if self._is_checked:
             self._check_rows_apart(self.model)
+        self._share_prompts()
         if args.log_completions:
             self.add_callback(LogCompletions(self))
+
+    # Prompts that several rows share.
+
+    def _share_prompts(self) -> None:
+        """Let the model compute a prompt once for its completions, if that saves enough and can be done."""
+        args, rows = self.args, self.train_dataset
+        on = args.share_prompts
+        if not (args.device.type == "cpu" if on is None else on):
+            return
+        groups = prompt_groups(rows)
+        # The order of the rows follows from these two alone, so it is the same on any number of processes.
+        together = rows_together(self._rows_per_step)
+        saved = part_saved_by_sharing(rows, groups, together)
+        batch = min(args.per_device_train_batch_size, args.per_device_eval_batch_size)
+        saved_log_mu = 0.0 if "mu_logps" in rows.column_names else part_saved_by_sharing(rows, groups, batch)
+        if max(saved, saved_log_mu) < LEAST_SAVED:
+            return
+        try:
+            self._prompts = SharedPrompts(text_model(self.model))
+        except ValueError as error:
+            self._say_not_shared(str(error))
+            return
+        self._log_mu.prompts_together = True
+        self._keep_together = saved >= LEAST_SAVED
+        in_training = (
+            f"In training, at most {together} rows of a prompt stay together, which saves {saved:.0%} of the tokens."
+            if self._keep_together
+            else "In training, rows of a prompt share it only by chance."
+        )
+        say(f"prompts are computed once for neighboring completions. {in_training}", args)
+        if self._is_checked:
+            self._check_sharing(self.model)
+
+    @property
+    def _rows_per_step(self) -> int:
+        """Rows per optimizer step, over all processes and micro-batches."""
+        return int(self.get_total_train_batch_size(self.args))
+
+    def _check_sharing(self, model: Any) -> None:
+        """Stop sharing prompts if log π differs from log π without sharing, on any process."""
+        if self._prompts is None:
+            return
+        was_training = model.training
+        model.eval()
+        with self.accelerator.autocast():
+            found = why_not_shared(self._prompts, model, self.args.device, tolerance(self._is_half))
+        model.train(was_training)
+        why_not = next((why for why in gather_object([found]) if why is not None), None)
+        if why_not is not None:
+            if self._is_checked:
+                self._prompts.remove()
+            self._prompts.enabled = False  # a model that is wrapped by now keeps its forward
+            self._prompts, self._log_mu.prompts_together = None, False
+            self._say_not_shared(why_not)
+
+    def _say_not_shared(self, why: str) -> None:
+        name = type(text_model(self.model)).__name__
+        say(f"prompts are computed again for each completion, because {name} cannot share them: {why}.", self.args)
 
     # Rows: SFTTrainer would tokenize and cut them its own way.
 
@@ -189,8 +253,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if isinstance(sampler, RandomSampler):
             # Use the sampler that Accelerate would create.
             sampler = SeedableRandomSampler(dataset, data_seed=args.seed if args.data_seed is None else args.data_seed)
-            if args.sort_by_length and not plain:
-                sampler = StepsSortedByLength(sampler, lengths_of(dataset), self.get_total_train_batch_size(args))
+            rows = self._rows_per_step
+            if self._prompts is not None and self._keep_together:
+                lengths = lengths_of(dataset) if args.sort_by_length and not plain else None
+                sampler = StepsOfGroups(sampler, prompt_groups(dataset), lengths, rows)
+            elif args.sort_by_length and not plain:
+                sampler = StepsSortedByLength(sampler, lengths_of(dataset), rows)
         self._order = sampler
         return sampler
 
@@ -266,6 +334,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _training_begins(self, model: Any) -> None:
         if not self._is_checked:
             self._check_rows_apart(model)
+            self._check_sharing(model)
             self._is_checked = True
         trains = self.state.max_steps > 0  # else `compute_log_mu`
         self._compute_log_mu(model, keep_parts=not trains)
@@ -365,6 +434,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             inputs.pop(name) for name in ("reward", "mu_logps", "idle", "row", "counts")
         )
         logps, mask, outputs = self._policy_logps(model, inputs)
+        if self._prompts is not None:
+            self._metrics[self._mode]["topr/computed_tokens"].append(self._prompts.computed_part)
         if self.args.ratio_level == "token":
             mu_logps = torch.full_like(logps, torch.nan, dtype=torch.float32).masked_scatter(mask, mu_logps)
         shown = rows if self.args.log_completions and self.model.training and counts else None

@@ -156,15 +156,19 @@ class TOPRMixin(Trainer):
         sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
         return not sharded and next(self.model.parameters()).device.type == self.args.device.type
 
+    @property
+    def _is_half(self) -> bool:
+        """Whether the forward rounds to bfloat16 or float16."""
+        return self.accelerator.mixed_precision != "no" or next(self.model.parameters()).dtype != torch.float32
+
     def _depends_on_batch(self, model: Any, log_probs: LogProbs, tokenizer: Any, temperature: float) -> bool:
         """Whether log π of a row depends on its batch, measured on two short texts; see `depends_on_batch`."""
         sequences = probes(self.model, tokenizer)
         if min(map(len, sequences)) < 2:
             return False
-        half = self.accelerator.mixed_precision != "no" or next(self.model.parameters()).dtype != torch.float32
         try:
             return depends_on_batch(
-                self.model, model, log_probs, sequences, temperature, half, self.accelerator.autocast
+                self.model, model, log_probs, sequences, temperature, self._is_half, self.accelerator.autocast
             )
         except ValueError:
             check_finite(self.model, "The model to train")  # NaN in the weights is the better reason

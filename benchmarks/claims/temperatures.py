@@ -1,4 +1,4 @@
-"""Every base model before training: greedy, at three temperatures, and by majority vote.
+"""Measure every base model before training: greedy, at three temperatures, and by majority vote.
 
 A method that only sharpens a model gains nothing over a lower temperature, which costs nothing.
 """

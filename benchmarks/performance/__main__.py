@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm import tqdm
 from transformers import LlamaConfig
@@ -54,6 +55,7 @@ class Sizes:
     """How much is run; `small` only tries everything out."""
 
     def __init__(self, small: bool) -> None:
+        self.is_small = small
         self.model = model(64 if small else 192)
         self.steps, self.repeats = (2, 2) if small else (3, 3)
         self.micro_batch, self.accumulation = (8, 2) if small else (8, 8)
@@ -122,6 +124,46 @@ def log_mu(sizes: Sizes, say: Say) -> dict[str, Any]:
     return {"log mu, seconds by share of positives": by_share, "log mu, memory": scoring_peak(large)}
 
 
+# Tokens of a prompt and of a completion, and completions of a prompt in a micro-batch; 1: eight prompts.
+SHARED = ((300, 85, 8), (64, 85, 4), (300, 85, 1), (1_024, 512, 16))
+
+
+def smollm2(small: bool) -> LlamaConfig:
+    """The shape of SmolLM2-135M."""
+    return LlamaConfig(
+        hidden_size=576, intermediate_size=1_536, num_hidden_layers=2 if small else 30, num_attention_heads=9,
+        num_key_value_heads=3, vocab_size=1_024 if small else 49_152, pad_token_id=1, eos_token_id=0,
+        max_position_embeddings=8_192, tie_word_embeddings=True,
+    )  # fmt: skip
+
+
+def shared_prompts(sizes: Sizes, say: Say) -> dict[str, Any]:
+    """Rows that share prompts: steps, log μ and memory, beside SFTTrainer and prompts computed for each row."""
+    settings = {"use_cpu": True, "bf16": True, "train_sampling_strategy": "sequential"}
+    apart = {"share_prompts": False}
+    found: dict[str, dict[str, list[float]]] = {}
+    for prompt, completion, samples in SHARED[:1] if sizes.is_small else SHARED:
+        batch = samples if samples > 1 else 8
+        rows = candidates(2 * batch, even(completion, float(np.log(prompt))), WORDS, 0.0, samples=samples)
+        # Without checkpointing, the activations of 24,576 tokens take more than 20 GB.
+        long = {"gradient_checkpointing": prompt * batch > 10_000}
+        case = Case(smollm2(sizes.is_small), rows, batch, 1, {**settings, **long})
+        name = f"{prompt} + {completion}, {samples}"
+        builds = {
+            "topr": offline_topr(brings_log_mu=True),
+            "topr, not shared": offline_topr(brings_log_mu=True, **apart),
+            "sft": VARIANTS["sft"],
+        }
+        measures: dict[str, Callable[[], float]] = {
+            variant: lambda b=build, c=case: seconds_per_step(b, c)
+            for variant, build in builds.items()  # type: ignore[misc]
+        }
+        for variant, more in (("log mu", {}), ("log mu, not shared", apart)):
+            measures[variant] = lambda m=more, c=case: scoring_seconds(offline_topr(**m), c)  # type: ignore[misc]
+        found[name] = in_turn(measures, 2, lambda variant, n=name: say(f"{n}: {variant}"))  # type: ignore[misc]
+    return {"shared prompts": found}
+
+
 def two_processes(sizes: Sizes, say: Say) -> dict[str, Any]:
     say("two processes")
     return {"processes": processes(sizes)}
@@ -168,8 +210,10 @@ def loop(sizes: Sizes, say: Say) -> dict[str, Any]:
     return {"loop": found}
 
 
-PARTS = {"offline": offline, "generating": generating, "memory": memory, "log_mu": log_mu,
-         "processes": two_processes, "files": files, "loop": loop}  # fmt: skip
+PARTS = {
+    "shared_prompts": shared_prompts, "offline": offline, "generating": generating, "memory": memory,
+    "log_mu": log_mu, "processes": two_processes, "files": files, "loop": loop,
+}  # fmt: skip
 
 
 def processes(sizes: Sizes) -> dict[str, list[float]]:

@@ -43,13 +43,15 @@ GSM8K = Lengths((3.90, 0.36), (4.14, 0.45))
 LONG_TAILS = Lengths((3.90, 0.36), (5.0, 1.0))
 
 
-def even(tokens: int) -> Lengths:
-    """Every completion as long as the others."""
-    return Lengths((3.90, 0.0), (float(np.log(tokens)), 0.0), tokens)
+def even(tokens: int, prompt: float = 3.90) -> Lengths:
+    """Every completion as long as the others; `prompt` is the logarithm of the prompts' length."""
+    return Lengths((prompt, 0.0), (float(np.log(tokens)), 0.0))
 
 
-def candidates(count: int, lengths: Lengths, vocabulary: int, positives: float = 0.5, seed: int = 0) -> Rows:
-    """Random token ids with the lengths of real completions, `SAMPLES` per problem."""
+def candidates(
+    count: int, lengths: Lengths, vocabulary: int, positives: float = 0.5, seed: int = 0, samples: int = SAMPLES
+) -> Rows:
+    """Random token ids with the lengths of real completions, so many `samples` per problem."""
     rng = np.random.default_rng(seed)
     rows: Rows = []
 
@@ -58,7 +60,7 @@ def candidates(count: int, lengths: Lengths, vocabulary: int, positives: float =
         return rng.integers(2, vocabulary, length).tolist()
 
     for i in range(count):
-        prompt = rows[-1]["prompt"] if i % SAMPLES else draw(*lengths.prompt)
+        prompt = rows[-1]["prompt"] if i % samples else draw(*lengths.prompt)
         reward = 1.0 if (i * 0.618) % 1 < positives else -1.0  # evenly spread
         rows.append({"prompt": prompt, "completion": draw(*lengths.response), "reward": reward})
     return rows

@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import numpy as np
@@ -7,7 +8,14 @@ from datasets import Dataset
 from torch.utils.data import BatchSampler
 from trl.trainer.utils import RepeatSampler
 
-from topr_trl.data.samplers import FilledRows, FilledSampler, ReseededSampler, StepsSortedByLength
+from topr_trl.data.samplers import (
+    FilledRows,
+    FilledSampler,
+    ReseededSampler,
+    StepsOfGroups,
+    StepsSortedByLength,
+    rows_together,
+)
 
 
 def orders(epoch, rows=4, count=12):
@@ -52,6 +60,62 @@ def test_rows_of_one_length_keep_their_random_order():
     plain, same = (SeedableRandomSampler(range(200), data_seed=3) for _ in range(2))
     plain, in_order = list(plain), list(StepsSortedByLength(same, np.arange(200) % 2, 200))
     assert in_order == [row for row in plain if row % 2] + [row for row in plain if not row % 2]
+
+
+# Rows of a prompt together.
+
+
+def grouped(epoch=0, rows=32, groups=20, of_group=10, sort=True):
+    count = groups * of_group
+    groups_N = np.random.default_rng(1).permutation(np.arange(count) % groups)
+    lengths_N = np.random.default_rng(0).integers(1, 100, count) if sort else None
+    sampler = StepsOfGroups(SeedableRandomSampler(range(count), data_seed=3), groups_N, lengths_N, rows)
+    sampler.set_epoch(epoch)
+    assert len(sampler) == count
+    return groups_N, lengths_N, list(sampler)
+
+
+def test_how_many_rows_of_a_prompt_stay_together():
+    assert [rows_together(rows) for rows in (1, 16, 32, 64, 128, 4_096)] == [1, 1, 2, 4, 8, 8]
+
+
+@pytest.mark.parametrize("sort", [True, False])
+@pytest.mark.parametrize("rows", [8, 32, 64, 128, 1_000])
+def test_an_epoch_reads_each_row_once_and_rows_of_a_prompt_together(rows, sort):
+    groups_N, _, order = grouped(rows=rows, sort=sort)
+    assert sorted(order) == list(range(200))
+    together = rows_together(rows)
+    neighbors = sum(groups_N[a] == groups_N[b] for a, b in itertools.pairwise(order))
+    # Of each piece all rows but the first follow one of their own; pieces are cut at the end of a step.
+    pieces = 20 * math.ceil(10 / together) + 200 // rows
+    assert neighbors >= 200 - pieces if together > 1 else neighbors < 60
+
+
+def test_small_groups_are_not_read_last():
+    """Half of the rows are in groups of eight, half alone."""
+    groups_N = np.concatenate([np.repeat(np.arange(100), 8), np.arange(100, 900)])
+    sampler = StepsOfGroups(SeedableRandomSampler(range(1_600), data_seed=3), groups_N, None, 128)
+    places = np.argsort(list(sampler))
+    assert places[800:].mean() / 1_600 == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_groups_of_a_step_are_sorted_by_their_longest_row():
+    groups_N, lengths_N, order = grouped(rows=50)
+    for start in range(0, 200, 50):
+        step = order[start : start + 50]
+        seen = [group for group, _ in itertools.groupby(groups_N[step])]
+        assert len(seen) == len(set(seen))  # a group has one place in a step
+        longest = [max(lengths_N[row] for row in step if groups_N[row] == group) for group in seen]
+        assert longest == sorted(longest, reverse=True)
+
+
+def test_groups_are_cut_and_shuffled_anew_in_each_epoch():
+    assert grouped(epoch=1)[2] == grouped(epoch=1)[2]
+    first, second = (
+        {frozenset(order[k : k + 2]) for k in range(0, 200, 2)}
+        for order in (grouped(epoch=epoch, rows=32, sort=False)[2] for epoch in (0, 1))
+    )
+    assert len(first & second) < 40  # with pieces of two rows, by chance one of nine is the same
 
 
 def test_an_epoch_of_prompts_does_not_depend_on_the_epochs_before():

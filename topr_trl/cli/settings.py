@@ -182,7 +182,8 @@ def _settings_of_the_bundled_model(command: str, said: set[str], config: Json) -
 
 
 _STEPS = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "padding_free",
-          "sort_by_length", "gradient_checkpointing", "bf16", "max_length", "dataset_num_proc", "use_cpu")  # fmt: skip
+          "sort_by_length", "share_prompts", "gradient_checkpointing", "bf16", "max_length", "dataset_num_proc",
+          "use_cpu")  # fmt: skip
 _TRAINING = (
     "model_name_or_path", "model_revision", "dtype", "attn_implementation", "use_peft", "lora_r", *_STEPS,
     *(field.name for kind in (LossArguments, CurationArguments) for field in fields(kind)), "learning_rate",

@@ -50,6 +50,30 @@ def completion_lengths(dataset: Dataset) -> NDArray[np.int64]:
     return counts
 
 
+def prompt_groups(dataset: Dataset) -> NDArray[np.int64]:
+    """(N,) number of each row's prompt: rows with the same prompt tokens have the same number."""
+    prompts = column(dataset, "prompt_length").to_numpy()
+    ids = pc.list_flatten(column(dataset, "input_ids")).to_numpy()
+    starts = lengths_of(dataset).cumsum() - lengths_of(dataset)
+    numbers: dict[bytes, int] = {}
+    return np.array(
+        [
+            numbers.setdefault(ids[start : start + length].tobytes(), len(numbers))
+            for start, length in zip(starts, prompts, strict=True)
+        ],
+        dtype=np.int64,
+    )
+
+
+def part_saved_by_sharing(dataset: Dataset, groups_N: NDArray[np.int64], together: int) -> float:
+    """Return the part of the tokens that is saved if each prompt is computed once for `together` rows of its group."""
+    rows_G = np.bincount(groups_N)
+    prompts_G = np.zeros(len(rows_G), dtype=np.int64)
+    prompts_G[groups_N] = column(dataset, "prompt_length").to_numpy()
+    again_G = rows_G - -(-rows_G // together)
+    return float((again_G * np.maximum(prompts_G - 1, 0)).sum() / max(lengths_of(dataset).sum(), 1))
+
+
 def check_tokens(name: str, dataset: Dataset, config: PretrainedConfig, max_length: int | None) -> None:
     """Refuse tokenized rows that the model of this config cannot read.
 

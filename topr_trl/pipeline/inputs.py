@@ -33,6 +33,7 @@ _FORWARD = ("bf16", "fp16", "model_init_kwargs", "chat_template_path", "eos_toke
 _RATIO = ("preset", "a_pos", "b_pos", "a_neg", "b_neg", "ratio_level", "log_mu")
 _STEPS = (
     *_FORWARD, *_RATIO, "length_normalization", "tf32", "max_length", "padding_free", "sort_by_length",
+    "share_prompts",
     "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps", "learning_rate",
     "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay", "max_grad_norm", "optim", "optim_args",
     "optim_target_modules", "adam_beta1", "adam_beta2", "adam_epsilon", "neftune_noise_alpha", "shuffle_dataset",

@@ -82,7 +82,12 @@ def make_problem(rng: random.Random, num_steps: int = 2, sentences: Sequence[Sen
         num_steps (`int`, *optional*, defaults to `2`): steps of the problem.
         sentences (`Sequence[Sentence]`, *optional*): sentences to draw from; one that is listed twice is drawn twice
             as often.
+
+    Raises:
+        ValueError: no sentence adds, so a total could run out.
     """
+    if all(sentence.symbol == "-" for sentence in sentences):
+        raise ValueError("sentences needs one that adds, such as FINDS.")
     name, things, boxes = rng.choice(_NAMES), rng.choice(_THINGS), rng.choice(_BOXES)
     total = start = rng.randint(2, 30)
     written, steps = [f"{name} has {start} {things}."], []
