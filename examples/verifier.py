@@ -140,7 +140,8 @@ if __name__ == "__main__":
     parser.set_defaults(output_dir="topr-verifier", num_generations=4)
     named = ("--model_name_or_path", "--solver_name_or_path", "--config")
     if not any(argument.startswith(named) for argument in sys.argv):
-        small = {"num_train_problems": 100, "num_test_problems": 100, "num_solutions": 8, "save_strategy": "no"}
+        small = {"num_train_problems": 100, "num_test_problems": 100, "num_solutions": 8, "save_strategy": "no",
+                 "learning_rate": 3e-4}  # fmt: skip
         every_row = {"curation": "none", "iteration_size": None}
         parser.set_defaults_with_config(**{**arithmetic.CARELESS_SETTINGS, **small, **every_row})
     main(*parser.parse_args_and_config())

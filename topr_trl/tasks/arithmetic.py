@@ -24,7 +24,7 @@ CARELESS_VERIFIER = Path(__file__).parent / "careless_verifier"
 # Settings for the bundled model: it is small, so it learns with large steps.
 CARELESS_SETTINGS = {
     "max_new_tokens": 96, "num_shots": 0, "num_train_problems": 400, "num_test_problems": 400,
-    "learning_rate": 3e-4, "optim": "adamw_torch", "per_device_train_batch_size": 32,
+    "learning_rate": 1e-4, "optim": "adamw_torch", "per_device_train_batch_size": 32,
     "per_device_eval_batch_size": 128, "bf16": False, "gradient_checkpointing": False, "report_to": "none",
     "curation": "uniform", "iteration_size": 6_000, "logging_steps": 50, "dtype": "float32",
     "use_cpu": not torch.accelerator.is_available(),
