@@ -39,6 +39,7 @@ def test_names_are_stable():
     now_and_then = {
         "rows_kept",
         "split_total",
+        "computed_tokens",
         *(f"replay/{what}" for what in ("share", "age", "kept")),
         *(f"sampler_distance/{what}" for what in ("token", "token_max", "response")),
     }

@@ -15,7 +15,7 @@ from benchmarks import rivals
 from benchmarks.cells import Store, run
 from benchmarks.rivals import RIVALS, m2po_loss, ppo_loss
 from benchmarks.rows import Rows, response_logps
-from benchmarks.setting import base_model, problems, sample, tokenizer
+from benchmarks.setting import BUNDLED, ONE_WORDING, base_model, problems, sample, tokenizer
 from benchmarks.statistics import difference, interval
 from benchmarks.training import batches, train
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
@@ -237,4 +237,5 @@ def test_difference_is_paired():
 def test_tasks_are_the_packages_own():
     asked = problems("hard", 3, 1)["prompt"][:]
     assert [row.count(".") for row in asked] == [6, 6, 6]  # the start and five steps
-    assert arithmetic.arithmetic_dataset(3, 1, 5)["question"][0] in asked[0]
+    assert arithmetic.arithmetic_dataset(3, 1, 5, ONE_WORDING)["question"][0] in asked[0]
+    assert arithmetic.arithmetic_dataset(3, 1)["question"][0] in problems(BUNDLED, 3, 1)["prompt"][0]
