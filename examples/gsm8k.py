@@ -96,9 +96,9 @@ def sample_and_score(model, tokenizer, problems, task: Task, sampling, folder: P
     return load_rows(folder)
 
 
-def report_gains(before: Samples, after: Samples, label: str, ks: list[int], out: Path) -> None:
+def report_gains(before: Samples, after: Samples, label: str, ks: list[int], seed: int, out: Path) -> None:
     """Print how much training gained, with paired 95% intervals; save the gains at every k to `gains.json`."""
-    gains = compare(before, after)
+    gains = compare(before, after, seed)
     wanted = ["greedy", "pass@1", *(f"{measure}@{k}" for k in ks for measure in ("maj", "pass"))]
     shown = [measure for measure in wanted if measure in gains]
     print(f"Gain from before to {label} in points, with its 95% interval (paired bootstrap over the problems):")
@@ -144,7 +144,7 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
     state.print(f"\n{results}\n", flush=True)
     if state.is_main_process:
         if args.iterations:
-            report_gains(before, after, label, ks, out)
+            report_gains(before, after, label, ks, seed, out)
         if importlib.util.find_spec("matplotlib"):
             results.plot(out / "results.png")
     state.print(f"Results, checkpoints, rollouts and log μ are in {out}/", flush=True)

@@ -368,9 +368,10 @@ def test_what_the_trainer_says(tokenizer, tmp_path, capsys):
         return capsys.readouterr().out
 
     assert "only by chance" in said()
-    assert "at most 4 rows of a prompt stay together" in said(gradient_accumulation_steps=4)
+    assert "in groups of up to 4, which saves at least" in said(gradient_accumulation_steps=4)
     assert "computed once" not in said(share_prompts=False)
     assert "computed once" not in said(ROWS.select([0, 3]))  # no prompt has two rows
+    assert "not shared: it would save 0%" in said(ROWS.select([0, 3]), share_prompts=True)
     assert "computed once" not in said(per_device_train_batch_size=1)
 
 

@@ -384,7 +384,11 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
     max_length: int | None = field(default=None, metadata={"help": "Longest row allowed, in tokens."})
     sort_by_length: bool = field(default=True, metadata={"help": "Sort the rows of a step: less padding."})
     share_prompts: bool | None = field(
-        default=None, metadata={"help": "Compute a prompt once for its completions. Default: on a CPU."}
+        default=None,
+        metadata={
+            "help": "true or false. Compute a prompt once for neighboring completions. In training this changes the "
+            "order of rows, from 32 rows per step on. Default: true on a CPU."
+        },
     )
     log_completions: bool = field(default=False, metadata={"help": "At each log, show the rows of the last step."})
     num_completions_to_print: int | None = field(default=None, metadata={"help": "Rows to print. Default: all."})

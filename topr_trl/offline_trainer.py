@@ -135,6 +135,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         batch = min(args.per_device_train_batch_size, args.per_device_eval_batch_size)
         saved_log_mu = 0.0 if "mu_logps" in rows.column_names else part_saved_by_sharing(rows, groups, batch)
         if max(saved, saved_log_mu) < LEAST_SAVED:
+            if on:
+                say(f"prompts are not shared: it would save {max(saved, saved_log_mu):.0%} of the tokens.", args)
             return
         try:
             self._prompts = SharedPrompts(text_model(self.model))
@@ -143,12 +145,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             return
         self._log_mu.prompts_together = True
         self._keep_together = saved >= LEAST_SAVED
-        in_training = (
-            f"In training, at most {together} rows of a prompt stay together, which saves {saved:.0%} of the tokens."
+        say("prompts are computed once for neighboring completions.", args)
+        self._said_of_training = (
+            f"rows of a prompt are read in groups of up to {together}, which saves at least {saved:.0%} of the tokens."
             if self._keep_together
-            else "In training, rows of a prompt share it only by chance."
+            else "steps of fewer than 32 rows share prompts only by chance."
         )
-        say(f"prompts are computed once for neighboring completions. {in_training}", args)
         if self._is_checked:
             self._check_sharing(self.model)
 
@@ -344,6 +346,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _before_training(self, checkpoint: Path | None) -> None:
         if self._will_train:
             self._say_share(np.array(self.train_dataset["reward"][:]), self.args)
+            if self._prompts is not None:
+                say(self._said_of_training, self.args)
         self._start.begin(self.model, self._temperature, checkpoint)
         self._plan_log_mu({"train": self.train_dataset, **by_name(self.eval_dataset)}, checkpoint is not None)
         if "train" in self._log_mu.planned and not self._sampler_reported:

@@ -434,7 +434,7 @@ _OF_LOG_MU = (
     "baseline", "effective_positive_share", "seed", "iteration", "per_device_train_batch_size",
     "per_device_eval_batch_size", "bf16", "fp16", "tf32", "padding_free", "max_length", "dataset_num_proc", "use_cpu",
     "trust_remote_code", "model_init_kwargs", "chat_template_path", "eos_token", "pad_token", "disable_tqdm",
-    "use_liger_kernel",
+    "use_liger_kernel", "share_prompts",
 )  # fmt: skip
 # What each command takes: of what its dataclass holds, all that it does not ignore.
 SETTINGS: dict[str, tuple[str, ...]] = {
