@@ -3,6 +3,7 @@
 import copy
 import itertools
 import pickle
+import re
 
 import pytest
 import torch
@@ -240,14 +241,14 @@ def test_models_that_share(name):
     ("name", "reason"),
     [
         ("bloom", "only 0 of its 2 layers"),
-        ("falcon_h1", "log π differs"),
+        ("falcon_h1", "log π differs|layers are attention"),  # with transformers 5.24 | 5.0
         ("gpt_oss", "sinks"),
         ("mamba", "only 0 of its 2 layers"),
     ],
 )
 def test_models_that_cannot_share_say_why(name, reason):
     model = random_model(REFUSED[name](), "sdpa" if name == "falcon_h1" else "eager").eval()
-    assert reason in why_not_shared(SharedPrompts(model), model, CPU, 2e-3)
+    assert re.search(reason, why_not_shared(SharedPrompts(model), model, CPU, 2e-3))
 
 
 def test_other_attention_is_refused():
