@@ -24,7 +24,8 @@ SHOWN = {"log_completions", "logging_nan_inf_filter", "num_completions_to_print"
         ("sample", arguments.SampleArguments, inputs.of_sampling, {}, WHERE | HOW_FAST | OF_OTHERS),
         ("score", arguments.ScoreArguments, inputs.of_scoring, {}, WHERE),
         ("curate", arguments.CurateArguments, inputs.of_curation, {}, WHERE),
-        ("log-mu", arguments.TrainArguments, inputs.of_log_mu, {}, {*WHERE, "max_length", "share_prompts"}),  # neither changes log μ
+        # Neither cutting nor sharing changes log μ.
+        ("log-mu", arguments.TrainArguments, inputs.of_log_mu, {}, {*WHERE, "max_length", "share_prompts"}),
         ("train", arguments.TrainArguments, inputs.of_training, {}, WHERE | SHOWN),
     ],
 )  # fmt: skip
