@@ -368,12 +368,18 @@ def test_what_the_trainer_says(tokenizer, tmp_path, capsys):
         trained(tokenizer, tmp_path, rows, max_steps=1, disable_tqdm=False, **settings)
         return capsys.readouterr().out
 
-    assert "only by chance" in said()
+    assert "not brought together" in said()
     assert "in groups of up to 4, which saves at least" in said(gradient_accumulation_steps=4)
     assert "computed once" not in said(share_prompts=False)
     assert "computed once" not in said(ROWS.select([0, 3]))  # no prompt has two rows
-    assert "not shared: it would save 0%" in said(ROWS.select([0, 3]), share_prompts=True)
+    assert "computed once" in said(per_device_train_batch_size=1, share_prompts=True)
     assert "computed once" not in said(per_device_train_batch_size=1)
+
+
+def test_rows_in_the_order_of_the_data_share_if_asked(tokenizer, tmp_path):
+    rows = ROWS.sort("prompt").add_column("mu_logps", [-5.0] * len(ROWS))
+    trainer = trained(tokenizer, tmp_path, rows, share_prompts=True, train_sampling_strategy="sequential")
+    assert trainer.state.log_history[0]["topr/computed_tokens"] < 0.4
 
 
 def test_the_order_of_rows_does_not_depend_on_the_micro_batch(tokenizer, tmp_path):

@@ -369,9 +369,9 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             auxiliary loss of a mixture of experts.
         share_prompts (`bool`, *optional*):
             Compute a prompt once for neighboring completions in a micro-batch. Rows of the same prompt then stay
-            together, at most 8, and no more than leave 16 prompts in an optimizer step. Only done where it saves a
-            tenth of the tokens, with the attention implementations `"sdpa"` and `"eager"`, and if a measurement with
-            the model finds the same log π. Default: on a CPU. It was not measured on a GPU yet.
+            together, at most 8, and no more than leave 16 prompts in an optimizer step. Only done with the attention
+            implementations `"sdpa"` and `"eager"`, and if a measurement with the model finds the same log π. Default:
+            on a CPU, where it saves a tenth of the tokens. It was not measured on a GPU yet.
         log_completions (`bool`, defaults to `False`):
             At each log, show the rows of the last optimizer step with reward, advantage (R), weight and log-ratio:
             printed if `rich` is installed, in `output_dir/completions/completions_{{step}}.parquet`, and as a table in

@@ -134,9 +134,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         saved = part_saved_by_sharing(rows, groups, together)
         batch = min(args.per_device_train_batch_size, args.per_device_eval_batch_size)
         saved_log_mu = 0.0 if "mu_logps" in rows.column_names else part_saved_by_sharing(rows, groups, batch)
-        if max(saved, saved_log_mu) < LEAST_SAVED:
-            if on:
-                say(f"prompts are not shared: it would save {max(saved, saved_log_mu):.0%} of the tokens.", args)
+        if on is None and max(saved, saved_log_mu) < LEAST_SAVED:
             return
         try:
             self._prompts = SharedPrompts(text_model(self.model))
@@ -149,7 +147,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self._said_of_training = (
             f"rows of a prompt are read in groups of up to {together}, which saves at least {saved:.0%} of the tokens."
             if self._keep_together
-            else "steps of fewer than 32 rows share prompts only by chance."
+            else "rows of a prompt are not brought together, so only those that are neighbors anyway share it."
         )
         if self._is_checked:
             self._check_sharing(self.model)

@@ -150,7 +150,7 @@ def shared_prompts(sizes: Sizes, say: Say) -> dict[str, Any]:
         case = Case(smollm2(sizes.is_small), rows, batch, 1, {**settings, **long})
         name = f"{prompt} + {completion}, {samples}"
         builds = {
-            "topr": offline_topr(brings_log_mu=True),
+            "topr": offline_topr(brings_log_mu=True, share_prompts=True),
             "topr, not shared": offline_topr(brings_log_mu=True, **apart),
             "sft": VARIANTS["sft"],
         }
