@@ -108,6 +108,8 @@ def report_gains(before: Samples, after: Samples, label: str, ks: list[int], see
 
 def main(args: ScriptArguments, sampling: SamplingArguments, training_args: OfflineTOPRConfig, model_args: ModelConfig):
     out, seed, state = Path(training_args.output_dir), training_args.seed, PartialState()
+    if args.num_generations_eval < 1:
+        raise ValueError(f"num_generations_eval must be at least 1, not {args.num_generations_eval}.")
     task = TASKS[args.task if args.dataset_name else "gsm8k"]  # the built-in problems have GSM8K's format
     name = model_args.model_name_or_path or str(arithmetic.CARELESS_MODEL)
     state.print(f"{name} on {args.dataset_name or 'built-in word problems'}", flush=True)
@@ -147,7 +149,7 @@ def main(args: ScriptArguments, sampling: SamplingArguments, training_args: Offl
             report_gains(before, after, label, ks, seed, out)
         if importlib.util.find_spec("matplotlib"):
             results.plot(out / "results.png")
-    state.print(f"Results, checkpoints, rollouts and log μ are in {out}/", flush=True)
+    state.print(f"Results, models, rollouts and log μ are in {out}/", flush=True)
     state.wait_for_everyone()
     state.destroy_process_group()
 
