@@ -100,16 +100,14 @@ def report_gains(before: Samples, after: Samples, label: str, ks: list[int], see
     """Print how much training gained, with paired 95% intervals; save the gains at every k to `gains.json`."""
     gains = compare(before, after, seed)
     wanted = ["greedy", "pass@1", *(f"{measure}@{k}" for k in ks for measure in ("maj", "pass"))]
-    shown = [measure for measure in wanted if measure in gains]
     print(f"Gain from before to {label} in points, with its 95% interval (paired bootstrap over the problems):")
-    print("\n".join(f"{measure:8}{gains[measure]}" for measure in shown), end="\n\n")
+    print("\n".join(f"{measure:8}{gains[measure]}" for measure in wanted if measure in gains), end="\n\n")
     (out / "gains.json").write_text(json.dumps({name: gain.to_dict() for name, gain in gains.items()}, indent=1))
 
 
 def main(args: ScriptArguments, sampling: SamplingArguments, training_args: OfflineTOPRConfig, model_args: ModelConfig):
     out, seed, state = Path(training_args.output_dir), training_args.seed, PartialState()
-    if args.num_generations_eval < 1:
-        raise ValueError(f"num_generations_eval must be at least 1, not {args.num_generations_eval}.")
+    assert args.num_generations_eval >= 1, f"num_generations_eval is {args.num_generations_eval}; set at least 1."
     task = TASKS[args.task if args.dataset_name else "gsm8k"]  # the built-in problems have GSM8K's format
     name = model_args.model_name_or_path or str(arithmetic.CARELESS_MODEL)
     state.print(f"{name} on {args.dataset_name or 'built-in word problems'}", flush=True)
