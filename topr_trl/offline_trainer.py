@@ -147,7 +147,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self._said_of_training = (
             f"rows of a prompt are read in groups of up to {together}, which saves at least {saved:.0%} of the tokens."
             if self._keep_together
-            else "rows of a prompt are not brought together, so only those that are neighbors anyway share it."
+            else "training keeps the order of rows, so a prompt is shared only where its rows are already neighbors."
         )
         if self._is_checked:
             self._check_sharing(self.model)

@@ -169,8 +169,6 @@ class SharedPrompts:
     Args:
         model (`PreTrainedModel`): causal language model with TRL's fused head, inside any adapter. It must not be
             wrapped by FSDP or DeepSpeed yet.
-        min_saved (`float`, *optional*, defaults to `0.1`): share in a batch only if it saves at least this part of the
-            tokens of its rows.
 
     Attributes:
         enabled (`bool`): whether beginnings are shared.
@@ -179,9 +177,9 @@ class SharedPrompts:
         ValueError: the attention of the model cannot be replaced.
     """
 
-    def __init__(self, model: PreTrainedModel, min_saved: float = LEAST_SAVED) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         remove_shared_prompts(model)
-        self.model, self.min_saved, self.enabled = model, min_saved, True
+        self.model, self.enabled = model, True
         self.layout: Layout | None = None  # of the last batch that was shared
         self._base = base = str(model.config._attn_implementation)
         if base not in _ATTENTION:
@@ -203,7 +201,7 @@ class SharedPrompts:
 
     @property
     def computed_part(self) -> float:
-        """Tokens that the last forward computed, as a part of the tokens of its rows."""
+        """Number of tokens that the last forward computed, divided by the number of tokens of its rows."""
         return 1.0 if self.layout is None else self.layout.input_ids.numel() / self.layout.tokens
 
     def _shared_forward(self) -> Any:
@@ -241,7 +239,7 @@ class SharedPrompts:
         if not kwargs.get("fused_lm_head") or ids is None or labels is None or (mask is None and positions is None):
             return None
         layout = build_layout(ids, labels, mask, positions, keep_last=bool(kwargs.get("output_router_logits")))
-        if saved_part(layout.groups) < self.min_saved:
+        if saved_part(layout.groups) < LEAST_SAVED:
             return None
         self.layout = layout
         return layout
@@ -296,7 +294,7 @@ def why_not_shared(shared: SharedPrompts, wrapped: Any, device: torch.device, to
     return None if gap <= tolerance else f"log π differs by {gap:.2g} nats per token"
 
 
-# What the model calls.
+# Functions that the model calls during its forward.
 
 
 def _mask(base: str, **kwargs: Any) -> Any:

@@ -109,8 +109,11 @@ def measured(store: Store, base: str, method: str, measure: str, tuned_for: str)
         return {}
     found = {seed: store.get(Control(base, method, rate).cell(seed)) for seed in range(SEEDS)}
     # The error of greedy accuracy is over problems, and the test problems are the same for all seeds.
-    error = "nan" if measure == GREEDY else f"{measure} error"
-    return {seed: (one[measure], one.get(error, nan)) for seed, one in found.items() if one}
+    return {
+        seed: (one[measure], nan if measure == GREEDY else one[f"{measure} error"])
+        for seed, one in found.items()
+        if one
+    }
 
 
 def _once(planned: Iterable[Cell]) -> list[Cell]:

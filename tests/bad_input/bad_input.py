@@ -193,7 +193,7 @@ def doors() -> dict[str, list[Case]]:
 INTRODUCTION = """\
 # Bad input
 
-What happens when something is wrong: what is given, the message, and what is kept. {count} cases, each of them a test
+This page lists wrong input, the message that the user gets, and what is kept. It has {count} cases, and each is a test
 in `tests/bad_input/`; `python tests/bad_input/bad_input.py` writes this page from them. … stands for what differs from
 run to run. Checks come before anything expensive: what can be known from columns, settings and file headers is reported
 before a model is loaded or a token is sampled. On the command line a message is one line that begins with the command

@@ -506,6 +506,7 @@ def stage(given: str, message: str, stage: str, *arguments: Any, **columns: list
 
 TWO = {"prompt": ["a", "b"], "completion": ["7", "8"]}
 SAMPLES = {"problem_id": [0, 0, 1], "extracted": ["7", None, "8"], "answer": ["7", "7", "8"]}
+WITH_A_GREEDY_ROW = {**TWO, "reward": [1.0, -1.0], "temperature": [1.0, 0.0]}
 
 STAGES = [
     stage(
@@ -620,9 +621,7 @@ STAGES = [
         "(temperature 0), which are for evaluation and not for training. If the rows were sampled, drop the column: "
         "log π is then computed at 1.",
         "curate",
-        **TWO,
-        reward=[1.0, -1.0],
-        temperature=[1.0, 0.0],
+        **WITH_A_GREEDY_ROW,
     ),
     stage(
         "`trial`: greedy rows",
@@ -630,9 +629,7 @@ STAGES = [
         "0), which are for evaluation and not for training. If the rows were sampled, drop the column: log π is then "
         "computed at 1.",
         "trial",
-        **TWO,
-        reward=[1.0, -1.0],
-        temperature=[1.0, 0.0],
+        **WITH_A_GREEDY_ROW,
     ),
     stage(
         "`evaluate`: a problem has two greedy rows",

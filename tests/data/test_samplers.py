@@ -86,7 +86,7 @@ def test_an_epoch_reads_each_row_once_and_rows_of_a_prompt_together(rows, sort):
     assert sorted(order) == list(range(200))
     together = rows_together(rows)
     neighbors = sum(groups_N[a] == groups_N[b] for a, b in itertools.pairwise(order))
-    # Of each piece all rows but the first follow one of their own; pieces are cut at the end of a step.
+    # Every row but the first of a piece follows a row of its group. The end of a step may cut a piece in two.
     pieces = 20 * math.ceil(10 / together) + 200 // rows
     assert neighbors >= 200 - pieces if together > 1 else neighbors < 60
 

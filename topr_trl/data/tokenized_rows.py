@@ -54,7 +54,8 @@ def prompt_groups(dataset: Dataset) -> NDArray[np.int64]:
     """(N,) number of each row's prompt: rows with the same prompt tokens have the same number."""
     prompts = column(dataset, "prompt_length").to_numpy()
     ids = pc.list_flatten(column(dataset, "input_ids")).to_numpy()
-    starts = lengths_of(dataset).cumsum() - lengths_of(dataset)
+    lengths = lengths_of(dataset)
+    starts = lengths.cumsum() - lengths
     numbers: dict[bytes, int] = {}
     return np.array(
         [
