@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install install-min demo docs bench gpu reproduce reproduce-quick notebooks test test-all coverage test-min test-matrix test-trackers test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
+.PHONY: install install-min demo docs bench gpu reproduce reproduce-quick notebooks test test-all coverage test-min test-matrix test-trackers test-quantized test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
 
 help:
 	@echo "make demo      train the bundled model with TOPR, before -> after (minutes on a CPU)"
@@ -19,7 +19,8 @@ help:
 	@echo "make test      run the fast tests, two at a time (JOBS=8: eight); make test-all: all of them (KILLS=20: loops are"
 	@echo "               killed 20 times, not 4); make coverage: all, and which branches of the package they run"
 	@echo "make test-min  run the fast tests on the oldest supported versions; make test-vllm: with vLLM's engine on the CPU;"
-	@echo "               make test-trackers: with tensorboard, wandb and trackio; make test-slurm: the loop on a Slurm cluster"
+	@echo "               make test-trackers: with tensorboard, wandb and trackio; make test-quantized: with bitsandbytes;"
+	@echo "               make test-slurm: the loop on a Slurm cluster"
 	@echo "make test-matrix  run what versions can break (not slow, not processes, no benchmarks) on the oldest and newest"
 	@echo "               versions under Python 3.11, 3.12 and 3.13 (PYTHONS=\"3.11 3.12\" VERSIONS=oldest: fewer cells)"
 	@echo "make fuzz      search what comes in from outside for what breaks it (MINUTES=30); make mutate: mutation testing"
@@ -104,6 +105,11 @@ test-next:
 test-trackers: install
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[trackers]"
 	$(BIN)/python -m pytest tests/test_trackers.py
+
+# bitsandbytes is loaded wherever it is found, too.
+test-quantized: install
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[quantization]" torchao
+	$(BIN)/python -m pytest tests/test_quantized.py
 
 # vLLM pins what it needs, so it has an environment of its own. The CPU build pulls three packages for GPUs that break it.
 test-vllm: .venv-vllm/.installed

@@ -24,7 +24,7 @@ from scripts.make_careless_model import slipped, train_from_scratch
 from topr_trl.tasks import gsm8k
 from topr_trl.tasks.arithmetic import Problem, Sentence, make_problem, solve
 
-HIDDEN_SIZE, NUM_LAYERS = 96, 2  # 0.3 million parameters, as `main`
+HIDDEN_SIZE, NUM_LAYERS, NUM_HEADS = 96, 2, 4  # 0.3 million parameters, as `main`
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def make(name: str, seed: int = 0) -> None:
         problem = one_product(rng)
         return gsm8k.build_prompt(problem.question, num_shots=0), f" {solution(problem, author, rng)}"
 
-    model = train_from_scratch(row, tokenizer("main"), HIDDEN_SIZE, NUM_LAYERS, author.steps)
+    model = train_from_scratch(row, tokenizer("main"), HIDDEN_SIZE, NUM_LAYERS, NUM_HEADS, author.steps)
     model.bfloat16().save_pretrained(folder(name))
 
 

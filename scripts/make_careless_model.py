@@ -36,6 +36,7 @@ class ScriptArguments:
     dataset_name: str | None = field(default=None, metadata={"help": "Rows of GSM8K's shape to learn from instead."})
     hidden_size: int = field(default=96, metadata={"help": "Width; the feed-forward layers are 4 times as wide."})
     num_layers: int = field(default=2, metadata={"help": "Layers."})
+    num_heads: int = field(default=3, metadata={"help": "Attention heads; vLLM's CPU build needs multiples of 32."})
     vocab_size: int = field(default=512, metadata={"help": "Tokens of the vocabulary."})
     steps: int = field(default=2_000, metadata={"help": "Optimizer steps."})
     batch_size: int = field(default=64, metadata={"help": "Rows per step."})
@@ -150,19 +151,19 @@ def train_from_scratch(
     tokenizer: PreTrainedTokenizerBase,
     hidden_size: int,
     num_layers: int,
+    num_heads: int,
     steps: int,
     batch_size: int = 64,
     learning_rate: float = 2e-3,
     device: str = "cpu",
 ) -> PreTrainedModel:
-    """A model that has learned to write the second text of a row after the first; float32, heads of 64 at most.
+    """Return a float32 model that has learned to write the second text of a row after the first.
 
     On a GPU it computes in bfloat16.
     """
-    heads = max(4, hidden_size // 64)
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=4 * hidden_size,
-        num_hidden_layers=num_layers, num_attention_heads=heads, num_key_value_heads=heads,
+        num_hidden_layers=num_layers, num_attention_heads=num_heads, num_key_value_heads=num_heads,
         max_position_embeddings=2048, tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
     )  # fmt: skip
@@ -208,7 +209,14 @@ def main(args: ScriptArguments) -> None:
 
     tokenizer = train_tokenizer(["".join(row()) for _ in range(5_000)], args.vocab_size)
     model = train_from_scratch(
-        row, tokenizer, args.hidden_size, args.num_layers, args.steps, args.batch_size, args.learning_rate
+        row,
+        tokenizer,
+        args.hidden_size,
+        args.num_layers,
+        args.num_heads,
+        args.steps,
+        args.batch_size,
+        args.learning_rate,
     )
     model.to(torch.bfloat16).save_pretrained(args.output_dir)
     tokenizer.save_pretrained(args.output_dir)

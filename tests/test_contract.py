@@ -31,6 +31,7 @@ HOOKS = {
         "_tokenize_prompts": (["prompts"], "refuses prompts that do not fit"),
         "_calculate_rewards": (["inputs", "prompts", "completions", "completion_ids_list", ...], "keeps raw rewards"),
         "_generate_and_score_completions": (["inputs"], "R and curation of a generation batch"),
+        "_prepare_inputs": (["generation_batch"], "rows of a prompt become neighbors"),
         "_compute_loss": (["model", "inputs"], "the batch whose weights are to be put in"),
         "_get_per_token_logps_and_entropies": (
             ["model", "input_ids", "attention_mask", "logits_to_keep", ...], "puts w · R into the batch"),
@@ -77,7 +78,7 @@ HOOKS = {
 # Every attribute of theirs that ours read or set, and what for.
 ATTRIBUTES = {
     GRPOTrainer: {
-        "_buffered_inputs": "what an interrupted training left", "_step": "the same",
+        "_buffered_inputs": "what an interrupted training left, rows of a prompt become neighbors", "_step": "the same",
         "_last_loaded_step": "the weights that vLLM has",
         "_logs": "R in the table of completions", "_metrics": "metrics of rows", "accelerator": "other processes",
         "is_deepspeed_enabled": "warns of half precision", "loss_type": "the loss that carries w · R",

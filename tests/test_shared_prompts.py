@@ -28,10 +28,17 @@ from transformers import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
-from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
 from topr_trl.data.samplers import StepsOfGroups
-from topr_trl.shared_prompts import SharedPrompts, build_layout, choose_groups, saved_part, why_not_shared
-from topr_trl.tasks import arithmetic
+from topr_trl.shared_prompts import (
+    SharedPrompts,
+    build_layout,
+    choose_groups,
+    prompts_together,
+    saved_part,
+    why_not_shared,
+)
+from topr_trl.tasks import arithmetic, gsm8k
 
 VOCABULARY, CPU = 64, torch.device("cpu")
 SMALL = {
@@ -376,6 +383,7 @@ def test_what_the_trainer_says(tokenizer, tmp_path, capsys):
     assert "computed once" not in said(per_device_train_batch_size=1)
 
 
+@pytest.mark.skipif(not hasattr(OfflineTOPRConfig, "train_sampling_strategy"), reason="random order only")
 def test_rows_in_the_order_of_the_data_share_if_asked(tokenizer, tmp_path):
     rows = ROWS.sort("prompt").add_column("mu_logps", [-5.0] * len(ROWS))
     trainer = trained(tokenizer, tmp_path, rows, share_prompts=True, train_sampling_strategy="sequential")
@@ -429,3 +437,72 @@ def test_a_model_that_cannot_share_trains_all_the_same(tokenizer, tmp_path, caps
     trainer.train()
     assert "BloomForCausalLM cannot share them" in capsys.readouterr().out
     assert trainer.model.config._attn_implementation == attention
+
+
+def learned_online(tokenizer, folder, share, **settings):
+    """Train on completions that are the same for every trainer of a test."""
+    problems = gsm8k.prepare(arithmetic.arithmetic_dataset(16, seed=1), num_shots=0)
+    args = TOPRConfig(
+        str(folder), share_prompts=share, per_device_train_batch_size=8, num_generations=4, max_completion_length=16,
+        max_steps=3, optim="sgd", learning_rate=0.1, report_to="none", bf16=False, use_cpu=True,
+        gradient_checkpointing=False, save_strategy="no", logging_steps=1, disable_tqdm=True, **settings,
+    )  # fmt: skip
+
+    def lengths(completion_ids, **_):
+        return [1.0 if sum(ids) % 2 else -0.5 for ids in completion_ids]
+
+    trainer = TOPRTrainer(fresh_model(), lengths, args, problems, processing_class=tokenizer)
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"gradient_accumulation_steps": 4},
+        {"gradient_accumulation_steps": 2, "steps_per_generation": 4},
+        {"num_iterations": 2, "gradient_accumulation_steps": 2},
+        {"replay_share": 0.5, "gradient_accumulation_steps": 2},
+        {"curation": "anna_karenina", "gradient_accumulation_steps": 2},
+        {"beta": 0.1},
+    ],
+)
+def test_training_online_stays(tokenizer, tmp_path, settings):
+    shared, apart = (learned_online(tokenizer, tmp_path / str(share), share, **settings) for share in (True, False))
+    for (name, one), other in zip(shared.model.named_parameters(), apart.model.named_parameters(), strict=True):
+        torch.testing.assert_close(one, other[1], rtol=1e-4, atol=1e-5, msg=name)
+    logs, plain = ([log for log in each.state.log_history if "loss" in log] for each in (shared, apart))
+    assert all(log["topr/computed_tokens"] < 0.8 and log["grad_norm"] > 0 for log in logs)
+    assert not any("topr/computed_tokens" in log for log in plain)
+
+
+def test_rows_of_a_prompt_become_neighbors():
+    def batch(prompts):
+        ids = torch.tensor([[0, 5, p] for p in prompts])
+        return {
+            "prompt_ids": ids, "prompt_mask": (ids > 0).long(), "names": [f"{p}" for p in prompts],
+            "scale": torch.tensor(2.0), "nothing": None,
+        }  # fmt: skip
+
+    first, second = prompts_together([batch([3, 4, 3]), batch([4, 3, 4])])
+    assert (first["names"], second["names"]) == (["3", "3", "3"], ["4", "4", "4"])
+    assert first["prompt_ids"].tolist() == [[0, 5, 3]] * 3
+    assert (second["scale"], second["nothing"]) == (2.0, None)
+
+
+def test_online_trainers_say_why_they_do_not_share(tokenizer, tmp_path, capsys):
+    problems = gsm8k.prepare(arithmetic.arithmetic_dataset(8, seed=1), num_shots=0)
+
+    def said(model=None, **settings):
+        args = {"per_device_train_batch_size": 4, "num_generations": 4, "report_to": "none", "bf16": False,
+                "use_cpu": True, **settings}  # fmt: skip
+        args = TOPRConfig(str(tmp_path), **args)
+        TOPRTrainer(model or fresh_model(), lambda **_: [], args, problems, processing_class=tokenizer)
+        return capsys.readouterr().out
+
+    assert "computed once" in said()
+    assert "computed once" not in said(share_prompts=False)
+    assert "computed once" not in said(per_device_train_batch_size=1, gradient_accumulation_steps=4)
+    model = fresh_model()
+    model.set_attn_implementation("eager")
+    assert "computed once" in said(model)

@@ -189,12 +189,27 @@ class CurationArguments:
 
 @dataclass
 class TOPRArguments(CurationArguments, LossArguments):
-    """What both trainers share: [`LossArguments`], [`CurationArguments`], and other defaults than TRL's."""
+    """Settings of both trainers: [`LossArguments`], [`CurationArguments`], and other defaults than TRL's.
+
+    Parameters:
+        share_prompts (`bool`, *optional*):
+            Compute a prompt once for the completions in a micro-batch that have it. Needs attention `"sdpa"` or
+            `"eager"`, and a model whose log π is measured to stay the same. Rows of a prompt are then neighbors. Online
+            a step keeps its rows; offline its rows change, see [`OfflineTOPRConfig`]. Default: on a CPU, and offline
+            only where it saves a tenth of the tokens. It was not measured on a GPU yet.
+    """
 
     optim: str = field(default="adafactor", metadata={"help": "Optimizer. The paper's: Adafactor."})
     learning_rate: float = field(default=5e-7, metadata={"help": "Learning rate. The paper's: 5e-7."})
     lr_scheduler_type: str = field(default="constant", metadata={"help": "Schedule. The paper's: constant."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Log a loss that is NaN as 0."})
+    share_prompts: bool | None = field(
+        default=None,
+        metadata={
+            "help": "true or false. Compute a prompt once for neighboring completions. Training on stored rows then "
+            "reads rows in another order, from 32 rows per step on. Default: true on a CPU."
+        },
+    )
 
     def validate_topr(self) -> None:
         """Raise a ValueError if settings cannot be used in what Accelerate's launcher has set up for this process."""
@@ -368,10 +383,8 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             random order of rows is sorted, and only where rows are padded (`padding_free=False`) and there is no
             auxiliary loss of a mixture of experts.
         share_prompts (`bool`, *optional*):
-            Compute a prompt once for neighboring completions in a micro-batch. Rows of the same prompt then stay
-            together, at most 8, and no more than leave 16 prompts in an optimizer step. Only done with the attention
-            implementations `"sdpa"` and `"eager"`, and if a measurement with the model finds the same log π. Default:
-            on a CPU, where it saves a tenth of the tokens. It was not measured on a GPU yet.
+            As in [`TOPRArguments`]. Rows of a prompt stay together, at most 8, and no more than leave 16 prompts in an
+            optimizer step.
         log_completions (`bool`, defaults to `False`):
             At each log, show the rows of the last optimizer step with reward, advantage (R), weight and log-ratio:
             printed if `rich` is installed, in `output_dir/completions/completions_{{step}}.parquet`, and as a table in
@@ -383,13 +396,6 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
     num_train_epochs: float = field(default=1.0, metadata={"help": "Epochs over the rows. The paper's: 1."})
     max_length: int | None = field(default=None, metadata={"help": "Longest row allowed, in tokens."})
     sort_by_length: bool = field(default=True, metadata={"help": "Sort the rows of a step: less padding."})
-    share_prompts: bool | None = field(
-        default=None,
-        metadata={
-            "help": "true or false. Compute a prompt once for neighboring completions. In training this changes the "
-            "order of rows, from 32 rows per step on. Default: true on a CPU."
-        },
-    )
     log_completions: bool = field(default=False, metadata={"help": "At each log, show the rows of the last step."})
     num_completions_to_print: int | None = field(default=None, metadata={"help": "Rows to print. Default: all."})
 

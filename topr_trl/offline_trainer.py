@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.data_loader import SeedableRandomSampler
-from accelerate.utils import gather_object
 from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 from torch import Tensor
@@ -32,7 +31,7 @@ from topr_trl.data.sampled import temperature_of
 from topr_trl.data.samplers import FilledRows, FilledSampler, StepsOfGroups, StepsSortedByLength, rows_together
 from topr_trl.data.tokenization import tokenize
 from topr_trl.data.tokenized_rows import COLUMNS, check_tokens, lengths_of, part_saved_by_sharing, prompt_groups
-from topr_trl.forward_checks import text_model, tolerance
+from topr_trl.forward_checks import text_model
 from topr_trl.log_mu import LogMu
 from topr_trl.offline_rows import (
     by_name,
@@ -43,7 +42,7 @@ from topr_trl.offline_rows import (
     sampler_logps_are_incomparable,
     tokenizer_of,
 )
-from topr_trl.shared_prompts import LEAST_SAVED, SharedPrompts, remove_shared_prompts, why_not_shared
+from topr_trl.shared_prompts import LEAST_SAVED, remove_shared_prompts
 from topr_trl.trainer_base import TOPRMixin, path_as_text, say, settings_for
 from topr_trl.warn import warn_user
 
@@ -105,7 +104,6 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         # SFTTrainer's head computes the entropy and the likeliest token of every position too, for metrics of its own.
         add_fused_lm_head(text_model(self.model), temperature=self._temperature)
         self._log_mu = LogMu(args, self.accelerator)
-        self._prompts: SharedPrompts | None = None
         self._keep_together = False  # rows of a prompt, in training
         # The auxiliary loss of a mixture of experts is of all tokens.
         self.data_collator = Collator(
@@ -123,10 +121,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     # Prompts that several rows share.
 
     def _share_prompts(self) -> None:
-        """Let the model compute a prompt once for its completions, if that saves enough and can be done."""
+        """Share prompts, if that saves enough, and decide whether rows of a prompt stay together in training."""
         args, rows = self.args, self.train_dataset
-        on = args.share_prompts
-        if not (args.device.type == "cpu" if on is None else on):
+        if not self._wants_sharing:
             return
         groups = prompt_groups(rows)
         # The order of the rows follows from these two alone, so it is the same on any number of processes.
@@ -134,16 +131,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         saved = part_saved_by_sharing(rows, groups, together)
         batch = min(args.per_device_train_batch_size, args.per_device_eval_batch_size)
         saved_log_mu = 0.0 if "mu_logps" in rows.column_names else part_saved_by_sharing(rows, groups, batch)
-        if on is None and max(saved, saved_log_mu) < LEAST_SAVED:
+        if args.share_prompts is None and max(saved, saved_log_mu) < LEAST_SAVED:
             return
-        try:
-            self._prompts = SharedPrompts(text_model(self.model))
-        except ValueError as error:
-            self._say_not_shared(str(error))
-            return
-        self._log_mu.prompts_together = True
-        self._keep_together = saved >= LEAST_SAVED
-        say("prompts are computed once for neighboring completions.", args)
+        self._install_sharing()
+        self._keep_together = self._prompts is not None and saved >= LEAST_SAVED
         self._said_of_training = (
             f"rows of a prompt are read in groups of up to {together}, which saves at least {saved:.0%} of the tokens."
             if self._keep_together
@@ -156,27 +147,6 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _rows_per_step(self) -> int:
         """Rows per optimizer step, over all processes and micro-batches."""
         return int(self.get_total_train_batch_size(self.args))
-
-    def _check_sharing(self, model: Any) -> None:
-        """Stop sharing prompts if log π differs from log π without sharing, on any process."""
-        if self._prompts is None:
-            return
-        was_training = model.training
-        model.eval()
-        with self.accelerator.autocast():
-            found = why_not_shared(self._prompts, model, self.args.device, tolerance(self._is_half))
-        model.train(was_training)
-        why_not = next((why for why in gather_object([found]) if why is not None), None)
-        if why_not is not None:
-            if self._is_checked:
-                self._prompts.remove()
-            self._prompts.enabled = False  # a model that is wrapped by now keeps its forward
-            self._prompts, self._log_mu.prompts_together = None, False
-            self._say_not_shared(why_not)
-
-    def _say_not_shared(self, why: str) -> None:
-        name = type(text_model(self.model)).__name__
-        say(f"prompts are computed again for each completion, because {name} cannot share them: {why}.", self.args)
 
     # Rows: SFTTrainer would tokenize and cut them its own way.
 
@@ -361,6 +331,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def _compute_log_mu(self, model: Any, keep_parts: bool = False) -> None:
         if self._log_mu.planned:
+            self._log_mu.prompts_together = self._prompts is not None
             was_training = model.training
             model.eval()
             self._log_mu.compute(
@@ -436,8 +407,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             inputs.pop(name) for name in ("reward", "mu_logps", "idle", "row", "counts")
         )
         logps, mask, outputs = self._policy_logps(model, inputs)
-        if self._prompts is not None:
-            self._metrics[self._mode]["topr/computed_tokens"].append(self._prompts.computed_part)
+        self._add_computed_tokens()
         if self.args.ratio_level == "token":
             mu_logps = torch.full_like(logps, torch.nan, dtype=torch.float32).masked_scatter(mask, mu_logps)
         shown = rows if self.args.log_completions and self.model.training and counts else None

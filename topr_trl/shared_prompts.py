@@ -252,6 +252,32 @@ def remove_shared_prompts(model: nn.Module) -> None:
         installed.remove()
 
 
+def prompts_together(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Reorder the rows of TRL's micro-batches, so that rows of a prompt are neighbors.
+
+    Args:
+        batches: micro-batches of the same size and width, cut from one generation batch of text.
+    """
+    prompts = [
+        ids[mask.bool()].tolist()
+        for batch in batches for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
+    ]  # fmt: skip
+    order = sorted(range(len(prompts)), key=prompts.__getitem__)
+    size = len(order) // len(batches)
+    places = [order[start : start + size] for start in range(0, len(order), size)]
+    together: list[dict[str, Any]] = [dict(batch) for batch in batches]
+    for name, value in batches[0].items():
+        if isinstance(value, list):
+            rows = [row for batch in batches for row in batch[name]]
+            for batch, own in zip(together, places, strict=True):
+                batch[name] = [rows[i] for i in own]
+        elif isinstance(value, Tensor) and value.dim() > 0:
+            joined = torch.cat([batch[name] for batch in batches])
+            for batch, own in zip(together, places, strict=True):
+                batch[name] = joined[own]
+    return together
+
+
 def saved_part(groups: Sequence[tuple[int, Sequence[int]]]) -> float:
     """Return the part of the rows' tokens that sharing saves."""
     saved = sum(shared * (len(branches) - 1) for shared, branches in groups)

@@ -39,6 +39,7 @@ from topr_trl.diagnostics import SilentBatches, warn_if_far
 from topr_trl.forward_checks import count_positions_from_mask, learned_positions, text_model
 from topr_trl.refused import needs_metric_for_best_model
 from topr_trl.rewards import checked
+from topr_trl.shared_prompts import prompts_together, remove_shared_prompts
 from topr_trl.trainer_base import path_as_text, settings_for
 from topr_trl.trainer_replay import ReplayMixin, check_replay
 
@@ -76,6 +77,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     """
 
     args: TOPRConfig
+    _buffered_inputs: Any  # micro-batches of the generation batch at hand
     _rewards_per_func: Tensor  # raw rewards of the generation batch at hand, all processes
 
     def __init__(
@@ -107,6 +109,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._left_to_evaluate: float = math.inf  # completions of the evaluation set at hand
         self._evaluated: list[Tensor] = []  # raw rewards of its batches, in all and by function
         self._shown_weights: dict[int, list[DisplayedFloat]] = {}  # of the rows of the table of completions
+        if isinstance(model, nn.Module):
+            remove_shared_prompts(text_model(model))  # of an earlier trainer
         super().__init__(model, reward_funcs, args, *rest, **kwargs)
         if self._tokenizer.pad_token_id is None:
             raise ValueError(
@@ -129,6 +133,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._is_checked = self._is_ready  # else when training begins
         if self._is_checked:
             self._check_padding(self.model)
+        self._share_prompts()
         self._begin_replay(replay_dataset)
         # The loss of TRL that is `-A · ratio` averaged over the tokens of a completion and then over completions.
         self.loss_type = "grpo"
@@ -188,7 +193,38 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     def _training_begins(self, model: Any) -> None:
         if not self._is_checked:
             self._check_padding(model)
+            self._check_sharing(model)
             self._is_checked = True
+
+    def _share_prompts(self) -> None:
+        """Share prompts, if micro-batches can hold two completions of one."""
+        args: Any = self.args
+        paged = getattr(args, "use_transformers_continuous_batching", False) or args.use_transformers_paged
+        if not self._wants_sharing or min(self.num_generations, args.per_device_train_batch_size) < 2:
+            return
+        if self._is_vlm:
+            self._say_not_shared("its rows may have images")
+        elif paged:
+            self._say_not_shared("continuous batching replaces its attention, too")
+        else:
+            self._install_sharing()
+            if self._is_checked:
+                self._check_sharing(self.model)
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """Return TRL's micro-batch; rows of a prompt are neighbors in the optimizer step if prompts are shared."""
+        before = self._buffered_inputs
+        inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
+        if self._prompts is None or not self.model.training or self._buffered_inputs is before:
+            return inputs
+        steps, batches = self.args.steps_per_generation, self._buffered_inputs
+        # TRL shuffles rows of the whole generation batch. A sum over the rows of a step does not depend on their order.
+        in_step = math.gcd(steps, self.args.gradient_accumulation_steps)
+        self._buffered_inputs = [
+            batch for start in range(0, steps, in_step) for batch in prompts_together(batches[start : start + in_step])
+        ]
+        inputs = self._buffered_inputs[self._step % steps]
+        return inputs
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
         """Return TRL's sampler, reseeded in each epoch so that a resumed run repeats the order."""
@@ -381,6 +417,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         output = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if self._loss_inputs is not None:
+            self._add_computed_tokens()
             self._write_weighted_rewards(self._loss_inputs, policy_logps_BT=output[0])
         return output
 

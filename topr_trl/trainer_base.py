@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import is_peft_model
+from accelerate.utils import gather_object, is_peft_model
 from huggingface_hub import ModelCard
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -35,13 +35,16 @@ from topr_trl.diagnostics import warn_if_dead
 from topr_trl.forward_checks import (
     LogProbs,
     depends_on_batch,
+    keep_gradients_of_4bit_layers,
     probes,
     text_model,
+    tolerance,
     turn_off_noise,
 )
 from topr_trl.loss import LossOutputs, topr_loss
 from topr_trl.metrics import RowMetrics, completion_means
 from topr_trl.model_card import PAPER, CardSection, add_section, model_card, training_facts
+from topr_trl.shared_prompts import SharedPrompts, why_not_shared
 from topr_trl.warn import warn_user
 
 Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)
@@ -85,6 +88,8 @@ class TOPRMixin(Trainer):
     args: TOPRConfig | OfflineTOPRConfig
     _rows_trained_on: str  # for the model card
     _order: Any = None  # sampler of the training rows
+    _prompts: SharedPrompts | None = None
+    _is_checked = False  # whether the model was ready for the checks of its forward when the trainer was made
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
@@ -96,6 +101,8 @@ class TOPRMixin(Trainer):
         super().__init__(*args, **kwargs)
         _refuse_adapted_tokens(self.model)
         _refuse_unknown_experts(self.model, getattr(self, "aux_loss_enabled", False))
+        keep_gradients_of_4bit_layers(self.model)
+        _keep_adapter_in_float32(self.model)
         if noise := turn_off_noise(self.model):
             say(f"{', '.join(noise)} set to 0: noise in log π would change π/μ.", self.args)
         self.add_callback(StopAtNaN(self))
@@ -173,6 +180,47 @@ class TOPRMixin(Trainer):
         except ValueError:
             check_finite(self.model, "The model to train")  # NaN in the weights is the better reason
             raise
+
+    @property
+    def _wants_sharing(self) -> bool:
+        """Whether prompts are to be computed once, by `share_prompts` and the device."""
+        on = self.args.share_prompts
+        return self.args.device.type == "cpu" if on is None else on
+
+    def _install_sharing(self) -> None:
+        """Let the model compute a prompt once for neighboring rows, if its attention can be replaced."""
+        try:
+            self._prompts = SharedPrompts(text_model(self.model))
+        except ValueError as error:
+            self._say_not_shared(str(error))
+        else:
+            say("prompts are computed once for neighboring completions.", self.args)
+
+    def _check_sharing(self, model: Any) -> None:
+        """Stop sharing prompts if log π differs from log π without sharing, on any process."""
+        if self._prompts is None:
+            return
+        was_training = model.training
+        model.eval()
+        with self.accelerator.autocast():
+            found = why_not_shared(self._prompts, model, self.args.device, tolerance(self._is_half))
+        model.train(was_training)
+        why_not = next((why for why in gather_object([found]) if why is not None), None)
+        if why_not is not None:
+            if self._is_checked:
+                self._prompts.remove()
+            self._prompts.enabled = False  # a model that is wrapped by now keeps its forward
+            self._prompts = None
+            self._say_not_shared(why_not)
+
+    def _say_not_shared(self, why: str) -> None:
+        name = type(text_model(self.model)).__name__
+        say(f"prompts are computed again for each completion, because {name} cannot share them: {why}.", self.args)
+
+    def _add_computed_tokens(self) -> None:
+        """Log which part of a batch's tokens its forward computed."""
+        if self._prompts is not None:
+            self._metrics[self._mode]["topr/computed_tokens"].append(self._prompts.computed_part)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train, if weights and checkpoint can be used; see `transformers.Trainer.train`.
@@ -401,6 +449,14 @@ def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
             "weight round to nothing, and at a learning rate like 5e-7 nearly all are. Load the model in float32 "
             "(the computation stays in bfloat16 with bf16=True), or use DeepSpeed."
         )
+
+
+def _keep_adapter_in_float32(model: nn.Module) -> None:
+    """Undo TRL's cast of a quantized model's adapter to bfloat16, in which small updates round to nothing."""
+    if getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False):
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.dtype == torch.bfloat16:
+                parameter.data = parameter.data.float()
 
 
 def _refuse_adapted_tokens(model: nn.Module) -> None:

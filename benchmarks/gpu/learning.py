@@ -144,7 +144,14 @@ def _base(task: str, size_name: str, machine: Machine) -> Path:
     row, tokenizer = to_learn_from(task, size, machine)
     if size.steps:
         model = train_from_scratch(
-            row, tokenizer, size.width, size.layers, size.steps, learning_rate=size.peak, device=machine.device
+            row,
+            tokenizer,
+            size.width,
+            size.layers,
+            max(4, size.width // 64),
+            size.steps,
+            learning_rate=size.peak,
+            device=machine.device,
         )
     else:
         model, tokenizer = (

@@ -6,6 +6,7 @@ python -m benchmarks.performance --small    # does it all work? writes to reprod
 """
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -27,13 +28,22 @@ from benchmarks.cells import machine, versions
 from benchmarks.performance import data, page
 from benchmarks.performance.loop import measure
 from benchmarks.performance.page import ROOT
-from benchmarks.performance.timing import in_turn, peak_memory, quiet, scoring_peak, scoring_seconds, seconds_per_step
+from benchmarks.performance.timing import (
+    in_turn,
+    log_ratios_at_start,
+    peak_memory,
+    quiet,
+    scoring_peak,
+    scoring_seconds,
+    seconds_per_step,
+)
 from benchmarks.performance.work import (
     GENERATED,
     GSM8K,
     LONG_TAILS,
     VARIANTS,
     WORDS,
+    Build,
     Case,
     candidates,
     even,
@@ -126,42 +136,92 @@ def log_mu(sizes: Sizes, say: Say) -> dict[str, Any]:
 
 # Tokens of a prompt and of a completion, and completions of a prompt in a micro-batch; 1: eight prompts.
 SHARED = ((300, 85, 8), (64, 85, 4), (300, 85, 1), (1_024, 512, 16))
+GRID = tuple(itertools.product((64, 300, 1_024), (85, 512), (4, 8, 16, 64)))
+GRID_LAYERS = 4
 
 
-def smollm2(small: bool) -> LlamaConfig:
-    """The shape of SmolLM2-135M."""
+def smollm2(layers: int, vocabulary: int = 49_152) -> LlamaConfig:
+    """The shape of SmolLM2-135M, which has 30 layers."""
     return LlamaConfig(
-        hidden_size=576, intermediate_size=1_536, num_hidden_layers=2 if small else 30, num_attention_heads=9,
-        num_key_value_heads=3, vocab_size=1_024 if small else 49_152, pad_token_id=1, eos_token_id=0,
+        hidden_size=576, intermediate_size=1_536, num_hidden_layers=layers, num_attention_heads=9,
+        num_key_value_heads=3, vocab_size=vocabulary, pad_token_id=1, eos_token_id=0,
         max_position_embeddings=8_192, tie_word_embeddings=True,
     )  # fmt: skip
 
 
-def shared_prompts(sizes: Sizes, say: Say) -> dict[str, Any]:
-    """Rows that share prompts: steps, log μ and memory, beside SFTTrainer and prompts computed for each row."""
-    settings = {"use_cpu": True, "bf16": True, "train_sampling_strategy": "sequential"}
-    apart = {"share_prompts": False}
-    found: dict[str, dict[str, list[float]]] = {}
-    for prompt, completion, samples in SHARED[:1] if sizes.is_small else SHARED:
-        batch = samples if samples > 1 else 8
-        rows = candidates(2 * batch, even(completion, float(np.log(prompt))), WORDS, 0.0, samples=samples)
+def _point(config: LlamaConfig, prompt: int, completion: int, samples: int, steps: int = 2) -> Case:
+    batch = samples if samples > 1 else 8
+    rows = candidates(steps * batch, even(completion, float(np.log(prompt))), WORDS, 0.0, samples=samples)
+    settings = {
+        "use_cpu": True, "bf16": True, "train_sampling_strategy": "sequential",
         # Without checkpointing, the activations of 24,576 tokens take more than 20 GB.
-        long = {"gradient_checkpointing": prompt * batch > 10_000}
-        case = Case(smollm2(sizes.is_small), rows, batch, 1, {**settings, **long})
-        name = f"{prompt} + {completion}, {samples}"
-        builds = {
-            "topr": offline_topr(brings_log_mu=True, share_prompts=True),
-            "topr, not shared": offline_topr(brings_log_mu=True, **apart),
-            "sft": VARIANTS["sft"],
-        }
+        "gradient_checkpointing": prompt * batch > 10_000,
+    }  # fmt: skip
+    return Case(config, rows, batch, 1, settings)
+
+
+_SHARING: dict[str, Build] = {
+    "topr": offline_topr(brings_log_mu=True, share_prompts=True),
+    "topr, not shared": offline_topr(brings_log_mu=True, share_prompts=False),
+    "sft": VARIANTS["sft"],
+}
+
+
+def _named(prompt: int, completion: int, samples: int) -> str:
+    return f"{prompt} + {completion}, {samples}"
+
+
+def shared_prompts(sizes: Sizes, say: Say) -> dict[str, Any]:
+    """Rows that share prompts: steps and log μ, beside SFTTrainer and prompts computed for each row."""
+    config = smollm2(2, 1_024) if sizes.is_small else smollm2(30)
+    found: dict[str, dict[str, list[float]]] = {}
+    for lengths in SHARED[:1] if sizes.is_small else SHARED:
+        case = _point(config, *lengths)
         measures: dict[str, Callable[[], float]] = {
             variant: lambda b=build, c=case: seconds_per_step(b, c)
-            for variant, build in builds.items()  # type: ignore[misc]
+            for variant, build in _SHARING.items()  # type: ignore[misc]
         }
-        for variant, more in (("log mu", {}), ("log mu, not shared", apart)):
-            measures[variant] = lambda m=more, c=case: scoring_seconds(offline_topr(**m), c)  # type: ignore[misc]
+        for variant, share in (("log mu", True), ("log mu, not shared", False)):
+            build = offline_topr(share_prompts=share)
+            measures[variant] = lambda b=build, c=case: scoring_seconds(b, c)  # type: ignore[misc]
+        name = _named(*lengths)
         found[name] = in_turn(measures, 2, lambda variant, n=name: say(f"{n}: {variant}"))  # type: ignore[misc]
     return {"shared prompts": found}
+
+
+def shared_grid(sizes: Sizes, say: Say) -> dict[str, Any]:
+    """The whole grid with fewer layers, and the memory of a step."""
+    config = smollm2(2, 1_024) if sizes.is_small else smollm2(GRID_LAYERS)
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for lengths in GRID[:1] if sizes.is_small else GRID:
+        name = _named(*lengths)
+        case, one_step = _point(config, *lengths), _point(config, *lengths, steps=1)
+        found[name] = {}
+        for variant, build in _SHARING.items():
+            say(f"{name}: {variant}")
+            seconds = seconds_per_step(build, case)
+            found[name][variant] = {"seconds": seconds, "bytes": peak_memory(build, one_step)}
+    return {"shared grid": found}
+
+
+def precision(sizes: Sizes, say: Say) -> dict[str, Any]:
+    """A step in bfloat16 and float32, and log π - log μ of completions before the first update."""
+    case = _point(smollm2(2, 1_024) if sizes.is_small else smollm2(30), *SHARED[0])
+    cases = {name: replace(case, settings={**case.settings, "bf16": name == "bfloat16"})
+             for name in ("bfloat16", "float32")}  # fmt: skip
+    times = in_turn(
+        {name: lambda c=one: seconds_per_step(_SHARING["topr"], c) for name, one in cases.items()}, 2, say  # type: ignore[misc]
+    )  # fmt: skip
+    flags = Path("/proc/cpuinfo").read_text().split()
+    return {
+        "precision": {
+            "instructions": ", ".join(name for name in ("amx_bf16", "avx512_bf16") if name in flags) or "no bfloat16",
+        }
+        | {
+            name: {"seconds": times[name], "log_ratio": log_ratios_at_start(offline_topr(share_prompts=False), one)}
+            for name, one in cases.items()
+        }
+    }
 
 
 def two_processes(sizes: Sizes, say: Say) -> dict[str, Any]:
@@ -211,9 +271,10 @@ def loop(sizes: Sizes, say: Say) -> dict[str, Any]:
 
 
 PARTS = {
-    "shared_prompts": shared_prompts, "offline": offline, "generating": generating, "memory": memory,
-    "log_mu": log_mu, "processes": two_processes, "files": files, "loop": loop,
+    "shared_prompts": shared_prompts, "precision": precision, "offline": offline, "generating": generating,
+    "memory": memory, "log_mu": log_mu, "processes": two_processes, "files": files, "loop": loop,
 }  # fmt: skip
+FURTHER = {"shared_grid": shared_grid}  # by name only: half an hour
 
 
 def processes(sizes: Sizes) -> dict[str, list[float]]:
@@ -247,8 +308,9 @@ def worker(size: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.performance", description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "parts", nargs="*", choices=[[], *PARTS], metavar="part", help=f"of {', '.join(PARTS)}; default: all"
-    )
+        "parts", nargs="*", choices=[[], *PARTS, *FURTHER], metavar="part",
+        help=f"of {', '.join([*PARTS, *FURTHER])}; default: all but {', '.join(FURTHER)}",
+    )  # fmt: skip
     parser.add_argument("--small", action="store_true", help="try everything out, in two minutes")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -275,7 +337,7 @@ def main() -> None:
             seconds_per_step(VARIANTS[name], sizes.case(GSM8K, steps=2, accumulation=1))
         for name in args.parts or PARTS:
             began = time.perf_counter()
-            content["results"] |= PARTS[name](sizes, say)
+            content["results"] |= {**PARTS, **FURTHER}[name](sizes, say)
             content["runs"][name] = {
                 "machine": machine(), "threads": torch.get_num_threads(), "versions": versions(),
                 "date": time.strftime("%Y-%m-%d"), "seconds": round(time.perf_counter() - began),

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,20 @@ def scoring_seconds(build: Build, case: Case) -> float:
     finally:
         LogMu.compute = compute
     return seconds
+
+
+def log_ratios_at_start(build: Build, case: Case) -> dict[str, float]:
+    """Return mean and quantiles of log π - log μ of completions in a first step: 0 but for rounding.
+
+    Log μ is computed in batches of one row, so that the rows round differently in the step.
+    """
+    settings = {**case.settings, "max_steps": 1, "logging_steps": 1, "per_device_eval_batch_size": 1}
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        trainer = build(replace(case, settings=settings), folder, [])
+        trainer.train()
+    prefix = "topr/log_ratio/negatives/"
+    return {name.removeprefix(prefix): value for name, value in trainer.state.log_history[0].items()
+            if name.startswith(prefix)}  # fmt: skip
 
 
 def scoring_peak(case: Case) -> dict[str, int]:

@@ -29,6 +29,24 @@ def shapes():
 def test_parameters_of_known_models(shapes):
     assert shapes["8b"].total == 8_030_261_248  # as published for Llama 3
     assert shapes["70b"].total == 70_553_706_496
+    assert shapes["14b"].total == pytest.approx(14.8e9, rel=0.005)  # as Qwen3's card says
+
+
+def test_four_bits(shapes):
+    shape = shapes["8b"]
+    # All but the embedding, the head and the norms.
+    assert shape.linear == shape.total - 2 * shape.vocabulary * shape.hidden - (2 * shape.layers + 1) * shape.hidden
+    for strategy in ("ddp", "fsdp2", "zero2", "zero3"):
+        gpus = 1 if strategy == "ddp" else 4
+        whole, small = (memory(shape, strategy, gpus, trained=42_000_000, four_bit=bits) for bits in (False, True))
+        shards = gpus if strategy in ("fsdp2", "zero3") else 1
+        assert whole.weights - small.weights == pytest.approx((2 - 0.5625) * shape.linear / shards)
+    with pytest.raises(ValueError, match=r"load_in_4bit.*use_peft"):
+        PlanArguments(load_in_4bit=True)
+
+
+def test_adafactor_steps_on_an_adapter_alone(shapes):
+    assert memory(shapes["8b"], "ddp", 1, "adafactor", trained=42_000_000).step < 1e9
 
 
 @pytest.mark.parametrize(("name", "nodes"), [("8b", 1), ("70b", 4)])

@@ -11,7 +11,6 @@ import sys
 import time
 import urllib.request
 from copy import deepcopy
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,9 +24,7 @@ pytest.importorskip("vllm")
 peft = pytest.importorskip("peft")
 async_trainer = pytest.importorskip("topr_trl.experimental.async_trainer")
 
-# vLLM's CPU build has no attention for the heads of 24 of the bundled model.
-MODEL = str(Path(__file__).parents[2] / "benchmarks" / "models" / "bundled-0.2")
-KNOWN = (arithmetic.OF, arithmetic.FINDS, arithmetic.GIVES)  # sentences that this model knows
+MODEL = str(arithmetic.CARELESS_MODEL)
 LORA = {"r": 8, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.0}
 TOLERANCE = 1e-3  # of the log-probability of a token: engine and trainer compute in float32, in other orders
 IN_FLIGHT = 2  # steps
@@ -84,7 +81,7 @@ def test_log_mu_is_that_of_the_weights_that_wrote_a_row(server, tmp_path, monkey
         "start_anchor": "Answer:",
         "fields": {"content": {"close_pattern": r"<\|end\|>|$", "content": "text"}},
     }
-    problems = gsm8k.prepare(arithmetic.arithmetic_dataset(64, seed=1, sentences=KNOWN), num_shots=0)
+    problems = gsm8k.prepare(arithmetic.arithmetic_dataset(64, seed=1), num_shots=0)
     problems = problems.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
     args = async_trainer.AsyncTOPRConfig(
         str(tmp_path / "out"), vllm_server_base_url=server, max_steps=STEPS, max_staleness=IN_FLIGHT,

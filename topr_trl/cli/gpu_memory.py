@@ -11,7 +11,12 @@ STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "zero3_offload")
 DEEPSPEED_BUCKET = 500_000_000  # elements per bucket of gradients, its default
 DEEPSPEED_LIVE = 1_000_000_000  # parameters that ZeRO-3 keeps whole, its default
 # State of an optimizer in bytes per parameter; Adafactor's depends on the parameter's shape.
-STATE_BYTES = {"adamw_torch": 8, "adamw_torch_fused": 8, "adamw_bnb_8bit": 2, "sgd": 0}
+# Bytes of a parameter in 4 bits: half a byte, and a float32 scale for each block of 64.
+FOUR_BIT = 0.5 + 4 / 64
+STATE_BYTES = {
+    "adamw_torch": 8, "adamw_torch_fused": 8, "adamw_bnb_8bit": 2, "paged_adamw_8bit": 2, "adamw_torch_8bit": 2,
+    "sgd": 0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class Shape:
     vocabulary: int
     queries: int  # width of all query heads
     keys: int  # width of all key heads
+    linear: int = 0  # parameters of the matrices that a quantized model stores in 4 bits: all but embedding and head
     is_tied: bool = False  # the head is the embedding
 
     @classmethod
@@ -53,6 +59,11 @@ class Shape:
             vocabulary=text.vocab_size,
             queries=heads * head,
             keys=(getattr(text, "num_key_value_heads", None) or heads) * head,
+            linear=sum(
+                module.weight.numel()
+                for module in model.modules()
+                if isinstance(module, torch.nn.Linear) and module is not model.get_output_embeddings()
+            ),
             is_tied=model.get_input_embeddings().weight is model.get_output_embeddings().weight,
         )
 
@@ -84,6 +95,7 @@ def memory(
     checkpointing: bool = True,
     trained: int | None = None,
     bucket: int = DEEPSPEED_BUCKET,
+    four_bit: bool = False,
 ) -> Memory:
     """Memory of one of `gpus` GPUs in bfloat16 mixed precision.
 
@@ -99,29 +111,33 @@ def memory(
         checkpointing: whether activations are recomputed, and only the inputs of layers kept.
         trained: number of trained parameters, if not all (LoRA). The others are stored in bfloat16.
         bucket: DeepSpeed's `reduce_bucket_size` in elements, allocated whatever the size of the model.
+        four_bit: whether matrices that are not trained are stored in 4 bits (QLoRA).
     """
     t = float(shape.total if trained is None else trained)
-    frozen = shape.total - t
+    frozen_bytes = 2.0 * (shape.total - t)
+    if four_bit:
+        frozen_bytes -= (2 - FOUR_BIT) * shape.linear
     deepspeed = strategy.startswith("zero")
     shards = 1 if strategy == "ddp" else gpus
     own = t / shards
     factored = optim == "adafactor" and not deepspeed and trained is None
     state = 4 * shape.factored / shards if factored else own * (4 if optim == "adafactor" else STATE_BYTES[optim])
     # Adafactor has two float32 copies of a parameter while it steps on it; AdamW has one of all parameters.
-    temporary = {"adafactor": 8 * (own if deepspeed else shape.largest / shards), "adamw_torch": 4 * own}.get(optim, 0)
+    largest = min(own, shape.largest / shards)
+    temporary = {"adafactor": 8 * (own if deepspeed else largest), "adamw_torch": 4 * own}.get(optim, 0)
     activations = tokens * activation_bytes(shape, checkpointing, autocast=strategy == "ddp")
     head = 4.0 * shape.vocabulary * shape.hidden if trained is None else 0.0  # its gradient is summed in float32
     if strategy == "ddp":  # autocast keeps its casts for backward; DDP's buckets are as large as the gradients
         buckets = 4 * t if gpus > 1 else 0.0
-        weights, gradients, buffers = 4 * t + 2 * frozen, 4 * t, 2 * t + buckets
+        weights, gradients, buffers = 4 * t + frozen_bytes, 4 * t, 2 * t + buckets
         step = gradients + buckets + temporary
     elif strategy == "fsdp2":  # the embedding; two layers and one being fetched, and their gradients
-        weights, gradients = (4 * t + 2 * frozen) / gpus, 4 * own
+        weights, gradients = (4 * t + frozen_bytes) / gpus, 4 * own
         buffers = 2.0 * shape.largest + 6 * (1 + t / shape.total) * shape.block
         step = gradients + temporary
     else:
         state += 4 * own
-        weights = 2.0 * shape.total if strategy in ("zero1", "zero2") else 2.0 * shape.total / gpus
+        weights = (2 * t + frozen_bytes) / (1 if strategy in ("zero1", "zero2") else gpus)
         gradients = 2 * t if strategy == "zero1" else 2 * own
         buffers = 2.0 * bucket
         step = max(8 * own, 6 * own + temporary)  # gradients in bfloat16 and float32, briefly twice in bfloat16
@@ -130,6 +146,8 @@ def memory(
             step = 6 * own + buffers + temporary
         if strategy == "zero3_offload":
             weights = state = gradients = step = 0.0
+    if four_bit:  # a matrix in bfloat16, while it is used
+        buffers += 2.0 * shape.hidden * shape.intermediate
     layer = tokens * activation_bytes(shape, False, autocast=strategy == "ddp") / shape.layers
     log_mu = weights + (state if deepspeed else 0.0) + buffers + layer
     return Memory(weights, state, gradients, buffers + head, activations, step, log_mu)

@@ -5,7 +5,7 @@ from textwrap import fill
 from typing import Any
 
 from tabulate import tabulate
-from transformers import AutoConfig, LlamaConfig, PretrainedConfig
+from transformers import AutoConfig, LlamaConfig, PretrainedConfig, Qwen3Config
 
 from topr_trl.checks import check_at_least, check_choice, check_types
 from topr_trl.cli.gpu_memory import (
@@ -26,11 +26,13 @@ from topr_trl.pipeline.arguments import IterateArguments
 GSM8K_TESTS = 1_319
 GSM8K_PROBLEMS = 7_473  # planned where no number is given: how many a data set has is known when it is loaded
 OPTIMIZERS = (*STATE_BYTES, "adafactor")
-# Shapes that need no download: those of Llama 3.1. Llama 3 has the same, and a context of 8,192.
+# Shapes that need no download: of Llama 3.1, and 14b of Qwen3. Llama 3 has the same, and a context of 8,192.
 _LLAMA_3: dict[str, Any] = {"vocab_size": 128_256, "num_key_value_heads": 8, "max_position_embeddings": 131_072}
 KNOWN = {
     "8b": LlamaConfig(hidden_size=4_096, intermediate_size=14_336, num_hidden_layers=32, num_attention_heads=32,
                       **_LLAMA_3),
+    "14b": Qwen3Config(vocab_size=151_936, hidden_size=5_120, intermediate_size=17_408, num_hidden_layers=40,
+                       num_attention_heads=40, num_key_value_heads=8, head_dim=128, max_position_embeddings=40_960),
     "70b": LlamaConfig(hidden_size=8_192, intermediate_size=28_672, num_hidden_layers=80, num_attention_heads=64,
                        **_LLAMA_3),
 }  # fmt: skip
@@ -42,7 +44,7 @@ class PlanArguments:
 
     model_name_or_path: str = field(
         default="8b",
-        metadata={"help": "Hub name, folder, or '8b', '70b' (Llama 3.1's shapes).", "aliases": ["--model"]},
+        metadata={"help": "Hub name, folder, or '8b', '70b' (Llama 3.1), '14b' (Qwen3).", "aliases": ["--model"]},
     )
     nodes: int = field(default=1, metadata={"help": "Nodes."})
     gpus: int = field(default=8, metadata={"help": "GPUs per node."})
@@ -54,6 +56,9 @@ class PlanArguments:
     optim: str = field(default=IterateArguments.optim, metadata={"help": f"Optimizer: {', '.join(OPTIMIZERS)}."})
     use_peft: bool = field(default=IterateArguments.use_peft, metadata={"help": "Train an adapter (lora_parameters)."})
     lora_parameters: int | None = field(default=None, metadata={"help": "Trained parameters, if not all."})
+    load_in_4bit: bool = field(
+        default=IterateArguments.load_in_4bit, metadata={"help": "Store what is not trained in 4 bits (QLoRA)."}
+    )
     per_device_train_batch_size: int = field(
         default=IterateArguments.per_device_train_batch_size, metadata={"help": "Rows per GPU and batch."}
     )
@@ -101,6 +106,8 @@ class PlanArguments:
         check_at_least(0, self, "overlap")
         if self.use_peft and self.lora_parameters is None:
             raise ValueError("use_peft: set lora_parameters to the number of trained parameters.")
+        if self.load_in_4bit and not self.use_peft:
+            raise ValueError("load_in_4bit: weights in 4 bits cannot be trained. Set use_peft to train an adapter.")
         for name in ("gpu_memory", "gpu_tflops", "gpu_bandwidth"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}.")
@@ -122,6 +129,14 @@ class PlanArguments:
     @property
     def all_gpus(self) -> int:
         return self.nodes * self.gpus
+
+    def memory(self, shape: Shape, strategy: str, gpus: int) -> Memory:
+        """Memory of one of `gpus` GPUs."""
+        tokens = self.per_device_train_batch_size * self.row_tokens
+        return memory(
+            shape, strategy, gpus, self.optim, tokens, self.gradient_checkpointing, self.lora_parameters,
+            four_bit=self.load_in_4bit,
+        )  # fmt: skip
 
     @property
     def row_tokens(self) -> int:
@@ -169,6 +184,7 @@ def _config_of(model: str) -> PretrainedConfig:
 
 def _heading(args: PlanArguments, shape: Shape) -> str:
     trained = "" if args.lora_parameters is None else f", {args.lora_parameters / 1e6:,.0f} million trained"
+    trained += ", the others in 4 bits" * args.load_in_4bit
     assumed = [f"{f.name}={f.default}" for f in fields(args) if f.default and getattr(args, f.name) == f.default]
     if args.num_train_problems is None:
         assumed.append(f"num_train_problems={GSM8K_PROBLEMS} (GSM8K's)")
@@ -184,11 +200,9 @@ def _heading(args: PlanArguments, shape: Shape) -> str:
 def _memory_table(args: PlanArguments, shape: Shape) -> str:
     header = ("GiB per GPU", "weights", "optimizer", "gradients", "buffers", "activations", "step", "peak",
               "log μ pass", "")  # fmt: skip
-    tokens, rows = args.per_device_train_batch_size * args.row_tokens, []
+    rows = []
     for strategy in STRATEGIES:
-        m = memory(
-            shape, strategy, args.all_gpus, args.optim, tokens, args.gradient_checkpointing, args.lora_parameters
-        )
+        m = args.memory(shape, strategy, args.all_gpus)
         parts = (m.weights, m.optimizer, m.gradients, m.buffers, m.activations, m.step, m.total, m.log_mu)
         fits = "fits" if m.total < _usable(args) else "too large"
         if not _works_with(strategy, args.optim):
@@ -215,6 +229,7 @@ def _advice(args: PlanArguments) -> str:
         "optim=adamw_torch_fused, with which fsdp2 and zero3_offload can be used": args.optim == "adafactor",
         "more nodes, or GPUs with more memory": True,
         "an adapter (use_peft, lora_parameters)": args.lora_parameters is None,
+        "load_in_4bit": args.use_peft and not args.load_in_4bit,
         "shorter rows": True,
     }
     return f"Less memory is needed with {'; '.join(step for step, helps in steps.items() if helps)}."
@@ -292,11 +307,9 @@ def _fits(args: PlanArguments, shape: Shape, training_gpus: int, sampling_gpus: 
     """Whether training fits on GPUs of one side, and log μ on those of the other, without offloading."""
 
     def of(gpus: int) -> list[Memory]:
-        tokens = args.per_device_train_batch_size * args.row_tokens
         # Offloading fits nearly always, and the times here are not its own.
         strategies = [s for s in STRATEGIES if s != "zero3_offload" and _works_with(s, args.optim)]
-        return [memory(shape, s, gpus, args.optim, tokens, args.gradient_checkpointing, args.lora_parameters)
-                for s in strategies]  # fmt: skip
+        return [args.memory(shape, s, gpus) for s in strategies]
 
     most = _usable(args)
     return any(m.total < most for m in of(training_gpus)) and any(m.log_mu < most for m in of(sampling_gpus))
