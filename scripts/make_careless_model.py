@@ -36,7 +36,9 @@ class ScriptArguments:
     dataset_name: str | None = field(default=None, metadata={"help": "Rows of GSM8K's shape to learn from instead."})
     hidden_size: int = field(default=96, metadata={"help": "Width; the feed-forward layers are 4 times as wide."})
     num_layers: int = field(default=2, metadata={"help": "Layers."})
-    num_heads: int = field(default=3, metadata={"help": "Attention heads; vLLM's CPU build needs multiples of 32."})
+    num_heads: int = field(
+        default=3, metadata={"help": "Attention heads. vLLM's CPU build needs heads whose width is a multiple of 32."}
+    )
     vocab_size: int = field(default=512, metadata={"help": "Tokens of the vocabulary."})
     steps: int = field(default=2_000, metadata={"help": "Optimizer steps."})
     batch_size: int = field(default=64, metadata={"help": "Rows per step."})
@@ -160,7 +162,12 @@ def train_from_scratch(
     """Return a float32 model that has learned to write the second text of a row after the first.
 
     On a GPU it computes in bfloat16.
+
+    Raises:
+        ValueError: the width of a head is odd, or no whole number.
     """
+    if hidden_size % (2 * num_heads):
+        raise ValueError(f"hidden_size={hidden_size} cannot be divided into num_heads={num_heads} of even width.")
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=4 * hidden_size,
         num_hidden_layers=num_layers, num_attention_heads=num_heads, num_key_value_heads=num_heads,

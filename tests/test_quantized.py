@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config, Qwen2ForCausalLM
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
@@ -64,7 +65,8 @@ def test_offline_training_and_resuming(base, tokenizer, tmp_path):
     assert {value.dtype for value in before.values()} == {torch.float32}
     trainer.train()
     first = next(log for log in trainer.state.log_history if "loss" in log)
-    assert first["topr/weight_mean"] == pytest.approx(1, abs=1e-4)  # log μ is that of the quantized model
+    for quantile in ("q05", "q95"):  # log μ is that of the quantized model
+        assert first[f"topr/log_ratio/negatives/{quantile}"] == pytest.approx(0, abs=1e-4)
     after = adapter(trainer)
     # B is 0 at first, so a first step moves B alone; the layers at the bottom learn through those above them.
     assert all(not torch.equal(after[name], before[name]) for name in before if "lora_B" in name)
@@ -125,7 +127,7 @@ def test_packed_weights_are_refused(base):
 def test_online_training(base, tokenizer, tmp_path):
     args = TOPRConfig(
         str(tmp_path / "run"), model_init_kwargs={"quantization_config": four_bits()}, max_steps=2, num_generations=4,
-        per_device_train_batch_size=8, max_completion_length=8, logging_steps=1, **CPU,
+        per_device_train_batch_size=8, max_completion_length=8, logging_steps=1, num_iterations=2, **CPU,
     )  # fmt: skip
 
     def coin(completions, **_):
@@ -137,7 +139,9 @@ def test_online_training(base, tokenizer, tmp_path):
     trainer.train()
     after = adapter(trainer)
     assert all(not torch.equal(after[name], before[name]) for name in before if "lora_B" in name)
-    assert all(log["topr/weight_not_one"] == 0 for log in trainer.state.log_history if "loss" in log)
+    # The second use of the batch has the log μ of the first, and other weights.
+    once, again = (log for log in trainer.state.log_history if "loss" in log)
+    assert once["topr/log_ratio/negatives/q05"] == 0 > again["topr/log_ratio/negatives/q05"]
 
 
 def test_the_commands_merge_into_full_precision(base, tmp_path):
@@ -154,4 +158,28 @@ def test_the_commands_merge_into_full_precision(base, tmp_path):
     assert not hasattr(merged.config, "quantization_config")
     moved = [not torch.equal(a, b) for a, b in zip(merged.parameters(), start.parameters(), strict=True)]
     assert any(moved)
-    assert (out / "adapter" / "adapter_model.safetensors").is_file()
+    # The adapter's product is added to the weights in full precision.
+    trained = load_file(out / "adapter" / "adapter_model.safetensors")
+    prefix = "base_model.model.model.layers.1.mlp.up_proj"
+    product = trained[f"{prefix}.lora_B.weight"] @ trained[f"{prefix}.lora_A.weight"]
+    scale = peft.PeftConfig.from_pretrained(out / "adapter").lora_alpha / 4
+    difference = merged.model.layers[1].mlp.up_proj.weight - start.model.layers[1].mlp.up_proj.weight
+    torch.testing.assert_close(difference, scale * product, rtol=1e-4, atol=1e-6)
+    assert torch.equal(merged.get_input_embeddings().weight, start.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize("kind", [OfflineTOPRTrainer, TOPRTrainer])
+def test_an_adapter_keeps_its_numbers(base, tokenizer, tmp_path, kind):
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base, quantization_config=four_bits()), lora())
+    given = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter)
+            given[name] = parameter.detach().clone()
+    if kind is OfflineTOPRTrainer:
+        args = OfflineTOPRConfig(str(tmp_path / "run"), **CPU)
+        trainer = kind(model, args, ROWS, processing_class=tokenizer)
+    else:
+        args = TOPRConfig(str(tmp_path / "run"), num_generations=4, per_device_train_batch_size=4, **CPU)
+        trainer = kind(model, lambda **_: [], args, ROWS, processing_class=tokenizer)
+    assert all(torch.equal(value, given[name]) for name, value in adapter(trainer).items())

@@ -193,10 +193,10 @@ class TOPRArguments(CurationArguments, LossArguments):
 
     Parameters:
         share_prompts (`bool`, *optional*):
-            Compute a prompt once for the completions in a micro-batch that have it. Needs attention `"sdpa"` or
-            `"eager"`, and a model whose log π is measured to stay the same. Rows of a prompt are then neighbors. Online
-            a step keeps its rows; offline its rows change, see [`OfflineTOPRConfig`]. Default: on a CPU, and offline
-            only where it saves a tenth of the tokens. It was not measured on a GPU yet.
+            Compute a prompt once for all its completions in a micro-batch. Needs attention `"sdpa"` or `"eager"`, and a
+            model whose log π is measured to stay the same. Rows of a prompt become neighbors: online within each step,
+            offline also across steps, see [`OfflineTOPRConfig`]. Default: `True` on a CPU; offline only if it saves at
+            least 10% of the tokens. Not measured on a GPU yet.
     """
 
     optim: str = field(default="adafactor", metadata={"help": "Optimizer. The paper's: Adafactor."})
@@ -335,6 +335,12 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         self._choose_metric_for_best_model()
         super().__post_init__()
         self.validate_sharding()
+        if self.share_prompts and min(self.per_device_train_batch_size, self.num_generations) < 2:
+            raise ValueError(
+                "share_prompts=True needs two completions of a prompt in a micro-batch. Raise "
+                f"per_device_train_batch_size={self.per_device_train_batch_size} or "
+                f"num_generations={self.num_generations}, or leave share_prompts out."
+            )
         refuse_offloading_without_accelerator(self)
         self.validate_replay(self.per_device_train_batch_size, self.steps_per_generation, self.world_size, self.beta)
         if self.log_mu == "sampler":

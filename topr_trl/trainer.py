@@ -205,20 +205,23 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         if self._is_vlm:
             self._say_not_shared("its rows may have images")
         elif paged:
-            self._say_not_shared("continuous batching replaces its attention, too")
+            self._say_not_shared("continuous batching needs its own attention")
         else:
             self._install_sharing()
             if self._is_checked:
                 self._check_sharing(self.model)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """Return TRL's micro-batch; rows of a prompt are neighbors in the optimizer step if prompts are shared."""
+        """Return TRL's micro-batch. If prompts are shared, rows of a prompt are neighbors in an optimizer step."""
         before = self._buffered_inputs
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        if self._prompts is None or not self.model.training or self._buffered_inputs is before:
+        # These terms of TRL's loss are no sums over the rows of a step: they depend on which rows share a micro-batch.
+        by_micro_batch = self.aux_loss_enabled or self.top_entropy_quantile < 1 or self._entropy_bonus_enabled
+        is_old = not self.model.training or self._buffered_inputs is before
+        if self._prompts is None or by_micro_batch or is_old:
             return inputs
         steps, batches = self.args.steps_per_generation, self._buffered_inputs
-        # TRL shuffles rows of the whole generation batch. A sum over the rows of a step does not depend on their order.
+        # Within an optimizer step, so that each step keeps its rows.
         in_step = math.gcd(steps, self.args.gradient_accumulation_steps)
         self._buffered_inputs = [
             batch for start in range(0, steps, in_step) for batch in prompts_together(batches[start : start + in_step])

@@ -98,11 +98,12 @@ class TOPRMixin(Trainer):
         self._warned_about_dead = self._said_share = False
         self._evaluations: CardSection | None = None
         self._metric_prefix = "eval"  # metric prefix of the current evaluation
+        adapter = _adapter_weights(args[0] if args else kwargs.get("model"))
         super().__init__(*args, **kwargs)
         _refuse_adapted_tokens(self.model)
         _refuse_unknown_experts(self.model, getattr(self, "aux_loss_enabled", False))
         keep_gradients_of_4bit_layers(self.model)
-        _keep_adapter_in_float32(self.model)
+        _keep_adapter_in_float32(self.model, adapter)
         if noise := turn_off_noise(self.model):
             say(f"{', '.join(noise)} set to 0: noise in log π would change π/μ.", self.args)
         self.add_callback(StopAtNaN(self))
@@ -451,12 +452,27 @@ def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
         )
 
 
-def _keep_adapter_in_float32(model: nn.Module) -> None:
-    """Undo TRL's cast of a quantized model's adapter to bfloat16, in which small updates round to nothing."""
-    if getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False):
-        for parameter in model.parameters():
-            if parameter.requires_grad and parameter.dtype == torch.bfloat16:
-                parameter.data = parameter.data.float()
+def _adapter_weights(model: Any) -> dict[str, Tensor]:
+    """Return copies of the trained weights of a quantized model's adapter; none of a model without one."""
+    if not isinstance(model, nn.Module) or not _is_quantized(model):
+        return {}
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _keep_adapter_in_float32(model: nn.Module, given: dict[str, Tensor]) -> None:
+    """Store a quantized model's adapter in float32, or as it was given.
+
+    TRL casts it to bfloat16, in which small updates round to nothing. An adapter that TRL has made stays rounded once.
+    """
+    if not _is_quantized(model):
+        return
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype == torch.bfloat16:
+            parameter.data = given.get(name, parameter.data.float())
+
+
+def _is_quantized(model: nn.Module) -> bool:
+    return bool(getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False))
 
 
 def _refuse_adapted_tokens(model: nn.Module) -> None:

@@ -138,6 +138,7 @@ def log_mu(sizes: Sizes, say: Say) -> dict[str, Any]:
 SHARED = ((300, 85, 8), (64, 85, 4), (300, 85, 1), (1_024, 512, 16))
 GRID = tuple(itertools.product((64, 300, 1_024), (85, 512), (4, 8, 16, 64)))
 GRID_LAYERS = 4
+CHECKPOINTED = 12_000  # tokens of a micro-batch above which activations are computed again
 
 
 def smollm2(layers: int, vocabulary: int = 49_152) -> LlamaConfig:
@@ -155,7 +156,7 @@ def _point(config: LlamaConfig, prompt: int, completion: int, samples: int, step
     settings = {
         "use_cpu": True, "bf16": True, "train_sampling_strategy": "sequential",
         # Without checkpointing, the activations of 24,576 tokens take more than 20 GB.
-        "gradient_checkpointing": prompt * batch > 10_000,
+        "gradient_checkpointing": (prompt + completion) * batch > CHECKPOINTED,
     }  # fmt: skip
     return Case(config, rows, batch, 1, settings)
 
@@ -205,23 +206,34 @@ def shared_grid(sizes: Sizes, say: Say) -> dict[str, Any]:
 
 
 def precision(sizes: Sizes, say: Say) -> dict[str, Any]:
-    """A step in bfloat16 and float32, and log π - log μ of completions before the first update."""
-    case = _point(smollm2(2, 1_024) if sizes.is_small else smollm2(30), *SHARED[0])
-    cases = {name: replace(case, settings={**case.settings, "bf16": name == "bfloat16"})
-             for name in ("bfloat16", "float32")}  # fmt: skip
-    times = in_turn(
-        {name: lambda c=one: seconds_per_step(_SHARING["topr"], c) for name, one in cases.items()}, 2, say  # type: ignore[misc]
+    """A step in bfloat16 and float32 of two models, and log π - log μ of completions before the first update."""
+    large = _point(smollm2(2, 1_024) if sizes.is_small else smollm2(30), *SHARED[0])
+    bundled = LlamaConfig(
+        hidden_size=96, intermediate_size=384, num_hidden_layers=2, num_attention_heads=3, vocab_size=1_024,
+        pad_token_id=1, eos_token_id=0,
     )  # fmt: skip
+    small = _point(bundled, 64, 40, 32, steps=8)
+
+    def cases(case: Case) -> dict[str, Case]:
+        return {name: replace(case, settings={**case.settings, "bf16": name == "bfloat16"})
+                for name in ("bfloat16", "float32")}  # fmt: skip
+
+    def times(case: Case) -> dict[str, list[float]]:
+        measures = {name: lambda c=one: seconds_per_step(_SHARING["topr"], c) for name, one in cases(case).items()}
+        return in_turn(measures, 2, say)  # type: ignore[arg-type]
+
     flags = Path("/proc/cpuinfo").read_text().split()
     return {
         "precision": {
             "instructions": ", ".join(name for name in ("amx_bf16", "avx512_bf16") if name in flags) or "no bfloat16",
+            "seconds": times(large), "seconds, size of the bundled model": times(small),
+            "log_ratio": {
+                f"{name}{'' if share else ', not shared'}": log_ratios_at_start(offline_topr(share_prompts=share), one)
+                for name, one in cases(large).items()
+                for share in (True, False)
+            },
         }
-        | {
-            name: {"seconds": times[name], "log_ratio": log_ratios_at_start(offline_topr(share_prompts=False), one)}
-            for name, one in cases.items()
-        }
-    }
+    }  # fmt: skip
 
 
 def two_processes(sizes: Sizes, say: Say) -> dict[str, Any]:
@@ -335,7 +347,7 @@ def main() -> None:
         for name in ("topr", "sft", "grpo"):  # what is imported and compiled once
             say(f"warming up: {name}")
             seconds_per_step(VARIANTS[name], sizes.case(GSM8K, steps=2, accumulation=1))
-        for name in args.parts or PARTS:
+        for name in args.parts or ([*PARTS, *FURTHER] if args.small else PARTS):
             began = time.perf_counter()
             content["results"] |= {**PARTS, **FURTHER}[name](sizes, say)
             content["runs"][name] = {

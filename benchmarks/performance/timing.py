@@ -98,7 +98,7 @@ def scoring_seconds(build: Build, case: Case) -> float:
 
 
 def log_ratios_at_start(build: Build, case: Case) -> dict[str, float]:
-    """Return mean and quantiles of log π - log μ of completions in a first step: 0 but for rounding.
+    """Return mean and quantiles of log π - log μ of completions in the first step. Without rounding they are 0.
 
     Log μ is computed in batches of one row, so that the rows round differently in the step.
     """

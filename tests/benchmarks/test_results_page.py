@@ -6,7 +6,6 @@ from benchmarks import results_page
 from benchmarks.__main__ import open_store
 from benchmarks.cells import Store
 from benchmarks.claims import controls, temperatures
-from benchmarks.claims.controls import Control
 from benchmarks.setting import HERE, PROFILES
 
 PAGE = HERE.parent / "docs" / "results.md"
@@ -33,13 +32,14 @@ def store(tmp_path) -> Store:
     sampled = {"0.3": decoded(0.1, 0.2), "0.7": decoded(0.1, 0.3), "1": decoded(0.1, 0.25)}
     for one in controls.BASES:
         store.add(temperatures.cell(one), sampled, 60.0, "")
+    experiment = controls.experiment(store, base)
     for method in controls.METHODS:
         end = 0.8 if method == "TOPR (default)" else 0.6
         for rate in controls.ADAMW_RATES:
             found = decoded(end if rate == RATE else 0.3, end if rate == RATE else 0.3)
-            store.add(Control(base, method, rate).cell(controls.TUNING_SEED), found, 60.0, "")
+            store.add(experiment.cell(method, rate, controls.TUNING_SEED), found, 60.0, "")
         for seed in range(controls.SEEDS):
-            store.add(Control(base, method, RATE).cell(seed), decoded(end, end), 60.0, "")
+            store.add(experiment.cell(method, RATE, seed), decoded(end, end), 60.0, "")
     return store
 
 
@@ -73,10 +73,11 @@ def test_without_results_the_page_says_so(tmp_path):
 
 def test_each_measure_has_its_own_rate(store):
     base, method = controls.BASES[0], "KTO"
+    experiment = controls.experiment(store, base)
     # The highest rate is better for greedy answers alone.
-    store.add(Control(base, method, 1e-3).cell(controls.TUNING_SEED), decoded(0.9, 0.1), 60.0, "")
-    assert controls.tuned(store, base, method, "pass@1") == ([1e-4, 3e-4, 1e-3], 3e-4)
-    assert controls.tuned(store, base, method, "greedy") == ([1e-4, 3e-4, 1e-3, 3e-3], None)  # 3e-3 is not known yet
+    store.add(experiment.cell(method, 1e-3, controls.TUNING_SEED), decoded(0.9, 0.1), 60.0, "")
+    assert experiment.best_rate(store, method, "pass@1") == 3e-4
+    assert experiment.best_rate(store, method, "greedy") is None  # 3e-3 is not known yet
     wanted = controls.cells(FULL, store)
-    assert Control(base, method, 3e-3).cell(controls.TUNING_SEED) in wanted
+    assert experiment.cell(method, 3e-3, controls.TUNING_SEED) in wanted
     assert len({tuple(cell.items()) for cell in wanted}) == len(wanted)

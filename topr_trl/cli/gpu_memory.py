@@ -10,9 +10,9 @@ GIB = 2**30
 STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "zero3_offload")
 DEEPSPEED_BUCKET = 500_000_000  # elements per bucket of gradients, its default
 DEEPSPEED_LIVE = 1_000_000_000  # parameters that ZeRO-3 keeps whole, its default
-# State of an optimizer in bytes per parameter; Adafactor's depends on the parameter's shape.
 # Bytes of a parameter in 4 bits: half a byte, and a float32 scale for each block of 64.
 FOUR_BIT = 0.5 + 4 / 64
+# State of an optimizer in bytes per parameter; Adafactor's depends on the parameter's shape.
 STATE_BYTES = {
     "adamw_torch": 8, "adamw_torch_fused": 8, "adamw_bnb_8bit": 2, "paged_adamw_8bit": 2, "adamw_torch_8bit": 2,
     "sgd": 0,
@@ -33,7 +33,7 @@ class Shape:
     vocabulary: int
     queries: int  # width of all query heads
     keys: int  # width of all key heads
-    linear: int = 0  # parameters of the matrices that a quantized model stores in 4 bits: all but embedding and head
+    linear: int = 0  # parameters of linear layers without the head, which QLoRA stores in 4 bits
     is_tied: bool = False  # the head is the embedding
 
     @classmethod
@@ -111,7 +111,7 @@ def memory(
         checkpointing: whether activations are recomputed, and only the inputs of layers kept.
         trained: number of trained parameters, if not all (LoRA). The others are stored in bfloat16.
         bucket: DeepSpeed's `reduce_bucket_size` in elements, allocated whatever the size of the model.
-        four_bit: whether matrices that are not trained are stored in 4 bits (QLoRA).
+        four_bit: whether the frozen linear layers are stored in 4 bits (QLoRA).
     """
     t = float(shape.total if trained is None else trained)
     frozen_bytes = 2.0 * (shape.total - t)

@@ -57,7 +57,7 @@ class PlanArguments:
     use_peft: bool = field(default=IterateArguments.use_peft, metadata={"help": "Train an adapter (lora_parameters)."})
     lora_parameters: int | None = field(default=None, metadata={"help": "Trained parameters, if not all."})
     load_in_4bit: bool = field(
-        default=IterateArguments.load_in_4bit, metadata={"help": "Store what is not trained in 4 bits (QLoRA)."}
+        default=IterateArguments.load_in_4bit, metadata={"help": "Store the frozen linear layers in 4 bits (QLoRA)."}
     )
     per_device_train_batch_size: int = field(
         default=IterateArguments.per_device_train_batch_size, metadata={"help": "Rows per GPU and batch."}
@@ -130,6 +130,10 @@ class PlanArguments:
     def all_gpus(self) -> int:
         return self.nodes * self.gpus
 
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        return STRATEGIES[:1] if self.load_in_4bit else STRATEGIES
+
     def memory(self, shape: Shape, strategy: str, gpus: int) -> Memory:
         """Memory of one of `gpus` GPUs."""
         tokens = self.per_device_train_batch_size * self.row_tokens
@@ -184,7 +188,7 @@ def _config_of(model: str) -> PretrainedConfig:
 
 def _heading(args: PlanArguments, shape: Shape) -> str:
     trained = "" if args.lora_parameters is None else f", {args.lora_parameters / 1e6:,.0f} million trained"
-    trained += ", the others in 4 bits" * args.load_in_4bit
+    trained += ", linear layers in 4 bits" * args.load_in_4bit
     assumed = [f"{f.name}={f.default}" for f in fields(args) if f.default and getattr(args, f.name) == f.default]
     if args.num_train_problems is None:
         assumed.append(f"num_train_problems={GSM8K_PROBLEMS} (GSM8K's)")
@@ -201,7 +205,7 @@ def _memory_table(args: PlanArguments, shape: Shape) -> str:
     header = ("GiB per GPU", "weights", "optimizer", "gradients", "buffers", "activations", "step", "peak",
               "log μ pass", "")  # fmt: skip
     rows = []
-    for strategy in STRATEGIES:
+    for strategy in args.strategies:
         m = args.memory(shape, strategy, args.all_gpus)
         parts = (m.weights, m.optimizer, m.gradients, m.buffers, m.activations, m.step, m.total, m.log_mu)
         fits = "fits" if m.total < _usable(args) else "too large"
@@ -212,10 +216,14 @@ def _memory_table(args: PlanArguments, shape: Shape) -> str:
     host = (16 * trained + 2 * shape.total) / args.nodes / GIB
     align = ("left", *["right"] * (len(header) - 2), "left")
     advice = "" if any(row[-1] == "fits" for row in rows) else fill(f"Nothing fits. {_advice(args)}", 120) + "\n"
-    return (
+    table = (
         f"{tabulate(rows, header, disable_numparse=True, colalign=align)}\n{advice}"
         "Peak: weights and optimizer, and the larger of gradients + buffers + activations, and of the step.\n"
-        f"zero3_offload: also {host:,.0f} GiB of each node's own memory.\n"
+    )
+    if args.load_in_4bit:
+        return f"{table}FSDP2 and ZeRO were not tried with load_in_4bit."
+    return (
+        f"{table}zero3_offload: also {host:,.0f} GiB of each node's own memory.\n"
         "fsdp2: with sync_each_batch in accelerator_config; else unsharded gradients are accumulated, "
         f"{2 * trained / GIB:,.1f} GiB."
     )
@@ -308,7 +316,7 @@ def _fits(args: PlanArguments, shape: Shape, training_gpus: int, sampling_gpus: 
 
     def of(gpus: int) -> list[Memory]:
         # Offloading fits nearly always, and the times here are not its own.
-        strategies = [s for s in STRATEGIES if s != "zero3_offload" and _works_with(s, args.optim)]
+        strategies = [s for s in args.strategies if s != "zero3_offload" and _works_with(s, args.optim)]
         return [args.memory(shape, s, gpus) for s in strategies]
 
     most = _usable(args)

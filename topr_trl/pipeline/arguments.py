@@ -94,6 +94,11 @@ class ProblemArguments:
         check_at_least(0, self, "num_shots")
         if self.test_dataset_name is None and str(self.dataset_name).endswith(TABLE_SUFFIXES):
             raise ValueError("A file has no test split: name the test problems with --test_dataset_name.")
+        if self.test_dataset_name is not None and self.dataset_name is None:
+            raise ValueError(
+                f"test_dataset_name={self.test_dataset_name}: without dataset_name, built-in problems are used. Set "
+                "dataset_name as well; to test only, to the same problems."
+            )
         if self.training_shots and self.task_of_problems is not TASKS["math"]:
             raise ValueError(
                 "training_shots draws from MATH's training problems: it needs task=math and a dataset_name."

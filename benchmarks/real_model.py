@@ -1,0 +1,325 @@
+"""GSM8K with a pretrained model: methods on the same rows, each at its own best learning rate.
+
+python -m benchmarks.real_model --model_name_or_path Qwen/Qwen2.5-Coder-0.5B-Instruct \\
+    --train gsm8k_train.jsonl --test gsm8k_test.jsonl            # days on two cores; continues where it stopped
+python -m benchmarks.real_model ... --hours 2                    # begins no run after two hours
+
+Expectations: benchmarks/real_model.md. Each step of a run is a `topr` command, which continues where it was killed, and
+reads rows that are drawn once per repetition. Rows, weights and the text of GSM8K stay in the cache, outside git;
+results name problems by their place in the file.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.arms import TUNING_SEED
+from benchmarks.cells import Cell, Store
+from benchmarks.experiment import Experiment
+from benchmarks.setting import CACHE, HERE
+from topr_trl.data.tables import shards_of
+
+RATES = (1e-5, 3e-5, 1e-4)
+REPETITIONS = 3
+TEMPERATURES = (0.3, 0.7)  # of the untrained model, besides 0 and 1
+STEPS_AT_MOST = 2  # calculations of a problem
+SCORE = "greedy and pass@1"  # the mean of both chooses a rate, so that one model is tested per method
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of problems, completions and rows."""
+
+    problems: int = 400  # of a repetition
+    tuning_problems: int = 125
+    completions: int = 8
+    test_problems: int = 300
+    validation_problems: int = 150
+    test_completions: int = 4
+    step_rows: int = 64
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a method differs from TOPR's defaults.
+
+    Attributes:
+        settings: of `topr train`.
+        rows: `"all"`, `"balanced"`, where right answers are repeated until they are half of the rows and each wrong one
+            is read at most once, or `"right"`, the right answers.
+        repeated: whether rows are read again until there are as many steps as with all rows.
+    """
+
+    settings: tuple[str, ...] = ()
+    rows: str = "all"
+    repeated: bool = False
+
+
+METHODS = {
+    "TOPR (default)": Method(),
+    "TOPR, c = 0": Method(("--baseline", "0")),
+    "positives once": Method(("--baseline", "0"), "right"),
+    "positives repeated": Method(("--baseline", "0"), "right", repeated=True),
+    "TOPR, balanced reads, 50%": Method(("--effective_positive_share", "0.5"), "balanced"),
+    "TOPR, balanced reads, 80%": Method(("--effective_positive_share", "0.8"), "balanced"),
+}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The model, the data and where all is kept.
+
+    Attributes:
+        model: folder or name of the model.
+        train, test: files of GSM8K's shape.
+        folder: where rows, models and tests go.
+        sizes: how much is run.
+        sampling: settings of `topr sample` and `topr evaluate` besides those of the experiment.
+        training: the same of `topr log-mu` and `topr train`.
+        sampling_python: Python of the environment that samples.
+    """
+
+    model: str
+    train: Path
+    test: Path
+    folder: Path
+    sizes: Sizes = Sizes()
+    sampling: tuple[str, ...] = ()
+    training: tuple[str, ...] = ()
+    sampling_python: str = sys.executable
+
+    @property
+    def experiment(self) -> Experiment:
+        return Experiment(
+            "real_model", tuple(METHODS), RATES, range(REPETITIONS), (SCORE,), fields={"model": Path(self.model).name}
+        )
+
+
+def untrained_cell(setup: Setup) -> Cell:
+    return {"claim": "real_model", "model": Path(setup.model).name, "method": "untrained"}
+
+
+def cells(setup: Setup, store: Store) -> list[Cell]:
+    """Return the cells that are to run as far as they are known."""
+    return [untrained_cell(setup), *setup.experiment.cells(store)]
+
+
+def work(cell: Cell, setup: Setup) -> dict[str, Any]:
+    """Run a cell, or continue it.
+
+    Returns:
+        Accuracy, share of invalid answers, and for each test problem the number of right samples and whether the greedy
+        answer is right.
+    """
+    if cell["method"] == "untrained":
+        return _untrained(setup)
+    seed, method = cell["seed"], METHODS[cell["method"]]
+    rows = _rows(setup, seed)
+    folder = setup.folder / "runs" / f"{cell['method'].replace(' ', '-')}-{cell['learning_rate']:g}-{seed}"
+    model, tested = folder / "model", folder / "test"
+    count = sum(_count(path) for path in rows.values()) // len(rows)
+    if not (tested / "evaluation.json").is_file():
+        steps = _count(rows["all"]) // setup.sizes.step_rows
+        length = ("--max_steps", str(steps)) if method.repeated else ()
+        micro_batch = min(setup.sizes.completions, setup.sizes.step_rows)
+        _topr(
+            setup, "train", "--input", rows[method.rows], "--output_dir", model, "--model_name_or_path", setup.model,
+            "--learning_rate", cell["learning_rate"], "--seed", seed, "--optim", "adamw_torch",
+            "--per_device_train_batch_size", micro_batch,
+            "--gradient_accumulation_steps", setup.sizes.step_rows // micro_batch,
+            "--use_peft", "--lora_r", "32", "--lora_alpha", "64", "--lora_target_modules", "all-linear",
+            "--gradient_checkpointing", "false", "--save_steps", "5", "--logging_steps", "1", "--report_to", "none",
+            *method.settings, *length, *setup.training,
+        )  # fmt: skip
+        _evaluate(setup, str(model), tested, 1.0, "validation" if seed == TUNING_SEED else "test")
+        for weights in model.glob("*.safetensors"):  # gigabytes; the adapter stays
+            weights.unlink()
+    return {**_read_test(tested), "rows": count, **_ends_of_log(model)}
+
+
+def _untrained(setup: Setup) -> dict[str, Any]:
+    found = {}
+    for temperature in (1.0, *TEMPERATURES):
+        folder = setup.folder / "untrained" / f"{temperature:g}"
+        _evaluate(setup, setup.model, folder, temperature, "test")
+        found[f"{temperature:g}"] = _read_test(folder)
+    return found
+
+
+# Rows of a repetition: drawn, scored and with log μ, once for all methods.
+
+
+def _rows(setup: Setup, seed: int) -> dict[str, Path]:
+    """Return the folders of rows by the name that a `Method` gives them."""
+    sizes, folder = setup.sizes, setup.folder / "rows" / str(seed)
+    problems = _problems(setup, "tuning" if seed == TUNING_SEED else "train", seed)
+    drawn = folder / "drawn"
+    _topr(
+        setup, "sample", "--task", "gsm8k", *_named(problems), "--output_dir", drawn,
+        "--model_name_or_path", setup.model, "--num_generations", sizes.completions, "--seed", seed,
+        *_DECODING, *setup.sampling, python=setup.sampling_python,
+    )  # fmt: skip
+    _topr(setup, "score", "--input", drawn, "--output_dir", drawn)
+    _topr(
+        setup, "log-mu", "--input", drawn, "--output_dir", drawn, "--model_name_or_path", setup.model,
+        "--baseline", "0",
+        "--per_device_train_batch_size", sizes.completions, "--per_device_eval_batch_size", sizes.completions,
+        *setup.training,
+    )  # fmt: skip
+    found = {"all": folder / "all", "right": folder / "right", "balanced": folder / "balanced"}
+    table = pa.concat_tables([pq.read_table(path) for path in shards_of(drawn)], promote_options="default")
+    rewards = table["reward"].to_numpy()
+    right, wrong = np.flatnonzero(rewards > 0), np.flatnonzero(rewards <= 0)
+    rng, half = np.random.default_rng(seed), len(rewards) // 2
+    chosen = {
+        "all": np.arange(len(rewards)),
+        "right": right,
+        "balanced": np.concatenate([np.resize(rng.permutation(right), half), rng.permutation(wrong)[:half]]),
+    }
+    for name, places in chosen.items():
+        if not found[name].is_dir():
+            part = found[name].with_suffix(".part")
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            kept = table.take(np.sort(places)).drop_columns(["sample_id"])
+            pq.write_table(kept, part / "rows.parquet")
+            part.rename(found[name])
+    return found
+
+
+def _problems(setup: Setup, split: str, seed: int = 0) -> Path:
+    """Return a file of the problems of a split; those of each repetition are others."""
+    sizes = setup.sizes
+    lines = (setup.test if split == "test" else setup.train).read_text(encoding="utf-8").splitlines()
+    easy = [i for i, line in enumerate(lines) if json.loads(line)["answer"].count("<<") <= STEPS_AT_MOST]
+    order = np.random.default_rng(0).permutation(easy)
+    first_tuning = REPETITIONS * sizes.problems
+    first_validation = first_tuning + sizes.tuning_problems
+    places = {
+        "test": order[: sizes.test_problems],
+        "train": order[seed * sizes.problems : (seed + 1) * sizes.problems],
+        "tuning": order[first_tuning:first_validation],
+        "validation": order[first_validation : first_validation + sizes.validation_problems],
+    }[split]
+    path = setup.folder / "problems" / f"{split}-{seed}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{lines[i]}\n" for i in places), encoding="utf-8")
+    return path
+
+
+def _named(problems: Path) -> tuple[object, ...]:
+    """Return settings that name a file of problems. Only one of the two is read, and a command needs both."""
+    return ("--dataset_name", problems, "--test_dataset_name", problems)
+
+
+# Commands and what they leave.
+
+_DECODING = ("--num_shots", "2", "--top_k", "500", "--max_new_tokens", "160")
+
+
+def _evaluate(setup: Setup, model: str, folder: Path, temperature: float, split: str) -> None:
+    _topr(
+        setup, "evaluate", "--task", "gsm8k", *_named(_problems(setup, split)), "--output_dir", folder,
+        "--model_name_or_path", model, "--num_generations_eval", setup.sizes.test_completions, "--greedy", "true",
+        "--temperature", temperature, *_DECODING, *setup.sampling, python=setup.sampling_python,
+    )  # fmt: skip
+
+
+def _topr(setup: Setup, *words: object, python: str = sys.executable) -> None:
+    """Run a `topr` command; what it prints goes to a log.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    log = setup.folder / "log.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as file:
+        done = subprocess.run([python, "-m", "topr_trl", *map(str, words)], stdout=file, stderr=file, check=False)
+    if done.returncode:
+        raise RuntimeError(f"topr {words[0]} failed with {done.returncode}: see {log}.")
+
+
+def _read_test(folder: Path) -> dict[str, Any]:
+    """Return accuracy, and right answers by problem in the order of the file, of an evaluation."""
+    found = json.loads((folder / "evaluation.json").read_text())
+    rows = [row for path in shards_of(folder / "rollouts") for row in pq.read_table(path).to_pylist()]
+    ids = list(dict.fromkeys(row["problem_id"] for row in rows))
+    greedy = dict.fromkeys(ids, 0)
+    right = dict.fromkeys(ids, 0)
+    for row in rows:
+        counts = greedy if row["temperature"] == 0 else right
+        counts[row["problem_id"]] += row["verdict"] == "correct"
+    samples = sum(row["temperature"] != 0 for row in rows)
+    first, at_one = np.mean(list(greedy.values())), sum(right.values()) / samples
+    return {
+        "greedy": float(first), "pass@1": at_one, SCORE: float(first + at_one) / 2, "samples": samples // len(ids),
+        "invalid": found["shares"]["invalid"], "right_by_problem": list(right.values()),
+        "greedy_by_problem": list(greedy.values()),
+    }  # fmt: skip
+
+
+def _ends_of_log(model: Path) -> dict[str, Any]:
+    """Return the number of steps, and what became of the negatives."""
+    state = json.loads((model / "trainer_state.json").read_text())
+    last = [log for log in state["log_history"] if "loss" in log][-1]
+    return {"steps": state["global_step"], "negatives": {
+        name: last.get(f"topr/{name}") for name in ("weight_mean_negatives", "negatives_dead")
+    }}  # fmt: skip
+
+
+def _count(folder: Path) -> int:
+    return sum(int(pq.read_metadata(path).num_rows) for path in shards_of(folder))
+
+
+def run(setup: Setup, store: Store, hours: float | None = None, command: str = "") -> None:
+    """Run the cells that are not in the store, one after the other."""
+    began = time.monotonic()
+    while todo := store.unfinished(cells(setup, store)):
+        if hours is not None and time.monotonic() - began > 3600 * hours:
+            print(f"{len(todo)} cells are left as far as they are known. Start the command again to continue.")
+            return
+        print(f"{time.strftime('%H:%M')} {todo[0]}", flush=True)
+        start = time.perf_counter()
+        result = work(todo[0], setup)
+        store.add(todo[0], result, time.perf_counter() - start, command)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.real_model", description=__doc__.partition("\n")[0])
+    parser.add_argument("--model_name_or_path", required=True)
+    parser.add_argument("--train", type=Path, required=True, help="GSM8K's training problems, a JSON Lines file")
+    parser.add_argument("--test", type=Path, required=True, help="GSM8K's test problems")
+    parser.add_argument("--sampling_python", default=sys.executable, help="Python of the environment with vLLM")
+    parser.add_argument("--sampling_backend", default="vllm")
+    parser.add_argument("--hours", type=float, help="begin no run after so many hours; default: run all")
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    args = parser.parse_args(argv)
+    cpu = ("--use_cpu", "true", "--bf16", "true")
+    engine = ("--vllm_dtype", "bfloat16", "--vllm_max_model_length", "1024") if args.sampling_backend == "vllm" else ()
+    setup = Setup(
+        args.model_name_or_path, args.train.resolve(), args.test.resolve(),
+        CACHE / "real_model" / Path(args.model_name_or_path).name,
+        sampling=("--sampling_backend", args.sampling_backend, *engine), training=(*cpu, "--share_prompts", "true"),
+        sampling_python=args.sampling_python,
+    )  # fmt: skip
+    run(
+        setup,
+        Store(args.results, "real model"),
+        args.hours,
+        " ".join(["python -m benchmarks.real_model", *sys.argv[1:]]),
+    )
+
+
+if __name__ == "__main__":
+    main()
