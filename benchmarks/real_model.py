@@ -128,7 +128,6 @@ def work(cell: Cell, setup: Setup) -> dict[str, Any]:
     rows = _rows(setup, seed)
     folder = setup.folder / "runs" / f"{cell['method'].replace(' ', '-')}-{cell['learning_rate']:g}-{seed}"
     model, tested = folder / "model", folder / "test"
-    count = sum(_count(path) for path in rows.values()) // len(rows)
     if not (tested / "evaluation.json").is_file():
         steps = _count(rows["all"]) // setup.sizes.step_rows
         length = ("--max_steps", str(steps)) if method.repeated else ()
@@ -145,7 +144,8 @@ def work(cell: Cell, setup: Setup) -> dict[str, Any]:
         _evaluate(setup, str(model), tested, 1.0, "validation" if seed == TUNING_SEED else "test")
         for weights in model.glob("*.safetensors"):  # gigabytes; the adapter stays
             weights.unlink()
-    return {**_read_test(tested), "rows": count, **_ends_of_log(model)}
+    counts = {name: _count(path) for name, path in rows.items()}
+    return {**_read_test(tested), "rows": counts, **_end_of_log(model)}
 
 
 def _untrained(setup: Setup) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def _read_test(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ends_of_log(model: Path) -> dict[str, Any]:
+def _end_of_log(model: Path) -> dict[str, Any]:
     """Return the number of steps, and what became of the negatives."""
     state = json.loads((model / "trainer_state.json").read_text())
     last = [log for log in state["log_history"] if "loss" in log][-1]

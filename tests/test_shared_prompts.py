@@ -546,6 +546,6 @@ def test_which_online_trainers_share(tokenizer, tmp_path, capsys):
     assert "continuous batching" in said(use_transformers_paged=True, **on)
     with pytest.raises(ValueError, match="share_prompts=True"):
         TOPRConfig(
-            str(tmp_path), share_prompts=True, per_device_train_batch_size=1, gradient_accumulation_steps=8, use_cpu=True,
-            bf16=False,
+            str(tmp_path), share_prompts=True, per_device_train_batch_size=1, gradient_accumulation_steps=8,
+            use_cpu=True, bf16=False,
         )  # fmt: skip
