@@ -28,11 +28,13 @@ from benchmarks.arms import TUNING_SEED
 from benchmarks.cells import Cell, Store
 from benchmarks.experiment import Experiment
 from benchmarks.setting import CACHE, HERE
+from topr_trl import evaluate_rows, load_rows
 from topr_trl.data.tables import shards_of
 
 RATES = (1e-5, 3e-5, 1e-4)
 REPETITIONS = 3
 TEMPERATURES = (0.3, 0.7)  # of the untrained model, besides 0 and 1
+VOTES = 4  # completions of pass@k and maj@k
 STEPS_AT_MOST = 2  # calculations of a problem
 SCORE = "greedy and pass@1"  # the mean of both chooses a rate, so that one model is tested per method
 
@@ -119,8 +121,8 @@ def work(cell: Cell, setup: Setup) -> dict[str, Any]:
     """Run a cell, or continue it.
 
     Returns:
-        Accuracy, share of invalid answers, and for each test problem the number of right samples and whether the greedy
-        answer is right.
+        Greedy accuracy, pass@1, pass@4, maj@4, the share of invalid answers, and for each test problem the number of
+        right samples and whether the greedy answer is right.
     """
     if cell["method"] == "untrained":
         return _untrained(setup)
@@ -142,8 +144,8 @@ def work(cell: Cell, setup: Setup) -> dict[str, Any]:
             *method.settings, *length, *setup.training,
         )  # fmt: skip
         _evaluate(setup, str(model), tested, 1.0, "validation" if seed == TUNING_SEED else "test")
-        for weights in model.glob("*.safetensors"):  # gigabytes; the adapter stays
-            weights.unlink()
+    for weights in model.glob("*.safetensors"):  # gigabytes; the adapter stays
+        weights.unlink()
     counts = {name: _count(path) for name, path in rows.items()}
     return {**_read_test(tested), "rows": counts, **_end_of_log(model)}
 
@@ -152,7 +154,8 @@ def _untrained(setup: Setup) -> dict[str, Any]:
     found = {}
     for temperature in (1.0, *TEMPERATURES):
         folder = setup.folder / "untrained" / f"{temperature:g}"
-        _evaluate(setup, setup.model, folder, temperature, "test")
+        samples = setup.sizes.completions if temperature == 1 else None  # as many as a difficulty is told by
+        _evaluate(setup, setup.model, folder, temperature, "test", samples)
         found[f"{temperature:g}"] = _read_test(folder)
     return found
 
@@ -228,11 +231,13 @@ def _named(problems: Path) -> tuple[object, ...]:
 _DECODING = ("--num_shots", "2", "--top_k", "500", "--max_new_tokens", "160")
 
 
-def _evaluate(setup: Setup, model: str, folder: Path, temperature: float, split: str) -> None:
+def _evaluate(
+    setup: Setup, model: str, folder: Path, temperature: float, split: str, samples: int | None = None
+) -> None:
     _topr(
         setup, "evaluate", "--task", "gsm8k", *_named(_problems(setup, split)), "--output_dir", folder,
-        "--model_name_or_path", model, "--num_generations_eval", setup.sizes.test_completions, "--greedy", "true",
-        "--temperature", temperature, *_DECODING, *setup.sampling, python=setup.sampling_python,
+        "--model_name_or_path", model, "--num_generations_eval", samples or setup.sizes.test_completions,
+        "--greedy", "true", "--temperature", temperature, *_DECODING, *setup.sampling, python=setup.sampling_python,
     )  # fmt: skip
 
 
@@ -251,20 +256,20 @@ def _topr(setup: Setup, *words: object, python: str = sys.executable) -> None:
 
 
 def _read_test(folder: Path) -> dict[str, Any]:
-    """Return accuracy, and right answers by problem in the order of the file, of an evaluation."""
-    found = json.loads((folder / "evaluation.json").read_text())
-    rows = [row for path in shards_of(folder / "rollouts") for row in pq.read_table(path).to_pylist()]
-    ids = list(dict.fromkeys(row["problem_id"] for row in rows))
-    greedy = dict.fromkeys(ids, 0)
-    right = dict.fromkeys(ids, 0)
-    for row in rows:
-        counts = greedy if row["temperature"] == 0 else right
-        counts[row["problem_id"]] += row["verdict"] == "correct"
-    samples = sum(row["temperature"] != 0 for row in rows)
-    first, at_one = np.mean(list(greedy.values())), sum(right.values()) / samples
+    """Return the accuracy of an evaluation, and right answers by problem in the order of the file."""
+    rows = load_rows(folder / "rollouts")
+    k = min(VOTES, len(rows) // len(set(rows["problem_id"])) - 1)
+    found = evaluate_rows(rows, pass_ks=(1, k), maj_ks=(k,))
+    assert found.greedy is not None
+    greedy: dict[Any, int] = dict.fromkeys(rows["problem_id"], 0)
+    right = dict(greedy)
+    for problem, temperature, verdict in zip(rows["problem_id"], rows["temperature"], rows["verdict"], strict=True):
+        (right if temperature else greedy)[problem] += verdict == "correct"
+    values = {"greedy": found.greedy.value, "pass@1": found.pass_at[1].value}
     return {
-        "greedy": float(first), "pass@1": at_one, SCORE: float(first + at_one) / 2, "samples": samples // len(ids),
-        "invalid": found["shares"]["invalid"], "right_by_problem": list(right.values()),
+        **values, SCORE: sum(values.values()) / 2, f"pass@{k}": found.pass_at[k].value,
+        f"maj@{k}": found.maj_at[k].value, "invalid": found.shares["invalid"],
+        "samples": len(rows) // len(right) - 1, "right_by_problem": list(right.values()),
         "greedy_by_problem": list(greedy.values()),
     }  # fmt: skip
 

@@ -138,6 +138,7 @@ def log_mu(sizes: Sizes, say: Say) -> dict[str, Any]:
 SHARED = ((300, 85, 8), (64, 85, 4), (300, 85, 1), (1_024, 512, 16))
 GRID = tuple(itertools.product((64, 300, 1_024), (85, 512), (4, 8, 16, 64)))
 GRID_LAYERS = 4
+DEMO = even(42, float(np.log(38)))  # tokens of `make demo`
 CHECKPOINTED = 12_000  # tokens of a micro-batch above which activations are computed again
 
 
@@ -148,6 +149,13 @@ def smollm2(layers: int, vocabulary: int = 49_152) -> LlamaConfig:
         num_key_value_heads=3, vocab_size=vocabulary, pad_token_id=1, eos_token_id=0,
         max_position_embeddings=8_192, tie_word_embeddings=True,
     )  # fmt: skip
+
+
+# The size of the bundled model.
+BUNDLED = LlamaConfig(
+    hidden_size=96, intermediate_size=384, num_hidden_layers=2, num_attention_heads=3, vocab_size=1_024, pad_token_id=1,
+    eos_token_id=0, max_position_embeddings=2_048,
+)  # fmt: skip
 
 
 def _point(config: LlamaConfig, prompt: int, completion: int, samples: int, steps: int = 2) -> Case:
@@ -187,7 +195,16 @@ def shared_prompts(sizes: Sizes, say: Say) -> dict[str, Any]:
             measures[variant] = lambda b=build, c=case: scoring_seconds(b, c)  # type: ignore[misc]
         name = _named(*lengths)
         found[name] = in_turn(measures, 2, lambda variant, n=name: say(f"{n}: {variant}"))  # type: ignore[misc]
-    return {"shared prompts": found}
+    return {"shared prompts": found, "shared prompts, as the demo": _like_the_demo(sizes, say)}
+
+
+def _like_the_demo(sizes: Sizes, say: Say) -> dict[str, list[float]]:
+    """Steps of 128 rows in the trainer's own order, with the lengths of `make demo`; 16 completions of each prompt."""
+    rows = candidates(2 * 128 if sizes.is_small else 8 * 128, DEMO, WORDS, 0.25, samples=16)
+    case = Case(BUNDLED, rows, 32, 4, {"use_cpu": True, "bf16": False})
+    builds = {"topr": offline_topr(share_prompts=True), "topr, not shared": offline_topr(share_prompts=False)}
+    measures = {name: lambda b=build: seconds_per_step(b, case) for name, build in builds.items()}
+    return in_turn(measures, 3, lambda name: say(f"as the demo: {name}"))  # type: ignore[arg-type]
 
 
 def shared_grid(sizes: Sizes, say: Say) -> dict[str, Any]:
@@ -208,11 +225,7 @@ def shared_grid(sizes: Sizes, say: Say) -> dict[str, Any]:
 def precision(sizes: Sizes, say: Say) -> dict[str, Any]:
     """A step in bfloat16 and float32 of two models, and log π - log μ of completions before the first update."""
     large = _point(smollm2(2, 1_024) if sizes.is_small else smollm2(30), *SHARED[0])
-    bundled = LlamaConfig(
-        hidden_size=96, intermediate_size=384, num_hidden_layers=2, num_attention_heads=3, vocab_size=1_024,
-        pad_token_id=1, eos_token_id=0,
-    )  # fmt: skip
-    small = _point(bundled, 64, 40, 32, steps=8)
+    small = _point(BUNDLED, 64, 40, 32, steps=8)
 
     def cases(case: Case) -> dict[str, Case]:
         return {name: replace(case, settings={**case.settings, "bf16": name == "bfloat16"})
