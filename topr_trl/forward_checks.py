@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import wraps
+from types import MethodType
 from typing import Any
 
 import torch
@@ -66,16 +67,16 @@ def count_positions_from_mask(model: nn.Module) -> None:
     TRL passes no `position_ids` (huggingface/trl#6800). `generate` passes its own, which stay as they are.
     """
     inner = text_model(model)
-    forward = inner.forward
+    own = inner.forward.__func__
 
-    @wraps(forward)  # `generate` reads the signature
-    def counted(*args: Any, **kwargs: Any) -> Any:
+    @wraps(own)  # `generate` reads the signature
+    def counted(model: Any, *args: Any, **kwargs: Any) -> Any:
         mask = kwargs.get("attention_mask")
         if mask is not None and mask.dim() == 2 and kwargs.get("position_ids") is None:
             kwargs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
-        return forward(*args, **kwargs)
+        return own(model, *args, **kwargs)
 
-    inner.forward = counted
+    inner.forward = MethodType(counted, inner)
 
 
 def learned_positions(model: nn.Module) -> int | None:

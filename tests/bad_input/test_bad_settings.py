@@ -473,7 +473,8 @@ COMMANDS = [
     ),
     command(
         "a model to plan for that is not there",
-        "topr plan: There is no model 'nowhere': name 8b or 70b, a folder with a config.json, or a model of the Hub.",
+        "topr plan: There is no model 'nowhere': name one of 8b, 14b, 70b, a folder with a config.json, or a model of "
+        "the Hub.",
         "plan",
         "--model",
         "nowhere",

@@ -181,7 +181,7 @@ def _config_of(model: str) -> PretrainedConfig:
         return KNOWN.get(model) or AutoConfig.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"There is no model {model!r}: name {' or '.join(KNOWN)}, a folder with a config.json, or a model of "
+            f"There is no model {model!r}: name one of {', '.join(KNOWN)}, a folder with a config.json, or a model of "
             "the Hub."
         ) from error
 
