@@ -179,14 +179,6 @@ def test_what_the_loss_was_computed_from_comes_with_it():
     assert torch.equal(losses_B, weighted_loss(policy, weights, rewards, mask))
 
 
-@pytest.mark.parametrize("name", ["mean", "backward", "item"])
-def test_the_outputs_are_no_tensor_and_say_where_it_is(name):
-    """Version 0.1 returned the losses alone."""
-    outputs = topr_loss(*batch(), PRESETS["topr"])
-    with pytest.raises(AttributeError, match=rf"no '{name}'\. Use `\.losses_B`"):
-        getattr(outputs, name)()
-
-
 def test_weights_are_detached():
     policy = torch.full((1, 2), -1.0, requires_grad=True)
     assert not log_ratios(policy, torch.zeros(1), torch.ones(1, 2)).requires_grad

@@ -146,13 +146,6 @@ def test_the_distance_to_the_sampler_is_logged_once(model, tokenizer, rows, tmp_
     assert logged["topr/sampler_distance/response"] == trainer.sampler_distance["response"] > 0.1
 
 
-def test_the_former_name_says_the_new_one(model, tokenizer, rows, tmp_path):
-    trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
-    with pytest.warns(FutureWarning, match=r"score_log_mu\(\) is now compute_log_mu\(\)"):
-        trainer.score_log_mu()
-    assert (tmp_path / "log_mu.parquet").is_file()
-
-
 def test_rows_of_several_datasets_are_not_taken_for_each_other(model, tokenizer, rows, tmp_path):
     # Row 0 of the training set, of the evaluation set, and of one that is given later under the same name.
     evaluation, later = rows.select([1, 0]), rows.select([2])

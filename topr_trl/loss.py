@@ -6,7 +6,7 @@ policy in training, μ the policy that wrote the completions, R the reward after
 
 from dataclasses import dataclass
 from math import exp, inf, log
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -151,14 +151,6 @@ class LossOutputs(NamedTuple("_LossOutputs", [("losses_B", Tensor), ("weights", 
     """
 
     __slots__ = ()
-
-    if not TYPE_CHECKING:  # a type checker names the missing attribute by itself
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(
-                f"topr_loss returns the losses together with the weights and log-ratios, and they have no {name!r}. "
-                "Use `.losses_B`, as in topr_loss(...).losses_B.mean()."
-            )
 
 
 def topr_loss(

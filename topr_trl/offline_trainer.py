@@ -44,7 +44,6 @@ from topr_trl.offline_rows import (
 )
 from topr_trl.shared_prompts import LEAST_SAVED, remove_shared_prompts
 from topr_trl.trainer_base import TOPRMixin, path_as_text, say, settings_for
-from topr_trl.warn import warn_user
 
 
 class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
@@ -278,11 +277,6 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         finally:
             self.args = args
         return self.sampler_distance
-
-    def score_log_mu(self) -> dict[str, float]:
-        """The former name of `compute_log_mu`."""
-        warn_user("score_log_mu() is now compute_log_mu().", FutureWarning)
-        return self.compute_log_mu()
 
     def _check_rows_apart(self, model: Any) -> None:
         """Raise a ValueError if log π of a row depends on the other rows of its batch."""

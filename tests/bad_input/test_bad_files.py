@@ -102,11 +102,6 @@ def _begun(folder: Any) -> None:
     (folder / manifest.NAME).write_text('{"stages": {"score": {"inputs": {"seed": 1}, "sources": {}}}, "files": {}}')
 
 
-def _dropped(folder: Any) -> None:
-    known = {"inputs": {"temperature": 1.0}, "files": {}, "rows": 8, "finished": "", "dropped": "run/scored"}
-    (folder / manifest.NAME).write_text(json.dumps(known))
-
-
 READ = [
     read("an input that is not there", "topr curate: --input: nowhere does not exist.", "nowhere"),
     read("a folder without rows", "topr curate: There are no rows (*.parquet) in empty.", "empty"),
@@ -190,12 +185,6 @@ READ = [
         "they were sampled by another version.",
         NO_SHARD,
         SystemExit,
-    ),
-    damaged(
-        "rows that version 0.1 has removed when their copy was made",
-        "topr curate: The rows of rows were removed by version 0.1 when run/scored had been made of them: read that "
-        "folder.",
-        _dropped,
     ),
     Case(
         "`--compare` with itself",

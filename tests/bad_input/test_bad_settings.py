@@ -412,22 +412,6 @@ COMMANDS = [
         "out",
     ),
     command(
-        "`--output`, as version 0.1 called it",
-        "topr score: There is no setting --output. It is called --output_dir now.",
-        "score",
-        "--input",
-        ".",
-        "--output",
-        "out",
-    ),
-    command(
-        "`--candidates` for the loop, as version 0.1 called it",
-        "topr iterate: There is no setting --candidates. It is called --rows now.",
-        "iterate",
-        "--candidates",
-        "rows.jsonl",
-    ),
-    command(
         "a setting of another command in YAML",
         "topr score: There is no setting --worker (in own.yaml). It is a setting of topr sample.",
         "score",

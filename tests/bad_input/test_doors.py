@@ -275,10 +275,8 @@ STAGE = st.fixed_dictionaries(
 MANIFESTS = st.fixed_dictionaries(
     {},
     optional={
-        "inputs": st.just({"seed": 1}) | JSON,  # of version 0.1
         "stages": st.dictionaries(st.sampled_from(["sample", "score"]), STAGE, max_size=2) | JSON,
         "files": st.none() | st.dictionaries(PATHS, ENTRIES, max_size=4) | JSON,
-        "dropped": st.text(max_size=5) | JSON,
         "rows": JSON,
     },
 )

@@ -29,8 +29,8 @@ PAIRS = [
 
 
 def others_of(command, other):
-    """Settings of another command that this one does not take; one has another name here, see below."""
-    return sorted(set(settings_of(other)) - set(settings_of(command)) - set(settings._RENAMED))
+    """Settings of another command that this one does not take."""
+    return sorted(set(settings_of(other)) - set(settings_of(command)))
 
 
 @pytest.fixture
@@ -93,18 +93,12 @@ def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
         ("sample", "num_generation", "Did you mean --num_generations?"),
         ("iterate", "learning_rat", "Did you mean --learning_rate?"),
         ("score", "zzz", "topr score --help lists its settings."),
-        ("sample", "output", "It is called --output_dir now."),
-        ("train", "output", "It is called --output_dir now."),
         ("plan", "output", "It is a setting of topr plot."),
-        ("iterate", "candidates", "It is called --rows now."),
-        ("iterate", "keep_copies", "The rows of an iteration are in one folder, and kept once. Leave it out."),
         (
             "train",
             "resume_from_checkpoint",
             "A command that was stopped continues from its last checkpoint when it is run again.",
         ),
-        ("evaluate", "eval_samples", "It is called --num_generations_eval now."),
-        ("iterate", "num_candidates", "It is called --num_generations now."),
         ("train", "num_generations_eval", "It is a setting of topr evaluate, iterate, trial, plan."),
     ],
 )

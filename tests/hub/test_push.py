@@ -200,7 +200,7 @@ def test_a_second_iteration_began_where_the_loop_did(loop, tmp_path):
         known["files"] |= {"config.json": known["files"].get("config.json", {}) | {"sha256": "another"}}
         (folder / manifest.NAME).write_text(json.dumps(known))
     assert manifest.fingerprint(first) != manifest.fingerprint(second)
-    assert first_weights(second) == first_weights(first) == {"model": "the embedded model", "revision": "main"}
+    assert first_weights(second) == first_weights(first) == {"model": "the bundled model of 0.3", "revision": "main"}
     (run / "base/test/rollouts" / manifest.NAME).unlink()  # who knows what was tested there
     assert "| measure | after |" in pack(first, "me/x").card
 

@@ -300,7 +300,7 @@ def check_that_kills_change_nothing(whole, tmp_path, **settings):
         known = manifest.read(killed / f"iteration-{i}/rollouts").stages
         writer = i - 1 - settings.get("overlap", 0)
         expected = {"weights": manifest.fingerprint(killed / f"iteration-{writer}/model")} if writer > 0 else {
-            "model": "the embedded model", "revision": "main"
+            "model": "the bundled model of 0.3", "revision": "main"
         }  # fmt: skip
         assert weights_of(known["sample"]["inputs"]) == weights_of(known["log-mu"]["inputs"]) == expected
     before = len((tmp_path / "killed.log").read_text())

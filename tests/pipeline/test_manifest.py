@@ -92,26 +92,6 @@ def test_fingerprint_follows_the_content(tmp_path):
     assert prints[1] == prints[5] != prints[3]
 
 
-def test_a_manifest_of_version_0_1_is_read(tmp_path):
-    old = {
-        "inputs": {"temperature": 1.0, "num_generations": 4},
-        "files": {},
-        "rows": 3,
-        "finished": "2026-11-01 10:00:00",
-    }
-    (tmp_path / manifest.NAME).write_text(json.dumps(old))
-    known = manifest.read(tmp_path)
-    assert known.finished
-    assert list(known.stages) == ["sample"]
-    assert known.stages["sample"]["inputs"]["temperature"] == 1.0
-    (tmp_path / manifest.NAME).write_text(json.dumps({**old, "dropped": "run/scored"}))
-    with pytest.raises(ValueError, match=r"removed by version 0\.1 when run/scored had been made of them: read that"):
-        manifest.read(tmp_path)
-    (tmp_path / manifest.NAME).write_text(json.dumps({"inputs": {"task": "math"}, "files": None}))
-    with pytest.raises(ValueError, match=r"was begun by version 0\.1: finish it with that version, or remove it"):
-        manifest.read(tmp_path)
-
-
 @pytest.mark.parametrize("content", ['{"inputs": {}, "files": []}', "[" * 100_000, "null", '{"inputs": {}}',
                                      '{"stages": {}, "files": {}}', '{"stages": {"a": 1}, "files": {}}'])  # fmt: skip
 def test_what_is_no_manifest_is_refused(tmp_path, content):
@@ -127,13 +107,10 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path, name):
     victim.write_bytes(b"victim")
     (folder / "link").symlink_to(tmp_path)
     files = {name: {"bytes": 1}}
-    for content in (
-        {"inputs": {}, "files": files},
-        {"stages": {"sample": {"inputs": {}, "sources": {}}}, "files": files},
-    ):
-        (folder / manifest.NAME).write_text(json.dumps(content))
-        with pytest.raises(ValueError, match="names a file outside of its folder"):
-            manifest.begin(folder, "sample", {})
+    content = {"stages": {"sample": {"inputs": {}, "sources": {}}}, "files": files}
+    (folder / manifest.NAME).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="names a file outside of its folder"):
+        manifest.begin(folder, "sample", {})
     assert victim.is_file()
 
 

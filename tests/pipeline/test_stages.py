@@ -354,15 +354,7 @@ def test_log_mu_train_evaluate(scored, tmp_path, model):
     result = json.loads((tmp_path / "results" / "evaluation.json").read_text())
     assert (result["num_problems"], result["num_samples"]) == (4, 3)
     assert weights_of(sampling_of(tmp_path / "results")) == {"weights": manifest.fingerprint(tmp_path / "model")}
-    assert first_weights(tmp_path / "model") == {"model": "the embedded model", "revision": "main"}
-
-
-def test_rows_that_version_0_1_has_curated_are_trained_on_as_they_are(scored, tmp_path):
-    table = pa.concat_tables([pq.read_table(shard) for shard in shards_of(scored)]).slice(0, 12)
-    old = table.append_column("raw_reward", table["reward"]).drop_columns(["reward"])
-    pq.write_table(old.append_column("reward", pa.array([0.25] * 12)), tmp_path / "curated.parquet")
-    now = training(tmp_path / "model", tmp_path / "curated.parquet", effective_positive_share=0.5)
-    assert set(_trainer(now)[0].train_dataset["reward"]) == {0.25}
+    assert first_weights(tmp_path / "model") == {"model": "the bundled model of 0.3", "revision": "main"}
 
 
 def test_an_adapter_is_merged(scored, tmp_path):

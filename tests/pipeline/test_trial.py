@@ -103,11 +103,6 @@ def test_rows_that_have_been_through_the_stages(scored, tmp_path):
     for name in ("training", "held-out"):
         columns = set(load_rows(tmp_path / "out" / "rows" / name).column_names)
         assert not {"mu_logps", "mu_fingerprint", "reward_after_baseline", GIVEN_LOG_MU} & columns
-    old = load_rows(scored)
-    old = old.add_column("raw_reward", old["reward"][:]).remove_columns("reward")
-    save_rows(old.add_column("reward", [0.3] * len(old)), tmp_path / "old")
-    splitting(tmp_path / "old", tmp_path / "of_old")
-    assert set(load_rows(tmp_path / "of_old" / "rows" / "training")["reward"]) == {1.0, -1.0}
 
 
 def test_labels_are_rewards(scored, tmp_path):

@@ -40,12 +40,8 @@ KINDS: dict[str, type] = {
     "train": TrainArguments, "evaluate": EvaluateArguments, "iterate": IterateArguments, "trial": TrialArguments,
     "plan": PlanArguments, "plot": PlotArguments, "push": PushArguments,
 }  # fmt: skip
-# What version 0.1 called otherwise.
-_RENAMED = {"output": "output_dir", "candidates": "rows", "eval_samples": "num_generations_eval",
-            "num_candidates": "num_generations"}  # fmt: skip
 _ALSO = {"debug": NoneType, "fsdp": bool}  # what transformers takes beside the types that it declares
-_GONE = {
-    "keep_copies": "The rows of an iteration are in one folder, and kept once. Leave it out.",
+_NOT_NEEDED = {
     "resume_from_checkpoint": "A command that was stopped continues from its last checkpoint when it is run again.",
 }
 
@@ -115,10 +111,8 @@ def refuse_unknown(command: str, said: set[str], where: str) -> None:
     if not unknown:
         return
     name, others = unknown[0], [other for other in KINDS if unknown[0] in settings_of(other)]
-    if (new := _RENAMED.get(name)) in names:
-        hint = f"It is called --{new} now."
-    elif name in _GONE:
-        hint = _GONE[name]
+    if name in _NOT_NEEDED:
+        hint = _NOT_NEEDED[name]
     elif others:
         hint = f"It is a setting of topr {', '.join(others)}."
     elif similar := get_close_matches(name, names, 1) or get_close_matches(name, sorted(_all_names()), 1):

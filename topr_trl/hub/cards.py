@@ -15,8 +15,7 @@ _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M
 COLUMNS = {
     "prompt": "what the model was asked",
     "completion": "what the model wrote",
-    "reward": "the reward of the completion; after the baseline, if there is a column `raw_reward`",
-    "raw_reward": "the reward before the baseline",
+    "reward": "the reward of the completion",
     "reward_after_baseline": "the reward minus the baseline in rows that were chosen for training; empty in the others",
     "label": "true where the completion is good: a reward of +1, otherwise -1",
     "prompt_ids": "token ids of the prompt",

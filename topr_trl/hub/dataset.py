@@ -21,7 +21,7 @@ from topr_trl.pipeline import manifest
 from topr_trl.pipeline.lineage import sampling_of
 
 _COUNTED = (
-    "reward", "reward_after_baseline", "raw_reward", "label", "verdict", "finish_reason", "mu_fingerprint",
+    "reward", "reward_after_baseline", "label", "verdict", "finish_reason", "mu_fingerprint",
 )  # fmt: skip
 _SHOWN, _LONG = 5, 300  # texts that are shown before they are published, and characters of each
 _MOST_VALUES = 6  # of a column; with more, only their number and range are shown

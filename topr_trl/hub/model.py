@@ -138,7 +138,7 @@ def _card_of_stage(folder: Path, repo_id: str, steps: dict[str, Stage]) -> Model
     rows = f"{steps['train']['rows']:,}"
     if chosen:
         known |= {name: chosen["inputs"][name] for name in CHOICE}
-        rows = chosen["curated"] if isinstance(chosen["curated"], str) else rows  # version 0.1 noted only numbers
+        rows = chosen["curated"]
     last_step = _last_step(folder if (folder / STATE).is_file() else stage)
     facts = {
         **training_facts(TOPRArguments(**known), rows, last_step, offline=True),

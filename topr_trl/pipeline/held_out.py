@@ -130,8 +130,6 @@ def _as_they_came(rows: Dataset) -> Dataset:
     gone = {CHOSEN}
     if MU_COLUMNS[1] in rows.column_names:  # computed by a stage, for the rows that were chosen
         gone |= set(MU_COLUMNS)
-    if "raw_reward" in rows.column_names:  # of version 0.1, whose `reward` is after the baseline
-        rows = rows.remove_columns("reward").rename_column("raw_reward", "reward")
     return rows.remove_columns(sorted(gone & set(rows.column_names)))
 
 

@@ -149,7 +149,6 @@ def _weights(args: ModelConfig) -> Json:
         how |= _named(args, _QUANTIZATION)
     if (path / manifest.NAME).is_file():
         return {"weights": manifest.fingerprint(path), **how}
-    # Its name as manifests have it since 0.1, where the bundled model was called so.
     name = BUNDLED if path == arithmetic.CARELESS_MODEL else _absolute(str(path))
     return {"model": name, "revision": args.model_revision, **how}
 

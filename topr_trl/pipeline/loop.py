@@ -11,7 +11,7 @@ import torch
 
 from topr_trl.checkpoints import check_files
 from topr_trl.evaluation.report import EVALUATION, Evaluations, read_evaluation
-from topr_trl.pipeline import layout, locks, stages, version_0_1
+from topr_trl.pipeline import layout, locks, stages
 from topr_trl.pipeline.arguments import (
     CurateArguments,
     EvaluateArguments,
@@ -143,7 +143,6 @@ def _time_of(side: str, total: float, spent: StageTimes) -> str:
 def check(loop: IterateArguments) -> None:
     """Raise a ValueError or ImportError for what would fail in a later stage, after hours of sampling."""
     layout.check_own(loop.folder)
-    version_0_1.check_no_loop(loop.folder)
     check_launch("iterate", loop)
     for split in ("train", "test"):
         if split == "test" or not loop.rows or loop.iterations > 1:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from topr_trl.data.tables import atomic_write
-from topr_trl.pipeline import version_0_1
 from topr_trl.pipeline.locks import LOCK
 
 # Readers of data sets (pandas, pyarrow, datasets) skip names that begin with _ or ., and read the shards beside it.
@@ -224,16 +223,13 @@ def read(folder: Path) -> Manifest | None:
     """The manifest of a folder, None if there is none.
 
     Raises:
-        ValueError: it is damaged, names files outside of the folder (those would be removed with it), or is of version
-            0.1 and its rows were removed.
+        ValueError: it is damaged, or names files outside of the folder (those would be removed with it).
     """
     path = folder / NAME
     if not path.is_file():
         return None
     try:
         plain = json.loads(path.read_text())
-        if "stages" not in plain:
-            plain = version_0_1.manifest_of_today(path, plain)
         known = Manifest(plain["stages"], plain["files"], plain.get("discarded", False))
         names = [name for name, entry in known.files.items() if isinstance(entry["bytes"], int)]
         parts = [part for stage in known.stages.values() for part in (stage["inputs"], stage["sources"])]

@@ -9,7 +9,7 @@ from topr_trl.checkpoints import from_safetensors
 from topr_trl.pipeline.arguments import SampleArguments, TrainArguments
 from topr_trl.tasks import arithmetic
 
-BUNDLED = "the embedded model"  # how manifests name the bundled one since version 0.1
+BUNDLED = "the bundled model of 0.3"  # in manifests; version 0.2 had another model
 
 
 def model_path(settings: ModelConfig) -> str:

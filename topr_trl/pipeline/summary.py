@@ -8,14 +8,14 @@ def summary(stage: str, done: Json) -> str:
     if stage == "import":
         return _of_import(done)
     if stage == "score":
-        counts = {**done.get("scored", {})}  # version 0.1 noted none
+        counts = {**done["scored"]}
         kept = counts.pop("kept", 0)
         parts = [f"{n:,} {verdict}" for verdict, n in counts.items() if n]
         return ", ".join(parts + ([f"{kept:,} keep the reward that they came with"] if kept else [])) + "."
     if stage == "evaluate":
         return ", ".join(f"{name} {done[name]}" for name in ("greedy", "pass@1") if name in done)
     if stage == "curate":
-        return f"Chosen: {done['curated']}." if isinstance(done["curated"], str) else ""
+        return f"Chosen: {done['curated']}."
     if stage == "log-mu" and (distance := done["sampler_distance"]):
         return (
             f"Sampler and trainer differ by {distance['token']:.2g} per token, {distance['response']:.2g} per "

@@ -108,13 +108,12 @@ def _trainer(args: TrainArguments, all_rows: bool = False) -> tuple[OfflineTOPRT
             # Shards that this stage has written before, and was then killed, have columns that the others lack.
             columns=columns_before("log-mu", args.source) if all_rows else None,
         )
-    places, curated = np.arange(len(rows)), {CHOSEN, "raw_reward"} & set(rows.column_names)  # the second by version 0.1
+    places, curated = np.arange(len(rows)), CHOSEN in rows.column_names
     if MU_COLUMNS[1] in rows.column_names and _by_its_writer(args.source, model_path(args)):
         rows = rows.remove_columns(MU_COLUMNS[1])  # of an older model of this loop
-    if CHOSEN in rows.column_names:
+    if curated:
         places = np.flatnonzero(rows.data[CHOSEN].is_valid())
         rows = rows.remove_columns("reward").rename_column(CHOSEN, "reward").select(places)
-    if curated:
         _refuse_another_choice(args)
         own.baseline, own.effective_positive_share = "0", None
     if curated or all_rows:
