@@ -226,7 +226,7 @@ def is_whole_checkpoint(folder: Path) -> bool:
 
 
 def _state_of(folder: Path) -> Any:
-    """What a checkpoint says of its training; None if it does not."""
+    """Return the training state of a checkpoint; None if it has none."""
     try:
         return json.loads((folder / STATE).read_text())
     except (OSError, ValueError):

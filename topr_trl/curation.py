@@ -1,4 +1,4 @@
-"""Which rows an iteration trains on (arXiv 2503.14286, Sec. 4.3)."""
+"""Choose the rows that an iteration trains on (arXiv 2503.14286, Sec. 4.3)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a training while nothing fails: dead negatives, a sampler with other weights, equal rewards."""
+"""Warn of trainings that learn little without failing: dead negatives, another sampler, equal rewards."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -151,7 +151,7 @@ class LogMu:
         return pa.concat_arrays(computed)
 
     def _part(self, path: Path, plan: _Plan) -> list[list[float]] | None:
-        """What the main process finds in a part, on every process: the others may have no such disk."""
+        """Return the log μ of a part on every process. The main process reads it: the others may lack the disk."""
         found: list[list[list[float]] | None] = [None]
         if self.accelerator.is_main_process and path.is_file():
             try:
@@ -316,7 +316,7 @@ def read_log_mu(path: Path) -> tuple[pa.ChunkedArray, str]:
 
 
 def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
-    """What `save_log_mu` wrote.
+    """Read the file that `save_log_mu` wrote.
 
     Raises:
         ValueError: there is nothing; or it was computed by another model, or for other rows, rewards or limits.

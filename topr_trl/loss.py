@@ -142,7 +142,7 @@ def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLi
 
 
 class LossOutputs(NamedTuple("_LossOutputs", [("losses_B", Tensor), ("weights", Tensor), ("log_ratios", Tensor)])):
-    """What `topr_loss` returns.
+    """Losses, weights and log-ratios of `topr_loss`.
 
     Attributes:
         losses_B: (B,) losses, float32 or wider, attached to the graph. Average them for the loss of a batch.

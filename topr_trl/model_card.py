@@ -31,7 +31,7 @@ TAGS = ("trl", "topr", "arxiv:2503.14286")
 
 
 def training_facts(args: TOPRArguments, rows: str, steps: int, offline: bool) -> dict[str, str]:
-    """What both trainers and the stage `train`, which trains offline, know about a run."""
+    """Return the settings and numbers of a run for its model card, of a trainer or of the stage `train`."""
     limits, share = args.limits, args.effective_positive_share
     return {
         "rows": rows,
@@ -96,7 +96,7 @@ def model_card(
 
 @runtime_checkable
 class CardSection(Protocol):
-    """What can be shown on the card of a model, such as `topr_trl.Evaluations`."""
+    """A section of a model card, such as `topr_trl.Evaluations`."""
 
     def write_card_section(self, folder: Path) -> str:
         """Markdown for the card, beginning with `## Evaluation`; pictures that it shows are written to the folder."""

@@ -1,4 +1,4 @@
-"""What `OfflineTOPRTrainer` asks of its datasets, and which of their columns it reads."""
+"""Check the datasets of `OfflineTOPRTrainer`, and name the columns that it reads."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,7 +14,7 @@ from topr_trl.data.tokenized_rows import column
 
 
 def check_datasets(datasets: Iterable[Dataset | None]) -> None:
-    """What can be said about rows before a model is loaded."""
+    """Validate datasets before the model is loaded."""
     for dataset in datasets:
         if not isinstance(dataset, Dataset):
             raise TypeError(

@@ -1,4 +1,4 @@
-"""What both trainers share: the loss and its metrics, checks of weights and checkpoints, warnings, the model card."""
+"""Shared parts of the trainers: loss and metrics, checks of weights and checkpoints, warnings, model card."""
 
 import math
 import os
@@ -112,7 +112,7 @@ class TOPRMixin(Trainer):
 
     @property
     def evaluations(self) -> CardSection | None:
-        """What was measured, as `topr_trl.Evaluations(before=..., after=...)`; for the model card.
+        """Evaluations for the model card, as `topr_trl.Evaluations(before=..., after=...)`.
 
         Raises:
             TypeError: set to something else, a plain dictionary for instance.

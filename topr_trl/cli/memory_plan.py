@@ -40,7 +40,7 @@ KNOWN = {
 
 @dataclass
 class PlanArguments:
-    """What is planned. Settings of the loop have its names and its defaults, so that its YAML can be planned."""
+    """Settings of `topr plan`. Those of the loop have the same names and defaults, so that its YAML can be planned."""
 
     model_name_or_path: str = field(
         default="8b",
@@ -230,7 +230,7 @@ def _memory_table(args: PlanArguments, shape: Shape) -> str:
 
 
 def _advice(args: PlanArguments) -> str:
-    """What would need less memory."""
+    """Return a sentence with settings that need less memory."""
     steps = {
         f"per_device_train_batch_size=1 (now {args.per_device_train_batch_size})": args.per_device_train_batch_size > 1,
         "gradient_checkpointing": not args.gradient_checkpointing,
@@ -336,7 +336,7 @@ def _tested(args: PlanArguments) -> int:
 
 
 def _sequences(args: PlanArguments, shape: Shape) -> int:
-    """Of full length, that have room in an engine."""
+    """Return how many sequences of full length fit in the cache of an engine."""
     free = 0.9 * args.gpu_memory * GIB * args.vllm_tensor_parallel_size - 2 * shape.total
     return int(free / (cache_bytes(shape) * args.row_tokens))
 

@@ -27,7 +27,7 @@ _LONG = 400  # characters; the rest of a text is folded
 
 @dataclass
 class PlotArguments:
-    """What `topr plot` reads and writes."""
+    """Settings of `topr plot`."""
 
     input: str = field(metadata={"help": "output_dir of a trainer or of topr iterate, finished or not."})
     output: str | None = field(
@@ -37,7 +37,7 @@ class PlotArguments:
 
 @dataclass
 class Run:
-    """What a run has left on disk."""
+    """Logs, rows and evaluations of a run, read from its folder."""
 
     name: str  # of its folder
     histories: dict[str, list[dict[str, Any]]]  # `log_history` of its trainings, by name, in order

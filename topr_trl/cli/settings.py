@@ -88,7 +88,7 @@ def parse(command: str, given: list[str]) -> Any:
 
 
 def read_config(given: Sequence[str]) -> Json:
-    """What the YAML after `--config` holds; empty if there is none."""
+    """Return the settings in the YAML after `--config`; empty without one."""
     if "--config" not in given:
         return {}
     if given[-1] == "--config":

@@ -50,7 +50,7 @@ class Collator:
         self.keep_idle, self.log_mu = keep_idle, log_mu
 
     def collate_tokens(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """What TRL's collator makes of B rows with S parts, `lengths` of the S parts, and `parts` of each row."""
+        """Return TRL's batch of B rows with S parts, and `lengths` of the parts and `parts` of each row."""
         parts = [part for row in rows for part in _parts(row)]
         lengths = [len(part["input_ids"]) for part in parts]
         return {**self.collate(parts), "lengths": lengths, "parts": [len(row.get(PARTS) or [0]) for row in rows]}
@@ -99,7 +99,7 @@ def _sum(mu: Any) -> float:
 
 
 def _labels(row: dict[str, Any]) -> list[int]:
-    """Of a row: its tokens, and -100 for those that the model did not write."""
+    """Return the token ids of a row, with -100 for tokens that the model did not write."""
     completion = row["input_ids"][row["prompt_length"] :]
     mask = row.get(MASK) or [True] * len(completion)
     own = [token if is_own else _CONTEXT for token, is_own in zip(completion, mask, strict=True)]

@@ -23,7 +23,7 @@ PARTS = "part_lengths"
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Which rows belong together, in the order of their first rows.
+    """Rollouts of a table, in the order of their first rows.
 
     Attributes:
         order_N: positions of all rows, rollout by rollout, those of a rollout in the order of the table.
@@ -125,7 +125,7 @@ def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
 
 
 def _joined(values: pa.ChunkedArray, starts_R: NDArray[np.int64], per_token: bool) -> pa.Array:
-    """Of each rollout the values of all parts, their sum if they are numbers, null if a part has none."""
+    """Join a column: the values of all parts of a rollout, or their sum; null if a part has none."""
     values = values.combine_chunks()
     if not per_token:
         return values.take(pa.array(starts_R))

@@ -113,7 +113,7 @@ def schema_of(file: Path) -> pa.Schema:
 
 
 def _read_by_pyarrow(file: Path, reader: Callable[[Path], Read]) -> Read:
-    """What a reader of pyarrow returns; its errors get the name of the file, which pyarrow leaves out."""
+    """Call a reader of pyarrow, and add the name of the file to its errors."""
     try:
         return reader(file)
     except FileNotFoundError:

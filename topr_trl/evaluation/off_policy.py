@@ -1,4 +1,4 @@
-"""What a policy's mean reward would be, from completions that another policy wrote."""
+"""Estimate a policy's mean reward from completions that another policy wrote."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What is common to the formats of other systems: records in files, fields that are checked, rows that come out."""
+"""Shared parts of the formats of other systems: records in files, checked fields, and rows."""
 
 import io
 import json
@@ -162,7 +162,7 @@ def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
 
 
 def parsed(raw: bytes | Record) -> Any:
-    """What a line holds; None if it is not valid JSON, or has an unpaired surrogate, as text cut inside an emoji."""
+    """Parse a line; None if it is not valid JSON or has an unpaired surrogate (text cut inside an emoji)."""
     if not isinstance(raw, bytes):
         return raw
     try:

@@ -8,7 +8,7 @@ _ROLES = {"system": "system", "user": "user", "ai": "assistant"}
 
 
 def _outcome(value: Any) -> float | None:
-    """Of the tests; None if they did not run."""
+    """Return 1 if the tests passed, -1 if they failed, None if they did not run."""
     return None if value is None else 1.0 if value else -1.0
 
 

@@ -1,4 +1,4 @@
-"""What transformers and vLLM share in drawing completions: settings, prompts, stop tokens, rows."""
+"""Shared parts of sampling with transformers and vLLM: settings, prompts, stop tokens, rows."""
 
 import math
 from dataclasses import dataclass, field

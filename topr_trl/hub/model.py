@@ -79,7 +79,7 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
 
 
 def _files_of(folder: Path) -> dict[str, Path | bytes]:
-    """What is needed to load a model; a ValueError if weights are pickled, missing, incomplete or damaged."""
+    """Return the files that loading a model needs; a ValueError if weights are pickled, missing or damaged."""
     if _is_checkpoint(folder) and not is_whole_checkpoint(folder):
         raise ValueError(
             f"{folder} is incomplete: {STATE}, which is written last, is missing or truncated. Push another checkpoint."

@@ -1,4 +1,4 @@
-"""What one commit pushes to the Hub."""
+"""The files of one commit to the Hub."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -72,7 +72,7 @@ def existing(name: str, option: str) -> Path:
 
 @dataclass
 class ProblemArguments:
-    """Which problems are sampled, and with what prompt."""
+    """Settings for the problems to sample and their prompts."""
 
     task: str = field(default="gsm8k", metadata={"help": f"Task: {' or '.join(TASKS)}."})
     dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: built-in problems."})
@@ -114,7 +114,7 @@ class ProblemArguments:
 
 @dataclass
 class BackendArguments(VLLMArguments):
-    """What draws the completions."""
+    """Settings for the backend that samples."""
 
     sampling_backend: str = field(default="transformers", metadata={"help": f"What samples: {' or '.join(BACKENDS)}."})
 
@@ -358,7 +358,7 @@ class TrainArguments(FolderArguments, OfflineTOPRConfig, ModelConfig):
 
 @dataclass
 class RunArguments(SamplingArguments, LaunchArguments, OfflineTOPRConfig, ModelConfig):
-    """What commands share that run stages which sample and train."""
+    """Settings of commands that run the stages of sampling and training."""
 
     save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints of a training that are kept."})
     greedy: bool = field(default=True, metadata={"help": GREEDY_HELP})

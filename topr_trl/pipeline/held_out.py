@@ -31,7 +31,7 @@ _ALIKE = 0.95  # share of them that must get the verdict that they have
 
 @dataclass(frozen=True)
 class Split:
-    """What was made of the rows.
+    """The rows of a trial after they were split.
 
     Attributes:
         by_answers: whether the held-out problems are sampled and judged; otherwise their rows' rewards are weighted.

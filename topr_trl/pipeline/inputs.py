@@ -1,4 +1,4 @@
-"""What the results of each stage depend on, by name: a finished stage is not run again while these stay as they are."""
+"""Return the inputs of each stage. A finished stage is not run again while its inputs stay the same."""
 
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
@@ -43,7 +43,7 @@ _STEPS = (
 
 
 def of_sampling(args: SampleArguments) -> Json:
-    """Of the stage `sample`."""
+    """Return the inputs of the stage `sample`."""
     names = {*_SAMPLING, f"num_{args.split}_problems"}
     if args.sampling_backend == "vllm":
         names.add("vllm_dtype")  # and the engine forms its own batches
@@ -67,7 +67,7 @@ def _problems(args: SampleArguments) -> Json:
 
 
 def of_import(args: ImportArguments) -> Json:
-    """Of the stage `import`."""
+    """Return the inputs of the stage `import`."""
     named = {"rewards": args.rewards, "requests": args.requests}
     second = {name: manifest.fingerprint(Path(path)) for name, path in named.items() if path}
     own = [f.name for f in fields(args) if f.name not in ("input", "output_dir", *named)]
@@ -75,36 +75,36 @@ def of_import(args: ImportArguments) -> Json:
 
 
 def of_scoring(args: ScoreArguments) -> Json:
-    """Of the stage `score`."""
+    """Return the inputs of the stage `score`."""
     return {**_rows(args.source, args.folder), "task": task_of_rows(args)}
 
 
 def of_curation(args: CurateArguments) -> Json:
-    """Of the stage `curate`."""
+    """Return the inputs of the stage `curate`."""
     return {**_rows(args.source, args.folder), **_named(args, (*CHOICE, "seed", "iteration"))}
 
 
 def of_log_mu(args: TrainArguments) -> Json:
-    """Of the stage `log-mu`. Which rows were chosen is in the rows."""
+    """Return the inputs of the stage `log-mu`. The rows tell which of them were chosen."""
     names = ("baseline", "effective_positive_share", *_RATIO, *_FORWARD, "seed", "iteration")
     return {**_rows(args.source, args.folder), **_weights(args), **_adapter(args), **_named(args, names)}
 
 
 def of_training(args: TrainArguments) -> Json:
-    """Of the stage `train`. The number of processes does not count: the loop does not know it."""
+    """Return the inputs of the stage `train`, without the number of processes, which the loop does not know."""
     names = (*CHOICE, *_STEPS, "seed", "iteration")
     return {**_rows(args.source, args.folder), **_weights(args), **_adapter(args), **_named(args, names)}
 
 
 def of_evaluation(args: EvaluateArguments) -> Json:
-    """Of the stage `evaluate`."""
+    """Return the inputs of the stage `evaluate`."""
     assert args.input is not None
     second = {"compare": manifest.fingerprint(Path(args.compare))} if args.compare else {}
     return {"input": manifest.fingerprint(Path(args.input)), **second, "seed": args.seed}
 
 
 def defaults_of(args: FolderArguments, now: Json) -> Json:
-    """What a manifest of an older version lacks: values of settings that were not given, and content of files.
+    """Return inputs that a manifest of an older version lacks: default settings, and the content of files.
 
     `now` are the inputs of today.
     """
@@ -137,7 +137,7 @@ def _adapter(args: TrainArguments) -> Json:
 
 
 def _absolute(name: str | None) -> str | None:
-    """Of a file or folder that is here its whole path, of others the name: elsewhere it could be one of the Hub."""
+    """Return the absolute path of a local file or folder; a name that may be one of the Hub stays as it is."""
     return str(Path(name).absolute()) if name and Path(name).exists() else name
 
 

@@ -169,7 +169,7 @@ def _start_nodes(program: list[str], stage: str, launch: LaunchArguments, output
 
 
 def _host(stage: str, launch: LaunchArguments, number: int) -> str:
-    """Of a worker or node; "" where none are named."""
+    """Return the host of a worker or node; "" if no hosts are named."""
     hosts = launch.hosts_of(stage)
     return hosts[number % len(hosts)] if hosts else ""
 
@@ -190,7 +190,7 @@ def num_machines(accelerate_config: str | None) -> int:
 
 
 def _accelerate_settings(path: str | None) -> Any:
-    """What a file of Accelerate's settings holds; empty if none is named."""
+    """Read a file of Accelerate's settings; empty if none is named."""
     return yaml.safe_load(Path(path).read_text()) if path else {}
 
 
@@ -225,7 +225,7 @@ def devices(stage: str, launch: LaunchArguments) -> list[str]:
 
 
 def worker_devices(of_stage: list[str], worker: int, each: int) -> list[str]:
-    """Of a worker: its share of those of the stage; after the last comes the first again."""
+    """Return a worker's share of the stage's devices; after the last device comes the first again."""
     first = worker * each
     if not of_stage and "CUDA_VISIBLE_DEVICES" not in os.environ:
         return [str(n) for n in range(first, first + each)]

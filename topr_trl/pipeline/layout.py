@@ -25,13 +25,13 @@ def iteration_folder(run: Path, number: int) -> Path:
 
 
 def iteration_folders(run: Path) -> list[Path]:
-    """Those of the iterations that have begun, in order, without the one for 0."""
+    """Return the folders of iterations that have begun, in order, from the first on."""
     found = [path for path in run.glob(f"{_ITERATION}*") if path.name.removeprefix(_ITERATION).isdigit()]
     return sorted(found, key=lambda path: int(path.name.removeprefix(_ITERATION)))
 
 
 def test_folder(iteration: Path) -> Path:
-    """What is tested of the model of an iteration."""
+    """Return the folder of an iteration's test."""
     return iteration / _TEST
 
 

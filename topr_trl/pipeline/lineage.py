@@ -1,4 +1,4 @@
-"""What a folder was made from: the stages that worked on it and on those before, read from their manifests."""
+"""Read from manifests which stages made a folder, and the folders before it."""
 
 from pathlib import Path
 
@@ -32,12 +32,12 @@ def lineage(folder: Path) -> dict[str, Stage]:
 
 
 def sampling_of(folder: Path) -> Json:
-    """What the rows at the beginning of a lineage were sampled with, as far as it is known."""
+    """Return the inputs of the sampling at the beginning of a lineage; empty if they are not known."""
     return lineage(folder).get("sample", {}).get("inputs", {})
 
 
 def weights_of(inputs: Json) -> Json:
-    """Which weights a stage has used: a fingerprint of their folder if a stage made it, else a name."""
+    """Return the weights that a stage used: the fingerprint of a stage's folder, or a name."""
     names = ("weights",) if "weights" in inputs else ("model", "revision")
     return {name: inputs.get(name) for name in names}
 

@@ -63,7 +63,7 @@ class _StepsOfIterations:
         return str(self._folder(iteration) / "model") if iteration else self.loop.model_name_or_path
 
     def rows(self, iteration: int, training: list[Step]) -> list[Step]:
-        """Of the rows of an iteration: sampled, scored, chosen, with log μ."""
+        """Return the steps that make an iteration's rows: sample, score, curate, log-mu."""
         loop, rows = self.loop, str(self._folder(iteration) / ROLLOUTS)
         given = loop.rows if iteration == 1 else None
         writer = max(iteration - 1 - loop.overlap, 0)
@@ -84,7 +84,7 @@ class _StepsOfIterations:
         return Step("train", args)
 
     def testing(self, iteration: int, training: list[Step]) -> list[Step]:
-        """Of the model of an iteration: test problems sampled, scored, evaluated."""
+        """Return the steps that test an iteration's model: sample, score, evaluate."""
         loop, folder = self.loop, self._folder(iteration)
         rows = str(test_folder(folder) / ROLLOUTS)
         sampling = self._sampling(rows, iteration, iteration, split="test", num_generations=loop.num_generations_eval)

@@ -26,7 +26,7 @@ Stage = Json  # `inputs`, `sources`; when it is finished: `rows`, `finished`, an
 
 @dataclass
 class Manifest:
-    """What is known of a folder.
+    """The stages that worked in a folder, and its files.
 
     Attributes:
         stages: by name, in the order in which they worked here.
@@ -112,7 +112,7 @@ _OF_FILES = ("input", "compare", "rewards", "requests", "problems")  # inputs th
 
 
 def _changed(there: Json, now: Json, defaults: Mapping[str, Any]) -> list[str]:
-    """What is not the same, each with both values; an input that is missing has its default."""
+    """Return the inputs that differ, each with both values; a missing input has its default."""
     found = []
     for name in sorted({**there, **now}):
         before, after = there.get(name, defaults.get(name)), now.get(name, defaults.get(name))
@@ -210,7 +210,7 @@ def results(folder: Path) -> list[Path]:
 
 
 def _is_aside(path: Path) -> bool:
-    """What lies in a stage's folder and is not its result."""
+    """Whether a file in a stage's folder is none of its results."""
     return path.name == NAME or _is_hidden(path) or path.suffix == ".partial" or path.parts[0] == WORK
 
 

@@ -37,7 +37,7 @@ class ProcessGroup:
     is_done: bool = False
 
     def failure(self) -> str:
-        """What has failed, "" if nothing has; notes if all is done."""
+        """Return why the group failed, "" if it did not; and note when all is done."""
         codes = [process.poll() for process in self.processes]
         if failed := [code for code in codes if code]:
             return f"failed with exit status {failed[0]}"
@@ -65,7 +65,7 @@ class ProcessGroup:
 
 
 def _kill_group(process: Process) -> None:
-    """What a process has started and not ended: `accelerate launch` leaves its one process behind."""
+    """Kill what a process has started and left: `accelerate launch` leaves its one process behind."""
     with suppress(OSError, AttributeError):  # nothing is left, or not POSIX
         os.killpg(process.pid, _KILL)
 

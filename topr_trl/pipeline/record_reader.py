@@ -42,7 +42,7 @@ def short_place(place: str, source: Path) -> str:
 
 @dataclass
 class _Run:
-    """What the records of a run share."""
+    """Problem and reward that the records of a run share."""
 
     problem: str | None = None
     reward: float | None = None
@@ -133,7 +133,7 @@ class RecordReader:
 
     @contextmanager
     def _place_named(self, place: str) -> Iterator[None]:
-        """What is wrong with a record becomes a ValueError that says where it is."""
+        """Turn an error in a record into a ValueError that says where the record is."""
         try:
             yield
         except Unrewarded:
@@ -209,7 +209,7 @@ class RecordReader:
                     row["reward"] = float(reward)
 
     def _rewards(self, record: Record, rollouts: int) -> list[float] | None:
-        """What the rollouts of a record are worth by the settings, or else by the format; None if its rows say it."""
+        """Return the rewards of a record's rollouts, by the settings or the format; None if its rows have them."""
         if self.rewards is not None:
             values = {"reward": _found(self.rewards, record, self.args.id_field, "--rewards", Unrewarded)}
         elif self.args.reward_fields:

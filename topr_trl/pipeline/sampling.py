@@ -29,13 +29,13 @@ def shard_count(args: SampleArguments, problems: Dataset) -> int:
 
 
 def own_shards(worker: str | None, count: int) -> range:
-    """Of so many shards, all, or those of a worker."""
+    """Return the numbers of all shards, or of a worker's share."""
     first, step = map(int, (worker or "0/1").split("/"))
     return range(first, count, step)
 
 
 def missing_shards(folder: Path, own: range, count: int) -> list[int]:
-    """Which of these shards are not there yet."""
+    """Return the numbers of shards that are missing."""
     return [k for k in own if not shard_path(folder, k, count).is_file()]
 
 

@@ -46,7 +46,7 @@ def write_shard(table: pa.Table, path: Path, stages: ColumnsByStage, notes: Json
 
 
 def notes_of(shard: Path) -> Json:
-    """What `write_shard` was told about a shard."""
+    """Return the notes that `write_shard` saved with a shard."""
     notes: Json = json.loads((pq.read_schema(shard).metadata or {}).get(_NOTES, b"{}"))
     return notes
 

@@ -125,7 +125,7 @@ def curate(args: CurateArguments) -> Made:
 
 
 class _Choice(NamedTuple):
-    """What rows of a shard are chosen by; `samples` are their places in the sampling order, if known."""
+    """Columns that decide which rows of a shard are chosen; `samples` are places in the sampling order."""
 
     rewards: NDArray[np.float64]
     problems: NDArray[Any]
@@ -161,7 +161,7 @@ Settings = ImportArguments | SampleArguments | ScoreArguments | CurateArguments 
 
 
 class Stage(NamedTuple):
-    """What a stage does with its settings, and what its results depend on."""
+    """The function of a stage, and the function that returns its inputs."""
 
     make: Callable[[Any], Made]
     inputs_of: Callable[[Any], Json]

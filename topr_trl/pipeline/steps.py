@@ -36,7 +36,7 @@ class Step:
 
     @property
     def folder(self) -> Path:
-        """What it writes, or works on."""
+        """The folder that the step writes or works on."""
         return self.args.folder
 
 

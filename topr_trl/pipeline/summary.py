@@ -1,10 +1,10 @@
-"""What a stage found, as the line that is printed of it."""
+"""Summarize a finished stage in a line."""
 
 from topr_trl.pipeline.manifest import Json
 
 
 def summary(stage: str, done: Json) -> str:
-    """What a stage found, in a line, or a few of an import."""
+    """Return the line that a command prints of a stage; an import has a few."""
     if stage == "import":
         return _of_import(done)
     if stage == "score":

@@ -150,7 +150,7 @@ def _refuse_another_choice(args: TrainArguments) -> None:
 
 
 def _equal(one: str, other: str) -> bool:
-    """Of settings; a baseline is a number as text, or a name."""
+    """Whether two values of a setting are the same; a baseline is a number as text, or a name."""
     try:
         return float(one) == float(other)
     except ValueError:

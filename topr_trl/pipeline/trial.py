@@ -82,7 +82,7 @@ DEFAULT = "share-50"  # the name of the arm that trains as the default baseline,
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial has found.
+    """The results of a trial.
 
     Attributes:
         values: by arm, and before any training under None, the mean reward or accuracy on each held-out problem.
@@ -186,7 +186,7 @@ class _StepsOfTrial:
         return self.out / ("base" if arm is None else arm.name)
 
     def outcome(self) -> Outcome:
-        """What was found about all arms that were tried, and about the model before."""
+        """Return the results of all arms, and of the model before training."""
         by_answers, found = self.rows.by_answers, self.found.items()
         values = {arm: tested.values_P for arm, tested in found}
         samples = {} if by_answers else {arm: tested.effective_samples for arm, tested in found}

@@ -31,7 +31,7 @@ def _named() -> Iterator[None]:
 
 
 def check_logged(dataset: Any, temperature: float) -> None:
-    """What can be said about logged rows before a model is loaded.
+    """Validate logged rows before the model is loaded.
 
     Raises:
         TypeError: they are not a `datasets.Dataset`.

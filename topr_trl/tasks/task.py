@@ -1,4 +1,4 @@
-"""What a task is, and the tasks of the paper."""
+"""The class of a task, and the tasks of the paper."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
