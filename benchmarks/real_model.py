@@ -102,19 +102,26 @@ class Setup:
     sampling_python: str = sys.executable
 
     @property
-    def experiment(self) -> Experiment:
-        return Experiment(
-            "real_model", tuple(METHODS), RATES, range(REPETITIONS), (SCORE,), fields={"model": Path(self.model).name}
-        )
+    def name(self) -> str:
+        """Name of the model in results."""
+        return Path(self.model).name
 
 
-def untrained_cell(setup: Setup) -> Cell:
-    return {"claim": "real_model", "model": Path(setup.model).name, "method": "untrained"}
+def experiment(model: str) -> Experiment:
+    return Experiment("real_model", tuple(METHODS), RATES, range(REPETITIONS), (SCORE,), fields={"model": model})
 
 
-def cells(setup: Setup, store: Store) -> list[Cell]:
+def untrained_cell(model: str) -> Cell:
+    return {"claim": "real_model", "model": model, "method": "untrained"}
+
+
+def cells(model: str, store: Store) -> list[Cell]:
     """Return the cells that are to run as far as they are known."""
-    return [untrained_cell(setup), *setup.experiment.cells(store)]
+    return [untrained_cell(model), *experiment(model).cells(store)]
+
+
+def open_store(results: Path) -> Store:
+    return Store(results, "real model")
 
 
 def work(cell: Cell, setup: Setup) -> dict[str, Any]:
@@ -290,7 +297,7 @@ def _count(folder: Path) -> int:
 def run(setup: Setup, store: Store, hours: float | None = None, command: str = "") -> None:
     """Run the cells that are not in the store, one after the other."""
     began = time.monotonic()
-    while todo := store.unfinished(cells(setup, store)):
+    while todo := store.unfinished(cells(setup.name, store)):
         if hours is not None and time.monotonic() - began > 3600 * hours:
             print(f"{len(todo)} cells are left as far as they are known. Start the command again to continue.")
             return
@@ -318,12 +325,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         sampling=("--sampling_backend", args.sampling_backend, *engine), training=(*cpu, "--share_prompts", "true"),
         sampling_python=args.sampling_python,
     )  # fmt: skip
-    run(
-        setup,
-        Store(args.results, "real model"),
-        args.hours,
-        " ".join(["python -m benchmarks.real_model", *sys.argv[1:]]),
-    )
+    command = " ".join(["python -m benchmarks.real_model", *sys.argv[1:]])
+    run(setup, open_store(args.results), args.hours, command)
 
 
 if __name__ == "__main__":

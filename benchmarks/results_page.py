@@ -6,13 +6,17 @@ Replace the text between `<!-- table NAME -->` and `<!-- end -->` with a table o
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from benchmarks import real_model
 from benchmarks.cells import Store, Unfinished
 from benchmarks.claims import controls, temperatures
 from benchmarks.claims.controls import BASES, METHODS, SEEDS
 from benchmarks.decoded import GREEDY
-from benchmarks.setting import Profile
-from benchmarks.statistics import Interval, Measured, difference, over_seeds
+from benchmarks.setting import HERE, Profile
+from benchmarks.statistics import Interval, Measured, difference, interval, over_problems, over_seeds
 from benchmarks.verdicts import markdown_table
 
 _BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -20,8 +24,17 @@ _TOPR = "TOPR (default)"
 _NOT_YET = "Not measured yet."
 
 
-def write(store: Store, profile: Profile, template: Path, page: Path) -> None:
-    """Write a page: the text of the template, with the tables that these results give."""
+def write(store: Store, profile: Profile, template: Path, page: Path, real: Store | None = None) -> None:
+    """Write a page: the text of the template, with the tables that these results give.
+
+    Args:
+        store: results on small models.
+        profile: sizes of these results.
+        template: page with the text.
+        page: page to write.
+        real: results on a pretrained model; by default the published ones.
+    """
+    pretrained = real or real_model.open_store(HERE / "results")
     tables: dict[str, Callable[[Store, Profile], str]] = {
         "temperatures": temperatures_table,
         "greedy": lambda store, profile: controls_table(store, GREEDY),
@@ -29,6 +42,9 @@ def write(store: Store, profile: Profile, template: Path, page: Path) -> None:
         "vote": lambda store, profile: controls_table(store, "maj@8"),
         "differences": differences_table,
         "run": what_was_run,
+        "real": lambda *_: real_table(pretrained),
+        "real_differences": lambda *_: real_differences(pretrained),
+        "real_strata": lambda *_: real_strata(pretrained),
     }
 
     def filled(block: re.Match[str]) -> str:
@@ -100,6 +116,86 @@ def what_was_run(store: Store, profile: Profile) -> str:
     versions = {name: sorted({entry["versions"][name] for entry in entries}) for name in entries[0]["versions"]}
     listed = ", ".join(f"{name} {' and '.join(found)}" for name, found in versions.items())
     return f"{len(entries)} cells, {hours:.1f} hours of one core ({'; '.join(machines)}); {listed}."
+
+
+# A pretrained model.
+
+REAL = "qwen2.5-coder-0.5b"
+_STRATA = {"0 of 8": (0, 0), "1 or 2 of 8": (1, 2), "3 or more of 8": (3, 8)}  # right answers of the untrained model
+
+
+def real_table(store: Store) -> str:
+    """Return a table of the pretrained model's accuracy, untrained and by method.
+
+    A value is bold where it is above what the untrained model reaches at any temperature.
+    """
+    untrained = _untrained(store)
+    measures = ("greedy", "pass@1", "maj@4", "pass@4", "invalid")
+    best = max(untrained["1"]["greedy"], *(found["pass@1"] for found in untrained.values()))
+    rows = [
+        [f"untrained, T = {at}", *(_percent(found[name]) if name in found else "" for name in measures)]
+        for at, found in untrained.items()
+    ]
+    for method, ends in _real_ends(store).items():
+        shown = []
+        for name in measures:
+            if name in ("greedy", "pass@1"):
+                found = over_problems([_by_problem(one, name) for one in ends.values()])
+                shown.append(f"**{found.percent()}**" if found.low > best else found.percent())
+            else:
+                shown.append(interval([one[name] for one in ends.values()]).percent())
+        rows.append([method, *shown])
+    return markdown_table(["", *measures], rows)
+
+
+def real_differences(store: Store) -> str:
+    """Return a table of TOPR's default minus each other method on the pretrained model, paired by seed and problem."""
+    rows, ends = [], _real_ends(store)
+    if _TOPR not in ends:
+        raise Unfinished(f"{_TOPR} has not been run")
+    for method, others in ends.items():
+        if method == _TOPR:
+            continue
+        gaps = []
+        for name in ("greedy", "pass@1"):
+            pairs = [(_by_problem(ends[_TOPR][seed], name), _by_problem(others[seed], name)) for seed in others]
+            gaps.append(_marked(over_problems([np.subtract(*pair).tolist() for pair in pairs])))
+        rows.append([method, *gaps])
+    return markdown_table(["TOPR (default) minus", "greedy", "pass@1"], rows)
+
+
+def real_strata(store: Store) -> str:
+    """Return a table of pass@1 by how many of eight answers of the untrained model are right."""
+    right = np.array(_untrained(store)["1"]["right_by_problem"])
+    parts = {name: (right >= low) & (right <= high) for name, (low, high) in _STRATA.items()}
+    rows = [["untrained", *(_percent(float(right[part].mean()) / 8) for part in parts.values())]]
+    for method, ends in _real_ends(store).items():
+        values = np.array([_by_problem(one, "pass@1") for one in ends.values()])
+        rows.append([method, *(over_problems(values[:, part].tolist()).percent() for part in parts.values())])
+    columns = [f"{name} (problems: {part.sum()})" for name, part in parts.items()]
+    return markdown_table(["", *columns], rows)
+
+
+def _untrained(store: Store) -> dict[str, dict[str, Any]]:
+    """Return the results of the untrained pretrained model by temperature."""
+    found = store.get(real_model.untrained_cell(REAL))
+    if found is None:
+        raise Unfinished(f"{REAL} has not been measured before training")
+    return found
+
+
+def _real_ends(store: Store) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return the results by seed of each method that has all of them."""
+    experiment = real_model.experiment(REAL)
+    ends = {method: experiment.ends(store, method, real_model.SCORE) for method in experiment.methods}
+    return {method: found for method, found in ends.items() if len(found) == len(experiment.seeds)}
+
+
+def _by_problem(result: dict[str, Any], measure: str) -> list[float]:
+    """Return the accuracy on each test problem."""
+    if measure == "greedy":
+        return [float(count) for count in result["greedy_by_problem"]]
+    return [count / result["samples"] for count in result["right_by_problem"]]
 
 
 def _finished(store: Store) -> list[str]:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import results_page
+from benchmarks import real_model, results_page
 from benchmarks.__main__ import open_store
 from benchmarks.cells import Store
 from benchmarks.claims import controls, temperatures
@@ -81,3 +81,52 @@ def test_each_measure_has_its_own_rate(store):
     wanted = controls.cells(FULL, store)
     assert experiment.cell(method, 3e-3, controls.TUNING_SEED) in wanted
     assert len({tuple(cell.items()) for cell in wanted}) == len(wanted)
+
+
+# A pretrained model.
+
+
+def ended(greedy, right, samples=4):
+    return {
+        "greedy_by_problem": greedy, "right_by_problem": right, "samples": samples, "greedy": sum(greedy) / len(greedy),
+        "pass@1": sum(right) / len(right) / samples, "maj@4": 0.5, "pass@4": 0.75, "invalid": 0.1,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def real(tmp_path) -> Store:
+    """Six test problems. Positives repeated solve one problem more than TOPR, greedy; no other method was run."""
+    store = Store(tmp_path / "real")
+    untrained = {
+        "1": ended([1, 0, 0, 0, 0, 0], [8, 4, 1, 2, 0, 0], 8), "0.3": ended([1, 0, 0, 0, 0, 0], [4, 2, 0, 0, 0, 0])
+    }  # fmt: skip
+    store.add(real_model.untrained_cell(results_page.REAL), untrained, 60.0, "")
+    experiment = real_model.experiment(results_page.REAL)
+    for method, greedy in (("TOPR (default)", [1, 1, 0, 0, 0, 0]), ("positives repeated", [1, 1, 1, 0, 0, 0])):
+        for rate in real_model.RATES:
+            store.add(experiment.cell(method, rate, controls.TUNING_SEED), {real_model.SCORE: -rate}, 60.0, "")
+        for seed in range(real_model.REPETITIONS):
+            end = ended(greedy, [4, 4, 2, 2, 0, 0])
+            store.add(experiment.cell(method, real_model.RATES[0], seed), end, 60.0, "")
+    return store
+
+
+def test_tables_of_a_pretrained_model(real):
+    table = results_page.real_table(real)
+    assert "| untrained, T = 1 | 16.7 | 31.2 | 50.0 | 75.0 | 10.0 |" in table
+    # Over six problems, two of them right: 1.96 · sqrt(6/5 · 1/3 · 2/3 / 6).
+    assert "| TOPR (default) | 33.3 ± 41.3 | 50.0 ± 35.8 | 50.0 ± 0.0 | 75.0 ± 0.0 | 10.0 ± 0.0 |" in table
+    assert "c = 0" not in table
+    assert "| positives repeated | -16.7 ± 32.7 | +0.0 ± 0.0 |" in results_page.real_differences(real)
+    strata = results_page.real_strata(real)
+    assert "0 of 8 (problems: 2) | 1 or 2 of 8 (problems: 2) | 3 or more of 8 (problems: 2)" in strata
+    assert "| untrained | 0.0 | 18.8 | 75.0 |" in strata
+    assert "| TOPR (default) | 0.0 ± 0.0 | 50.0 ± 0.0 | 100.0 ± 0.0 |" in strata
+
+
+def test_a_pretrained_model_that_was_not_run(tmp_path):
+    template = tmp_path / "template.md"
+    template.write_text("<!-- table real -->\n<!-- end -->\n<!-- table real_strata -->\n<!-- end -->\n")
+    nothing = Store(tmp_path / "nothing")
+    results_page.write(nothing, FULL, template, tmp_path / "page.md", nothing)
+    assert (tmp_path / "page.md").read_text().count(results_page._NOT_YET) == 2
