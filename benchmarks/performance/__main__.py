@@ -136,7 +136,11 @@ def log_mu(sizes: Sizes, say: Say) -> dict[str, Any]:
 
 # Tokens of a prompt and of a completion, and completions of a prompt in a micro-batch; 1: eight prompts.
 SHARED = ((300, 85, 8), (64, 85, 4), (300, 85, 1), (1_024, 512, 16))
-GRID = tuple(itertools.product((64, 300, 1_024), (85, 512), (4, 8, 16, 64)))
+GRID = tuple(
+    (prompt, completion, samples)
+    for prompt, completion, samples in itertools.product((64, 300, 1_024), (85, 512), (4, 8, 16, 64))
+    if (prompt + completion) * samples <= 25_000  # more tokens do not fit into 24 GB
+)
 GRID_LAYERS = 4
 DEMO = even(42, float(np.log(38)))  # tokens of `make demo`
 CHECKPOINTED = 12_000  # tokens of a micro-batch above which activations are computed again

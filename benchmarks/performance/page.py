@@ -156,9 +156,16 @@ def _demo(times: dict[str, list[float]]) -> str:
     )
 
 
-def _grid(found: dict[str, dict[str, dict[str, float]]]) -> str:
-    """Each point of the grid of shared prompts: tokens, seconds and memory, as ratios."""
-    lines = []
+def _grid(found: dict[str, dict[str, dict[str, float]]] | None) -> str:
+    """Each point of the grid of shared prompts: tokens, seconds and memory, as ratios; empty if it was not run."""
+    if found is None:
+        return ""
+    lines = [
+        "The same with four layers, once. The fourth column is the bound: how many times fewer tokens are computed. "
+        "The last one is the peak memory, divided by that without shared prompts.", "",
+        "| prompt | completion | completions | fewer tokens | faster than SFT | than not shared | memory |",
+        "|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
     for name, variants in found.items():
         prompt, completion, samples = _lengths(name)
         tokens = samples * (prompt + completion) / (prompt + samples * completion)
@@ -182,8 +189,8 @@ def _precision(found: dict[str, Any]) -> str:
         for name, log_ratio in found["log_ratio"].items()
     ]
     return "\n".join([
-        f"On this CPU ({found['instructions']}), a step of the first line takes {median(times['bfloat16']):.1f} s in "
-        f"bfloat16 autocast (`bf16=True, use_cpu=True`) and {median(times['float32']):.1f} s in float32, "
+        f"On this CPU ({found['instructions']}), a step of the table's first line takes "
+        f"{median(times['bfloat16']):.1f} s in bfloat16 autocast (`bf16=True, use_cpu=True`) and {median(times['float32']):.1f} s in float32, "
         f"{ratio(times):.1f}× as long. For a model as small as the bundled one the factor is "
         f"{ratio(found['seconds, size of the bundled model']):.2f}×.", "",
         "The price is rounding. Before the first update log π - log μ should be 0. Log μ was computed in batches of "
@@ -247,7 +254,7 @@ def write(content: dict[str, Any], folder: Path) -> Path:
         runs=_runs(content["runs"]),
         minutes=round(sum(run["seconds"] for run in content["runs"].values()) / 60),
         loop=_loop(results["loop"]), shared=_shared(results["shared prompts"]),
-        demo=_demo(results["shared prompts, as the demo"]), grid=_grid(results["shared grid"]),
+        demo=_demo(results["shared prompts, as the demo"]), grid=_grid(results.get("shared grid")),
         precision=_precision(results["precision"]),
         goals="\n".join(table), variants="\n".join(variants), repeats=len(times["topr"]),
     )  # fmt: skip
@@ -304,11 +311,6 @@ micro-batches of more than 12,000 tokens, activations are checkpointed.
 
 {demo}
 
-The same with four layers, once, with the bound: how many times fewer tokens are computed. The last column is the peak
-memory, divided by that without shared prompts.
-
-| prompt | completion | completions | fewer tokens | faster than SFT | than not shared | memory |
-|---|---|---|---|---|---|---|
 {grid}
 
 ## bfloat16 on a CPU

@@ -85,3 +85,11 @@ def test_goals_and_page(tmp_path):
 def test_the_page_is_that_of_the_results(tmp_path):
     content = json.loads((page.RESULT).read_text())
     assert page.write(content, tmp_path).read_text() == (page.ROOT / "docs" / "performance.md").read_text()
+
+
+def test_the_grid_of_shared_prompts_is_shown_if_it_was_run():
+    times = {"topr": 1.0, "topr, not shared": 2.0, "sft": 3.0}
+    found = {"300 + 85, 8": {name: {"seconds": s, "bytes": 100 * s} for name, s in times.items()}}
+    assert page._grid(None) == ""
+    # 8 · 385 tokens instead of 300 + 8 · 85.
+    assert page._grid(found).endswith("| 300 | 85 | 8 | 3.1× | 3.00× | 2.00× | 0.50× |")
