@@ -191,8 +191,8 @@ def _precision(found: dict[str, Any]) -> str:
     return "\n".join([
         f"On this CPU ({found['instructions']}), a step with eight completions of 85 tokens of a prompt of 300 takes "
         f"{median(times['bfloat16']):.1f} s in bfloat16 autocast (`bf16=True, use_cpu=True`) and "
-        f"{median(times['float32']):.1f} s in float32, {ratio(times):.1f}× as long. For a model as small as the bundled "
-        f"one the factor is {ratio(found['seconds, size of the bundled model']):.2f}×.", "",
+        f"{median(times['float32']):.1f} s in float32, {ratio(times):.1f}× as long. For a model as small as the "
+        f"bundled one the factor is {ratio(found['seconds, size of the bundled model']):.2f}×.", "",
         "The price is rounding. Before the first update log π - log μ should be 0. Log μ was computed in batches of "
         "one row, log π in batches of eight. In nats per completion of 85 tokens, by a model with random weights:", "",
         "| | mean of log π - log μ | width of the middle 90% |", "|---|---|---|", *lines,
