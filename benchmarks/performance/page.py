@@ -139,8 +139,9 @@ def _shared(found: dict[str, dict[str, list[float]]]) -> str:
             median(paired(times, other, one))
             for other, one in (("sft", "topr"), ("topr, not shared", "topr"), ("log mu, not shared", "log mu"))
         ]
+        once = " (once)" if len(times["topr"]) == 1 else ""
         lines.append(
-            f"| {prompt:,} | {completion} | {samples} | {median(times['topr']):.1f} s | "
+            f"| {prompt:,} | {completion} | {samples} | {median(times['topr']):.1f} s{once} | "
             + " | ".join(f"{ratio:.2f}×" for ratio in ratios) + " |"
         )  # fmt: skip
     return "\n".join(lines)
@@ -303,7 +304,8 @@ PyTorch's own account of allocations, weights, gradients and Adafactor's state i
 A Llama of SmolLM2-135M's shape, bfloat16 autocast, one micro-batch per step, rows in the order of the data. A
 micro-batch has so many completions of one prompt; 1 means eight different prompts. The last three columns say how many
 times faster TOPR is than SFTTrainer on the same rows, than TOPR without shared prompts, and the same for log μ. In
-micro-batches of more than 12,000 tokens, activations are checkpointed.
+micro-batches of more than 12,000 tokens, activations are checkpointed. A line with "once" was timed in one round,
+which says less: other work on the machine may have slowed one of the variants.
 
 | prompt | completion | completions | step | faster than SFT | than not shared | log μ |
 |---|---|---|---|---|---|---|
