@@ -7,9 +7,11 @@ import re
 
 import pytest
 import torch
+import transformers
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
@@ -543,7 +545,8 @@ def test_which_online_trainers_share(tokenizer, tmp_path, capsys):
     assert "computed once" in said(**on)
     assert "computed once" in said(model=eager(), **on)
     assert "computed once" not in said(share=False, **on)
-    assert "continuous batching" in said(use_transformers_paged=True, **on)
+    if Version(transformers.__version__) >= Version("5.8"):  # which TRL asks for
+        assert "continuous batching" in said(use_transformers_paged=True, **on)
     with pytest.raises(ValueError, match="share_prompts=True"):
         TOPRConfig(
             str(tmp_path), share_prompts=True, per_device_train_batch_size=1, gradient_accumulation_steps=8,
