@@ -86,7 +86,7 @@ def test_two_processes_train_like_one(config, distributed, kinds, one_process, t
             found = weights(tmp_path / kind / saved)
             assert found.keys() == expected.keys()
             # Rounding differs with the order of sums, and Adam's first steps magnify it where gradients are tiny.
-            assert max((found[n] - expected[n]).abs().max().item() for n in expected) < 2e-4, (kind, saved)
+            assert max((found[n] - expected[n]).abs().max().item() for n in expected) < 4e-4, (kind, saved)
             moved = max((expected[n] - start).abs().max().item() for n, start in weights(CARELESS_MODEL).items())
             assert moved > 1e-3
 
