@@ -1,7 +1,7 @@
-"""Compare methods, each at its own best learning rate: what is to run, which rate is best, how each ends.
+"""Compare methods, each at its own best learning rate.
 
-An experiment is a few values, see `Experiment`. It plans cells (`benchmarks.cells`), which are run once and kept; so a
-killed run continues, and what it plans depends on what has been found.
+An `Experiment` plans cells (`benchmarks.cells`). Each cell is run once and its result is kept, so a killed run continues.
+The reported cells of a method are planned once its learning rates have been tried.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ class Experiment:
         return {"claim": self.claim, **self.fields, "method": method, "learning_rate": rate, "seed": seed}
 
     def cells(self, store: Store) -> list[Cell]:
-        """Return what is to run as far as it is known: the rates to try, and the best one with each seed."""
+        """Return the cells that can be planned now: the rates to try, and the best rate with each seed."""
         planned: list[Cell] = []
         for method in self.methods:
             for measure in self.measures:

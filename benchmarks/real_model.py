@@ -84,11 +84,11 @@ class Setup:
 
     Attributes:
         model: folder or name of the model.
-        train, test: files of GSM8K's shape.
-        folder: where rows, models and tests go.
-        sizes: how much is run.
-        sampling: settings of `topr sample` and `topr evaluate` besides those of the experiment.
-        training: the same of `topr log-mu` and `topr train`.
+        train, test: files with GSM8K's problems.
+        folder: folder for rows, models and tests.
+        sizes: numbers of problems, completions and rows.
+        sampling: further settings of `topr sample` and `topr evaluate`.
+        training: further settings of `topr log-mu` and `topr train`.
         sampling_python: Python of the environment that samples.
     """
 
@@ -116,7 +116,7 @@ def untrained_cell(model: str) -> Cell:
 
 
 def cells(model: str, store: Store) -> list[Cell]:
-    """Return the cells that are to run as far as they are known."""
+    """Return the cells that can be planned now."""
     return [untrained_cell(model), *experiment(model).cells(store)]
 
 
@@ -161,7 +161,7 @@ def _untrained(setup: Setup) -> dict[str, Any]:
     found = {}
     for temperature in (1.0, *TEMPERATURES):
         folder = setup.folder / "untrained" / f"{temperature:g}"
-        samples = setup.sizes.completions if temperature == 1 else None  # as many as a difficulty is told by
+        samples = setup.sizes.completions if temperature == 1 else None  # they tell a problem's difficulty
         _evaluate(setup, setup.model, folder, temperature, "test", samples)
         found[f"{temperature:g}"] = _read_test(folder)
     return found
@@ -171,8 +171,11 @@ def _untrained(setup: Setup) -> dict[str, Any]:
 
 
 def _rows(setup: Setup, seed: int) -> dict[str, Path]:
-    """Return the folders of rows by the name that a `Method` gives them."""
+    """Return the folders of rows by the name that a `Method` gives them; the first run of a seed makes them."""
     sizes, folder = setup.sizes, setup.folder / "rows" / str(seed)
+    found = {name: folder / name for name in ("all", "right", "balanced")}
+    if all(path.is_dir() for path in found.values()):
+        return found
     problems = _problems(setup, "tuning" if seed == TUNING_SEED else "train", seed)
     drawn = folder / "drawn"
     _topr(
@@ -187,7 +190,6 @@ def _rows(setup: Setup, seed: int) -> dict[str, Path]:
         "--per_device_train_batch_size", sizes.completions, "--per_device_eval_batch_size", sizes.completions,
         *setup.training,
     )  # fmt: skip
-    found = {"all": folder / "all", "right": folder / "right", "balanced": folder / "balanced"}
     table = pa.concat_tables([pq.read_table(path) for path in shards_of(drawn)], promote_options="default")
     rewards = table["reward"].to_numpy()
     right, wrong = np.flatnonzero(rewards > 0), np.flatnonzero(rewards <= 0)

@@ -198,13 +198,12 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     def _share_prompts(self) -> None:
         """Share prompts, if micro-batches can hold two completions of one."""
-        args: Any = self.args
-        paged = getattr(args, "use_transformers_continuous_batching", False) or args.use_transformers_paged
+        args = self.args
         if not self._wants_sharing or min(self.num_generations, args.per_device_train_batch_size) < 2:
             return
         if self._is_vlm:
             self._say_not_shared("its rows may have images")
-        elif paged:
+        elif args.use_transformers_continuous_batching:
             self._say_not_shared("continuous batching needs its own attention")
         else:
             self._install_sharing()
@@ -226,8 +225,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._buffered_inputs = [
             batch for start in range(0, steps, in_step) for batch in prompts_together(batches[start : start + in_step])
         ]
-        inputs = self._buffered_inputs[self._step % steps]
-        return inputs
+        return self._buffered_inputs[self._step % steps]
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
         """Return TRL's sampler, reseeded in each epoch so that a resumed run repeats the order."""
