@@ -1,7 +1,7 @@
 """Compare methods, each at its own best learning rate.
 
-An `Experiment` plans cells (`benchmarks.cells`). Each cell is run once and its result is kept, so a killed run continues.
-The reported cells of a method are planned once its learning rates have been tried.
+An `Experiment` plans cells (`benchmarks.cells`). Each cell is run once and its result is kept, so a killed run
+continues. The reported cells of a method are planned once its learning rates have been tried.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
