@@ -91,7 +91,7 @@ def run(cells: list[Cell], work: Any, store: Store, workers: int, command: str, 
     context = multiprocessing.get_context("spawn")
     progress = tqdm(total=len(cells), initial=len(cells) - len(todo), desc=description, unit="cell")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as pool:
-        futures = {pool.submit(_timed, work, cell): cell for cell in todo}
+        futures = {pool.submit(timed, work, cell): cell for cell in todo}
         try:
             for future in as_completed(futures):
                 result, seconds = future.result()
@@ -103,9 +103,10 @@ def run(cells: list[Cell], work: Any, store: Store, workers: int, command: str, 
     progress.close()
 
 
-def _timed(work: Any, cell: Cell) -> tuple[dict[str, Any], float]:
+def timed(work: Any, *args: Any) -> tuple[Any, float]:
+    """Return what `work(*args)` returns, and its seconds."""
     start = time.perf_counter()
-    result = work(cell)
+    result = work(*args)
     return result, time.perf_counter() - start
 
 

@@ -2,7 +2,7 @@
 
 python -m benchmarks.real_model --model_name_or_path Qwen/Qwen2.5-Coder-0.5B-Instruct \\
     --train gsm8k_train.jsonl --test gsm8k_test.jsonl            # days on two cores; continues where it stopped
-python -m benchmarks.real_model ... --hours 2                    # begins no run after two hours
+python -m benchmarks.real_model ... --workers 2 --hours 2        # two runs side by side; begins none after two hours
 
 Expectations: benchmarks/real_model.md. Each step of a run is a `topr` command, which continues where it was killed, and
 reads rows that are drawn once per repetition. Rows, weights and the text of GSM8K stay in the cache, outside git;
@@ -14,8 +14,10 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.arms import TUNING_SEED
-from benchmarks.cells import Cell, Store
+from benchmarks.cells import Cell, Store, timed
 from benchmarks.experiment import Experiment
 from benchmarks.setting import CACHE, HERE
 from topr_trl import evaluate_rows, load_rows
@@ -69,11 +71,11 @@ class Method:
 
 
 METHODS = {
+    "positives repeated": Method(("--baseline", "0"), "right", repeated=True),
     "TOPR (default)": Method(),
+    "TOPR, balanced reads, 50%": Method(("--effective_positive_share", "0.5"), "balanced"),
     "TOPR, c = 0": Method(("--baseline", "0")),
     "positives once": Method(("--baseline", "0"), "right"),
-    "positives repeated": Method(("--baseline", "0"), "right", repeated=True),
-    "TOPR, balanced reads, 50%": Method(("--effective_positive_share", "0.5"), "balanced"),
     "TOPR, balanced reads, 80%": Method(("--effective_positive_share", "0.8"), "balanced"),
 }
 
@@ -116,8 +118,10 @@ def untrained_cell(model: str) -> Cell:
 
 
 def cells(model: str, store: Store) -> list[Cell]:
-    """Return the cells that can be planned now."""
-    return [untrained_cell(model), *experiment(model).cells(store)]
+    """Return the cells that can be planned now: rates of all methods first, then one repetition after the other."""
+    planned = experiment(model).cells(store)
+    planned.sort(key=lambda cell: -1 if cell["seed"] == TUNING_SEED else cell["seed"])
+    return [untrained_cell(model), *planned]
 
 
 def open_store(results: Path) -> Store:
@@ -134,7 +138,8 @@ def work(cell: Cell, setup: Setup) -> dict[str, Any]:
     if cell["method"] == "untrained":
         return _untrained(setup)
     seed, method = cell["seed"], METHODS[cell["method"]]
-    rows = _rows(setup, seed)
+    with _making_rows:
+        rows = _rows(setup, seed)
     folder = setup.folder / "runs" / f"{cell['method'].replace(' ', '-')}-{cell['learning_rate']:g}-{seed}"
     model, tested = folder / "model", folder / "test"
     if not (tested / "evaluation.json").is_file():
@@ -168,6 +173,8 @@ def _untrained(setup: Setup) -> dict[str, Any]:
 
 
 # Rows of a repetition: drawn, scored and with log μ, once for all methods.
+
+_making_rows = threading.Lock()
 
 
 def _rows(setup: Setup, seed: int) -> dict[str, Path]:
@@ -296,17 +303,24 @@ def _count(folder: Path) -> int:
     return sum(int(pq.read_metadata(path).num_rows) for path in shards_of(folder))
 
 
-def run(setup: Setup, store: Store, hours: float | None = None, command: str = "") -> None:
-    """Run the cells that are not in the store, one after the other."""
+def run(setup: Setup, store: Store, hours: float | None = None, workers: int = 1, command: str = "") -> None:
+    """Run the cells that are not in the store; each starts commands of its own, so threads are enough."""
     began = time.monotonic()
-    while todo := store.unfinished(cells(setup.name, store)):
-        if hours is not None and time.monotonic() - began > 3600 * hours:
-            print(f"{len(todo)} cells are left as far as they are known. Start the command again to continue.")
-            return
-        print(f"{time.strftime('%H:%M')} {todo[0]}", flush=True)
-        start = time.perf_counter()
-        result = work(todo[0], setup)
-        store.add(todo[0], result, time.perf_counter() - start, command)
+    running: dict[Future[tuple[dict[str, Any], float]], Cell] = {}
+    with ThreadPoolExecutor(workers) as pool:
+        while True:
+            todo = [cell for cell in store.unfinished(cells(setup.name, store)) if cell not in running.values()]
+            late = hours is not None and time.monotonic() - began > 3600 * hours
+            for cell in todo[: 0 if late else workers - len(running)]:
+                print(f"{time.strftime('%H:%M')} {cell}", flush=True)
+                running[pool.submit(timed, work, cell, setup)] = cell
+            if not running:
+                break
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                result, seconds = future.result()
+                store.add(running.pop(future), result, seconds, command)
+    if todo:
+        print(f"{len(todo)} cells are left as far as they are known. Start the command again to continue.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -317,6 +331,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--sampling_python", default=sys.executable, help="Python of the environment with vLLM")
     parser.add_argument("--sampling_backend", default="vllm")
     parser.add_argument("--hours", type=float, help="begin no run after so many hours; default: run all")
+    parser.add_argument("--workers", type=int, default=1, help="runs side by side")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     args = parser.parse_args(argv)
     cpu = ("--use_cpu", "true", "--bf16", "true")
@@ -328,7 +343,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sampling_python=args.sampling_python,
     )  # fmt: skip
     command = " ".join(["python -m benchmarks.real_model", *sys.argv[1:]])
-    run(setup, open_store(args.results), args.hours, command)
+    run(setup, open_store(args.results), args.hours, args.workers, command)
 
 
 if __name__ == "__main__":

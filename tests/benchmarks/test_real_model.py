@@ -53,6 +53,25 @@ def test_a_rate_is_chosen_by_greedy_and_sampled_answers(tmp_path):
     assert {(cell["method"], cell["learning_rate"]) for cell in reported} == {("TOPR (default)", RATES[1])}
 
 
+def test_workers_run_each_cell_once_and_rates_before_repetitions(setup, tmp_path, monkeypatch):
+    monkeypatch.setattr(real_model, "REPETITIONS", 2)
+    order = []
+
+    def work(cell, setup):
+        order.append(cell)
+        return {SCORE: cell.get("learning_rate", 0.0)}
+
+    monkeypatch.setattr(real_model, "work", work)
+    store = Store(tmp_path / "results")
+    real_model.run(setup, store, workers=2)
+    assert len(order) == len({json.dumps(cell) for cell in order}) == 1 + len(METHODS) * (len(RATES) + 2)
+    assert not store.unfinished(cells(setup.name, store))
+    seeds = [cell["seed"] for cell in order if "seed" in cell]
+    assert seeds[: len(METHODS) * len(RATES)] == [TUNING_SEED] * len(METHODS) * len(RATES)
+    real_model.run(setup, store, hours=0.0)  # does nothing
+    assert len(order) == len(store.finished)
+
+
 @pytest.mark.slow
 def test_a_run_and_its_continuation(setup, monkeypatch):
     cell = experiment(setup.name).cell("TOPR, balanced reads, 80%", 1e-4, 0)
