@@ -1,10 +1,19 @@
-"""What a loop runs."""
+"""Stages and steps of a loop."""
 
-from topr_trl.pipeline.arguments import IterateArguments
+from typing import Any
+
+from topr_trl.pipeline import stages
+from topr_trl.pipeline.arguments import FolderArguments, IterateArguments
 from topr_trl.pipeline.loop import sides_of
+from topr_trl.pipeline.stage import Stage
 from topr_trl.pipeline.steps import Step
 
 
 def steps_of(loop: IterateArguments) -> list[Step]:
-    """The steps of all sides."""
+    """Return the steps of all sides."""
     return [step for steps in sides_of(loop).values() for step in steps]
+
+
+def stage_of(name: str, args: FolderArguments) -> Stage[Any]:
+    """Return a stage by the name of its command."""
+    return stages.load(name)(args)

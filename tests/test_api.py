@@ -15,22 +15,22 @@ from pathlib import Path
 from trl import ModelConfig
 
 import topr_trl
-from topr_trl.cli.main import COMMANDS
-from topr_trl.cli.settings import KINDS, settings_of
+from topr_trl.cli.main import commands
+from topr_trl.cli.settings import kind_of, settings_of
 
 WRITTEN = Path(__file__).with_name("api.txt")
 
 
 def api() -> str:
     lines = [line for name in topr_trl.__all__ for line in described(name, getattr(topr_trl, name))]
-    for command in COMMANDS:
+    for command in commands():
         lines += [f"topr {command}", *settings_beyond_trl(command)]
     return "\n".join(lines) + "\n"
 
 
 def settings_beyond_trl(command: str) -> list[str]:
     """The settings that a command takes, with their defaults; those of TRL's classes are TRL's to change."""
-    kind = KINDS[command]
+    kind = kind_of(command)
     ours = [cls for cls in inspect.getmro(kind) if cls.__module__.startswith("topr_trl")]
     own = {name for cls in ours for name in inspect.get_annotations(cls)}
     lines = []

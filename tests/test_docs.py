@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import topr_trl
 from topr_trl import SamplingArguments, load_rows, sample_completions, save_rows, score_completions
-from topr_trl.cli.main import COMMANDS
+from topr_trl.cli.main import commands as known_commands
 from topr_trl.cli.settings import parse
 from topr_trl.metrics import row_metrics
 from topr_trl.refused import GRPO_ONLY, SFT_ONLY
@@ -144,7 +144,7 @@ def check(words):
     """The parser of `topr` takes its command, and other programs are given what exists."""
     program, *rest = words
     if program == "topr":
-        assert rest[0] in COMMANDS, rest
+        assert rest[0] in known_commands(), rest
         if rest[1:] not in (["--help"], ["--help_all"]):
             parse(rest[0], rest[1:])
     elif program.startswith("--"):  # a setting by itself

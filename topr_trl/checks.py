@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -40,3 +41,14 @@ def check_at_least(least: int, settings: object, *names: str) -> None:
     for name in names:
         if (value := getattr(settings, name)) is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}.")
+
+
+def existing(name: str, option: str) -> Path:
+    """Return the path that an option names.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+    """
+    if not Path(name).exists():
+        raise FileNotFoundError(f"{option}: {name} does not exist.")
+    return Path(name)

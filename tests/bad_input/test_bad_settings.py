@@ -7,7 +7,8 @@ from transformers import TrainingArguments
 
 from topr_trl import OfflineTOPRConfig, SamplingArguments, TOPRConfig
 from topr_trl.cli.memory_plan import PlanArguments
-from topr_trl.pipeline.arguments import BackendArguments, IterateArguments, ProblemArguments, SampleArguments
+from topr_trl.pipeline.arguments import BackendArguments, IterateArguments, ProblemArguments
+from topr_trl.pipeline.stages.sample import SampleArguments
 
 __all__ = ["kit"]
 
@@ -302,7 +303,7 @@ CONFIG = ("--config", "own.yaml")
 COMMANDS = [
     command(
         "an unknown command",
-        "usage: topr … COMMAND topr: error: argument COMMAND: invalid choice: 'sampel' (choose from …)",
+        "topr sampel: There is no command 'sampel'. Did you mean topr sample?",
         "sampel",
     ),
     command("no command", "usage: topr … COMMAND topr: error: the following arguments are required: COMMAND"),

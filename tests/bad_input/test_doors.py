@@ -25,6 +25,8 @@ from hypothesis import strategies as st
 
 from topr_trl.baseline import BASELINES, baseline_for_positive_share, effective_positive_share, subtract_baseline
 from topr_trl.cli import main as cli
+from topr_trl.cli.main import commands
+from topr_trl.cli.settings import settings_of
 from topr_trl.config import CurationArguments, LossArguments, OfflineTOPRConfig
 from topr_trl.curation import CURATIONS, compose
 from topr_trl.data.rows import problem_column, reward_column
@@ -36,7 +38,6 @@ from topr_trl.evaluation.estimates import Evaluation, evaluate_in_full
 from topr_trl.loss import MAX_LOG_WEIGHT, TruncationLimits, topr_loss, truncated_weights
 from topr_trl.metrics import row_metrics
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.arguments import SETTINGS
 from topr_trl.pipeline.lineage import lineage
 from topr_trl.rewards import VERDICTS, score_completions
 from topr_trl.sandbox.worker_pool import WorkerPool
@@ -424,7 +425,7 @@ def test_settings_of_training(values):
         assert config.effective_positive_share is None or 0 < config.effective_positive_share <= 1
 
 
-NAMES = [*dict.fromkeys(name for names in SETTINGS.values() for name in names), "no_such_setting"]
+NAMES = [*dict.fromkeys(name for command in commands() for name in settings_of(command)), "no_such_setting"]
 
 
 @fewer

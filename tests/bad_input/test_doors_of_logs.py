@@ -28,8 +28,8 @@ from topr_trl.formats import FORMATS
 from topr_trl.formats.records import to_table
 from topr_trl.metrics import DEAD_WEIGHT
 from topr_trl.pipeline import held_out
-from topr_trl.pipeline.arguments import ImportArguments, TrialArguments
-from topr_trl.pipeline.record_reader import RecordReader
+from topr_trl.pipeline.arguments import TrialArguments
+from topr_trl.pipeline.record_reader import ReadingArguments, RecordReader
 from topr_trl.pipeline.trial import ARMS
 from topr_trl.replay import ReplayBuffer, ReplayRow, check_logged
 
@@ -68,7 +68,7 @@ def logs(draw):
 def test_records_of_other_systems(log, skips):
     name, records = log
     fields = ["reward"] if name in ("messages", "openai") else None
-    reader = RecordReader(ImportArguments(format=name, input=__file__, reward_fields=fields, skip_unrewarded=skips))
+    reader = RecordReader(ReadingArguments(format=name, reward_fields=fields, skip_unrewarded=skips), Path(__file__))
     lines = FORMATS[name].suffix == ".jsonl"
     with refused_by_name("log, line "):
         part = reader.read(

@@ -14,17 +14,22 @@ from loops import steps_of
 from trl import get_peft_config
 
 import topr_trl
+from tests.loops import stage_of
 from topr_trl.cli import commands, settings
 from topr_trl.cli import main as cli
-from topr_trl.cli.settings import KINDS, parse, settings_of
-from topr_trl.pipeline import stages
+from topr_trl.cli.settings import parse, settings_of
+from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.arguments import IterateArguments
 from topr_trl.pipeline.launch import write_settings
 from topr_trl.tasks import arithmetic
 
+COMMANDS = cli.commands()
 CPU = ["--use_cpu", "true", "--bf16", "false"]
 PAIRS = [
-    (command, other) for command in KINDS for other in KINDS if set(settings_of(other)) - set(settings_of(command))
+    (command, other)
+    for command in COMMANDS
+    for other in COMMANDS
+    if set(settings_of(other)) - set(settings_of(command))
 ]
 
 
@@ -70,8 +75,11 @@ def test_settings_of_another_command_are_refused_by_name(command, other, own, tm
 
 
 def test_every_two_commands_differ():
-    assert len(PAIRS) == len(KINDS) * (len(KINDS) - 1) - sum(
-        set(settings_of(other)) <= set(settings_of(command)) for command in KINDS for other in KINDS if other != command
+    assert len(PAIRS) == len(COMMANDS) * (len(COMMANDS) - 1) - sum(
+        set(settings_of(other)) <= set(settings_of(command))
+        for command in COMMANDS
+        for other in COMMANDS
+        if other != command
     )
     assert len(PAIRS) > 80
 
@@ -99,7 +107,7 @@ def test_the_yaml_of_a_loop_serves_its_stages_and_its_plan(own):
             "resume_from_checkpoint",
             "A command that was stopped continues from its last checkpoint when it is run again.",
         ),
-        ("train", "num_generations_eval", "It is a setting of topr evaluate, iterate, trial, plan."),
+        ("train", "num_generations_eval", "It is a setting of topr iterate, trial, evaluate, plan."),
     ],
 )
 def test_what_an_unknown_setting_may_have_meant(command, name, hint, own):
@@ -136,7 +144,7 @@ def test_a_config_file(own):
 
 def test_config_and_its_file_in_one_word(own, monkeypatch):
     seen, config = [], own(input="rows", output_dir="out")
-    monkeypatch.setattr(stages, "run", lambda command, args: seen.append(args) or {})
+    monkeypatch.setattr(commands, "run_stage", lambda stage: seen.append(stage.args))
     cli.main(["score", f"--config={config[1]}"])
     assert seen[0].input == "rows"
 
@@ -233,14 +241,13 @@ def test_stages_of_the_loop_take_what_it_gives_them(training, tmp_path, monkeypa
         lora_target_modules=["q_proj", "v_proj"], lr_scheduler_type="cosine", dtype="float32", report_to="none",
         ratio_level="token", accelerator_config={"split_batches": True}, top_p=0.9, temperature=0.5, seed=7, **training,
     )  # fmt: skip
-    monkeypatch.setattr(stages.manifest, "fingerprint", lambda path: str(path))
+    monkeypatch.setattr(manifest, "fingerprint", lambda path: str(path))
     apart = 0
     for step in steps_of(loop):
-        step.folder.mkdir(parents=True, exist_ok=True)
-        if step.stage in ("sample", "log-mu", "train"):
-            args = parse(step.stage, ["--config", str(write_settings(step.stage, step.args))])
-            inputs_of = stages.STAGES[step.stage].inputs_of
-            assert inputs_of(args) == inputs_of(step.args)
+        step.stage.folder.mkdir(parents=True, exist_ok=True)
+        if step.stage.name in ("sample", "log-mu", "train"):
+            args = parse(step.stage.name, ["--config", str(write_settings(step.stage))])
+            assert stage_of(step.stage.name, args).inputs() == step.stage.inputs()
             apart += 1
     assert apart == 9
 
@@ -282,7 +289,7 @@ def test_settings_of_the_bundled_model(own, capsys):
 
 
 def test_a_command_takes_only_the_defaults_of_its_own_settings():
-    for command in KINDS:
+    for command in COMMANDS:
         assert set(defaults(command)) <= set(settings_of(command)) & set(arithmetic.CARELESS_SETTINGS)
 
 
@@ -295,7 +302,7 @@ def test_the_version(capsys):
     assert capsys.readouterr().out == f"topr_trl {topr_trl.__version__}\n"
 
 
-@pytest.mark.parametrize("command", KINDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_what_matters(command, capsys):
     cli.main([command, "--help"])
     short = capsys.readouterr().out
@@ -316,7 +323,7 @@ def test_help_shows_what_matters(command, capsys):
 
 
 def test_every_command_has_help_and_settings():
-    assert set(KINDS) == set(cli.COMMANDS) == set(commands.CARRY_OUT)
+    assert set(COMMANDS) == set(commands.COMMANDS) | set(stages.descriptions())
 
 
 def console(monkeypatch, *given):
@@ -431,4 +438,4 @@ def test_a_terminal_that_cannot_show_all_signs():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "topr_trl", "--help"]
     shown = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
-    assert b"compute log ? of the rows" in shown
+    assert b"Compute log ? of the rows" in shown

@@ -6,7 +6,11 @@ import pytest
 
 from topr_trl import load_rows
 from topr_trl.cli.main import main
-from topr_trl.pipeline import manifest, sampling, stages
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline.stages import sample
+from topr_trl.pipeline.stages.evaluate import Evaluate
+from topr_trl.pipeline.stages.sample import Sample
+from topr_trl.pipeline.stages.score import Score
 
 # Two problems of four samples; the first is solved by three of them.
 ROWS = {
@@ -63,7 +67,7 @@ def test_a_model(embedded, capsys, monkeypatch):
     assert manifest.read(embedded).stages["evaluate"]["rows"] == 15
     # The rows have manifests of their own: the evaluation stands without them, and is read again.
     assert all("/" not in name for name in manifest.read(embedded).files)
-    monkeypatch.setattr(sampling, "_sampler", None)
+    monkeypatch.setattr(sample, "_sampler", None)
     run(*MODEL, "--output_dir", embedded)
     said = capsys.readouterr().out
     assert "pass@4" in said
@@ -83,10 +87,10 @@ def test_without_greedy_completions(embedded, tmp_path, capsys):
 
 def test_a_killed_evaluation_goes_on(embedded, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setitem(stages.STAGES, "score", stages.STAGES["score"]._replace(make=None))
+        patch.setattr(Score, "make", None)
         with pytest.raises(TypeError):
             run(*MODEL, "--output_dir", tmp_path)
-    monkeypatch.setattr(sampling, "_sampler", None)  # sampled before
+    monkeypatch.setattr(sample, "_sampler", None)  # sampled before
     run(*MODEL, "--output_dir", tmp_path)
     assert (tmp_path / "evaluation.json").read_text() == (embedded / "evaluation.json").read_text()
 
@@ -135,8 +139,8 @@ def test_a_model_beside_candidates(embedded, tmp_path):
 
 
 def test_errors_come_first(embedded, tmp_path, monkeypatch):
-    monkeypatch.setitem(stages.STAGES, "sample", None)  # none of these gets as far
-    monkeypatch.setitem(stages.STAGES, "evaluate", None)
+    monkeypatch.setattr(Sample, "run", None)  # none of these gets as far
+    monkeypatch.setattr(Evaluate, "run", None)
     good, out = write(tmp_path / "good.parquet"), ["--output_dir", tmp_path / "out"]
     assert "does not exist" in fails("--input", tmp_path / "nowhere", *out)
     assert "--compare" in fails("--input", good, "--compare", tmp_path / "nowhere", *out)

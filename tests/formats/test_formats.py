@@ -13,8 +13,7 @@ from topr_trl.cli import main
 from topr_trl.data.tables import from_table
 from topr_trl.formats import FORMATS
 from topr_trl.formats.records import NotOfFormat, Unrewarded, to_table
-from topr_trl.pipeline.arguments import ImportArguments
-from topr_trl.pipeline.record_reader import RecordReader
+from topr_trl.pipeline.record_reader import ReadingArguments, RecordReader
 
 WRITTEN = Path(__file__).parent / "written"  # by the formats' own programs, which are kept beside the files
 
@@ -32,7 +31,7 @@ def imported(tmp_path):
 
 
 def made(name, record, **settings):
-    reader = RecordReader(ImportArguments(format=name, **settings))
+    reader = RecordReader(ReadingArguments(format=name, **settings), Path())
     rows = reader._rows(reader._checked(record))
     table = to_table(rows, [""] * len(rows), reader.columns, bool(rows) and isinstance(rows[0]["prompt"], list))
     return from_table(table)

@@ -11,8 +11,9 @@ import pytest
 from topr_trl import load_rows
 from topr_trl.cli import main
 from topr_trl.formats import FORMATS
-from topr_trl.pipeline import importing, manifest
-from topr_trl.pipeline.arguments import ImportArguments
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline.stages import import_ as importing
+from topr_trl.pipeline.stages.import_ import ImportArguments
 
 
 def record(n, **more):

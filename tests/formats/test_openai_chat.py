@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from topr_trl import load_rows
 from topr_trl.cli import main
 from topr_trl.data.tokenization import tokenize_row
-from topr_trl.pipeline import importing
+from topr_trl.pipeline.stages import import_ as importing
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": null}'}}

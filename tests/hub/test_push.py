@@ -16,6 +16,7 @@ from hub_server import TOKEN, serve
 from huggingface_hub import DatasetCard, ModelCard
 from loops import steps_of
 
+from tests.loops import stage_of
 from topr_trl import Evaluations, OfflineTOPRConfig, OfflineTOPRTrainer, evaluate_samples, load_rows
 from topr_trl.cli import main as cli
 from topr_trl.data.tables import save_rows, shard_path
@@ -26,9 +27,11 @@ from topr_trl.hub.cards import results_metadata
 from topr_trl.hub.dataset import said_by_others
 from topr_trl.hub.push import _is_stale, pack
 from topr_trl.model_card import PAPER, add_section
-from topr_trl.pipeline import manifest, stages
-from topr_trl.pipeline.arguments import CurateArguments, IterateArguments, TrainArguments, stage_args
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline.arguments import IterateArguments, stage_args
 from topr_trl.pipeline.lineage import first_weights, lineage
+from topr_trl.pipeline.stages.curate import CurateArguments
+from topr_trl.pipeline.training import TrainArguments
 
 HERE = Path(__file__).parent
 SETTINGS = {
@@ -46,7 +49,7 @@ def loop(tmp_path_factory):
     """What `topr iterate` leaves behind, its stages run in this process."""
     out = tmp_path_factory.mktemp("loop")
     for step in steps_of(IterateArguments(output_dir=str(out), **SETTINGS)):
-        stages.run(step.stage, step.args)
+        step.stage.run()
     return out
 
 
@@ -468,12 +471,12 @@ def test_the_card_of_a_model_tells_what_its_rows_were_chosen_with(loop, tmp_path
     """Training by hand is told nothing of it."""
     rows, curated, model = loop / "iteration-1" / "rollouts", tmp_path / "curated", tmp_path / "model"
     chosen = {"curation": "uniform", "baseline": "0.5", "iteration_size": 10}
-    stages.run("curate", CurateArguments(input=str(rows), output_dir=str(curated), **chosen))
+    stage_of("curate", CurateArguments(input=str(rows), output_dir=str(curated), **chosen)).run()
     unsaid = {name: value for name, value in SETTINGS.items() if name not in chosen}
-    stages.run(
+    stage_of(
         "train",
         stage_args(TrainArguments, IterateArguments(**unsaid), input=str(curated), output_dir=str(model)),
-    )
+    ).run()
     card = pack(model, "me/x").card
     assert "| baseline | 0.5 |" in card
     assert "| curation | uniform |" in card

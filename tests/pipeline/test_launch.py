@@ -12,9 +12,12 @@ import psutil
 import pytest
 import yaml
 
+from tests.loops import stage_of
 from topr_trl.pipeline import launch, manifest, processes
-from topr_trl.pipeline.arguments import IterateArguments, SampleArguments, TrainArguments
+from topr_trl.pipeline.arguments import IterateArguments
 from topr_trl.pipeline.launch import check_launch, devices, worker_devices
+from topr_trl.pipeline.stages.sample import SampleArguments
+from topr_trl.pipeline.training import TrainArguments
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"
 
@@ -61,7 +64,8 @@ def test_sampling_processes_on_other_machines(tmp_path, started):
     settings = loop(tmp_path, sampling_workers=3, sampling_hosts=["a", "b"],
                     sampling_launcher="ssh {host} env 'NAME=worker {worker}'")  # fmt: skip
     for k in range(3):
-        launch._worker(["python", "-m", "topr_trl", "sample"], k, tmp_path, 3, settings, None).start()
+        command = ["python", "-m", "topr_trl", "sample", "--worker", f"{k}/3"]
+        launch._start_worker(command, k, settings, None)
     assert started == [
         ["ssh", host, "env", f"NAME=worker {k}", "python", "-m", "topr_trl", "sample", "--worker", f"{k}/3"]
         for k, host in enumerate("aba")
@@ -81,10 +85,11 @@ def test_a_stage_has_taken_the_time_of_its_sampling_workers(tmp_path, monkeypatc
 
     monkeypatch.setattr(launch, "run_process_groups", run_process_groups)
     monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
-    for workers, seconds in ((1, 0.5), (2, 43.5)):
+    for workers, seconds in ((1, 0.5), (2, 43.0)):
         settings = loop(tmp_path, sampling_workers=workers)
-        args = SampleArguments(output_dir=str(tmp_path / f"rows-{workers}"), num_train_problems=4)
-        assert launch.run_apart("sample", args, settings, None, Event())["seconds"] == seconds
+        args = SampleArguments(output_dir=str(tmp_path / f"rows-{workers}"), num_train_problems=1, num_generations=1,
+                               max_new_tokens=1, num_shots=0, use_cpu=True)  # fmt: skip
+        assert launch.run_apart(stage_of("sample", args), settings, None, Event())["seconds"] == seconds
 
 
 def test_training_on_other_machines(tmp_path, started):
@@ -228,7 +233,7 @@ def test_a_stage_that_never_began_is_started_again_and_then_named(tmp_path, monk
     manifest.finish(tmp_path / "rows", "sample", 0)
     args = TrainArguments(input=str(tmp_path / "rows"), output_dir=str(tmp_path / "rows"), use_cpu=True, bf16=False)
     with pytest.raises(ChildProcessError, match="The stage log-mu ended before its work was done"):
-        launch.run_apart("log-mu", args, loop(tmp_path / "run"), None, Event())
+        launch.run_apart(stage_of("log-mu", args), loop(tmp_path / "run"), None, Event())
 
 
 def test_a_process_that_does_not_end_is_killed(monkeypatch):

@@ -14,9 +14,10 @@ import yaml
 from loops import steps_of
 from safetensors.torch import load_file
 
+from tests.loops import stage_of
 from topr_trl import load_rows
 from topr_trl.cli.settings import parse
-from topr_trl.pipeline import manifest, stages
+from topr_trl.pipeline import manifest
 from topr_trl.pipeline.arguments import IterateArguments
 from topr_trl.pipeline.launch import write_settings
 from topr_trl.pipeline.lineage import weights_of
@@ -46,18 +47,18 @@ def loop(tmp_path, **more):
 
 def test_steps(tmp_path):
     steps = list(steps_of(loop(tmp_path, iterations=2, model_name_or_path="base")))
-    names = [step.stage for step in steps]
+    names = [step.stage.name for step in steps]
     testing = ["sample", "score", "evaluate"]
     assert names == testing + 2 * (["sample", "score", "curate", "log-mu", "train", *testing])
-    models = {step.args.model_name_or_path for step in steps if step.stage in ("log-mu", "train")}
+    models = {step.stage.args.model_name_or_path for step in steps if step.stage.name in ("log-mu", "train")}
     assert models == {"base", str(tmp_path / "iteration-1" / "model")}
     # The rows of an iteration are in one folder, to which its stages add columns.
     for step in steps[3:7]:
-        assert step.folder == tmp_path / "iteration-1" / "rollouts"
+        assert step.stage.folder == tmp_path / "iteration-1" / "rollouts"
     given = list(steps_of(loop(tmp_path, rows=str(tmp_path))))
-    assert [step.stage for step in given] == [*testing, *names[4:8], *testing]
-    assert given[3].args.source == tmp_path
-    assert given[3].folder == tmp_path / "iteration-1" / "rollouts"
+    assert [step.stage.name for step in given] == [*testing, *names[4:8], *testing]
+    assert given[3].stage.args.source == tmp_path
+    assert given[3].stage.folder == tmp_path / "iteration-1" / "rollouts"
 
 
 def test_stages_get_the_settings_of_the_loop(tmp_path):
@@ -68,29 +69,28 @@ def test_stages_get_the_settings_of_the_loop(tmp_path):
              "sampling_backend": "vllm", "vllm_dtype": "float32",
              "eos_token": "<|x|>", "pad_token": "<|y|>"}  # fmt: skip
     for step in steps_of(loop(tmp_path, **given)):
-        counted = 3 if getattr(step.args, "split", "train") == "test" else 5
+        counted = 3 if getattr(step.stage.args, "split", "train") == "test" else 5
         for name, value in {**given, "num_generations": counted}.items():
-            if step.stage != "evaluate" and hasattr(step.args, name):
-                assert getattr(step.args, name) == value, (step.stage, name)
-        if step.stage in ("sample", "log-mu", "train"):  # by the YAML that they are started with
-            parsed = parse(step.stage, ["--config", str(write_settings(step.stage, step.args))])
-            inputs_of = stages.STAGES[step.stage].inputs_of
-            if step.stage != "sample":
-                (step.folder.parent / "rollouts").mkdir(parents=True, exist_ok=True)
-            assert inputs_of(parsed) == inputs_of(step.args)
-            assert parsed.folder == step.folder
+            if step.stage.name != "evaluate" and hasattr(step.stage.args, name):
+                assert getattr(step.stage.args, name) == value, (step.stage.name, name)
+        if step.stage.name in ("sample", "log-mu", "train"):  # by the YAML that they are started with
+            parsed = parse(step.stage.name, ["--config", str(write_settings(step.stage))])
+            if step.stage.name != "sample":
+                (step.stage.folder.parent / "rollouts").mkdir(parents=True, exist_ok=True)
+            assert stage_of(step.stage.name, parsed).inputs() == step.stage.inputs()
+            assert parsed.folder == step.stage.folder
 
 
 def test_test_problems_also_get_a_greedy_completion(tmp_path):
     """The rows that are trained on never hold one."""
     for more, tested in (({}, True), ({"greedy": False}, False)):
-        steps = [step for step in steps_of(loop(tmp_path, **more)) if step.stage == "sample"]
-        assert [(step.args.split, step.args.greedy) for step in steps] == [
+        steps = [step for step in steps_of(loop(tmp_path, **more)) if step.stage.name == "sample"]
+        assert [(step.stage.args.split, step.stage.args.greedy) for step in steps] == [
             ("test", tested), ("train", False), ("test", tested),
         ]  # fmt: skip
         for step in steps:  # in the process that samples, too
-            parsed = parse("sample", ["--config", str(write_settings("sample", step.args))])
-            assert parsed.greedy == step.args.greedy
+            parsed = parse("sample", ["--config", str(write_settings(step.stage))])
+            assert parsed.greedy == step.stage.args.greedy
 
 
 def test_a_setting_that_is_the_default_of_another_task_is_kept(tmp_path):
@@ -101,14 +101,14 @@ def test_a_setting_that_is_the_default_of_another_task_is_kept(tmp_path):
         tmp_path, task="math", num_shots=8, training_shots=True, dataset_name=problems, test_dataset_name=problems
     )
     for step in steps_of(given):
-        if step.stage == "sample":
-            parsed = parse("sample", ["--config", str(write_settings("sample", step.args))])
-            assert parsed.num_shots == step.args.num_shots == 8
+        if step.stage.name == "sample":
+            parsed = parse("sample", ["--config", str(write_settings(step.stage))])
+            assert parsed.num_shots == step.stage.args.num_shots == 8
 
 
 def test_the_process_that_computes_log_mu_has_the_batch_size_of_training(tmp_path):
-    (step,) = (step for step in steps_of(loop(tmp_path, per_device_train_batch_size=1)) if step.stage == "log-mu")
-    parsed = parse("log-mu", ["--config", str(write_settings("log-mu", step.args))])
+    (step,) = (step for step in steps_of(loop(tmp_path, per_device_train_batch_size=1)) if step.stage.name == "log-mu")
+    parsed = parse("log-mu", ["--config", str(write_settings(step.stage))])
     assert parsed.per_device_train_batch_size == 1
 
 
@@ -169,21 +169,21 @@ def test_sides(tmp_path, overlap):
         before = side[: next(n for n, one in enumerate(side) if one is step) + 1]
         return any(one is other or one.after is other for one in before)
 
-    trained = {number(step.folder): step for step in every if step.stage == "train"}
+    trained = {number(step.stage.folder): step for step in every if step.stage.name == "train"}
     for step in every:
-        if step.stage not in ("sample", "log-mu", "train"):
+        if step.stage.name not in ("sample", "log-mu", "train"):
             continue
-        model, iteration = number(step.args.model_name_or_path), step.args.iteration
-        is_test = getattr(step.args, "split", "train") == "test"
-        assert model == (iteration if is_test else max(iteration - 1 - overlap * (step.stage != "train"), 0))
+        model, iteration = number(step.stage.args.model_name_or_path), step.stage.args.iteration
+        is_test = getattr(step.stage.args, "split", "train") == "test"
+        assert model == (iteration if is_test else max(iteration - 1 - overlap * (step.stage.name != "train"), 0))
         assert not model or comes_after(step, trained[model])
-        if step.stage == "train":
-            (rows,) = (one for one in every if one.stage == "log-mu" and one.args.iteration == iteration)
+        if step.stage.name == "train":
+            (rows,) = (one for one in every if one.stage.name == "log-mu" and one.stage.args.iteration == iteration)
             assert comes_after(step, rows)
     if overlap:
-        assert [step.stage for step in sides["training"]] == ["train"] * 4
+        assert [step.stage.name for step in sides["training"]] == ["train"] * 4
         # Training waits for the first rows alone, and no rows for a test of an older model than the one they need.
-        assert [step.folder.name for step in sides["sampling"][:4]] == ["rollouts"] * 4
+        assert [step.stage.folder.name for step in sides["sampling"][:4]] == ["rollouts"] * 4
 
 
 @pytest.fixture(scope="module")

@@ -13,22 +13,20 @@ import torch
 from datasets import load_dataset
 from transformers import AutoModelForCausalLM
 
+from tests.loops import stage_of
 from topr_trl import load_rows
 from topr_trl.checkpoints import model_fingerprint
 from topr_trl.data.tables import shards_of
-from topr_trl.pipeline import inputs, locks, manifest, shards, stages
-from topr_trl.pipeline.arguments import (
-    CurateArguments,
-    EvaluateArguments,
-    SampleArguments,
-    ScoreArguments,
-    TrainArguments,
-    seed_of,
-)
+from topr_trl.pipeline import locks, manifest, shards
+from topr_trl.pipeline.arguments import seed_of
 from topr_trl.pipeline.lineage import facts_of_sampling, first_weights, lineage, sampling_of, weights_of
 from topr_trl.pipeline.shards import write_shard
-from topr_trl.pipeline.summary import summary
-from topr_trl.pipeline.training import _check_batch, _last_whole_checkpoint, _trainer
+from topr_trl.pipeline.stages import sample, train
+from topr_trl.pipeline.stages.curate import CurateArguments
+from topr_trl.pipeline.stages.evaluate import Evaluate, EvaluateArguments
+from topr_trl.pipeline.stages.sample import SampleArguments
+from topr_trl.pipeline.stages.score import ScoreArguments
+from topr_trl.pipeline.training import TrainArguments, check_rows_per_step, last_whole_checkpoint, trainer_of_rows
 from topr_trl.tasks import arithmetic
 
 PROBLEMS = {"num_train_problems": 10, "num_test_problems": 4, "num_shots": 0, "problems_per_shard": 4}
@@ -55,7 +53,7 @@ def training(out, source, **more):
 
 def run(stage, *args, **more):
     kinds = {"sample": sampling, "score": scoring, "curate": curation, "log-mu": training, "train": training}
-    return stages.run(stage, kinds[stage](*args, **more))
+    return stage_of(stage, kinds[stage](*args, **more)).run()
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +147,7 @@ def test_a_killed_stage_makes_only_the_shards_that_are_missing(scored, tmp_path,
     run("sample", tmp_path)
     assert [shard.stat().st_mtime_ns for shard in (shards[0], shards[2])] == before
     assert load_rows(tmp_path)["completion_ids"][:] == whole
-    monkeypatch.setattr("topr_trl.pipeline.sampling._sampler", None)  # finished: no model is loaded
+    monkeypatch.setattr("topr_trl.pipeline.stages.sample._sampler", None)  # finished: no model is loaded
     run("sample", tmp_path)
 
 
@@ -169,22 +167,24 @@ def test_greedy_rows_are_in_the_shards_of_their_problems(scored, tmp_path):
     assert facts_of_sampling(sampling_of(tmp_path))["completions per prompt"] == "4, and a greedy one"
     # A folder of version 0.2, whose manifest has no such setting, has none.
     now = sampling(tmp_path / "older", num_generations=4)
-    known = inputs.of_sampling(now)
+    known, defaults = stage_of("sample", now).inputs(), stage_of("sample", now).defaults({})
     manifest.begin(tmp_path / "older", "sample", {name: known[name] for name in known if name != "greedy"})
-    manifest.begin(tmp_path / "older", "sample", known, defaults=inputs.defaults_of(now, known))
+    manifest.begin(tmp_path / "older", "sample", known, defaults=defaults)
     with pytest.raises(ValueError, match="greedy: False there, True now"):
-        manifest.begin(tmp_path / "older", "sample", {**known, "greedy": True}, defaults=inputs.defaults_of(now, known))
+        manifest.begin(
+            tmp_path / "older", "sample", {**known, "greedy": True}, defaults=stage_of("sample", now).defaults(known)
+        )
     # They are scored and evaluated; nothing trains on them.
     run("score", tmp_path)
     for use in (lambda: run("curate", tmp_path), lambda: run("log-mu", tmp_path, tmp_path),
                 lambda: run("train", tmp_path / "model", tmp_path)):  # fmt: skip
         with pytest.raises(ValueError, match=r"`temperature` must hold numbers above 0; row 4 holds 0\.0 .*greedy"):
             use()
-    done = stages.run("evaluate", EvaluateArguments(input=str(tmp_path), output_dir=str(tmp_path / "results")))
+    done = stage_of("evaluate", EvaluateArguments(input=str(tmp_path), output_dir=str(tmp_path / "results"))).run()
     right = [row["verdict"] == "correct" for row in load_rows(tmp_path) if row["temperature"] == 0]
     assert done["greedy"].startswith(f"{10 * sum(right)}.0% ± ")
     assert done["rows"] == 50
-    assert summary("evaluate", done) == f"greedy {done['greedy']}, pass@1 {done['pass@1']}"
+    assert Evaluate.summary(done) == f"greedy {done['greedy']}, pass@1 {done['pass@1']}"
 
 
 def test_a_shard_that_is_lost_later_is_made_again_by_every_stage(scored, tmp_path):
@@ -237,7 +237,9 @@ def test_rows_that_have_log_mu_are_chosen_from_again(scored, tmp_path, model):
 def test_work_of_a_loop_that_was_killed_after_a_stage_is_removed(scored, tmp_path):
     rollouts = shutil.copytree(scored, tmp_path / "rollouts")
     (rollouts / manifest.WORK).mkdir()
-    assert stages.is_finished("score", scoring(rollouts))
+    stage = stage_of("score", scoring(rollouts))
+    assert stage.is_finished()
+    stage.clean_up()
     assert not (rollouts / manifest.WORK).exists()
 
 
@@ -262,15 +264,15 @@ def test_seeds_of_stages_shards_splits_and_iterations_differ():
 
 def test_going_on_with_another_number_of_rows_per_step_is_an_error(scored, tmp_path):
     now = training(tmp_path / "model", scored, gradient_accumulation_steps=2)
-    (trainer, _), rows = _trainer(now), 2 * now.per_device_train_batch_size
+    (trainer, _), rows = trainer_of_rows(now), 2 * now.per_device_train_batch_size
 
     def on(processes):
         return SimpleNamespace(num_processes=processes, is_main_process=True, wait_for_everyone=lambda: None)
 
     for _ in range(2):
-        _check_batch(trainer, tmp_path, on(1))
+        check_rows_per_step(trainer, tmp_path, on(1))
     with pytest.raises(ValueError, match=f"started with {rows} rows per step, and now there are {8 * rows}"):
-        _check_batch(trainer, tmp_path, on(8))
+        check_rows_per_step(trainer, tmp_path, on(8))
 
 
 def test_curate_applies_baseline_and_rule(scored, tmp_path):
@@ -350,7 +352,7 @@ def test_log_mu_train_evaluate(scored, tmp_path, model):
     test = tmp_path / "test"
     run("sample", test, model_name_or_path=str(tmp_path / "model"), split="test", num_generations=3)
     run("score", test)
-    stages.run("evaluate", EvaluateArguments(input=str(test), output_dir=str(tmp_path / "results")))
+    stage_of("evaluate", EvaluateArguments(input=str(test), output_dir=str(tmp_path / "results"))).run()
     result = json.loads((tmp_path / "results" / "evaluation.json").read_text())
     assert (result["num_problems"], result["num_samples"]) == (4, 3)
     assert weights_of(sampling_of(tmp_path / "results")) == {"weights": manifest.fingerprint(tmp_path / "model")}
@@ -369,17 +371,19 @@ def test_an_adapter_is_merged(scored, tmp_path):
 
 def test_what_the_results_do_not_depend_on_is_no_input(scored, tmp_path):
     test = {"split": "test"}
-    before = inputs.of_sampling(sampling(tmp_path, **test))
-    assert inputs.of_sampling(sampling(tmp_path / "other", num_train_problems=99, worker="0/2", **test)) == before
-    assert inputs.of_sampling(sampling(tmp_path, num_generations=64, **test)) != before
-    first = inputs.of_training(training(tmp_path / "a", scored))
+    before = stage_of("sample", sampling(tmp_path, **test)).inputs()
+    assert (
+        stage_of("sample", sampling(tmp_path / "other", num_train_problems=99, worker="0/2", **test)).inputs() == before
+    )
+    assert stage_of("sample", sampling(tmp_path, num_generations=64, **test)).inputs() != before
+    first = stage_of("train", training(tmp_path / "a", scored)).inputs()
     same = {"logging_steps": 7, "save_steps": 9, "log_completions": True, "num_completions_to_print": 2,
             "report_to": "none", "dataloader_num_workers": 2, "per_device_eval_batch_size": 64}  # fmt: skip
-    assert inputs.of_training(training(tmp_path / "b", scored, **same)) == first
+    assert stage_of("train", training(tmp_path / "b", scored, **same)).inputs() == first
     for name, value in {"learning_rate": 2e-3, "log_mu": "sampler", "weight_decay": 0.1, "max_grad_norm": 2.0,
                         "num_train_epochs": 2.0, "length_normalization": False, "seed": 1, "use_peft": True,
                         "dtype": "bfloat16", "baseline": 0.5, "iteration": 3}.items():  # fmt: skip
-        assert inputs.of_training(training(tmp_path / "b", scored, **{name: value})) != first, name
+        assert stage_of("train", training(tmp_path / "b", scored, **{name: value})).inputs() != first, name
     assert json.loads(json.dumps(first)) == first
 
 
@@ -387,7 +391,7 @@ def test_every_input_is_a_setting():
     """A name that a release of TRL or transformers drops is left out; one that is misspelt would be, too."""
     names = {field.name for field in fields(TrainArguments)} | {field.name for field in fields(SampleArguments)}
     known_elsewhere = {"tf32", "lr_scheduler_kwargs", "train_sampling_strategy", "optim_target_modules"}
-    assert set(inputs._STEPS) | set(inputs._SAMPLING) <= names | known_elsewhere
+    assert set(train._STEPS) | set(sample._INPUTS) <= names | known_elsewhere
 
 
 def test_more_workers_than_shards(tmp_path):
@@ -420,12 +424,12 @@ def test_rows_are_scored_by_their_task(scored, tmp_path):
     }
     pq.write_table(pa.table(rows), tmp_path / "theirs.parquet")
     now = scoring(tmp_path / "math", tmp_path / "theirs.parquet", task="math")
-    stages.run("score", now)
+    stage_of("score", now).run()
     assert load_rows(tmp_path / "math")["verdict"][:] == ["correct", "invalid"]
-    assert inputs.of_scoring(now)["task"] == "math"
+    assert stage_of("score", now).inputs()["task"] == "math"
     # Sampled for built-in problems, which are GSM8K's kind whatever the task is called.
     now = scoring(tmp_path / "gsm8k", scored, task="math")
-    assert inputs.of_scoring(now)["task"] == "gsm8k"
+    assert stage_of("score", now).inputs()["task"] == "gsm8k"
 
 
 def test_a_torn_checkpoint_is_not_resumed_from(tmp_path):
@@ -436,13 +440,13 @@ def test_a_torn_checkpoint_is_not_resumed_from(tmp_path):
         folder.mkdir()
         if state:
             (folder / "trainer_state.json").write_text(state)
-    assert _last_whole_checkpoint(tmp_path, PartialState()).endswith("checkpoint-4")
+    assert last_whole_checkpoint(tmp_path, PartialState()).endswith("checkpoint-4")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "checkpoint-4"]
 
 
 def test_a_baseline_given_to_train_is_applied_to_rows_that_were_not_curated(scored, tmp_path):
     def rewards(name, source, **more):
-        return sorted(set(_trainer(training(tmp_path / name, source, **more))[0].train_dataset["reward"]))
+        return sorted(set(trainer_of_rows(training(tmp_path / name, source, **more))[0].train_dataset["reward"]))
 
     assert rewards("model", scored, baseline=0.5) == [-1.5, 0.5]
     run("curate", tmp_path / "curated", scored, baseline=0.5)
@@ -474,32 +478,35 @@ def test_a_local_model_is_known_by_its_whole_path(tmp_path, monkeypatch):
     (tmp_path / "owner" / "model").mkdir(parents=True)
     (tmp_path / "rows.jsonl").touch()
     data = {"dataset_name": "rows.jsonl", "test_dataset_name": "rows.jsonl"}
-    known = inputs.of_sampling(sampling(tmp_path / "out", model_name_or_path="owner/model", **data))
+    known = stage_of("sample", sampling(tmp_path / "out", model_name_or_path="owner/model", **data)).inputs()
     assert (known["model"], known["dataset_name"]) == (str(tmp_path / "owner/model"), str(tmp_path / "rows.jsonl"))
-    assert inputs.of_sampling(sampling(tmp_path / "out", model_name_or_path="owner/other"))["model"] == "owner/other"
+    assert (
+        stage_of("sample", sampling(tmp_path / "out", model_name_or_path="owner/other")).inputs()["model"]
+        == "owner/other"
+    )
 
 
 def test_a_file_of_problems_is_known_by_its_content(tmp_path):
     file = tmp_path / "problems.jsonl"
     file.write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
     args = sampling(tmp_path / "out", dataset_name=str(file), test_dataset_name=str(file))
-    known = inputs.of_sampling(args)
+    known = stage_of("sample", args).inputs()
     manifest.begin(tmp_path / "out", "sample", known)
     older = {name: value for name, value in known.items() if name not in ("problems", "top_p")}
     manifest.begin(tmp_path / "older", "sample", older)
-    manifest.begin(tmp_path / "older", "sample", known, defaults=inputs.defaults_of(args, known))
+    manifest.begin(tmp_path / "older", "sample", known, defaults=stage_of("sample", args).defaults(known))
     file.write_text('{"question": "1 + 2?", "answer": "#### 3"}\n')
-    now = inputs.of_sampling(args)
+    now = stage_of("sample", args).inputs()
     with pytest.raises(ValueError, match=r"other settings \(problems: not the same files\)"):
-        manifest.begin(tmp_path / "out", "sample", now, defaults=inputs.defaults_of(args, now))
+        manifest.begin(tmp_path / "out", "sample", now, defaults=stage_of("sample", args).defaults(now))
 
 
 def test_a_second_worker_with_other_settings_is_refused_before_the_first_shard(tmp_path):
     now = sampling(tmp_path, worker="0/2")
     with locks.lock(tmp_path, "-0-of-2"):  # it loads its model
-        manifest.begin(tmp_path, "sample", inputs.of_sampling(now))
+        manifest.begin(tmp_path, "sample", stage_of("sample", now).inputs())
         with pytest.raises(ValueError, match=r"temperature: 1.0 there, 0.2 now"):
-            stages.run("sample", sampling(tmp_path, worker="1/2", temperature=0.2))
+            stage_of("sample", sampling(tmp_path, worker="1/2", temperature=0.2)).run()
 
 
 def test_a_shard_that_was_cut_off_is_made_again(scored, tmp_path):

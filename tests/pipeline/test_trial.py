@@ -9,17 +9,20 @@ import pytest
 import yaml
 from datasets import Value
 
+from tests.loops import stage_of
 from topr_trl import load_rows, save_rows
 from topr_trl.cli import main
 from topr_trl.cli.trial import _plain, _said, _settings, _table, recommend
 from topr_trl.data.tables import read_table
 from topr_trl.evaluation.answers import encode
-from topr_trl.pipeline import manifest, stages, steps
+from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline import trial as trials
-from topr_trl.pipeline.arguments import SampleArguments, ScoreArguments, TrialArguments
+from topr_trl.pipeline.arguments import TrialArguments
 from topr_trl.pipeline.held_out import GIVEN_LOG_MU, Split, split
 from topr_trl.pipeline.lineage import lineage
 from topr_trl.pipeline.problems import load_problems
+from topr_trl.pipeline.stages.sample import SampleArguments
+from topr_trl.pipeline.stages.score import ScoreArguments
 from topr_trl.pipeline.trial import ARMS, DEFAULT, Outcome, run_trial
 
 
@@ -27,11 +30,11 @@ from topr_trl.pipeline.trial import ARMS, DEFAULT, Outcome, run_trial
 def scored(tmp_path_factory):
     """Twelve problems with four completions each."""
     folder = str(tmp_path_factory.mktemp("trial") / "rows")
-    stages.run(
+    stage_of(
         "sample", SampleArguments(output_dir=folder, num_train_problems=12, num_shots=0, num_generations=4,
                                   max_new_tokens=80, use_cpu=True),
-    )  # fmt: skip
-    stages.run("score", ScoreArguments(input=folder, output_dir=folder))
+    ).run()  # fmt: skip
+    stage_of("score", ScoreArguments(input=folder, output_dir=folder)).run()
     return folder
 
 
@@ -269,7 +272,7 @@ def test_greedy_answers_are_in_the_order_of_the_problems(scored, tmp_path, monke
 def test_held_out_problems_get_a_greedy_completion(scored, tmp_path):
     for more, expected in (({}, True), ({"greedy": False}, False)):
         parts = trials._StepsOfTrial(trial(scored, tmp_path, **more), tmp_path, Split(True, 16, 0.5, []))
-        assert next(parts.steps()).args.greedy == expected
+        assert next(parts.steps()).stage.args.greedy == expected
 
 
 # The command.
@@ -278,7 +281,8 @@ def test_held_out_problems_get_a_greedy_completion(scored, tmp_path):
 @pytest.fixture
 def here(monkeypatch):
     """Stages run in this process, which is all that is different."""
-    monkeypatch.setattr(steps, "_HERE", tuple(stages.STAGES))
+    for name in stages.descriptions():
+        monkeypatch.setattr(stages.load(name), "runs_apart", False)
 
 
 @pytest.mark.slow

@@ -2,21 +2,19 @@
 
 from pathlib import Path
 
+from topr_trl.checks import existing
 from topr_trl.data.tables import columns_of, shards_of
 from topr_trl.evaluation.answers import NEEDED, check_columns, encode, read_samples, run_names
 from topr_trl.evaluation.bootstrap import matched
-from topr_trl.pipeline import manifest, stages
-from topr_trl.pipeline.arguments import (
-    EvaluateArguments,
-    SampleArguments,
-    ScoreArguments,
-    existing,
-    stage_args,
-)
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline.arguments import stage_args
 from topr_trl.pipeline.layout import ROLLOUTS
 from topr_trl.pipeline.models import model_path
 from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.shards import naming
+from topr_trl.pipeline.stages.evaluate import REPORT, Evaluate, EvaluateArguments
+from topr_trl.pipeline.stages.sample import Sample, SampleArguments
+from topr_trl.pipeline.stages.score import Score, ScoreArguments
 
 
 def evaluate_command(args: EvaluateArguments) -> None:
@@ -42,15 +40,13 @@ def evaluate_command(args: EvaluateArguments) -> None:
         if second is not None:
             _check_problems(args, second)
         source = out / ROLLOUTS
-        stages.run(
-            "sample",
-            stage_args(SampleArguments, args, output_dir=str(source), num_generations=args.num_generations_eval),
-        )
+        count = args.num_generations_eval
+        Sample(stage_args(SampleArguments, args, output_dir=str(source), num_generations=count)).run()
         into = source
     source = _scored(args, source, into)
-    done = stage_args(EvaluateArguments, args, input=str(source), compare=None if second is None else str(second))
-    stages.run("evaluate", done)
-    tables = (out / stages.REPORT).read_text(encoding="utf-8")
+    compared = None if second is None else str(second)
+    Evaluate(stage_args(EvaluateArguments, args, input=str(source), compare=compared)).run()
+    tables = (out / REPORT).read_text(encoding="utf-8")
     print(f"{tables}\nEvaluated the rows in {source}. Tables, JSON and a picture are in {out}/.", flush=True)
 
 
@@ -78,7 +74,7 @@ def _scored(args: EvaluateArguments, source: Path, into: Path) -> Path:
     """Where the rows are with their extracted answers: there already, or after the stage `score`."""
     if all("extracted" in columns_of(shard) for shard in shards_of(source)):
         return source
-    stages.run("score", stage_args(ScoreArguments, args, input=str(source), output_dir=str(into)))
+    Score(stage_args(ScoreArguments, args, input=str(source), output_dir=str(into))).run()
     return into
 
 

@@ -6,26 +6,27 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 import yaml
 
 from topr_trl import __version__
+from topr_trl.pipeline import stages
 
-# What they do; `topr_trl.cli.commands` does it.
-COMMANDS = {
-    "iterate": "sample, score, curate, log-mu, train and evaluate, in a loop that survives being killed",
-    "trial": "try settings on a part of the rows, test on held-out problems, and recommend one",
-    "import": "turn files of other systems into rows",
-    "sample": "draw completions for problems",
-    "score": "compare answers with the right ones: verdicts and rewards",
-    "curate": "choose the rows to train on",
-    "log-mu": "compute log μ of the rows with the starting model",
-    "train": "train on the rows",
-    "plan": "estimate GPU memory and the time of a step before you start",
-    "evaluate": "pass@k, maj@k and more of a model or of rows, alone or beside another run",
-    "plot": "a run, finished or not, as one HTML page: evaluations, curves, rows by weight",
-    "push": "upload a model or rows to the Hugging Face Hub, with a card",
+_OTHERS = {
+    "iterate": "Run sample, score, curate, log-mu, train and evaluate in a loop that survives being killed.",
+    "trial": "Try settings on a part of the rows, test on held-out problems, and recommend one.",
+    "plan": "Estimate GPU memory and the time of a step before you start.",
+    "plot": "Draw a run, finished or not, as one HTML page: evaluations, curves, rows by weight.",
+    "push": "Upload a model or rows to the Hugging Face Hub, with a card.",
 }
+_ORDER = ("iterate", "trial", "import", "sample", "score", "curate", "log-mu", "train", "evaluate")
+
+
+def commands() -> dict[str, str]:
+    """Return the help of each command, in the order in which they are listed."""
+    found = {**stages.descriptions(), **_OTHERS}
+    return {name: found[name] for name in dict.fromkeys((*_ORDER, *found))}
 
 
 def console() -> None:
@@ -57,17 +58,20 @@ def console() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; user errors are a ValueError, an OSError, an ImportError or a FloatingPointError."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if not arguments or arguments[0] not in COMMANDS:
+    known = commands()
+    if not arguments or arguments[0] not in known:
+        if arguments and (similar := get_close_matches(arguments[0], known, 1)):
+            raise ValueError(f"There is no command {arguments[0]!r}. Did you mean topr {similar[0]}?")
         parser = argparse.ArgumentParser(
             prog="topr",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             description="TOPR (arXiv 2503.14286).\n\n"
-            + "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items()),
+            + "\n".join(f"  {name:<10} {text}" for name, text in known.items()),
             epilog="topr COMMAND --help lists the settings of a command; --config FILE reads them from YAML.",
         )
         parser.add_argument("--version", action="version", version=f"topr_trl {__version__}")
-        parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+        parser.add_argument("command", choices=known, metavar="COMMAND")
         parser.parse_args(arguments[:1])
     from topr_trl.cli.commands import run  # torch and TRL, which take seconds: help and typing errors do without
 
-    run(arguments[0], arguments[1:], COMMANDS[arguments[0]])
+    run(arguments[0], arguments[1:], known[arguments[0]])

@@ -13,33 +13,30 @@ import yaml
 from trl import TrlParser
 
 from topr_trl.checks import check_type
+from topr_trl.cli.main import commands
 from topr_trl.cli.memory_plan import PlanArguments
 from topr_trl.cli.run_report import PlotArguments
 from topr_trl.config import CurationArguments, LossArguments
 from topr_trl.generation.sampling import SamplingArguments
 from topr_trl.hub import PushArguments
+from topr_trl.pipeline import stages
 from topr_trl.pipeline.arguments import (
-    SETTINGS,
-    CurateArguments,
-    EvaluateArguments,
-    ImportArguments,
+    LOOP_SETTINGS,
+    TRIAL_SETTINGS,
     IterateArguments,
     LaunchArguments,
     ProblemArguments,
-    SampleArguments,
-    ScoreArguments,
-    TrainArguments,
     TrialArguments,
+    field_names,
 )
 from topr_trl.pipeline.manifest import Json
 from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 
-KINDS: dict[str, type] = {
-    "import": ImportArguments,
-    "sample": SampleArguments, "score": ScoreArguments, "curate": CurateArguments, "log-mu": TrainArguments,
-    "train": TrainArguments, "evaluate": EvaluateArguments, "iterate": IterateArguments, "trial": TrialArguments,
-    "plan": PlanArguments, "plot": PlotArguments, "push": PushArguments,
+_OTHERS: dict[str, type] = {
+    "iterate": IterateArguments, "trial": TrialArguments, "plan": PlanArguments, "plot": PlotArguments,
+    "push": PushArguments,
 }  # fmt: skip
+_SOME = {"iterate": LOOP_SETTINGS, "trial": TRIAL_SETTINGS}  # commands that do not take all of their dataclass
 _ALSO = {"debug": NoneType, "fsdp": bool}  # what transformers takes beside the types that it declares
 _NOT_NEEDED = {
     "resume_from_checkpoint": "A command that was stopped continues from its last checkpoint when it is run again.",
@@ -54,7 +51,15 @@ def split_config(arguments: Sequence[str]) -> list[str]:
 
 def settings_of(command: str) -> tuple[str, ...]:
     """The names of the settings that a command takes."""
-    return SETTINGS.get(command) or tuple(field.name for field in fields(KINDS[command]))
+    if command in _OTHERS:
+        return _SOME.get(command) or field_names(_OTHERS[command])
+    found: tuple[str, ...] = stages.load(command).setting_names()
+    return found
+
+
+def kind_of(command: str) -> type:
+    """Return the dataclass of a command's settings."""
+    return _OTHERS[command] if command in _OTHERS else stages.load(command).settings
 
 
 def parse(command: str, given: list[str]) -> Any:
@@ -62,13 +67,13 @@ def parse(command: str, given: list[str]) -> Any:
 
     A ValueError names a setting that the command does not take, or that has a value of another type.
     """
-    kind, names = KINDS[command], settings_of(command)
+    kind, names = kind_of(command), settings_of(command)
     config = read_config(given)
     said = {part[2:].partition("=")[0].replace("-", "_") for part in given if part.startswith("--")} - {"config"}
     flags = {*_aliases(command), *(f"no_{name}" for name in names)}  # a YAML has no such
     refuse_unknown(command, said - flags, "")
     in_yaml = set(config) - {"env"}
-    if command == "plan" or command in SETTINGS:  # the YAML of a loop serves its stages, and can be planned
+    if command not in ("plot", "push"):  # the YAML of a loop serves its stages, and can be planned
         in_yaml -= set(settings_of("iterate"))
     refuse_unknown(command, in_yaml, f" (in {given[given.index('--config') + 1]})" if config else "")
     for name, hint in get_type_hints(kind).items():
@@ -110,7 +115,7 @@ def refuse_unknown(command: str, said: set[str], where: str) -> None:
     unknown = sorted(said - set(names))
     if not unknown:
         return
-    name, others = unknown[0], [other for other in KINDS if unknown[0] in settings_of(other)]
+    name, others = unknown[0], [other for other in commands() if unknown[0] in settings_of(other)]
     if name in _NOT_NEEDED:
         hint = _NOT_NEEDED[name]
     elif others:
@@ -123,11 +128,11 @@ def refuse_unknown(command: str, said: set[str], where: str) -> None:
 
 
 def _all_names() -> set[str]:
-    return {name for command in KINDS for name in settings_of(command)}
+    return {name for command in commands() for name in settings_of(command)}
 
 
 def _aliases(command: str) -> list[str]:
-    given = [field.metadata.get("aliases", []) for field in fields(KINDS[command])]
+    given = [field.metadata.get("aliases", []) for field in fields(kind_of(command))]
     return [alias[2:] for names in given for alias in ([names] if isinstance(names, str) else names)]
 
 
@@ -145,7 +150,7 @@ def _only(kind: type, names: Sequence[str]) -> type:
 
 def _parser(command: str, names: Sequence[str], **more: Any) -> TrlParser:
     # A usage of our own: else an error would list all settings first.
-    parser = TrlParser(_only(KINDS[command], names), prog=f"topr {command}", allow_abbrev=False,
+    parser = TrlParser(_only(kind_of(command), names), prog=f"topr {command}", allow_abbrev=False,
                        usage=f"topr {command} [--config FILE] [settings]", **more)  # fmt: skip
     if "use_cpu" in names:
         parser.set_defaults(use_cpu=not torch.accelerator.is_available())
@@ -190,7 +195,7 @@ _SHOWN = {
     "trial": (
         "input", "output_dir", "task", "trial_rows", "held_out_problems", "test_by", "num_generations_eval",
         *(field.name for kind in (LaunchArguments, SamplingArguments) for field in fields(kind)),
-        *(name for name in _TRAINING if name in SETTINGS["trial"]),
+        *(name for name in _TRAINING if name in TRIAL_SETTINGS),
     ),
     "iterate": (
         "output_dir", "iterations", "overlap", "rows", "num_generations_eval",
@@ -204,7 +209,7 @@ def print_help(command: str, description: str, everything: bool) -> None:
     """The settings that matter to a command, or all that it takes."""
     names = settings_of(command)
     shown = names if everything else [name for name in _SHOWN.get(command, names) if name in names]
-    parser = _parser(command, shown, description=f"{description[0].upper()}{description[1:]}.")
+    parser = _parser(command, shown, description=description)
     if command in _SHOWN and not everything:
         parser.epilog = "TRL's other settings of a trainer are taken too: --help_all lists them."
     parser.print_help()

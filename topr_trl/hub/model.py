@@ -17,7 +17,6 @@ from topr_trl.hub.cards import results_metadata
 from topr_trl.hub.parcel import README, Parcel
 from topr_trl.model_card import adapt, add_section, model_card, training_facts
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.inputs import CHOICE
 from topr_trl.pipeline.layout import iteration_folder, results_folder
 from topr_trl.pipeline.lineage import (
     ADAPTER,
@@ -31,6 +30,7 @@ from topr_trl.pipeline.lineage import (
     weights_of,
 )
 from topr_trl.pipeline.manifest import Json, Stage
+from topr_trl.pipeline.stages.curate import CHOICE
 
 MODEL_CONFIGS = ("config.json", "adapter_config.json")
 # As save_pretrained names them; other files of a folder are not pushed.

@@ -1,4 +1,4 @@
-"""The settings of each stage and of the loop: one dataclass per command."""
+"""Settings that several stages share, and those of the commands that run stages, `topr iterate` and `topr trial`."""
 
 import re
 import shlex
@@ -12,12 +12,9 @@ import numpy as np
 from trl import ModelConfig
 
 from topr_trl.checkpoints import refuse_adapter
-from topr_trl.checks import check_at_least, check_choice, check_types
-from topr_trl.config import CurationArguments, LossArguments, OfflineTOPRConfig
-from topr_trl.data.rows import ROLLOUT
-from topr_trl.data.sampled import LOGPROBS_MODES
+from topr_trl.checks import check_at_least, check_choice, check_types, existing
+from topr_trl.config import CurationArguments, OfflineTOPRConfig
 from topr_trl.data.tables import TABLE_SUFFIXES
-from topr_trl.formats import FORMATS
 from topr_trl.generation.sampling import SamplingArguments
 from topr_trl.generation.vllm import VLLMArguments
 from topr_trl.tasks import TASKS, Task
@@ -61,13 +58,6 @@ class SeedArguments:
 
     seed: int = field(default=42, metadata={"help": "Seed."})
     iteration: int = field(default=0, metadata={"help": "Iteration of the loop; also mixed into the seed."})
-
-
-def existing(name: str, option: str) -> Path:
-    """A path that an option names; a FileNotFoundError if it is not there."""
-    if not Path(name).exists():
-        raise FileNotFoundError(f"{option}: {name} does not exist.")
-    return Path(name)
 
 
 @dataclass
@@ -123,7 +113,7 @@ class BackendArguments(VLLMArguments):
         check_choice(self, sampling_backend=BACKENDS)
 
 
-# What a launcher may leave to the loop.
+# Placeholders allowed in launcher templates.
 PLACEHOLDERS = {"sampling_launcher": ("host", "worker"), "training_launcher": ("host", "node", "port")}
 
 
@@ -210,152 +200,6 @@ def validate_model(settings: ModelConfig, whole: bool) -> None:
         refuse_adapter(settings.model_name_or_path)
 
 
-# Commands.
-
-
-@dataclass
-class SampleArguments(
-    FolderArguments, SeedArguments, ModelConfig, ProblemArguments, SamplingArguments, BackendArguments
-):
-    """Settings of `topr sample`, and of `topr evaluate` where it samples."""
-
-    split: str = field(default="train", metadata={"help": "Problems to sample: train or test."})
-    worker: str | None = field(default=None, metadata={"help": "k/n: sample only the shards k, k + n, ..."})
-    use_cpu: bool = field(default=False, metadata={"help": "Sample on the CPU."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
-
-    def __post_init__(self) -> None:
-        validate_model(self, whole=self.sampling_backend == "vllm")  # transformers samples with an adapter, too
-        ProblemArguments.__post_init__(self)
-        SamplingArguments.__post_init__(self)
-        BackendArguments.__post_init__(self)
-        check_choice(self, split=SPLITS)
-        check_at_least(0, self, "iteration")
-        if self.worker is not None:
-            k, _, n = self.worker.partition("/")
-            if not (k.isdecimal() and n.isdecimal() and int(k) < int(n)):
-                raise ValueError(f"worker must be k/n with k < n, as in 0/8, not {self.worker!r}.")
-
-
-@dataclass
-class EvaluateArguments(SampleArguments):
-    """Settings of `topr evaluate`."""
-
-    compare: str | None = field(default=None, metadata={"help": "Folder or file of rows of a second run."})
-    num_generations_eval: int = field(default=16, metadata={"help": "Completions per test problem (the paper: 64)."})
-    greedy: bool = field(default=True, metadata={"help": GREEDY_HELP})
-    split: str = "test"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(1, self, "num_generations_eval")
-
-
-@dataclass
-class ImportArguments(FolderArguments):
-    """Settings of `topr import`."""
-
-    input: str | None = field(
-        default=None, metadata={"help": "A file that another system wrote, or a folder of such files. Required."}
-    )
-    output_dir: str | None = field(default=None, metadata={"help": "Folder to write rows to. Required."})
-    format: str = field(default="", metadata={"help": f"What the files are: {', '.join(FORMATS)}. Required."})
-    reward_fields: list[str] | None = field(
-        default=None,
-        metadata={"help": "Fields whose sum is the reward (info.score is inside info), if not the format's."},
-    )
-    rewards: str | None = field(
-        default=None, metadata={"help": "File of rewards: lines of JSON with id and reward, joined by --id_field."}
-    )
-    requests: str | None = field(
-        default=None, metadata={"help": "Requests of a batch (OpenAI, vLLM), joined by their custom_id."}
-    )
-    id_field: str = field(default="id", metadata={"help": "Field that --rewards knows a record by."})
-    skip_unrewarded: bool = field(
-        default=False, metadata={"help": "Leave out records whose reward is missing; they are counted and named."}
-    )
-    problem_field: str | None = field(
-        default=None,
-        metadata={"help": "Field with the name of the problem, whose records are compared; else equal prompts are."},
-    )
-    rollout_field: str | None = field(
-        default=None,
-        metadata={"help": "Field with the name of the run, where each request of a run is a record of its own."},
-    )
-    temperature: float | None = field(
-        default=None, metadata={"help": "Temperature at which all were sampled, whatever the files say."}
-    )
-    logprobs_mode: str | None = field(
-        default=None,
-        metadata={
-            "help": "What the logged log-probabilities are of: raw_logprobs (the model) or processed_logprobs (after "
-            "temperature and filters)."
-        },
-    )
-    ignore_fields: list[str] | None = field(
-        default=None, metadata={"help": "Fields that are not the format's and are left out."}
-    )
-
-    def __post_init__(self) -> None:
-        check_types(self, ImportArguments)
-        if not self.format:
-            raise ValueError(f"Say what the files are with --format: {', '.join(FORMATS)}.")
-        check_choice(self, format=tuple(FORMATS))
-        if self.ignore_fields and FORMATS[self.format].optional is None:
-            raise ValueError(f"ignore_fields: records of format {self.format} may have any fields. Leave it out.")
-        if self.temperature is not None and not 0 < self.temperature < float("inf"):
-            raise ValueError(f"temperature must be above 0, not {self.temperature}.")
-        if self.logprobs_mode is not None:
-            check_choice(self, logprobs_mode=LOGPROBS_MODES)
-        if self.rollout_field is not None and ROLLOUT in FORMATS[self.format].columns:
-            raise ValueError(f"rollout_field: a record of format {self.format} is a whole run. Leave it out.")
-        for name in ("rewards", "requests"):
-            if getattr(self, name) is not None:
-                existing(getattr(self, name), f"--{name}")
-        if self.rewards is not None and self.reward_fields:
-            raise ValueError("rewards and reward_fields both say what a record is worth. Keep one of them.")
-
-
-@dataclass
-class ScoreArguments(FolderArguments):
-    """Settings of `topr score`."""
-
-    task: str = field(default="gsm8k", metadata={"help": f"{' or '.join(TASKS)}; topr sample notes that of its rows."})
-
-    def __post_init__(self) -> None:
-        check_choice(self, task=tuple(TASKS))
-
-
-@dataclass
-class CurateArguments(FolderArguments, SeedArguments, CurationArguments):
-    """Settings of `topr curate`."""
-
-    def __post_init__(self) -> None:
-        self.validate_curation()
-        check_at_least(0, self, "iteration")
-
-
-@dataclass
-class TrainArguments(FolderArguments, OfflineTOPRConfig, ModelConfig):
-    """Settings of `topr train`; `topr log-mu` takes those of them that log μ depends on."""
-
-    output_dir: str | None = field(default=None, metadata={"help": "Folder to write: the model."})
-    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints that are kept while training."})
-    iteration: int = SeedArguments.iteration
-
-    def __post_init__(self) -> None:
-        output_dir = self.output_dir
-        validate_model(self, whole=True)
-        OfflineTOPRConfig.__post_init__(self)
-        self.output_dir = output_dir  # where there is none, transformers has named one
-        check_at_least(0, self, "iteration")
-        if self.push_to_hub:
-            raise ValueError(
-                "push_to_hub is for a trainer in your own script. Push what a command has made when it is finished: "
-                "topr push --input FOLDER --repo_id NAME."
-            )
-
-
 @dataclass
 class RunArguments(SamplingArguments, LaunchArguments, OfflineTOPRConfig, ModelConfig):
     """Settings of commands that run the stages of sampling and training."""
@@ -427,48 +271,35 @@ class TrialArguments(FolderArguments, RunArguments):
         check_at_least(2, self, "held_out_problems")
 
 
-def _names(*kinds: type, without: Collection[str] = ()) -> tuple[str, ...]:
+def field_names(*kinds: type, without: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the names of the settings of dataclasses, each once, in order."""
     return tuple(dict.fromkeys(f.name for kind in kinds for f in fields(kind) if f.init and f.name not in without))
 
 
 ADAPTER_SETTINGS = tuple(
-    name for name in _names(ModelConfig) if name.startswith(("use_peft", "lora_", "use_rs", "use_do"))
+    name for name in field_names(ModelConfig) if name.startswith(("use_peft", "lora_", "use_rs", "use_do"))
 )
-_OF_A_TRAINER = ("resume_from_checkpoint",)  # a command finds its own checkpoints
-_OF_LOG_MU = (
-    "baseline", "effective_positive_share", "seed", "iteration", "per_device_train_batch_size",
-    "per_device_eval_batch_size", "bf16", "fp16", "tf32", "padding_free", "max_length", "dataset_num_proc", "use_cpu",
-    "trust_remote_code", "model_init_kwargs", "chat_template_path", "eos_token", "pad_token", "disable_tqdm",
-    "use_liger_kernel", "share_prompts",
-)  # fmt: skip
-# What each command takes: of what its dataclass holds, all that it does not ignore.
-SETTINGS: dict[str, tuple[str, ...]] = {
-    "import": _names(ImportArguments),
-    "sample": _names(SampleArguments, without=("input", *ADAPTER_SETTINGS)),
-    "score": _names(ScoreArguments),
-    "curate": _names(CurateArguments),
-    "log-mu": (
-        *_names(FolderArguments, ModelConfig, LossArguments, without=("length_normalization",)),
-        *(name for name in _OF_LOG_MU if name in _names(TrainArguments)),
-    ),
-    "train": _names(TrainArguments, without=_OF_A_TRAINER),
-    "evaluate": _names(
-        EvaluateArguments, without=("num_generations", "split", "worker", "iteration", *ADAPTER_SETTINGS)
-    ),
-    "iterate": _names(IterateArguments, without=_OF_A_TRAINER),
-    # What it tries is not set beforehand.
-    "trial": _names(
-        TrialArguments,
-        without=(*_names(CurationArguments), *_OF_A_TRAINER, "preset", "a_pos", "b_pos", "a_neg", "b_neg"),
-    ),
-}  # fmt: skip
+NOT_FOR_COMMANDS = ("resume_from_checkpoint",)  # a command finds its own checkpoints
+# Settings of the commands that run stages.
+LOOP_SETTINGS = field_names(IterateArguments, without=NOT_FOR_COMMANDS)
+TRIAL_SETTINGS = field_names(
+    TrialArguments,
+    # A trial tries these.
+    without=(*field_names(CurationArguments), *NOT_FOR_COMMANDS, "preset", "a_pos", "b_pos", "a_neg", "b_neg"),
+)
 
-Stage = TypeVar("Stage", SampleArguments, EvaluateArguments, ScoreArguments, CurateArguments, TrainArguments)
+Kind = TypeVar("Kind")
 
 
-def stage_args(kind: type[Stage], settings: object, **changes: object) -> Stage:
-    """Settings of a stage: those of the same names, and changes."""
-    names = {f.name for f in fields(kind) if f.init and hasattr(settings, f.name)}
+def stage_args(kind: type[Kind], settings: object, **changes: object) -> Kind:
+    """Copy the settings that a stage shares with a command, and change some.
+
+    Args:
+        kind (`type`): The stage's dataclass of settings.
+        settings (`object`): Settings of the command.
+        changes: Other values by name.
+    """
+    names = {f.name for f in fields(kind) if f.init and hasattr(settings, f.name)}  # type: ignore[arg-type]
     return kind(**{name: deepcopy(getattr(settings, name)) for name in names} | changes)
 
 

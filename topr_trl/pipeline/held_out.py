@@ -16,10 +16,10 @@ from topr_trl.data.rollouts import rollouts_of
 from topr_trl.data.rows import ROLLOUT, checked_column, problem_column, reward_column
 from topr_trl.data.sampled import training_temperatures
 from topr_trl.data.tables import load_rows, save_rows, write_parquet
-from topr_trl.pipeline import inputs, manifest
+from topr_trl.pipeline import manifest
 from topr_trl.pipeline.arguments import TrialArguments
-from topr_trl.pipeline.shards import CHOSEN
-from topr_trl.pipeline.training import MU_COLUMNS
+from topr_trl.pipeline.fingerprints import task_of_rows
+from topr_trl.pipeline.shards import CHOSEN, MU_COLUMNS
 from topr_trl.rewards import CORRECT, text_of
 from topr_trl.tasks import TASKS
 
@@ -58,7 +58,7 @@ def split(trial: TrialArguments, source: Path, folder: Path, settings: Mapping[s
     names = ("trial_rows", "held_out_problems", "test_by", "seed")
     wanted = {"input": manifest.fingerprint(source), **{name: getattr(trial, name) for name in names}}
     if trial.test_by != "rewards":
-        wanted["task"] = inputs.task_of_rows(trial)
+        wanted["task"] = task_of_rows(trial.source, trial.task)
     if not manifest.begin(folder, "split", wanted, {"input": relpath(source.resolve(), folder.resolve())}, made=False):
         try:
             rows, training, tested, made = _plan(trial, source, folder, settings)
@@ -159,7 +159,7 @@ def _by_answers(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> bo
         and all(isinstance(text, str) for name in ("prompt", "answer") for text in some[name])
         and not any(isinstance(token, int) for completion in some["completion"] for token in completion[:1])
     )
-    task = inputs.task_of_rows(trial)
+    task = task_of_rows(trial.source, trial.task)
     agreed = 0.0
     if texts:
         written = [text_of(completion, i) for i, completion in enumerate(some["completion"])]

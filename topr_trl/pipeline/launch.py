@@ -1,7 +1,4 @@
-"""How a command starts the stages that hold a model (sampling, log μ, training), and on which machines and GPUs.
-
-A stage's memory, GPU memory included, is freed when its processes end.
-"""
+"""Start the processes of the stages that hold a model (sampling, log μ, training), on their machines and GPUs."""
 
 import os
 import random
@@ -20,18 +17,17 @@ from typing import IO, Any
 import torch
 import yaml
 
-from topr_trl.pipeline import manifest, sampling, stages
 from topr_trl.pipeline.arguments import (
     PLACEHOLDERS,
-    SETTINGS,
+    FolderArguments,
     LaunchArguments,
     RunArguments,
-    SampleArguments,
 )
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.models import model_path
-from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.processes import Process, ProcessGroup, run_process_groups, start
+from topr_trl.pipeline.stage import Stage
+from topr_trl.pipeline.stages.sample import Sample
 from topr_trl.refused import offloads_optimizer, refuse_adafactor
 
 
@@ -89,57 +85,53 @@ def _check_accelerate(settings: RunArguments) -> None:
             raise ValueError(f"{settings.accelerate_config} has num_machines={machines}, and {name} has {found}.")
 
 
-def run_apart(stage: str, args: stages.Settings, launch: LaunchArguments, log: Path | None, stop: Event) -> Json:
-    """Run a stage to its end in a process of its own, or several.
+def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop: Event) -> Json:
+    """Run a stage to its end in processes of its own. Their memory, GPU memory included, is free when they end.
 
     Args:
-        log: file to which their output is added; by default it goes where that of this process goes.
-        stop: ends them when it is set.
+        stage (`Stage`): The stage.
+        launch (`LaunchArguments`): How its processes are started.
+        log (`Path`, *optional*): File to which their output is added. Default: the output of this process.
+        stop (`Event`): Ends them when it is set.
 
     Returns:
-        What the manifest says of the stage; its `seconds` with those of the sampling workers.
+        The stage's entry in the manifest; its `seconds` include those of the sampling workers.
 
     Raises:
-        ChildProcessError: one failed more often than it may be started again, or they were stopped.
+        ChildProcessError: a process failed more often than it may be started again, or was stopped.
     """
-    program = ["-m", "topr_trl", stage, "--config", str(write_settings(stage, args))]
-
-    def manifest_of_stage() -> Json:
-        known = manifest.read(args.folder)
-        return known.stages.get(stage, {}) if known is not None else {}
-
-    def finished() -> bool:
-        return "finished" in manifest_of_stage()
-
-    began = sampled = time.monotonic()
+    program = ["-m", "topr_trl", stage.name, "--config", str(write_settings(stage))]
     with ExitStack() as opened:
         output = None if log is None else opened.enter_context(log.open("ab"))
-        if stage == "sample":
-            assert isinstance(args, SampleArguments)
-            python = [launch.sampling_python or sys.executable, *program]
-            if (count := launch.sampling_workers) > 1 or launch.sampling_launcher:
-                shards = sampling.shard_count(args, load_problems(args, args.split))
-                workers = [_worker(python, k, args.folder, shards, launch, output) for k in range(count)]
-                run_process_groups(workers, stage, launch.retries, log, stop)
-                sampled = time.monotonic()
-            # All shards are there by now, or it is the only one.
-            whole = ProcessGroup(lambda: [start(python, devices(stage, launch), output)], finished)
+        if isinstance(stage, Sample):
+            program = [launch.sampling_python or sys.executable, *program]
+            if launch.sampling_workers > 1 or launch.sampling_launcher:
+                return _run_workers(stage, program, launch, log, output, stop)
+            started = partial(_start_here, program, stage.name, launch, output)
         else:
-            whole = ProcessGroup(partial(_start_nodes, program, stage, launch, output), finished)
-        run_process_groups([whole], stage, launch.retries, log, stop)
-    done = manifest_of_stage()
-    return done | {"seconds": done["seconds"] + sampled - began}
+            started = partial(_start_nodes, program, stage.name, launch, output)
+        group = ProcessGroup(started, lambda: "finished" in stage.entry())
+        run_process_groups([group], stage.name, launch.retries, log, stop)
+    return stage.entry()
 
 
-def _worker(
-    command: list[str], k: int, folder: Path, shards: int, launch: LaunchArguments, output: IO[bytes] | None
-) -> ProcessGroup:
-    """A sampling process; it has done its work when its shards are there."""
-    worker = f"{k}/{launch.sampling_workers}"
-    started = partial(_start_worker, [*command, "--worker", worker], k, launch, output)
-    return ProcessGroup(
-        started, lambda: not sampling.missing_shards(folder, sampling.own_shards(worker, shards), shards)
-    )
+def _run_workers(
+    stage: Sample, program: list[str], launch: LaunchArguments, log: Path | None, output: IO[bytes] | None, stop: Event
+) -> Json:
+    """Draw the shards in several processes, and finish the stage in this one."""
+    began, workers = time.monotonic(), []
+    for k in range(launch.sampling_workers):
+        worker = f"{k}/{launch.sampling_workers}"
+        started = partial(_start_worker, [*program, "--worker", worker], k, launch, output)
+        workers.append(ProcessGroup(started, lambda w=worker: not stage.missing_shards(w)))  # type: ignore[misc]
+    run_process_groups(workers, stage.name, launch.retries, log, stop)
+    sampled = time.monotonic() - began
+    done = stage.run()
+    return done | {"seconds": done["seconds"] + sampled}
+
+
+def _start_here(command: list[str], stage: str, launch: LaunchArguments, output: IO[bytes] | None) -> list[Process]:
+    return [start(command, devices(stage, launch), output)]
 
 
 def _start_worker(command: list[str], k: int, launch: LaunchArguments, output: IO[bytes] | None) -> list[Process]:
@@ -194,21 +186,22 @@ def _accelerate_settings(path: str | None) -> Any:
     return yaml.safe_load(Path(path).read_text()) if path else {}
 
 
-def write_settings(stage: str, args: stages.Settings) -> Path:
-    """The YAML that the stage is started with, beside its folder: settings other than the defaults."""
-    # Those whose default depends on the machine, or on the task.
+def write_settings(stage: Stage[Any]) -> Path:
+    """Write the settings of a stage that differ from the defaults to a YAML file beside its folder."""
+    args = stage.args
+    # Settings whose default depends on the machine, or on the task.
     always = {name: getattr(args, name) for name in ("use_cpu", "bf16", "fp16", "num_shots") if hasattr(args, name)}
     default, given = (_plain(one) for one in (type(args)(**always), args))
-    own = {name: given[name] for name in SETTINGS[stage] if name in always or given[name] != default[name]}
+    own = {name: given[name] for name in stage.setting_names() if name in always or given[name] != default[name]}
     own["model_name_or_path"] = model_path(args)  # always named: defaults of the bundled model are the loop's
-    path = args.folder.parent / f"{stage}.yaml"
+    path = stage.folder.parent / f"{stage.name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(own))
     return path
 
 
-def _plain(args: stages.Settings) -> Json:
-    """Values as YAML holds them."""
+def _plain(args: FolderArguments) -> Json:
+    """Return settings as YAML holds them."""
     if hasattr(args, "to_dict"):  # of transformers
         plain: Json = args.to_dict()
         return plain | {name: getattr(args, name, None) for name in ("eos_token", "pad_token")}  # it hides all *_token

@@ -10,22 +10,23 @@ from pathlib import Path
 import torch
 
 from topr_trl.checkpoints import check_files
+from topr_trl.data.rows import need_columns
+from topr_trl.data.sampled import TEMPERATURE, training_temperatures
+from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.evaluation.report import EVALUATION, Evaluations, read_evaluation
 from topr_trl.pipeline import layout, locks, stages
-from topr_trl.pipeline.arguments import (
-    CurateArguments,
-    EvaluateArguments,
-    IterateArguments,
-    SampleArguments,
-    ScoreArguments,
-    TrainArguments,
-    stage_args,
-)
+from topr_trl.pipeline.arguments import IterateArguments, field_names, stage_args
 from topr_trl.pipeline.launch import check_launch
 from topr_trl.pipeline.layout import MODEL, ROLLOUTS, iteration_folder, results_folder, test_folder
 from topr_trl.pipeline.models import model_path
 from topr_trl.pipeline.problems import load_problems
+from topr_trl.pipeline.shards import naming
+from topr_trl.pipeline.stages.evaluate import Evaluate, EvaluateArguments
+from topr_trl.pipeline.stages.sample import Sample, SampleArguments
+from topr_trl.pipeline.stages.score import Score, ScoreArguments
+from topr_trl.pipeline.stages.train import Train
 from topr_trl.pipeline.steps import StageTimes, Step, run_sides, run_steps
+from topr_trl.pipeline.training import TrainArguments
 
 SAMPLING_SIDE, TRAINING_SIDE = "sampling", "training"  # the sides of an overlapped loop
 
@@ -63,15 +64,18 @@ class _StepsOfIterations:
         return str(self._folder(iteration) / "model") if iteration else self.loop.model_name_or_path
 
     def rows(self, iteration: int, training: list[Step]) -> list[Step]:
-        """Return the steps that make an iteration's rows: sample, score, curate, log-mu."""
+        """Return the steps that make an iteration's rows: sample, then all stages with `in_loop`, in their order."""
         loop, rows = self.loop, str(self._folder(iteration) / ROLLOUTS)
-        given = loop.rows if iteration == 1 else None
+        source = loop.rows if iteration == 1 and loop.rows else rows
         writer = max(iteration - 1 - loop.overlap, 0)
-        steps = [] if given else [self._sampling(rows, writer, iteration, greedy=False)]
-        steps.append(Step("score", stage_args(ScoreArguments, loop, input=given or rows, output_dir=rows)))
-        here: dict[str, object] = {"input": rows, "output_dir": rows, "iteration": iteration}
-        steps.append(Step("curate", stage_args(CurateArguments, loop, **here)))
-        steps.append(Step("log-mu", stage_args(TrainArguments, loop, model_name_or_path=self.model(writer), **here)))
+        steps = [] if source != rows else [self._sampling(rows, writer, iteration, greedy=False)]
+        for stage in stages.row_stages():
+            if stage.in_loop:
+                changes = {"input": source, "output_dir": rows, "iteration": iteration,
+                           "model_name_or_path": self.model(writer)}  # fmt: skip
+                known = {name: value for name, value in changes.items() if name in field_names(stage.settings)}
+                steps.append(Step(stage(stage_args(stage.settings, loop, **known))))
+                source = rows
         steps[0].after = training[writer - 1] if writer else None
         return steps
 
@@ -81,7 +85,7 @@ class _StepsOfIterations:
             TrainArguments, self.loop, input=str(folder / ROLLOUTS), output_dir=str(folder / MODEL),
             model_name_or_path=self.model(iteration - 1), iteration=iteration,
         )  # fmt: skip
-        return Step("train", args)
+        return Step(Train(args))
 
     def testing(self, iteration: int, training: list[Step]) -> list[Step]:
         """Return the steps that test an iteration's model: sample, score, evaluate."""
@@ -91,14 +95,14 @@ class _StepsOfIterations:
         sampling.after = training[iteration - 1] if iteration else None
         return [
             sampling,
-            Step("score", stage_args(ScoreArguments, loop, input=rows, output_dir=rows)),
-            Step("evaluate", stage_args(EvaluateArguments, loop, input=rows, output_dir=str(results_folder(folder)))),
+            Step(Score(stage_args(ScoreArguments, loop, input=rows, output_dir=rows))),
+            Step(Evaluate(stage_args(EvaluateArguments, loop, input=rows, output_dir=str(results_folder(folder))))),
         ]
 
     def _sampling(self, rows: str, writer: int, iteration: int, **more: object) -> Step:
         model = self.model(writer)
         named = {"output_dir": rows, "model_name_or_path": model, "iteration": iteration, **more}
-        return Step("sample", stage_args(SampleArguments, self.loop, **named))
+        return Step(Sample(stage_args(SampleArguments, self.loop, **named)))
 
     def _folder(self, iteration: int) -> Path:
         return iteration_folder(self.loop.folder, iteration)
@@ -120,8 +124,8 @@ def iterate(loop: IterateArguments) -> None:
         else:
             spent = {name: run_steps(steps, loop, out, len(steps)) for name, steps in sides.items()}
         results = Evaluations({
-            step.folder.parent.parent.name: read_evaluation(step.folder / EVALUATION)
-            for steps in sides.values() for step in steps if step.stage == "evaluate"
+            step.stage.folder.parent.parent.name: read_evaluation(step.stage.folder / EVALUATION)
+            for steps in sides.values() for step in steps if isinstance(step.stage, Evaluate)
         })  # fmt: skip
     total = time.monotonic() - began
     print(
@@ -148,7 +152,7 @@ def check(loop: IterateArguments) -> None:
         if split == "test" or not loop.rows or loop.iterations > 1:
             load_problems(loop, split)
     if loop.rows:
-        stages.check_trainable(Path(loop.rows))
+        check_trainable(Path(loop.rows))
     check_files(model_path(loop))
     _check_overlap(loop)
     if loop.log_mu == "sampler" and loop.temperature != 1:
@@ -156,6 +160,23 @@ def check(loop: IterateArguments) -> None:
             f"log_mu='sampler' and temperature={loop.temperature:g}: `topr sample` keeps the model's own "
             "log-probabilities, at temperature 1. Set log_mu='trainer'."
         )
+
+
+def check_trainable(path: Path) -> None:
+    """Check that rows can be scored and trained on.
+
+    Raises:
+        ValueError: columns are missing, or rows are greedy.
+        FileNotFoundError: the path does not exist, or the folder has no rows.
+    """
+    for shard in shards_of(path):
+        names = columns_of(shard)
+        need_columns(names, ("prompt",), f"{shard}: rows to train on")
+        if "reward" not in names:
+            need_columns(names, ("completion", "answer"), f"{shard}: rows without a reward")
+        if TEMPERATURE in names:
+            with naming(shard):
+                training_temperatures(from_table(read_shard(shard, (TEMPERATURE,))))
 
 
 def _check_overlap(loop: IterateArguments) -> None:

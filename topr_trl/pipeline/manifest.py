@@ -49,6 +49,49 @@ class Manifest:
         return list(self.stages.values())[-1]
 
 
+NEW, RESTART, BEGUN, DAMAGED, FINISHED = "new", "restart", "begun", "damaged", "finished"
+
+
+def state(folder: Path, stage: str, inputs: Json, made: bool = True, defaults: Mapping[str, Any] | None = None) -> str:
+    """Return how far a stage is in its folder. Changes no file.
+
+    Args:
+        folder (`Path`): The folder that the stage writes.
+        stage (`str`): Name of the stage.
+        inputs (`dict`): Everything that the result depends on, as JSON.
+        made (`bool`, defaults to `True`): Whether the stage has written results there. If not, it may start again with
+            other inputs.
+        defaults (`dict`, *optional*): Values of inputs that an older manifest lacks.
+
+    Returns:
+        `NEW`, `RESTART` (begun with other inputs, nothing written), `BEGUN`, `DAMAGED` (finished, but files are missing
+        or of another size), or `FINISHED`.
+
+    Raises:
+        ValueError: the folder holds results for other inputs, an unfinished stage, or files that topr did not write.
+    """
+    known = read(folder)
+    if known is None:
+        if foreign := results(folder):
+            raise ValueError(f"{folder} has {foreign[0].name}, which topr did not write. Name an empty folder.")
+        return NEW
+    there = known.stages.get(stage)
+    if there is None:
+        if not known.finished:
+            raise ValueError(_NOT_FINISHED.format(folder))
+        return NEW
+    if changed := _changed(there["inputs"], json.loads(json.dumps(inputs)), defaults or {}):
+        if made or "finished" in there:
+            raise ValueError(
+                f"{folder} holds results for other settings ({'; '.join(changed)}). Use another output_dir, or remove "
+                "the folder and those of later stages."
+            )
+        return RESTART
+    if "finished" not in there:
+        return BEGUN
+    return DAMAGED if _damaged(folder, known) else FINISHED
+
+
 def begin(
     folder: Path,
     stage: str,
@@ -57,55 +100,31 @@ def begin(
     made: bool = True,
     defaults: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Open a stage's folder.
+    """Open a stage's folder: create it, or remove what is in the way of the stage.
 
     Args:
-        folder: of the stage; made if it is not there.
-        stage: its name.
-        inputs: everything that its results depend on, as JSON.
-        sources: folders that it reads, relative to its own.
-        made: whether it has made anything there before; if not, it may begin again with other inputs.
-        defaults: of inputs that a manifest may lack, since another version of a library wrote it.
+        folder, stage, inputs, made, defaults: as for `state`.
+        sources (`dict`, *optional*): Folders that the stage reads, relative to its own.
 
     Returns:
-        Whether the stage is finished already: its manifest says so, and the files are there in their sizes.
+        Whether the stage has finished.
 
     Raises:
-        ValueError: the folder holds results for other inputs, or files of something else.
+        ValueError: as for `state`.
     """
-    inputs = json.loads(json.dumps(inputs))
-    known = read(folder)
-    if known is None:
-        if foreign := results(folder):
-            raise ValueError(f"{folder} has {foreign[0].name}, which topr did not write. Name an empty folder.")
-        known = Manifest()
-    there = known.stages.get(stage)
-    if there is None and not known.finished:
-        raise ValueError(_NOT_FINISHED.format(folder))
-    if there is not None and (changed := _changed(there["inputs"], inputs, defaults or {})):
-        if made or "finished" in there:
-            raise ValueError(
-                f"{folder} holds results for other settings ({'; '.join(changed)}). Use another output_dir, or remove "
-                "the folder and those of later stages."
-            )
+    found, known = state(folder, stage, inputs, made, defaults), read(folder) or Manifest()
+    if found == RESTART or (found == FINISHED and known.finished):
         clean(folder)
-        there = None
-    if there is None:
-        known.stages[stage] = {"inputs": inputs, "sources": dict(sources or {})}
+    if found in (NEW, RESTART):
+        known.stages[stage] = {"inputs": json.loads(json.dumps(inputs)), "sources": dict(sources or {})}
         _write(folder, known)
-        return False
-    if "finished" not in there:
-        return False
-    damaged = _damaged(folder, known)
-    if known.finished and not damaged:
-        clean(folder)
-    if damaged:  # each stage that worked here makes what is missing again
-        for name in damaged:
+    if found == DAMAGED:  # each stage that worked here makes the missing files again
+        for name in _damaged(folder, known):
             (folder / name).unlink(missing_ok=True)
         for entry in known.stages.values():
             entry.pop("finished", None)
         _write(folder, known)
-    return not damaged
+    return found == FINISHED
 
 
 _OF_FILES = ("input", "compare", "rewards", "requests", "problems")  # inputs that are fingerprints

@@ -1,13 +1,16 @@
 """The model and tokenizer that a stage's settings name."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig, get_quantization_config
 
 from topr_trl.checkpoints import from_safetensors
-from topr_trl.pipeline.arguments import SampleArguments, TrainArguments
 from topr_trl.tasks import arithmetic
+
+if TYPE_CHECKING:
+    from topr_trl.pipeline.stages.sample import SampleArguments
+    from topr_trl.pipeline.training import TrainArguments
 
 BUNDLED = "the bundled model of 0.3"  # in manifests; version 0.2 had another model
 
@@ -17,7 +20,7 @@ def model_path(settings: ModelConfig) -> str:
     return settings.model_name_or_path or str(arithmetic.CARELESS_MODEL)
 
 
-def loading(settings: SampleArguments | TrainArguments) -> dict[str, Any]:
+def loading(settings: "SampleArguments | TrainArguments") -> dict[str, Any]:
     """How a model is loaded, for `from_pretrained`."""
     given = {"dtype": settings.dtype, "revision": settings.model_revision,
              "attn_implementation": settings.attn_implementation,
@@ -28,7 +31,7 @@ def loading(settings: SampleArguments | TrainArguments) -> dict[str, Any]:
     return from_safetensors(model_path(settings), {**known, **trust})
 
 
-def load_tokenizer(settings: SampleArguments | TrainArguments) -> PreTrainedTokenizerBase:
+def load_tokenizer(settings: "SampleArguments | TrainArguments") -> PreTrainedTokenizerBase:
     """The model's tokenizer; its stop token pads if it has no pad token."""
     tokenizer = AutoTokenizer.from_pretrained(
         model_path(settings), revision=settings.model_revision, trust_remote_code=bool(settings.trust_remote_code)

@@ -3,15 +3,16 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from topr_trl.checks import check_choice, check_types, existing
 from topr_trl.data.rollouts import Rollouts
 from topr_trl.data.rows import LARGEST_REWARD, ROLLOUT, hash_prompts
-from topr_trl.data.sampled import LOGPROBS_MODE, TEMPERATURE
+from topr_trl.data.sampled import LOGPROBS_MODE, LOGPROBS_MODES, TEMPERATURE
 from topr_trl.formats import FORMATS
 from topr_trl.formats.records import (
     Evaluated,
@@ -24,7 +25,67 @@ from topr_trl.formats.records import (
     parsed,
     read_records,
 )
-from topr_trl.pipeline.arguments import ImportArguments
+
+
+@dataclass
+class ReadingArguments:
+    """Settings for reading records of other systems."""
+
+    format: str = field(default="", metadata={"help": f"What the files are: {', '.join(FORMATS)}. Required."})
+    reward_fields: list[str] | None = field(
+        default=None,
+        metadata={"help": "Fields whose sum is the reward (info.score is inside info), if not the format's."},
+    )
+    rewards: str | None = field(
+        default=None, metadata={"help": "File of rewards: lines of JSON with id and reward, joined by --id_field."}
+    )
+    requests: str | None = field(
+        default=None, metadata={"help": "Requests of a batch (OpenAI, vLLM), joined by their custom_id."}
+    )
+    id_field: str = field(default="id", metadata={"help": "Field that --rewards knows a record by."})
+    skip_unrewarded: bool = field(
+        default=False, metadata={"help": "Leave out records whose reward is missing; they are counted and named."}
+    )
+    problem_field: str | None = field(
+        default=None,
+        metadata={"help": "Field with the name of the problem, whose records are compared; else equal prompts are."},
+    )
+    rollout_field: str | None = field(
+        default=None,
+        metadata={"help": "Field with the name of the run, where each request of a run is a record of its own."},
+    )
+    temperature: float | None = field(
+        default=None, metadata={"help": "Temperature at which all were sampled, whatever the files say."}
+    )
+    logprobs_mode: str | None = field(
+        default=None,
+        metadata={
+            "help": "What the logged log-probabilities are of: raw_logprobs (the model) or processed_logprobs (after "
+            "temperature and filters)."
+        },
+    )
+    ignore_fields: list[str] | None = field(
+        default=None, metadata={"help": "Fields that are not the format's and are left out."}
+    )
+
+    def __post_init__(self) -> None:
+        check_types(self, ReadingArguments)
+        if not self.format:
+            raise ValueError(f"Say what the files are with --format: {', '.join(FORMATS)}.")
+        check_choice(self, format=tuple(FORMATS))
+        if self.ignore_fields and FORMATS[self.format].optional is None:
+            raise ValueError(f"ignore_fields: records of format {self.format} may have any fields. Leave it out.")
+        if self.temperature is not None and not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature must be above 0, not {self.temperature}.")
+        if self.logprobs_mode is not None:
+            check_choice(self, logprobs_mode=LOGPROBS_MODES)
+        if self.rollout_field is not None and ROLLOUT in FORMATS[self.format].columns:
+            raise ValueError(f"rollout_field: a record of format {self.format} is a whole run. Leave it out.")
+        for name in ("rewards", "requests"):
+            if getattr(self, name) is not None:
+                existing(getattr(self, name), f"--{name}")
+        if self.rewards is not None and self.reward_fields:
+            raise ValueError("rewards and reward_fields both say what a record is worth. Keep one of them.")
 
 
 class Part(NamedTuple):
@@ -62,8 +123,8 @@ def numbers_in(record: Any, inside: str = "") -> list[str]:
 class RecordReader:
     """Reads records of a format, with what the settings and second files say of them."""
 
-    def __init__(self, args: ImportArguments) -> None:
-        self.args = args
+    def __init__(self, args: ReadingArguments, source: Path) -> None:
+        self.args, self.source = args, source
         self.format: Format = FORMATS[args.format]
         self.rewards = _by_id(args.rewards, "id", "reward")
         self.requests = _by_id(args.requests, "custom_id", "body")
@@ -103,7 +164,7 @@ class RecordReader:
         part = Part([], [], {"broken": [], "calls": [], "empty": [], "evaluated": [], "unrewarded": []})
 
         def leave_out(why: str) -> None:
-            part.left_out[why].append(short_place(place, self.args.source))
+            part.left_out[why].append(short_place(place, self.source))
 
         for place, raw in records:
             if (record := parsed(raw)) is None:

@@ -19,16 +19,15 @@ from topr_trl.data.tables import (
     shards_of,
     write_parquet,
 )
+from topr_trl.pipeline import stages as registry
 from topr_trl.pipeline.manifest import Json
 
 CHOSEN = "reward_after_baseline"  # R of the rows that `curate` has chosen; null in the others
+MU_COLUMNS = ("mu_logps", "mu_fingerprint")  # log μ of each token, and the model that it was computed with
 _STAGES = b"topr_trl.stages"  # in the metadata of a shard
 _NOTES = b"topr_trl.notes"
-_ORDER = ("import", "sample", "score", "curate", "log-mu")
 
 ColumnsByStage = dict[str, list[str]]  # the stages that a shard went through, and the columns that each added
-
-Made = tuple[int, Json]  # what a stage returns: rows, and notes for the manifest
 
 
 def count_rows(folder: Path) -> int:
@@ -72,8 +71,9 @@ def _has_been_through(stage: str, shard: Path) -> bool:
 
 def _without(stage: str, stages: ColumnsByStage) -> tuple[ColumnsByStage, set[str]]:
     """The stages before this one, and the columns that it and those after it added: another run makes them again."""
-    later = set(_ORDER[_ORDER.index(stage) :])
-    added = {column for name in later & set(stages) for column in stages[name]}
+    first = registry.load(stage).order
+    later = {name for name in stages if registry.load(name).order >= first}
+    added = {column for name in later for column in stages[name]}
     return {name: columns for name, columns in stages.items() if name not in later}, added
 
 

@@ -1,7 +1,4 @@
-"""Steps: stages with their settings, run one after the other, or on two sides at the same time.
-
-What holds a model runs in processes of its own; what is cheap runs here. Finished steps are skipped.
-"""
+"""Steps: stages that run one after the other, or on two sides at the same time. Finished steps are skipped."""
 
 import os
 import sys
@@ -11,33 +8,26 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
+from typing import Any
 
-from topr_trl.pipeline import stages
 from topr_trl.pipeline.arguments import LaunchArguments
 from topr_trl.pipeline.launch import run_apart
-from topr_trl.pipeline.summary import summary
-
-_HERE = ("score", "curate", "evaluate")  # stages that run in this process
+from topr_trl.pipeline.stage import Stage
 
 
 @dataclass
 class Step:
-    """A stage with its settings.
+    """A stage in a sequence.
 
     Attributes:
-        after: the step of another side that has to be finished before, if any.
-        finished: is set when the step is.
+        stage (`Stage`): The stage with its settings.
+        after (`Step`, *optional*): Step of another side that has to finish first.
+        finished (`Event`): Set when the step has finished.
     """
 
-    stage: str
-    args: stages.Settings
+    stage: Stage[Any]
     after: "Step | None" = None
     finished: Event = field(default_factory=Event, compare=False, repr=False)
-
-    @property
-    def folder(self) -> Path:
-        """The folder that the step writes or works on."""
-        return self.args.folder
 
 
 @dataclass
@@ -66,23 +56,25 @@ def run_steps(
     spent, stop = StageTimes(), stop or Event()
     for number, step in enumerate(steps, 1):
         place = f"{side} {number}/{count}".strip()
-        title = f"[{place}] {step.stage} -> {os.path.relpath(step.folder, out)}"
+        stage = step.stage
+        title = f"[{place}] {stage.name} -> {os.path.relpath(stage.folder, out)}"
         spent.waits += _wait_for(step.after, stop)
         if stop.is_set():
-            raise ChildProcessError(f"The stage {step.stage} was stopped.")
-        if stages.is_finished(step.stage, step.args):
+            raise ChildProcessError(f"The stage {step.stage.name} was stopped.")
+        if stage.is_finished():
+            stage.clean_up()
             _say(f"{title}: done before")
             step.finished.set()
             continue
         _say(title)
         started = time.monotonic()
-        if step.stage in _HERE:
-            done = stages.run(step.stage, step.args)
-            said = summary(step.stage, done)
-        else:
-            log, said = step.folder.parent / f"{step.stage}.log" if side else None, ""
-            done = run_apart(step.stage, step.args, launch, log, stop)
+        if stage.runs_apart:
+            log, said = stage.folder.parent / f"{stage.name}.log" if side else None, ""
+            done = run_apart(stage, launch, log, stop)
             spent.starts += time.monotonic() - started - done["seconds"]
+        else:
+            done = stage.run()
+            said = stage.summary(done)
         spent.stages += done["seconds"]
         step.finished.set()
         if side:  # the other one may have printed in between
@@ -120,5 +112,5 @@ def _wait_for(step: Step | None, stop: Event) -> float:
     started = time.monotonic()
     while step is not None and not step.finished.wait(0.1):
         if stop.is_set():
-            raise ChildProcessError(f"The stage {step.stage} was stopped.")
+            raise ChildProcessError(f"The stage {step.stage.name} was stopped.")
     return time.monotonic() - started

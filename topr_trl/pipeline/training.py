@@ -1,85 +1,62 @@
-"""The stages `log-mu` and `train`: an `OfflineTOPRTrainer` on the rows that were chosen."""
+"""Trainers for the stages `log-mu` and `train`: an `OfflineTOPRTrainer` on the rows that `curate` has chosen."""
 
 import shutil
 from copy import copy
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from accelerate import PartialState
 from numpy.typing import NDArray
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
-from trl import get_peft_config
+from trl import ModelConfig, get_peft_config
 
-from topr_trl.checkpoints import STATE, is_whole_checkpoint
-from topr_trl.config import CurationArguments
-from topr_trl.data.tables import atomic_write, read_table, rows_of, set_column, shards_of
-from topr_trl.log_mu import LOG_MU_FILE, read_log_mu
+from topr_trl.checkpoints import is_whole_checkpoint
+from topr_trl.checks import check_at_least
+from topr_trl.config import CurationArguments, OfflineTOPRConfig
+from topr_trl.data.tables import atomic_write, read_table, shards_of
 from topr_trl.offline_trainer import OfflineTOPRTrainer
-from topr_trl.pipeline import inputs, manifest
-from topr_trl.pipeline.arguments import (
-    TrainArguments,
-    seed_of,
-)
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline.arguments import ADAPTER_SETTINGS, FolderArguments, SeedArguments, seed_of, validate_model
+from topr_trl.pipeline.fingerprints import values_of
 from topr_trl.pipeline.lineage import ADAPTER, lineage, older_weights, weights_of
+from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.models import load_tokenizer, loading, model_path
-from topr_trl.pipeline.shards import CHOSEN, Made, add_columns, columns_before
+from topr_trl.pipeline.shards import CHOSEN, MU_COLUMNS, columns_before
+from topr_trl.pipeline.stages.curate import CHOICE
 
-MU_COLUMNS = ("mu_logps", "mu_fingerprint")
-
-
-def log_mu(args: TrainArguments) -> Made:
-    """log μ of the chosen rows whose weight depends on it, by the model that training starts from."""
-    trainer, places = _trainer(args, all_rows=True)
-    distance = trainer.compute_log_mu()
-    computed = args.folder / manifest.WORK / LOG_MU_FILE  # by the trainer, before it is in the shards
-    if PartialState().is_main_process:
-        known = read_log_mu(computed) if computed.is_file() else None  # no row needs it, or all have brought it
-        shards = shards_of(args.source)
-        starts = np.cumsum([0, *map(rows_of, shards)])
-        places_in_known = np.full(starts[-1], -1)
-        places_in_known[places] = np.arange(len(places))
-
-        def with_log_mu(k: int, table: pa.Table) -> pa.Table:
-            if known is None:
-                return table
-            here = places_in_known[starts[k] : starts[k + 1]]
-            mu_logps, model = known
-            columns = (mu_logps.take(pa.array(here, mask=here < 0)), pa.array([model] * len(table), pa.string()))
-            for name, values in zip(MU_COLUMNS, columns, strict=True):
-                table = set_column(table, name, values)
-            return table
-
-        add_columns(args.source, args.folder, "log-mu", with_log_mu, "Writing log μ")
-    return len(trainer.train_dataset), {"sampler_distance": distance}
+# Settings that log π of a row depends on, besides the weights.
+FORWARD = ("bf16", "fp16", "model_init_kwargs", "chat_template_path", "eos_token", "pad_token")
+RATIO = ("preset", "a_pos", "b_pos", "a_neg", "b_neg", "ratio_level", "log_mu")
 
 
-def train(args: TrainArguments) -> Made:
-    """Offline TOPR on the rows, one epoch unless the settings say otherwise; the folder then holds the model.
+@dataclass
+class TrainArguments(FolderArguments, OfflineTOPRConfig, ModelConfig):
+    """Settings of `topr train`; `topr log-mu` takes those of them that log μ depends on."""
 
-    An adapter (PEFT) is merged into the model, on the CPU, and kept in `adapter/` beside it.
-    """
-    folder, state = args.folder, PartialState()
-    work = folder / manifest.WORK
-    trainer, _ = _trainer(args)
-    _check_batch(trainer, work, state)
-    trainer.train(resume_from_checkpoint=_last_whole_checkpoint(work, state))
-    trainer.save_model(str(work / "final"))
-    state.wait_for_everyone()
-    if state.is_main_process:  # alone, see `run`
-        if args.use_peft:
-            _merge_adapter(work / "final", args)
-        else:
-            for path in (work / "final").iterdir():
-                path.replace(folder / path.name)
-        for name in ("completions", "runs"):  # the tables of `log_completions`, TensorBoard's
-            if (work / name).is_dir():
-                shutil.copytree(work / name, folder / name, dirs_exist_ok=True)
-        shutil.copyfile(work / STATE, folder / STATE)
-    return len(trainer.train_dataset), {}
+    output_dir: str | None = field(default=None, metadata={"help": "Folder to write: the model."})
+    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints that are kept while training."})
+    iteration: int = SeedArguments.iteration
+
+    def __post_init__(self) -> None:
+        output_dir = self.output_dir
+        validate_model(self, whole=True)
+        OfflineTOPRConfig.__post_init__(self)
+        self.output_dir = output_dir  # where there is none, transformers has named one
+        check_at_least(0, self, "iteration")
+        if self.push_to_hub:
+            raise ValueError(
+                "push_to_hub is for a trainer in your own script. Push what a command has made when it is finished: "
+                "topr push --input FOLDER --repo_id NAME."
+            )
 
 
-def _check_batch(trainer: OfflineTOPRTrainer, work: Path, state: PartialState) -> None:
+def adapter_settings(args: TrainArguments) -> Json:
+    """Return the settings of LoRA, for a stage's inputs."""
+    return {"peft": values_of(args, ADAPTER_SETTINGS) if args.use_peft else None}
+
+
+def check_rows_per_step(trainer: OfflineTOPRTrainer, work: Path, state: PartialState) -> None:
     """Refuse to resume with another number of rows per step: the result would be that of neither."""
     args, path = trainer.args, work / "rows_per_step"
     rows = str(args.per_device_train_batch_size * args.gradient_accumulation_steps * state.num_processes)
@@ -96,7 +73,7 @@ def _check_batch(trainer: OfflineTOPRTrainer, work: Path, state: PartialState) -
             partial.write_text(rows)
 
 
-def _trainer(args: TrainArguments, all_rows: bool = False) -> tuple[OfflineTOPRTrainer, NDArray[np.int64]]:
+def trainer_of_rows(args: TrainArguments, all_rows: bool = False) -> tuple[OfflineTOPRTrainer, NDArray[np.int64]]:
     """A trainer for the rows of `args.source`, and which of them it got: those that `curate` has chosen, if it has."""
     work, own = args.folder / manifest.WORK, copy(args)
     own.output_dir, own.seed = str(work), seed_of("train", args.seed, args.iteration)
@@ -140,7 +117,7 @@ def _refuse_another_choice(args: TrainArguments) -> None:
     """
     defaults = CurationArguments()
     there = lineage(args.source).get("curate", {}).get("inputs", {})
-    for name in inputs.CHOICE if there else ():
+    for name in CHOICE if there else ():
         value = getattr(args, name)
         if not any(_equal(str(value), str(other)) for other in (there[name], getattr(defaults, name))):
             raise ValueError(
@@ -157,7 +134,7 @@ def _equal(one: str, other: str) -> bool:
         return one == other
 
 
-def _merge_adapter(adapter: Path, args: TrainArguments) -> None:
+def merge_adapter(adapter: Path, args: TrainArguments) -> None:
     from peft import AutoPeftModelForCausalLM
 
     unset_hf_deepspeed_config()  # under ZeRO-3 loading would shard the model and wait for the other processes
@@ -167,7 +144,7 @@ def _merge_adapter(adapter: Path, args: TrainArguments) -> None:
     shutil.copytree(adapter, args.folder / ADAPTER, dirs_exist_ok=True)
 
 
-def _last_whole_checkpoint(run: Path, state: PartialState) -> str | None:
+def last_whole_checkpoint(run: Path, state: PartialState) -> str | None:
     """The newest checkpoint that was written to its end (its trainer_state.json comes last); others are removed."""
     found = sorted(run.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     whole = [path for path in found if is_whole_checkpoint(path)]

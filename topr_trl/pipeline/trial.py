@@ -17,19 +17,19 @@ from topr_trl.data.tables import read_shard, shards_of
 from topr_trl.evaluation.answers import read_samples
 from topr_trl.evaluation.exact import expected_pass
 from topr_trl.evaluation.off_policy import off_policy_values
-from topr_trl.pipeline import inputs, locks, manifest
-from topr_trl.pipeline.arguments import (
-    SampleArguments,
-    ScoreArguments,
-    TrainArguments,
-    TrialArguments,
-    stage_args,
-)
+from topr_trl.pipeline import locks, manifest
+from topr_trl.pipeline.arguments import TrialArguments, stage_args
+from topr_trl.pipeline.fingerprints import task_of_rows
 from topr_trl.pipeline.held_out import GIVEN_LOG_MU, HELD_OUT, PROBLEMS, TRAINING_ROWS, Split, split
 from topr_trl.pipeline.launch import check_launch
 from topr_trl.pipeline.layout import ROLLOUTS
 from topr_trl.pipeline.models import model_path
+from topr_trl.pipeline.stages.log_mu import ComputeLogMu
+from topr_trl.pipeline.stages.sample import Sample, SampleArguments
+from topr_trl.pipeline.stages.score import Score, ScoreArguments
+from topr_trl.pipeline.stages.train import Train
 from topr_trl.pipeline.steps import Step, run_steps
+from topr_trl.pipeline.training import TrainArguments
 
 _FACTORS = (1 / 3, 3.0)  # of the learning rate, in the second round
 _ARMS_IN_SECOND_ROUND = 2
@@ -156,7 +156,7 @@ class _StepsOfTrial:
         model = str(self._folder(arm) / "model")
         rows = str(self.out / "rows" / TRAINING_ROWS)
         changes = {"input": rows, "output_dir": model, "learning_rate": arm.rate(self.trial)}
-        yield Step("train", stage_args(TrainArguments, self.trial, **changes, **arm.settings))
+        yield Step(Train(stage_args(TrainArguments, self.trial, **changes, **arm.settings)))
         yield from self._testing(arm)
         manifest.discard(self._folder(arm) / "model")  # eleven of them would fill a disk
 
@@ -168,10 +168,10 @@ class _StepsOfTrial:
             sampling: dict[str, Any] = {
                 "output_dir": rows, "model_name_or_path": model, "split": "test", "dataset_name": problems,
                 "test_dataset_name": problems, "num_generations": self.trial.num_generations_eval,
-                "task": inputs.task_of_rows(self.trial),
+                "task": task_of_rows(self.trial.source, self.trial.task),
             }  # fmt: skip
-            yield Step("sample", stage_args(SampleArguments, self.trial, **sampling))
-            yield Step("score", ScoreArguments(input=rows, output_dir=rows))
+            yield Step(Sample(stage_args(SampleArguments, self.trial, **sampling)))
+            yield Step(Score(ScoreArguments(input=rows, output_dir=rows)))
         else:
             held_out = self.out / "rows" / HELD_OUT
             rewards = np.unique(_read(held_out)["reward"])
@@ -179,7 +179,7 @@ class _StepsOfTrial:
             between = float(rewards[:2].mean()) if len(rewards) > 1 else float(rewards[0]) - 1
             every = {"preset": "opr", "baseline": str(between), "log_mu": "trainer"}
             changes = {"input": str(held_out), "output_dir": rows, "model_name_or_path": model, **every}
-            yield Step("log-mu", stage_args(TrainArguments, self.trial, **changes))
+            yield Step(ComputeLogMu(stage_args(TrainArguments, self.trial, **changes)))
         self.found[arm] = self._values_of(arm)
 
     def _folder(self, arm: Arm | None) -> Path:

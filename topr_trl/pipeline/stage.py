@@ -1,0 +1,209 @@
+"""Base class of a stage. A stage writes a folder, and does not run again while its inputs stay the same.
+
+Adding a stage means adding a module to `topr_trl/pipeline/stages/` with one subclass. The module's name is the command,
+and the first line of its docstring is the help of the command.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import MISSING, fields
+from os.path import relpath
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import pyarrow as pa
+from accelerate import PartialState
+from trl import ModelConfig
+
+from topr_trl.pipeline import locks, manifest, shards
+from topr_trl.pipeline import stages as registry
+from topr_trl.pipeline.arguments import FolderArguments, field_names
+from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.models import model_path
+
+Made = tuple[int, Json]  # what `make` returns: the number of rows, and notes for the manifest
+Settings = TypeVar("Settings", bound=FolderArguments, covariant=True)
+
+
+class Stage(ABC, Generic[Settings]):
+    """A stage with its settings.
+
+    Subclasses define `inputs` and `make`, and set these class attributes:
+
+    Attributes:
+        settings (`type`): Dataclass of settings, a subclass of `FolderArguments`.
+        outcome (`str`): Last line that the command prints; `{folder}` and `{rows:,}` are filled in.
+        order (`int`, *optional*): Place among the stages that write rows. A stage that runs again removes the columns
+            of stages with a higher `order`. The loop runs the stages with `in_loop` in this order.
+        adds_columns (`bool`, defaults to `False`): Whether `make` adds columns to rows with `self.add_columns`.
+        in_loop (`bool`, defaults to `False`): Whether `topr iterate` runs the stage on the rows of each iteration.
+        runs_apart (`bool`, defaults to `False`): Whether the loop starts processes for the stage. Their memory, GPU
+            memory included, is free again when they end.
+        on_several_processes (`bool`, defaults to `False`): Whether `accelerate launch` may start the stage.
+
+    Example:
+        ```python
+        from topr_trl.pipeline.stages.score import Score, ScoreArguments
+
+        done = Score(ScoreArguments(input="rows", output_dir="rows", task="gsm8k")).run()
+        print(done["rows"])
+        ```
+    """
+
+    name: ClassVar[str]
+    settings: ClassVar[type]
+    outcome: ClassVar[str] = ""
+    order: ClassVar[int | None] = None
+    adds_columns: ClassVar[bool] = False
+    in_loop: ClassVar[bool] = False
+    runs_apart: ClassVar[bool] = False
+    on_several_processes: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        cls.name = registry.command_of(cls.__module__.rpartition(".")[2])
+
+    def __init__(self, args: Settings) -> None:
+        self.args = args
+
+    @property
+    def folder(self) -> Path:
+        """The folder to write."""
+        return self.args.folder
+
+    @classmethod
+    def setting_names(cls) -> tuple[str, ...]:
+        """Return the settings that the command takes. Default: all fields of `settings`."""
+        return field_names(cls.settings)
+
+    @abstractmethod
+    def inputs(self) -> Json:
+        """Return the settings and files that determine the result, as JSON."""
+
+    @abstractmethod
+    def make(self) -> Made:
+        """Write the result, or the part of it that is missing.
+
+        Returns:
+            The number of rows, and notes for the manifest.
+        """
+
+    def sources(self) -> list[Path]:
+        """Return the folders and files that the stage reads.
+
+        Raises:
+            ValueError: no input is named.
+            FileNotFoundError: the input does not exist.
+        """
+        return [self.args.source]
+
+    @classmethod
+    def summary(cls, done: Json) -> str:
+        """Return what a command prints about a finished stage, from its entry in the manifest."""
+        return ""
+
+    def is_finished(self) -> bool:
+        """Return whether the stage has finished with the same inputs. Changes no file.
+
+        Raises:
+            ValueError: the folder holds results for other inputs.
+        """
+        known = manifest.read(self.folder)
+        if known is None or self.name not in known.stages:
+            return False
+        self.check_sources()
+        return self._check_folder() == manifest.FINISHED
+
+    def run(self) -> Json:
+        """Run the stage to its end, or do nothing if it has finished.
+
+        Returns:
+            The stage's entry in the manifest; empty on all processes but the main one.
+
+        Raises:
+            ValueError: the folder holds results for other settings, the input is not finished, or a stage that runs in
+                one process was launched in several.
+        """
+        state = PartialState(cpu=getattr(self.args, "use_cpu", False))
+        if state.num_processes > 1 and not self.on_several_processes:
+            raise ValueError(f"The stage {self.name} runs in one process; start it without accelerate launch.")
+        self.check_sources()  # before the folder to write is made
+        with locks.lock_all(self.folder) if state.is_main_process else nullcontext():
+            with state.main_process_first():
+                finished = self.begin()
+            if not finished:
+                started = time.monotonic()
+                try:
+                    rows, notes = self.make()
+                except Exception:
+                    if state.is_main_process and not self._has_made():
+                        manifest.forget(self.folder, self.name)  # so that corrected settings are accepted
+                    raise
+                # The other processes end here: merging and checksums of a large model take longer than they would wait.
+                if state.is_main_process:
+                    seconds = round(time.monotonic() - started, 3)
+                    manifest.finish(self.folder, self.name, rows, **notes, seconds=seconds)
+        return self.entry() if state.is_main_process else {}
+
+    def clean_up(self) -> None:
+        """Remove work that a process left behind when it was killed at the very end of a stage."""
+        known = manifest.read(self.folder)
+        if known is not None and known.finished:
+            manifest.clean(self.folder)
+
+    def entry(self) -> Json:
+        """Return the stage's entry in the manifest of its folder; empty if there is none."""
+        known = manifest.read(self.folder)
+        return known.stages.get(self.name, {}) if known is not None else {}
+
+    def begin(self, others_work: bool = False) -> bool:
+        """Open the folder for this stage, as `manifest.begin` does.
+
+        Args:
+            others_work (`bool`, defaults to `False`): Whether other processes of this stage write to the folder.
+
+        Returns:
+            Whether the stage has finished.
+        """
+        sources = {name: relpath(path.resolve(), self.folder.resolve()) for name, path in self._read_from().items()}
+        return manifest.begin(self.folder, self.name, sources=sources, **self._identity(others_work))
+
+    def check_sources(self) -> None:
+        """Refuse to read folders that are missing, unfinished or damaged."""
+        for path in self.sources():
+            if path.resolve() != self.folder.resolve():
+                manifest.check_whole(path)
+
+    def add_columns(self, columns: Callable[[int, pa.Table], pa.Table], description: str) -> None:
+        """Add columns to each shard of the input, see `shards.add_columns`."""
+        shards.add_columns(self.args.source, self.folder, self.name, columns, description)
+
+    def _check_folder(self) -> str:
+        return manifest.state(self.folder, self.name, **self._identity())
+
+    def _identity(self, others_work: bool = False) -> dict[str, Any]:
+        now = self.inputs()
+        return {"inputs": now, "made": others_work or self._has_made(), "defaults": self.defaults(now)}
+
+    def defaults(self, now: Mapping[str, Any]) -> Json:
+        """Return values of inputs that a manifest of an older version lacks: default settings, and today's files."""
+        known = {f.name: f.default for f in fields(self.args) if f.default is not MISSING}
+        return {**known, "problems": now.get("problems")}
+
+    def _has_made(self) -> bool:
+        """Return whether the folder has results of this stage that would be lost, or mixed with new ones."""
+        work = self.folder / manifest.WORK
+        kept = [*work.glob("checkpoint-*"), *work.glob("final"), *work.glob("log_mu*")]
+        if self.adds_columns:
+            return bool(kept) or shards.has_shards_of(self.name, self.folder)
+        return bool(kept) or bool(manifest.results(self.folder))
+
+    def _read_from(self) -> dict[str, Path]:
+        """Return the folders that `lineage` follows from here."""
+        found = {}
+        if self.args.input and Path(self.args.input).resolve() != self.folder.resolve():
+            found["input"] = Path(self.args.input)
+        if isinstance(self.args, ModelConfig) and (Path(model_path(self.args)) / manifest.NAME).is_file():
+            found["weights"] = Path(model_path(self.args))
+        return found

@@ -1,0 +1,186 @@
+"""Turn files of other systems into rows."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import chain, islice
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from topr_trl.data.rows import ROLLOUT
+from topr_trl.data.sampled import TEMPERATURE
+from topr_trl.data.tables import read_shard, shard_path, shards_of
+from topr_trl.formats.records import Record, count_records, files_of, parsed, read_records, to_table
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline.arguments import FolderArguments
+from topr_trl.pipeline.fingerprints import values_of
+from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.record_reader import Part, ReadingArguments, RecordReader, numbers_in, short_place
+from topr_trl.pipeline.shards import notes_of, write_shard
+from topr_trl.pipeline.stage import Made, Stage
+
+RECORDS_PER_SHARD = 1_000
+_LOOKED_AT = 100  # records, for fields that may be the reward
+_NAMED = 5  # places of what was left out that the summary lists
+
+
+@dataclass
+class ImportArguments(FolderArguments, ReadingArguments):
+    """Settings of `topr import`."""
+
+    input: str | None = field(
+        default=None, metadata={"help": "A file that another system wrote, or a folder of such files. Required."}
+    )
+    output_dir: str | None = field(default=None, metadata={"help": "Folder to write rows to. Required."})
+
+
+class Import(Stage[ImportArguments]):
+    """Rows of the records in files of other systems, `RECORDS_PER_SHARD` records per shard."""
+
+    settings = ImportArguments
+    outcome = "Rows in {folder}/: {rows:,}."
+    order = 0
+
+    def inputs(self) -> Json:
+        """Return the files, and all settings."""
+        args = self.args
+        named = {"rewards": args.rewards, "requests": args.requests}
+        second = {name: manifest.fingerprint(Path(path)) for name, path in named.items() if path}
+        own = [f.name for f in fields(args) if f.name not in ("input", "output_dir", *named)]
+        return {"input": manifest.fingerprint(args.source), **second, **values_of(args, own)}
+
+    def make(self) -> Made:
+        """Write the shards that are missing.
+
+        Raises:
+            ValueError: a record is not of the format; the message names file and line.
+        """
+        args = self.args
+        reader = RecordReader(args, args.source)
+        found = files_of(args.source, reader.format.suffix)
+        files = reader.format.without_repeats(found)
+        shards = sum(-(-count // RECORDS_PER_SHARD) for count in count_records(files))
+        if not shards:
+            raise ValueError(f"{args.source} has no record.")
+        if args.rollout_field:
+            reader.find_runs(tqdm(chain.from_iterable(map(read_records, files)), desc="Finding runs", unit="record"))
+        conversational: bool | None = None  # whether prompts are messages: by the first row
+        waiting: list[tuple[Path, Part]] = []  # shards before it, whose columns have its types
+        for k, records in enumerate(tqdm(_parts(files), total=shards, desc=f"Importing {args.format}", unit="shard")):
+            path = shard_path(self.folder, k, shards)
+            if conversational is not None and path.is_file():
+                continue
+            part = reader.read(records)
+            waiting.append((path, part))
+            if part.rows:
+                conversational = isinstance(part.rows[0]["prompt"], list)
+            if conversational is None:
+                continue
+            for shard, made in waiting:
+                if not shard.is_file():
+                    table = to_table(made.rows, made.places, reader.columns, conversational)
+                    write_shard(table, shard, {self.name: []}, made.left_out)
+            waiting.clear()
+        if waiting:
+            raise ValueError(f"{args.source}: none of its records holds a completion to learn from.")
+        rows, notes = _summary(self.folder, reader)
+        repeated = [short_place(str(file), args.source) for file in found if file not in files]
+        notes["left_out"]["repeated"] = _first(repeated)
+        if "reward" not in reader.columns:
+            seen = (numbers_in(parsed(raw)) for _, raw in islice(read_records(files[0]), _LOOKED_AT))
+            notes["numbers"] = list(dict.fromkeys(chain.from_iterable(seen)))
+        return rows, notes
+
+    @classmethod
+    def summary(cls, done: Json) -> str:
+        """Return what rows have, and what was left out."""
+        return _describe(done)
+
+
+_LEFT_OUT = {
+    "broken": (
+        "line is not valid JSON, or contains an unpaired surrogate, and is left out",
+        "lines are not valid JSON, or contain unpaired surrogates, and are left out",
+    ),
+    "calls": (
+        "record has a tool call whose arguments are not valid JSON, without token ids, and is left out",
+        "records have tool calls whose arguments are not valid JSON, without token ids, and are left out",
+    ),
+    "unrewarded": ("record has no reward and is left out", "records have no reward and are left out"),
+    "empty": ("record holds no completion to learn from", "records hold no completion to learn from"),
+    "evaluated": ("record is of an evaluation and is left out", "records are of evaluations and are left out"),
+    "repeated": ("file repeats the one before it and is left out", "files repeat those before them and are left out"),
+}
+
+
+def _describe(done: Json) -> str:
+    """Return what rows have, and what was left out."""
+    rows, rollouts, problems = done["rows"], done["rollouts"], done["problems"]
+    has = [f"{name}{'' if n == rows else f' in {n:,}'}" for name, n in done["filled"].items() if n]
+    said = [f"Format: {done['format']}. Rows have {', '.join(has)}."]
+    if done["lacking"]:
+        said.append(f"Not in these files: {', '.join(done['lacking'])}.")
+    runs = f"{rollouts:,} runs" if rollouts < rows else f"{rows:,} row{'s' * (rows != 1)}"
+    if 1 < rollouts == problems:
+        said.append(f"{runs}, each of another problem: if some are of the same one, name it with --problem_field, as "
+                    'topr trial, baseline="group_mean" and curation by problem compare those.')  # fmt: skip
+    else:
+        said.append(f"{runs} of {problems:,} problem{'s' * (problems != 1)}.")
+    if not done["filled"].get("reward"):
+        numbers = f" ({', '.join(found)} hold numbers)" if (found := done.get("numbers")) else ""
+        said.append(f"There are no rewards: name their fields{numbers} with --reward_fields, or a second file "
+                    "(--rewards), or score rows that have an answer.")  # fmt: skip
+    if done["temperatures"][1:] or 0 in done["temperatures"]:
+        found = ", ".join(f"{value:g}" for value in done["temperatures"])
+        said.append(f"They were sampled at temperatures {found}, and the trainer takes one that is above 0: import "
+                    "files of one, or set --temperature.")  # fmt: skip
+    for kind, (one, more) in _LEFT_OUT.items():
+        found = done["left_out"].get(kind, {"count": 0, "first": []})
+        count, first = found["count"], found["first"]
+        if count:
+            said.append(f"{count} {one if count == 1 else more}: {', '.join(first)}{', ...' * (count > len(first))}.")
+    if not done["filled"].get("sampler_logps"):
+        said.append("There are no log-probabilities: log μ will be that of the model that training starts from, which "
+                    "stands for the one that wrote the rows.")  # fmt: skip
+    return "\n".join([*said, done["loses"]]).strip()
+
+
+def _parts(files: Sequence[Path]) -> Iterator[list[tuple[str, bytes | Record]]]:
+    """The records of each shard, which are of one file."""
+    for file in files:
+        records = read_records(file)
+        while part := list(islice(records, RECORDS_PER_SHARD)):
+            yield part
+
+
+def _first(places: list[str]) -> Json:
+    return {"count": len(places), "first": places[:_NAMED]}
+
+
+def _summary(folder: Path, reader: RecordReader) -> tuple[int, Json]:
+    """Rows, and for the manifest what they have and what was left out."""
+    filled, rows, temperatures = Counter[str](), 0, set[float | None]()
+    problems, runs = set[str](), set[str]()
+    left_out: dict[str, list[str]] = {}
+    for shard in shards_of(folder):
+        table = read_shard(shard)
+        rows += len(table)
+        filled.update({name: len(table) - table[name].null_count for name in table.column_names})
+        problems |= set(table["problem_id"].unique().to_pylist())
+        if ROLLOUT in table.column_names:
+            runs |= set(table[ROLLOUT].drop_null().unique().to_pylist())
+        if TEMPERATURE in table.column_names:
+            temperatures |= set(table[TEMPERATURE].unique().to_pylist())
+        for kind, places in notes_of(shard).items():
+            left_out.setdefault(kind, []).extend(places)
+    return rows, {
+        "format": reader.format.source,
+        "problems": len(problems),
+        "rollouts": len(runs) + rows - filled[ROLLOUT],
+        "filled": dict(filled),
+        "lacking": [name for name in reader.columns if not filled[name]],
+        "temperatures": sorted({1.0 if value is None else value for value in temperatures}),
+        "left_out": {kind: _first(places) for kind, places in left_out.items()},
+        "loses": reader.format.loses,
+    }

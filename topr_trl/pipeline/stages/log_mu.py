@@ -1,0 +1,91 @@
+"""Compute log μ of the rows with the starting model."""
+
+import numpy as np
+import pyarrow as pa
+from accelerate import PartialState
+from trl import ModelConfig
+
+from topr_trl.config import LossArguments
+from topr_trl.data.tables import rows_of, set_column, shards_of
+from topr_trl.log_mu import LOG_MU_FILE, read_log_mu
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline.arguments import FolderArguments, field_names
+from topr_trl.pipeline.fingerprints import rows_read, values_of, weights_read
+from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.shards import MU_COLUMNS
+from topr_trl.pipeline.stage import Made, Stage
+from topr_trl.pipeline.training import (
+    FORWARD,
+    RATIO,
+    TrainArguments,
+    adapter_settings,
+    trainer_of_rows,
+)
+
+_TRAINER_SETTINGS = (
+    "baseline", "effective_positive_share", "seed", "iteration", "per_device_train_batch_size",
+    "per_device_eval_batch_size", "bf16", "fp16", "tf32", "padding_free", "max_length", "dataset_num_proc", "use_cpu",
+    "trust_remote_code", "model_init_kwargs", "chat_template_path", "eos_token", "pad_token", "disable_tqdm",
+    "use_liger_kernel", "share_prompts",
+)  # fmt: skip
+
+
+class ComputeLogMu(Stage[TrainArguments]):
+    """Columns with log μ of the chosen rows whose weight depends on it, and the fingerprint of the model."""
+
+    settings = TrainArguments
+    outcome = "log μ is in {folder}/."
+    order = 30
+    adds_columns = True
+    in_loop = True
+    runs_apart = True
+    on_several_processes = True
+
+    @classmethod
+    def setting_names(cls) -> tuple[str, ...]:
+        """Return the settings of `topr train` that log μ depends on."""
+        own = field_names(FolderArguments, ModelConfig, LossArguments, without=("length_normalization",))
+        return (*own, *(name for name in _TRAINER_SETTINGS if name in field_names(TrainArguments)))
+
+    def inputs(self) -> Json:
+        """Return the rows, which say which of them were chosen, and the weights and settings of the forward pass."""
+        args = self.args
+        names = ("baseline", "effective_positive_share", *RATIO, *FORWARD, "seed", "iteration")
+        return {
+            **rows_read(args.source, self.folder), **weights_read(args), **adapter_settings(args),
+            **values_of(args, names),
+        }  # fmt: skip
+
+    def make(self) -> Made:
+        """Compute log μ with a trainer, which resumes its parts, and write it into the shards."""
+        trainer, places = trainer_of_rows(self.args, all_rows=True)
+        distance = trainer.compute_log_mu()
+        computed = self.folder / manifest.WORK / LOG_MU_FILE  # written by the trainer
+        if PartialState().is_main_process:
+            known = read_log_mu(computed) if computed.is_file() else None  # no row needs it, or all have it already
+            starts = np.cumsum([0, *map(rows_of, shards_of(self.args.source))])
+            places_in_known = np.full(starts[-1], -1)
+            places_in_known[places] = np.arange(len(places))
+
+            def with_log_mu(k: int, table: pa.Table) -> pa.Table:
+                if known is None:
+                    return table
+                here = places_in_known[starts[k] : starts[k + 1]]
+                mu_logps, model = known
+                columns = (mu_logps.take(pa.array(here, mask=here < 0)), pa.array([model] * len(table), pa.string()))
+                for name, values in zip(MU_COLUMNS, columns, strict=True):
+                    table = set_column(table, name, values)
+                return table
+
+            self.add_columns(with_log_mu, "Writing log μ")
+        return len(trainer.train_dataset), {"sampler_distance": distance}
+
+    @classmethod
+    def summary(cls, done: Json) -> str:
+        """Return how far the sampler's log-probabilities are from the trainer's."""
+        if not (distance := done["sampler_distance"]):
+            return ""
+        return (
+            f"Sampler and trainer differ by {distance['token']:.2g} per token, {distance['response']:.2g} per "
+            "completion."
+        )

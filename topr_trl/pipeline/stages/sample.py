@@ -1,0 +1,168 @@
+"""Draw completions for problems."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from accelerate import PartialState
+from datasets import Dataset
+from tqdm.auto import tqdm
+from transformers import AutoModelForCausalLM
+from trl import ModelConfig
+
+from topr_trl.checks import check_at_least, check_choice
+from topr_trl.data.tables import shard_path
+from topr_trl.generation.sampling import SamplingArguments
+from topr_trl.generation.transformers import sample_completions
+from topr_trl.generation.vllm import sample_completions_with_vllm, start_engine
+from topr_trl.pipeline import locks, manifest
+from topr_trl.pipeline.arguments import (
+    ADAPTER_SETTINGS,
+    SPLITS,
+    BackendArguments,
+    FolderArguments,
+    ProblemArguments,
+    SeedArguments,
+    field_names,
+    seed_of,
+    validate_model,
+)
+from topr_trl.pipeline.fingerprints import absolute, values_of, weights_read
+from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.models import load_tokenizer, loading, model_path
+from topr_trl.pipeline.problems import load_problems
+from topr_trl.pipeline.shards import count_rows, write_shard
+from topr_trl.pipeline.stage import Made, Stage
+
+_INPUTS = ("num_generations", "greedy", "temperature", "top_p", "top_k", "max_new_tokens", "sampling_backend",
+           "split", "num_shots", "training_shots", "problems_per_shard", "seed", "iteration")  # fmt: skip
+
+
+@dataclass
+class SampleArguments(
+    FolderArguments, SeedArguments, ModelConfig, ProblemArguments, SamplingArguments, BackendArguments
+):
+    """Settings of `topr sample`, and of `topr evaluate` where it samples."""
+
+    split: str = field(default="train", metadata={"help": "Problems to sample: train or test."})
+    worker: str | None = field(default=None, metadata={"help": "k/n: sample only the shards k, k + n, ..."})
+    use_cpu: bool = field(default=False, metadata={"help": "Sample on the CPU."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
+
+    def __post_init__(self) -> None:
+        validate_model(self, whole=self.sampling_backend == "vllm")  # transformers samples with an adapter, too
+        ProblemArguments.__post_init__(self)
+        SamplingArguments.__post_init__(self)
+        BackendArguments.__post_init__(self)
+        check_choice(self, split=SPLITS)
+        check_at_least(0, self, "iteration")
+        if self.worker is not None:
+            k, _, n = self.worker.partition("/")
+            if not (k.isdecimal() and n.isdecimal() and int(k) < int(n)):
+                raise ValueError(f"worker must be k/n with k < n, as in 0/8, not {self.worker!r}.")
+
+
+class Sample(Stage[SampleArguments]):
+    """Completions of the problems, `problems_per_shard` problems per shard; shards that exist are kept."""
+
+    settings = SampleArguments
+    outcome = "Completions in {folder}/: {rows:,}."
+    order = 0
+    runs_apart = True
+
+    @classmethod
+    def setting_names(cls) -> tuple[str, ...]:
+        """Return all settings but those of adapters."""
+        return field_names(SampleArguments, without=("input", *ADAPTER_SETTINGS))
+
+    def sources(self) -> list[Path]:
+        """Return nothing: problems are checked when they are loaded."""
+        return []
+
+    def inputs(self) -> Json:
+        """Return the problems, the weights and the sampling settings."""
+        args = self.args
+        names = {*_INPUTS, f"num_{args.split}_problems"}
+        # vLLM forms its own batches.
+        names.add("vllm_dtype" if args.sampling_backend == "vllm" else "sampling_batch_size")
+        data = [args.dataset_name, *([args.test_dataset_name] if args.split == "test" else [])]
+        named = ("dataset_name", "test_dataset_name")
+        # Files are known by their content, a dataset of the Hub by its name alone.
+        files = [Path(name) for name in data if name and Path(name).exists()]
+        return {
+            "task": args.task_of_problems.name,
+            **values_of(args, sorted(names)),
+            **{name: absolute(value) for name, value in zip(named, data, strict=False)},
+            **({"problems": [manifest.fingerprint(path) for path in files]} if files else {}),
+            **weights_read(args),
+        }
+
+    def run(self) -> Json:
+        """Run the stage, or one worker's part of it, which leaves the manifest to the process that started it."""
+        if PartialState(cpu=self.args.use_cpu).num_processes > 1:
+            raise ValueError(
+                "The stage sample runs in one process; start it without accelerate launch. For several sampling "
+                "processes start each with --worker k/n."
+            )
+        if self.args.worker is None:
+            return super().run()
+        with ExitStack() as held:
+            with locks.lock(self.folder):  # not while another process finishes the stage
+                part = f"-{self.args.worker.replace('/', '-of-')}"
+                held.enter_context(locks.lock(self.folder, part))
+                finished = self.begin(locks.others_work(self.folder, part))
+            if not finished:
+                self._draw()
+        return {}
+
+    def make(self) -> Made:
+        """Draw the shards that are missing."""
+        self._draw()
+        return count_rows(self.folder), {}
+
+    def missing_shards(self, worker: str | None = None) -> list[int]:
+        """Return the numbers of the shards that are missing, of all or of one worker's share.
+
+        Args:
+            worker (`str`, *optional*): `"k/n"` for every n-th shard from k on.
+        """
+        count = self._count_shards(load_problems(self.args, self.args.split))
+        return _missing(self.folder, _own_shards(worker, count), count)
+
+    def _count_shards(self, problems: Dataset) -> int:
+        return -(-len(problems) // self.args.problems_per_shard)
+
+    def _draw(self) -> None:
+        args, problems = self.args, load_problems(self.args, self.args.split)
+        count, size = self._count_shards(problems), args.problems_per_shard
+        own = _own_shards(args.worker, count)
+        missing = _missing(self.folder, own, count)
+        if not missing:
+            return
+        draw = _sampler(args)
+        progress = {"desc": f"Sampling {args.split} problems", "unit": "shard", "initial": len(own) - len(missing)}
+        for k in tqdm(missing, total=len(own), **progress):
+            part = problems.select(range(k * size, min((k + 1) * size, len(problems))))
+            rows = draw(part, seed_of("sample", args.seed, args.iteration, args.split, k))
+            write_shard(rows.with_format("arrow")[:], shard_path(self.folder, k, count), {self.name: []})
+
+
+def _own_shards(worker: str | None, count: int) -> range:
+    first, step = map(int, (worker or "0/1").split("/"))
+    return range(first, count, step)
+
+
+def _missing(folder: Path, own: range, count: int) -> list[int]:
+    return [k for k in own if not shard_path(folder, k, count).is_file()]
+
+
+def _sampler(args: SampleArguments) -> Callable[[Dataset, int], Dataset]:
+    """Load the model, and return a function that draws completions for problems with a seed."""
+    stops = args.task_of_problems.stop_strings
+    if args.sampling_backend == "vllm":
+        engine = start_engine(model_path(args), args, args.seed, args.model_revision, args.trust_remote_code)
+        return lambda problems, seed: sample_completions_with_vllm(engine, problems, args, stops, seed)
+    model = AutoModelForCausalLM.from_pretrained(model_path(args), **loading(args)).to(PartialState().device)
+    tokenizer = load_tokenizer(args)
+    return lambda problems, seed: sample_completions(model, tokenizer, problems, args, stops, seed, "Sampling a shard")

@@ -1,0 +1,79 @@
+"""Train on the rows."""
+
+import shutil
+
+from accelerate import PartialState
+
+from topr_trl.checkpoints import STATE
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline.arguments import NOT_FOR_COMMANDS, field_names
+from topr_trl.pipeline.fingerprints import rows_read, values_of, weights_read
+from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.stage import Made, Stage
+from topr_trl.pipeline.stages.curate import CHOICE
+from topr_trl.pipeline.training import (
+    FORWARD,
+    RATIO,
+    TrainArguments,
+    adapter_settings,
+    check_rows_per_step,
+    last_whole_checkpoint,
+    merge_adapter,
+    trainer_of_rows,
+)
+
+_STEPS = (
+    *FORWARD, *RATIO, "length_normalization", "tf32", "max_length", "padding_free", "sort_by_length",
+    "share_prompts",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps", "learning_rate",
+    "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay", "max_grad_norm", "optim", "optim_args",
+    "optim_target_modules", "adam_beta1", "adam_beta2", "adam_epsilon", "neftune_noise_alpha", "shuffle_dataset",
+    "train_sampling_strategy", "data_seed", "dataloader_drop_last", "full_determinism", "use_liger_kernel",
+    "router_aux_loss_coef", "accelerator_config",
+)  # fmt: skip
+
+
+class Train(Stage[TrainArguments]):
+    """A model trained with offline TOPR, for one epoch unless the settings say otherwise.
+
+    An adapter (PEFT) is merged into the model, on the CPU, and kept in `adapter/` beside it.
+    """
+
+    settings = TrainArguments
+    outcome = "The model is in {folder}/."
+    runs_apart = True
+    on_several_processes = True
+
+    @classmethod
+    def setting_names(cls) -> tuple[str, ...]:
+        """Return all settings of the trainer that make sense for a command."""
+        return field_names(TrainArguments, without=NOT_FOR_COMMANDS)
+
+    def inputs(self) -> Json:
+        """Return rows, weights and settings. The number of processes is left out: the loop does not know it."""
+        args = self.args
+        return {
+            **rows_read(args.source, self.folder), **weights_read(args), **adapter_settings(args),
+            **values_of(args, (*CHOICE, *_STEPS, "seed", "iteration")),
+        }  # fmt: skip
+
+    def make(self) -> Made:
+        """Train from the last whole checkpoint, and save the model."""
+        folder, state = self.folder, PartialState()
+        work = folder / manifest.WORK
+        trainer, _ = trainer_of_rows(self.args)
+        check_rows_per_step(trainer, work, state)
+        trainer.train(resume_from_checkpoint=last_whole_checkpoint(work, state))
+        trainer.save_model(str(work / "final"))
+        state.wait_for_everyone()
+        if state.is_main_process:  # alone, see `Stage.run`
+            if self.args.use_peft:
+                merge_adapter(work / "final", self.args)
+            else:
+                for path in (work / "final").iterdir():
+                    path.replace(folder / path.name)
+            for name in ("completions", "runs"):  # tables of `log_completions`, and TensorBoard's files
+                if (work / name).is_dir():
+                    shutil.copytree(work / name, folder / name, dirs_exist_ok=True)
+            shutil.copyfile(work / STATE, folder / STATE)
+        return len(trainer.train_dataset), {}
