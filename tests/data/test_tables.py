@@ -61,3 +61,9 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path):
     (tmp_path / "rows.parquet").write_text("a,b")
     with pytest.raises(ValueError, match=r"rows\.parquet cannot be read"):
         load_rows(tmp_path / "rows.parquet")
+
+
+def test_file_names_that_are_numbers_count_no_shards(tmp_path):
+    for name in ("0", "1"):
+        pq.write_table(pa.table({"prompt": [name]}), tmp_path / f"{name}.parquet")
+    assert [path.name for path in shards_of(tmp_path)] == ["0.parquet", "1.parquet"]

@@ -84,8 +84,8 @@ def shards_of(path: str | Path) -> list[Path]:
         inside = sorted({str(file.parent) for depth in ("*", "*/*") for file in path.glob(f"{depth}/*.parquet")})
         hint = f" There are some in {', '.join(inside[:4])}{' and others' if inside[4:] else ''}." if inside else ""
         raise FileNotFoundError(f"There are no rows (*.parquet) in {path}.{hint}")
-    expected = shards[0].stem.rpartition("-of-")[2]
-    if path.is_dir() and expected.isdigit() and int(expected) != len(shards):
+    _, is_numbered, expected = shards[0].stem.rpartition("-of-")
+    if path.is_dir() and is_numbered and expected.isdigit() and int(expected) != len(shards):
         more = "They are of several splits: name one." if len(shards) > int(expected) else "Put the missing ones back."
         raise FileNotFoundError(f"{path} holds {len(shards)} of {int(expected)} shards *-of-{expected}.parquet. {more}")
     return shards
