@@ -77,7 +77,7 @@ _WHAT_FOLLOWS = (
     "**What follows**: no rule that was tried predicts a share that is better than always 50% by an interval. From "
     "50 to 100% it matters little on most base models; below that it costs accuracy unless the model is sure of its "
     "mistakes, whatever the optimizer. Right answers repeated to as much computation end above all shares after one "
-    "pass. What to set: [Choosing](choosing.md#the-effective-share-of-positives).",
+    "pass. What to set: [Settings](settings.md#effective-share-of-positives).",
     "",
 )
 

@@ -254,7 +254,7 @@ def test_every_refused_setting_is_in_the_tables():
     text = (ROOT / "docs" / "migrating.md").read_text()
     for name in GRPO_ONLY:
         assert f"`{name}`" in text or any(f"`{name[:n]}*`" in text for n in range(4, len(name))), name
-    text = (ROOT / "docs" / "offline.md").read_text()
+    text = (ROOT / "docs" / "offline_trainer.md").read_text()
     for name in SFT_ONLY:
         assert f"`{name}`" in text, name
 

@@ -209,7 +209,7 @@ def test_the_problem_can_be_named(tmp_path, capsys):
 
 
 def test_every_format_is_in_the_guide():
-    guide = (Path(__file__).parents[2] / "docs" / "importing.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "rows.md").read_text()
     table = "".join(line for line in guide.splitlines() if line.startswith("| `"))
     assert not [name for name in FORMATS if f"`{name}`" not in table]
 

@@ -169,7 +169,7 @@ def _said(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
         side = "lowest" if found.best.rate(args) == edges[0] else "highest"
         lines.append(f"The best setting has the {side} learning rate that was tried. A better one may be beyond it.")
     lines.append(
-        "c is the baseline, and p~ the positives' share of the weight that a baseline leads to: see docs/choosing.md."
+        "c is the baseline, and p~ the positives' share of the weight that a baseline leads to: see docs/settings.md."
     )
     lines.append("Intervals are over the problems: another seed of the trainings would add to them.")
     few = [arm for arm, count in outcome.effective_samples.items() if arm is not None and count < _FEW]
