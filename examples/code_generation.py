@@ -1,4 +1,4 @@
-"""Offline TOPR beyond math: logged code generations, scored by unit tests in a sandbox. See docs/code_generation.md.
+"""Offline TOPR beyond math: logged code generations, scored by unit tests in a sandbox. See docs/examples.md.
 
     python examples/code_generation.py
 

@@ -4,7 +4,7 @@ Without arguments: a bundled solver and a bundled verifier, a few minutes on a l
 
     accelerate launch examples/verifier.py
 
-With models from the Hub (the paper's solver has 70B parameters, see docs/verifier.md):
+With models from the Hub (the paper's solver has 70B parameters, see docs/examples.md):
 
     accelerate launch examples/verifier.py --task math --dataset_name EleutherAI/hendrycks_math \\
         --test_dataset_name HuggingFaceH4/MATH-500 --solver_name_or_path meta-llama/Meta-Llama-3-8B-Instruct \\

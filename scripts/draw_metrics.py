@@ -41,8 +41,6 @@ EPOCHS, LOG_EVERY, TEST_EVERY = 2, 8, 40
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "healthy": ("TOPR, 27% of the rows positive", {}),
     "reinforce": ('preset="reinforce": nothing is tapered', {"preset": "reinforce"}),
-    "positives_only": ('preset="positives_only": nothing is learned from negatives', {"preset": "positives_only"}),
-    "all_negative": ("baseline=1.5: all rewards are negative", {"baseline": 1.5}),
     "learning_rate": ("learning_rate=1e-3: ten times too high", {"learning_rate": 1e-3}),
     "recomputed": ("log μ computed again before each epoch", {"recomputed": True}),
 }

@@ -93,7 +93,7 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
 
 @with_blocks("python")
 def test_python(page, world):
-    if page.name == "asynchronous.md" and Version(trl.__version__) < Version("1.16"):
+    if page.name == "scaling.md" and Version(trl.__version__) < Version("1.16"):
         pytest.skip("AsyncTOPRTrainer is built on TRL 1.16")
     if page.name == "one_card.md":
         pytest.skip("its model needs bitsandbytes: tests/test_quantized.py trains the same way")
@@ -251,7 +251,7 @@ def test_every_folder_of_the_package_has_an_api_page():
 
 
 def test_every_refused_setting_is_in_the_tables():
-    text = (ROOT / "docs" / "migrating.md").read_text()
+    text = (ROOT / "docs" / "online_trainer.md").read_text()
     for name in GRPO_ONLY:
         assert f"`{name}`" in text or any(f"`{name[:n]}*`" in text for n in range(4, len(name))), name
     text = (ROOT / "docs" / "offline_trainer.md").read_text()

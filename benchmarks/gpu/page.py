@@ -26,7 +26,7 @@ What one GPU of 80 to 140 GB says. Written by `make gpu` (`python -m benchmarks.
 minutes and goes on from there when it is run again) from `benchmarks/results/gpu`; do not edit. Weights are random, in
 bfloat16 unless said otherwise, with Adafactor: what is measured is time and memory. What is learned is measured with
 models that are trained from scratch first. [Performance](performance.md) has
-the CPU's figures, and [From a laptop to 70B](scaling.md) what is computed.
+the CPU's figures, and [Scaling](scaling.md) what is computed.
 """
 
 

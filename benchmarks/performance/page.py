@@ -120,7 +120,7 @@ def _loop(found: dict[str, Any]) -> str:
         f"each of its processes: {turns:.0f} s in turns, which leaves one of two cores idle, {beside['total']:.0f} s "
         f"with `--overlap 1` ({beside['total'] / turns:.2f}×). From the beginning of the first training to the end of "
         f"the last, {beside['window']:.0f} s, the sides were idle for: {idle}. Starting processes counts as work, and "
-        "so do log μ and tests, which are the sampling side's. [When it pays](asynchronous.md#when-it-pays)."
+        "so do log μ and tests, which are the sampling side's. [When it pays](scaling.md#sampling-beside-training)."
     )
 
 

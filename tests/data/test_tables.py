@@ -1,6 +1,8 @@
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from topr_trl.data.tables import atomic_write, load_rows, save_rows
+from topr_trl.data.tables import atomic_write, load_rows, save_rows, shards_of
 
 
 def test_shards_come_back_in_order(rows, tmp_path):

@@ -105,6 +105,6 @@ def _pool(seconds: float, memory_mb: int) -> WorkerPool:
         warn_user(
             f"The sandbox is weaker here than it can be: {refused}. Programs have their limits of time and memory, but "
             "can reach the network, and change files and processes as their user can. Run models that you do not "
-            "trust in a container. See docs/code_generation.md."
+            "trust in a container. See docs/examples.md."
         )
     return pool
