@@ -163,7 +163,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         else:
             # A target share describes the training set; other sets get the baseline that it led to.
             solved = args.effective_positive_share is not None
-            rewards = subtract_baseline(raw, self._solved_baseline if solved else args.baseline_value, problems)
+            rewards = subtract_baseline(raw, self._solved_baseline if solved else args.baseline, problems)
             chosen = np.arange(len(raw))
         rows, counts = rollouts.rows_of(chosen), rollouts.counts_R[chosen]
         with named_rows(dataset_name, rows):

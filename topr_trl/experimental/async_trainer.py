@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample, _AsyncRolloutLoop
 
-from topr_trl.config import Baseline, CurationArguments, LossArguments
+from topr_trl.config import Baseline, LossArguments, parse_baseline
 from topr_trl.loss import weighted_loss
 from topr_trl.refused import GRPO_ONLY, LIKE_TOPR, refuse_settings
 from topr_trl.trainer_base import TOPRMixin, path_as_text, settings_for
@@ -53,9 +53,7 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.validate_loss()
-        curation = CurationArguments(baseline=self.baseline)
-        curation.validate_curation()
-        self.baseline = curation.baseline
+        self.baseline = parse_baseline(self.baseline)
         if self.log_mu != "sampler":
             raise ValueError(
                 f"log_mu={self.log_mu!r}: rows are written by older weights than those in training, and only the "
@@ -64,11 +62,6 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
         refuse_settings(self, AsyncGRPOConfig, "AsyncTOPRTrainer", ASYNC_ONLY, LIKE_TOPR)
         if self.baseline == "group_mean" and self.num_generations < 2:
             raise ValueError("baseline='group_mean' needs num_generations of 2 or more. Set baseline='mean', or 0.")
-
-    @property
-    def baseline_value(self) -> float | str:
-        """The baseline as a number if it is one, else its name."""
-        return CurationArguments(baseline=self.baseline).baseline_value
 
 
 _WHOLE = "The server's log-probabilities would be of a part of the vocabulary, and the trainer's are of all of it."
@@ -123,7 +116,7 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
         loader = super().get_train_dataloader()
         if self._rollout_dataset is not None:  # on the main process
             self._rollout_dataset.max_staleness = math.inf
-            self._rollout_dataset.queue = _AfterBaseline(self._rollout_dataset.queue, self.args.baseline_value)
+            self._rollout_dataset.queue = _AfterBaseline(self._rollout_dataset.queue, self.args.baseline)
         return loader
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> int:
