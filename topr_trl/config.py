@@ -256,8 +256,7 @@ class ReplayArguments:
 
 @dataclass
 class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
-    """
-    Settings for [`TOPRTrainer`]: all settings of [`~trl.GRPOConfig`], and the parameters below.
+    """Settings for [`TOPRTrainer`]: all settings of [`~trl.GRPOConfig`], and the parameters below.
 
     The defaults are those of the paper (arXiv 2503.14286, Sec. 4.1), except for `baseline`. R is the reward after the
     baseline is subtracted. π is the policy in training, and μ is the policy that wrote the completion.
@@ -432,8 +431,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
 
 @dataclass
 class OfflineTOPRConfig(TOPRArguments, SFTConfig):
-    """
-    Settings for [`OfflineTOPRTrainer`]: all settings of [`~trl.SFTConfig`], and the parameters below.
+    """Settings for [`OfflineTOPRTrainer`]: all settings of [`~trl.SFTConfig`], and the parameters below.
 
     The defaults are those of the paper (arXiv 2503.14286, Sec. 4.1), except for `baseline`. R is the reward after the
     baseline is subtracted. π is the policy in training, and μ is the policy that wrote the completion.
