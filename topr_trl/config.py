@@ -36,8 +36,6 @@ LOG_MU_SOURCES = ("trainer", "sampler")
 REPLAY_RULES = ("newest", "negatives", "anna_karenina")
 REPLAYED_BATCHES = 8  # generation batches that a replay buffer holds by default
 
-_DEFAULT_BASELINE = "mean"
-
 if TYPE_CHECKING:
     Baseline = float | str
 else:  # HfArgumentParser reads `float | str` as float and then rejects 'mean', so it gets text, parsed after it.
@@ -105,7 +103,7 @@ class CurationArguments:
     """
 
     baseline: Baseline = field(
-        default=_DEFAULT_BASELINE, metadata={"help": "Baseline c in R = R0 - c: a number, 'mean' or 'group_mean'."}
+        default="mean", metadata={"help": "Baseline c in R = R0 - c: a number, 'mean' or 'group_mean'."}
     )
     effective_positive_share: float | None = field(
         default=None, metadata={"help": "Target effective share of positives in (0, 1]; the baseline is solved for it."}
@@ -138,7 +136,7 @@ class CurationArguments:
         share = self.effective_positive_share
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"effective_positive_share must be in (0, 1], not {share}.")
-        if share is not None and self.baseline != _DEFAULT_BASELINE:
+        if share is not None and self.baseline != "mean":
             raise ValueError(
                 f"baseline={self.baseline} and effective_positive_share={share} both set the baseline. Keep one of "
                 "them (baseline='mean', the default, counts as none)."

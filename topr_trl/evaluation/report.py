@@ -20,7 +20,7 @@ PICTURE = "evaluation.png"  # plot in a model card
 
 
 class Evaluations(dict[str, Evaluation]):
-    """Dictionary of evaluations by name, which are reported side by side.
+    """Dictionary of evaluations by name, which are reported side by side, in the order of the names.
 
     `print` shows a table. Assign the evaluations to `trainer.evaluations` to add them to the model card.
 
@@ -40,10 +40,6 @@ class Evaluations(dict[str, Evaluation]):
     invalid           25.0%         25.0%
     (2 problems, 2 samples each; ± is two standard errors)
     ```
-
-    Args:
-        **evaluations ([`Evaluation`]):
-            Evaluations by name, in the order of the columns.
     """
 
     def __str__(self) -> str:
