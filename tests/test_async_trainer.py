@@ -189,7 +189,7 @@ def test_baselines(baseline, expected):
     samples = queue.Queue()
     for reward in rewards:
         samples.put(sample_of({**row, "reward": reward}, 0, 0))
-    after = _AfterBaseline(samples, AsyncTOPRConfig("x", **QUIET, baseline=baseline).baseline_value)
+    after = _AfterBaseline(samples, AsyncTOPRConfig("x", **QUIET, baseline=baseline).baseline)
     assert after.qsize() == 4
     assert [after.get().advantage for _ in rewards] == pytest.approx([*expected, float("nan")], nan_ok=True)
 
@@ -206,7 +206,7 @@ def test_settings_that_do_not_fit_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             AsyncTOPRConfig("x", **QUIET, **wrong)
-    assert AsyncTOPRConfig("x", **QUIET, baseline=-0.5).baseline_value == -0.5
+    assert AsyncTOPRConfig("x", **QUIET, baseline=-0.5).baseline == -0.5
     with pytest.raises(TypeError, match="needs AsyncTOPRConfig as args, not AsyncGRPOConfig"):
         AsyncTOPRTrainer(MODEL, args=AsyncGRPOConfig("x", **QUIET))
 

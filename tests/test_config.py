@@ -1,9 +1,14 @@
+import ast
 import dataclasses
+import inspect
 import json
+import re
 import sys
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from accelerate import ParallelismConfig
 from transformers import TrainingArguments
 from transformers.trainer_utils import SaveStrategy
@@ -24,7 +29,7 @@ def test_defaults_are_the_papers_but_for_the_baseline(cls, tmp_path):
         args.lr_scheduler_type.value == "constant"
     )
     assert (args.weight_decay, args.max_grad_norm) == (0.0, 1.0)
-    assert (args.baseline_value, args.ratio_level, args.length_normalization) == ("mean", "sequence", True)
+    assert (args.baseline, args.ratio_level, args.length_normalization) == ("mean", "sequence", True)
 
 
 def test_online_defaults(tmp_path):
@@ -216,18 +221,57 @@ def test_command_line(cls, tmp_path):
     parser = TrlParser(cls)
     flags = f"--output_dir {tmp_path} --baseline mean --preset tis --a_neg 0.1 --curation uniform --bf16 False"
     (args,) = parser.parse_args_and_config(flags.split())
-    assert (args.baseline_value, args.a_neg, args.curation) == ("mean", 0.1, "uniform")
+    assert (args.baseline, args.a_neg, args.curation) == ("mean", 0.1, "uniform")
     (args,) = parser.parse_args_and_config(["--output_dir", str(tmp_path), "--baseline", "-0.5", "--bf16", "False"])
-    assert args.baseline_value == -0.5
+    assert args.baseline == -0.5
     assert "--effective_positive_share" in parser.format_help()
 
 
-def test_the_baseline_may_be_a_number_or_a_name():
-    """In a type checker too: `scripts/check_wheel.py`. In YAML it is either."""
-    for given, value in ((0.5, 0.5), (1, 1.0), ("-0.5", -0.5), ("group_mean", "group_mean")):
-        settings = CurationArguments(baseline=given)
-        settings.validate_curation()
-        assert settings.baseline_value == value
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [(0.5, 0.5), ("0.5", 0.5), (1, 1.0), (np.float32(0.5), 0.5), ("-1e-1", -0.1), ("group_mean", "group_mean")],
+)
+@pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
+def test_a_baseline_is_a_float_or_a_name(cls, given, value, tmp_path):
+    """In a type checker too: `scripts/check_wheel.py`."""
+    args = cls(str(tmp_path), **CPU, baseline=given)
+    assert (args.baseline, type(args.baseline)) == (value, type(value))
+    args.validate_curation()  # a second time changes nothing
+    assert args.baseline == value
+    as_json = json.loads(args.to_json_string())
+    assert as_json["baseline"] == value
+    assert cls(str(tmp_path), **CPU, baseline=as_json["baseline"]).baseline == value
+
+
+@pytest.mark.parametrize("baseline", [True, None, [0.5], "median", "", 10**400])
+def test_a_baseline_that_is_neither_number_nor_name(baseline, tmp_path):
+    with pytest.raises(ValueError, match=r"baseline must be .* mean, group_mean"):
+        OfflineTOPRConfig(str(tmp_path), **CPU, baseline=baseline)
+
+
+@pytest.mark.parametrize("text", ["0.5", "'0.5'", "group_mean", "5.0e-1", "1"])
+@pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
+def test_a_baseline_in_files(cls, text, tmp_path):
+    """In the files of TrlParser (YAML), and in those of HfArgumentParser (YAML and JSON)."""
+    value = text if text.isidentifier() else float(text.strip("'"))
+    plain = {"output_dir": str(tmp_path), **CPU, "baseline": yaml.safe_load(text)}
+    (tmp_path / "args.yaml").write_text(f"output_dir: {tmp_path}\nbaseline: {text}\nuse_cpu: true\nbf16: false\n")
+    (tmp_path / "args.json").write_text(json.dumps(plain))
+    parser = TrlParser(cls)
+    (by_trl,) = parser.parse_args_and_config(["--config", str(tmp_path / "args.yaml")])
+    (by_yaml,) = parser.parse_yaml_file(tmp_path / "args.yaml")
+    (by_json,) = parser.parse_json_file(tmp_path / "args.json")
+    assert [args.baseline for args in (by_trl, by_yaml, by_json)] == [value] * 3
+    assert {type(args.baseline) for args in (by_trl, by_yaml, by_json)} == {type(value)}
+
+
+def test_numbers_have_the_annotated_type(tmp_path):
+    given = {"a_neg": 0, "b_pos": np.float64(2), "curation": "uniform", "iteration_size": np.int64(3)}
+    args = TOPRConfig(str(tmp_path), **CPU, **given, effective_positive_share=1, replay_share=0)
+    floats = (args.a_neg, args.b_pos, args.effective_positive_share, args.replay_share)
+    assert [type(value) for value in floats] == [float] * 4
+    assert (type(args.iteration_size), args.iteration_size) == (int, 3)
+    assert args.b_neg is None
 
 
 def test_settings_of_curation_stand_alone():
@@ -241,12 +285,23 @@ def test_settings_of_curation_stand_alone():
         CurationArguments(iteration_size=3).validate_curation()
 
 
+_PARAMETER = re.compile(r"^        (\w+) \((`.*`), \*optional\*(?:, defaults to `(.*)`)?\):$", re.MULTILINE)
+
+
 @pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
 def test_every_setting_is_documented(cls):
+    """As static tools see it: without running code. Settings that TRL alone has are TRL's to document."""
+    ours = [kind for kind in inspect.getmro(cls) if kind.__module__.startswith("topr_trl")]
+    own = {name for kind in ours for name in inspect.get_annotations(kind)}
+    tree = ast.parse(inspect.getsource(inspect.getmodule(cls)))
+    (node,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
+    documented = {name: default for name, _, default in _PARAMETER.findall(ast.get_docstring(node, clean=False))}
+    defaults = {f.name: f.default for f in dataclasses.fields(cls) if f.name in own}
+    # None is not written down: *optional* alone says it, as in TRL.
+    assert {name: ast.literal_eval(default or "None") for name, default in documented.items()} == defaults
     for f in dataclasses.fields(cls):
-        if f.name in ("preset", "baseline", "log_mu", "effective_positive_share", "curation", "ratio_level"):
-            assert f"{f.name}" in cls.__doc__
-            assert f.metadata["help"]
+        if f.name in own:
+            assert f.metadata["help"].endswith("."), f.name
 
 
 def test_kl_off_policy_must_not_be_corrected_by_a_ratio_that_is_not_there(tmp_path):

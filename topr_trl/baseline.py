@@ -1,4 +1,4 @@
-"""The baseline c in R = R0 - c, which in TOPR sets the effective share of positives (arXiv 2503.14286, Sec. 3.2)."""
+"""Subtract a baseline from rewards, and choose it by the share of positives (arXiv 2503.14286, Sec. 3.2)."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -8,16 +8,26 @@ BASELINES = ("mean", "group_mean")
 
 
 def effective_positive_share(rewards: ArrayLike) -> float:
-    """`p~ = Σ_{R>=0} |R| / Σ |R|`: the share of the gradient's mass that is positive (Sec. 3.2).
+    """Compute the effective share of positives, `p~ = Σ_{R>=0} |R| / Σ |R|` (arXiv 2503.14286, Sec. 3.2).
+
+    Example:
+
+    ```python
+    >>> from topr_trl import effective_positive_share
+
+    >>> effective_positive_share([0.5, -0.5, -1.0])
+    0.25
+    ```
 
     Args:
-        rewards: (N,) rewards R *after* the baseline. NaN marks a row without a reward and is left out.
+        rewards (`ArrayLike`):
+            Rewards R *after* the baseline, shape (N,). NaN marks a row without a reward, which is ignored.
 
     Returns:
-        A number in [0, 1]; NaN if every reward is 0, since then nothing is learned from any row.
+        `float`: share in [0, 1]. NaN if every reward is 0.
     """
     scored = _known(rewards)
-    # Not by Σ |R|: summed in another order, rounding could carry the share past 1.
+    # The denominator is a sum of the two parts. Rounding of a separate Σ |R| could lead to a share above 1.
     above, below = scored[scored > 0].sum(), -scored[scored < 0].sum()
     return float(above / (above + below)) if above + below > 0 else float("nan")
 
@@ -28,17 +38,36 @@ def _known(rewards: ArrayLike) -> FloatArray:
 
 
 def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
-    """The baseline c under which the effective share of positives is `share`.
+    """Compute the baseline c that leads to a given effective share of positives (arXiv 2503.14286, Sec. 3.2).
 
-    For rewards ±1 this is `c = (p - p~) / (p + p~ - 2 p p~)`, the inverse of Eq. 12. For others, p~ is continuous and
-    falling in c, a ratio of two linear functions between neighboring rewards, so it is solved exactly there.
+    For rewards of ±1 the solution is `c = (p - p~) / (p + p~ - 2 p p~)`, the inverse of Eq. 12. For other rewards, p~
+    is continuous and decreases with c. Between two neighboring rewards it is a ratio of two linear functions of c, so
+    the solution is exact.
+
+    Example:
+
+    ```python
+    >>> from topr_trl import baseline_for_positive_share, effective_positive_share, subtract_baseline
+
+    >>> rewards = [1.0, -1.0, -1.0, -1.0]
+    >>> c = baseline_for_positive_share(rewards, share=0.5)
+    >>> c
+    -0.5
+    >>> effective_positive_share(subtract_baseline(rewards, c))
+    0.5
+    ```
 
     Args:
-        rewards: (N,) raw rewards R0. NaN marks a row without a reward and is left out.
-        share: the target p~, in (0, 1]; 1 puts c at the lowest reward, which takes the negatives out.
+        rewards (`ArrayLike`):
+            Raw rewards R0, shape (N,). NaN marks a row without a reward, which is ignored.
+        share (`float`):
+            Target p~, in (0, 1]. With 1, c is the lowest reward, so no reward is negative.
+
+    Returns:
+        `float`: the baseline c.
 
     Raises:
-        ValueError: the share is outside (0, 1], or the rewards allow no other than 1 (they are all the same).
+        ValueError: the share is outside (0, 1], there is no reward, or all rewards are equal and the share is below 1.
     """
     if not 0 < share <= 1:
         raise ValueError(f"The effective share of positives must be in (0, 1], not {share}.")
@@ -52,7 +81,7 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
             f"All {counts[0]} rewards are {values[0]:g}, so no baseline reaches an effective share of positives of "
             f"{share:g}: with every baseline it is 1 or 0. Add rows with other rewards, or set a number as baseline."
         )
-    # Mass above and below c, with c at each distinct reward.
+    # Sums of |R| above and below c, for c at each distinct reward.
     sums = values * counts
     mass_above = (sums[::-1].cumsum()[::-1]) - values * counts[::-1].cumsum()[::-1]
     mass_below = values * counts.cumsum() - sums.cumsum()
@@ -62,23 +91,41 @@ def baseline_for_positive_share(rewards: ArrayLike, share: float) -> float:
     n_above, s_above = counts[i + 1 :].sum(), sums[i + 1 :].sum()
     n_below, s_below = counts[: i + 1].sum(), sums[: i + 1].sum()
     c = (s_above * (1 - share) + share * s_below) / (n_above * (1 - share) + share * n_below)
-    # Rounding must not carry it past a reward: rows would change sides.
+    # Rounding must not move c past a reward, since rows with that reward would change their sign.
     return float(np.clip(c, values[i], np.nextafter(values[i + 1], values[i])))
 
 
 def subtract_baseline(
     rewards: ArrayLike, baseline: float | str, group_ids: ArrayLike | None = None, share: float | None = None
 ) -> FloatArray:
-    """(N,) float64 R = R0 - c for each row.
+    """Subtract the baseline from the raw rewards, R = R0 - c.
+
+    Example:
+
+    ```python
+    >>> from topr_trl import subtract_baseline
+
+    >>> subtract_baseline([1.0, 0.0, 0.0, 0.0], "mean")
+    array([ 0.75, -0.25, -0.25, -0.25])
+    ```
 
     Args:
-        rewards: (N,) raw rewards R0. NaN marks a row without a reward and stays NaN.
-        baseline: c as a number, `"mean"` (of all rows) or `"group_mean"` (of the rows of the same problem).
-        group_ids: (N,) the problem of each row, any comparable dtype; needed by `"group_mean"` only.
-        share: the effective share of positives to reach; then `baseline` is not used.
+        rewards (`ArrayLike`):
+            Raw rewards R0, shape (N,). NaN marks a row without a reward and stays NaN.
+        baseline (`float` or `str`):
+            Baseline c. Can be a number, `"mean"` (the mean of all rewards) or `"group_mean"` (the mean of the rewards
+            of the same problem).
+        group_ids (`ArrayLike`, *optional*):
+            Problem of each row, shape (N,), any comparable dtype. Required by `"group_mean"`.
+        share (`float`, *optional*):
+            Target for the effective share of positives, in (0, 1]. If it is given, c is solved for it and `baseline`
+            is not used.
+
+    Returns:
+        `np.ndarray`: rewards R, shape (N,), in float64.
 
     Raises:
-        ValueError: the baseline is not one of the above, or the share cannot be reached.
+        ValueError: the baseline is unknown, `group_ids` is missing, or the share cannot be reached.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
     if share is not None:
@@ -95,9 +142,9 @@ def subtract_baseline(
 
 
 def _minus_mean(rewards: FloatArray, group_N: NDArray[np.int64]) -> FloatArray:
-    """(N,) rewards minus the mean of their group, which has a number in 0 ... N - 1.
+    """Subtract the mean of its group from each reward. Groups are numbered from 0.
 
-    What differs from the mean by no more than the rounding of its sum is 0: its sign decides whether a row is learned.
+    A difference within the rounding error of the sum becomes 0, since the sign of R decides how a row is learned.
     """
     scored = ~np.isnan(rewards)
     counts = np.bincount(group_N, weights=scored)

@@ -1,22 +1,50 @@
-"""Checks of settings: types, choices, lower bounds."""
+"""Check settings: types, choices, lower bounds."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
-def check_types(settings: object, of: type) -> None:
-    """Raise a ValueError if a setting has another type than its field in the dataclass `of`: YAML may hold anything."""
+def check_types(settings: object, of: type, but: Collection[str] = ()) -> None:
+    """Compare settings with the annotations of a dataclass, and convert numbers to the type that is annotated.
+
+    YAML may hold any type. An `int` for a setting of type `float`, and a number of NumPy, are converted.
+
+    Args:
+        settings: object whose attributes are checked.
+        of: dataclass with the annotations.
+        but: names that are skipped.
+
+    Raises:
+        ValueError: a setting has another type than its annotation.
+    """
     for name, hint in get_type_hints(of).items():
-        check_type(name, getattr(settings, name), hint)
+        if name in but:
+            continue
+        value = getattr(settings, name)
+        check_type(name, value, hint)
+        kinds = get_args(hint) or (hint,)
+        if int in kinds and isinstance(value, Integral) and not isinstance(value, bool):
+            setattr(settings, name, int(value))
+        elif float in kinds and isinstance(value, Real):
+            setattr(settings, name, as_float(name, value))
+
+
+def as_float(name: str, number: Real) -> float:
+    """Return a number as a `float`; a ValueError names the setting if the number is too large."""
+    try:
+        return float(number)
+    except OverflowError:
+        raise ValueError(f"{name} must be below {sys.float_info.max:g}, not {number}.") from None
 
 
 def check_type(name: str, value: object, hint: Any) -> None:
-    """Raise a ValueError if a value does not have the type of its setting, where that is a class or a union of classes.
+    """Raise a ValueError if a value does not have the annotated type of its setting.
 
-    The contents of a `dict` or `list` are not checked.
+    Annotations other than classes and unions of classes are not checked, nor are the items of a `dict` or `list`.
     """
     union = get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
     kinds = [get_origin(kind) or kind for kind in union]
@@ -30,14 +58,14 @@ def check_type(name: str, value: object, hint: Any) -> None:
 
 
 def check_choice(settings: object, **choices: Sequence[str]) -> None:
-    """Raise a ValueError if a setting is not one of its choices."""
+    """Raise a ValueError if the value of a setting is not one of its choices."""
     for name, allowed in choices.items():
         if getattr(settings, name) not in allowed:
             raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(settings, name)!r}.")
 
 
 def check_at_least(least: int, settings: object, *names: str) -> None:
-    """Raise a ValueError if a setting is below `least`; None is left to the setting's type."""
+    """Raise a ValueError if a setting is below `least`. A setting that is None passes."""
     for name in names:
         if (value := getattr(settings, name)) is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}.")

@@ -1,4 +1,4 @@
-"""Settings of the two trainers: TRL's own, with TOPR's beside them. Defaults are the paper's, but for the baseline."""
+"""Settings for the two trainers: TRL's own settings, and TOPR's."""
 
 import os
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from trl import GRPOConfig, SFTConfig
 
 from topr_trl.baseline import BASELINES, FloatArray
-from topr_trl.checks import check_at_least, check_choice, check_types
+from topr_trl.checks import check_at_least, check_choice, check_type, check_types
 from topr_trl.curation import CURATIONS, Curated, compose
 from topr_trl.loss import PRESETS, RATIO_LEVELS, TruncationLimits
 from topr_trl.refused import (
@@ -36,32 +36,35 @@ LOG_MU_SOURCES = ("trainer", "sampler")
 REPLAY_RULES = ("newest", "negatives", "anna_karenina")
 REPLAYED_BATCHES = 8  # generation batches that a replay buffer holds by default
 
-_DEFAULT_BASELINE = "mean"
-
 if TYPE_CHECKING:
     Baseline = float | str
-else:  # HfArgumentParser would read `float | str` as float alone, and refuse 'mean'
+else:  # HfArgumentParser reads `float | str` as float and then rejects 'mean', so it gets text, parsed after it.
     Baseline = str
+
+
+def parse_baseline(baseline: float | str) -> float | str:
+    """Return a baseline as a `float`, or as one of the names in `BASELINES`.
+
+    Raises:
+        ValueError: the baseline is neither a finite number nor one of the names.
+    """
+    if isinstance(baseline, str) and baseline in BASELINES:
+        return baseline
+    wrong = ValueError(f"baseline must be a number or one of {', '.join(BASELINES)}, not {baseline!r}.")
+    if isinstance(baseline, bool) or not isinstance(baseline, str | Real):
+        raise wrong
+    try:
+        value = float(baseline)
+    except (ValueError, OverflowError):
+        raise wrong from None
+    if not isfinite(value):
+        raise ValueError(f"baseline must be finite, not {baseline}.")
+    return value
 
 
 @dataclass
 class LossArguments:
-    """How far the ratio π/μ counts in the loss (arXiv 2503.14286, Eq. 7), and where log μ comes from.
-
-    Parameters:
-        preset (`str`, defaults to `"topr"`):
-            Truncation limits by name: `"topr"`, `"positives_only"`, `"reinforce"`, `"opr"` or `"tis"` (Table 1).
-        a_pos, b_pos, a_neg, b_neg (`float`, *optional*):
-            Single limits that replace the preset's: the ratio π/μ of a completion is clipped to `[a_pos, b_pos]` if
-            R >= 0 and to `[a_neg, b_neg]` if R < 0 (Eq. 7).
-        ratio_level (`str`, defaults to `"sequence"`):
-            `"sequence"` is the paper. `"token"` and `"geometric"` are not TOPR and exist for comparison only.
-        length_normalization (`bool`, defaults to `True`):
-            Divide the loss of a completion by its number of tokens (Sec. 4.2).
-        log_mu (`str`, defaults to `"trainer"`):
-            Where log μ comes from: the trainer's own forward with the weights μ had, or the log-probabilities that
-            the `"sampler"` reported. Over long completions the numerical noise of a sampler alone moves the ratio.
-    """
+    """Settings for the weights of the loss (arXiv 2503.14286, Eq. 7). [`TOPRConfig`] describes them."""
 
     preset: str = field(default="topr", metadata={"help": f"Truncation limits by name: {', '.join(PRESETS)}."})
     a_pos: float | None = field(default=None, metadata={"help": "Lower limit of the ratio where R >= 0."})
@@ -72,16 +75,16 @@ class LossArguments:
         default="sequence", metadata={"help": "'sequence' (TOPR); 'token' and 'geometric' for comparison only."}
     )
     length_normalization: bool = field(default=True, metadata={"help": "Divide the loss by the completion's length."})
-    log_mu: str = field(default="trainer", metadata={"help": "Whose log μ: 'trainer' (own forward) or 'sampler'."})
+    log_mu: str = field(default="trainer", metadata={"help": "Source of log μ: 'trainer' (own forward) or 'sampler'."})
 
     @property
     def limits(self) -> TruncationLimits:
-        """The truncation limits: the preset's, single ones replaced."""
+        """Limits of the preset, with the limits that were set singly in their place."""
         given = {name: getattr(self, name) for name in ("a_pos", "b_pos", "a_neg", "b_neg")}
         return replace(PRESETS[self.preset], **{name: float(v) for name, v in given.items() if v is not None})
 
     def validate_loss(self) -> None:
-        """Raise a ValueError if a setting is outside its range, or a lower limit is above its upper one."""
+        """Raise a ValueError if a setting is outside its range, or a lower limit is above the upper limit."""
         check_types(self, LossArguments)
         check_choice(self, preset=tuple(PRESETS), ratio_level=RATIO_LEVELS, log_mu=LOG_MU_SOURCES)
         if not self.limits.bounded:  # `limits` raises with the limit's name
@@ -93,80 +96,47 @@ class LossArguments:
 
 @dataclass
 class CurationArguments:
-    """The baseline and the rows that are trained on (arXiv 2503.14286, Sec. 3.2 and 4.3).
+    """Settings for the baseline and the choice of rows (arXiv 2503.14286, Sec. 3.2 and 4.3).
 
-    Parameters:
-        baseline (`float` or `str`, defaults to `"mean"`):
-            c in R = R0 - c: a number, `"mean"` (of the rows of a round) or `"group_mean"` (of the rows of the problem).
-            The mean gives the positives and negatives of a round as much weight, whatever the rewards, before rows are
-            chosen. The paper's: 0, for rewards ±1.
-
-            With `length_normalization`, c also moves the length of completions: at π = μ, E[(R0 - c)/|y| · ∇log π]
-            depends on c. If the mean reward is below 0, c = 0 pushes toward long completions. The mean cancels this
-            push if reward and length are independent. This is the best argument for the default.
-
-            `"mean"` and `"group_mean"` hold the effective share of positives at 50% in every iteration. On one task
-            a number that gave 50% in the first of eight iterations and then stayed ended higher.
-        effective_positive_share (`float`, *optional*):
-            Target p~ in (0, 1]: the baseline is then solved from the data (Sec. 3.2). The paper finds 0.1 to 0.2 best.
-        curation (`str`, defaults to `"none"`):
-            Which rows of a round are trained on: `"none"` (all), `"uniform"`, `"positives"`, `"positive_share"` or
-            `"anna_karenina"` (Sec. 4.3). A round is the dataset offline, and a generation batch online.
-        iteration_size (`int`, *optional*):
-            Rows of a round to keep. See `topr_trl.curation.curate` for what leaving it out means.
-        curation_positive_share (`float`, defaults to `0.5`):
-            Share of positives that `curation="positive_share"` keeps.
+    [`TOPRConfig`] and [`OfflineTOPRConfig`] describe them. A round of rows is a generation batch online, and the
+    dataset offline.
     """
 
     baseline: Baseline = field(
-        default=_DEFAULT_BASELINE, metadata={"help": "c in R = R0 - c: a number, 'mean' or 'group_mean'."}
+        default="mean", metadata={"help": "Baseline c in R = R0 - c: a number, 'mean' or 'group_mean'."}
     )
     effective_positive_share: float | None = field(
         default=None, metadata={"help": "Target effective share of positives in (0, 1]; the baseline is solved for it."}
     )
     curation: str = field(default="none", metadata={"help": f"Rows to train on: {', '.join(CURATIONS)}."})
-    iteration_size: int | None = field(default=None, metadata={"help": "Rows of a round to keep."})
+    iteration_size: int | None = field(default=None, metadata={"help": "Number of rows to choose."})
     curation_positive_share: float = field(
-        default=0.5, metadata={"help": "Share of positives kept by curation='positive_share'."}
+        default=0.5, metadata={"help": "Share of positives that curation='positive_share' chooses."}
     )
-
-    @property
-    def baseline_value(self) -> float | str:
-        """The baseline as a number if it is one, else its name; a ValueError if it is neither."""
-        if self.baseline in BASELINES:
-            return self.baseline
-        try:
-            value = float(self.baseline)
-        except ValueError:
-            choices = ", ".join(BASELINES)
-            raise ValueError(f"baseline must be a number or one of {choices}, not {self.baseline!r}.") from None
-        if not isfinite(value):
-            raise ValueError(f"baseline must be finite, not {self.baseline}.")
-        return value
 
     def choose(
         self, rewards: ArrayLike, problem_ids: ArrayLike, seed: int, sample_ids: ArrayLike | None = None, **changes: Any
     ) -> tuple[FloatArray, Curated]:
-        """`topr_trl.curation.compose` with these settings, except for `changes` to its arguments."""
+        """Call `topr_trl.curation.compose` with these settings. `changes` replace single arguments."""
         own: dict[str, Any] = {
-            "baseline": self.baseline_value, "effective_positive_share": self.effective_positive_share,
+            "baseline": parse_baseline(self.baseline), "effective_positive_share": self.effective_positive_share,
             "rule": self.curation, "size": self.iteration_size, "positive_share": self.curation_positive_share,
         }  # fmt: skip
         return compose(rewards, problem_ids, sample_ids=sample_ids, seed=seed, **{**own, **changes})
 
     def validate_curation(self) -> None:
-        """Raise a ValueError if a setting is outside its range, or two contradict each other.
+        """Validate the settings, and turn the baseline into a `float` if it is a number.
 
-        Afterwards the baseline is text, as the command line gives it.
+        Raises:
+            ValueError: a setting is outside its range, or two settings contradict each other.
         """
-        if isinstance(self.baseline, Real):
-            self.baseline = str(self.baseline)
-        check_types(self, CurationArguments)
+        self.baseline = parse_baseline(self.baseline)
+        check_types(self, CurationArguments, but=("baseline",))
         check_choice(self, curation=CURATIONS)
-        baseline, share = self.baseline_value, self.effective_positive_share
+        share = self.effective_positive_share
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"effective_positive_share must be in (0, 1], not {share}.")
-        if share is not None and baseline != _DEFAULT_BASELINE:
+        if share is not None and self.baseline != "mean":
             raise ValueError(
                 f"baseline={self.baseline} and effective_positive_share={share} both set the baseline. Keep one of "
                 "them (baseline='mean', the default, counts as none)."
@@ -189,32 +159,25 @@ class CurationArguments:
 
 @dataclass
 class TOPRArguments(CurationArguments, LossArguments):
-    """Settings of both trainers: [`LossArguments`], [`CurationArguments`], and other defaults than TRL's.
-
-    Parameters:
-        share_prompts (`bool`, *optional*):
-            Compute a prompt once for all its completions in a micro-batch. Needs attention `"sdpa"` or `"eager"`, and a
-            model whose log π is measured to stay the same. Rows of a prompt become neighbors: online within each step,
-            offline also across steps, see [`OfflineTOPRConfig`]. Default: `True` on a CPU; offline only if it saves at
-            least 10% of the tokens. Not measured on a GPU yet.
-    """
+    """Settings that both trainers share. [`TOPRConfig`] and [`OfflineTOPRConfig`] describe them."""
 
     optim: str = field(default="adafactor", metadata={"help": "Optimizer. The paper's: Adafactor."})
     learning_rate: float = field(default=5e-7, metadata={"help": "Learning rate. The paper's: 5e-7."})
     lr_scheduler_type: str = field(default="constant", metadata={"help": "Schedule. The paper's: constant."})
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Log a loss that is NaN as 0."})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Log a loss of NaN as 0."})
     share_prompts: bool | None = field(
         default=None,
         metadata={
             "help": "true or false. Compute a prompt once for neighboring completions. Training on stored rows then "
-            "reads rows in another order, from 32 rows per step on. Default: true on a CPU."
+            "reads the rows in another order if a step has 32 rows or more. Default: true on a CPU."
         },
     )
 
     def validate_topr(self) -> None:
-        """Raise a ValueError if settings cannot be used in what Accelerate's launcher has set up for this process."""
+        """Raise a ValueError if a setting is invalid, or conflicts with the settings of Accelerate's launcher."""
         self.validate_loss()
         self.validate_curation()
+        check_type("share_prompts", self.share_prompts, bool | None)
         launched = os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION") == "2"
         offloaded = os.environ.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none") != "none"
         for deepspeed in (os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"), getattr(self, "deepspeed", None)):
@@ -223,32 +186,20 @@ class TOPRArguments(CurationArguments, LossArguments):
         refuse_split_sequences(getattr(self, "parallelism_config", None))
 
     def validate_sharding(self) -> None:
-        """Raise a ValueError if `fsdp` and the optimizer do not fit; after transformers has read `fsdp_config`."""
+        """Raise a ValueError if the optimizer does not work with `fsdp`.
+
+        Call it after transformers has parsed `fsdp_config`.
+        """
         fsdp: dict[str, Any] = getattr(self, "fsdp_plugin_args", None) or {}
         refuse_adafactor(self.optim, fsdp.get("fsdp_version") == 2, offloaded=False)
 
 
 @dataclass
 class ReplayArguments:
-    """Rows of earlier generation batches that are trained on again.
-
-    Parameters:
-        replay_share (`float`, defaults to `0`):
-            Share of the rows trained on that are of earlier generation batches, used again with the log μ that they got
-            when they were fresh. They come beside the fresh ones: a micro-batch has up to `1 / (1 - replay_share)`
-            times `per_device_train_batch_size` rows, rounded, and needs the memory of as many.
-        replay_size (`int`, *optional*):
-            Rows that are kept for it, over all processes; each keeps its own part, rounded up. Of a larger
-            `replay_dataset` the last are kept. Default: 8 generation batches, or the rows of `replay_dataset` if they
-            are more.
-        replay_rule (`str`, defaults to `"newest"`):
-            Which rows are kept where there are more: `"newest"`; `"negatives"`, the newest negatives; or
-            `"anna_karenina"`, the newest of all negatives and of each prompt's (and process's) newest positive. Rows
-            with R = 0 are not kept, and a negative is removed when the loss has given it a weight below 0.01.
-    """
+    """Settings for the replay of rows from earlier generation batches. [`TOPRConfig`] describes them."""
 
     replay_share: float = field(
-        default=0.0, metadata={"help": "Share of the rows trained on that are of earlier generation batches."}
+        default=0.0, metadata={"help": "Share of rows from earlier generation batches among the rows trained on."}
     )
     replay_size: int | None = field(
         default=None, metadata={"help": "Rows kept for replay_share. Default: 8 generation batches."}
@@ -258,10 +209,13 @@ class ReplayArguments:
     )
 
     def validate_replay(self, micro_batch: int, micro_batches: int, processes: int, beta: float) -> None:
-        """Raise a ValueError if rows cannot be used again like this.
+        """Raise a ValueError if the replay settings do not fit the batch sizes.
 
         Args:
-            micro_batch, micro_batches: rows of a micro-batch, and micro-batches of a generation batch, of a process.
+            micro_batch: fresh rows of a micro-batch of one process.
+            micro_batches: micro-batches of a generation batch of one process.
+            processes: number of processes.
+            beta: coefficient of TRL's KL term.
         """
         check_types(self, ReplayArguments)
         check_choice(self, replay_rule=REPLAY_RULES)
@@ -294,31 +248,131 @@ class ReplayArguments:
             )
 
     def rows_again(self, micro_batch: int) -> int:
-        """Rows that are used again beside the fresh ones of a micro-batch."""
+        """Return the number of replayed rows for a micro-batch with `micro_batch` fresh rows."""
         return round(micro_batch * self.replay_share / (1 - self.replay_share))
 
 
 @dataclass
 class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
-    """Settings of [`TOPRTrainer`]: those of [`~trl.GRPOConfig`], and of [`LossArguments`], [`CurationArguments`] and
-    [`ReplayArguments`].
+    """Settings for [`TOPRTrainer`]: all settings of [`~trl.GRPOConfig`], and the parameters below.
 
-    Defaults that differ from TRL's are the paper's (Sec. 4.1): `optim="adafactor"`, `learning_rate=5e-7`,
-    `lr_scheduler_type="constant"`, `top_k=500`, `loss_type="topr"`. Settings that belong to GRPO's losses alone
-    (`epsilon`, `delta`, `scale_rewards`, ...) raise if they are given a value of their own. With `log_mu="sampler"` all
-    tokens are sampled from: log-probabilities of what a filter leaves are larger than the trainer's. With
-    `load_best_model_at_end` the best model is that of the highest `eval_reward`.
-    `logging_nan_inf_filter=False`: training stops at NaN, instead of logging it as 0.
+    The defaults are those of the paper (arXiv 2503.14286, Sec. 4.1), except for `baseline`. R is the reward after the
+    baseline is subtracted. π is the policy in training, and μ is the policy that wrote the completion.
 
-    `vllm_importance_sampling_correction` never multiplies the loss here. While it is on, TRL measures how far the
-    sampler's log-probabilities are from the trainer's and logs it as `sampling/sampling_logp_difference`.
+    Settings that only the losses of GRPO use, such as `epsilon`, `delta` and `scale_rewards`, must keep their defaults.
+    `vllm_importance_sampling_correction` never changes the loss. While it is on, TRL measures the distance between
+    the log-probabilities of vLLM and of the trainer, and logs it as `sampling/sampling_logp_difference`.
+    With `load_best_model_at_end`, the best model is the one with the highest `eval_reward`.
 
-    In the tables of `log_completions`, `advantage` is R, and `weight` and `log_ratio` are what the loss last gave the
-    row; they are empty where it has not used the row (yet).
+    In the tables of `log_completions`, `advantage` is R. `weight` and `log_ratio` are the last values that the loss
+    computed for the row. They are empty if the loss has not used the row.
+
+    Example:
+
+    ```python
+    >>> from topr_trl import TOPRConfig
+
+    >>> args = TOPRConfig("out", effective_positive_share=0.2, use_cpu=True, bf16=False)
+    >>> args.limits
+    TruncationLimits(a_pos=1.0, b_pos=1.0, a_neg=0.0, b_neg=1.0)
+    ```
+
+    Parameters:
+        > Parameters that control the loss
+
+        preset (`str`, *optional*, defaults to `"topr"`):
+            Name of a set of truncation limits (Table 1). Can be:
+
+            - `"topr"`: the paper's method, with a+ = b+ = b- = 1 and a- = 0.
+            - `"positives_only"`: completions with R < 0 have weight 0. This is reward-weighted fine-tuning.
+            - `"reinforce"`: every weight is 1. The objective has no upper bound, and off-policy the model collapses.
+            - `"opr"`: plain importance sampling. The weight is the ratio π/μ.
+            - `"tis"`: truncated importance sampling. The weight is the ratio π/μ, and at most 1.
+        a_pos (`float`, *optional*):
+            Lower limit of the ratio π/μ of a completion with R >= 0 (a+ in Eq. 7). `None` takes the preset's limit.
+        b_pos (`float`, *optional*):
+            Upper limit of the ratio π/μ of a completion with R >= 0 (b+ in Eq. 7). `None` takes the preset's limit.
+        a_neg (`float`, *optional*):
+            Lower limit of the ratio π/μ of a completion with R < 0 (a- in Eq. 7). `None` takes the preset's limit.
+        b_neg (`float`, *optional*):
+            Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` takes the preset's limit.
+        ratio_level (`str`, *optional*, defaults to `"sequence"`):
+            Level at which the ratio π/μ is computed. `"sequence"` is the paper's: the product over the tokens of a
+            completion. `"token"` and `"geometric"` (the mean over tokens) are not TOPR. They exist for comparison.
+        length_normalization (`bool`, *optional*, defaults to `True`):
+            Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
+        log_mu (`str`, *optional*, defaults to `"trainer"`):
+            Source of log μ. `"trainer"` computes it with the trainer's own forward. `"sampler"` takes the
+            log-probabilities that vLLM reported, and needs `use_vllm=True`. Rounding in vLLM changes the ratio of long
+            completions.
+
+        > Parameters that control the baseline and the choice of rows
+
+        baseline (`float` or `str`, *optional*, defaults to `"mean"`):
+            Baseline c, which is subtracted from each reward: R = R0 - c. Can be a number, `"mean"` (the mean reward of
+            a generation batch) or `"group_mean"` (the mean reward of the completions of the same prompt). The paper
+            uses 0 with rewards of ±1. Text that holds a number becomes a `float`.
+
+            The mean gives positives and negatives the same total weight, for any scale of rewards, before rows are
+            chosen. So the effective share of positives stays at 50% in every iteration. With `length_normalization`
+            the baseline also changes the length of completions. If the mean reward is below 0, a baseline of 0 favors
+            long completions. The mean removes this effect if reward and length are independent.
+        effective_positive_share (`float`, *optional*):
+            Target p~, in (0, 1], for the share of positives in the weight of the rows (Sec. 3.2). The baseline is then
+            solved from the rewards, and `baseline` must keep its default. The paper's best values are 0.1 to 0.2.
+        curation (`str`, *optional*, defaults to `"none"`):
+            Rule that chooses the rows to train on from a generation batch (Sec. 4.3). Can be `"none"` (all rows),
+            `"uniform"`, `"positives"`, `"positive_share"` or `"anna_karenina"`. See [`curate`].
+        iteration_size (`int`, *optional*):
+            Number of rows to choose. Needs a `curation` other than `"none"`. See [`curate`] for the meaning of `None`.
+        curation_positive_share (`float`, *optional*, defaults to `0.5`):
+            Share of positives, in [0, 1], among the rows that `curation="positive_share"` chooses.
+
+        > Parameters that control replay
+
+        replay_share (`float`, *optional*, defaults to `0.0`):
+            Share, in [0, 1), of replayed rows among the rows trained on. A replayed row comes from an earlier
+            generation batch and keeps the log μ that was computed when it was fresh. Replayed rows are added to the
+            fresh rows. A micro-batch then has up to `per_device_train_batch_size / (1 - replay_share)` rows, and needs
+            memory for them.
+        replay_size (`int`, *optional*):
+            Number of rows kept for replay, over all processes. Each process keeps an equal part, rounded up. `None`
+            keeps 8 generation batches, or all rows of `replay_dataset` if those are more. If `replay_dataset` has
+            more rows than this, only its last rows are kept.
+        replay_rule (`str`, *optional*, defaults to `"newest"`):
+            Rule that chooses the rows kept for replay:
+
+            - `"newest"`: the newest rows.
+            - `"negatives"`: the newest rows with R < 0.
+            - `"anna_karenina"`: the newest rows with R < 0, and the newest positive of each prompt and process.
+
+            Rows with R = 0 are never kept. A negative is removed when its weight falls below 0.01.
+
+        > Parameters that control generation and training
+
+        top_k (`int`, *optional*):
+            Number of most likely tokens to sample from. `None` means 500, the paper's value. With `log_mu="sampler"`,
+            `None` means all tokens, since vLLM's log-probabilities of a truncated distribution are too large.
+        loss_type (`str`, *optional*, defaults to `"topr"`):
+            Always `"topr"`. The losses of GRPO cannot be used.
+        optim (`str`, *optional*, defaults to `"adafactor"`):
+            Optimizer. The default is the paper's.
+        learning_rate (`float`, *optional*, defaults to `5e-07`):
+            Learning rate. The default is the paper's.
+        lr_scheduler_type (`str`, *optional*, defaults to `"constant"`):
+            Schedule of the learning rate. The default is the paper's.
+        logging_nan_inf_filter (`bool`, *optional*, defaults to `False`):
+            Whether to log a loss of NaN as 0. With `False`, training stops at a loss of NaN.
+        share_prompts (`bool`, *optional*):
+            Whether to compute a prompt once for all its completions in a micro-batch. Needs `"sdpa"` or `"eager"`
+            attention and a model whose log π is measured to stay the same. The completions of a prompt become
+            neighbors within each optimizer step. `None` means `True` on a CPU and `False` on other devices, where
+            sharing has not been measured.
     """
 
     top_k: int | None = field(
-        default=None, metadata={"help": "Tokens sampled from. Default: 500, the paper's; all with log_mu='sampler'."}
+        default=None,
+        metadata={"help": "Most likely tokens to sample from. Default: 500, or all tokens with log_mu='sampler'."},
     )
     loss_type: str = field(default="topr", metadata={"help": "Always 'topr'."})
 
@@ -356,9 +410,10 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             )
 
     def _choose_metric_for_best_model(self) -> None:
-        """Use the reward instead of transformers' default, the loss, which is -mean(w · R) with w = 1 in evaluations.
+        """Select the best model by its reward, since the loss does not measure how good a model is.
 
-        The loss is refused in any case: callbacks such as transformers' `EarlyStoppingCallback` read the metric, too.
+        The loss is -mean(w · R), and w is 1 in evaluations. It raises a ValueError even if no best model is selected:
+        callbacks such as transformers' `EarlyStoppingCallback` also read the metric.
         """
         args: Any = self
         if is_loss(args.metric_for_best_model):
@@ -374,39 +429,128 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
 
 @dataclass
 class OfflineTOPRConfig(TOPRArguments, SFTConfig):
-    """Settings of [`OfflineTOPRTrainer`]: those of [`~trl.SFTConfig`], [`LossArguments`] and [`CurationArguments`].
+    """Settings for [`OfflineTOPRTrainer`]: all settings of [`~trl.SFTConfig`], and the parameters below.
 
-    Defaults that differ from TRL's are the paper's (Sec. 4.1): `optim="adafactor"`, `learning_rate=5e-7`,
-    `lr_scheduler_type="constant"`, `num_train_epochs=1`. `max_length` is `None`: a row is never cut, since half a
-    completion has neither the reward nor the probability of the whole; longer rows than `max_length` (or the model's
-    context) are an error. Settings that belong to supervised fine-tuning alone raise if given a value of their own.
-    `logging_nan_inf_filter=False`: training stops at NaN, instead of logging it as 0.
+    The defaults are those of the paper (arXiv 2503.14286, Sec. 4.1), except for `baseline`. R is the reward after the
+    baseline is subtracted. π is the policy in training, and μ is the policy that wrote the completion.
+
+    Settings that only supervised fine-tuning uses, such as `packing` and `assistant_only_loss`, must keep their
+    defaults.
+
+    Example:
+
+    ```python
+    >>> from topr_trl import OfflineTOPRConfig
+
+    >>> args = OfflineTOPRConfig("out", baseline="0.5", use_cpu=True, bf16=False)
+    >>> args.baseline
+    0.5
+    ```
 
     Parameters:
-        sort_by_length (`bool`, defaults to `True`):
-            Sort the rows of each optimizer step by length, so that those of a micro-batch are about as long as each
-            other and little padding is computed. The rows of a step, and its gradient, are the same without. Only a
-            random order of rows is sorted, and only where rows are padded (`padding_free=False`) and there is no
-            auxiliary loss of a mixture of experts.
+        > Parameters that control the loss
+
+        preset (`str`, *optional*, defaults to `"topr"`):
+            Name of a set of truncation limits (Table 1). Can be:
+
+            - `"topr"`: the paper's method, with a+ = b+ = b- = 1 and a- = 0.
+            - `"positives_only"`: completions with R < 0 have weight 0. This is reward-weighted fine-tuning.
+            - `"reinforce"`: every weight is 1. The objective has no upper bound, and off-policy the model collapses.
+            - `"opr"`: plain importance sampling. The weight is the ratio π/μ.
+            - `"tis"`: truncated importance sampling. The weight is the ratio π/μ, and at most 1.
+        a_pos (`float`, *optional*):
+            Lower limit of the ratio π/μ of a completion with R >= 0 (a+ in Eq. 7). `None` takes the preset's limit.
+        b_pos (`float`, *optional*):
+            Upper limit of the ratio π/μ of a completion with R >= 0 (b+ in Eq. 7). `None` takes the preset's limit.
+        a_neg (`float`, *optional*):
+            Lower limit of the ratio π/μ of a completion with R < 0 (a- in Eq. 7). `None` takes the preset's limit.
+        b_neg (`float`, *optional*):
+            Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` takes the preset's limit.
+        ratio_level (`str`, *optional*, defaults to `"sequence"`):
+            Level at which the ratio π/μ is computed. `"sequence"` is the paper's: the product over the tokens of a
+            completion. `"token"` and `"geometric"` (the mean over tokens) are not TOPR. They exist for comparison.
+        length_normalization (`bool`, *optional*, defaults to `True`):
+            Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
+        log_mu (`str`, *optional*, defaults to `"trainer"`):
+            Source of log μ. `"trainer"` takes the column `mu_logps`, or computes log μ with the starting weights
+            before the first step. `"sampler"` takes the column `sampler_logps`. Rounding in a sampler changes the
+            ratio of long completions.
+
+        > Parameters that control the baseline and the choice of rows
+
+        baseline (`float` or `str`, *optional*, defaults to `"mean"`):
+            Baseline c, which is subtracted from each reward: R = R0 - c. Can be a number, `"mean"` (the mean reward of
+            the dataset) or `"group_mean"` (the mean reward of the completions of the same prompt). The paper uses 0
+            with rewards of ±1. Text that holds a number becomes a `float`.
+
+            The mean gives positives and negatives the same total weight, for any scale of rewards, before rows are
+            chosen. So the effective share of positives stays at 50% in every iteration. With `length_normalization`
+            the baseline also changes the length of completions. If the mean reward is below 0, a baseline of 0 favors
+            long completions. The mean removes this effect if reward and length are independent.
+        effective_positive_share (`float`, *optional*):
+            Target p~, in (0, 1], for the share of positives in the weight of the rows (Sec. 3.2). The baseline is then
+            solved from the rewards, and `baseline` must keep its default. The paper's best values are 0.1 to 0.2.
+        curation (`str`, *optional*, defaults to `"none"`):
+            Rule that chooses the rows to train on from the dataset (Sec. 4.3). Can be `"none"` (all rows), `"uniform"`,
+            `"positives"`, `"positive_share"` or `"anna_karenina"`. See [`curate`].
+        iteration_size (`int`, *optional*):
+            Number of rows to choose. Needs a `curation` other than `"none"`. See [`curate`] for the meaning of `None`.
+        curation_positive_share (`float`, *optional*, defaults to `0.5`):
+            Share of positives, in [0, 1], among the rows that `curation="positive_share"` chooses.
+
+        > Parameters that control training
+
+        num_train_epochs (`float`, *optional*, defaults to `1.0`):
+            Number of epochs over the chosen rows. The default is the paper's.
+        max_length (`int`, *optional*):
+            Maximum number of tokens of prompt and completion. A longer row is an error, and so is a row longer than
+            the model's context. Rows are never cut, since the reward belongs to the whole completion.
+        optim (`str`, *optional*, defaults to `"adafactor"`):
+            Optimizer. The default is the paper's.
+        learning_rate (`float`, *optional*, defaults to `5e-07`):
+            Learning rate. The default is the paper's.
+        lr_scheduler_type (`str`, *optional*, defaults to `"constant"`):
+            Schedule of the learning rate. The default is the paper's.
+        logging_nan_inf_filter (`bool`, *optional*, defaults to `False`):
+            Whether to log a loss of NaN as 0. With `False`, training stops at a loss of NaN.
+        sort_by_length (`bool`, *optional*, defaults to `True`):
+            Whether to sort the rows of each optimizer step by length. The micro-batches then have less padding, and
+            each step keeps its rows and its gradient. Has no effect on rows that are read in a fixed order, with
+            `padding_free=True`, or with the auxiliary loss of a mixture of experts.
         share_prompts (`bool`, *optional*):
-            As in [`TOPRArguments`]. Rows of a prompt stay together, at most 8, and no more than leave 16 prompts in an
-            optimizer step.
-        log_completions (`bool`, defaults to `False`):
-            At each log, show the rows of the last optimizer step with reward, advantage (R), weight and log-ratio:
-            printed if `rich` is installed, in `output_dir/completions/completions_{{step}}.parquet`, and as a table in
-            wandb and trackio if `report_to` names them. Rows of evaluation sets are not shown.
+            Whether to compute a prompt once for all its completions in a micro-batch. Needs `"sdpa"` or `"eager"`
+            attention and a model whose log π is measured to stay the same. Up to 8 rows of a prompt then stay
+            together in training, or fewer, so that a step has at least 16 prompts. `None` means `True` on a CPU if
+            sharing saves at least 10% of the tokens. It means `False` on other devices, where sharing has not been
+            measured.
+
+        > Parameters that control logging
+
+        log_completions (`bool`, *optional*, defaults to `False`):
+            Whether to log the rows of the last optimizer step with reward, advantage (R), weight and log-ratio. The
+            table is written to `output_dir/completions/completions_{step}.parquet`. It is printed if `rich` is
+            installed, and sent to wandb and trackio if `report_to` names them. Evaluation rows are not logged.
         num_completions_to_print (`int`, *optional*):
-            How many of them to print, drawn at random; all are kept in the file. Default: all.
+            Number of completions to print, drawn at random. `None` prints all. The file always holds all.
     """
 
     num_train_epochs: float = field(default=1.0, metadata={"help": "Epochs over the rows. The paper's: 1."})
-    max_length: int | None = field(default=None, metadata={"help": "Longest row allowed, in tokens."})
-    sort_by_length: bool = field(default=True, metadata={"help": "Sort the rows of a step: less padding."})
-    log_completions: bool = field(default=False, metadata={"help": "At each log, show the rows of the last step."})
-    num_completions_to_print: int | None = field(default=None, metadata={"help": "Rows to print. Default: all."})
+    max_length: int | None = field(
+        default=None, metadata={"help": "Maximum number of tokens in a row; a longer row is an error."}
+    )
+    sort_by_length: bool = field(
+        default=True, metadata={"help": "Sort the rows of a step by length, for less padding."}
+    )
+    log_completions: bool = field(default=False, metadata={"help": "Log the rows of the last step at each log."})
+    num_completions_to_print: int | None = field(
+        default=None, metadata={"help": "Number of completions to print. Default: all."}
+    )
 
     def __post_init__(self) -> None:
         self.validate_topr()
+        for name in ("sort_by_length", "log_completions"):
+            check_type(name, getattr(self, name), bool)
+        check_type("num_completions_to_print", self.num_completions_to_print, int | None)
         refuse_settings(self, SFTConfig, "OfflineTOPRTrainer", SFT_ONLY, LIKE_OFFLINE_TOPR)
         metric = self.metric_for_best_model
         if is_loss(metric) or (metric is None and needs_metric_for_best_model(self)):
@@ -418,15 +562,12 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             )
         template = getattr(self, "chat_template_path", None)
         if template is not None:
-            self.chat_template_path = template = os.fspath(template)  # TRL takes text alone
-        if template and template.endswith((".jinja", ".j2")) and not Path(template).is_file():  # TRL would ask the Hub
+            self.chat_template_path = template = os.fspath(template)  # TRL accepts only text
+        if (
+            template and template.endswith((".jinja", ".j2")) and not Path(template).is_file()
+        ):  # TRL would look on the Hub
             raise ValueError(f"chat_template_path: there is no file {template}.")
         super().__post_init__()
         self.validate_sharding()
         refuse_unsupported_order(self)
         refuse_offloading_without_accelerator(self)
-
-
-for _config in (TOPRConfig, OfflineTOPRConfig):  # so that help() has all settings of TOPR
-    _config.__doc__ = f"{_config.__doc__}\n{LossArguments.__doc__}\n{CurationArguments.__doc__}"
-TOPRConfig.__doc__ = f"{TOPRConfig.__doc__}\n{ReplayArguments.__doc__}"

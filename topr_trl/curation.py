@@ -10,20 +10,31 @@ from topr_trl.warn import warn_user
 
 CURATIONS = ("none", "uniform", "positives", "positive_share", "anna_karenina")
 
-# The paper trains on 50,000 rows per iteration for the 7,473 problems of GSM8K, so 15% are first positives.
+# In each iteration the paper trains on 50,000 rows of the 7,473 problems of GSM8K.
 ROWS_PER_PROBLEM = 50_000 / 7_473
 
 
 @dataclass(frozen=True)
 class Curated:
-    """The chosen rows, and what there was to choose from.
+    """Result of [`curate`]: the chosen rows, and counts of the rows they were chosen from.
+
+    `print` shows the counts in one line.
 
     Attributes:
-        indices: (M,) int64 positions of the chosen rows, ascending. Shuffle before training.
-        size: rows that were asked for.
-        available_positives, available_negatives: rows with R >= 0 and R < 0 that there were.
-        chosen_positives: rows with R >= 0 among the chosen.
-        problems, problems_without_positive: problems that there were, and those without a positive.
+        indices (`np.ndarray`):
+            Positions of the chosen rows, shape (M,), int64, in ascending order. Shuffle the rows before training.
+        size (`int`):
+            Number of rows that were requested.
+        available_positives (`int`):
+            Number of rows with R >= 0 before the choice.
+        available_negatives (`int`):
+            Number of rows with R < 0 before the choice.
+        chosen_positives (`int`):
+            Number of chosen rows with R >= 0.
+        problems (`int`):
+            Number of problems before the choice.
+        problems_without_positive (`int`):
+            Number of problems without a row with R >= 0.
     """
 
     indices: NDArray[np.int64]
@@ -36,7 +47,7 @@ class Curated:
 
     @property
     def shortfall(self) -> int:
-        """Rows that were asked for and are missing under the rule."""
+        """Number of requested rows that the rule could not choose."""
         return self.size - len(self.indices)
 
     def __str__(self) -> str:
@@ -59,30 +70,56 @@ def curate(
     sample_ids: ArrayLike | None = None,
     seed: int = 0,
 ) -> Curated:
-    """Choose rows to train on.
+    """Choose the rows to train on (arXiv 2503.14286, Sec. 4.3).
 
-    | rule | what is chosen | `size=None` means |
+    | rule | chosen rows | meaning of `size=None` |
     |---|---|---|
-    | `"none"` | every row | |
-    | `"uniform"` | `size` rows at random | all |
+    | `"none"` | all rows | |
+    | `"uniform"` | `size` rows at random | all rows |
     | `"positives"` | `size` positives at random | all positives |
-    | `"positive_share"` | both at random, positives a share `positive_share` | as many as there are |
-    | `"anna_karenina"` | the first positive of each problem, then negatives at random up to `size` | 6.69 per problem |
+    | `"positive_share"` | positives and negatives at random, in the given share | as many as possible |
+    | `"anna_karenina"` | the first positive of each problem, then random negatives up to `size` | 6.69 per problem |
 
-    Where there are too few rows, fewer are returned; rows of the other sign never take their place.
-    `"positive_share"` keeps the share and returns fewer rows; `"anna_karenina"` returns all negatives there are, and
-    if even the first positives are more than `size`, `size` of them at random and no negative. A shortfall, and a
-    choice without positives or without negatives where the rule wants both, warns; `Curated` holds the counts.
+    If there are too few rows, fewer rows are returned. A missing positive is never replaced by a negative, or the
+    reverse. `"positive_share"` keeps the share. `"anna_karenina"` then returns all negatives. If there are more first
+    positives than `size`, it returns `size` of them at random and no negatives. A shortfall warns. So does a choice
+    without positives or without negatives, if the rule needs both.
+
+    Example:
+
+    ```python
+    >>> from topr_trl import curate
+
+    >>> curated = curate([1.0, 1.0, -1.0, -1.0], problem_ids=[0, 0, 0, 1], rule="anna_karenina", size=3)
+    >>> curated.indices.tolist()
+    [0, 2, 3]
+    >>> print(curated)
+    3 rows, 33.3% positive, chosen from 2 positives and 2 negatives of 2 problems (1 without a positive)
+    ```
 
     Args:
-        rewards: (N,) R; a row is positive if R >= 0. NaN marks a row without a reward: it is never chosen.
-        problem_ids: (N,) the problem of each row, any comparable dtype.
-        size: rows to choose; of the table's defaults at most as many as there are, so that no default falls short.
-        sample_ids: (N,) position of the row in its problem's sampling order. With it the choice does not depend on
-            the order of the table; without it the order of the table is the sampling order.
+        rewards (`ArrayLike`):
+            Rewards R after the baseline, shape (N,). A row is positive if R >= 0. NaN marks a row without a reward,
+            which is never chosen.
+        problem_ids (`ArrayLike`):
+            Problem of each row, shape (N,), any comparable dtype.
+        rule (`str`, *optional*, defaults to `"uniform"`):
+            Rule from the table above.
+        size (`int`, *optional*):
+            Number of rows to choose. `None` has the meaning in the table, and never causes a shortfall.
+        positive_share (`float`, *optional*, defaults to `0.5`):
+            Share of positives, in [0, 1], for `rule="positive_share"`.
+        sample_ids (`ArrayLike`, *optional*):
+            Position of each row in the sampling order of its problem, shape (N,). With it, the choice does not depend
+            on the order of the rows. `None` takes the order of the rows as the sampling order.
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the random choices.
+
+    Returns:
+        [`Curated`]: positions of the chosen rows, and counts.
 
     Raises:
-        ValueError: an unknown rule, lengths that differ, a size below 1, a share outside [0, 1].
+        ValueError: the rule is unknown, the lengths differ, `size` is below 1, or `positive_share` is outside [0, 1].
     """
     rewards, problem_ids = np.asarray(rewards, dtype=np.float64), np.asarray(problem_ids)
     if rule not in CURATIONS:
@@ -94,7 +131,7 @@ def curate(
     if not 0 <= positive_share <= 1:
         raise ValueError(f"positive_share must be in [0, 1], not {positive_share}.")
 
-    # In the order (problem, sampling order), every rule is blind to the order of the table.
+    # Rows are sorted by problem and sampling order, so that no rule depends on the order of the table.
     _, problem = np.unique(problem_ids, return_inverse=True)
     order = np.lexsort((np.arange(len(rewards)) if sample_ids is None else np.asarray(sample_ids), problem))
     order = order[~np.isnan(rewards[order])]
@@ -124,7 +161,7 @@ def _choose(
     positive_share: float,
     seed: int,
 ) -> tuple[int, list[NDArray[np.int64]]]:
-    """The number of rows that are asked for, and the chosen ones; `order` and `is_positive` are in sampling order."""
+    """Return the number of requested rows, and the chosen rows. `order` and `is_positive` are in sampling order."""
     positives, negatives = order[is_positive], order[~is_positive]
     rng = np.random.default_rng(seed)
 
@@ -178,18 +215,41 @@ def compose(
     sample_ids: ArrayLike | None = None,
     seed: int = 0,
 ) -> tuple[NDArray[np.float64], Curated]:
-    """Subtract the baseline and choose rows: from raw rewards to R of the rows to train on.
+    """Subtract the baseline from raw rewards, and choose the rows to train on.
 
-    The baseline is taken over all rows, and the sign of R decides which of them are positive for the curation. A target
-    share p~ describes the rows trained on, so it is solved once more over the chosen ones.
+    The baseline is computed from all rows, and the sign of R then decides which rows are positive. The target
+    `effective_positive_share` holds for the chosen rows, so the baseline is solved a second time for them.
+
+    Args:
+        rewards (`ArrayLike`):
+            Raw rewards R0, shape (N,). See [`subtract_baseline`].
+        problem_ids (`ArrayLike`):
+            Problem of each row, shape (N,).
+        baseline (`float` or `str`, *optional*, defaults to `0.0`):
+            Baseline c: a number, `"mean"` or `"group_mean"`.
+        effective_positive_share (`float`, *optional*):
+            Target p~. If it is given, `baseline` is not used.
+        rule (`str`, *optional*, defaults to `"none"`):
+            Rule that chooses the rows. See [`curate`].
+        size (`int`, *optional*):
+            Number of rows to choose. See [`curate`].
+        positive_share (`float`, *optional*, defaults to `0.5`):
+            Share of positives for `rule="positive_share"`.
+        sample_ids (`ArrayLike`, *optional*):
+            Position of each row in the sampling order of its problem, shape (N,).
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the random choices.
 
     Returns:
-        (M,) float64 rewards R of the chosen rows, and the choice. See `subtract_baseline` and `curate`.
+        `tuple`: rewards R of the chosen rows, shape (M,) in float64, and the [`Curated`] choice.
+
+    Raises:
+        ValueError: see [`subtract_baseline`] and [`curate`].
     """
     rewards = np.asarray(rewards, dtype=np.float64)
     after_baseline = subtract_baseline(rewards, baseline, problem_ids, effective_positive_share)
     curated = curate(after_baseline, problem_ids, rule, size, positive_share, sample_ids, seed)
-    one_sided = len(np.unique(rewards[curated.indices])) < 2  # no baseline reaches the share on those alone
+    one_sided = len(np.unique(rewards[curated.indices])) < 2  # then no baseline reaches the share
     if effective_positive_share is None or rule == "none" or one_sided:
         return after_baseline[curated.indices], curated
     return subtract_baseline(rewards[curated.indices], baseline, share=effective_positive_share), curated

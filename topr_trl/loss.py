@@ -1,7 +1,8 @@
-"""The loss of TOPR (arXiv 2503.14286, Algorithm 1) and the objective whose gradient it follows (Eq. 11).
+"""Compute the loss of TOPR (arXiv 2503.14286, Algorithm 1) and the objective whose gradient it has (Eq. 11).
 
-Pure functions; both trainers call `topr_loss`. Letters in names: B rows (completions), T completion tokens. π is the
-policy in training, μ the policy that wrote the completions, R the reward after the baseline is subtracted.
+All functions are pure, and all trainers use them. Letters at the end of a name give the shape of a tensor: B rows
+(completions), T tokens of a completion. π is the policy in training. μ is the policy that wrote the completions. R is
+the reward after the baseline is subtracted.
 """
 
 from dataclasses import dataclass
@@ -14,12 +15,34 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TruncationLimits:
-    """Limits to which the ratio π/μ of a completion is clipped, for R >= 0 and for R < 0.
+    """Limits to which the ratio π/μ of a completion is clipped (arXiv 2503.14286, Eq. 7).
 
-    `w = clip(π/μ, a_pos, b_pos)` if R >= 0, else `clip(π/μ, a_neg, b_neg)` (arXiv 2503.14286, Eq. 7).
+    The clipped ratio is the weight of the completion: `w = clip(π/μ, a_pos, b_pos)` if R >= 0, and
+    `w = clip(π/μ, a_neg, b_neg)` if R < 0.
+
+    Example:
+
+    ```python
+    >>> from topr_trl import PRESETS, TruncationLimits
+
+    >>> PRESETS["topr"]
+    TruncationLimits(a_pos=1.0, b_pos=1.0, a_neg=0.0, b_neg=1.0)
+    >>> TruncationLimits(a_pos=1, b_pos=1, a_neg=0, b_neg=2).bounded
+    True
+    ```
+
+    Args:
+        a_pos (`float`):
+            Lower limit for R >= 0, a+ in the paper. Must be finite and at least 0.
+        b_pos (`float`):
+            Upper limit for R >= 0, b+ in the paper. Can be infinite.
+        a_neg (`float`):
+            Lower limit for R < 0, a- in the paper. Must be finite and at least 0.
+        b_neg (`float`):
+            Upper limit for R < 0, b- in the paper. Can be infinite.
 
     Raises:
-        ValueError: a limit is negative or not a number, or a lower one is infinite or above its upper one.
+        ValueError: a limit is negative or NaN, a lower limit is infinite, or a lower limit is above its upper limit.
     """
 
     a_pos: float
@@ -48,7 +71,7 @@ class TruncationLimits:
 
     @property
     def bounded(self) -> bool:
-        """Whether the objective has an upper bound whatever the negatives (Prop. 3.2): exactly if a- = 0."""
+        """Whether the objective has an upper bound for any rewards, which holds if and only if a- = 0 (Prop. 3.2)."""
         return self.a_neg == 0
 
 
@@ -59,47 +82,61 @@ PRESETS: dict[str, TruncationLimits] = {
     "opr": TruncationLimits(0.0, inf, 0.0, inf),  # plain importance sampling: unbiased, high variance
     "tis": TruncationLimits(0.0, 1.0, 0.0, 1.0),  # truncated importance sampling
 }
-"""The limits of TOPR and its relatives, by name (arXiv 2503.14286, Table 1)."""
+"""Truncation limits of TOPR and related methods, by name (arXiv 2503.14286, Table 1)."""
 
 RATIO_LEVELS = ("sequence", "token", "geometric")
 
-# Only an infinite upper limit, or one beyond it, lets a ratio come this far. e^40 keeps the squared gradient norm
-# finite in float32, so that gradient clipping still works; a row with such a weight outweighs every other row all the
-# same.
+# Largest log of a weight. It matters only under an upper limit above e^40, such as infinity. e^40 keeps the squared
+# gradient norm finite in float32, so that gradient clipping still works.
 MAX_LOG_WEIGHT = 40.0
 
 
 def sequence_logps(logps_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """(B,) log-probability of each completion, `log π(y|x) = Σ_t log π(y_t|x,y_<t)`, in float32 (or wider).
+    """Compute the log-probability of each completion, `log π(y|x) = Σ_t log π(y_t|x, y_<t)`.
 
     Args:
-        logps_BT: (B, T) log-probabilities of the completion tokens, any float dtype. Padding may hold anything.
-        mask_BT: (B, T), non-zero where a token belongs to the completion.
+        logps_BT (`torch.Tensor`):
+            Log-probabilities of the completion tokens, shape (B, T), in nats, any float dtype. Padding may hold any
+            value.
+        mask_BT (`torch.Tensor`):
+            Mask, shape (B, T), non-zero where a token belongs to the completion.
+
+    Returns:
+        `torch.Tensor`: log-probabilities, shape (B,), in float32 or wider.
     """
     wide = logps_BT.to(torch.promote_types(logps_BT.dtype, torch.float32))
     return wide.masked_fill(mask_BT == 0, 0.0).sum(-1)
 
 
 def log_ratios(policy_logps_BT: Tensor, mu_logps: Tensor, mask_BT: Tensor, ratio_level: str = "sequence") -> Tensor:
-    """`log π/μ` of each completion (or token), detached.
+    """Compute the log-ratio `log π/μ` of each completion, or of each token.
 
     Args:
-        policy_logps_BT, mask_BT: see `sequence_logps`.
-        mu_logps: log μ, either (B, T) per token or (B,) summed over the completion.
-        ratio_level: `"sequence"` is the paper: the ratio of the whole completion, a product over its tokens. The other
-            two are *not* TOPR. They are here so that what other systems ship under its name can be compared with it:
-            `"token"` tapers each token by its own ratio, `"geometric"` by the length-normalized (geometric mean)
-            ratio, from which the taper all but vanishes on long completions.
+        policy_logps_BT (`torch.Tensor`):
+            Log-probabilities under π of the completion tokens, shape (B, T).
+        mu_logps (`torch.Tensor`):
+            Log-probabilities under μ, shape (B, T) for tokens, or (B,) for sums over completions.
+        mask_BT (`torch.Tensor`):
+            Mask, shape (B, T), non-zero where a token belongs to the completion.
+        ratio_level (`str`, *optional*, defaults to `"sequence"`):
+            Level at which the ratio is computed:
+
+            - `"sequence"`: the paper's ratio, which is the product over the tokens of the completion.
+            - `"token"`: the ratio of each token.
+            - `"geometric"`: the geometric mean over tokens. On long completions the taper hardly acts.
+
+            The last two are *not* TOPR. They exist for comparison with systems that use them under its name.
 
     Returns:
-        (B,), or (B, T) with `"token"` and zero at padding; float32 or wider.
+        `torch.Tensor`: detached log-ratios in float32 or wider, shape (B,). With `"token"` the shape is (B, T), and
+        padding is 0.
 
     Raises:
-        ValueError: `ratio_level` is unknown, or is `"token"` while log μ comes as sums.
+        ValueError: `ratio_level` is unknown, or is `"token"` while `mu_logps` holds sums.
     """
     if ratio_level not in RATIO_LEVELS:
         raise ValueError(f"ratio_level must be one of {RATIO_LEVELS}, not {ratio_level!r}.")
-    policy_logps_BT = policy_logps_BT.detach()  # Alg. 1's stop-gradient: the ratio is a weight, and not learned
+    policy_logps_BT = policy_logps_BT.detach()  # Stop-gradient of Alg. 1: no gradient flows through the weight.
     if ratio_level == "token":
         if mu_logps.dim() != 2:
             raise ValueError("ratio_level='token' needs log μ per token, shape (B, T); it was given as sums, (B,).")
@@ -113,18 +150,33 @@ def log_ratios(policy_logps_BT: Tensor, mu_logps: Tensor, mask_BT: Tensor, ratio
 
 
 def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLimits) -> Tensor:
-    """`w = clip(π/μ, a, b)`, with (a+, b+) where R >= 0 and (a-, b-) where R < 0 (Eq. 7).
+    """Compute the weights `w = clip(π/μ, a, b)`, with (a+, b+) where R >= 0 and (a-, b-) where R < 0 (Eq. 7).
 
-    Computed in log space, so ratios of e^±1000 are safe. A row whose two limits are equal has that weight whatever
-    its ratio, even if the ratio is unknown (NaN): positives need no log μ under the TOPR limits. Nor does a row with
-    R = 0, whatever the limits.
+    The computation stays in log space, so a log-ratio of ±1000 is safe. If both limits of a row are equal, its weight
+    is that limit, even if its ratio is unknown (NaN). So positives need no log μ under the limits of TOPR. A row with
+    R = 0 needs no log μ under any limits.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from topr_trl import PRESETS, truncated_weights
+
+    >>> log_ratio, rewards = torch.tensor([0.7, 0.7, -0.7]), torch.tensor([1.0, -1.0, -1.0])
+    >>> truncated_weights(log_ratio, rewards, PRESETS["topr"])
+    tensor([1.0000, 1.0000, 0.4966])
+    ```
 
     Args:
-        log_ratio: (B,) or (B, T) `log π/μ`, as `log_ratios` gives it.
-        rewards_B: (B,) R, after the baseline.
+        log_ratio (`torch.Tensor`):
+            Log-ratios `log π/μ`, shape (B,) or (B, T), as `log_ratios` returns them.
+        rewards_B (`torch.Tensor`):
+            Rewards R after the baseline, shape (B,).
+        limits ([`TruncationLimits`]):
+            Limits a+, b+, a- and b-.
 
     Returns:
-        Weights of the shape and dtype of `log_ratio`, never attached to the graph.
+        `torch.Tensor`: detached weights, with the shape and dtype of `log_ratio`.
     """
     positive = (rewards_B >= 0).view(-1, *[1] * (log_ratio.dim() - 1))
 
@@ -133,21 +185,24 @@ def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLi
             return torch.full_like(log_ratio, min(a, exp(MAX_LOG_WEIGHT)))
         return log_ratio.clamp(log(a) if a else -inf, min(log(b), MAX_LOG_WEIGHT)).exp()
 
-    # Stop-gradient: the weight scales the gradient of log π, it is not differentiated (Algorithm 1).
+    # Stop-gradient: the weight scales the gradient of log π and is not differentiated itself (Algorithm 1).
     log_ratio = log_ratio.detach()
-    # The ratio of a row that learns nothing may not have been computed, and 0 times an unknown weight must be 0.
+    # The trainers do not compute the ratio of a row with R = 0. Its loss must be 0, and 0 times NaN is NaN.
     nothing_to_learn = (rewards_B == 0).view_as(positive)
     log_ratio = log_ratio.masked_fill(nothing_to_learn & log_ratio.isnan(), 0.0)
     return torch.where(positive, clipped(limits.a_pos, limits.b_pos), clipped(limits.a_neg, limits.b_neg))
 
 
 class LossOutputs(NamedTuple("_LossOutputs", [("losses_B", Tensor), ("weights", Tensor), ("log_ratios", Tensor)])):
-    """Losses, weights and log-ratios of `topr_loss`.
+    """Outputs of `topr_loss`.
 
     Attributes:
-        losses_B: (B,) losses, float32 or wider, attached to the graph. Average them for the loss of a batch.
-        weights: (B,) truncated weights w, or (B, T) with `ratio_level="token"`; detached.
-        log_ratios: log π/μ, of the shape of `weights`; detached. NaN where log μ is not known.
+        losses_B (`torch.Tensor`):
+            Losses, shape (B,), in float32 or wider, attached to the graph. Their mean is the loss of the batch.
+        weights (`torch.Tensor`):
+            Detached weights w, shape (B,), or (B, T) with `ratio_level="token"`.
+        log_ratios (`torch.Tensor`):
+            Detached log-ratios log π/μ, with the shape of `weights`. NaN where log μ is unknown.
     """
 
     __slots__ = ()
@@ -162,18 +217,48 @@ def topr_loss(
     ratio_level: str = "sequence",
     length_normalization: bool = True,
 ) -> LossOutputs:
-    """Loss of each completion, `ℓ = -stop_grad(w) · R · log π(y|x) / |y|` (Algorithm 1; the division: Sec. 4.2).
+    """Compute the loss of each completion, `ℓ = -stop_grad(w) · R · log π(y|x) / |y|`.
+
+    This is Algorithm 1 of the paper (arXiv 2503.14286), with the division by the length |y| from Sec. 4.2.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from topr_trl import PRESETS, topr_loss
+
+    >>> policy_logps = torch.tensor([[-0.5, -0.5], [-1.0, -2.0]], requires_grad=True)
+    >>> mu_logps = torch.tensor([-1.0, -2.0])  # sums over the completions
+    >>> rewards, mask = torch.tensor([1.0, -1.0]), torch.ones(2, 2)
+    >>> outputs = topr_loss(policy_logps, mu_logps, rewards, mask, PRESETS["topr"])
+    >>> outputs.weights  # the second ratio is exp(-3 + 2)
+    tensor([1.0000, 0.3679])
+    >>> outputs.losses_B.mean().backward()
+    ```
 
     Args:
-        policy_logps_BT: (B, T) log π of the completion tokens, attached to the graph, any float dtype.
-        mu_logps: (B, T) or (B,) log μ, see `log_ratios`. NaN where the row's weight does not need it.
-        rewards_B: (B,) R, after the baseline; its sign decides which limits apply.
-        mask_BT: (B, T), non-zero where a token belongs to the completion. A row without tokens has loss 0.
-        ratio_level: `"sequence"` for TOPR; see `log_ratios` for the others.
-        length_normalization: divide by |y|, as the paper does.
+        policy_logps_BT (`torch.Tensor`):
+            Log-probabilities under π of the completion tokens, shape (B, T), in nats, attached to the graph. Any float
+            dtype.
+        mu_logps (`torch.Tensor`):
+            Log-probabilities under μ, shape (B, T) for tokens, or (B,) for sums over completions. May be NaN if the
+            weight of the row does not depend on it.
+        rewards_B (`torch.Tensor`):
+            Rewards R after the baseline, shape (B,). The sign selects the limits.
+        mask_BT (`torch.Tensor`):
+            Mask, shape (B, T), non-zero where a token belongs to the completion. A row without tokens has loss 0.
+        limits ([`TruncationLimits`]):
+            Limits of the ratio, for instance `PRESETS["topr"]`.
+        ratio_level (`str`, *optional*, defaults to `"sequence"`):
+            Level at which the ratio is computed. See `log_ratios`.
+        length_normalization (`bool`, *optional*, defaults to `True`):
+            Whether to divide the loss by |y|, the number of tokens of the completion.
+
+    Returns:
+        `LossOutputs`: losses, weights and log-ratios of the rows.
 
     Raises:
-        ValueError: see `log_ratios`.
+        ValueError: `ratio_level` is unknown, or is `"token"` while `mu_logps` holds sums.
     """
     log_ratio = log_ratios(policy_logps_BT, mu_logps, mask_BT, ratio_level)
     weights = truncated_weights(log_ratio, rewards_B, limits)
@@ -184,14 +269,22 @@ def topr_loss(
 def weighted_loss(
     policy_logps_BT: Tensor, weights: Tensor, rewards_B: Tensor, mask_BT: Tensor, length_normalization: bool = True
 ) -> Tensor:
-    """The loss of each completion where the weights are known.
+    """Compute the loss of each completion from weights that are already known.
 
     Args:
-        policy_logps_BT, rewards_B, mask_BT, length_normalization: see `topr_loss`.
-        weights: (B,), or (B, T) with a ratio per token; without gradient.
+        policy_logps_BT (`torch.Tensor`):
+            Log-probabilities under π, shape (B, T). See `topr_loss`.
+        weights (`torch.Tensor`):
+            Detached weights, shape (B,) for completions, or (B, T) for tokens.
+        rewards_B (`torch.Tensor`):
+            Rewards R after the baseline, shape (B,).
+        mask_BT (`torch.Tensor`):
+            Mask, shape (B, T), non-zero where a token belongs to the completion.
+        length_normalization (`bool`, *optional*, defaults to `True`):
+            Whether to divide the loss by the number of tokens of the completion.
 
     Returns:
-        (B,) losses, in the dtype of the log-probabilities, or a wider one.
+        `torch.Tensor`: losses, shape (B,), in float32 or wider.
     """
     if weights.dim() == 2:
         weighted_B = sequence_logps(weights * policy_logps_BT, mask_BT)
@@ -202,29 +295,68 @@ def weighted_loss(
 
 
 def taper(ratio: Tensor, a: float, b: float) -> Tensor:
-    """The taper function ρ(x, a, b) of Eq. 11, differentiable.
+    """Compute the taper function ρ(x, a, b) of Eq. 11, which is differentiable.
 
-    `ρ = a (1 + log(x/a))` if x < a, `b (1 + log(x/b))` if x > b, and x between; so `ρ <= x` and
-    `ρ'(x) = clip(x,a,b)/x`. With a = 0 the lower branch is absent, with b = ∞ the upper one. With a = b = 0, ρ is 0.
+    `ρ = a (1 + log(x/a))` if x < a, `ρ = b (1 + log(x/b))` if x > b, and `ρ = x` in between. So `ρ <= x`, and
+    `ρ'(x) = clip(x, a, b) / x`. With a = b = 0, ρ is 0.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from topr_trl import taper
+
+    >>> taper(torch.tensor([0.5, 1.0, 2.0]), a=0.0, b=1.0)
+    tensor([0.5000, 1.0000, 1.6931])
+    ```
 
     Args:
-        ratio: x > 0, any shape and float dtype.
-        a, b: limits, 0 <= a <= b; b may be infinite.
+        ratio (`torch.Tensor`):
+            Ratios x > 0, any shape and float dtype.
+        a (`float`):
+            Lower limit, at least 0. With `a=0` no ratio is below it.
+        b (`float`):
+            Upper limit, at least `a`. Can be infinite.
+
+    Returns:
+        `torch.Tensor`: ρ, with the shape and dtype of `ratio`.
     """
     if b == 0:
         return ratio * 0.0
-    # log(x) - log(a), not log(x/a): the quotient overflows for the smallest limits.
+    # log(x) - log(a) instead of log(x/a), which overflows for very small limits.
     lower = ratio if a == 0 else torch.where(ratio < a, a * (1 + ratio.log() - log(a)), ratio)
     return lower if b == inf else torch.where(ratio > b, b * (1 + ratio.log() - log(b)), lower)
 
 
 def objective(policy_logps_B: Tensor, mu_logps_B: Tensor, rewards_B: Tensor, limits: TruncationLimits) -> Tensor:
-    """The objective `J = Σ_τ μ(τ) ρ(π(τ)/μ(τ), a, b) R(τ)` over an enumerated set of completions (Eq. 11).
+    """Compute the objective `J = Σ_τ μ(τ) ρ(π(τ)/μ(τ), a, b) R(τ)` over a set of completions (Eq. 11).
 
-    A scalar, whose gradient is Eq. 7: that of `-Σ μ(τ) topr_loss(τ).losses_B` without length division.
+    Its gradient is Eq. 7. It equals the gradient of `-Σ_τ μ(τ) ℓ(τ)`, where ℓ is `topr_loss` without length
+    normalization.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from topr_trl import PRESETS, objective
+
+    >>> policy, mu = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log()
+    >>> objective(policy, mu, torch.tensor([1.0, -1.0]), PRESETS["topr"])
+    tensor(-0.0767)
+    ```
 
     Args:
-        policy_logps_B, mu_logps_B, rewards_B: (B,) log π(τ), attached to the graph, log μ(τ), and R(τ).
+        policy_logps_B (`torch.Tensor`):
+            Log-probabilities log π(τ) of the completions, shape (B,), attached to the graph.
+        mu_logps_B (`torch.Tensor`):
+            Log-probabilities log μ(τ) of the completions, shape (B,).
+        rewards_B (`torch.Tensor`):
+            Rewards R(τ) after the baseline, shape (B,).
+        limits ([`TruncationLimits`]):
+            Limits of the ratio.
+
+    Returns:
+        `torch.Tensor`: J, a scalar.
     """
     ratio_B = (policy_logps_B - mu_logps_B).exp()
     tapered_B = torch.where(

@@ -1,9 +1,10 @@
-"""`OfflineTOPRTrainer`: learn from a table of prompts, completions and rewards, without generating a token."""
+"""Train with TOPR on a table of prompts, completions and rewards: `OfflineTOPRTrainer`."""
 
+import os
 import warnings
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -45,36 +46,85 @@ from topr_trl.offline_rows import (
 from topr_trl.shared_prompts import LEAST_SAVED, remove_shared_prompts
 from topr_trl.trainer_base import TOPRMixin, path_as_text, say, settings_for
 
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
 
 class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
-    """Tapered Off-Policy REINFORCE (arXiv 2503.14286) on stored completions.
+    """Trainer for Tapered Off-Policy REINFORCE (TOPR), on stored completions with rewards.
 
-    Takes what [`~trl.SFTTrainer`] takes. The dataset holds `prompt`, `completion` and `reward` (all columns:
-    `topr_trl.data.rows`). Before the first step the starting model computes log μ once, for the rows whose weight
-    depends on it, and writes it to `output_dir/log_mu.parquet`; a resumed run reads it there. Rows that carry
-    `mu_logps` (log μ of each token, or of the completion) keep them, for learning from what another model wrote.
+    The method was proposed in [Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for
+    LLMs](https://huggingface.co/papers/2503.14286). The trainer takes the arguments of [`~trl.SFTTrainer`], except for
+    `data_collator`, `formatting_func`, `compute_loss_func` and `compute_metrics`.
+
+    Before the first step, the trainer computes log μ with the starting weights, for each row whose weight depends on
+    it. It writes log μ to `output_dir/log_mu.parquet`, where a resumed run reads it. Rows with a column `mu_logps`
+    keep their values. Use this column for completions that another model wrote.
+
+    Example:
+
+    ```python
+    >>> from datasets import Dataset
+    >>> from topr_trl import OfflineTOPRTrainer
+
+    >>> rows = [
+    ...     {"prompt": "3 + 4 = ", "completion": "7", "reward": 1.0},
+    ...     {"prompt": "3 + 4 = ", "completion": "8", "reward": -1.0},
+    ... ]
+    >>> trainer = OfflineTOPRTrainer(
+    ...     model="Qwen/Qwen2.5-0.5B",
+    ...     train_dataset=Dataset.from_list(rows),
+    ... )
+    >>> trainer.train()
+    ```
+
+    Args:
+        model (`str`, `os.PathLike`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            Model to train: a model id on the Hub, a folder written by `save_pretrained`, or a causal language model.
+            Models given by name are loaded in float32, with the arguments in `args.model_init_kwargs`.
+        args ([`OfflineTOPRConfig`], *optional*):
+            Settings. `None` creates default settings with the output folder `MODEL-TOPR`.
+        train_dataset ([`~datasets.Dataset`]):
+            Rows to train on, with the columns `prompt`, `completion` and `reward`. Prompts and completions are text,
+            messages or token ids. `topr_trl.data.rows` lists all columns.
+        eval_dataset ([`~datasets.Dataset`], [`~datasets.DatasetDict`] or `dict[str, Dataset]`, *optional*):
+            Rows to evaluate, in the form of `train_dataset`.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
+            Tokenizer or processor. `None` loads the one of the model.
+        callbacks (`list[TrainerCallback]`, *optional*):
+            Callbacks that are added to the default ones.
+        optimizers (`tuple[Optimizer | None, LambdaLR | None]`, *optional*, defaults to `(None, None)`):
+            Optimizer and schedule. `None` creates them from `args`.
+        optimizer_cls_and_kwargs (`tuple[type[torch.optim.Optimizer], dict[str, Any]]`, *optional*):
+            Class and keyword arguments of the optimizer. Replaces `optim` in `args`.
+        quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
+            Quantization used to load a model that is given by name.
+        peft_config ([`~peft.PeftConfig`], *optional*):
+            Adapter to train. `None` trains the model as it is.
 
     Attributes:
-        curated (`Curated`): which rows of the training set were chosen.
+        curated ([`Curated`]):
+            The rows of `train_dataset` that were chosen.
 
     Raises:
-        TypeError: `args` is not an `OfflineTOPRConfig`, or a dataset is not a `datasets.Dataset`.
-        ValueError: rows are malformed or too long, or their log μ is of another model.
+        TypeError: `args` is not an [`OfflineTOPRConfig`], or a dataset is not a `Dataset`.
+        ValueError: rows are malformed or too long, or their log μ was computed by another model.
     """
 
-    # Trainer's own annotations do not say what they hold here.
+    # The annotations of transformers' Trainer are wider.
     args: OfflineTOPRConfig
     train_dataset: Dataset
-    eval_dataset: Any
+    eval_dataset: Dataset | dict[str, Dataset] | None
     data_collator: Any
     _solved_baseline: float  # c that gives the training set its `effective_positive_share`
-    _temperature: float  # at which log π is computed, of the training set
-    _sampler_reported: bool  # log-probabilities of the rows to train on
-    _prepared = 0  # datasets so far: their rows carry this number
+    _temperature: float  # temperature at which log π is computed, which is that of the training set
+    _sampler_reported: bool  # whether the training set has log-probabilities of its sampler
+    _prepared = 0  # number of prepared datasets, which becomes the column `dataset` of their rows
 
     def __init__(
         self,
-        model: Any,
+        model: "str | os.PathLike[str] | PreTrainedModel | PeftModel",
         args: OfflineTOPRConfig | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
@@ -96,36 +146,36 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                     "likely. Name a metric that a callback of yours adds to evaluations."
                 )
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
-        # The loss is divided by the rows of the whole step, whatever the model's forward takes; not once more.
+        # The loss is already divided by the rows of the whole step, so Trainer must not divide it again.
         self.model_accepts_loss_kwargs = True
         self._check_tokens({"train": self.train_dataset, **by_name(self.eval_dataset)})
         remove_shared_prompts(text_model(self.model))
-        # SFTTrainer's head computes the entropy and the likeliest token of every position too, for metrics of its own.
+        # This head replaces SFTTrainer's, which also computes entropy and the most likely token for its metrics.
         add_fused_lm_head(text_model(self.model), temperature=self._temperature)
         self._log_mu = LogMu(args, self.accelerator)
-        self._keep_together = False  # rows of a prompt, in training
-        # The auxiliary loss of a mixture of experts is of all tokens.
+        self._keep_together = False  # whether the rows of a prompt stay together in training
+        # The auxiliary loss of a mixture of experts needs the tokens of all rows, even with R = 0.
         self.data_collator = Collator(
             self.data_collator, args.ratio_level, keep_idle=self.aux_loss_enabled, log_mu=self._log_mu.values
         )
         self._start = StartingModel()
         self.add_callback(self._start)
-        self._is_checked = self._is_ready  # else when training begins
+        self._is_checked = self._is_ready  # Otherwise the model is checked when training begins.
         if self._is_checked:
             self._check_rows_apart(self.model)
         self._share_prompts()
         if args.log_completions:
             self.add_callback(LogCompletions(self))
 
-    # Prompts that several rows share.
+    # Shared prompts.
 
     def _share_prompts(self) -> None:
-        """Share prompts, if that saves enough, and decide whether rows of a prompt stay together in training."""
+        """Share prompts if it saves enough tokens, and decide whether training keeps the rows of a prompt together."""
         args, rows = self.args, self.train_dataset
         if not self._wants_sharing:
             return
         groups = prompt_groups(rows)
-        # The order of the rows follows from these two alone, so it is the same on any number of processes.
+        # The order of the rows depends only on these two, so it is the same on any number of processes.
         together = rows_together(self._rows_per_step)
         saved = part_saved_by_sharing(rows, groups, together)
         batch = min(args.per_device_train_batch_size, args.per_device_eval_batch_size)
@@ -147,7 +197,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         """Rows per optimizer step, over all processes and micro-batches."""
         return int(self.get_total_train_batch_size(self.args))
 
-    # Rows: SFTTrainer would tokenize and cut them its own way.
+    # Rows. These methods replace SFTTrainer's, which tokenizes and truncates rows in another way.
 
     def _prepare_dataset(
         self, dataset: Dataset, processing_class: Any, args: Any, packing: bool, formatting_func: Any, dataset_name: str
@@ -161,9 +211,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._sampler_reported = has_values(dataset, "sampler_logps")
             rewards, chosen = self._choose(dataset, firsts, raw, problems, args)
         else:
-            # A target share describes the training set; other sets get the baseline that it led to.
+            # A target share describes the training set. Other sets get the baseline that was solved for it.
             solved = args.effective_positive_share is not None
-            rewards = subtract_baseline(raw, self._solved_baseline if solved else args.baseline_value, problems)
+            rewards = subtract_baseline(raw, self._solved_baseline if solved else args.baseline, problems)
             chosen = np.arange(len(raw))
         rows, counts = rollouts.rows_of(chosen), rollouts.counts_R[chosen]
         with named_rows(dataset_name, rows):
@@ -173,11 +223,11 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             )  # fmt: skip
         if (counts > 1).any():
             dataset = join_parts(dataset, counts)
-        # Not in the mapped file: it serves whatever the baseline, and whatever other datasets there are.
+        # These columns are added after mapping, so the cached file does not depend on the baseline.
         dataset = dataset.add_column("reward", rewards).add_column("given_reward", raw[chosen])
         dataset = dataset.add_column("dataset", np.full(len(chosen), self._prepared)).add_column("row", firsts[chosen])
         self._prepared += 1
-        if incomparable:  # needed until now, since they may say what is context
+        if incomparable:  # They were needed until here, since null values can mark context.
             return dataset.remove_columns("sampler_logps")
         return dataset.rename_column("sampler_logps", "mu_logps") if args.log_mu == "sampler" else dataset
 
@@ -189,7 +239,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         problems: NDArray[Any],
         args: OfflineTOPRConfig,
     ) -> tuple[FloatArray, NDArray[np.int64]]:
-        """R of the rollouts to train on, and which of them these are; `firsts` are the rows that they begin with."""
+        """Return R of the chosen rollouts, and their positions. `firsts` are the first rows of all rollouts."""
         sample_ids = id_column(dataset, "sample_id")[firsts] if "sample_id" in dataset.column_names else None
         rewards, curated = args.choose(raw, problems, args.seed, sample_ids)
         if len(rewards) == 0:
@@ -216,8 +266,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
         sampler = super()._get_train_sampler(train_dataset)
         args, dataset = self.args, self.train_dataset if train_dataset is None else train_dataset
-        # Without padding there is nothing to save, and the longest rows are better not all in one micro-batch. The
-        # auxiliary loss of a mixture of experts is no sum over rows. Split batches are of other rows than is said here.
+        # Rows are not sorted by length without padding, which would put the longest rows into one micro-batch; with the
+        # auxiliary loss of a mixture of experts, which depends on the micro-batch; or with batches that are split.
         plain = args.padding_free or self.aux_loss_enabled or args.accelerator_config.split_batches
         if isinstance(sampler, RandomSampler):
             # Use the sampler that Accelerate would create.
@@ -232,7 +282,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return sampler
 
     def _get_dataloader(self, dataset: Dataset, *args: Any, sampler_fn: Any = None, **kwargs: Any) -> Any:
-        """Read each row once in several processes too, where Accelerate would repeat rows to fill the last batches."""
+        """Return batches that hold each row once. Accelerate would repeat rows to fill the last batches."""
         processes = self.accelerator.num_processes
         if processes == 1 or self.args.dataloader_drop_last:
             return super()._get_dataloader(dataset, *args, sampler_fn=sampler_fn, **kwargs)
@@ -246,29 +296,31 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         super().init_hf_repo(*args, **kwargs)
-        # On purpose: a run that goes on from a checkpoint on the Hub needs it.
+        # The file is pushed on purpose: a run that resumes from a checkpoint on the Hub needs it.
         warnings.filterwarnings("ignore", r"It seems that you are about to commit a data file \(log_mu", UserWarning)
 
     @property
     def sampler_distance(self) -> dict[str, float]:
-        """How far the rows' `sampler_logps` are from log μ, see `LogMu`; empty if that is not known."""
+        """Distance between the rows' `sampler_logps` and log μ, in nats. See `LogMu`. Empty if it is unknown."""
         return self._log_mu.sampler_distance
 
     def compute_log_mu(self) -> dict[str, float]:
-        """Compute log μ with the present weights and write it, without training, and return `sampler_distance`.
+        """Compute log μ with the current weights and write it to the output folder, without training.
 
-        It needs no more memory than `train`. If it is interrupted, or called again, it goes on with the parts that it
-        keeps in `output_dir/log_mu_parts`. So does `train` of another trainer; under FSDP2 and DeepSpeed, Trainer
-        shards a model only once.
+        This needs no more memory than `train`. Finished parts are kept in `output_dir/log_mu_parts`, so a second call
+        continues an interrupted one. Under FSDP2 and DeepSpeed, create a new trainer before you call `train`.
+
+        Returns:
+            `dict[str, float]`: distance between the rows' `sampler_logps` and log μ, in nats. Empty if it is unknown.
 
         Raises:
-            ValueError: the weights have been trained, so that they are no longer those that wrote the rows.
+            ValueError: training has changed the weights.
         """
         if self.state.global_step > 0:
             raise ValueError(
                 "log μ needs the starting weights, and training has changed them. Call compute_log_mu() before train()."
             )
-        # Training of no epoch: the model is sharded and log μ computed as training begins. No step needs the schedule.
+        # Training for 0 epochs shards the model and computes log μ. No step needs the schedule.
         args, self.args = self.args, copy(self.args)
         self.args.num_train_epochs, self.args.max_steps, self.args.eval_on_start = 0, -1, False
         self.args.lr_scheduler_type, self.args.lr_scheduler_kwargs = "constant", None
@@ -334,11 +386,18 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             model.train(was_training)
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Loss and metrics of evaluation rows; see `transformers.Trainer.evaluate`.
+        """Compute loss and metrics of evaluation rows. See `transformers.Trainer.evaluate`.
+
+        Args:
+            eval_dataset ([`~datasets.Dataset`], `dict[str, Dataset]` or `str`, *optional*):
+                Rows to evaluate, or the name of one of the trainer's evaluation sets. `None` evaluates all of them.
+
+        Returns:
+            `dict[str, float]`: the metrics.
 
         Raises:
-            ValueError: rows need log μ of the starting weights, and those are gone (the rows were not given at
-                construction) or not yet there (FSDP or DeepSpeed, before training).
+            ValueError: the rows need log μ under the starting weights, and training has changed these weights; or the
+                model is not sharded yet (FSDP or DeepSpeed, before training).
         """
         given = {} if isinstance(eval_dataset, str) else by_name(eval_dataset)
         raw = {name: rows for name, rows in given.items() if not is_prepared(rows)}
@@ -355,7 +414,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._cast_for_evaluation()
             own = {"train": self.train_dataset} if any(rows is self.train_dataset for rows in given.values()) else {}
             self._start.begin(self.model, self._temperature, None)
-            # Under names of their own: the files of the trainer's own sets are those that a resumed run reads.
+            # New sets get other names, because a resumed run reads the files of the trainer's own sets.
             self._plan_log_mu({**own, **by_name(self.eval_dataset), **{f"given_{name}": new[name] for name in new}})
             if self._log_mu.planned and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
                 self._log_mu.planned.clear()
@@ -369,17 +428,17 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 f"The rows of {', '.join(new)} need log μ of the starting weights, and training has changed them. Pass "
                 "the dataset as eval_dataset when you make the trainer, or give it a column mu_logps."
             )
-        # SFTTrainer's own would prepare the rows its way.
+        # SFTTrainer's method is skipped, since it prepares the rows in another way.
         return super(SFTTrainer, self).evaluate(eval_dataset, *args, **kwargs)
 
     def _cast_for_evaluation(self) -> None:
-        """Cast and place the model as Trainer does, but before log μ: both are to be of the same weights."""
+        """Cast and move the model as Trainer does, but earlier, so that log μ is computed with the same weights."""
         for dtype, asked in ((torch.bfloat16, self.args.bf16_full_eval), (torch.float16, self.args.fp16_full_eval)):
             if asked and not (self.is_deepspeed_enabled or self.is_fsdp_enabled):
                 self.model.to(device=self.args.device, dtype=dtype)
 
     def _policy_logps(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Any]:
-        """(B, T) log π of the next tokens, (B, T) whether they belong to the completion, and the model's outputs."""
+        """Return (B, T) log π of the next tokens, their (B, T) completion mask, and the outputs of the model."""
         inputs = dict(inputs)
         lengths, parts = inputs.pop("lengths"), inputs.pop("parts")
         if self.aux_loss_enabled:
@@ -394,7 +453,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Mean over rows of Algorithm 1; `num_items_in_batch` counts the rows of the whole optimizer step."""
+        """Compute the mean loss over rows (Algorithm 1). `num_items_in_batch` is the rows of the optimizer step."""
         if return_outputs:
             raise ValueError("OfflineTOPRTrainer computes no logits: it cannot return outputs, or predict.")
         rewards_B, mu_logps, idle, rows, counts = (
@@ -409,7 +468,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if num_items_in_batch is None:
             loss, windows = loss_B.sum() / (len(loss_B) + idle), 1
         else:
-            # DDP averages the gradients of the processes; the sum over all rows is divided by all rows.
+            # DDP averages the gradients of the processes, so the factor turns the average into a sum.
             loss = loss_B.sum() / num_items_in_batch * self.accelerator.num_processes
             windows = self.current_gradient_accumulation_steps
         if self.aux_loss_enabled:
@@ -418,7 +477,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return loss
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: Any) -> Tensor:
-        """Rows of an optimizer step over all processes: Trainer would count tokens, and short rows would weigh less."""
+        """Count the rows of an optimizer step over all processes. Trainer would count tokens instead."""
         counted = (len(batch["row"]) for batch in batch_samples if batch["counts"])
         rows = torch.tensor(sum(counted), device=device)
         return self.accelerator.gather(rows).sum()

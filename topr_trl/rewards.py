@@ -1,4 +1,4 @@
-"""Rewards as in the paper: +1 for a right answer, -1 for a wrong one or none."""
+"""Score completions: +1 for a correct answer, -1 for an incorrect or missing answer (arXiv 2503.14286, Sec. 4.1)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
@@ -14,36 +14,57 @@ from topr_trl.data.rows import text_column
 
 VERDICTS = CORRECT, INCORRECT, INVALID = "correct", "incorrect", "invalid"
 
-# A verdict, and the answer in a form that equal answers share: the right answer itself where the verdict is correct,
-# None where it is invalid.
+# A verdict, and the answer in normal form, in which equal answers are equal text. The answer is the true answer if the
+# verdict is "correct", and None if the verdict is "invalid".
 Judgement = tuple[str, str | None]
 
-# From the texts of completions and the right answers to judgements, in the same order.
+# Function from the texts of completions and their true answers to judgements, in the same order.
 Judge = Callable[[Sequence[str], Sequence[str]], list[Judgement]]
 
 _AT_ONCE = 4_096  # rows per call of a judge; bounds the memory
 
 
 def verdict(answer: str | None, truth: str) -> str:
-    """`"correct"`, `"incorrect"`, or `"invalid"` where there is no answer (arXiv 2503.14286, Sec. 4.1)."""
+    """Return `"correct"`, `"incorrect"`, or `"invalid"` if there is no answer (arXiv 2503.14286, Sec. 4.1)."""
     if answer is None:
         return INVALID
     return CORRECT if answer == truth else INCORRECT
 
 
 def score_completions(rows: Dataset, judge: Judge, description: str = "Judging") -> Dataset:
-    """Rows with the answers, verdicts and rewards of their completions.
+    """Add answers, verdicts and rewards of completions to their rows.
+
+    The reward is +1 for a correct answer, and -1 for an incorrect or missing answer (arXiv 2503.14286, Sec. 4.1).
+
+    Example:
+
+    ```python
+    >>> from datasets import Dataset
+    >>> from topr_trl import score_completions
+    >>> from topr_trl.tasks import gsm8k
+
+    >>> rows = Dataset.from_dict({"completion": ["The answer is 7.", "It is 7."], "answer": ["7", "7"]})
+    >>> scored = score_completions(rows, gsm8k.judge)
+    >>> scored["verdict"][:], scored["reward"][:]
+    (['correct', 'invalid'], [1.0, -1.0])
+    ```
 
     Args:
-        rows: columns `completion` (text, or messages: the last counts) and `answer` (the right one, in normal form).
-        judge: the task's, such as `topr_trl.tasks.gsm8k.judge`.
+        rows ([`~datasets.Dataset`]):
+            Rows with the columns `completion` and `answer`. A completion is text or messages, of which the last is
+            used. An answer is the true answer in normal form.
+        judge (`Callable[[Sequence[str], Sequence[str]], list[tuple[str, str | None]]]`):
+            Function of the task, such as `topr_trl.tasks.gsm8k.judge`. It takes the texts of completions and their
+            true answers. For each completion it returns a verdict and the answer in normal form.
+        description (`str`, *optional*, defaults to `"Judging"`):
+            Text beside the progress bar.
 
     Returns:
-        The rows with the columns `extracted` (the answer in normal form, None where there is none), `verdict`
-        (`"correct"`, `"incorrect"`, `"invalid"`) and `reward` (+1 or -1).
+        [`~datasets.Dataset`]: the rows with three more columns. `extracted` is the answer in normal form, or None.
+        `verdict` is `"correct"`, `"incorrect"` or `"invalid"`. `reward` is 1.0 or -1.0.
 
     Raises:
-        ValueError: a completion or an answer is missing, or something else than text.
+        ValueError: a completion or an answer is missing or has a wrong type.
     """
     judgements: list[Judgement] = []
     answers, completions = text_column(rows, "answer"), rows.select_columns(["completion"])
@@ -54,17 +75,17 @@ def score_completions(rows: Dataset, judge: Judge, description: str = "Judging")
             judgements += judge(texts, answers[start : start + _AT_ONCE])
             progress.update(len(texts))
     verdicts = [verdict for verdict, _ in judgements]
-    # Explicit types: a shard without a valid answer must have the same types as the others.
+    # The types are explicit, so that a shard without a valid answer has the same types as other shards.
     rows = rows.add_column("extracted", [answer for _, answer in judgements], feature=Value("string"))
     rows = rows.add_column("verdict", verdicts, feature=Value("string"))
     return rows.add_column("reward", [1.0 if v == CORRECT else -1.0 for v in verdicts], feature=Value("float64"))
 
 
 def text_of(completion: Any, row: int) -> str:
-    """The text of a completion; of messages, the last one's.
+    """Return the text of a completion. If the completion is a list of messages, this is the text of the last one.
 
     Raises:
-        ValueError: it is neither text nor messages.
+        ValueError: the completion is neither text nor messages. `row` is its position, for the message.
     """
     is_messages = isinstance(completion, list) and completion and isinstance(completion[-1], dict)
     text = completion[-1].get("content") if is_messages else completion
@@ -74,15 +95,16 @@ def text_of(completion: Any, row: int) -> str:
 
 
 def answer_reward(judge: Judge) -> Callable[..., list[float]]:
-    """A reward function for TRL's trainers: +1 where the completion has the answer of the column `answer`, else -1.
+    """Return a reward function for TRL's trainers, which compares completions with the column `answer`.
 
-    It can be pickled if `judge` can, as `AsyncTOPRTrainer` needs.
+    The reward is +1 for a correct answer and -1 otherwise. The function can be pickled if `judge` can.
+    `AsyncTOPRTrainer` needs this.
     """
     return _AnswerReward(judge)
 
 
 class _AnswerReward:
-    __name__ = "answer_reward"  # what TRL calls it in metrics
+    __name__ = "answer_reward"  # name in TRL's metrics
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
@@ -93,10 +115,9 @@ class _AnswerReward:
 
 
 def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A reward function of TRL's trainers, sync or async; TRL itself checks only the length of what it returns.
+    """Wrap a reward function, sync or async, in a check of its results. TRL itself checks only their number.
 
-    Raises:
-        ValueError: when called, and the function returns something else than a list of numbers and None.
+    The wrapper raises a ValueError if the function returns anything but a list of numbers and None.
     """
 
     def check(rewards: Any) -> list[Any]:

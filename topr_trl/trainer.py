@@ -1,27 +1,35 @@
-"""`TOPRTrainer`: TRL's GRPOTrainer with TOPR's weights, rewards and curation.
+"""Train with TOPR on completions that are generated during training: `TOPRTrainer`.
 
-In the order of a step: `_generate_and_score_completions` (R, curation, rows used again), `_compute_loss`, in it TRL's
-forward by `_get_per_token_logps_and_entropies`, right after it `_write_weighted_rewards`, then TRL's loss. What these
-pass on stands in TRL's batch of N rows:
+The trainer reuses TRL's GRPO loss. With its ratio switched off, this loss has the gradient of `-A · log π(y|x) / |y|`.
+With `A = w · R` it is Algorithm 1, and TRL's other terms (KL, entropy, mixture of experts) stay. The weight w depends
+on log π, so the trainer computes it inside TRL's loss, right after TRL's forward. A step calls, in this order:
 
-| key | | |
+1. `_generate_and_score_completions`, which computes R, chooses rows and adds replayed rows,
+2. `_compute_loss`, which calls TRL's loss,
+3. `_get_per_token_logps_and_entropies`, which is TRL's forward inside the loss, and
+4. `_write_weighted_rewards`, which writes `w · R` into the batch.
+
+These methods communicate through keys in TRL's batch of N rows:
+
+| key | value | meaning |
 |---|---|---|
-| `topr_rewards` | (N,) float32 | R; NaN of a row without a reward |
-| `topr_rows` | (N,) int64, on the CPU | numbers of the rows, over all processes |
-| `topr_scale` | scalar | makes the loss the mean over the rows that count, with curation or rows used again |
-| `topr_fresh` | (N,) bool | whether a row is of this generation batch, if there are rows used again |
-| `topr_mu_logps` | (N, T) float32 | log μ by the trainer's weights, of the batch that the loss has just read |
+| `topr_rewards` | (N,) float32 | R; NaN for a row without a reward |
+| `topr_rows` | (N,) int64, on the CPU | number of each row, over all processes |
+| `topr_scale` | scalar | factor that makes the loss a mean over the chosen and replayed rows |
+| `topr_fresh` | (N,) bool | whether a row was generated in this batch; only with replay |
+| `topr_mu_logps` | (N, T) float32 | log μ under the trainer's weights, which the loss has just used |
 """
 
 import inspect
 import math
+import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Sampler
@@ -43,7 +51,12 @@ from topr_trl.shared_prompts import prompts_together, remove_shared_prompts
 from topr_trl.trainer_base import path_as_text, settings_for
 from topr_trl.trainer_replay import ReplayMixin, check_replay
 
-# What TRL's batch has for each token of the completions.
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+    from trl.trainer.grpo_trainer import RewardFunc
+
+# Keys of TRL's batch with a value per token of the completions.
 _OF_COMPLETIONS = (
     "completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps",
     "sampling_per_token_logps", "importance_sampling_ratio", "token_type_ids", "mm_token_type_ids",
@@ -51,67 +64,119 @@ _OF_COMPLETIONS = (
 
 
 class TOPRTrainer(ReplayMixin, GRPOTrainer):
-    """Tapered Off-Policy REINFORCE (arXiv 2503.14286) instead of GRPO.
+    """Trainer for Tapered Off-Policy REINFORCE (TOPR), on completions that are generated during training.
 
-    Takes what [`~trl.GRPOTrainer`] takes. What changes: a completion learns from its raw reward minus the baseline
-    instead of a group-centered advantage, weighted by its own ratio π/μ, clipped to limits that depend on the sign of
-    that reward; and `curation` can cut each generation batch to the rows worth a backward pass.
+    The method was proposed in [Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for
+    LLMs](https://huggingface.co/papers/2503.14286). The trainer takes the arguments of [`~trl.GRPOTrainer`]. It
+    replaces the advantages of GRPO by R, the raw reward minus a baseline. It weights each completion by its ratio π/μ,
+    clipped to limits that depend on the sign of R (Eq. 7). `curation` can choose rows before the backward pass.
 
-    How: TRL's loss with the ratio switched off is `-A · log π(y|x) / |y|` in its gradient, so with `A = w · R` it is
-    Algorithm 1, and the other terms of TRL's loss (KL, entropy, MoE) stay TRL's. The weights need the policy's
-    log-probabilities, so they are put in as soon as TRL's own forward has them. The *value* logged as `loss` is
-    `-mean(w · R)`; its gradient is that of the paper's loss.
+    The value logged as `loss` is `-mean(w · R)`. Its gradient is that of Algorithm 1.
 
-    A generation batch whose rewards are all the same cannot reach an `effective_positive_share`; it is trained on with
-    the last baseline that was solved (0 before there is one, which after resuming is so again).
+    With `effective_positive_share`, a generation batch whose rewards are all equal has no solution for the baseline.
+    The trainer then uses the last solution, or 0 if there is none since training started or was resumed.
+
+    Example:
+
+    ```python
+    >>> from datasets import Dataset
+    >>> from topr_trl import TOPRConfig, TOPRTrainer
+
+    >>> def reward(completions, answer, **kwargs):
+    ...     return [1.0 if text.endswith(right) else -1.0 for text, right in zip(completions, answer)]
+
+    >>> dataset = Dataset.from_dict({"prompt": ["3 + 4 =", "2 + 6 ="], "answer": ["7", "8"]})
+    >>> trainer = TOPRTrainer(
+    ...     model="Qwen/Qwen2.5-0.5B",
+    ...     reward_funcs=reward,
+    ...     args=TOPRConfig("out", learning_rate=1e-6, max_completion_length=16),
+    ...     train_dataset=dataset,
+    ... )
+    >>> trainer.train()
+    ```
 
     Args:
-        replay_dataset (`Dataset`, *optional*): with `replay_share`, logged rows that are used again from the beginning:
-            what [`OfflineTOPRTrainer`] reads, one row per completion. Without a column `mu_logps`, log μ is computed
-            with the starting weights.
+        model (`str`, `os.PathLike`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            Model to train: a model id on the Hub, a folder written by `save_pretrained`, or a causal language model.
+            Models given by name are loaded in float32, with the arguments in `args.model_init_kwargs`.
+        reward_funcs (`RewardFunc` or `list[RewardFunc]`, *optional*):
+            Reward functions, as in [`~trl.GRPOTrainer`]: functions, sequence classification models or their names. A
+            function returns one number per completion, or `None` for a completion without a reward. The reward of a
+            completion is the sum over the functions, weighted by `args.reward_weights`. Can be omitted if the
+            environment of `environment_factory` has rewards.
+        args ([`TOPRConfig`], *optional*):
+            Settings. `None` creates default settings with the output folder `MODEL-TOPR`.
+        train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`], *optional*):
+            Prompts in a column `prompt`, as text or messages. Other columns are passed to the reward functions. Can be
+            omitted if the environment of `environment_factory` makes the prompts.
+        eval_dataset ([`~datasets.Dataset`], [`~datasets.IterableDataset`] or `dict[str, Dataset]`, *optional*):
+            Prompts for evaluation, in the form of `train_dataset`.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
+            Tokenizer or processor, with padding on the left. `None` loads the one of the model.
+        reward_processing_classes (`PreTrainedTokenizerBase` or `list[PreTrainedTokenizerBase]`, *optional*):
+            Tokenizers of the reward models, in the order of `reward_funcs`. `None` loads those of the models.
+        callbacks (`list[TrainerCallback]`, *optional*):
+            Callbacks that are added to the default ones.
+        optimizers (`tuple[Optimizer | None, LambdaLR | None]`, *optional*, defaults to `(None, None)`):
+            Optimizer and schedule. `None` creates them from `args`.
+        quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
+            Quantization used to load a model that is given by name.
+        peft_config ([`~peft.PeftConfig`], *optional*):
+            Adapter to train. `None` trains the model as it is.
+        tools (`list[Callable]`, *optional*):
+            Functions that the model can call during generation.
+        rollout_func (`RolloutFunc`, *optional*):
+            Function that generates the completions instead of the trainer.
+        environment_factory (`Callable` or `dict[str, Callable]`, *optional*):
+            Function that returns an environment with tools, and optionally with prompts and rewards.
+        replay_dataset ([`~datasets.Dataset`], *optional*):
+            Logged rows that are replayed from the first step on. Needs `replay_share` in `args`. The columns are those
+            of [`OfflineTOPRTrainer`], with one row per completion. Without a column `mu_logps`, log μ is computed with
+            the starting weights.
 
     Raises:
-        TypeError: `args` is not a `TOPRConfig`, or `replay_dataset` no `Dataset`.
-        ValueError: the dataset has no row or no `prompt`, a prompt does not fit in the model's context, or a reward is
-            infinite.
+        TypeError: `args` is not a [`TOPRConfig`], or `replay_dataset` is not a `Dataset`.
+        ValueError: the dataset has no row or no column `prompt`, a prompt is longer than the model's context, or a
+            reward is infinite.
     """
 
     args: TOPRConfig
-    _buffered_inputs: Any  # micro-batches of the generation batch at hand
-    _rewards_per_func: Tensor  # raw rewards of the generation batch at hand, all processes
+    _buffered_inputs: list[dict[str, Any]] | None  # micro-batches of the current generation batch
+    _rewards_per_func: Tensor  # raw rewards of the current generation batch, over all processes
 
     def __init__(
         self,
-        model: Any,
-        reward_funcs: Any = None,
+        model: "str | os.PathLike[str] | PreTrainedModel | PeftModel",
+        reward_funcs: "RewardFunc | list[RewardFunc] | None" = None,
         args: TOPRConfig | None = None,
+        train_dataset: Dataset | IterableDataset | None = None,
+        eval_dataset: Dataset | IterableDataset | dict[str, Dataset | IterableDataset] | None = None,
         *rest: Any,
         replay_dataset: Dataset | None = None,
         **kwargs: Any,
     ) -> None:
-        dataset = rest[0] if rest else kwargs.get("train_dataset")
-        writes_prompts = kwargs.get("environment_factory") is not None  # then the dataset need not have any
-        if isinstance(dataset, Dataset) and "prompt" not in dataset.column_names and not writes_prompts:
+        writes_prompts = kwargs.get("environment_factory") is not None  # then the dataset needs no prompts
+        if isinstance(train_dataset, Dataset) and "prompt" not in train_dataset.column_names and not writes_prompts:
             raise ValueError(
-                f"The training dataset needs a column `prompt`; it has {dataset.column_names}. Rename the one with the "
-                "prompts."
+                f"The training dataset needs a column `prompt`; it has {train_dataset.column_names}. Rename the one "
+                "with the prompts."
             )
         model = path_as_text(model)
         args = settings_for("TOPRTrainer", model, args, TOPRConfig)
-        check_replay(args, dataset, replay_dataset)
-        if isinstance(dataset, Dataset) and len(dataset) == 0:
+        check_replay(args, train_dataset, replay_dataset)
+        if isinstance(train_dataset, Dataset) and len(train_dataset) == 0:
             raise ValueError("The training dataset has no row. Look at what filtered or split it.")
-        _check_metric_for_best_model(args, rest[1] if rest[1:] else kwargs.get("eval_dataset"))
-        self._loss_inputs: dict[str, Any] | None = None  # set while TRL's loss runs its own forward
-        self._last_baseline = 0.0  # the last that was solved for `effective_positive_share`
+        _check_metric_for_best_model(args, eval_dataset)
+        self._loss_inputs: dict[str, Any] | None = None  # batch of the loss that is being computed
+        self._last_baseline = 0.0  # last solution for `effective_positive_share`
         self._silent = SilentBatches(had_signal=replay_dataset is not None)
         self._warned_of_distance = False
-        self._left_to_evaluate: float = math.inf  # completions of the evaluation set at hand
-        self._evaluated: list[Tensor] = []  # raw rewards of its batches, in all and by function
-        self._shown_weights: dict[int, list[DisplayedFloat]] = {}  # of the rows of the table of completions
+        self._left_to_evaluate: float = math.inf  # completions of the current evaluation set
+        self._evaluated: list[Tensor] = []  # raw rewards of its batches: the total, and one column per function
+        self._shown_weights: dict[int, list[DisplayedFloat]] = {}  # weight and log-ratio of rows in the table
         if isinstance(model, nn.Module):
-            remove_shared_prompts(text_model(model))  # of an earlier trainer
-        super().__init__(model, reward_funcs, args, *rest, **kwargs)
+            remove_shared_prompts(text_model(model))  # installed by an earlier trainer
+        super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *rest, **kwargs)
         if self._tokenizer.pad_token_id is None:
             raise ValueError(
                 "The tokenizer has neither a pad token nor a stop token, so completions cannot be padded to a batch. "
@@ -129,13 +194,13 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._positions = learned_positions(self.model)
         config = text_model(self.model).config.get_text_config()
         if getattr(config, "output_router_logits", False):
-            config.output_router_logits = False  # generation fails with it; TRL asks for them where it needs them
-        self._is_checked = self._is_ready  # else when training begins
+            config.output_router_logits = False  # Generation fails with True. TRL's loss asks for the logits itself.
+        self._is_checked = self._is_ready  # Otherwise the model is checked when training begins.
         if self._is_checked:
             self._check_padding(self.model)
         self._share_prompts()
         self._begin_replay(replay_dataset)
-        # The loss of TRL that is `-A · ratio` averaged over the tokens of a completion and then over completions.
+        # TRL's loss that averages `-A · ratio` over the tokens of a completion, and then over completions.
         self.loss_type = "grpo"
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
@@ -158,12 +223,12 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return tokenized
 
     def _check_padding(self, model: Any) -> None:
-        """Make sure that log π of a completion does not depend on how its prompt is padded.
+        """Check that log π of a completion does not depend on the padding of its prompt.
 
         Raises:
             ValueError: log π depends on the padding even with `position_ids`.
         """
-        if self._is_vlm:  # whose forward needs images
+        if self._is_vlm:  # The forward of these models needs images.
             return
         check = partial(
             self._depends_on_batch, model, partial(self._padded_log_probs, model), self._tokenizer, self.temperature
@@ -180,12 +245,12 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             )
 
     def _padded_log_probs(self, model: Any, sequences: list[list[int]]) -> list[Tensor]:
-        """Return log π of the tokens of each sequence but the first, in a batch that is padded as TRL's are."""
+        """Return log π of the tokens of each sequence, except its first token, in a batch padded as TRL pads."""
         width, pad = max(map(len, sequences)), self._tokenizer.pad_token_id
         device = self.accelerator.device
         ids = torch.tensor([[pad] * (width - len(row)) + row for row in sequences], device=device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in sequences], device=device)
-        # Without TRL's profiling, which logs to trackers before they are set up.
+        # Unwrapped, because TRL's profiling would log to trackers before they are set up.
         forward = inspect.unwrap(GRPOTrainer._get_per_token_logps_and_entropies)
         logps = forward(self, model, ids, mask, width - 1)[0]
         return [row[len(row) - len(tokens) + 1 :] for row, tokens in zip(logps, sequences, strict=True)]
@@ -197,7 +262,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             self._is_checked = True
 
     def _share_prompts(self) -> None:
-        """Share prompts, if micro-batches can hold two completions of one."""
+        """Share prompts, if a micro-batch can hold two completions of a prompt."""
         args = self.args
         if not self._wants_sharing or min(self.num_generations, args.per_device_train_batch_size) < 2:
             return
@@ -211,16 +276,16 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
                 self._check_sharing(self.model)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """Return TRL's micro-batch. If prompts are shared, rows of a prompt are neighbors in an optimizer step."""
+        """Return TRL's micro-batch. With shared prompts, the rows of a prompt are neighbors in an optimizer step."""
         before = self._buffered_inputs
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        # These terms of TRL's loss are no sums over the rows of a step: they depend on which rows share a micro-batch.
+        # These terms of TRL's loss depend on which rows share a micro-batch, so the rows keep their places.
         by_micro_batch = self.aux_loss_enabled or self.top_entropy_quantile < 1 or self._entropy_bonus_enabled
         is_old = not self.model.training or self._buffered_inputs is before
         if self._prompts is None or by_micro_batch or is_old:
             return inputs
-        steps, batches = self.args.steps_per_generation, self._buffered_inputs
-        # Within an optimizer step, so that each step keeps its rows.
+        steps, batches = self.args.steps_per_generation, self._buffered_inputs or []
+        # Rows move only within an optimizer step, so each step keeps its rows.
         in_step = math.gcd(steps, self.args.gradient_accumulation_steps)
         self._buffered_inputs = [
             batch for start in range(0, steps, in_step) for batch in prompts_together(batches[start : start + in_step])
@@ -235,12 +300,12 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     def _before_training(self, checkpoint: Path | None) -> None:
         super()._before_training(checkpoint)
         _check_prompts(self.args, self.train_dataset)
-        # TRL goes on in the middle of a generation batch that an interrupted training of this trainer has left: log μ
-        # would be found after a step, and vLLM would have that training's weights.
+        # After an interrupted training, TRL would continue in the middle of its generation batch. Then log μ would be
+        # computed after a step, and vLLM would keep the weights of the interrupted training.
         self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
         self._silent.had_signal |= checkpoint is not None
 
-    # Rewards: TRL centers them by group; TOPR wants them raw.
+    # Rewards. TRL centers them by group, and TOPR needs the raw rewards.
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         rewards_per_func = super()._calculate_rewards(*args, **kwargs)
@@ -253,15 +318,15 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         train = self.model.training
-        # For a batch that is used several times, TRL computes log μ with a forward of its own. Where the first use is
-        # one optimizer step, the forward of that use finds it, so the condition is that of a batch that is used once.
+        # For a batch that is used several times, TRL computes log μ with an extra forward. If the first use is one
+        # optimizer step, the forward of that step already computes log μ. So TRL is told that the batch is used once.
         uses = self.num_iterations  # type: ignore[has-type]  # TRL's, without a type
         self.num_iterations = 1
         try:
             batch = super()._generate_and_score_completions(inputs)
         finally:
             self.num_iterations = uses
-        self.model.train(train)  # TRL's continuous batching leaves it in training, in an evaluation too
+        self.model.train(train)  # TRL's continuous batching switches to training mode, even in an evaluation.
         distances = self._metrics[self._mode].get("sampling/sampling_logp_difference/mean")  # TRL's, with vLLM
         if distances and not self._warned_of_distance:
             self._warned_of_distance = warn_if_far(distances[-1])
@@ -278,14 +343,14 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         self._rows_made += len(raw_rewards)
         if train:
             self._silent.add(rewards, raw_rewards)
-            # Under a mean as baseline, rewards that are all the same are normal, and say nothing of the next batch.
+            # With a mean as baseline, a batch of equal rewards is normal and needs no warning.
             if rewards.any() or not len(rewards) or self.args.baseline not in BASELINES:
                 self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args)
             self._say_share(rewards, self.args)
             if self.args.curation != "none":
                 self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))
                 batch = self._keep_rows(batch, curated, start, len(inputs))
-            # Without curation, rows that nobody scored count in the mean, too, as in TRL.
+            # Without curation, rows without a reward also count in the mean, as in TRL.
             counted = len(raw_rewards) if self.args.curation == "none" else len(curated.indices)
             batch = self._with_replayed_rows(batch, counted)
         return batch
@@ -307,7 +372,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         raw_rewards_N[count:] = torch.nan
 
     def _log_evaluated(self) -> None:
-        """Replace TRL's means over batches, which differ in size, by those over completions."""
+        """Replace TRL's means over batches by means over completions, since batches differ in size."""
         if not self._evaluated:
             return
         columns = torch.cat(self._evaluated).cpu().double().T
@@ -318,19 +383,19 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             metrics[mean], metrics[std] = [values.nanmean().item()], [nanstd(values).item()]
 
     def _raw_rewards(self, batch: dict[str, Any]) -> Tensor:
-        """(N,) weighted sums of the rewards of all processes; NaN where no function gave one, or the row is masked."""
+        """Return (N,) weighted sums of the rewards of all processes. NaN marks a row without a reward, or masked."""
         rewards = self._rewards_per_func
         raw = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         masked = self.accelerator.gather(batch["completion_mask"].sum(dim=1) == 0)
         return raw.masked_fill(rewards.isnan().all(dim=1) | masked, torch.nan)
 
     def _compose(self, raw_rewards: Tensor, train: bool) -> tuple[NDArray[np.float64], Curated]:
-        """R and the chosen rows of a generation batch; every process must choose alike, and each step again."""
+        """Compute R and choose the rows of a generation batch, equally on every process and anew in each step."""
         raw = raw_rewards.cpu().double().numpy()
         changes: dict[str, Any] = {} if train else {"rule": "none"}
         share = self.args.effective_positive_share
         if share is not None and len(np.unique(raw[~np.isnan(raw)])) < 2:
-            # No baseline reaches the share on rewards that are all the same, and such batches are normal.
+            # No baseline reaches the share if all rewards are equal. Such batches are normal.
             share = None
             changes |= {"baseline": self._last_baseline, "effective_positive_share": None}
         problems = np.arange(len(raw)) // (self.num_generations if train else self.num_generations_eval)
@@ -340,17 +405,17 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return rewards, curated
 
     def _show_rewards_in_completions(self, rewards_N: Tensor) -> None:
-        """Show R instead of the advantages in TRL's table, which are not used here."""
+        """Replace the advantages in TRL's table by R, since the loss does not use the advantages."""
         shown = self._logs["advantages"]
         for _ in range(min(len(shown), len(rewards_N))):
             shown.pop()
         shown.extend(rewards_N.nan_to_num(0.0).tolist())
 
     def _show_weights_in_completions(self) -> None:
-        """Put the weight and log-ratio that the loss last gave each row beside TRL's columns; NaN if it gave none."""
-        # A row may have been seen before the last log, and is shown again.
+        """Add the last weight and log-ratio of each row to TRL's table. NaN marks a row that the loss has not used."""
+        # A row of the last table can be in this table again, with the values of that time.
         seen = self._shown_weights | {row: values for row, *values in self._row_weights.gather()}
-        # TRL's table holds the rows generated last, in training or evaluation.
+        # TRL's table holds the newest rows, from training or evaluation.
         rows = range(self._rows_made - len(self._logs["prompt"]), self._rows_made)
         self._shown_weights = {row: seen.get(row, [DisplayedFloat(torch.nan)] * len(WEIGHT_COLUMNS)) for row in rows}
         columns = zip(*self._shown_weights.values(), strict=True)
@@ -367,10 +432,10 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             raise ValueError(f"{who} names a column {name!r} of the table of completions, which TOPR fills. Rename it.")
 
     def _keep_rows(self, batch: dict[str, Any], curated: Curated, start: int, rows: int) -> dict[str, Any]:
-        """Cut the local generation batch to the chosen rows.
+        """Reduce the local generation batch to the chosen rows.
 
-        Every process must end up with the same number of rows, a multiple of `steps_per_generation`: those with fewer
-        keep some unchosen rows, with R = 0, and `topr_scale` makes the loss the mean over the chosen rows alone.
+        Every process must keep the same number of rows, and a multiple of `steps_per_generation`. A process with fewer
+        chosen rows keeps some unchosen rows, with R = 0. `topr_scale` makes the loss the mean over the chosen rows.
         """
         steps, processes = self.args.steps_per_generation, self.accelerator.num_processes
         is_unchosen = torch.ones(processes * rows, dtype=torch.uint8)
@@ -379,7 +444,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         count = min(max(-(-most // steps), 1) * steps, rows)
         keep = is_unchosen[start : start + rows].argsort(stable=True)[:count]
 
-        # The per-image tensors of a vision batch have no row axis until TRL splits them; then they are lists by row.
+        # The image tensors of a batch have no row axis. TRL's split turns them into lists with an item per row.
         batch = split_pixel_values_by_grid(batch)
         for name, value in batch.items():
             if isinstance(value, list):
@@ -392,8 +457,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return batch
 
     def _trim_padding(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Drop the trailing columns that no completion here needs: TRL pads to the longest of the generation batch."""
-        if "pixel_values" in batch:  # a tool may have shown an image: its tokens have to stay, masked or not
+        """Drop trailing columns that only hold padding, since TRL pads to the longest completion of the whole batch."""
+        if "pixel_values" in batch:  # The tokens of an image that a tool returned must stay, even if they are masked.
             return batch
         full, step = batch["completion_ids"].size(1), self.args.pad_to_multiple_of or 1
         needed = max(int(batch["completion_mask"].sum(-1).max()), 1)
@@ -404,14 +469,14 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return batch
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        # A copy: the buffered batch is used again with num_iterations > 1. Its width has to be known on the host, so
-        # this waits for the device, as TRL's own metrics of each micro-batch do.
+        # A copy, because with num_iterations > 1 the buffered batch is used again. The width of the batch must be known
+        # on the host, so this waits for the device, as TRL's metrics of each micro-batch do.
         self._loss_inputs = of_loss = self._trim_padding(dict(inputs))
         try:
             loss = super()._compute_loss(model, of_loss)
         finally:
             self._loss_inputs = None
-        if self.num_iterations > 1:  # what the first use found is log μ of the next ones
+        if self.num_iterations > 1:  # log π of the first use is log μ of the later uses.
             inputs["old_per_token_logps"] = of_loss["topr_mu_logps"]
         return loss
 
@@ -423,18 +488,18 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return output
 
     def _write_weighted_rewards(self, inputs: dict[str, Any], policy_logps_BT: Tensor) -> None:
-        """Put w · R into a batch as TRL's advantages: (B,), or (B, T) with a ratio per token.
+        """Write w · R into a batch as TRL's advantages, with shape (B,), or (B, T) with a ratio per token.
 
         Raises:
-            ValueError: log μ is to be the sampler's, and the rollout has none.
+            ValueError: `log_mu="sampler"`, and the rollout has no log-probabilities.
         """
         mask = inputs["completion_mask"]
         if inputs.get("tool_mask") is not None:
             mask = mask * inputs["tool_mask"]
         mu_logps = inputs.pop("old_per_token_logps", None)
-        if mu_logps is None:  # there is none when the weights are still those that sampled
+        if mu_logps is None:  # The weights are still the weights that sampled, so μ = π.
             mu_logps = policy_logps_BT.detach()
-        elif "topr_fresh" in inputs:  # beside rows that are used again; TRL may have computed none of the fresh ones
+        elif "topr_fresh" in inputs:  # With replay, TRL may not have computed log μ of the fresh rows.
             unknown = mu_logps.isnan() & inputs["topr_fresh"].unsqueeze(-1)
             mu_logps = torch.where(unknown, policy_logps_BT.detach(), mu_logps)
         inputs["topr_mu_logps"] = mu_logps
@@ -442,27 +507,27 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             sampler_logps = inputs.get("sampling_per_token_logps")
             if sampler_logps is None:
                 raise ValueError("log_mu='sampler', but the rollout gave no log-probabilities. Set log_mu='trainer'.")
-            # NaN where the sampler could not tell: the trainer's own value, as without that token's mismatch.
+            # NaN marks a token without a value from the sampler. Its value is then the trainer's own.
             mu_logps = torch.where(sampler_logps.isnan(), mu_logps, sampler_logps)
         rewards_B = inputs["topr_rewards"]
         shown = inputs["topr_rows"] if self.args.log_completions else None
-        # Detached: TRL computes the losses from the weights.
+        # Detached, because TRL computes the losses.
         weights = self._row_losses(policy_logps_BT.detach(), mu_logps, rewards_B, mask, shown).weights
         self._note_for_replay(inputs, mu_logps, weights, mask)
 
         signal_B = rewards_B.nan_to_num(0.0) * inputs.get("topr_scale", 1.0)
-        if not self.args.length_normalization:  # TRL divides by the length; undo it
+        if not self.args.length_normalization:  # This undoes TRL's division by the length.
             signal_B = signal_B * mask.sum(-1)
         inputs["advantages"] = weights * (signal_B.unsqueeze(-1) if weights.dim() == 2 else signal_B)
-        # TRL's own ratio is exp(log π - log π) = 1 without old log-probabilities, with the gradient of log π; and its
-        # correction for vLLM would be a second one on top of the taper.
+        # Without old log-probabilities, TRL's ratio is exp(log π - log π) = 1, with the gradient of log π. TRL's
+        # correction for vLLM is set to 1, because it would be a second correction in addition to the taper.
         if "importance_sampling_ratio" in inputs:
             inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         metrics = self._metrics[self._mode]
         for name in [name for name in metrics if name.startswith("clip_ratio/")]:
-            del metrics[name]  # of GRPO's clipping, always 0 here
+            del metrics[name]  # GRPO's clipping, which is always 0 here.
         if self.args.log_completions:
             self._show_weights_in_completions()
         if self._mode == "train":
@@ -472,7 +537,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         super().log(logs, start_time)
 
 
-def _check_prompts(args: TOPRConfig, dataset: Any) -> None:
+def _check_prompts(args: TOPRConfig, dataset: object) -> None:
     """Raise a ValueError if a training dataset has fewer prompts than a generation batch (huggingface/trl#3477)."""
     needed = args.generation_batch_size // args.num_generations
     if isinstance(dataset, Dataset) and len(dataset) < needed:
@@ -484,8 +549,8 @@ def _check_prompts(args: TOPRConfig, dataset: Any) -> None:
         )
 
 
-def _check_metric_for_best_model(args: TOPRConfig, eval_dataset: Any) -> None:
-    """Raise a ValueError if the metric for the best model is a reward without the name of its set, or a loss."""
+def _check_metric_for_best_model(args: TOPRConfig, eval_dataset: object) -> None:
+    """Raise a ValueError if the metric for the best model is a loss, or does not name one of the evaluation sets."""
     if not isinstance(eval_dataset, dict) or not needs_metric_for_best_model(args):
         return
     metric = str(args.metric_for_best_model).removeprefix("eval_")

@@ -421,7 +421,7 @@ def test_settings_of_training(values):
         config = OfflineTOPRConfig(output_dir=folder, use_cpu=True, bf16=False, **values)
         assert 0 <= config.limits.a_pos <= config.limits.b_pos
         assert 0 <= config.limits.a_neg <= config.limits.b_neg
-        assert config.baseline_value in BASELINES or math.isfinite(config.baseline_value)
+        assert config.baseline in BASELINES or math.isfinite(config.baseline)
         assert config.effective_positive_share is None or 0 < config.effective_positive_share <= 1
 
 

@@ -191,11 +191,11 @@ def test_numbers_in_yaml(own, tmp_path):
     (tmp_path / "own.yaml").write_text("learning_rate: 1e-4\nbaseline: 0.5\nmax_steps: '7'\nnum_train_epochs: 2\n")
     assert isinstance(yaml.safe_load((tmp_path / "own.yaml").read_text())["learning_rate"], str)
     found = parse("train", ["--config", "own.yaml", *CPU])
-    assert (found.learning_rate, found.baseline_value, found.max_steps, found.num_train_epochs) == (1e-4, 0.5, 7, 2)
+    assert (found.learning_rate, found.baseline, found.max_steps, found.num_train_epochs) == (1e-4, 0.5, 7, 2)
 
 
 def test_whole_numbers_as_baseline_in_yaml(own):
-    assert parse("curate", own(baseline=0)).baseline_value == 0.0
+    assert parse("curate", own(baseline=0)).baseline == 0.0
 
 
 def test_lists_and_mappings_in_yaml(own):
@@ -430,7 +430,7 @@ def test_train_puts_the_model_where_a_user_of_trl_says(run, tmp_path):
 def test_the_papers_values_as_a_file():
     path = Path(__file__).parents[2] / "examples" / "paper.yaml"
     loop = parse("iterate", ["--config", str(path), "--model_name_or_path", "own", "--output_dir", "x"])
-    assert (loop.baseline_value, loop.curation, loop.num_generations) == (0.0, "anna_karenina", 64)
+    assert (loop.baseline, loop.curation, loop.num_generations) == (0.0, "anna_karenina", 64)
     assert (loop.optim, loop.learning_rate, loop.top_k) == ("adafactor", 5e-7, 500)
 
 

@@ -1,6 +1,6 @@
-"""Tables of rows in files: parquet shards, which are whole or not there, and JSON.
+"""Read and write rows in files: parquet shards, which are written atomically, and JSON.
 
-A file that cannot be read is a ValueError naming it.
+A file that cannot be read raises a ValueError with its name.
 """
 
 import os
@@ -20,19 +20,19 @@ Read = TypeVar("Read")
 
 
 def from_table(table: pa.Table) -> Dataset:
-    """A dataset that holds `table` in memory. `Dataset(table)` alone would hash all of it."""
+    """Return a dataset of `table` in memory, without the hash over all values that `Dataset(table)` would compute."""
     return Dataset(table, fingerprint=generate_random_fingerprint())
 
 
 def set_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
-    """A table with a column of these values, in place of one of that name or behind the others."""
+    """Return a table with a new last column, or with a column replaced if it has this name."""
     place = table.schema.get_field_index(name)
     return table.append_column(name, values) if place < 0 else table.set_column(place, name, values)
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary path to write to; it becomes `path` at the end, so that the file appears whole or not at all."""
+    """Yield a temporary path, and rename it to `path` at the end. So the file is either complete or absent."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -43,40 +43,64 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def shard_path(folder: Path, shard: int, num_shards: int) -> Path:
-    """The file of a shard, counted from 0."""
+    """Return the path of a shard. Shards are numbered from 0."""
     return folder / f"rows-{shard:05d}-of-{num_shards:05d}.parquet"
 
 
 def save_rows(dataset: Dataset, directory: str | Path, shard: int = 0, num_shards: int = 1) -> Path:
-    """Write rows as one parquet shard of `directory`; the file appears whole or not at all."""
+    """Save rows as one parquet shard of a directory. The file is written atomically.
+
+    Example:
+
+    ```python
+    >>> from datasets import Dataset
+    >>> from topr_trl import load_rows, save_rows
+
+    >>> rows = Dataset.from_dict({"prompt": ["3 + 4 = "], "completion": ["7"], "reward": [1.0]})
+    >>> save_rows(rows, "rollouts").name
+    'rows-00000-of-00001.parquet'
+    >>> load_rows("rollouts").column_names
+    ['prompt', 'completion', 'reward']
+    ```
+
+    Args:
+        dataset ([`~datasets.Dataset`]):
+            Rows to save.
+        directory (`str` or `Path`):
+            Folder to write to. It is created if needed.
+        shard (`int`, *optional*, defaults to `0`):
+            Number of the shard, counted from 0.
+        num_shards (`int`, *optional*, defaults to `1`):
+            Number of all shards of the folder.
+
+    Returns:
+        `Path`: the file.
+    """
     path = shard_path(Path(directory), shard, num_shards)
     write_parquet(dataset, path)
     return path
 
 
 def write_parquet(dataset: Dataset, path: Path, metadata: Mapping[bytes, bytes] | None = None) -> None:
-    """Write rows, and more metadata beside that in which `datasets` finds its types again.
-
-    The file appears, or is replaced, as a whole.
-    """
+    """Write rows atomically as a parquet file. `metadata` is added to the metadata of `datasets`."""
     schema = dataset.features.arrow_schema
     schema = schema.with_metadata({**schema.metadata, **(metadata or {})})
-    # Not `to_parquet`: it shows a progress bar for every shard.
+    # `Dataset.to_parquet` would show a progress bar for each shard.
     with atomic_write(path) as partial, pq.ParquetWriter(partial, schema, **_ENCODING) as writer:
         for table in dataset.with_format("arrow").iter(_WRITTEN_AT_ONCE):
             writer.write_table(table.cast(schema))
 
 
 _WRITTEN_AT_ONCE = 16_384  # rows; one row group of the file
-# Against pyarrow's defaults, on rows with ids and log-probabilities: smaller, and faster to write and to read.
+# On rows with token ids and log-probabilities, these settings are smaller and faster than pyarrow's defaults.
 _ENCODING: dict[str, Any] = {"compression": "zstd", "use_dictionary": False}
 
 
 def shards_of(path: str | Path) -> list[Path]:
-    """The parquet files of a folder of rows, or the one file.
+    """Return the parquet files of a folder of rows. A path to a file is returned as it is.
 
     Raises:
-        FileNotFoundError: there is none, or shards are missing.
+        FileNotFoundError: there is no file, or shards are missing.
     """
     path = Path(path)
     shards = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
@@ -92,28 +116,47 @@ def shards_of(path: str | Path) -> list[Path]:
 
 
 def load_rows(path: str | Path, cache_dir: str | Path | None = None) -> Dataset:
-    """Rows from a directory of parquet shards, or from a `.parquet`, `.json` or `.jsonl` file.
+    """Load rows from a directory of parquet shards, or from a `.parquet`, `.json` or `.jsonl` file.
 
-    `datasets` keeps its copy in `cache_dir`; default: its own cache.
+    Example:
+
+    ```python
+    >>> from datasets import Dataset
+    >>> from topr_trl import load_rows
+
+    >>> Dataset.from_dict({"prompt": ["3 + 4 = "], "completion": ["7"]}).to_json("rows.jsonl")
+    >>> load_rows("rows.jsonl")[0]
+    {'prompt': '3 + 4 = ', 'completion': '7'}
+    ```
+
+    Args:
+        path (`str` or `Path`):
+            Directory or file.
+        cache_dir (`str` or `Path`, *optional*):
+            Folder in which `datasets` keeps its copy. `None` takes its default cache.
+
+    Returns:
+        [`~datasets.Dataset`]: the rows of all shards.
 
     Raises:
-        FileNotFoundError, ValueError: see `shards_of` and `read_table`.
+        FileNotFoundError: there is no such file, or shards of the directory are missing.
+        ValueError: a file has another format, is empty, or is damaged.
     """
     return read_table(*shards_of(path), cache_dir=cache_dir)
 
 
 def columns_of(file: Path) -> list[str]:
-    """The columns of a file of rows."""
+    """Return the column names of a file of rows."""
     return schema_of(file).names if file.suffix == ".parquet" else read_table(file).column_names
 
 
 def schema_of(file: Path) -> pa.Schema:
-    """The schema of a parquet file; a ValueError if it cannot be read."""
+    """Return the schema of a parquet file. A damaged file raises a ValueError."""
     return _read_by_pyarrow(file, pq.read_schema)
 
 
 def _read_by_pyarrow(file: Path, reader: Callable[[Path], Read]) -> Read:
-    """Call a reader of pyarrow, and add the name of the file to its errors."""
+    """Call a reader of pyarrow, and add the name of the file to its error messages."""
     try:
         return reader(file)
     except FileNotFoundError:
@@ -123,13 +166,14 @@ def _read_by_pyarrow(file: Path, reader: Callable[[Path], Read]) -> Read:
 
 
 def unreadable(file: str | Path, error: BaseException) -> ValueError:
+    """Return an error with the name of the file and the reason of another error."""
     return ValueError(
         f"{file} cannot be read: {' '.join(str(error).split()).rstrip(' .')}. Write or download it again."
     )
 
 
 def read_shard(shard: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """One file of rows in memory: the columns named, as far as it has them, or all."""
+    """Read one file of rows into memory. Names in `columns` that the file lacks are ignored; `None` reads all."""
     if shard.suffix != ".parquet":
         table = read_table(shard).with_format("arrow")[:]
         return table if columns is None else table.select([name for name in table.column_names if name in columns])
@@ -138,11 +182,11 @@ def read_shard(shard: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def rows_of(shard: Path) -> int:
-    """The number of rows of a file."""
+    """Return the number of rows of a file."""
     return _read_by_pyarrow(shard, pq.read_metadata).num_rows if shard.suffix == ".parquet" else len(read_table(shard))
 
 
-# As the first row of a JSON file, null crashes pyarrow (26.0), and with it the process.
+# pyarrow 26.0 crashes the process if the first row of a JSON file is null.
 _NULL_FIRST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[?\s*null")
 
 TABLE_SUFFIXES = (".parquet", ".json", ".jsonl")
@@ -151,11 +195,13 @@ TABLE_SUFFIXES = (".parquet", ".json", ".jsonl")
 def read_table(
     *files: str | Path, cache_dir: str | Path | None = None, columns: Sequence[str] | None = None
 ) -> Dataset:
-    """Rows of `.parquet`, `.json` or `.jsonl` files, all of one kind; of parquet only these columns, if given.
+    """Load rows of files with the same format: `.parquet`, `.json` or `.jsonl`.
+
+    `columns` selects columns of parquet files.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a file is of another kind, or malformed.
+        ValueError: a file has another format, is empty, or is damaged.
     """
     paths = [Path(file) for file in files]
     for path in paths:
@@ -176,6 +222,6 @@ def read_table(
     only = {"columns": list(columns)} if kind == "parquet" and columns is not None else {}
     try:
         return load_dataset(kind, data_files=list(map(str, paths)), split="train", cache_dir=cache, **only)
-    # `datasets` 4.7 lets the errors of its reader through.
+    # `datasets` 4.7 does not wrap the errors of its reader.
     except (DatasetGenerationError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise unreadable(f"{paths[0]}{' and others' * (len(paths) > 1)}", error.__cause__ or error) from error

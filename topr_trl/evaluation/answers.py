@@ -1,4 +1,4 @@
-"""Final answers of completions, as arrays: P problems, S samples of each, of which K are drawn."""
+"""Read the final answers of completions as arrays of P problems and S samples per problem."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,20 +26,28 @@ _FILL_OR_DROP = "Fill or drop the column."
 
 @dataclass(frozen=True)
 class Samples:
-    """Final answers of S samples for each of P problems.
+    """Final answers of S samples for each of P problems. [`samples_of`] makes them from rows.
 
     Attributes:
-        codes_PS: int; -1 invalid, 0 the right answer, 1, 2, ... the other answers of the problem, equal ones alike.
-        problem_ids: P numbers or texts.
-        truths: the P right answers.
-        scores_PS: float64, a verifier's score of each sample, if there are any.
-        groups: `{"subject": P names, "level": ...}`, for those of the two that are known.
-        greedy_P: bool, whether the greedy answer to each problem is right; None if there are no greedy answers.
-        temperatures: the different temperatures of the samples, in rising order; empty if unknown.
+        codes_PS (`np.ndarray`):
+            Answers as integers, shape (P, S): -1 for an invalid answer, 0 for the true answer, and 1, 2, ... for the
+            other answers to the problem. Equal answers to a problem have the same code.
+        problem_ids (`Sequence[int | float | str]`):
+            Ids of the P problems.
+        truths (`Sequence[str]`):
+            True answers to the P problems.
+        scores_PS (`np.ndarray`, *optional*):
+            Scores of the samples by a verifier, shape (P, S), float64.
+        groups (`Mapping[str, Sequence[str]]`, *optional*, defaults to `{}`):
+            Subject and level of each problem, if they are known: `{"subject": P names, "level": P names}`.
+        greedy_P (`np.ndarray`, *optional*):
+            Whether the greedy answer to each problem is correct, shape (P,). `None` without greedy answers.
+        temperatures (`Sequence[float]`, *optional*, defaults to `()`):
+            Distinct temperatures of the samples, in ascending order. Empty if they are unknown.
     """
 
     codes_PS: NDArray[np.int64]
-    problem_ids: Sequence[Any]
+    problem_ids: Sequence[int | float | str]
     truths: Sequence[str]
     scores_PS: NDArray[np.float64] | None = None
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -48,10 +56,12 @@ class Samples:
 
     @property
     def num_problems(self) -> int:
+        """Number of problems, P."""
         return len(self.codes_PS)
 
     @property
     def num_samples(self) -> int:
+        """Number of samples per problem, S."""
         return self.codes_PS.shape[1]
 
     @property
@@ -69,15 +79,25 @@ def encode(
     answers: Sequence[Sequence[str | None]],
     truths: Sequence[str],
     scores: Sequence[Sequence[float]] | None = None,
-    problem_ids: Sequence[Any] | None = None,
+    problem_ids: Sequence[int | float | str] | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Samples:
-    """Encode answers as `Samples`.
+    """Encode answers as [`Samples`].
 
     Args:
-        answers: P lists of S answers in normal form; None where a sample is invalid.
-        truths: P right answers in the same form.
-        scores, problem_ids, groups: see `Samples`; scores are finite.
+        answers (`Sequence[Sequence[str | None]]`):
+            S answers for each of P problems, in normal form. `None` is an invalid answer.
+        truths (`Sequence[str]`):
+            True answers to the P problems, in normal form.
+        scores (`Sequence[Sequence[float]]`, *optional*):
+            Finite score of each answer.
+        problem_ids (`Sequence[int | float | str]`, *optional*):
+            Ids of the problems. `None` numbers them from 0.
+        groups (`Mapping[str, Sequence[str]]`, *optional*):
+            Names of groups of the problems, by kind. See [`Samples`].
+
+    Returns:
+        [`Samples`]: the encoded answers.
 
     Raises:
         ValueError: there is no problem, problems differ in their number of samples, or a score is missing or not
@@ -113,19 +133,36 @@ def _checked_scores(scores: Sequence[Sequence[float]] | None, shape: tuple[int, 
 
 
 def samples_of(rows: Dataset) -> Samples:
-    """Return rows with extracted answers as `Samples`, problems in the order in which they come first.
+    """Convert rows with extracted answers to [`Samples`]. Problems keep the order of their first rows.
+
+    Example:
+
+    ```python
+    >>> from datasets import Dataset
+    >>> from topr_trl import samples_of
+
+    >>> rows = {"problem_id": [0, 0, 1, 1], "answer": ["7", "7", "8", "8"], "extracted": ["7", "9", None, "8"]}
+    >>> samples_of(Dataset.from_dict(rows)).codes_PS.tolist()
+    [[0, 1], [-1, 0]]
+    ```
 
     Args:
-        rows: columns `extracted` and `answer` (`topr_trl.rewards.score_completions`), the same number of rows for each
-            problem. `problem_id` tells problems apart; without it rows with equal `prompt` share a problem, as in
-            training. `verdict`, if there, decides which answers are right, for tasks in which an answer has several
-            forms. `score`, `subject` and `level` are used if there. A row with `temperature` 0 is the greedy row of
-            its problem and no sample; if all rows are greedy, they are also the samples.
+        rows ([`~datasets.Dataset`]):
+            Rows from [`score_completions`], with the same number of rows for each problem. Columns:
+
+            - `answer`, `extracted`: true answer, and answer of the completion (None if it is invalid).
+            - `problem_id`: problem of the row. Without this column, rows with equal `prompt` share a problem.
+            - `verdict` (optional): decides which answers are correct, for tasks whose answers have several forms.
+            - `score`, `subject`, `level` (optional): score by a verifier, and group of the problem.
+            - `temperature` (optional): a row with temperature 0 is the greedy answer to its problem and not a sample.
+              If all rows have temperature 0, they are also the samples.
+
+    Returns:
+        [`Samples`]: the answers as arrays.
 
     Raises:
-        ValueError: a column is missing or holds what it should not, there is no row, rows of a problem differ in
-            their answer, subject or level, only some problems have a greedy row or a problem has several, or see
-            `encode`.
+        ValueError: there is no row, a column is missing or has a wrong value, the rows of a problem differ in answer,
+            subject or level, or the problems differ in their number of samples or greedy rows.
     """
     columns = rows.column_names
     check_columns(columns)
@@ -143,7 +180,7 @@ def samples_of(rows: Dataset) -> Samples:
             return extracted[i] or None
         if verdicts[i] == CORRECT:
             return truth
-        # An answer that is judged wrong in spite of its text (for its form, say) is none of the right ones.
+        # An answer with the text of the true answer can be incorrect, for instance because of its form.
         wrong = extracted[i] if extracted[i] != truth else f"{truth} (incorrect)"
         return None if verdicts[i] == INVALID else wrong or None
 
@@ -165,7 +202,7 @@ def samples_of(rows: Dataset) -> Samples:
 
 
 def _temperatures(rows: Dataset) -> list[float | None]:
-    """Return the temperature of each row, to six digits: float32 and float64 alike. None where a row has none."""
+    """Return the temperature of each row, rounded to six digits, or None. So float32 and float64 values are equal."""
     if TEMPERATURE not in rows.column_names:
         return [None] * len(rows)
     values = checked_column(
@@ -178,7 +215,7 @@ def _temperatures(rows: Dataset) -> list[float | None]:
 def _without_greedy(
     rows_of: Mapping[Any, list[int]], temperatures: Sequence[float | None]
 ) -> tuple[list[list[int]], list[int]]:
-    """Return the places of the sampled rows of each problem, and of its greedy row, if problems have one.
+    """Return the positions of the sampled rows of each problem, and of the greedy rows, if there are any.
 
     If all rows are greedy, they are also the samples.
     """
@@ -196,7 +233,7 @@ def _without_greedy(
 
 
 def check_columns(columns: Collection[str], needed: Sequence[Sequence[str]] = NEEDED) -> None:
-    """Raise a ValueError if rows to evaluate lack a column: one of each of `needed`."""
+    """Raise a ValueError if rows to evaluate have no column from one of the groups in `needed`."""
     if missing := [" or ".join(names) for names in needed if not set(names) & set(columns)]:
         raise ValueError(
             f"Rows to evaluate need the columns {', '.join(map(' or '.join, needed))}; {', '.join(missing)} missing."
@@ -204,19 +241,19 @@ def check_columns(columns: Collection[str], needed: Sequence[Sequence[str]] = NE
 
 
 def _named(rows: Dataset) -> list[str]:
-    """Prompts as problem ids: a hash tells them apart, their end is for errors; whole ones take much memory."""
+    """Return problem ids made of a hash of the prompt and its end. Whole prompts would take much memory."""
     return [f"…{str(prompt)[-60:]} ({hash_prompts([prompt])[0]})" for prompt in rows.with_format(None)["prompt"]]
 
 
 def _names(rows: Dataset, name: str) -> list[str]:
-    """The subject or level of each row, as text."""
+    """Return the subject or level of each row, as text."""
     types = int | float | str | None
     values = checked_column(rows, name, lambda v: isinstance(v, types), "numbers or text", _FILL_OR_DROP)
     return [_NO_GROUP if value is None else str(value) for value in values]
 
 
 def verdict_column(rows: Dataset) -> list[str]:
-    """The column `verdict`, of `"correct"`, `"incorrect"` and `"invalid"`; a ValueError if it holds anything else."""
+    """Return the column `verdict`. A value other than correct, incorrect and invalid raises a ValueError."""
     return checked_column(rows, "verdict", lambda verdict: verdict in VERDICTS, ", ".join(VERDICTS))
 
 
@@ -229,7 +266,7 @@ def _one_value_each(column: list[Any], rows_of: Mapping[Any, list[int]], name: s
 
 
 def read_samples(path: Path) -> Samples:
-    """Rows from a folder of shards or a file, see `samples_of`; a ValueError too if shards differ in their columns."""
+    """Read `samples_of` from a folder of shards or a file. Shards with different columns raise a ValueError."""
     shards = shards_of(path)
     columns = [set(columns_of(shard)) for shard in shards]
     for name in OPTIONAL:
@@ -246,7 +283,7 @@ def read_samples(path: Path) -> Samples:
 
 
 def _read(shard: Path, names: list[str]) -> pa.Table:
-    """The columns, with `problem_id` made of the prompt where there is none."""
+    """Read columns of a shard. Without a column `problem_id`, the ids are made of the prompts."""
     if "problem_id" in names:
         return read_shard(shard, names)
     table = read_shard(shard, [*names, "prompt"])
@@ -255,11 +292,11 @@ def _read(shard: Path, names: list[str]) -> pa.Table:
 
 
 def run_names(first: Path, second: Path) -> list[str]:
-    """Names for two runs: the last parts in which their paths differ; a ValueError if the paths are the same."""
+    """Return names for two runs: the last parts in which their paths differ. Equal paths raise a ValueError."""
     paths = first.resolve(), second.resolve()
     if paths[0] == paths[1]:
         raise ValueError(f"A run cannot be compared with itself: --input and --compare are both {first}.")
     backwards = zip(*(reversed(path.parts) for path in paths), strict=False)
     differ = next(names for names in backwards if names[0] != names[1])
-    # Where one path is a suffix of the other, only its root is left.
+    # If one path is a suffix of the other, only its root differs.
     return [path.name if name == path.anchor else name for name, path in zip(differ, paths, strict=True)]

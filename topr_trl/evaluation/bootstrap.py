@@ -1,4 +1,4 @@
-"""Is one run better than another? A paired bootstrap over the problems of both."""
+"""Compare runs by a paired bootstrap over their problems."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,18 +11,25 @@ from topr_trl.evaluation.estimates import powers_of_two
 from topr_trl.evaluation.exact import expected_maj, expected_pass
 
 _DRAWS = 10_000
-_DIGITS = 12  # of a mean: equal values have means that differ by rounding
+_DIGITS = 12  # digits of a mean that are compared, since means of equal values can differ by rounding
 _CHUNK = 500  # draws at a time, to bound memory
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better the second of two runs is, in one measure.
+    """Gain of the second of two runs over the first, in one measure. [`compare`] returns it.
+
+    `print` shows the difference and its interval in percentage points.
 
     Attributes:
-        difference: of the means over the problems, second run minus first.
-        low, high: the 95% interval, from percentiles of the bootstrap.
-        share_better: share of the bootstrap's draws in which the second run is better.
+        difference (`float`):
+            Mean over the problems of the second run, minus that of the first run. 0.1 is 10 percentage points.
+        low (`float`):
+            Lower end of the 95% interval, a percentile of the bootstrap.
+        high (`float`):
+            Upper end of the 95% interval, a percentile of the bootstrap.
+        share_better (`float`):
+            Share of the bootstrap's draws in which the second run is better.
     """
 
     difference: float
@@ -34,18 +41,27 @@ class Difference:
         return asdict(self)
 
     def __str__(self) -> str:
-        # + 0.0 makes a zero of a negative zero.
+        # Adding 0.0 turns -0.0 into 0.0.
         found = (round(100 * value, 1) + 0.0 for value in (self.difference, self.low, self.high))
         return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*found)
 
 
 def paired_bootstrap(first_PM: NDArray[np.float64], second_PM: NDArray[np.float64], seed: int = 0) -> list[Difference]:
-    """Differences of M measures, with intervals over problems.
+    """Compute the differences of M measures, with intervals over the P problems.
 
-    P problems are drawn with replacement 10,000 times, and both runs are compared on the same problems, so that
-    their difficulty cancels (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, Ch. 13).
+    The problems are drawn with replacement 10,000 times. Both runs are compared on the same drawn problems, so the
+    difficulty of the problems cancels (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, Ch. 13).
 
-    `first_PM` and `second_PM` hold each measure of each run, by problem.
+    Args:
+        first_PM (`np.ndarray`):
+            Measures of the first run, shape (P, M).
+        second_PM (`np.ndarray`):
+            Measures of the second run, shape (P, M).
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the draws.
+
+    Returns:
+        `list[Difference]`: one difference per measure.
     """
     gains_PM = second_PM - first_PM
     means_DM = _drawn_means(gains_PM, seed)
@@ -56,9 +72,9 @@ def paired_bootstrap(first_PM: NDArray[np.float64], second_PM: NDArray[np.float6
 
 
 def share_best(values_PA: NDArray[np.float64], seed: int = 0) -> NDArray[np.float64]:
-    """(A,) in which share of the bootstrap's draws of problems each of A runs has the highest mean.
+    """Return (A,) shares of the bootstrap's draws in which each of A runs has the highest mean.
 
-    `values_PA` holds the runs' values by problem; equals share a draw.
+    `values_PA` holds a value for each problem and run. Runs with equal means share a draw.
     """
     means_DA = _drawn_means(values_PA, seed).round(_DIGITS)
     is_best_DA = means_DA >= means_DA.max(axis=1, keepdims=True)
@@ -67,7 +83,7 @@ def share_best(values_PA: NDArray[np.float64], seed: int = 0) -> NDArray[np.floa
 
 
 def _drawn_means(values_PM: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """(D, M) means over P problems that are drawn with replacement."""
+    """Return (D, M) means over P problems that are drawn with replacement."""
     problems, rng = len(values_PM), np.random.default_rng(seed)
     return np.concatenate([
         rng.multinomial(problems, np.full(problems, 1 / problems), size=_CHUNK) @ values_PM / problems
@@ -76,16 +92,38 @@ def _drawn_means(values_PM: NDArray[np.float64], seed: int) -> NDArray[np.float6
 
 
 def compare(first: Samples, second: Samples, seed: int = 0) -> dict[str, Difference]:
-    """Compare two runs in greedy accuracy, pass@k and maj@k, paired by problem.
+    """Compare two runs in greedy accuracy, pass@k and maj@k, with a bootstrap paired by problem.
 
-    The numbers of samples of the runs may differ.
+    The runs may differ in their number of samples.
+
+    Example:
+
+    ```python
+    >>> from datasets import Dataset
+    >>> from topr_trl import compare, samples_of
+
+    >>> problems = {"problem_id": [0, 0, 1, 1], "answer": ["7", "7", "8", "8"]}
+    >>> before = samples_of(Dataset.from_dict({**problems, "extracted": ["7", "9", "9", "9"]}))
+    >>> after = samples_of(Dataset.from_dict({**problems, "extracted": ["7", "7", "8", "9"]}))
+    >>> print(compare(before, after)["pass@1"])  # percentage points, and the 95% interval
+    +50.0 [+50.0, +50.0]
+    ```
+
+    Args:
+        first ([`Samples`]):
+            Answers of the first run.
+        second ([`Samples`]):
+            Answers of the second run to the same problems, in any order.
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the bootstrap.
 
     Returns:
-        `{"greedy": difference, "pass@1": ...}`: greedy if both runs have greedy answers; for k in powers of two pass@k
-        up to the smaller number of samples S, and maj@k from 2 to below it.
+        `dict[str, Difference]`: differences by measure. The measures are `"greedy"`, if both runs have greedy answers;
+        `"pass@k"` for powers of two up to S, the smaller number of samples; and `"maj@k"` for powers of two from 2 to
+        below S.
 
     Raises:
-        ValueError: the runs differ in their problems, or in the right answers to them.
+        ValueError: the runs differ in their problems, or in the true answers.
     """
     second = matched(first, second)
     size = min(first.num_samples, second.num_samples)
@@ -100,7 +138,7 @@ def compare(first: Samples, second: Samples, seed: int = 0) -> dict[str, Differe
 
 
 def matched(first: Samples, second: Samples) -> Samples:
-    """The second run with its problems in the order of the first; a ValueError as from `compare`."""
+    """Return the second run with its problems in the order of the first run. See `compare` for errors."""
     place = {problem: i for i, problem in enumerate(second.problem_ids)}
     lacking = [problem for problem in first.problem_ids if problem not in place]
     more = set(place) - set(first.problem_ids)

@@ -1,4 +1,4 @@
-"""pass@k, maj@k and shares of valid answers of a model, with the paper's intervals."""
+"""Estimate pass@k, maj@k and the shares of valid answers, with the paper's standard errors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,16 +13,21 @@ from topr_trl.evaluation.answers import RIGHT_CODE, Samples, encode, samples_of
 from topr_trl.evaluation.exact import expected_best, expected_maj, expected_pass
 from topr_trl.rewards import CORRECT, INCORRECT, INVALID
 
-_DRAWS = 100  # the paper's
+_DRAWS = 100  # number of draws in the paper
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over problems and its standard error; the paper plots `value ± 2 standard_error`.
+    """Mean over problems, with its standard error. The paper plots `value ± 2 standard_error`.
 
-    Two kinds of standard error occur. For pass@k, maj@k and the other sampled measures it is the paper's: it covers
-    the draw of the samples, with the problems fixed. For greedy accuracy, where a problem has one answer, it is the
-    binomial standard error: it covers the draw of the problems.
+    Pass@k, maj@k and the other sampled measures have the paper's standard error, which covers the draw of the samples
+    for fixed problems. Greedy accuracy has the binomial standard error, which covers the draw of the problems.
+
+    Attributes:
+        value (`float`):
+            Mean over the problems, in [0, 1].
+        standard_error (`float`):
+            Standard error of the mean. NaN if it is undefined.
     """
 
     value: float
@@ -35,7 +40,16 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Group:
-    """Problems of one subject or level: their number, pass@1, and `{k: estimate}` for the largest k of maj@k."""
+    """Results for the problems of one subject or level.
+
+    Attributes:
+        num_problems (`int`):
+            Number of problems.
+        pass_at_1 ([`Estimate`]):
+            pass@1.
+        maj_at (`dict[int, Estimate]`):
+            maj@k for the largest k.
+    """
 
     num_problems: int
     pass_at_1: Estimate
@@ -44,19 +58,31 @@ class Group:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Evaluation of S samples per problem.
+    """Evaluation of S samples per problem. [`evaluate_rows`] and [`evaluate_samples`] return it.
 
     Attributes:
-        pass_at, maj_at: `{k: estimate}`, exact over all draws of k samples.
-        shares: shares of `correct`, `incorrect` and `invalid` samples.
-        cardinality: numbers of problems that have 0, 1, ..., S correct samples.
-        num_problems, num_samples: problems, and samples per problem.
-        weighted_sc_at: `{k: estimate}` of weighted self-consistency, from 100 draws; empty without scores.
-        best_at: `{k: estimate}` of best-of-k, exact; empty without scores.
-        groups: `{"subject": {name: group}, "level": {name: group}}`, where known.
-        greedy: share of problems whose greedy answer (temperature 0) is right; None without greedy rows. Its standard
-            error is binomial, over the problems.
-        temperatures: the temperatures of the samples, in rising order; empty if unknown.
+        pass_at (`dict[int, Estimate]`):
+            pass@k by k, exact over all draws of k samples.
+        maj_at (`dict[int, Estimate]`):
+            maj@k by k, exact over all draws of k samples.
+        shares (`dict[str, float]`):
+            Shares of `correct`, `incorrect` and `invalid` samples.
+        cardinality (`list[int]`):
+            Numbers of problems that have 0, 1, ..., S correct samples.
+        num_problems (`int`):
+            Number of problems.
+        num_samples (`int`):
+            Number of samples per problem, S.
+        weighted_sc_at (`dict[int, Estimate]`, *optional*, defaults to `{}`):
+            Weighted self-consistency by k, from 100 draws. Empty without scores.
+        best_at (`dict[int, Estimate]`, *optional*, defaults to `{}`):
+            Best-of-k by k, exact over all draws of k samples. Empty without scores.
+        groups (`dict[str, dict[str, Group]]`, *optional*, defaults to `{}`):
+            Results by subject and by level, if they are known: `{"subject": {name: group}, "level": {name: group}}`.
+        greedy ([`Estimate`], *optional*):
+            Share of problems whose greedy answer (temperature 0) is correct. `None` without greedy rows.
+        temperatures (`list[float]`, *optional*, defaults to `[]`):
+            Temperatures of the samples, in ascending order. Empty if they are unknown.
     """
 
     pass_at: dict[int, Estimate]
@@ -72,12 +98,12 @@ class Evaluation:
     temperatures: list[float] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; an undefined standard error is None."""
+        """Return plain values for JSON. An undefined standard error is None."""
         return _without_nan(asdict(self))
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "Evaluation":
-        """Inverse of `to_dict`, also after JSON, whose keys are text."""
+        """Return the evaluation that `to_dict` described. The keys may be text, as after JSON."""
         curves = {name: _curve(plain.get(name, {})) for name in ("pass_at", "maj_at", "weighted_sc_at", "best_at")}
         groups = {
             column: {
@@ -91,7 +117,7 @@ class Evaluation:
 
 
 def shared_ks(curves: Sequence[Mapping[int, Estimate]]) -> list[int]:
-    """The k that all curves have."""
+    """Return the values of k that all curves have."""
     return [k for k in curves[0] if all(k in other for other in curves)]
 
 
@@ -111,14 +137,14 @@ def _without_nan(plain: Any) -> Any:
 
 
 def _standard_error(variance: float, k: int, num_samples: int) -> float:
-    """`sqrt(K V / (S - K))` (arXiv 2503.14286, Sec. 4.1), NaN for K = S, where all draws are the same."""
+    """Return `sqrt(K V / (S - K))` (arXiv 2503.14286, Sec. 4.1). It is NaN for K = S, where all draws are equal."""
     return sqrt(k * max(variance, 0.0) / (num_samples - k)) if k < num_samples else nan
 
 
 def exact_estimate(expected_P: NDArray[np.float64], k: int, num_samples: int) -> Estimate:
-    """The limit of the paper's procedure for many draws.
+    """Return the limit of the paper's estimate for infinitely many draws (arXiv 2503.14286, Sec. 4.1).
 
-    A draw solves problem p with probability e_p, independently of the other problems, so the variance V of the mean of
+    A draw solves problem p with probability e_p, independently of the other problems. So the variance V of the mean of
     a draw is Σ e_p (1 - e_p) / P².
     """
     variance = float((expected_P * (1 - expected_P)).sum()) / len(expected_P) ** 2
@@ -126,22 +152,29 @@ def exact_estimate(expected_P: NDArray[np.float64], k: int, num_samples: int) ->
 
 
 def greedy_estimate(greedy_P: NDArray[np.bool_]) -> Estimate:
-    """Return the share of right greedy answers, with the binomial standard error over P problems, sqrt(p (1 - p) / P).
+    """Return the share of correct greedy answers, with the binomial standard error sqrt(p (1 - p) / P).
 
-    The standard error of the paper does not apply: it is over samples of the same problems, and a greedy answer is
-    always the same.
+    The paper's standard error does not apply. It covers the samples of a problem, and a problem has one greedy answer.
     """
     share = float(greedy_P.mean())
     return Estimate(share, sqrt(share * (1 - share) / len(greedy_P)))
 
 
 def weighted_sc_estimate(samples: Samples, k: int, seed: int = 0, draws: int = _DRAWS) -> Estimate:
-    """Weighted self-consistency by the paper's procedure (arXiv 2503.14286, Sec. 4.1).
+    """Estimate weighted self-consistency by the paper's procedure (arXiv 2503.14286, Sec. 4.1).
 
-    K of the S samples of each problem are drawn without replacement, 100 times; the value is the mean over the draws of
-    the mean over the problems, V of its standard error the variance over the draws.
+    In each of 100 draws, K of the S samples of each problem are drawn without replacement. The value is the mean over
+    draws and problems. The variance V in the standard error is the variance over the draws.
 
-    `samples` have scores, and k is in [1, S].
+    Args:
+        samples ([`Samples`]):
+            Samples with scores.
+        k (`int`):
+            Number K of samples to draw, in [1, S].
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the draws.
+        draws (`int`, *optional*, defaults to `100`):
+            Number of draws.
     """
     samples.check_k(k)
     if k == 1:  # a single vote decides: pass@1
@@ -153,13 +186,13 @@ def weighted_sc_estimate(samples: Samples, k: int, seed: int = 0, draws: int = _
 
 
 def weighted_sc_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(P,) whether the valid answer with the highest sum of scores, the first drawn of equals, is right.
+    """Return (P,) whether the valid answer with the highest sum of scores is correct.
 
-    `drawn_PK` holds the positions of the drawn samples, in the order of drawing.
+    `drawn_PK` holds the positions of the drawn samples, in the order of drawing. In a tie, the first drawn answer wins.
     """
     scores_PS = _scores_of(samples)
     codes_PK = np.take_along_axis(samples.codes_PS, drawn_PK, axis=1)
-    # Sums of the same scores in another order differ by rounding: compared to nine digits, they are equal.
+    # Sums of the same scores in another order can differ by rounding, so only nine digits are compared.
     weights_PK = np.take_along_axis(scores_PS, drawn_PK, axis=1) / (float(np.abs(scores_PS).max()) or 1.0)
     width = int(codes_PK.max()) + 2  # column 0 is for invalid samples
     cells_PK = np.arange(len(codes_PK))[:, None] * width + codes_PK + 1
@@ -183,18 +216,30 @@ def evaluate(
     best_ks: Sequence[int] = (),
     seed: int = 0,
 ) -> Evaluation:
-    """Evaluate S samples for each of P problems, and their greedy answers if there are any.
+    """Evaluate S samples for each of P problems, and the greedy answers if there are any.
 
-    pass@k, maj@k and best@k and their standard errors are exact over all draws of k of the S samples; weighted
-    self-consistency has no cheap expectation for k > 1 and is drawn 100 times, as in the paper.
+    pass@k, maj@k, best@k and their standard errors are exact over all draws of k of the S samples. Weighted
+    self-consistency is estimated from 100 draws, as in the paper, because its exact value is expensive for k > 1.
 
     Args:
-        samples: with scores for `weighted_sc_ks` and `best_ks`.
-        pass_ks, maj_ks, weighted_sc_ks, best_ks: the k of each measure, in [1, S].
-        seed: of the draws.
+        samples ([`Samples`]):
+            Samples, with scores for `weighted_sc_ks` and `best_ks`.
+        pass_ks (`Sequence[int]`, *optional*, defaults to `(1,)`):
+            Values of k for pass@k, each in [1, S].
+        maj_ks (`Sequence[int]`, *optional*, defaults to `()`):
+            Values of k for maj@k, each in [1, S].
+        weighted_sc_ks (`Sequence[int]`, *optional*, defaults to `()`):
+            Values of k for weighted self-consistency, each in [1, S].
+        best_ks (`Sequence[int]`, *optional*, defaults to `()`):
+            Values of k for best-of-k, each in [1, S].
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the draws for weighted self-consistency.
+
+    Returns:
+        [`Evaluation`]: the estimates.
 
     Raises:
-        ValueError: a k is outside [1, S], or scores are missing that a measure needs.
+        ValueError: a k is outside [1, S], or a measure needs scores and there are none.
     """
     for k in (*pass_ks, *maj_ks, *weighted_sc_ks, *best_ks):
         samples.check_k(k)
@@ -235,9 +280,9 @@ def _by_group(samples: Samples, voted: Mapping[int, NDArray[np.float64]]) -> dic
 
 
 def evaluate_in_full(samples: Samples, seed: int = 0) -> Evaluation:
-    """All measures that the samples allow, at powers of two: pass@k up to S, the others from 2 to below S.
+    """Evaluate all measures that the samples allow, at powers of two: pass@k up to S, the others from 2 to below S.
 
-    With k = S there is one draw, and no interval.
+    For k = S there is only one draw, so the estimate has no interval.
     """
     pass_ks = powers_of_two(samples.num_samples)
     ks = [k for k in pass_ks if 1 < k < samples.num_samples]
@@ -246,7 +291,7 @@ def evaluate_in_full(samples: Samples, seed: int = 0) -> Evaluation:
 
 
 def powers_of_two(limit: int) -> list[int]:
-    """1, 2, 4, ... up to `limit`."""
+    """Return the powers of two from 1 to `limit`."""
     return [2**i for i in range(limit.bit_length())]
 
 
@@ -262,7 +307,48 @@ def evaluate_samples(
     best_ks: Sequence[int] = (),
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Evaluation:
-    """`evaluate` for P lists of S answers and P right answers, see `topr_trl.evaluation.answers.encode`."""
+    """Evaluate lists of answers: S answers for each of P problems.
+
+    Example:
+
+    ```python
+    >>> from topr_trl import evaluate_samples
+
+    >>> answers = [["7", "9", "7", "7"], ["8", None, "3", "3"]]  # None is an invalid answer
+    >>> evaluation = evaluate_samples(answers, truths=["7", "8"], pass_ks=(1, 2))
+    >>> print(evaluation.pass_at[1])
+    50.0% ± 35.4
+    >>> evaluation.shares
+    {'correct': 0.5, 'incorrect': 0.375, 'invalid': 0.125}
+    ```
+
+    Args:
+        answers (`Sequence[Sequence[str | None]]`):
+            S answers for each of P problems, in a form in which equal answers are equal text. `None` is an invalid
+            answer.
+        truths (`Sequence[str]`):
+            True answers to the P problems.
+        pass_ks (`Sequence[int]`, *optional*, defaults to `(1,)`):
+            Values of k for pass@k, each in [1, S].
+        maj_ks (`Sequence[int]`, *optional*, defaults to `()`):
+            Values of k for maj@k, each in [1, S].
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the draws for weighted self-consistency.
+        scores (`Sequence[Sequence[float]]`, *optional*):
+            Score of each answer by a verifier.
+        weighted_sc_ks (`Sequence[int]`, *optional*, defaults to `()`):
+            Values of k for weighted self-consistency, each in [1, S]. Needs `scores`.
+        best_ks (`Sequence[int]`, *optional*, defaults to `()`):
+            Values of k for best-of-k, each in [1, S]. Needs `scores`.
+        groups (`Mapping[str, Sequence[str]]`, *optional*):
+            Names of groups of the P problems, by kind: `{"subject": P names, "level": P names}`.
+
+    Returns:
+        [`Evaluation`]: the estimates.
+
+    Raises:
+        ValueError: the lengths differ, a k is outside [1, S], or a measure needs scores and there are none.
+    """
     samples = encode(answers, truths, scores, groups=groups)
     return evaluate(samples, pass_ks, maj_ks, weighted_sc_ks, best_ks, seed)
 
@@ -276,5 +362,42 @@ def evaluate_rows(
     weighted_sc_ks: Sequence[int] = (),
     best_ks: Sequence[int] = (),
 ) -> Evaluation:
-    """`evaluate` for rows from `score_completions`, see `topr_trl.evaluation.answers.samples_of`."""
+    """Evaluate rows from [`score_completions`].
+
+    pass@k, maj@k and best@k are exact over all draws of k of the S samples of a problem. Their standard errors are the
+    paper's (arXiv 2503.14286, Sec. 4.1).
+
+    Example:
+
+    ```python
+    >>> from datasets import Dataset
+    >>> from topr_trl import evaluate_rows
+
+    >>> rows = {"problem_id": [0, 0, 1, 1], "answer": ["7", "7", "8", "8"], "extracted": ["7", "9", None, "8"]}
+    >>> evaluation = evaluate_rows(Dataset.from_dict(rows), pass_ks=(1, 2))
+    >>> evaluation.pass_at[1].value, evaluation.pass_at[2].value
+    (0.5, 1.0)
+    ```
+
+    Args:
+        rows ([`~datasets.Dataset`]):
+            Rows with the columns `answer` and `extracted`, and with the same number S of rows for each problem. See
+            [`samples_of`] for all columns.
+        pass_ks (`Sequence[int]`, *optional*, defaults to `(1,)`):
+            Values of k for pass@k, each in [1, S].
+        maj_ks (`Sequence[int]`, *optional*, defaults to `()`):
+            Values of k for maj@k, each in [1, S].
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the draws for weighted self-consistency.
+        weighted_sc_ks (`Sequence[int]`, *optional*, defaults to `()`):
+            Values of k for weighted self-consistency, each in [1, S]. Needs a column `score`.
+        best_ks (`Sequence[int]`, *optional*, defaults to `()`):
+            Values of k for best-of-k, each in [1, S]. Needs a column `score`.
+
+    Returns:
+        [`Evaluation`]: the estimates.
+
+    Raises:
+        ValueError: see [`samples_of`]; or a k is outside [1, S], or a measure needs scores and there are none.
+    """
     return evaluate(samples_of(rows), pass_ks, maj_ks, weighted_sc_ks, best_ks, seed)

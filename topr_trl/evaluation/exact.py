@@ -1,6 +1,6 @@
-"""Exact expectations per problem over all draws of K of its S samples without replacement.
+"""Compute exact expectations over all draws of K of the S samples of a problem, without replacement.
 
-The paper's procedure (arXiv 2503.14286, Sec. 4.1) approaches them as its number of draws grows.
+The estimates of the paper's procedure (arXiv 2503.14286, Sec. 4.1) converge to them as its number of draws grows.
 """
 
 from functools import lru_cache
@@ -15,12 +15,23 @@ _MOST_SAMPLES = 1_000  # with more, the number of draws overflows float64
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Probability that at least one of k of the S samples, drawn without replacement, is correct.
+    """Compute the probability that at least one of k samples, drawn without replacement, is correct.
 
-    `1 - C(S - c, k) / C(S, k)`, the unbiased estimator (arXiv 2107.03374, Eq. 1).
+    This is the unbiased estimator `1 - C(S - c, k) / C(S, k)` (arXiv 2107.03374, Eq. 1).
+
+    Args:
+        num_samples (`int`):
+            Number of samples, S.
+        num_correct (`int`):
+            Number of correct samples, c.
+        k (`int`):
+            Number of samples to draw, in [1, S].
+
+    Returns:
+        `float`: the probability.
 
     Raises:
-        ValueError: k is not between 1 and S.
+        ValueError: k is not in [1, S].
     """
     if not 1 <= k <= num_samples:
         raise ValueError(f"k must be between 1 and the number of samples, {num_samples}; it is {k}.")
@@ -28,15 +39,15 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def expected_pass(samples: Samples, k: int) -> NDArray[np.float64]:
-    """(P,) pass@k of each problem, see `pass_at_k`."""
+    """Return (P,) pass@k of each problem. See `pass_at_k`."""
     known = np.array([pass_at_k(samples.num_samples, c, k) for c in range(samples.num_samples + 1)])
     return known[(samples.codes_PS == RIGHT_CODE).sum(axis=1)]
 
 
 def expected_maj(samples: Samples, k: int) -> NDArray[np.float64]:
-    """(P,) maj@k of each problem: probability that the most frequent valid answer of k samples is right.
+    """Return (P,) maj@k of each problem: the probability that the most frequent valid answer of k samples is correct.
 
-    Among equally frequent answers the first drawn wins; in a random draw each is equally likely to be the first.
+    Among equally frequent answers, the first drawn answer wins. In a random draw each is equally likely to be first.
     """
     samples.check_k(k)
     if samples.num_samples > _MOST_SAMPLES:
@@ -50,10 +61,10 @@ def expected_maj(samples: Samples, k: int) -> NDArray[np.float64]:
 
 
 def expected_best(samples: Samples, k: int) -> NDArray[np.float64]:
-    """(P,) best@k of each problem: probability that of k samples the valid one with the highest score is right.
+    """Return (P,) best@k of each problem: the probability that the best valid sample of k is correct.
 
-    In order of their scores, sample i of 0, ..., S - 1 is the best of the draw with probability
-    `C(S - 1 - i, k - 1) / C(S, k)`. Samples with equal scores share their probabilities equally.
+    The best sample has the highest score. If samples are sorted by score, sample i of 0, ..., S - 1 is the best of a
+    draw with probability `C(S - 1 - i, k - 1) / C(S, k)`. Samples with equal scores share their probabilities equally.
     """
     samples.check_k(k)
     assert samples.scores_PS is not None
@@ -61,7 +72,7 @@ def expected_best(samples: Samples, k: int) -> NDArray[np.float64]:
     chances_S = np.array([comb(size - 1 - i, k - 1) / comb(size, k) for i in range(size)])
     values = np.empty(samples.num_problems)
     for p, (codes, scores) in enumerate(zip(samples.codes_PS, samples.scores_PS, strict=True)):
-        # Invalid samples come last, and count as wrong there.
+        # Invalid samples come last, and count as incorrect.
         _, ranks = np.unique(np.where(codes >= 0, -scores, np.inf), return_inverse=True)
         members = np.bincount(ranks)
         chance = np.add.reduceat(chances_S, np.cumsum(members) - members)
@@ -71,20 +82,21 @@ def expected_best(samples: Samples, k: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=20_000)
 def _majority_is_right(right: int, others: tuple[int, ...], size: int) -> NDArray[np.float64]:
-    """(S + 1,) for k = 0, ..., S: the probability that the majority of k of S samples is right.
+    """Return (S + 1,) probabilities, for k = 0, ..., S, that the majority of k samples is correct.
+
+    Draws are counted by polynomials, in which the coefficient of x^d is the number of ways to draw d samples. Suppose
+    c correct samples are drawn. Then an incorrect answer with n samples contributes Σ_{m <= c} C(n, m) x^m, and it ties
+    if m = c. Each row of the table has a number t of ties, with which the correct answer wins with probability
+    1 / (t + 1).
 
     Args:
-        right: how many of the samples give the right answer.
-        others: how many give each of the wrong ones, in falling order; the remaining samples are invalid.
-        size: S.
-
-    Draws are counted by polynomials: the coefficient of x^d counts ways to draw d samples. For each number c of right
-    ones drawn, an answer given n times contributes Σ_{m <= c} C(n, m) x^m, and those with m = c tie. The rows of the
-    table count the ties; with t of them the right answer wins with probability 1 / (t + 1).
+        right: number of samples with the true answer.
+        others: number of samples of each incorrect answer, in descending order. The remaining samples are invalid.
+        size: number of samples, S.
     """
     wins = np.zeros(size + 1)
     for c in range(1, right + 1):
-        rivals = [n for n in others if n >= c]  # the others cannot reach c, and are drawn freely
+        rivals = [n for n in others if n >= c]  # answers with fewer samples cannot reach c
         free = size - right - sum(rivals)
         table = np.zeros((min(len(rivals), size // c) + 1, size - c + 1))
         table[0, : free + 1] = _binomials(free)
@@ -100,5 +112,5 @@ def _majority_is_right(right: int, others: tuple[int, ...], size: int) -> NDArra
 
 
 def _binomials(n: int) -> NDArray[np.float64]:
-    """(n + 1,) C(n, 0), ..., C(n, n)."""
+    """Return (n + 1,) binomial coefficients C(n, 0), ..., C(n, n)."""
     return np.array([float(comb(n, m)) for m in range(n + 1)])

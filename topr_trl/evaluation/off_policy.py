@@ -10,9 +10,11 @@ class OffPolicyValues(NamedTuple):
     """Estimates by problem.
 
     Attributes:
-        values_P: float64, mean reward of each problem's completions under π.
-        effective_samples: how many completions of a problem count on average; with few, an estimate says little more
-            than that the policies differ.
+        values_P (`np.ndarray`):
+            Estimated mean reward under π of each problem, shape (P,), float64.
+        effective_samples (`float`):
+            Effective number of completions per problem, averaged over problems. A small number means that the
+            policies differ too much for a precise estimate.
     """
 
     values_P: NDArray[np.float64]
@@ -22,20 +24,26 @@ class OffPolicyValues(NamedTuple):
 def off_policy_values(
     log_ratios_N: NDArray[np.float64], rewards_N: NDArray[np.float64], problems_N: NDArray[np.int64]
 ) -> OffPolicyValues:
-    """Self-normalized importance sampling: `Σ w R / Σ w` over the completions of each problem, w = π/μ.
+    """Estimate the mean reward of each problem by self-normalized importance sampling, `Σ w R / Σ w` with w = π/μ.
 
-    Consistent as completions are added, and biased towards μ's mean reward with few (Swaminathan and Joachims, The
-    Self-Normalized Estimator for Counterfactual Learning, 2015, Sec. 4; Owen, Monte Carlo, 2013, Ch. 9). The effective
-    number of samples is `(Σ w)² / Σ w²`.
+    The estimate is consistent. With few completions it is biased toward the mean reward of μ (Swaminathan and Joachims,
+    The Self-Normalized Estimator for Counterfactual Learning, 2015, Sec. 4; Owen, Monte Carlo, 2013, Ch. 9). The
+    effective number of samples is `(Σ w)² / Σ w²`.
 
     Args:
-        log_ratios_N: log π/μ of each completion.
-        rewards_N: rewards of the completions.
-        problems_N: the problem of each completion, 0, ..., P - 1, each with a completion.
+        log_ratios_N (`np.ndarray`):
+            log π/μ of each completion, shape (N,), in nats.
+        rewards_N (`np.ndarray`):
+            Rewards of the completions, shape (N,).
+        problems_N (`np.ndarray`):
+            Problem of each completion, shape (N,), numbered from 0 to P - 1. Each problem needs a completion.
+
+    Returns:
+        `OffPolicyValues`: the estimates, and the effective number of samples.
     """
     count = int(problems_N.max()) + 1
     largest = np.full(count, -np.inf)
     np.maximum.at(largest, problems_N, log_ratios_N)
-    weights = np.exp(log_ratios_N - largest[problems_N])  # of a problem, up to a factor
+    weights = np.exp(log_ratios_N - largest[problems_N])  # scaled by a factor per problem, which cancels
     sums, squares, rewards = (np.bincount(problems_N, v) for v in (weights, weights**2, weights * rewards_N))
     return OffPolicyValues(rewards / sums, float((sums**2 / squares).mean()))

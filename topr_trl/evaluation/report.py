@@ -1,4 +1,4 @@
-"""Evaluations side by side: as tables, files, pictures, and a section of a model card."""
+"""Report evaluations side by side: tables, files, plots, and a section of a model card."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,22 +16,39 @@ from topr_trl.rewards import INVALID
 
 _CURVES = {"pass": "pass_at", "maj": "maj_at", "weighted_sc": "weighted_sc_at", "best": "best_at"}
 EVALUATION = "evaluation.json"
-PICTURE = "evaluation.png"  # of the card of a model
+PICTURE = "evaluation.png"  # plot in a model card
 
 
 class Evaluations(dict[str, Evaluation]):
-    """Evaluations side by side, by name: `Evaluations(before=..., after=...)`.
+    """Dictionary of evaluations by name, which are reported side by side, in the order of the names.
 
-    `print` shows them as a table; the card of a model takes them as a section (`topr_trl.model_card`).
+    `print` shows a table. Assign the evaluations to `trainer.evaluations` to add them to the model card.
+
+    Example:
+
+    ```python
+    >>> from topr_trl import Evaluations, evaluate_samples
+
+    >>> before = evaluate_samples([["9", "7"], ["8", None]], truths=["7", "8"])
+    >>> after = evaluate_samples([["7", "7"], ["8", None]], truths=["7", "8"])
+    >>> print(Evaluations(before=before, after=after))
+                     before         after
+    ---------  ------------  ------------
+    pass@1     50.0% ± 70.7  75.0% ± 50.0
+    correct           50.0%         75.0%
+    incorrect         25.0%          0.0%
+    invalid           25.0%         25.0%
+    (2 problems, 2 samples each; ± is two standard errors)
+    ```
     """
 
     def __str__(self) -> str:
         return "\n".join([plain_table(["", *self], self._rows()), *self._notes()]) if self else "No evaluations."
 
     def _rows(self) -> list[list[str]]:
-        """Return a label and one cell per evaluation for each measure, at the k that all have, and for each share.
+        """Return the rows of the table: a label and one cell per evaluation.
 
-        Greedy accuracy comes first, if an evaluation has it.
+        Greedy accuracy comes first, if an evaluation has it. A measure is shown at each k that all evaluations have.
         """
         runs, rows = list(self.values()), []
         if any(run.greedy for run in runs):
@@ -42,7 +59,7 @@ class Evaluations(dict[str, Evaluation]):
         return rows + [[share, *(f"{100 * run.shares[share]:.1f}%" for run in runs)] for share in runs[0].shares]
 
     def _notes(self) -> list[str]:
-        """Return the lines below the table: how answers were drawn, and what looks wrong."""
+        """Return the lines below the table, which describe the sampling and name likely mistakes."""
         runs = list(self.values())
         counts = ({run.num_problems for run in runs}, {run.num_samples for run in runs})
         problems, samples = (" or ".join(map(str, sorted(count))) for count in counts)
@@ -61,15 +78,22 @@ class Evaluations(dict[str, Evaluation]):
         ]
 
     def plot(self, path: str | Path | IO[bytes]) -> None:
-        """Draw accuracy and kinds of answers from one evaluation to the next, see `plot_progress`."""
+        """Plot accuracy and kinds of answers over the evaluations. See `plot_progress`.
+
+        Args:
+            path (`str`, `Path` or binary file):
+                File to write. Its suffix sets the format.
+        """
         plot_progress(self, path)
 
     def write_card_section(self, folder: Path, tested_on: str | None = None) -> str:
-        """The section of a model card, in Markdown; the picture `evaluation.png` is written if matplotlib is installed.
+        """Return a section of a model card, in Markdown, and write its plot if matplotlib is installed.
 
         Args:
-            folder: of the card, for the picture.
-            tested_on: the problems, and how completions were drawn.
+            folder (`Path`):
+                Folder of the card. The plot is written to `evaluation.png` there.
+            tested_on (`str`, *optional*):
+                Description of the problems and of the sampling.
         """
         parts = ["## Evaluation"]
         parts += [f"Tested on {tested_on}."] if tested_on else []
@@ -83,12 +107,12 @@ class Evaluations(dict[str, Evaluation]):
 
 
 def _at(temperatures: Sequence[float]) -> str:
-    """Return the temperatures in words, with a space before; an empty text if they are unknown."""
+    """Return the temperatures in words, after a space. Return empty text if they are unknown."""
     return f" at T={' and '.join(f'{value:g}' for value in temperatures)}" if temperatures else ""
 
 
 def groups_table(evaluation: Evaluation) -> str:
-    """Problems, pass@1 and maj@k by subject and by level, where known; else an empty text."""
+    """Return tables of pass@1 and maj@k by subject and by level. Return empty text if both are unknown."""
     parts = []
     for column, groups in evaluation.groups.items():
         ks = list(next(iter(groups.values())).maj_at)
@@ -101,7 +125,7 @@ def groups_table(evaluation: Evaluation) -> str:
 
 
 def differences_table(names: tuple[str, str], differences: Mapping[str, Difference]) -> str:
-    """Differences of two runs in points, with their 95% intervals."""
+    """Return a table of the differences of two runs in percentage points, with 95% intervals."""
     rows = [
         [
             measure,
@@ -116,19 +140,19 @@ def differences_table(names: tuple[str, str], differences: Mapping[str, Differen
 
 
 def plain_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table for the terminal: the first column on the left, the others on the right, as they are."""
+    """Return a table for the terminal, with the first column aligned left and the others right."""
     align = ("left", *["right"] * (len(header) - 1))
     return tabulate(rows, header, disable_numparse=True, colalign=align)
 
 
 def write_report(folder: Path, runs: Mapping[str, Samples], seed: int = 0) -> str:
-    """Evaluate one run, or two side by side, write the results to a folder, and return the tables for the terminal.
+    """Evaluate one run, or two runs side by side, write the results to a folder, and return tables for the terminal.
 
-    Files: `evaluation.json` of the first run; for two runs `comparison.json` with both and their differences; the
-    picture `evaluation.png` or `comparison.png`, if matplotlib is installed.
+    The file `evaluation.json` has the first run. For two runs, `comparison.json` has both and their differences. If
+    matplotlib is installed, the plot is `evaluation.png` for one run, and `comparison.png` for two.
 
     Raises:
-        ValueError: the two runs differ in their problems, see `topr_trl.evaluation.bootstrap.compare`.
+        ValueError: the two runs differ in their problems. See `topr_trl.evaluation.bootstrap.compare`.
     """
     names = list(runs)
     differences = compare(runs[names[0]], runs[names[1]], seed) if len(runs) == 2 else None
@@ -151,7 +175,7 @@ def write_report(folder: Path, runs: Mapping[str, Samples], seed: int = 0) -> st
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Read a file `evaluation.json` of `topr evaluate`; a ValueError if it is damaged, or not such a file."""
+    """Read a file `evaluation.json` of `topr evaluate`. Another file, or a damaged one, raises a ValueError."""
     try:
         return Evaluation.from_dict(json.loads(path.read_text()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Shared parts of sampling with transformers and vLLM: settings, prompts, stop tokens, rows."""
+"""Share settings, prompts, stop tokens and rows between sampling with transformers and with vLLM."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,17 +14,37 @@ from topr_trl.data.tokenization import encode_prompt
 
 @dataclass
 class SamplingArguments:
-    """How completions are drawn; the defaults are the paper's (arXiv 2503.14286, Sec. 4.1).
+    """Settings for sampling completions. The defaults are the paper's (arXiv 2503.14286, Sec. 4.1).
+
+    Example:
+
+    ```python
+    >>> from topr_trl import SamplingArguments
+
+    >>> args = SamplingArguments(num_generations=64, max_new_tokens=256)
+    >>> args.top_k
+    500
+    ```
 
     Parameters:
-        num_generations (`int`, defaults to `16`): Completions per prompt.
-        temperature (`float`, defaults to `1.0`): Sampling temperature.
-        top_p (`float`, defaults to `1.0`): Probability mass sampled from.
-        top_k (`int`, defaults to `500`): Tokens sampled from.
-        max_new_tokens (`int`, defaults to `512`): Longest completion, in tokens.
-        sampling_batch_size (`int`, defaults to `512`): Completions generated at once.
-        greedy (`bool`, defaults to `False`): Draw one more completion per prompt, at temperature 0. It is for
-            evaluation: trainers and curation refuse greedy rows.
+        num_generations (`int`, *optional*, defaults to `16`):
+            Number of completions per prompt.
+        temperature (`float`, *optional*, defaults to `1.0`):
+            Sampling temperature, above 0.
+        top_p (`float`, *optional*, defaults to `1.0`):
+            Probability mass of the most likely tokens to sample from, in (0, 1].
+        top_k (`int`, *optional*, defaults to `500`):
+            Number of most likely tokens to sample from. A number above the size of the vocabulary keeps all tokens.
+        max_new_tokens (`int`, *optional*, defaults to `512`):
+            Maximum length of a completion, in tokens.
+        sampling_batch_size (`int`, *optional*, defaults to `512`):
+            Number of completions that are generated together.
+        greedy (`bool`, *optional*, defaults to `False`):
+            Whether to generate one more completion per prompt at temperature 0. Greedy rows are for evaluation.
+            Trainers and curation refuse them.
+
+    Raises:
+        ValueError: a setting has a wrong type or is outside its range.
     """
 
     num_generations: int = field(default=16, metadata={"help": "Completions per prompt."})
@@ -55,14 +75,18 @@ class SamplingArguments:
 
 
 def draws_of(args: SamplingArguments) -> list[tuple[float, int]]:
-    """Return the temperature of each draw and its completions per prompt: first the samples, then the greedy one."""
+    """Return temperature and completions per prompt of each draw: the samples, then the greedy completion if any."""
     return [(args.temperature, args.num_generations), *([(GREEDY, 1)] if args.greedy else [])]
 
 
 def encode_prompts(
     tokenizer: PreTrainedTokenizerBase, problems: Dataset, args: SamplingArguments, context: int | None
 ) -> list[list[int]]:
-    """Token ids of the prompts; a ValueError if the longest and `max_new_tokens` do not fit in the context."""
+    """Return the token ids of the prompts.
+
+    Raises:
+        ValueError: the longest prompt and `max_new_tokens` do not fit in the context of the model.
+    """
     ids = [encode_prompt(prompt, tokenizer) for prompt in problems["prompt"]]
     longest = max(map(len, ids), default=0)
     if context is not None and longest + args.max_new_tokens > context:
@@ -74,7 +98,7 @@ def encode_prompts(
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig) -> list[int]:
-    """The tokens that end a completion: the tokenizer's and the model's."""
+    """Return the tokens that end a completion, from the tokenizer and from the model."""
     own = generation_config.eos_token_id
     return sorted({tokenizer.eos_token_id, *([own] if isinstance(own, int) else own or [])} - {None})
 
@@ -92,8 +116,8 @@ def sampled_row(
 ) -> dict[str, Any]:
     """Return a row of `topr_trl.data.rows` without a reward.
 
-    `sampler_logps` are the model's own, before all settings. A greedy row (temperature 0) has `top_p` and `top_k` of
-    the samples beside it, although they had no effect on it.
+    `sampler_logps` are the log-probabilities of the model before temperature and filters. A greedy row (temperature 0)
+    has the `top_p` and `top_k` of the samples, although they had no effect on it.
     """
     return {
         **problem,

@@ -1,4 +1,4 @@
-"""Draw completions from a model with transformers' `generate`."""
+"""Sample completions from a model with transformers' `generate`."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -33,26 +33,51 @@ def sample_completions(
     seed: int = 0,
     description: str = "Sampling",
 ) -> Dataset:
-    """Draw `args.num_generations` completions for each problem of this process's share, and a greedy one if asked for.
+    """Sample completions for each problem, as rows without rewards.
 
-    Every process of `accelerate launch` takes a share of the problems and gets the rows of that share back.
+    Under `accelerate launch`, each process samples for an equal share of the problems and returns the rows of its
+    share.
+
+    Example:
+
+    ```python
+    >>> from datasets import Dataset
+    >>> from topr_trl import SamplingArguments, sample_completions
+    >>> from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    >>> model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype="float32")
+    >>> tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen2.5-0.5B")
+    >>> problems = Dataset.from_dict({"problem_id": [0, 1], "prompt": ["3 + 4 = ", "2 + 6 = "]})
+    >>> rows = sample_completions(model, tokenizer, problems, SamplingArguments(4, max_new_tokens=8))
+    >>> len(rows)
+    8
+    ```
 
     Args:
-        model: its dropout is off meanwhile.
-        problems: columns `problem_id` and `prompt` (text); other columns are carried along.
-        stop_strings: end a completion besides the model's stop tokens.
-        seed: the same seed and batch size give the same completions. Global random number generators stay as they are.
-        description: of the progress bar.
+        model ([`~transformers.PreTrainedModel`]):
+            Model to sample from. It is in evaluation mode during sampling.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            Tokenizer of the model.
+        problems ([`~datasets.Dataset`]):
+            Problems with the columns `problem_id` and `prompt` (text). Other columns are copied to the rows.
+        args ([`SamplingArguments`]):
+            Sampling settings.
+        stop_strings (`tuple[str, ...]`, *optional*, defaults to `()`):
+            Texts that end a completion, in addition to the stop tokens of the model.
+        seed (`int`, *optional*, defaults to `0`):
+            Seed. The same seed and batch size give the same completions. The global random state is not changed.
+        description (`str`, *optional*, defaults to `"Sampling"`):
+            Text beside the progress bar.
 
     Returns:
-        Rows of `topr_trl.data.rows` without a reward: those of one problem together, in sampling order. With
-        `args.greedy` the last row of each problem is greedy: its temperature is 0. It does not change the others.
-        `sampler_logps` are those of the model itself, before temperature, top_p and top_k.
+        [`~datasets.Dataset`]: rows of `topr_trl.data.rows` without a reward. The rows of a problem are neighbors, in
+        sampling order. With `args.greedy`, the last row of each problem is greedy and has temperature 0.
+        `sampler_logps` are the log-probabilities of the model before temperature, top_p and top_k.
 
     Raises:
         ValueError: the longest prompt and `max_new_tokens` do not fit in the model's context, or there are fewer
             problems than processes.
-        FloatingPointError: weights of the model are NaN or infinite.
+        FloatingPointError: a weight of the model is NaN or infinite.
     """
     check_finite(model, "The model to sample from")
     state = PartialState()
@@ -65,10 +90,10 @@ def sample_completions(
         (temperature, count, _generation_config(model, tokenizer, args, stop_strings, temperature, count))
         for temperature, count in draws_of(args)
     ]
-    # Prompts of similar length go together; the rows come back in the order of the problems.
+    # A batch has prompts of similar length. The rows are returned in the order of the problems.
     order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
     rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
-    others = {} if state.is_main_process else {"disable": True}  # None would override TQDM_DISABLE
+    others = {} if state.is_main_process else {"disable": True}  # `disable=None` would override TQDM_DISABLE
     total = len(order) * sum(count for _, count, _ in draws)
     with _kept_generators(), tqdm(total=total, desc=description, **others) as progress:
         for temperature, count, config in draws:
@@ -103,7 +128,7 @@ def _generation_config(
     sampling = {
         "temperature": temperature,
         "top_p": args.top_p,
-        # A top_k that keeps every token would only sort the vocabulary at each step.
+        # A top_k that keeps all tokens would only cost time, since it sorts the vocabulary at each step.
         "top_k": args.top_k if args.top_k < vocabulary else 0,
     }
     return GenerationConfig(
@@ -118,18 +143,18 @@ def _generation_config(
 
 
 def _kept_generators() -> AbstractContextManager[None]:
-    """Afterwards torch's global generators, which `generate` draws from, are in the state in which they were."""
+    """Restore the state of torch's global generators, which `generate` uses, at the end."""
     accelerator = torch.accelerator.current_accelerator()
-    kind = accelerator.type if accelerator is not None else "cuda"  # then there are no devices of it
+    kind = accelerator.type if accelerator is not None else "cuda"  # without an accelerator there are no such devices
     return torch.random.fork_rng(range(torch.accelerator.device_count()), device_type=kind)
 
 
 def _generate(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt_ids: list[list[int]], config: GenerationConfig
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """The tokens that were drawn for a batch of prompts, with padding, and their log-probabilities."""
+    """Return the tokens that were sampled for a batch of prompts, with padding, and their log-probabilities."""
     recorder, pad, width = _RecordLogps(), config.pad_token_id, max(map(len, prompt_ids))
-    # Not `tokenizer.pad`, which needs a pad token.
+    # `tokenizer.pad` would need a pad token.
     padded = torch.tensor([[pad] * (width - len(ids)) + ids for ids in prompt_ids], device=model.device)
     mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompt_ids], device=model.device)
     processors = LogitsProcessorList([recorder])
@@ -141,11 +166,11 @@ def _generate(
 
 
 class _RecordLogps(LogitsProcessor):
-    """Keeps the log-probability of each token under the model itself, before temperature and filters."""
+    """Record the log-probability of each token under the model, before temperature and filters."""
 
     def __init__(self) -> None:
         self._logps: list[torch.Tensor] = []
-        self._scores: torch.Tensor | None = None  # of the token that is being drawn
+        self._scores: torch.Tensor | None = None  # of the token that is sampled next
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self._note_drawn(input_ids)
@@ -158,14 +183,14 @@ class _RecordLogps(LogitsProcessor):
             self._logps.append((drawn - self._scores.logsumexp(1)).float())
 
     def finish(self, generated: torch.Tensor) -> torch.Tensor:
-        """(B, T) float32 of all tokens that were drawn."""
+        """Return (B, T) float32 log-probabilities of all sampled tokens."""
         self._note_drawn(generated)
         return torch.stack(self._logps, dim=1)
 
 
 @contextmanager
 def _sampling_by(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
-    """Hide the model's own generation settings: `generate` would fill gaps with them (a repetition penalty, say)."""
+    """Hide the model's own generation settings, which `generate` would add, for instance a repetition penalty."""
     owners = [model, model.get_base_model()] if is_peft_model(model) else [model]
     own_configs, was_training = [owner.generation_config for owner in owners], model.training
     model.generation_config = config
@@ -181,11 +206,11 @@ def _sampling_by(model: PreTrainedModel, config: GenerationConfig) -> Iterator[N
 def _cut(
     tokens: list[int], eos: list[int], tokenizer: PreTrainedTokenizerBase, stop_strings: tuple[str, ...], longest: int
 ) -> tuple[list[int], str]:
-    """A completion without the padding of its batch, and how it ended; its stop token or string stays."""
+    """Return a completion without the padding of its batch, and its finish reason. Stop tokens and texts stay."""
     ends = [n for n, token in enumerate(tokens) if token in eos or token == tokenizer.pad_token_id]
     if not ends:
         return tokens, "length" if len(tokens) >= longest else "stop"
     before = tokens[: ends[0]]
-    # Where the pad token is also the stop token, only the text tells whether a stop string ended the completion.
+    # If the pad token is also the stop token, only the text shows whether a stop string ended the completion.
     stopped_by_string = any(stop in tokenizer.decode(before) for stop in stop_strings)
     return (before if stopped_by_string or tokens[ends[0]] not in eos else tokens[: ends[0] + 1]), "stop"

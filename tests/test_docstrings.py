@@ -1,0 +1,112 @@
+"""Docstrings of public names: every argument has a type and the right default, and every example runs.
+
+The text is read from the source, as editors and other static tools read it.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import doctest
+import inspect
+import io
+import re
+import warnings
+
+import pytest
+import trl
+from packaging.version import Version
+from transformers import AutoModelForCausalLM
+from trl import GRPOTrainer, SFTTrainer
+
+import topr_trl
+from topr_trl.tasks import arithmetic
+
+OBJECTS = {name: getattr(topr_trl, name) for name in topr_trl.__all__}
+BASES = {"OfflineTOPRTrainer": SFTTrainer, "TOPRTrainer": GRPOTrainer}
+if Version(trl.__version__) >= Version("1.16"):
+    from trl.experimental.async_grpo import AsyncGRPOTrainer
+
+    from topr_trl import experimental
+
+    OBJECTS |= {name: getattr(experimental, name) for name in experimental.__all__}
+    BASES["AsyncTOPRTrainer"] = AsyncGRPOTrainer
+DOCUMENTED = {name: value for name, value in OBJECTS.items() if inspect.isclass(value) or inspect.isfunction(value)}
+# Arguments of TRL's trainers that ours refuse, or that have no effect.
+WITHOUT = {"data_collator", "formatting_func", "compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics"}
+# Results of other functions.
+NO_EXAMPLE = {"Curated", "Difference", "Evaluation", "Samples"}
+_ENTRY = re.compile(r"^ {4}(\w+) \((.*)\):$", re.MULTILINE)
+
+
+def docstring(value):
+    (node,) = (
+        node
+        for node in ast.parse(inspect.getsource(inspect.getmodule(value))).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == value.__name__
+    )
+    return ast.get_docstring(node, clean=True)
+
+
+def arguments(name, value):
+    """Default of each argument; `inspect.Parameter.empty` if it is required."""
+    if dataclasses.is_dataclass(value):
+        ours = [kind for kind in inspect.getmro(value) if kind.__module__.startswith("topr_trl")]
+        own = {field for kind in ours for field in inspect.get_annotations(kind)}
+        return {
+            field.name: field.default_factory()
+            if field.default_factory is not dataclasses.MISSING
+            else inspect.Parameter.empty
+            if field.default is dataclasses.MISSING
+            else field.default
+            for field in dataclasses.fields(value)
+            if field.name in own
+        }
+    found = dict(inspect.signature(value).parameters)
+    found |= (
+        {n: p for n, p in inspect.signature(BASES[name]).parameters.items() if n not in found} if name in BASES else {}
+    )
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {n: p.default for n, p in found.items() if p.kind not in variable and n not in WITHOUT}
+
+
+@pytest.mark.parametrize("name", sorted(set(DOCUMENTED) - {"Evaluations"}))  # a dictionary of any names
+def test_every_argument_has_type_and_default(name):
+    text = docstring(DOCUMENTED[name])
+    entries = dict(_ENTRY.findall(text))
+    expected = arguments(name, DOCUMENTED[name])
+    assert not set(expected) - set(entries)
+    for argument, default in expected.items():
+        kind, _, said = entries[argument].partition(", defaults to ")
+        assert re.match(r"\[?`", kind), argument
+        if name == "OfflineTOPRTrainer" and argument == "train_dataset":
+            default = inspect.Parameter.empty  # None is TRL's default, and refused
+        assert kind.endswith("*optional*") == (default is not inspect.Parameter.empty), argument
+        assert ast.literal_eval(said.strip("`") or "None") == (
+            None if default is inspect.Parameter.empty else default
+        ), argument
+
+
+@pytest.fixture
+def world(tokenizer, tmp_path, monkeypatch):
+    """An empty working directory, but for the bundled model under the name in the examples."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
+    name = "Qwen/Qwen2.5-0.5B"
+    AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype="float32").save_pretrained(name)
+    tokenizer.save_pretrained(name)
+
+
+@pytest.mark.parametrize("name", sorted(set(DOCUMENTED) - NO_EXAMPLE))
+def test_examples(name, world):
+    parsed = doctest.DocTestParser().get_examples(docstring(DOCUMENTED[name]).replace("\n```", "\n\n```"))
+    assert parsed
+    names = {}
+    for example in parsed:
+        if doctest.SKIP in example.options:
+            continue
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exec(compile(example.source, f"<{name}>", "single"), names)
+        # As in TRL, an example may leave out what is printed.
+        assert not example.want or shown.getvalue() == example.want, example.source
