@@ -85,11 +85,8 @@ def rows():
     prompts += ["Question: Ben has 9 coins. Ben gives away 2. How many coins does Ben have now?\nAnswer:"] * 4
     completions = [" 4 + 3 = 8. The answer is 8.", " 4 + 3 = 7.", " The answer is 6.", " 4 + 3 = 7. The answer is 7."]
     completions += [
-        " 9 - 2 = 6. The answer is 6.",
-        " 9",
-        " 9 - 2 = 5. The answer is 5.",
-        " 9 - 2 = 7. The answer is 7.",
-    ]
+        " 9 - 2 = 6. The answer is 6.", " 9", " 9 - 2 = 5. The answer is 5.", " 9 - 2 = 7. The answer is 7.",
+    ]  # fmt: skip
     return Dataset.from_dict({
         "prompt": prompts,
         "completion": completions,

@@ -330,12 +330,9 @@ TOKENIZERS = [
 def replayed(given: str, words: str, rows: Any, error: Any = ValueError, kept: Kept = NOT_LOADED) -> Case:
     model = NOWHERE if kept is NOT_LOADED else None
     return Case(
-        given,
-        lambda kit: kit.online(coin, model=model, replayed=rows(kit["rows"]), replay_share=0.5),
-        words,
-        kept,
+        given, lambda kit: kit.online(coin, model=model, replayed=rows(kit["rows"]), replay_share=0.5), words, kept,
         error,
-    )
+    )  # fmt: skip
 
 
 def _damaged_rows(kit: Kit) -> None:
@@ -366,12 +363,9 @@ REPLAY = [
 # fmt: on
 
 DOORS = {
-    "Models and checkpoints": MODELS,
-    "NaN": NAN,
-    "Rewards": REWARDS,
-    "Prompts and tokenizers": TOKENIZERS,
+    "Models and checkpoints": MODELS, "NaN": NAN, "Rewards": REWARDS, "Prompts and tokenizers": TOKENIZERS,
     "Rows that are used again": REPLAY,
-}
+}  # fmt: skip
 
 
 @cases([case for door in DOORS.values() for case in door])
