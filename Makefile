@@ -135,7 +135,7 @@ docs: install
 fuzz: install
 	$(BIN)/python scripts/fuzz.py --minutes $(or $(MINUTES),30)
 
-# The maths, their tests broken on purpose (40 minutes; see docs/quality.md). mutmut mutates functions, cosmic-ray the rest.
+# The maths, their tests broken on purpose (40 minutes; see CONTRIBUTING.md). mutmut mutates functions, cosmic-ray the rest.
 mutate: .venv-mutate/.installed
 	OMP_NUM_THREADS=1 .venv-mutate/bin/mutmut run --max-children 1
 	.venv-mutate/bin/mutmut results

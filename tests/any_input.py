@@ -37,21 +37,14 @@ JSON = st.recursive(
 )
 MESSAGES = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": st.text()}))
 TYPES = [
-    (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
-    (pa.float64(), st.floats()),
-    (pa.float32(), st.floats(width=32)),
-    (pa.bool_(), st.booleans()),
-    (pa.string(), st.text()),
-    (pa.large_string(), st.text()),
-    (pa.binary(), st.binary()),
+    (pa.int64(), st.integers(-(2**63), 2**63 - 1)), (pa.float64(), st.floats()), (pa.float32(), st.floats(width=32)),
+    (pa.bool_(), st.booleans()), (pa.string(), st.text()), (pa.large_string(), st.text()), (pa.binary(), st.binary()),
     (pa.timestamp("us"), st.datetimes(datetime(1970, 1, 1), datetime(2100, 1, 1))),
-    (pa.list_(pa.int64()), st.lists(st.integers(-(2**63), 2**63 - 1))),
-    (pa.list_(pa.float64()), st.lists(st.floats())),
+    (pa.list_(pa.int64()), st.lists(st.integers(-(2**63), 2**63 - 1))), (pa.list_(pa.float64()), st.lists(st.floats())),
     (pa.list_(pa.string()), st.lists(st.text())),
     (pa.list_(pa.struct({"role": pa.string(), "content": pa.string()})), MESSAGES),
-    (pa.struct({"a": pa.int64()}), st.fixed_dictionaries({"a": st.integers(0, 9)})),
-    (pa.null(), st.none()),
-]
+    (pa.struct({"a": pa.int64()}), st.fixed_dictionaries({"a": st.integers(0, 9)})), (pa.null(), st.none()),
+]  # fmt: skip
 
 
 @st.composite

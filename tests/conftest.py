@@ -3,6 +3,10 @@ import gc
 import os
 from pathlib import Path
 
+# No test needs the network. huggingface_hub reads these when it is imported; then a look-up fails at once.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
 import pytest
 import torch
 import trl
@@ -12,10 +16,6 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from topr_trl.tasks import arithmetic
-
-# No test needs the network; a look-up that is not meant to be there fails at once.
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 # The same examples in every run: what a search finds elsewhere becomes an example of its own.
 settings.register_profile("deterministic", derandomize=True)
@@ -85,11 +85,8 @@ def rows():
     prompts += ["Question: Ben has 9 coins. Ben gives away 2. How many coins does Ben have now?\nAnswer:"] * 4
     completions = [" 4 + 3 = 8. The answer is 8.", " 4 + 3 = 7.", " The answer is 6.", " 4 + 3 = 7. The answer is 7."]
     completions += [
-        " 9 - 2 = 6. The answer is 6.",
-        " 9",
-        " 9 - 2 = 5. The answer is 5.",
-        " 9 - 2 = 7. The answer is 7.",
-    ]
+        " 9 - 2 = 6. The answer is 6.", " 9", " 9 - 2 = 5. The answer is 5.", " 9 - 2 = 7. The answer is 7.",
+    ]  # fmt: skip
     return Dataset.from_dict({
         "prompt": prompts,
         "completion": completions,

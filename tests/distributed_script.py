@@ -84,15 +84,9 @@ def make_trainer(kind: str, out: Path, **settings) -> OfflineTOPRTrainer | TOPRT
     logged = {"prompt": ["2 + 3 =", "2 + 4 ="] * 4, "completion": [" 5", " 7"] * 4, "reward": [1.0, -1.0] * 4}
     more = {"replay_dataset": Dataset.from_dict(logged)} if kind == "replayed" else {}
     return TOPRTrainer(
-        model,
-        rewards,
-        args=args,
-        train_dataset=problems,
-        eval_dataset={"five": problems.select(range(5))},
-        processing_class=tokenizer,
-        rollout_func=rollout,
-        **more,
-    )
+        model, rewards, args=args, train_dataset=problems, eval_dataset={"five": problems.select(range(5))},
+        processing_class=tokenizer, rollout_func=rollout, **more,
+    )  # fmt: skip
 
 
 def main(kinds: list[str], out: Path) -> None:

@@ -7,15 +7,10 @@ from topr_trl.replay import ReplayRow
 
 def row(number, reward=-1.0, prompt=(5, 6), completion=(7, 8, 9), weight=1.0, written=None):
     return ReplayRow(
-        prompt_ids=torch.tensor(prompt, dtype=torch.int32),
-        completion_ids=torch.tensor(completion, dtype=torch.int32),
+        prompt_ids=torch.tensor(prompt, dtype=torch.int32), completion_ids=torch.tensor(completion, dtype=torch.int32),
         written=torch.ones(len(completion), dtype=torch.bool) if written is None else torch.tensor(written),
-        mu_logps=-0.1 * torch.arange(1, len(completion) + 1),
-        reward=reward,
-        number=number,
-        step=0,
-        weight=weight,
-    )
+        mu_logps=-0.1 * torch.arange(1, len(completion) + 1), reward=reward, number=number, step=0, weight=weight,
+    )  # fmt: skip
 
 
 def batch_of(rewards, **more):

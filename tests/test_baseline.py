@@ -32,10 +32,8 @@ def test_any_rewards_reach_any_share(rewards, share):
 
 @settings(max_examples=100, deadline=None)
 @given(
-    rewards=st.lists(st.integers(-9, 9), min_size=2, max_size=20),
-    low=st.floats(-10, 10),
-    step=st.floats(0, 5),
-)
+    rewards=st.lists(st.integers(-9, 9), min_size=2, max_size=20), low=st.floats(-10, 10), step=st.floats(0, 5),
+)  # fmt: skip
 def test_share_falls_with_the_baseline(rewards, low, step):
     shares = [effective_positive_share(np.array(rewards) - c) for c in (low, low + step)]
     if not np.isnan(shares).any():

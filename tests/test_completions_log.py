@@ -152,10 +152,6 @@ def test_columns_are_not_taken_twice(model, tokenizer, rows, tmp_path):
 
 def test_numbers_are_printed_short_and_kept_whole():
     assert [str(DisplayedFloat(x)) for x in (1.0, 0.123456, 1e-9, -math.inf, math.nan)] == [
-        "1",
-        "0.123",
-        "1e-09",
-        "-inf",
-        "",
-    ]
+        "1", "0.123", "1e-09", "-inf", "",
+    ]  # fmt: skip
     assert DisplayedFloat(0.123456) == 0.123456

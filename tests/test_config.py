@@ -35,12 +35,8 @@ def test_defaults_are_the_papers_but_for_the_baseline(cls, tmp_path):
 def test_online_defaults(tmp_path):
     args = TOPRConfig(str(tmp_path), **CPU)
     assert (args.temperature, args.top_p, args.top_k, args.max_completion_length, args.beta) == (
-        1.0,
-        1.0,
-        500,
-        512,
-        0.0,
-    )
+        1.0, 1.0, 500, 512, 0.0,
+    )  # fmt: skip
 
 
 def test_single_limits_replace_the_presets(tmp_path):

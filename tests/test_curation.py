@@ -162,10 +162,8 @@ def test_default_size_of_anna_karenina_is_the_papers_proportion():
 @settings(max_examples=200, deadline=None)
 @given(
     data=st.lists(st.tuples(st.sampled_from([-1.0, 0.0, 1.0, float("nan")]), st.integers(0, 4)), max_size=40),
-    rule=st.sampled_from(CURATIONS),
-    size=st.one_of(st.none(), st.integers(1, 50)),
-    share=st.floats(0, 1),
-)
+    rule=st.sampled_from(CURATIONS), size=st.one_of(st.none(), st.integers(1, 50)), share=st.floats(0, 1),
+)  # fmt: skip
 def test_laws(data, rule, size, share):
     rewards, problems = (np.array([d[i] for d in data], dtype=float) for i in (0, 1))
     with warnings.catch_warnings():

@@ -233,11 +233,9 @@ def test_taper_is_below_its_argument_and_has_the_clipped_slope(log_x, a, width):
 
 @settings(max_examples=200, deadline=None)
 @given(
-    log_ratio=st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8),
-    a=st.floats(0, 5),
-    width=st.one_of(st.floats(0, 5), st.just(math.inf)),
-    reward=st.floats(-2, 2),
-)
+    log_ratio=st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8), a=st.floats(0, 5),
+    width=st.one_of(st.floats(0, 5), st.just(math.inf)), reward=st.floats(-2, 2),
+)  # fmt: skip
 def test_weights_stay_within_the_limits_of_their_sign(log_ratio, a, width, reward):
     limits = TruncationLimits(a, a + width, 2 * a, 2 * a + width)
     low, high = (a, a + width) if reward >= 0 else (2 * a, 2 * a + width)

@@ -37,12 +37,9 @@ def test_names_are_stable():
     assert names_of(row_metrics.__doc__) == set(NAMES)
     page = Path(__file__).parents[1] / "docs" / "metrics.md"
     now_and_then = {
-        "rows_kept",
-        "split_total",
-        "computed_tokens",
-        *(f"replay/{what}" for what in ("share", "age", "kept")),
+        "rows_kept", "split_total", "computed_tokens", *(f"replay/{what}" for what in ("share", "age", "kept")),
         *(f"sampler_distance/{what}" for what in ("token", "token_max", "response")),
-    }
+    }  # fmt: skip
     assert names_of(page.read_text()) == {*NAMES, *(f"topr/{name}" for name in now_and_then)}
 
 

@@ -7,12 +7,14 @@ import pytest
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).parents[1] / "examples" / "notebooks"
+SMALLER = {"max_steps=64": "max_steps=32", "arithmetic_dataset(200": "arithmetic_dataset(120"}  # in the cells
 BETTER = {  # a cell that is added
     "first_run": "assert after.pass_at[1].value > before.pass_at[1].value + 0.05\n"
     "assert after.greedy.value > before.greedy.value + 0.1",
     "own_logs": "assert min(differences['greedy'].low, differences['pass@1'].low) > 0",
+    # So early GRPO is where it began.
     "grpo_to_topr": "pass_at_1 = {name: found.pass_at[1].value for name, found in evaluations.items()}\n"
-    "assert min(pass_at_1['GRPO'], pass_at_1['TOPR']) > pass_at_1['before'] + 0.03",
+    "assert pass_at_1['TOPR'] > max(pass_at_1['GRPO'], pass_at_1['before']) + 0.08",
 }
 
 
@@ -21,6 +23,9 @@ BETTER = {  # a cell that is added
 def test_notebook(path, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     notebook = nbformat.read(path, 4)
+    for cell in notebook.cells:
+        for whole, part in SMALLER.items():
+            cell.source = cell.source.replace(whole, part)
     notebook.cells.append(nbformat.v4.new_code_cell(BETTER[path.stem]))
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
 

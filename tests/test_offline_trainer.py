@@ -14,16 +14,23 @@ from topr_trl.data.samplers import StepsSortedByLength
 from topr_trl.loss import topr_loss
 from topr_trl.tasks import arithmetic
 
+SETTINGS = {
+    "per_device_train_batch_size": 4, "report_to": "none", "bf16": False, "use_cpu": True, "learning_rate": 1e-3,
+    "gradient_checkpointing": False, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "baseline": 0,
+}  # fmt: skip
 
-def config(tmp_path, **settings):
-    defaults = {
-        "output_dir": str(tmp_path), "per_device_train_batch_size": 4, "report_to": "none", "bf16": False,
-        "use_cpu": True, "learning_rate": 1e-3, "gradient_checkpointing": False, "save_strategy": "no",
-        "logging_steps": 1, "disable_tqdm": True, "baseline": 0,
-    }  # fmt: skip
-    if "effective_positive_share" in settings:
-        del defaults["baseline"]
-    return OfflineTOPRConfig(**{**defaults, **settings})
+
+@pytest.fixture
+def make(model, tokenizer, rows, tmp_path):
+    """Make a trainer of the bundled model on the rows; settings are added."""
+
+    def make(data=rows, evaluation=None, model=model, folder=tmp_path, peft_config=None, **settings):
+        if "effective_positive_share" in settings:
+            settings["baseline"] = "mean"
+        args = OfflineTOPRConfig(str(folder), **{**SETTINGS, **settings})
+        return OfflineTOPRTrainer(model, args, data, evaluation, processing_class=tokenizer, peft_config=peft_config)
+
+    return make
 
 
 def fresh_model():
@@ -42,9 +49,9 @@ def plain_logps(model, tokenizer, row):
     return logits.gather(1, torch.tensor(completion)[:, None]).squeeze(1)
 
 
-def test_every_parameter_moves_and_every_metric_is_there(model, tokenizer, rows, tmp_path):
+def test_every_parameter_moves_and_every_metric_is_there(make, model):
     start = flat(model)
-    trainer = OfflineTOPRTrainer(model, config(tmp_path, num_train_epochs=3), rows, processing_class=tokenizer)
+    trainer = make(num_train_epochs=3)
     trainer.train()
     assert (flat(model) != start).float().mean() > 0.9
     log = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
@@ -56,11 +63,10 @@ def test_every_parameter_moves_and_every_metric_is_there(model, tokenizer, rows,
 
 @pytest.mark.parametrize("preset", list(PRESETS))
 @pytest.mark.parametrize("level", ["sequence", "token", "geometric"])
-def test_loss_and_gradient_are_those_of_the_pure_loss(model, tokenizer, rows, tmp_path, preset, level):
+def test_loss_and_gradient_are_those_of_the_pure_loss(make, model, tokenizer, rows, preset, level):
     torch.manual_seed(0)
-    args = config(tmp_path, preset=preset, ratio_level=level)
     mu = [[-0.5 * torch.rand(()).item() for _ in plain_logps(model, tokenizer, row)] for row in rows]
-    trainer = OfflineTOPRTrainer(model, args, rows.add_column("mu_logps", mu), processing_class=tokenizer)
+    trainer = make(rows.add_column("mu_logps", mu), preset=preset, ratio_level=level)
     trainer.model.train()
     batch = next(iter(trainer.get_train_dataloader()))
     loss = trainer.compute_loss(trainer.model, dict(batch))
@@ -83,9 +89,9 @@ def test_loss_and_gradient_are_those_of_the_pure_loss(model, tokenizer, rows, tm
         torch.testing.assert_close(a, p.grad, rtol=2e-4, atol=2e-6)
 
 
-def test_log_mu_is_computed_once_for_the_rows_that_need_it(model, tokenizer, rows, tmp_path):
+def test_log_mu_is_computed_once_for_the_rows_that_need_it(make, model, tokenizer, rows, tmp_path):
     expected = [plain_logps(model, tokenizer, row).tolist() for row in rows]
-    trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), rows, processing_class=tokenizer)
+    trainer = make(max_steps=1)
     trainer.train()
     computed = pq.read_table(tmp_path / "log_mu.parquet")["mu_logps"].to_pylist()
     for reward, mu, reference in zip(rows["reward"], computed, expected, strict=True):
@@ -100,11 +106,11 @@ def test_log_mu_is_computed_once_for_the_rows_that_need_it(model, tokenizer, row
     assert "topr/log_ratio/positives/mean" not in first
 
 
-def test_log_mu_is_the_same_computed_in_several_parts(tokenizer, rows, tmp_path, monkeypatch):
+def test_log_mu_is_the_same_computed_in_several_parts(make, tmp_path, monkeypatch):
     computed = []
     for at_once in (8_192, 2):
         monkeypatch.setattr(log_mu, "_AT_ONCE", at_once)
-        trainer = OfflineTOPRTrainer(fresh_model(), config(tmp_path, preset="tis"), rows, processing_class=tokenizer)
+        trainer = make(model=fresh_model(), preset="tis")
         trainer.compute_log_mu()
         computed.append(pq.read_table(tmp_path / "log_mu.parquet")["mu_logps"].to_pylist())
         assert trainer.state.global_step == 0
@@ -112,14 +118,13 @@ def test_log_mu_is_the_same_computed_in_several_parts(tokenizer, rows, tmp_path,
         assert whole == pytest.approx(parts, abs=1e-4)
 
 
-def test_computing_log_mu_alone_trains_nothing_and_leaves_no_trace(tokenizer, rows, tmp_path, capsys):
+def test_computing_log_mu_alone_trains_nothing_and_leaves_no_trace(make, rows, tmp_path, capsys):
     settings = {"eval_on_start": True, "lr_scheduler_type": "polynomial", "max_steps": 1}
     whole, model = fresh_model(), fresh_model()
-    args = config(tmp_path / "whole", **settings)
-    OfflineTOPRTrainer(whole, args, rows, rows, processing_class=tokenizer).train()
+    make(evaluation=rows, model=whole, folder=tmp_path / "whole", **settings).train()
     capsys.readouterr()
-    args = config(tmp_path / "apart", **settings)
-    trainer = OfflineTOPRTrainer(model, args, rows, rows, processing_class=tokenizer)
+    trainer = make(evaluation=rows, model=model, folder=tmp_path / "apart", **settings)
+    args = trainer.args
     assert trainer.compute_log_mu() == {}
     assert torch.equal(flat(model), flat(fresh_model()))
     assert trainer.args is args
@@ -136,20 +141,20 @@ def test_computing_log_mu_alone_trains_nothing_and_leaves_no_trace(tokenizer, ro
     assert trainer.state.log_history[0]["eval_loss"] is not None
 
 
-def test_the_distance_to_the_sampler_is_logged_once(model, tokenizer, rows, tmp_path):
+def test_the_distance_to_the_sampler_is_logged_once(make, model, tokenizer, rows):
     counts = [len(plain_logps(model, tokenizer, row)) for row in rows]
     sampled = rows.add_column("sampler_logps", [[-0.2] * n for n in counts])
-    trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=2), sampled, processing_class=tokenizer)
+    trainer = make(sampled, max_steps=2)
     with pytest.warns(UserWarning, match="The sampler's log-probabilities differ from the trainer's by"):
         trainer.train()
     (logged,) = (entry for entry in trainer.state.log_history if "topr/sampler_distance/token" in entry)
     assert logged["topr/sampler_distance/response"] == trainer.sampler_distance["response"] > 0.1
 
 
-def test_rows_of_several_datasets_are_not_taken_for_each_other(model, tokenizer, rows, tmp_path):
+def test_rows_of_several_datasets_are_not_taken_for_each_other(make, tokenizer, rows):
     # Row 0 of the training set, of the evaluation set, and of one that is given later under the same name.
     evaluation, later = rows.select([1, 0]), rows.select([2])
-    trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, evaluation, processing_class=tokenizer)
+    trainer = make(evaluation=evaluation)
     trainer.evaluate(later)
     trainer.compute_log_mu()
     expected = {
@@ -160,30 +165,28 @@ def test_rows_of_several_datasets_are_not_taken_for_each_other(model, tokenizer,
     assert {key: found[key] for key in expected} == pytest.approx(expected, abs=1e-3)
 
 
-def test_rows_in_messages_are_those_that_were_given(model, tokenizer, rows, tmp_path):
+def test_rows_in_messages_are_those_that_were_given(make, rows):
     evaluation = rows.select([0, 1, 2]).add_column("mu_logps", [-5.0, -5.0, 0.5])
-    trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, {"held_out": evaluation}, processing_class=tokenizer)
+    trainer = make(evaluation={"held_out": evaluation})
     with pytest.raises(ValueError, match=r"^Row 2 of the held_out dataset: log μ must be .* found 0\.5\."):
         trainer.train()
     chosen = rows.select([3, 7, 4]).add_column("mu_logps", [-5.0, -5.0, 0.5])
-    args = config(tmp_path, curation="positive_share", curation_positive_share=0.0)
-    trainer = OfflineTOPRTrainer(model, args, chosen, processing_class=tokenizer)
+    trainer = make(chosen, curation="positive_share", curation_positive_share=0.0)
     with pytest.raises(ValueError, match=r"^Row 2 of the train dataset: log μ"):
         trainer.train()
 
 
-def test_log_mu_is_not_computed_with_trained_weights(model, tokenizer, rows, tmp_path):
-    trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
+def test_log_mu_is_not_computed_with_trained_weights(make):
+    trainer = make()
     trainer.train()
     with pytest.raises(ValueError, match="log μ needs the starting weights, and training has changed them"):
         trainer.compute_log_mu()
 
 
-def test_rows_may_be_shuffled_before_training(model, tokenizer, rows, tmp_path):
+def test_rows_may_be_shuffled_before_training(make, tmp_path):
     computed = []
     for shuffle in (False, True):
-        args = config(tmp_path / str(shuffle))
-        trainer = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer)
+        trainer = make(folder=tmp_path / str(shuffle))
         if shuffle:
             trainer.train_dataset = trainer.train_dataset.shuffle(seed=1)
         trainer.compute_log_mu()
@@ -192,7 +195,7 @@ def test_rows_may_be_shuffled_before_training(model, tokenizer, rows, tmp_path):
     assert len(computed[0]) == 6
 
 
-def test_computing_that_was_killed_goes_on(tokenizer, rows, tmp_path, monkeypatch):
+def test_computing_that_was_killed_goes_on(make, rows, tmp_path, monkeypatch):
     monkeypatch.setattr(log_mu, "_AT_ONCE", 2)
     forward, calls = OfflineTOPRTrainer._policy_logps, []
 
@@ -204,8 +207,7 @@ def test_computing_that_was_killed_goes_on(tokenizer, rows, tmp_path, monkeypatc
         return forward(self, model, batch)
 
     def compute(out, model):
-        args = config(out, preset="tis", per_device_eval_batch_size=2)
-        OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).compute_log_mu()
+        make(model=model, folder=out, preset="tis", per_device_eval_batch_size=2).compute_log_mu()
         return pq.read_table(out / "log_mu.parquet")["mu_logps"].to_pylist()
 
     expected = compute(tmp_path / "whole", fresh_model())
@@ -228,42 +230,38 @@ def test_computing_that_was_killed_goes_on(tokenizer, rows, tmp_path, monkeypatc
     assert len(calls) == 3 + len(rows) // 2
 
 
-def test_rows_without_reward_after_the_baseline_have_no_log_mu(model, tokenizer, rows, tmp_path):
-    trainer = OfflineTOPRTrainer(
-        model, config(tmp_path, baseline=-1, max_steps=1, preset="tis"), rows, processing_class=tokenizer
-    )
+def test_rows_without_reward_after_the_baseline_have_no_log_mu(make, tmp_path):
+    trainer = make(baseline=-1, max_steps=1, preset="tis")
     trainer.train()
     computed = pq.read_table(tmp_path / "log_mu.parquet")["mu_logps"].to_pylist()
     assert [mu is not None for mu in computed] == [False, False, False, True] * 2
 
 
-def test_accumulation_weighs_rows_like_one_big_batch(tokenizer, rows, tmp_path):
+def test_accumulation_weighs_rows_like_one_big_batch(make, rows):
     # Responses of very different lengths; 3 + 3 + 2 rows must give the gradient step of 8.
     rows = rows.select(range(8))
     weights = []
     for settings in ({"per_device_train_batch_size": 8},
                      {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3}):  # fmt: skip
         model = fresh_model()
-        args = config(tmp_path, max_steps=1, optim="sgd", learning_rate=1.0, max_grad_norm=0.0, **settings)
-        OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).train()
+        make(rows, model=model, max_steps=1, optim="sgd", learning_rate=1.0, max_grad_norm=0.0, **settings).train()
         weights.append(flat(model))
     assert (weights[0] - flat(fresh_model())).abs().max() > 1e-3
     torch.testing.assert_close(*weights, rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize("share", [3, 8])
-def test_rows_with_no_gradient_are_left_out_and_count(tokenizer, rows, tmp_path, share):
+def test_rows_with_no_gradient_are_left_out_and_count(make, rows, share):
     # 3 of 8 rows have R = 0; or all of the first micro-batches, which then compute one row each.
     rewards = [0.0] * 3 + [-1.0, 1.0] * 3 if share == 3 else [0.0] * 7 + [-1.0]
     rows = rows.remove_columns("reward").add_column("reward", rewards[:8])
     weights, logs, losses = [], [], []
     for keep in (True, False):
         model = fresh_model()
-        args = config(
-            tmp_path, num_train_epochs=2, optim="sgd", learning_rate=0.3, per_device_train_batch_size=2,
+        trainer = make(
+            rows, rows, model=model, num_train_epochs=2, optim="sgd", learning_rate=0.3, per_device_train_batch_size=2,
             gradient_accumulation_steps=2, sort_by_length=False,
         )  # fmt: skip
-        trainer = OfflineTOPRTrainer(model, args, rows, rows, processing_class=tokenizer)
         trainer.data_collator.keep_idle = keep
         losses.append(trainer.evaluate()["eval_loss"])
         trainer.train()
@@ -280,17 +278,17 @@ def test_rows_with_no_gradient_are_left_out_and_count(tokenizer, rows, tmp_path,
 
 
 @pytest.mark.parametrize("ratio_level", ["sequence", "token"])
-def test_fast_paths_train_the_same_weights(tokenizer, rows, tmp_path, ratio_level):
+def test_fast_paths_train_the_same_weights(make, tmp_path, ratio_level):
     # Sorted by length, without padding, or plainly: the same rows a step, log μ computed by the path itself.
     weights = {}
     for name, settings in {"plain": {"sort_by_length": False}, "sorted": {},
                            "padding_free": {"padding_free": True}}.items():  # fmt: skip
         model = fresh_model()
-        args = config(
-            tmp_path / name, num_train_epochs=2, per_device_train_batch_size=2, gradient_accumulation_steps=2,
-            optim="sgd", learning_rate=0.3, ratio_level=ratio_level, b_neg=0.9, **settings,
+        trainer = make(
+            model=model, folder=tmp_path / name, num_train_epochs=2, per_device_train_batch_size=2,
+            gradient_accumulation_steps=2, optim="sgd", learning_rate=0.3, ratio_level=ratio_level, b_neg=0.9,
+            **settings,
         )  # fmt: skip
-        trainer = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer)
         trainer.train()
         weights[name] = flat(model)
         logs = trainer.state.log_history
@@ -301,8 +299,8 @@ def test_fast_paths_train_the_same_weights(tokenizer, rows, tmp_path, ratio_leve
 
 
 @pytest.mark.parametrize("settings", [{}, {"padding_free": True, "pad_to_multiple_of": 16}])
-def test_per_row_log_probabilities_are_those_of_the_row_alone(model, tokenizer, rows, tmp_path, settings):
-    trainer = OfflineTOPRTrainer(model, config(tmp_path, **settings), rows, processing_class=tokenizer)
+def test_per_row_log_probabilities_are_those_of_the_row_alone(make, model, settings):
+    trainer = make(model=model, **settings)
     dataset, model = trainer.train_dataset.shuffle(seed=0), model.eval()
     logps, mask, _ = trainer._policy_logps(model, trainer.data_collator.collate_tokens(list(dataset)))
     for row, logps_T, mask_T in zip(dataset, logps, mask, strict=True):
@@ -311,47 +309,44 @@ def test_per_row_log_probabilities_are_those_of_the_row_alone(model, tokenizer, 
         torch.testing.assert_close(logps_T[mask_T.bool()], alone, rtol=1e-4, atol=1e-5)
 
 
-def test_same_seed_same_weights_and_resume_equals_uninterrupted(tokenizer, rows, tmp_path):
+def test_same_seed_same_weights_and_resume_equals_uninterrupted(make, tmp_path):
     args = {"num_train_epochs": 3, "optim": "adamw_torch", "save_strategy": "steps", "save_steps": 3}
     whole = fresh_model()
-    OfflineTOPRTrainer(whole, config(tmp_path / "whole", **args), rows, processing_class=tokenizer).train()
+    make(model=whole, folder=tmp_path / "whole", **args).train()
     again = fresh_model()
-    OfflineTOPRTrainer(again, config(tmp_path / "again", **args), rows, processing_class=tokenizer).train()
+    make(model=again, folder=tmp_path / "again", **args).train()
     assert torch.equal(flat(whole), flat(again))
 
     resumed = fresh_model()
-    trainer = OfflineTOPRTrainer(resumed, config(tmp_path / "whole", **args), rows, processing_class=tokenizer)
+    trainer = make(model=resumed, folder=tmp_path / "whole", **args)
     before = (tmp_path / "whole" / "log_mu.parquet").stat().st_mtime_ns
     trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     assert (tmp_path / "whole" / "log_mu.parquet").stat().st_mtime_ns == before  # read, not computed again
     assert torch.equal(flat(whole), flat(resumed))
 
 
-def test_resuming_takes_the_weights_of_the_checkpoint_and_refuses_other_rows(tokenizer, rows, tmp_path):
-    args = config(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, optim="adamw_torch")
+def test_resuming_takes_the_weights_of_the_checkpoint_and_refuses_other_rows(make, rows, tmp_path):
+    args = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "optim": "adamw_torch"}
     whole = fresh_model()
-    OfflineTOPRTrainer(whole, args, rows, processing_class=tokenizer).train()
+    make(model=whole, **args).train()
     checkpoint = str(tmp_path / "checkpoint-1")
     other = fresh_model()
     with torch.no_grad():
         other.model.layers[0].mlp.up_proj.weight.add_(0.01)
     for model in (other, checkpoint):
-        trainer = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer)
+        trainer = make(model=model, **args)
         trainer.train(resume_from_checkpoint=checkpoint)
         assert torch.equal(flat(trainer.model), flat(whole))
-    fewer = rows.select(range(4))
-    with pytest.raises(ValueError, match="another set of rows"):
-        OfflineTOPRTrainer(fresh_model(), args, fewer, processing_class=tokenizer).train(
-            resume_from_checkpoint=checkpoint
-        )
+    other_rewards = replaced(rows, reward=[1.0, -1.0] * 4)
+    for data, settings in ((rows.select(range(4)), {}), (other_rewards, {}), (rows, {"preset": "tis"})):
+        with pytest.raises(ValueError, match="rows, rewards or limits"):
+            make(data, model=fresh_model(), **args, **settings).train(resume_from_checkpoint=checkpoint)
 
 
-def test_token_ids_keep_the_stop_token_and_lack_it_when_cut(model, tokenizer, rows, tmp_path):
+def test_token_ids_keep_the_stop_token_and_lack_it_when_cut(make, tokenizer, rows):
     mixed = rows.select(range(3)).add_column("finish_reason", ["stop", "length", "stop"])
     ids = [None, None, [7, 8, tokenizer.eos_token_id]]
-    trainer = OfflineTOPRTrainer(
-        model, config(tmp_path), mixed.add_column("completion_ids", ids), processing_class=tokenizer
-    )
+    trainer = make(mixed.add_column("completion_ids", ids))
     ends = [ids[-1] == tokenizer.eos_token_id for ids in trainer.train_dataset["input_ids"]]
     assert ends == [True, False, True]
     row = trainer.train_dataset[2]
@@ -360,23 +355,11 @@ def test_token_ids_keep_the_stop_token_and_lack_it_when_cut(model, tokenizer, ro
     assert labels == [-100] * row["prompt_length"] + [7, 8, tokenizer.eos_token_id]
 
 
-def test_messages(model, tokenizer, tmp_path):
-    rows = Dataset.from_dict({
-        "prompt": [[{"role": "user", "content": "4 + 3?"}]] * 2,
-        "completion": [[{"role": "assistant", "content": "7"}], [{"role": "assistant", "content": "8"}]],
-        "reward": [1.0, -1.0],
-    })  # fmt: skip
-    trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), rows, processing_class=tokenizer)
-    row = trainer.train_dataset[0]
-    assert tokenizer.decode(row["input_ids"][row["prompt_length"] :]).startswith("7<|end|>")
-    trainer.train()
-
-
-def test_evaluation_and_curation(model, tokenizer, rows, tmp_path):
-    args = config(
-        tmp_path, curation="anna_karenina", iteration_size=4, eval_strategy="steps", eval_steps=1, max_steps=1
-    )
-    trainer = OfflineTOPRTrainer(model, args, rows, eval_dataset=rows.select(range(4)), processing_class=tokenizer)
+def test_evaluation_and_curation(make, rows):
+    trainer = make(
+        evaluation=rows.select(range(4)), curation="anna_karenina", iteration_size=4, eval_strategy="steps",
+        eval_steps=1, max_steps=1,
+    )  # fmt: skip
     assert (len(trainer.train_dataset), trainer.curated.chosen_positives) == (4, 2)
     assert len(trainer.eval_dataset) == 4
     trainer.train()
@@ -385,29 +368,18 @@ def test_evaluation_and_curation(model, tokenizer, rows, tmp_path):
     assert math.isfinite(evaluation["eval_loss"])
 
 
-def test_effective_share(model, tokenizer, rows, tmp_path):
-    trainer = OfflineTOPRTrainer(
-        model, config(tmp_path, effective_positive_share=0.1), rows, processing_class=tokenizer
-    )
-    rewards = torch.tensor(trainer.train_dataset["reward"][:])
-    assert rewards.clamp(min=0).sum() / rewards.abs().sum() == pytest.approx(0.1)
-
-
-def test_peft(model, tokenizer, rows, tmp_path):
+def test_peft(make):
     peft = pytest.importorskip("peft")
     lora = peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    trainer = OfflineTOPRTrainer(
-        model, config(tmp_path, num_train_epochs=2), rows, processing_class=tokenizer, peft_config=lora
-    )
+    trainer = make(num_train_epochs=2, peft_config=lora)
     trainer.train()
     assert any(p.abs().sum() > 0 for n, p in trainer.model.named_parameters() if "lora_B" in n)
     assert not any(p.requires_grad for n, p in trainer.model.named_parameters() if "lora" not in n)
 
 
-def test_when_steps_are_sorted(model, moe, tokenizer, rows, tmp_path):
+def test_when_steps_are_sorted(make, model, moe):
     def is_sorted(model, **settings):
-        args = config(tmp_path, share_prompts=False, **settings)
-        trainer = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer)
+        trainer = make(model=model, share_prompts=False, **settings)
         return isinstance(trainer._get_train_sampler(), StepsSortedByLength)
 
     assert is_sorted(model)
@@ -424,9 +396,9 @@ def test_when_steps_are_sorted(model, moe, tokenizer, rows, tmp_path):
     [({}, "25%"), ({"effective_positive_share": 0.5}, "50%"), ({"preset": "positives_only"}, None),
      ({"disable_tqdm": True}, None), ({"curation": "positives"}, None)],
 )  # fmt: skip
-def test_the_first_line_says_how_much_negatives_weigh(model, tokenizer, rows, tmp_path, capsys, settings, share):
+def test_the_first_line_says_how_much_negatives_weigh(make, capsys, settings, share):
     settings = {"disable_tqdm": False, "max_steps": 1, **settings}
-    trainer = OfflineTOPRTrainer(model, config(tmp_path, **settings), rows, processing_class=tokenizer)
+    trainer = make(**settings)
     trainer.compute_log_mu()
     assert "the effective share of positives" not in capsys.readouterr().out
     trainer.train()
@@ -435,19 +407,16 @@ def test_the_first_line_says_how_much_negatives_weigh(model, tokenizer, rows, tm
     assert said.count("the effective share of positives is") == (share is not None)
 
 
-def test_dead_negatives_are_warned_about_once_and_early(tokenizer, rows, tmp_path):
+def test_dead_negatives_are_warned_about_once_and_early(make, rows):
     """By their log μ the rows are certain: their ratio is the probability of the whole completion."""
     rows = rows.add_column("mu_logps", [0.0] * len(rows))
     with pytest.warns(UserWarning, match=r"of the negatives have a weight under 0.01 at step 1 of 20") as warned:
-        OfflineTOPRTrainer(
-            fresh_model(), config(tmp_path, max_steps=20, learning_rate=0.0), rows, processing_class=tokenizer
-        ).train()
+        make(rows, model=fresh_model(), max_steps=20, learning_rate=0.0).train()
     assert sum("have a weight under" in str(each.message) for each in warned) == 1
 
 
-def test_mixture_of_experts(moe, tokenizer, rows, tmp_path):
-    args = config(tmp_path, router_aux_loss_coef=0.01, max_steps=1)
-    trainer = OfflineTOPRTrainer(moe, args, rows, processing_class=tokenizer)
+def test_mixture_of_experts(make, moe):
+    trainer = make(model=moe, router_aux_loss_coef=0.01, max_steps=1)
     trainer.train()
     assert trainer.state.log_history[0]["aux_loss"] > 0
     # Over four micro-batches the auxiliary loss counts once, as the rows do.
@@ -459,10 +428,10 @@ def test_mixture_of_experts(moe, tokenizer, rows, tmp_path):
     assert losses[1] - losses[4] == pytest.approx(0.01 * aux * 3 / 4, rel=1e-2)
 
 
-def test_given_log_mu(model, tokenizer, rows, tmp_path):
+def test_given_log_mu(make, model, tokenizer, rows, tmp_path):
     lengths = [len(plain_logps(model, tokenizer, row)) for row in rows]
     sums = rows.add_column("mu_logps", [-10.0] * 8)
-    trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), sums, processing_class=tokenizer)
+    trainer = make(sums, max_steps=1)
     trainer.train()
     assert not (tmp_path / "log_mu.parquet").exists()  # nothing was computed
     ratio = next(entry for entry in trainer.state.log_history if "loss" in entry)["topr/log_ratio/negatives/mean"]
@@ -470,31 +439,29 @@ def test_given_log_mu(model, tokenizer, rows, tmp_path):
 
     own = rows.add_column("mu_logps", [[-0.1] * n for n in lengths])
     good = own.add_column("mu_fingerprint", [model_fingerprint(fresh_model())] * 8)
-    OfflineTOPRTrainer(fresh_model(), config(tmp_path, max_steps=1), good, processing_class=tokenizer).train()
+    make(good, model=fresh_model(), max_steps=1).train()
 
 
-def test_rows_that_need_no_log_mu_may_bring_anything(model, tokenizer, rows, tmp_path):
-    args = config(tmp_path, ratio_level="token")
-    completion = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).train_dataset
+def test_rows_that_need_no_log_mu_may_bring_anything(make, rows, tmp_path):
+    completion = make(ratio_level="token").train_dataset
     counts = [len(row["input_ids"]) - row["prompt_length"] for row in completion]
     mu_logps = [[-1.0] * n if reward < 0 else [] for n, reward in zip(counts, rows["reward"], strict=True)]
     given = rows.add_column("mu_logps", mu_logps)
-    trainer = OfflineTOPRTrainer(model, args, given, processing_class=tokenizer)
+    trainer = make(given, ratio_level="token")
     batch = trainer.data_collator(list(trainer.train_dataset))
     assert len(batch["mu_logps"]) == sum(counts)
     trainer.train()
 
 
-def test_the_model_card_tells_of_the_rows(model, tokenizer, rows, tmp_path):
-    args = config(tmp_path, effective_positive_share=0.5, max_steps=1, save_strategy="steps", save_steps=1)
-    OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).train()
+def test_the_model_card_tells_of_the_rows(make, tmp_path):
+    make(effective_positive_share=0.5, max_steps=1, save_strategy="steps", save_steps=1).train()
     card = (tmp_path / "README.md").read_text()  # beside the checkpoint
     assert "| baseline | solved for an effective positive share of 0.5 |" in card
     assert "| rows | 8 rows, 25.0% positive" in card
     assert "| steps | 1, learning rate" in card
 
 
-def test_unpaired_preferences_are_rows(model, tokenizer, tmp_path):
+def test_unpaired_preferences_are_rows(make):
     # KTO's format as it is, with messages.
     def says(role, content):
         return [{"role": role, "content": content}]
@@ -504,31 +471,29 @@ def test_unpaired_preferences_are_rows(model, tokenizer, tmp_path):
         "completion": [says("assistant", answer) for answer in ("7", "8", "Seven.", "No idea.")],
         "label": [True, False, True, False],
     })  # fmt: skip
-    trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
+    trainer = make(rows)
     assert trainer.train_dataset["reward"][:] == [1.0, -1.0, 1.0, -1.0]
     trainer.train()
 
 
-def test_groups_without_a_difference_are_no_trouble(model, tokenizer, rows, tmp_path):
+def test_groups_without_a_difference_are_no_trouble(make, model, rows):
     # group_mean leaves R = 0 for a problem whose answers are all alike; under tis every other row needs log μ.
     alike = replaced(rows, reward=[-1.0] * 4 + [-1.0, -1.0, -1.0, 1.0])
-    args = config(tmp_path, preset="tis", baseline="group_mean", max_steps=2)
-    trainer = OfflineTOPRTrainer(model, args, alike, processing_class=tokenizer)
+    trainer = make(alike, preset="tis", baseline="group_mean", max_steps=2)
     trainer.train()
     assert torch.isfinite(flat(model)).all()
     assert trainer.state.log_history[0]["grad_norm"] > 0
 
 
-def test_sampler_log_mu(model, tokenizer, rows, tmp_path):
-    args = config(tmp_path, log_mu="sampler", max_steps=1)
+def test_sampler_log_mu(make, model, tokenizer, rows, tmp_path):
     lengths = [len(plain_logps(model, tokenizer, row)) for row in rows]
     sampled = rows.add_column("sampler_logps", [[-0.2] * n for n in lengths])
-    trainer = OfflineTOPRTrainer(model, args, sampled, processing_class=tokenizer)
+    trainer = make(sampled, log_mu="sampler", max_steps=1)
     trainer.train()
     assert trainer.train_dataset["mu_logps"][0] == pytest.approx([-0.2] * lengths[0])
     # log μ that another model has computed is not used, so neither is whose it is.
     other = sampled.add_column("mu_logps", [[-9.0] * n for n in lengths]).add_column("mu_fingerprint", ["other"] * 8)
-    OfflineTOPRTrainer(model, args, other, processing_class=tokenizer).train()
+    make(other, log_mu="sampler", max_steps=1).train()
 
 
 def replaced(rows, **columns):
@@ -539,36 +504,8 @@ def replaced(rows, **columns):
     return rows
 
 
-@pytest.mark.parametrize(
-    ("reward", "message"),
-    [(1.0, "None of the 8 rows has a negative"), (-1.0, "All 8 rows have a negative")],
-)
-def test_one_sided_rewards_warn(model, tokenizer, rows, tmp_path, reward, message):
-    with pytest.warns(UserWarning, match=message):
-        OfflineTOPRTrainer(model, config(tmp_path), replaced(rows, reward=[reward] * 8), processing_class=tokenizer)
-
-
-def test_zero_one_rewards_say_how_to_get_negatives(model, tokenizer, rows, tmp_path):
-    with pytest.warns(UserWarning, match="set baseline='mean', or 0.5"):
-        OfflineTOPRTrainer(model, config(tmp_path), replaced(rows, reward=[0.0, 1.0] * 4), processing_class=tokenizer)
-
-
-def test_resuming_with_other_limits_or_rewards_is_an_error(tokenizer, rows, tmp_path):
-    steps = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    OfflineTOPRTrainer(fresh_model(), config(tmp_path, **steps), rows, processing_class=tokenizer).train()
-    checkpoint = str(tmp_path / "checkpoint-1")
-    for settings, data in (({"preset": "tis"}, rows), ({}, replaced(rows, reward=[1.0, -1.0] * 4))):
-        trainer = OfflineTOPRTrainer(
-            fresh_model(), config(tmp_path, **steps, **settings), data, processing_class=tokenizer
-        )
-        with pytest.raises(ValueError, match="another set of rows, rewards or limits"):
-            trainer.train(resume_from_checkpoint=checkpoint)
-
-
-def test_evaluation_before_and_after_training(model, tokenizer, rows, tmp_path):
-    trainer = OfflineTOPRTrainer(
-        model, config(tmp_path, max_steps=1), rows, {"a": rows.select(range(4))}, processing_class=tokenizer
-    )
+def test_evaluation_before_and_after_training(make, rows):
+    trainer = make(evaluation={"a": rows.select(range(4))}, max_steps=1)
     before = trainer.evaluate()
     assert math.isfinite(before["eval_a_loss"])
     # μ is the model itself: every weight is 1, and the loss is that of naive REINFORCE.
@@ -584,18 +521,18 @@ def test_evaluation_before_and_after_training(model, tokenizer, rows, tmp_path):
         trainer.evaluate(rows.select(range(2)))
 
 
-def test_other_rows_to_evaluate_leave_the_files_of_the_trainers_own(tokenizer, rows, tmp_path):
-    own, args = rows.select(range(4)), config(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
-    trainer = OfflineTOPRTrainer(fresh_model(), args, rows, own, processing_class=tokenizer)
+def test_other_rows_to_evaluate_leave_the_files_of_the_trainers_own(make, rows, tmp_path):
+    own, args = rows.select(range(4)), {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    trainer = make(evaluation=own, model=fresh_model(), **args)
     trainer.evaluate()
     trainer.evaluate(rows.select(range(2, 8)))
     trainer.train()
-    resumed = OfflineTOPRTrainer(fresh_model(), args, rows, own, processing_class=tokenizer)
+    resumed = make(evaluation=own, model=fresh_model(), **args)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
-def test_rows_to_evaluate_later_are_checked_as_at_the_start(model, tokenizer, rows, tmp_path):
-    trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
+def test_rows_to_evaluate_later_are_checked_as_at_the_start(make, rows):
+    trainer = make()
     chosen = trainer.curated
     with pytest.raises(ValueError, match="'train' is the name of the training dataset"):
         trainer.evaluate({"train": rows.select(range(4))})
@@ -606,68 +543,64 @@ def test_rows_to_evaluate_later_are_checked_as_at_the_start(model, tokenizer, ro
     assert trainer.curated is chosen
 
 
-def test_an_evaluation_set_gets_the_baseline_of_the_training_set(model, tokenizer, rows, tmp_path):
+def test_an_evaluation_set_gets_the_baseline_of_the_training_set(make, rows):
     right = rows.filter(lambda row: row["reward"] > 0)
-    trainer = OfflineTOPRTrainer(
-        model, config(tmp_path, effective_positive_share=0.5), rows, right, processing_class=tokenizer
-    )
+    trainer = make(evaluation=right, effective_positive_share=0.5)
+    rewards = torch.tensor(trainer.train_dataset["reward"][:])
+    assert rewards.clamp(min=0).sum() / rewards.abs().sum() == pytest.approx(0.5)
     # p = 1/4 and p~ = 1/2: c = -1/2.
     assert trainer.eval_dataset["reward"][:] == [pytest.approx(1.5)] * 2
 
 
-def test_log_mu_is_computed_without_dropout(tokenizer, rows, tmp_path):
+def test_log_mu_is_computed_without_dropout(make, tokenizer, rows, tmp_path):
     model = fresh_model()
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.5
     model.train()
-    trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), rows, processing_class=tokenizer)
+    trainer = make(model=model, max_steps=1)
     trainer.train()
     computed = pq.read_table(tmp_path / "log_mu.parquet")["mu_logps"].to_pylist()
     assert computed[0] == pytest.approx(plain_logps(fresh_model(), tokenizer, rows[0]).tolist(), abs=1e-4)
     assert model.training
 
 
-def test_settings_reach_the_loss_and_the_curation(tokenizer, rows, tmp_path):
+def test_settings_reach_the_loss_and_the_curation(make, tokenizer, rows):
     def loss(**settings):
-        trainer = OfflineTOPRTrainer(
-            fresh_model(), config(tmp_path, **settings), rows.select([3]), processing_class=tokenizer
-        )
+        trainer = make(rows.select([3]), model=fresh_model(), **settings)
         return trainer.compute_loss(trainer.model, trainer.data_collator([trainer.train_dataset[0]])).item()
 
     tokens = len(plain_logps(fresh_model(), tokenizer, rows[3]))
     assert loss(length_normalization=False) == pytest.approx(tokens * loss(), rel=1e-4)
 
     def chosen(data, **settings):
-        args = config(tmp_path, curation="anna_karenina", iteration_size=3, **settings)
-        trainer = OfflineTOPRTrainer(fresh_model(), args, data, processing_class=tokenizer)
+        trainer = make(data, model=fresh_model(), curation="anna_karenina", iteration_size=3, **settings)
         return {tuple(ids) for ids in trainer.train_dataset["input_ids"]}
 
     assert chosen(rows, seed=1) == chosen(rows.select(range(7, -1, -1)), seed=1)  # by sample_id, not by place
     assert len({frozenset(chosen(rows, seed=seed)) for seed in range(6)}) > 1
 
 
-def test_chat_template_settings_of_a_row_are_used(model, tokenizer, tmp_path):
+def test_chat_template_settings_of_a_row_are_used(make, tokenizer):
     tokenizer.chat_template = "{% if loud %}LOUD{% endif %}" + tokenizer.chat_template
     messages = {"prompt": [{"role": "user", "content": "Hi"}], "completion": [{"role": "assistant", "content": "Ho"}]}
     rows = Dataset.from_list([
         {**messages, "reward": 1.0, "chat_template_kwargs": {"loud": True}},
         {**messages, "reward": -1.0, "chat_template_kwargs": {"loud": False}},
     ])  # fmt: skip
-    trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
+    trainer = make(rows)
     texts = [tokenizer.decode(ids) for ids in trainer.train_dataset["input_ids"]]
     assert [text.startswith("LOUD") for text in texts] == [True, False]
 
 
-def test_a_column_named_labels_is_nothing_special(model, tokenizer, rows, tmp_path):
+def test_a_column_named_labels_is_nothing_special(make, rows):
     labelled = rows.add_column("labels", ["good"] * 8)
-    trainer = OfflineTOPRTrainer(model, config(tmp_path, max_steps=1), labelled, processing_class=tokenizer)
+    trainer = make(labelled, max_steps=1)
     trainer.train()
 
 
-def test_another_runs_log_mu_is_not_replaced_in_silence(model, tokenizer, rows, tmp_path):
+def test_another_runs_log_mu_is_not_replaced_in_silence(make, rows, tmp_path):
     def train(rows):
-        settings = config(tmp_path, save_strategy="steps", save_steps=1, max_steps=1)
-        OfflineTOPRTrainer(str(arithmetic.CARELESS_MODEL), settings, rows, processing_class=tokenizer).train()
+        make(rows, model=str(arithmetic.CARELESS_MODEL), save_strategy="steps", save_steps=1, max_steps=1).train()
 
     train(rows)
     with warnings.catch_warnings():
@@ -683,17 +616,16 @@ def test_another_runs_log_mu_is_not_replaced_in_silence(model, tokenizer, rows, 
         assert pq.read_table(tmp_path / f"old_{k}_log_mu.parquet").num_rows == count
 
 
-def test_a_step_is_the_same_in_several_batches_whatever_the_model_takes(tokenizer, rows, tmp_path):
+def test_a_step_is_the_same_in_several_batches_whatever_the_model_takes(make, tmp_path):
     """Newer models say that their forward takes no count of tokens; Trainer then would divide the loss once more."""
     logged = []
     for batch, accumulation in ((8, 1), (2, 4)):
         model = fresh_model()
         model.accepts_loss_kwargs = False
-        args = config(
-            tmp_path / str(batch), per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation,
-            max_steps=1,
+        trainer = make(
+            model=model, folder=tmp_path / str(batch), per_device_train_batch_size=batch,
+            gradient_accumulation_steps=accumulation, max_steps=1,
         )  # fmt: skip
-        trainer = OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer)
         trainer.train()
         logged.append([trainer.state.log_history[0][name] for name in ("loss", "grad_norm")])
     assert logged[0] == pytest.approx(logged[1], rel=1e-4)
@@ -706,7 +638,7 @@ def test_a_processor_is_used_by_its_tokenizer(tokenizer, rows, tmp_path):
     assert tokenizer.chat_template == template
 
 
-def test_log_mu_is_computed_in_no_larger_batches_than_training_has(model, tokenizer, rows, tmp_path, monkeypatch):
+def test_log_mu_is_computed_in_no_larger_batches_than_training_has(make, model, monkeypatch):
     forward, sizes = OfflineTOPRTrainer._policy_logps, []
 
     def noted(self, model, inputs):
@@ -714,21 +646,19 @@ def test_log_mu_is_computed_in_no_larger_batches_than_training_has(model, tokeni
         return forward(self, model, inputs)
 
     monkeypatch.setattr(OfflineTOPRTrainer, "_policy_logps", noted)
-    args = config(tmp_path, per_device_train_batch_size=2)  # and 8 for evaluation
-    OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer).compute_log_mu()
+    make(per_device_train_batch_size=2).compute_log_mu()
     assert max(sizes) == 2
 
 
-def test_the_training_set_can_be_evaluated_before_training(model, tokenizer, rows, tmp_path):
-    trainer = OfflineTOPRTrainer(model, config(tmp_path), rows, processing_class=tokenizer)
+def test_the_training_set_can_be_evaluated_before_training(make):
+    trainer = make()
     found = trainer.evaluate(trainer.train_dataset)
     assert math.isfinite(found["eval_loss"])
     assert found["eval_topr/log_ratio/negatives/mean"] == pytest.approx(0.0, abs=1e-5)
     trainer.train()
 
 
-def test_log_mu_is_of_the_weights_that_are_evaluated(model, tokenizer, rows, tmp_path):
+def test_log_mu_is_of_the_weights_that_are_evaluated(make, rows):
     # Shared prompts round in another way if other rows share a batch.
-    args = config(tmp_path, bf16_full_eval=True, share_prompts=False)
-    trainer = OfflineTOPRTrainer(model, args, rows, rows, processing_class=tokenizer)
+    trainer = make(evaluation=rows, bf16_full_eval=True, share_prompts=False)
     assert trainer.evaluate()["eval_topr/log_ratio/negatives/mean"] == pytest.approx(0.0, abs=1e-5)

@@ -8,7 +8,12 @@ import transformers
 from datasets import Dataset, IterableDataset
 from packaging.version import Version
 from reference import plain_logps
-from transformers import AutoModelForSequenceClassification, Qwen2Config, Qwen2ForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    Qwen2Config,
+    Qwen2ForSequenceClassification,
+)
 from trl import GRPOConfig, GRPOTrainer
 
 from topr_trl import PRESETS, TOPRConfig, TOPRTrainer
@@ -20,35 +25,11 @@ from topr_trl.tasks import arithmetic, gsm8k
 REWARD = answer_reward(gsm8k.judge)
 
 
-@pytest.fixture
-def problems():
-    return gsm8k.prepare(arithmetic.arithmetic_dataset(16, seed=1), num_shots=0)
-
-
-def config(tmp_path, **settings):
-    defaults = {
-        "output_dir": str(tmp_path), "per_device_train_batch_size": 8, "num_generations": 4, "max_steps": 2,
-        "max_completion_length": 32, "report_to": "none", "bf16": False, "use_cpu": True, "learning_rate": 1e-3,
-        "gradient_checkpointing": False, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True,
-        "baseline": 0,
-    }  # fmt: skip
-    if "effective_positive_share" in settings:
-        del defaults["baseline"]
-    return TOPRConfig(**{**defaults, **settings})
-
-
-def train(model, tokenizer, problems, args, reward_funcs=REWARD, **kwargs):
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    trainer = TOPRTrainer(model, reward_funcs, args=args, train_dataset=problems, processing_class=tokenizer, **kwargs)
-    trainer.train()
-    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert logs
-    assert all(math.isfinite(v) for entry in logs for v in entry.values() if isinstance(v, float))
-    return trainer, logs, before
-
-
-def moved(trainer, before):
-    return [name for name, p in trainer.model.named_parameters() if name in before and not torch.equal(p, before[name])]
+SETTINGS = {
+    "per_device_train_batch_size": 8, "num_generations": 4, "max_steps": 2, "max_completion_length": 16,
+    "report_to": "none", "bf16": False, "use_cpu": True, "learning_rate": 1e-3, "gradient_checkpointing": False,
+    "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "baseline": 0,
+}  # fmt: skip
 
 
 def coin(completions, **_):
@@ -56,8 +37,51 @@ def coin(completions, **_):
     return [1.0 if i % 2 else -1.0 for i in range(len(completions))]
 
 
-def test_every_parameter_moves_and_every_metric_is_there(model, tokenizer, problems, tmp_path):
-    trainer, logs, before = train(model, tokenizer, problems, config(tmp_path), coin)
+@pytest.fixture(scope="module")
+def problems():
+    return gsm8k.prepare(arithmetic.arithmetic_dataset(16, seed=1), num_shots=0)
+
+
+@pytest.fixture
+def make(model, tokenizer, problems, tmp_path):
+    """Make a trainer of the bundled model; settings are added, and what is no setting goes to the trainer."""
+
+    def make(reward=coin, data=problems, evaluation=None, model=model, tokenizer=tokenizer, **settings):
+        parts = {name: settings.pop(name) for name in [*settings] if name not in TOPRConfig.__dataclass_fields__}
+        if "effective_positive_share" in settings:
+            settings["baseline"] = "mean"
+        args = TOPRConfig(str(tmp_path), **{**SETTINGS, **settings})
+        return TOPRTrainer(model, reward, args, data, evaluation, processing_class=tokenizer, **parts)
+
+    return make
+
+
+@pytest.fixture
+def train(make):
+    """Train, and return the trainer, its logs of training, and the weights as they were before."""
+
+    def train(*args, **kwargs):
+        trainer = make(*args, **kwargs)
+        before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+        trainer.train()
+        logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+        assert logs
+        assert all(math.isfinite(v) for entry in logs for v in entry.values() if isinstance(v, float))
+        return trainer, logs, before
+
+    return train
+
+
+def fresh_model():
+    return AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+
+
+def moved(trainer, before):
+    return [name for name, p in trainer.model.named_parameters() if name in before and not torch.equal(p, before[name])]
+
+
+def test_every_parameter_moves_and_every_metric_is_there(train):
+    trainer, logs, before = train()
     assert len(moved(trainer, before)) == len(before)
     for name in ("topr/weight_mean", "topr/weight_mean_negatives", "topr/negatives_tapered", "topr/negatives_dead",
                  "topr/weight_not_one", "topr/positive_share", "topr/effective_positive_share", "topr/reward",
@@ -67,22 +91,18 @@ def test_every_parameter_moves_and_every_metric_is_there(model, tokenizer, probl
     assert logs[-1]["topr/positive_share"] == 0.5
 
 
-def test_same_seed_same_weights(tokenizer, problems, tmp_path, request):
+def test_same_seed_same_weights(train, request):
     weights = []
     for _ in range(2):
-        model = request.getfixturevalue("model").__class__.from_pretrained(
-            arithmetic.CARELESS_MODEL, dtype=torch.float32
-        )
-        trainer, _, _ = train(model, tokenizer, problems, config(tmp_path), coin)
+        trainer, _, _ = train(model=fresh_model())
         weights.append(torch.cat([p.flatten() for p in trainer.model.parameters()]))
     assert torch.equal(*weights)
 
 
 @pytest.mark.parametrize(("level", "normalize"), [("sequence", True), ("sequence", False), ("token", True)])
-def test_gradient_is_that_of_the_pure_loss(model, tokenizer, problems, tmp_path, level, normalize):
+def test_gradient_is_that_of_the_pure_loss(make, model, level, normalize):
     # With num_iterations=2, log μ of the first use is kept; then μ is set apart from π by hand.
-    args = config(tmp_path, ratio_level=level, length_normalization=normalize, num_iterations=2)
-    trainer = TOPRTrainer(model, coin, args=args, train_dataset=problems, processing_class=tokenizer)
+    trainer = make(ratio_level=level, length_normalization=normalize, num_iterations=2)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
@@ -107,12 +127,12 @@ def test_gradient_is_that_of_the_pure_loss(model, tokenizer, problems, tmp_path,
             torch.testing.assert_close(a, p.grad, rtol=2e-4, atol=5e-6, msg=lambda said, of=preset: f"{of}: {said}")
 
 
-def test_rewards_are_raw_and_the_sign_is_theirs(model, tokenizer, problems, tmp_path):
+def test_rewards_are_raw_and_the_sign_is_theirs(make):
     # Trap 2: in a group rewarded 1, 1, 1, 2, GRPO's advantage of the 1s is negative. R is not.
     def reward(completions, **_):
         return [2.0 if i % 4 == 3 else 1.0 for i in range(len(completions))]
 
-    trainer = TOPRTrainer(model, reward, args=config(tmp_path), train_dataset=problems, processing_class=tokenizer)
+    trainer = make(reward)
     trainer.model.train()
     batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
     assert sorted(batch["topr_rewards"].tolist()) == [1.0] * 6 + [2.0] * 2
@@ -127,52 +147,35 @@ def test_rewards_are_raw_and_the_sign_is_theirs(model, tokenizer, problems, tmp_
         ({"effective_positive_share": 0.2}, [-0.8, 0.2]),
     ],
 )
-def test_baselines(model, tokenizer, problems, tmp_path, settings, expected):
+def test_baselines(make, settings, expected):
     def zero_one(completions, **_):
         return [float(i % 2) for i in range(len(completions))]
 
-    args = config(tmp_path, **settings)
-    trainer = TOPRTrainer(model, zero_one, args=args, train_dataset=problems, processing_class=tokenizer)
+    trainer = make(zero_one, **settings)
     trainer.model.train()
     batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
     assert sorted({round(r, 6) for r in batch["topr_rewards"].tolist()}) == pytest.approx(expected)
 
 
-def test_zero_one_rewards_without_baseline_warn(model, tokenizer, problems, tmp_path):
-    def zero_one(completions, **_):
-        return [float(i % 2) for i in range(len(completions))]
-
-    with pytest.warns(UserWarning, match="set baseline='mean', or 0.5"):
-        train(model, tokenizer, problems, config(tmp_path, max_steps=1), zero_one)
-
-
-def test_several_async_and_none_returning_rewards_with_weights(model, tokenizer, problems, tmp_path):
+def test_several_async_and_none_returning_rewards_with_weights(train):
     async def right(completions, answer, **_):
         return REWARD(completions, answer)
 
     def sometimes(completions, **_):
         return [None if i % 2 else 0.5 for i in range(len(completions))]
 
-    args = config(tmp_path, reward_weights=[1.0, 2.0])
-    _, logs, _ = train(model, tokenizer, problems, args, [right, sometimes])
+    _, logs, _ = train([right, sometimes], reward_weights=[1.0, 2.0])
     assert {"rewards/right/mean", "rewards/sometimes/mean"} <= set(logs[-1])
 
 
-def test_unscorable_rows_learn_nothing(model, tokenizer, problems, tmp_path):
-    trainer, logs, before = train(model, tokenizer, problems, config(tmp_path), lambda completions, **_: [None] * 8)
-    assert not moved(trainer, before)
-    assert {name for name in logs[-1] if name.startswith("topr/")} == {"topr/computed_tokens"}
-
-
-def test_curation_cuts_the_batch_before_the_backward_pass(model, tokenizer, problems, tmp_path):
+def test_curation_cuts_the_batch_before_the_backward_pass(make):
     def second_is_right(completions, **_):
         return [1.0 if i % 4 == 1 else -1.0 for i in range(len(completions))]
 
-    args = config(
-        tmp_path, curation="anna_karenina", iteration_size=6, per_device_train_batch_size=8, steps_per_generation=2,
-        gradient_accumulation_steps=2,
+    trainer = make(
+        second_is_right, curation="anna_karenina", iteration_size=6, per_device_train_batch_size=8,
+        steps_per_generation=2, gradient_accumulation_steps=2,
     )  # fmt: skip
-    trainer = TOPRTrainer(model, second_is_right, args=args, train_dataset=problems, processing_class=tokenizer)
     trainer.model.train()
     trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
     batches = trainer._buffered_inputs
@@ -184,13 +187,12 @@ def test_curation_cuts_the_batch_before_the_backward_pass(model, tokenizer, prob
     trainer.train()
 
 
-def test_filler_rows_of_a_curated_batch_have_no_weight(model, tokenizer, problems, tmp_path):
+def test_filler_rows_of_a_curated_batch_have_no_weight(make, model):
     # Three chosen of eight in two micro-batches: one row must fill up, and the loss is the mean over three.
-    args = config(
-        tmp_path, curation="uniform", iteration_size=3, per_device_train_batch_size=4, steps_per_generation=2,
+    trainer = make(
+        curation="uniform", iteration_size=3, per_device_train_batch_size=4, steps_per_generation=2,
         gradient_accumulation_steps=2,
     )  # fmt: skip
-    trainer = TOPRTrainer(model, coin, args=args, train_dataset=problems, processing_class=tokenizer)
     trainer.model.train()
     trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
     rewards = torch.cat([b["topr_rewards"] for b in trainer._buffered_inputs])
@@ -224,15 +226,15 @@ def test_filler_rows_of_a_curated_batch_have_no_weight(model, tokenizer, problem
         {"top_entropy_quantile": 0.5},
         {"entropy_coef": 0.01},
         {"use_adaptive_entropy": True},
-        {"mask_truncated_completions": True},
+        {"mask_truncated_completions": True, "max_completion_length": 32},
         {"gradient_checkpointing": True},
         {"log_completions": True, "num_completions_to_print": 1},
         {"optim": "adafactor", "learning_rate": 5e-7},
     ],
     ids=lambda s: next(iter(s)),
 )
-def test_features_of_grpo_keep_working(model, tokenizer, problems, tmp_path, settings):
-    trainer, logs, before = train(model, tokenizer, problems, config(tmp_path, **settings), coin)
+def test_features_of_grpo_keep_working(train, tmp_path, settings):
+    trainer, logs, before = train(**settings)
     if settings.get("beta"):
         assert "kl" in logs[-1]
     if settings.get("num_iterations"):
@@ -244,7 +246,7 @@ def test_features_of_grpo_keep_working(model, tokenizer, problems, tmp_path, set
 
 
 @pytest.mark.parametrize("settings", [{}, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}])
-def test_log_mu_of_a_batch_that_is_used_again_costs_no_forward(model, tokenizer, tmp_path, settings):
+def test_log_mu_of_a_batch_that_is_used_again_costs_no_forward(make, model, tmp_path, settings):
     """It is what the forward of the first use found, whose weights are those that sampled."""
 
     def rollout(prompts, trainer):
@@ -252,9 +254,8 @@ def test_log_mu_of_a_batch_that_is_used_again_costs_no_forward(model, tokenizer,
         return {"prompt_ids": [[5]] * len(prompts), "completion_ids": ids, "logprobs": None}
 
     rows = Dataset.from_dict({"prompt": [f"{i}" for i in range(8)]})
-    args = config(tmp_path, num_iterations=3, max_steps=6, **settings)
     at_first, seen = copy.deepcopy(model), []
-    trainer = make_trainer(model, tokenizer, rows, args, coin, rollout_func=rollout)
+    trainer = make(data=rows, rollout_func=rollout, num_iterations=3, max_steps=6, **settings)
     forward = trainer.model.forward
 
     def watched(*args, **kwargs):
@@ -271,11 +272,10 @@ def test_log_mu_of_a_batch_that_is_used_again_costs_no_forward(model, tokenizer,
 
 
 @pytest.mark.parametrize("uses", [1, 2])
-def test_a_training_after_an_interrupted_one_begins_with_a_new_batch(model, tokenizer, tmp_path, uses):
+def test_a_training_after_an_interrupted_one_begins_with_a_new_batch(make, model, tmp_path, uses):
     """TRL would go on in the middle of the old one, and a first use would end after an optimizer step."""
     rows = Dataset.from_dict({"prompt": [f"{i}" for i in range(24)]})
-    args = config(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, num_iterations=uses)
-    trainer = make_trainer(model, tokenizer, rows, args)
+    trainer = make(data=rows, per_device_train_batch_size=4, gradient_accumulation_steps=2, num_iterations=uses)
     generate, step, ratios = trainer._generate_and_score_completions, trainer.training_step, []
 
     def interrupted(*args):
@@ -291,7 +291,7 @@ def test_a_training_after_an_interrupted_one_begins_with_a_new_batch(model, toke
     row_losses = trainer._row_losses
 
     def watched(policy, mu, rewards, mask, shown):
-        writer = model.__class__.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+        writer = fresh_model()
         writer.load_state_dict(trainer.wrote)
         ratios.append((mu - plain_logps(writer, trainer._loss_inputs).detach())[mask.bool()].abs().max())
         return row_losses(policy, mu, rewards, mask, shown)
@@ -305,7 +305,7 @@ def test_a_training_after_an_interrupted_one_begins_with_a_new_batch(model, toke
     assert max(ratios) < 1e-4
 
 
-def test_conversational_prompts(model, tokenizer, tmp_path):
+def test_conversational_prompts(train):
     rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"What is {i} + 1?"}] for i in range(8)]})
     seen = []
 
@@ -313,15 +313,15 @@ def test_conversational_prompts(model, tokenizer, tmp_path):
         seen.extend(completions)
         return coin(completions)
 
-    trainer, _, before = train(model, tokenizer, rows, config(tmp_path), reward)
+    trainer, _, before = train(reward, rows)
     assert seen[0][0]["role"] == "assistant"
     assert moved(trainer, before)
 
 
-def test_a_prompt_has_one_bos_token_online_as_offline(model, bos_tokenizer, tmp_path):
+def test_a_prompt_has_one_bos_token_online_as_offline(make, bos_tokenizer):
     prompt = f"{bos_tokenizer.bos_token}3 + 4 ="
     rows = Dataset.from_dict({"prompt": [prompt] * 4})
-    trainer = TOPRTrainer(model, coin, args=config(tmp_path), train_dataset=rows, processing_class=bos_tokenizer)
+    trainer = make(data=rows, tokenizer=bos_tokenizer)
     ids, *_ = trainer._tokenize_prompts([prompt, "3 + 4 ="])
     assert ids == [tokenize_row({"prompt": prompt, "completion": "7"}, bos_tokenizer).prompt_ids] * 2
     bos_tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -330,26 +330,28 @@ def test_a_prompt_has_one_bos_token_online_as_offline(model, bos_tokenizer, tmp_
     assert ids == [tokenize_row({"prompt": chat, "completion": "7"}, bos_tokenizer).prompt_ids]
 
 
-def test_iterable_dataset_and_evaluation(model, tokenizer, problems, tmp_path):
+def test_iterable_dataset_and_evaluation(train, problems):
     stream = IterableDataset.from_generator(lambda: iter(problems.to_list()))
-    args = config(tmp_path, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4, num_generations_eval=2)
-    trainer, _, _ = train(model, tokenizer, stream, args, eval_dataset=problems.select(range(2)))
+    trainer, _, _ = train(
+        REWARD, stream, problems.select(range(2)), eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4,
+        num_generations_eval=2,
+    )  # fmt: skip
     evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     assert evaluations
     assert "eval_topr/reward" in evaluations[-1]
 
 
-def test_peft_trains_the_adapter_alone(model, tokenizer, problems, tmp_path):
+def test_peft_trains_the_adapter_alone(train):
     peft = pytest.importorskip("peft")
     lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    trainer, _, _ = train(model, tokenizer, problems, config(tmp_path), coin, peft_config=lora)
+    trainer, _, _ = train(peft_config=lora)
     trained = [n for n, p in trainer.model.named_parameters() if p.requires_grad]
     assert trained
     assert all("lora" in name for name in trained)
     assert any(p.abs().sum() > 0 for n, p in trainer.model.named_parameters() if "lora_B" in n)
 
 
-def test_reward_model(model, tokenizer, problems, tmp_path):
+def test_reward_model(train, tokenizer, tmp_path):
     small = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2, num_labels=1, pad_token_id=tokenizer.pad_token_id,
@@ -357,24 +359,24 @@ def test_reward_model(model, tokenizer, problems, tmp_path):
     Qwen2ForSequenceClassification(small).save_pretrained(tmp_path / "reward")
     tokenizer.save_pretrained(tmp_path / "reward")
     scorer = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward")
-    train(model, tokenizer, problems, config(tmp_path), scorer, reward_processing_classes=tokenizer)
+    train(scorer, reward_processing_classes=tokenizer)
 
 
-def test_the_first_line_says_how_much_negatives_weigh(model, tokenizer, problems, tmp_path, capsys):
-    train(model, tokenizer, problems, config(tmp_path, disable_tqdm=False, baseline=-0.5), coin)
+def test_the_first_line_says_how_much_negatives_weigh(train, capsys):
+    train(disable_tqdm=False, baseline=-0.5)
     said = capsys.readouterr().out
     assert said.count("TOPR: the effective share of positives is 75%, so negatives have 25% of the weight") == 1
     assert "effective_positive_share sets it.\n" in said
-    train(model, tokenizer, problems, config(tmp_path, disable_tqdm=False), coin)
+    train(disable_tqdm=False)
     assert "effective_positive_share sets it; the loss is 0 while all weights are 1.\n" in capsys.readouterr().out
 
 
-def test_mixture_of_experts(moe, tokenizer, problems, tmp_path):
-    _, logs, _ = train(moe, tokenizer, problems, config(tmp_path, router_aux_loss_coef=0.01), coin)
+def test_mixture_of_experts(train, moe):
+    _, logs, _ = train(model=moe, router_aux_loss_coef=0.01)
     assert logs[-1]["aux_loss"] > 0
 
 
-def test_rollout_function_with_tokens_of_an_environment(model, tokenizer, tmp_path):
+def test_rollout_function_with_tokens_of_an_environment(train, tokenizer):
     def rollout(prompts, trainer):
         # What a tool loop leaves: tokens of the environment among the model's own, masked out of the loss.
         ids = tokenizer("4 + 3 = 7.")["input_ids"]
@@ -388,11 +390,11 @@ def test_rollout_function_with_tokens_of_an_environment(model, tokenizer, tmp_pa
     def mostly_right(completions, **_):  # else equal completions of a prompt cancel
         return [1.0 if i % 4 else -1.0 for i in range(len(completions))]
 
-    trainer, _, before = train(model, tokenizer, rows, config(tmp_path), mostly_right, rollout_func=rollout)
+    trainer, _, before = train(mostly_right, rows, rollout_func=rollout)
     assert moved(trainer, before)
 
 
-def test_tools(model, tool_tokenizer, tmp_path):
+def test_tools(make, model, tool_tokenizer):
     pytest.importorskip("jmespath")
     calls = []
 
@@ -408,8 +410,7 @@ def test_tools(model, tool_tokenizer, tmp_path):
 
     model.resize_token_embeddings(len(tool_tokenizer))
     rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "2 + 2?"}]] * 8})
-    args = config(tmp_path, max_steps=1, max_completion_length=256)
-    trainer = TOPRTrainer(model, coin, args=args, train_dataset=rows, processing_class=tool_tokenizer, tools=[add])
+    trainer = make(data=rows, tokenizer=tool_tokenizer, max_steps=1, max_completion_length=256, tools=[add])
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call><|im_end|>'
 
     def scripted(prompt_ids, *_, **__):  # the bundled model knows no tools: first it calls, then it answers
@@ -425,7 +426,7 @@ def test_tools(model, tool_tokenizer, tmp_path):
 
 
 @pytest.mark.skipif(Version(transformers.__version__) < Version("5.2"), reason="TRL asks for transformers 5.2 for this")
-def test_environment(model, tool_tokenizer, tmp_path):
+def test_environment(train, model, tool_tokenizer):
     pytest.importorskip("jmespath")
 
     class Counter:
@@ -446,13 +447,13 @@ def test_environment(model, tool_tokenizer, tmp_path):
 
     model.resize_token_embeddings(len(tool_tokenizer))
     rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Go."}]] * 8})
-    train(model, tool_tokenizer, rows, config(tmp_path, max_steps=1), reward, environment_factory=Counter)
+    train(reward, rows, tokenizer=tool_tokenizer, max_steps=1, environment_factory=Counter)
     assert len(seen) == 8
     assert all(isinstance(environment, Counter) for environment in seen)
 
 
 @pytest.mark.parametrize("curation", ["none", "uniform"])
-def test_vision(tokenizer, tmp_path, curation):
+def test_vision(train, tokenizer, curation):
     image_module = pytest.importorskip("PIL.Image")
     clip = pytest.importorskip(
         "transformers.models.clip.image_processing_pil_clip",
@@ -488,14 +489,14 @@ def test_vision(tokenizer, tmp_path, curation):
          for i in range(8)]
     )  # fmt: skip
     settings = {"curation": curation, "iteration_size": 4} if curation != "none" else {}
-    trainer, _, before = train(model, processor, rows, config(tmp_path, **settings), coin)
+    trainer, _, before = train(data=rows, model=model, tokenizer=processor, **settings)
     assert any("language_model" in name for name in moved(trainer, before))
     assert any("multi_modal_projector" in name for name in moved(trainer, before))
     assert len(trainer._buffered_inputs[0]["pixel_values"]) == (4 if settings else 8)
 
 
-def test_model_card_names_the_paper(model, tokenizer, problems, tmp_path):
-    trainer = TOPRTrainer(model, coin, args=config(tmp_path), train_dataset=problems, processing_class=tokenizer)
+def test_model_card_names_the_paper(make, tmp_path):
+    trainer = make()
     trainer.create_model_card("tiny")
     card = (tmp_path / "README.md").read_text()
     assert "| truncation limits | R >= 0: [1, 1]; R < 0: [0, 1] (`topr`) |" in card
@@ -505,11 +506,9 @@ def test_model_card_names_the_paper(model, tokenizer, problems, tmp_path):
     assert "topr" in card
 
 
-def test_sampler_log_mu_is_used_and_the_correction_is_not(model, tokenizer, problems, tmp_path):
+def test_sampler_log_mu_is_used_and_the_correction_is_not(make):
     # The batch as TRL builds it with vLLM: the sampler's log-probabilities, and a correction to multiply with.
-    trainer = TOPRTrainer(
-        model, coin, args=config(tmp_path, preset="tis"), train_dataset=problems, processing_class=tokenizer
-    )
+    trainer = make(preset="tis")
     trainer.args.log_mu = "sampler"
     mask = torch.tensor([[1, 1, 0]])
     policy = torch.tensor([[-1.0, -1.0, -9.0]])
@@ -524,10 +523,10 @@ def test_sampler_log_mu_is_used_and_the_correction_is_not(model, tokenizer, prob
     assert "old_per_token_logps" not in inputs
 
 
-def test_quiet_when_all_is_well(model, tokenizer, problems, tmp_path):
+def test_quiet_when_all_is_well(train):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        train(model, tokenizer, problems, config(tmp_path), coin)
+        train()
     assert not [w for w in caught if w.filename == __file__ or "negative" in str(w.message)]
 
 
@@ -541,26 +540,21 @@ def generation_batch(trainer):
     return trainer._buffered_inputs
 
 
-def make_trainer(model, tokenizer, problems, args, reward_funcs=coin, **kwargs):
-    return TOPRTrainer(model, reward_funcs, args, problems, processing_class=tokenizer, **kwargs)
-
-
-def test_weighted_sum_of_rewards_leaves_none_out(model, tokenizer, problems, tmp_path):
+def test_weighted_sum_of_rewards_leaves_none_out(make):
     def some(completions, **_):
         return [None, None, 1.0, 1.0] * 2
 
     def others(completions, **_):
         return [None, 2.0, None, 2.0] * 2
 
-    args = config(tmp_path, reward_weights=[1.0, 10.0])
-    batches = generation_batch(make_trainer(model, tokenizer, problems, args, [some, others]))
+    batches = generation_batch(make([some, others], reward_weights=[1.0, 10.0]))
     rewards = torch.cat([b["topr_rewards"] for b in batches])
     assert int(rewards.isnan().sum()) == 2
     assert sorted(rewards[~rewards.isnan()].tolist()) == [1.0, 1.0, 20.0, 20.0, 21.0, 21.0]
 
 
-def test_masked_tokens_are_in_neither_the_ratio_nor_the_length(model, tokenizer, problems, tmp_path):
-    trainer = make_trainer(model, tokenizer, problems, config(tmp_path, preset="tis", length_normalization=False))
+def test_masked_tokens_are_in_neither_the_ratio_nor_the_length(make):
+    trainer = make(preset="tis", length_normalization=False)
     policy = torch.tensor([[-1.0, -1.0, -5.0, -9.0]])
     inputs = {
         "completion_mask": torch.tensor([[1, 1, 1, 0]]), "tool_mask": torch.tensor([[1, 1, 0, 1]]),
@@ -571,11 +565,9 @@ def test_masked_tokens_are_in_neither_the_ratio_nor_the_length(model, tokenizer,
     assert inputs["advantages"].item() == pytest.approx(-2 * math.exp(-1))
 
 
-def test_truncated_completions_that_are_masked_are_no_rows(model, tokenizer, problems, tmp_path):
-    args = config(
-        tmp_path, mask_truncated_completions=True, max_completion_length=12, curation="uniform", iteration_size=8
-    )
-    trainer = make_trainer(model, tokenizer, problems, args)  # no response ends within twelve tokens
+def test_truncated_completions_that_are_masked_are_no_rows(make):
+    # No response ends within twelve tokens.
+    trainer = make(mask_truncated_completions=True, max_completion_length=12, curation="uniform", iteration_size=8)
     with (
         pytest.warns(UserWarning, match="too few rows"),
         pytest.warns(UserWarning, match="No completion has a reward.* cut at max_completion_length have none"),
@@ -584,7 +576,7 @@ def test_truncated_completions_that_are_masked_are_no_rows(model, tokenizer, pro
     assert torch.cat([b["topr_rewards"] for b in batches]).isnan().all()
 
 
-def test_padding_of_other_rows_is_cut(model, tokenizer, tmp_path):
+def test_padding_of_other_rows_is_cut(make, tmp_path):
     def rollout(prompts, trainer):
         ids = [[7] * (3 if i % 2 else 20) for i in range(len(prompts))]
         return {"prompt_ids": [[5]] * len(prompts), "completion_ids": ids, "logprobs": None}
@@ -594,8 +586,8 @@ def test_padding_of_other_rows_is_cut(model, tokenizer, tmp_path):
 
     rows = Dataset.from_dict({"prompt": [f"{i}" for i in range(8)]})
     # TRL computes log μ of a batch that is used for several steps, all padded alike.
-    args = config(tmp_path, curation="positives", preset="tis", steps_per_generation=2, gradient_accumulation_steps=1)
-    trainer, widths = make_trainer(model, tokenizer, rows, args, short_is_right, rollout_func=rollout), []
+    settings = {"curation": "positives", "preset": "tis", "steps_per_generation": 2, "gradient_accumulation_steps": 1}
+    trainer, widths = make(short_is_right, rows, rollout_func=rollout, **settings), []
     forward = trainer.model.forward
 
     def seen(*args, **kwargs):
@@ -609,24 +601,22 @@ def test_padding_of_other_rows_is_cut(model, tokenizer, tmp_path):
     assert set(widths) == {1 + 3}  # the long ones were not chosen
 
 
-def test_evaluation_is_not_curated_and_groups_by_its_own_size(model, tokenizer, problems, tmp_path):
-    args = config(
-        tmp_path, curation="positives", baseline="group_mean", num_generations_eval=2, per_device_eval_batch_size=8,
-        eval_strategy="steps",
-    )  # fmt: skip
+def test_evaluation_is_not_curated_and_groups_by_its_own_size(make, problems):
 
     def by_position(completions, **_):
         return [float(i) for i in range(len(completions))]
 
-    trainer = make_trainer(model, tokenizer, problems, args, by_position, eval_dataset=problems.select(range(4)))
+    trainer = make(
+        by_position, evaluation=problems.select(range(4)), curation="positives", baseline="group_mean",
+        num_generations_eval=2, per_device_eval_batch_size=8, eval_strategy="steps",
+    )  # fmt: skip
     trainer.model.eval()
     batch = trainer._prepare_inputs(next(iter(trainer.get_eval_dataloader())))
     assert batch["topr_rewards"].tolist() == [-0.5, 0.5] * 4
 
 
-def test_every_round_chooses_again(model, tokenizer, problems, tmp_path):
-    args = config(tmp_path, curation="uniform", iteration_size=4)
-    trainer = make_trainer(model, tokenizer, problems, args)
+def test_every_round_chooses_again(make):
+    trainer = make(curation="uniform", iteration_size=4)
     raw = torch.tensor([-1.0, 1.0] * 4)
     chosen = []
     for step in range(6):
@@ -635,93 +625,91 @@ def test_every_round_chooses_again(model, tokenizer, problems, tmp_path):
     assert len(set(chosen)) > 1
 
 
-def test_table_of_completions_shows_our_rewards(model, tokenizer, problems, tmp_path):
-    trainer, _, _ = train(model, tokenizer, problems, config(tmp_path, log_completions=True, baseline=-3), coin)
+def test_table_of_completions_shows_our_rewards(train):
+    trainer, _, _ = train(log_completions=True, baseline=-3)
     assert sorted(set(trainer._logs["advantages"])) == [2.0, 4.0]
 
 
-def test_a_batch_of_equal_rewards_does_not_end_a_run_with_a_target_share(model, tokenizer, problems, tmp_path):
+def test_a_batch_of_equal_rewards_does_not_end_a_run_with_a_target_share(train):
     calls = []
 
     def later_all_wrong(completions, **_):
         calls.append(1)
         return coin(completions) if len(calls) == 1 else [-1.0] * len(completions)
 
-    args = config(tmp_path, effective_positive_share=0.2)
     with pytest.warns(UserWarning, match="All 8 rows have a negative reward"):
-        trainer, logs, _ = train(model, tokenizer, problems, args, later_all_wrong)
+        trainer, logs, _ = train(later_all_wrong, effective_positive_share=0.2)
     # p = 1/2 and p~ = 0.2 give c = 0.6, kept for the second batch: R = -1.6.
     assert [round(entry["topr/reward"], 6) for entry in logs] == [-0.6, -1.6]
     assert trainer._last_baseline == pytest.approx(0.6)
 
 
-def test_all_positive_rewards_warn_whatever_their_value(model, tokenizer, problems, tmp_path):
-    with pytest.warns(UserWarning, match="None of the 8 rows has a negative"):
-        train(model, tokenizer, problems, config(tmp_path, max_steps=1), lambda completions, **_: [5.0] * 8)
+@pytest.mark.parametrize(
+    ("rewards", "baseline", "message"),
+    [
+        ([0.0, 1.0] * 4, 0, "set baseline='mean', or 0.5"),
+        ([5.0] * 8, 0, "None of the 8 rows has a negative"),
+        ([0.0] * 8, 0, "Rewards of 0 are not negatives"),
+        ([0.5] * 8, "mean", "All 8 completions so far have R = 0"),
+    ],
+)
+def test_rewards_of_one_sign_warn(train, rewards, baseline, message):
+    with pytest.warns(UserWarning, match=message):
+        train(lambda completions, **_: rewards, max_steps=1, baseline=baseline)
 
 
-def test_equal_rewards_with_a_mean_as_baseline_are_no_reason_to_warn(model, tokenizer, problems, tmp_path):
+@pytest.mark.parametrize("baseline", [0, "mean"])
+def test_completions_without_a_reward_teach_nothing_and_are_said_once(train, baseline):
+    with pytest.warns(UserWarning, match="No completion has a reward") as caught:
+        trainer, logs, before = train(lambda completions, **_: [None] * 8, baseline=baseline)
+    assert not any("have R = 0" in str(warning.message) for warning in caught)
+    assert not moved(trainer, before)
+    assert {name for name in logs[-1] if name.startswith("topr/")} == {"topr/computed_tokens"}
+
+
+def test_equal_rewards_with_a_mean_as_baseline_are_no_reason_to_warn(train):
     """R = 0: nothing is learnt from this batch, and the next one may differ."""
-    args = config(tmp_path, max_steps=1, baseline="group_mean")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        train(model, tokenizer, problems, args, lambda completions, **_: [0.7] * 8)
+        train(lambda completions, **_: [0.7] * 8, max_steps=1, baseline="group_mean")
     assert not [warning for warning in caught if "candidates" in str(warning.message)]
 
 
-def test_rewards_that_are_all_the_same_warn_under_the_default_baseline(model, tokenizer, problems, tmp_path):
-    args = config(tmp_path, max_steps=2, baseline="mean")
+def test_completions_of_an_evaluation_do_not_silence_the_warning(train, problems):
+    some = problems.select(range(2))
     with pytest.warns(UserWarning, match="All 8 completions so far have R = 0 after baseline=mean"):
-        train(model, tokenizer, problems, args, lambda completions, **_: [0.5] * 8)
+        train(
+            lambda completions, **_: [0.5] * len(completions), evaluation=some, max_steps=1, baseline="mean",
+            eval_strategy="steps", eval_on_start=True,
+        )  # fmt: skip
 
 
-def test_completions_of_an_evaluation_do_not_silence_the_warning(model, tokenizer, problems, tmp_path):
-    args = config(tmp_path, max_steps=1, baseline="mean", eval_strategy="steps", eval_on_start=True)
-    some = problems.select(range(8))
-    with pytest.warns(UserWarning, match="All 8 completions so far have R = 0 after baseline=mean"):
-        train(model, tokenizer, problems, args, lambda completions, **_: [0.5] * len(completions), eval_dataset=some)
-
-
-def test_rewards_that_become_all_the_same_warn_after_a_while(model, tokenizer, problems, tmp_path):
+def test_rewards_that_become_all_the_same_warn_after_a_while(train):
     batches = iter([[1.0, 0.0] * 4] + [[1.0] * 8] * 12)
 
     def then_solved(completions, **_):
         return next(batches)
 
     with pytest.warns(UserWarning, match=r"All 80 completions of the last 10 generation batches have R = 0") as caught:
-        _, logs, _ = train(
-            model, tokenizer, problems,
-            config(tmp_path, max_steps=13, baseline="mean", num_generations=8, max_completion_length=4), then_solved,
-        )  # fmt: skip
+        _, logs, _ = train(then_solved, max_steps=13, baseline="mean", num_generations=8, max_completion_length=4)
     assert sum("have R = 0" in str(warning.message) for warning in caught) == 1
     assert [entry["topr/positive_share"] for entry in logs[:2]] == [0.5, 0.0]
 
 
-def test_rewards_that_are_all_none_are_said_once(model, tokenizer, problems, tmp_path):
-    with pytest.warns(UserWarning, match="No completion has a reward") as caught:
-        train(model, tokenizer, problems, config(tmp_path, baseline="mean"), lambda completions, **_: [None] * 8)
-    assert not any("have R = 0" in str(warning.message) for warning in caught)
-
-
-def test_a_checkpoint_of_another_trainer_is_refused(model, tokenizer, problems, tmp_path):
+def test_a_checkpoint_of_another_trainer_is_refused(make, model, tokenizer, problems, tmp_path):
     settings = {"output_dir": str(tmp_path), "max_steps": 1, "save_steps": 1, "logging_steps": 1, "use_cpu": True,
                 "bf16": False, "report_to": "none", "per_device_train_batch_size": 8, "num_generations": 4,
                 "max_completion_length": 4, "gradient_checkpointing": False, "disable_tqdm": True}  # fmt: skip
     GRPOTrainer(model, coin, GRPOConfig(**settings), problems, processing_class=tokenizer).train()
-    trainer = make_trainer(model, tokenizer, problems, config(tmp_path))
+    trainer = make()
     with pytest.raises(
         ValueError, match=r"checkpoint-1 was not written by a TOPR trainer: its log has no topr/ metric"
     ):
         trainer.train(resume_from_checkpoint=True)
 
 
-def test_rewards_that_are_all_0_warn(model, tokenizer, problems, tmp_path):
-    with pytest.warns(UserWarning, match="Rewards of 0 are not negatives"):
-        train(model, tokenizer, problems, config(tmp_path, max_steps=1), lambda completions, **_: [0.0] * 8)
-
-
-def test_sampler_log_mu_survives_tokens_it_could_not_score(model, tokenizer, problems, tmp_path):
-    trainer = make_trainer(model, tokenizer, problems, config(tmp_path, preset="tis"))
+def test_sampler_log_mu_survives_tokens_it_could_not_score(make):
+    trainer = make(preset="tis")
     trainer.args.log_mu = "sampler"
     inputs = {
         "completion_mask": torch.tensor([[1, 1]]), "topr_rewards": torch.tensor([-1.0]),
@@ -734,18 +722,17 @@ def test_sampler_log_mu_survives_tokens_it_could_not_score(model, tokenizer, pro
         trainer._write_weighted_rewards({**inputs, "sampling_per_token_logps": None}, torch.tensor([[-1.0, -1.0]]))
 
 
-def test_half_precision_weights_warn(model, tokenizer, problems, tmp_path):
+def test_half_precision_weights_warn(make, model):
     with pytest.warns(UserWarning, match="without a float32 copy"):
-        make_trainer(model.to(torch.bfloat16), tokenizer, problems, config(tmp_path))
+        make(model=model.to(torch.bfloat16))
 
 
-def test_what_is_trimmed(model, tokenizer, problems, tmp_path):
+def test_what_is_trimmed(make):
     mask = torch.tensor([[1] * 5 + [0] * 11, [1] * 3 + [0] * 13])
     batch = {"completion_ids": torch.ones(2, 16, dtype=torch.long), "completion_mask": mask}
     widths = []
     for multiple in (None, 8):
-        args = config(tmp_path, pad_to_multiple_of=multiple)
-        trainer = TOPRTrainer(model, coin, args=args, train_dataset=problems, processing_class=tokenizer)
+        trainer = make(pad_to_multiple_of=multiple)
         widths.append(trainer._trim_padding(dict(batch))["completion_ids"].size(1))
     assert widths == [5, 8]
     # The tokens of an image that a tool has shown may be masked, and belong to it all the same.
@@ -753,7 +740,7 @@ def test_what_is_trimmed(model, tokenizer, problems, tmp_path):
 
 
 @pytest.mark.parametrize("multiple", [None, 8])
-def test_a_batch_that_trl_has_trimmed_stays_as_it_is(multiple, model, tokenizer, problems, tmp_path):
+def test_a_batch_that_trl_has_trimmed_stays_as_it_is(make, multiple):
     """huggingface/trl#7179 pads each micro-batch to its own longest completion."""
     mask = torch.tensor([[1] * 5, [1] * 3 + [0] * 2])
     batch = {
@@ -761,14 +748,14 @@ def test_a_batch_that_trl_has_trimmed_stays_as_it_is(multiple, model, tokenizer,
         "old_per_token_logps": torch.rand(2, 5), "importance_sampling_ratio": torch.rand(2, 1),
         "token_type_ids": torch.ones(2, 4 + 5),
     }  # fmt: skip
-    trainer = make_trainer(model, tokenizer, problems, config(tmp_path, pad_to_multiple_of=multiple))
+    trainer = make(pad_to_multiple_of=multiple)
     trimmed = trainer._trim_padding(dict(batch))
     assert trimmed.keys() == batch.keys()
     for name, value in batch.items():
         torch.testing.assert_close(trimmed[name], value, msg=name)
 
 
-def test_an_evaluation_is_none_of_training_whatever_generation_leaves_behind(model, tokenizer, problems, tmp_path):
+def test_an_evaluation_is_none_of_training_whatever_generation_leaves_behind(make, tokenizer, problems):
     """TRL's continuous batching leaves the model in training."""
 
     def rollout(prompts, trainer):
@@ -776,11 +763,9 @@ def test_an_evaluation_is_none_of_training_whatever_generation_leaves_behind(mod
         ids = tokenizer([" The answer is 4."] * len(prompts))["input_ids"]
         return {"prompt_ids": tokenizer(prompts)["input_ids"], "completion_ids": ids, "logprobs": None}
 
-    args = config(tmp_path, curation="uniform", iteration_size=4, replay_share=0.5, num_generations_eval=4,
-                  per_device_eval_batch_size=8)  # fmt: skip
-    trainer = TOPRTrainer(
-        model, coin, args=args, train_dataset=problems, eval_dataset=problems, processing_class=tokenizer,
-        rollout_func=rollout,
+    trainer = make(
+        evaluation=problems, curation="uniform", iteration_size=4, replay_share=0.5, num_generations_eval=4,
+        per_device_eval_batch_size=8, rollout_func=rollout,
     )  # fmt: skip
     found = trainer.evaluate()
     assert len(trainer._replay) == 0

@@ -314,22 +314,16 @@ def test_rollouts_are_chosen_whole_and_counted_once(model, tokenizer, tmp_path):
     assert str(chosen.curated).startswith("2 rows")
 
 
-def test_rows_of_a_rollout_with_other_rewards_are_refused(model, tokenizer, tmp_path):
-    rows = Dataset.from_dict({**PARTED, "reward": [-1.0, 1.0, -1.0, -1.0, 1.0]})
-    with pytest.raises(ValueError, match=r"Row 4 has the reward 1, and the first row of its rollout_id -1\. .* to all"):
-        offline(model, tokenizer, rows, tmp_path)
-
-
 def test_parts_of_a_rollout_have_one_log_mu(model, tokenizer, tmp_path):
     given = {**PARTED, "mu_logps": [-1.0] * 5, "mu_fingerprint": ["a", "a", "a", "a", "b"]}
-    with pytest.raises(ValueError, match=r"Row 4 has the mu_fingerprint b, and the first row of its rollout_id a"):
+    with pytest.raises(ValueError, match=r"Row 4 .*mu_fingerprint b, .*rollout_id a"):
         offline(model, tokenizer, Dataset.from_dict(given), tmp_path)
 
 
 def test_the_context_limit_is_that_of_a_part(model, tokenizer, tmp_path):
     rows = Dataset.from_dict(PARTED)
     offline(model, tokenizer, rows, tmp_path, max_length=8)
-    with pytest.raises(ValueError, match=r"1 of 3 rows .* longer than max_length, 7 tokens; the first is row 0 with 8"):
+    with pytest.raises(ValueError, match=r"1 of 3 rows .*max_length, 7 .*row 0 with 8"):
         offline(model, tokenizer, rows, tmp_path / "2", max_length=7)
 
 

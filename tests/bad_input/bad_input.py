@@ -1,6 +1,7 @@
-"""What happens to bad input: the cases' form, and the page `docs/bad_input.md` that is made of them.
+"""The form of the cases of bad input, and the list of their messages, `tests/bad_input/messages.md`.
 
-`python tests/bad_input/bad_input.py` writes the page again.
+`python tests/bad_input/bad_input.py` runs all cases and writes the list. It needs root on Linux, because
+two cases mount a disk.
 """
 
 import contextlib
@@ -20,12 +21,13 @@ from datasets import Dataset
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
 from topr_trl.cli import main as cli
 
-PAGE = Path(__file__).parents[2] / "docs" / "bad_input.md"
+PAGE = Path(__file__).parent / "messages.md"
+MESSAGES: dict[str, str] = {}  # by the `given` of each case that was run
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What is still there afterwards, in words, and how that is checked."""
+    """What the error leaves as it was, in words, and the function that checks it."""
 
     text: str
     check: Callable[[Any], None]
@@ -33,37 +35,40 @@ class Kept:
 
 @dataclass(frozen=True)
 class Case:
-    """
+    """One bad input.
+
     Attributes:
-        given: what is wrong, for the page.
-        do: does it; takes the door's kit.
-        message: of the error, whole; … stands for what differs from run to run.
+        given: the bad input in a few words.
+        do: function that gives the bad input; it receives a `Kit`.
+        words: what the message must contain, separated by ", ": the field or column, what was found, the remedy.
         kept: what is checked afterwards.
-        error: what is raised; a warning is caught, and all goes on; None where nothing is said.
+        error: the exception or warning that is expected, or None.
     """
 
     given: str
     do: Callable[[Any], Any]
-    message: str
+    words: str
     kept: Kept
     error: type[BaseException] | None = ValueError
 
     def run(self, kit: Any) -> None:
         if self.error is None:
             self.do(kit)
-            self.kept.check(kit)
-            return
-        if issubclass(self.error, Warning):
-            with pytest.warns(self.error) as caught:
-                self.do(kit)
-            texts = [str(warning.message) for warning in caught]
         else:
-            with pytest.raises(self.error) as raised:
+            is_warning = issubclass(self.error, Warning)
+            with (pytest.warns if is_warning else pytest.raises)(self.error) as caught:
                 self.do(kit)
-            texts = [str(raised.value)]
-        pattern = ".+?".join(map(re.escape, self.message.split("…")))
-        assert any(re.fullmatch(pattern, " ".join(text.split())) for text in texts), texts
+            texts = [str(warning.message) for warning in caught] if is_warning else [str(caught.value)]
+            missing = {text: [word for word in self.words.split(", ") if not contains(text, word)] for text in texts}
+            found = [text for text, words in missing.items() if not words]
+            assert found, missing
+            MESSAGES[self.given] = " ".join(found[0].replace(str(kit.folder), "…").split())
         self.kept.check(kit)
+
+
+def contains(text: str, word: str) -> bool:
+    """Whether a message has a word, or several in this order, as whole words and in any case."""
+    return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", " ".join(text.split()), re.IGNORECASE))
 
 
 def cases(door: list[Case]) -> Any:
@@ -134,9 +139,10 @@ class Kit:
         self.trainer.train()
 
     def topr(self, *arguments: Any) -> None:
-        """The command in this process; what it ends with is raised as its user reads it."""
+        """Run a command in this process. An error must be one line that begins with the command, or be argparse's."""
         self["monkeypatch"].chdir(self.folder)
-        self["monkeypatch"].setattr("sys.argv", ["topr", *map(str, arguments)])
+        words = " ".join(map(str, arguments)).split()
+        self["monkeypatch"].setattr("sys.argv", ["topr", *words])
         errors = io.StringIO()
         try:
             with contextlib.redirect_stderr(errors):
@@ -144,8 +150,11 @@ class Kit:
         except SystemExit as end:
             if isinstance(end.code, str):
                 line, *more = end.code.removesuffix(" (--debug shows where)").split("\n")
-                raise SystemExit(f"{line} AND MORE LINES" if more else line) from None
-            raise SystemExit(errors.getvalue()) from None  # argparse prints, and exits with 2
+                assert line.startswith(f"topr {words[0]}: ")
+                assert not more or "while parsing" in line  # PyYAML's errors have several lines
+                raise SystemExit(line + " …" * bool(more)) from None
+            assert errors.getvalue().startswith("usage: topr ")
+            raise SystemExit(errors.getvalue().split("\n", 1)[1].strip()) from None  # argparse prints, and exits with 2
 
 
 _OF_THE_TRAINER = ("eval_dataset", "data_collator", "compute_metrics")  # and not of its settings
@@ -193,29 +202,22 @@ def doors() -> dict[str, list[Case]]:
 INTRODUCTION = """\
 # Bad input
 
-This page lists wrong input, the message that the user gets, and what is kept. It has {count} cases, and each is a test
-in `tests/bad_input/`; `python tests/bad_input/bad_input.py` writes this page from them. … stands for what differs from
-run to run. Checks come before anything expensive: what can be known from columns, settings and file headers is reported
-before a model is loaded or a token is sampled. On the command line a message is one line that begins with the command
-(`topr train: ...`), and `--debug` shows its traceback. An error of your own reward function is passed on; a reward
-function that hangs is waited for, unless it works in a `WorkerPool`.
+The {count} cases of `tests/bad_input/`, with their messages. `python tests/bad_input/bad_input.py` writes this list.
 """
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 def page() -> str:
+    """Return the list of all cases, with the messages that were noted."""
+
     def lines() -> Iterator[str]:
-        found = doors()
-        yield INTRODUCTION.format(count=sum(map(len, found.values())))
-        for door, members in found.items():
-            yield f"## {door}\n\n| given | message | kept |\n|---|---|---|"
+        yield INTRODUCTION.format(count=sum(map(len, doors().values())))
+        for door, members in doors().items():
+            yield f"## {door}\n\n| given | message | what is kept |\n|---|---|---|"
             for case in members:
                 plain = case.error is None or issubclass(case.error, ValueError | SystemExit)
-                message = ("" if plain else f"{case.error.__name__}: ") + (case.message or "–").replace("<", "&lt;")
-                yield f"| {_cell(case.given)} | {_cell(message)} | {_cell(case.kept.text)} |"
+                message = ("" if plain else f"{case.error.__name__}: ") + MESSAGES.get(case.given, "–")
+                cells = [case.given, message.replace("<", "&lt;"), case.kept.text]
+                yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
             yield ""
 
     return "\n".join(lines())
@@ -224,7 +226,10 @@ def page() -> str:
 if __name__ == "__main__":
     # As the tests know it: under its own name, or its classes would be there twice.
     sys.path.insert(0, str(Path(__file__).parent))
-    from bad_input import page
+    import bad_input
 
-    PAGE.write_text(page())
+    modules = [f"{Path(__file__).parent}/test_bad_{name}.py" for name in ("rows", "files", "settings", "training")]
+    if pytest.main(["-q", "-p", "no:cacheprovider", *modules]) or len(bad_input.MESSAGES) < 200:
+        sys.exit("A case failed, so the list is not written.")
+    PAGE.write_text(bad_input.page())
     print(f"Wrote {PAGE}")

@@ -1,4 +1,4 @@
-"""Files and folders that cannot be read or written. The page is made of these cases, see `bad_input.py`."""
+"""Files and folders that cannot be read or written. See `bad_input.py`."""
 
 import json
 from typing import Any
@@ -14,26 +14,15 @@ from topr_trl.pipeline import manifest
 
 __all__ = ["kit"]
 
-SAMPLE = [
-    "sample",
-    "--output_dir",
-    "out",
-    "--num_shots",
-    0,
-    "--num_train_problems",
-    4,
-    "--problems_per_shard",
-    2,
-    "--num_generations",
-    2,
-    "--max_new_tokens",
-    8,
-    "--use_cpu",
-    "true",
-]
+SAMPLE = (
+    "sample --output_dir out --num_shots 0 --num_train_problems 4 --problems_per_shard 2 --num_generations 2 "
+    "--max_new_tokens 8 --use_cpu true"
+)
+
+CURATE = "curate --input rows --output_dir out"
 
 
-def read(given: str, message: str, name: str, content: bytes | None = None) -> Case:
+def read(given: str, words: str, name: str, content: bytes | None = None) -> Case:
     """`topr curate` reads a file, or a folder that is made."""
 
     def do(kit: Kit) -> None:
@@ -42,9 +31,9 @@ def read(given: str, message: str, name: str, content: bytes | None = None) -> C
             (kit.folder / name).write_bytes(content)
         (kit.folder / "note").touch()
         kit.note()
-        kit.topr("curate", "--input", name, "--output_dir", "out")
+        kit.topr("curate --output_dir out --input", name)
 
-    return Case(given, do, message, NO_SHARD, SystemExit)
+    return Case(given, do, words, NO_SHARD, SystemExit)
 
 
 def finished(kit: Kit, name: str = "rows") -> Any:
@@ -57,15 +46,15 @@ def finished(kit: Kit, name: str = "rows") -> Any:
     return folder
 
 
-def damaged(given: str, message: str, damage: Any, kept: Kept = UNCHANGED) -> Case:
+def damaged(given: str, words: str, damage: Any, kept: Kept = UNCHANGED) -> Case:
     """`topr curate` reads the folder of a finished stage to which something happened."""
 
     def do(kit: Kit) -> None:
         damage(finished(kit))
         kit.note()
-        kit.topr("curate", "--input", "rows", "--output_dir", "out")
+        kit.topr(CURATE)
 
-    return Case(given, do, message, kept, SystemExit)
+    return Case(given, do, words, kept, SystemExit)
 
 
 def _cut(folder: Any) -> None:
@@ -102,114 +91,55 @@ def _begun(folder: Any) -> None:
     (folder / manifest.NAME).write_text('{"stages": {"score": {"inputs": {"seed": 1}, "sources": {}}}, "files": {}}')
 
 
+def _compared_with_itself(kit: Kit) -> None:
+    table = pa.table({"problem_id": [0], "extracted": ["7"], "answer": ["7"]})
+    pq.write_table(table, kit.folder / "rows.parquet")
+    kit.topr("evaluate --input rows.parquet --compare ./rows.parquet --output_dir out")
+
+
+# fmt: off
 READ = [
-    read("an input that is not there", "topr curate: --input: nowhere does not exist.", "nowhere"),
-    read("a folder without rows", "topr curate: There are no rows (*.parquet) in empty.", "empty"),
-    read(
-        "a first row that is null",
-        "topr curate: rows.jsonl cannot be read: the first row is null. Remove it.",
-        "rows.jsonl",
-        b'null\n{"prompt": "a"}\n',
-    ),
-    read("an empty file", "topr curate: rows.jsonl is empty: it has no row.", "rows.jsonl", b""),
-    read(
-        "a file of another kind",
-        "topr curate: Rows are read from .parquet, .json, .jsonl, not rows.csv.",
-        "rows.csv",
-        b"prompt,reward\na,1",
-    ),
-    read(
-        "a truncated line",
-        "topr curate: rows.jsonl cannot be read: …. Write or download it again.",
-        "rows.jsonl",
-        b'{"prompt": "a", "reward": 1}\n{"prompt": ',
-    ),
-    read(
-        "a `.parquet` file that is something else",
-        "topr curate: rows.parquet cannot be read: …. Write or download it again.",
-        "rows.parquet",
-        b"prompt,reward\na,1",
-    ),
-    damaged(
-        "a truncated shard",
-        "topr curate: rows/rows-00001-of-00002.parquet cannot be read: …. Write or download it again.",
-        _cut,
-    ),
-    damaged(
-        "a shard with damage inside",
-        "topr curate: rows/rows-00001-of-00002.parquet cannot be read: …. Write or download it again.",
-        _overwritten,
-    ),
-    damaged(
-        "a shard is missing",
-        "topr curate: rows has lost or truncated files since it was finished: rows-00000-of-00002.parquet. "
-        "Make it again.",
-        lambda folder: next(folder.glob("*.parquet")).unlink(),
-    ),
-    damaged(
-        "a shard is missing, in somebody's folder",
-        "topr curate: rows holds 1 of 2 shards *-of-00002.parquet. Put the missing ones back.",
-        lambda folder: [(folder / manifest.NAME).unlink(), next(folder.glob("*.parquet")).unlink()],
-    ),
-    damaged(
-        "the folder of a stage that has not ended",
-        "topr curate: rows is not finished: run the stage that writes it to its end first.",
-        _begun,
-    ),
-    damaged(
-        "a manifest that was cut",
-        "topr curate: rows/_manifest.json is damaged. Remove rows, and run the command again.",
-        lambda folder: (folder / manifest.NAME).write_text('{"inputs": {'),
-    ),
-    damaged(
-        "a manifest that is something else",
-        "topr curate: rows/_manifest.json is damaged. Remove rows, and run the command again.",
-        lambda folder: (folder / manifest.NAME).write_text('["a"]'),
-    ),
-    damaged(
-        "a manifest that names a file outside of its folder",
-        "topr curate: rows/_manifest.json names a file outside of its folder (../precious): no stage writes "
-        "that. Remove it.",
-        _names("../precious"),
-    ),
-    damaged(
-        "a manifest that names a file by its whole path",
-        "topr curate: rows/_manifest.json names a file outside of its folder (…/precious): no stage writes "
-        "that. Remove it.",
-        _names("{}/precious"),
-    ),
-    Case(
-        "a manifest of a task that there is not",
-        lambda kit: [_of_another_task(finished(kit)), kit.topr("score", "--input", "rows", "--output_dir", "out")],
-        "topr score: rows/_manifest.json says that its rows are of the task 'gsm9k', and there are gsm8k, math: "
-        "they were sampled by another version.",
-        NO_SHARD,
-        SystemExit,
-    ),
-    Case(
-        "`--compare` with itself",
-        lambda kit: [
-            pq.write_table(
-                pa.table({"problem_id": [0], "extracted": ["7"], "answer": ["7"]}), kit.folder / "rows.parquet"
-            ),
-            kit.topr("evaluate", "--input", "rows.parquet", "--compare", "./rows.parquet", "--output_dir", "out"),
-        ],
-        "topr evaluate: A run cannot be compared with itself: --input and --compare are both rows.parquet.",
-        NOTHING_WRITTEN,
-        SystemExit,
-    ),
+    read("an input that is not there", "--input, nowhere, not exist", "nowhere"),
+    read("a folder without rows", "no rows, *.parquet, empty", "empty"),
+    read("a first row that is null", "rows.jsonl, first row, null, remove", "rows.jsonl", b'null\n{"prompt": "a"}\n'),
+    read("an empty file", "rows.jsonl, empty, no row", "rows.jsonl", b""),
+    read("a file of another kind", ".parquet, .json, .jsonl, rows.csv", "rows.csv", b"prompt,reward\na,1"),
+    read("a truncated line", "rows.jsonl, download", "rows.jsonl", b'{"prompt": "a", "reward": 1}\n{"prompt": '),
+    read("a `.parquet` file that is something else", "rows.parquet, download", "rows.parquet", b"prompt,reward\na,1"),
+    damaged("a truncated shard", "rows/rows-00001-of-00002.parquet, download", _cut),
+    damaged("a shard with damage inside", "rows/rows-00001-of-00002.parquet, download", _overwritten),
+    damaged("a shard is missing", "rows, lost, rows-00000-of-00002.parquet, make it again",
+        lambda folder: next(folder.glob("*.parquet")).unlink()),
+    damaged("a shard is missing, in somebody's folder", "rows, 1 of 2 shards, *-of-00002.parquet, missing",
+        lambda folder: [(folder / manifest.NAME).unlink(), next(folder.glob("*.parquet")).unlink()]),
+    damaged("the folder of a stage that has not ended", "rows, not finished, run the stage", _begun),
+    damaged("a manifest that was cut", "rows/_manifest.json, damaged, remove rows",
+        lambda folder: (folder / manifest.NAME).write_text('{"inputs": {')),
+    damaged("a manifest that is something else", "rows/_manifest.json, damaged, remove rows",
+        lambda folder: (folder / manifest.NAME).write_text('["a"]')),
+    damaged("a manifest that names a file outside of its folder", "rows/_manifest.json, outside, ../precious, remove",
+        _names("../precious")),
+    damaged("a manifest that names a file by its whole path", "rows/_manifest.json, outside, precious, remove",
+        _names("{}/precious")),
+    Case("a manifest of a task that there is not",
+        lambda kit: [_of_another_task(finished(kit)), kit.topr("score --input rows --output_dir out")],
+        "rows/_manifest.json, 'gsm9k', gsm8k, math, version", NO_SHARD, SystemExit),
+    Case("`--compare` with itself",
+        _compared_with_itself,
+        "--input, --compare, itself, rows.parquet", NOTHING_WRITTEN, SystemExit),
 ]
+# fmt: on
 
 
-def written(given: str, message: str, before: Any, *arguments: Any) -> Case:
+def written(given: str, words: str, before: Any, arguments: str) -> Case:
     """A command that would write into what is there."""
 
     def do(kit: Kit) -> None:
         before(kit)
         kit.note()
-        kit.topr(*arguments)
+        kit.topr(arguments)
 
-    return Case(given, do, message, UNCHANGED, SystemExit)
+    return Case(given, do, words, UNCHANGED, SystemExit)
 
 
 def _thesis(kit: Kit) -> None:
@@ -217,120 +147,51 @@ def _thesis(kit: Kit) -> None:
     (kit.out / "thesis.tex").write_text("years of work")
 
 
-CURATE = ["curate", "--input", "rows", "--output_dir", "out"]
+def _others(kit: Kit) -> None:
+    finished(kit)
+    kit.topr(CURATE)
+    others = finished(kit, "others")
+    save_rows(kit["rows"].select([0]), others, 0, 2)
+    manifest.finish(others, "score", 5)
+
+
+# fmt: off
 FOLDERS = [
-    written(
-        "an output folder that holds other files",
-        "topr curate: out has thesis.tex, which topr did not write. Name an empty folder.",
-        lambda kit: [finished(kit), _thesis(kit)],
-        *CURATE,
-    ),
-    written(
-        "an `output_dir` of the loop that holds other files",
-        "topr iterate: out has thesis.tex, which topr did not write. Name an empty folder.",
-        _thesis,
-        "iterate",
-        "--output_dir",
-        "out",
-    ),
-    written(
-        "an output folder whose manifest names a file outside of it",
-        "topr curate: rows/_manifest.json names a file outside of its folder (../precious): no stage writes that. "
-        "Remove it.",
-        lambda kit: _names("../precious")(finished(kit)),
-        "curate",
-        "--input",
-        "rows/rows-00000-of-00002.parquet",
-        "--output_dir",
-        "rows",
-    ),
-    written(
-        "an output that is a file",
-        "topr curate: out is a file: name a folder to write.",
-        lambda kit: [finished(kit), kit.out.write_text("a")],
-        *CURATE,
-    ),
-    written(
-        "an output folder with results for other settings",
-        "topr sample: out holds results for other settings (temperature: 1.0 there, 0.5 now). Use another "
-        "output_dir, or remove the folder and those of later stages.",
-        lambda kit: kit.topr(*SAMPLE),
-        *SAMPLE,
-        "--temperature",
-        0.5,
-    ),
-    written(
-        "an output folder with results for other rows",
-        "topr curate: out holds results for other settings (input: not the same files). Use another "
-        "output_dir, or remove the folder and those of later stages.",
-        lambda kit: [
-            finished(kit),
-            kit.topr(*CURATE),
-            finished(kit, "others"),
-            save_rows(kit["rows"].select([0]), kit.folder / "others", 0, 2),
-            manifest.finish(kit.folder / "others", "score", 5),
-        ],
-        "curate",
-        "--input",
-        "others",
-        "--output_dir",
-        "out",
-    ),
-    written(
-        "`--rows` that are not there",
-        "topr iterate: --rows: nowhere does not exist.",
-        lambda kit: (kit.folder / "a").touch(),
-        "iterate",
-        "--rows",
-        "nowhere",
-        "--output_dir",
-        "out",
-    ),
-    written(
-        "`--rows` without answers",
-        "topr iterate: rows.jsonl: rows without a reward need the columns completion, answer; found "
-        "['prompt', 'completion'].",
+    written("an output folder that holds other files", "out, thesis.tex, empty folder",
+        lambda kit: [finished(kit), _thesis(kit)], CURATE),
+    written("an `output_dir` of the loop that holds other files", "out, thesis.tex, empty folder", _thesis,
+        "iterate --output_dir out"),
+    written("an output folder whose manifest names a file outside of it",
+        "rows/_manifest.json, outside, ../precious, remove", lambda kit: _names("../precious")(finished(kit)),
+        "curate --input rows/rows-00000-of-00002.parquet --output_dir rows"),
+    written("an output that is a file", "out, file, folder", lambda kit: [finished(kit), kit.out.write_text("a")],
+        CURATE),
+    written("an output folder with results for other settings",
+        "out, other settings, temperature, 1.0, 0.5, output_dir, remove", lambda kit: kit.topr(SAMPLE),
+        f"{SAMPLE} --temperature 0.5"),
+    written("an output folder with results for other rows",
+        "out, other settings, input, not the same files, output_dir, remove",
+        _others,
+        "curate --input others --output_dir out"),
+    written("`--rows` that are not there", "--rows, nowhere, not exist", lambda kit: (kit.folder / "a").touch(),
+        "iterate --rows nowhere --output_dir out"),
+    written("`--rows` without answers", "rows.jsonl, completion, answer, found, 'prompt'",
         lambda kit: (kit.folder / "rows.jsonl").write_text('{"prompt": "3 + 4 =", "completion": "7"}'),
-        "iterate",
-        "--rows",
-        "rows.jsonl",
-        "--output_dir",
-        "out",
-    ),
-    written(
-        "problems that are not there",
-        "topr sample: There is no file or folder nowhere.jsonl.",
-        lambda kit: (kit.folder / "a").touch(),
-        *SAMPLE,
-        "--dataset_name",
-        "nowhere.jsonl",
-        "--test_dataset_name",
-        "nowhere.jsonl",
-    ),
-    written(
-        "problems of another shape",
-        "topr sample: Rows of GSM8K's shape need the columns question, answer; found ['problem', 'solution'].",
+        "iterate --rows rows.jsonl --output_dir out"),
+    written("problems that are not there", "file or folder, nowhere.jsonl", lambda kit: (kit.folder / "a").touch(),
+        f"{SAMPLE} --dataset_name nowhere.jsonl --test_dataset_name nowhere.jsonl"),
+    written("problems of another shape", "GSM8K, question, answer, found, 'problem'",
         lambda kit: (kit.folder / "problems.jsonl").write_text('{"problem": "3 + 4", "solution": "7"}'),
-        *SAMPLE,
-        "--dataset_name",
-        "problems.jsonl",
-        "--test_dataset_name",
-        "problems.jsonl",
-    ),
-    written(
-        "problems in a file, and no test problems",
-        "topr sample: A file has no test split: name the test problems with --test_dataset_name.",
-        lambda kit: (kit.folder / "a").touch(),
-        *SAMPLE,
-        "--dataset_name",
-        "problems.jsonl",
-    ),
+        f"{SAMPLE} --dataset_name problems.jsonl --test_dataset_name problems.jsonl"),
+    written("problems in a file, and no test problems", "test split, --test_dataset_name",
+        lambda kit: (kit.folder / "a").touch(), f"{SAMPLE} --dataset_name problems.jsonl"),
 ]
+# fmt: on
 
 
 def _full(kit: Kit) -> None:
     kit.small_disk("16k")
-    kit.topr(*SAMPLE)
+    kit.topr(SAMPLE)
 
 
 def _goes_on(kit: Kit) -> None:
@@ -338,7 +199,7 @@ def _goes_on(kit: Kit) -> None:
     assert [path.name for path in first] == ["rows-00000-of-00002.parquet"]
     kit.before = {path: path.read_bytes() for path in first}
     kit.small_disk("1m")
-    kit.topr(*SAMPLE)
+    kit.topr(SAMPLE)
     UNCHANGED.check(kit)
     assert len(load_rows(kit.out)) == 8
 
@@ -355,22 +216,14 @@ def _one_checkpoint(kit: Kit) -> None:
     assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] == 1
 
 
+# fmt: off
 FULL = [
-    Case(
-        "the disk is full while `topr sample` writes its second shard",
-        _full,
-        "topr sample: [Errno 28] Error writing bytes to file. Detail: [errno 28] No space left on device",
-        Kept("the first shard; once there is room the same command goes on from it", _goes_on),
-        SystemExit,
-    ),
-    Case(
-        "the disk is full while the second checkpoint is written",
-        _full_of_checkpoints,
-        "The model cannot be written to …/out/checkpoint-2: …",
-        Kept("the first checkpoint, whole", _one_checkpoint),
-        OSError,
-    ),
+    Case("the disk is full while `topr sample` writes its second shard", _full, "No space left",
+        Kept("the first shard; once there is room the same command goes on from it", _goes_on), SystemExit),
+    Case("the disk is full while the second checkpoint is written", _full_of_checkpoints, "model, out/checkpoint-2",
+        Kept("the first checkpoint, whole", _one_checkpoint), OSError),
 ]
+# fmt: on
 
 DOORS = {"Files and folders that are read": READ, "Files and folders that are written": [*FOLDERS, *FULL]}
 

@@ -64,7 +64,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def resumed(given: str, message: str, damage: Any, **settings: Any) -> Case:
+def resumed(given: str, words: str, damage: Any, **settings: Any) -> Case:
     """The run goes on from its first checkpoint, unless the settings say otherwise."""
 
     def do(kit: Kit) -> None:
@@ -73,7 +73,7 @@ def resumed(given: str, message: str, damage: Any, **settings: Any) -> Case:
         kit.note()
         kit.offline(Dataset.from_list(ROWS), **{"resume": str(kit.out / "checkpoint-1"), **settings})
 
-    return Case(given, do, message, UNCHANGED)
+    return Case(given, do, words, UNCHANGED)
 
 
 def _another(kit: Kit) -> None:
@@ -84,111 +84,44 @@ def _another(kit: Kit) -> None:
     Qwen2ForCausalLM(config).save_pretrained(kit.out / "checkpoint-1")
 
 
+# fmt: off
 MODELS = [
-    Case(
-        "a model that is not there",
-        lambda kit: kit.topr(*SAMPLE, "--model_name_or_path", "./nowhere"),
-        "topr sample: There is no folder ./nowhere: name one with a model, or a model of the Hub.",
-        NO_SHARD,
-        SystemExit,
-    ),
-    Case(
-        "a model whose weights were cut, for sampling",
-        lambda kit: kit.topr(*SAMPLE, "--model_name_or_path", cut(a_copy(kit))),
-        "topr sample: …/copy/model.safetensors cannot be read (…): it is damaged, or was not written to its "
-        "end. Write or download it again, or use an earlier checkpoint.",
-        NO_SHARD,
-        SystemExit,
-    ),
-    Case(
-        "a model whose weights were cut, for training",
-        lambda kit: kit.offline(kit["rows"], str(cut(a_copy(kit)))),
-        "…/copy/model.safetensors cannot be read (…): it is damaged, or was not written to its end. Write or "
-        "download it again, or use an earlier checkpoint.",
-        NOT_LOADED,
-    ),
-    Case(
-        "a model without weights",
+    Case("a model that is not there", lambda kit: kit.topr(SAMPLE, "--model_name_or_path", "./nowhere"),
+        "./nowhere, Hub", NO_SHARD, SystemExit),
+    Case("a model whose weights were cut, for sampling",
+        lambda kit: kit.topr(SAMPLE, "--model_name_or_path", cut(a_copy(kit))),
+        "copy/model.safetensors, download, earlier checkpoint", NO_SHARD, SystemExit),
+    Case("a model whose weights were cut, for training", lambda kit: kit.offline(kit["rows"], str(cut(a_copy(kit)))),
+        "copy/model.safetensors, download, earlier checkpoint", NOT_LOADED),
+    Case("a model without weights",
         lambda kit: [(a_copy(kit) / "model.safetensors").unlink(), kit.offline(kit["rows"], str(kit.folder / "copy"))],
-        "Error no file named model.safetensors found in directory …/copy.",
-        NOTHING_WRITTEN,
-        OSError,
-    ),
-    Case(
-        "a model with NaN, for sampling",
-        lambda kit: [with_nan(kit).save_pretrained(a_copy(kit)), kit.topr(*SAMPLE, "--model_name_or_path", "copy")],
-        "topr sample: The model to sample from: 1 of its parameters hold NaN or infinite values, the first is "
-        "model.layers.1.mlp.up_proj.weight. Start from a checkpoint from before that.",
-        NO_SHARD,
-        SystemExit,
-    ),
-    Case(
-        "a model with NaN, for offline training",
-        lambda kit: kit.offline(kit["rows"], with_nan(kit)),
-        "The model to train: 1 of its parameters hold NaN or infinite values, the first is "
-        "model.layers.1.mlp.up_proj.weight. Start from a checkpoint from before that.",
-        NOTHING_WRITTEN,
-        FloatingPointError,
-    ),
-    Case(
-        "a model with NaN, for online training",
-        lambda kit: kit.online(coin, model=with_nan(kit)),
-        "The model to train: 1 of its parameters hold NaN or infinite values, the first is "
-        "model.layers.1.mlp.up_proj.weight. Start from a checkpoint from before that.",
-        NOTHING_WRITTEN,
-        FloatingPointError,
-    ),
-    resumed(
-        "resuming from a folder that is not there",
-        "There is no checkpoint nowhere to resume from.",
-        lambda kit: None,
-        resume="nowhere",
-    ),
-    resumed(
-        "resuming from the last checkpoint, and there is none",
-        "There is no checkpoint in …/out to resume from.",
-        lambda kit: [shutil.rmtree(path) for path in kit.out.glob("checkpoint-*")],
-        resume=True,
-    ),
-    resumed(
-        "resuming from a checkpoint whose weights were cut",
-        "…/out/checkpoint-1/model.safetensors cannot be read (…): it is damaged, or was not written to its "
-        "end. Write or download it again, or use an earlier checkpoint.",
-        lambda kit: cut(kit.out / "checkpoint-1"),
-    ),
-    resumed(
-        "resuming from the last checkpoint, whose weights were cut",
-        "…/out/checkpoint-2/model.safetensors cannot be read (…): it is damaged, or was not written to its "
-        "end. Write or download it again, or use an earlier checkpoint.",
-        lambda kit: cut(kit.out / "checkpoint-2"),
-        resume=True,
-    ),
-    resumed(
-        "resuming from a checkpoint of another model",
-        "…/out/checkpoint-1/model.safetensors belongs to another model: model.embed_tokens.weight has shape "
-        "(402, 32) there, (409, 96) here.",
-        _another,
-    ),
-    resumed(
-        "resuming without the log μ of the start",
-        "log μ of the run to resume is missing: …/out/log_mu.parquet. It is of the weights that the run "
-        "started with, so it cannot be computed now. Put the file back, or start again.",
-        lambda kit: (kit.out / "log_mu.parquet").unlink(),
-    ),
-    resumed(
-        "resuming with a log μ that was cut",
-        "…/out/log_mu.parquet is damaged (…). Put it back whole, or start again.",
-        lambda kit: (kit.out / "log_mu.parquet").write_bytes(b"PAR1"),
-    ),
-    resumed(
-        "resuming with other limits",
-        "…/out/log_mu.parquet holds log μ of another set of rows, rewards or limits: fingerprint …, expected "
-        "…. Resume with the model, rows and settings that the run started with, or start again in another "
-        "output_dir.",
-        lambda kit: None,
-        preset="tis",
-    ),
+        "model.safetensors, copy", NOTHING_WRITTEN, OSError),
+    Case("a model with NaN, for sampling",
+        lambda kit: [with_nan(kit).save_pretrained(a_copy(kit)), kit.topr(SAMPLE, "--model_name_or_path", "copy")],
+        "NaN, 1, model.layers.1.mlp.up_proj.weight, checkpoint", NO_SHARD, SystemExit),
+    Case("a model with NaN, for offline training", lambda kit: kit.offline(kit["rows"], with_nan(kit)),
+        "NaN, 1, model.layers.1.mlp.up_proj.weight, checkpoint", NOTHING_WRITTEN, FloatingPointError),
+    Case("a model with NaN, for online training", lambda kit: kit.online(coin, model=with_nan(kit)),
+        "NaN, 1, model.layers.1.mlp.up_proj.weight, checkpoint", NOTHING_WRITTEN, FloatingPointError),
+    resumed("resuming from a folder that is not there", "no checkpoint, nowhere", lambda kit: None, resume="nowhere"),
+    resumed("resuming from the last checkpoint, and there is none", "no checkpoint, out",
+        lambda kit: [shutil.rmtree(path) for path in kit.out.glob("checkpoint-*")], resume=True),
+    resumed("resuming from a checkpoint whose weights were cut",
+        "out/checkpoint-1/model.safetensors, download, earlier checkpoint", lambda kit: cut(kit.out / "checkpoint-1")),
+    resumed("resuming from the last checkpoint, whose weights were cut",
+        "out/checkpoint-2/model.safetensors, download, earlier checkpoint", lambda kit: cut(kit.out / "checkpoint-2"),
+        resume=True),
+    resumed("resuming from a checkpoint of another model",
+        "out/checkpoint-1/model.safetensors, another model, embed_tokens, (402, 32), (409, 96)", _another),
+    resumed("resuming without the log μ of the start",
+        "log μ, missing, out/log_mu.parquet, put the file back, start again",
+        lambda kit: (kit.out / "log_mu.parquet").unlink()),
+    resumed("resuming with a log μ that was cut", "out/log_mu.parquet, damaged, put it back, start again",
+        lambda kit: (kit.out / "log_mu.parquet").write_bytes(b"PAR1")),
+    resumed("resuming with other limits", "out/log_mu.parquet, limits, fingerprint, another output_dir",
+        lambda kit: None, preset="tis"),
 ]
+# fmt: on
 
 
 # NaN.
@@ -206,10 +139,6 @@ def _stopped_in_time(kit: Kit) -> None:
     assert all(parameter.isfinite().all() for parameter in saved.parameters())
 
 
-GRADIENT_NOT_FINITE = (
-    "The gradient of step … is NaN or infinite, so training stops. Checkpoints in …/out are from before that. Look for "
-    "extreme rewards or log μ in the rows, lower learning_rate, or compute in float32 or bfloat16."
-)
 STOPPED_IN_TIME = Kept("the weights of the step before, and their checkpoint", _stopped_in_time)
 
 
@@ -240,39 +169,21 @@ def _no_checkpoint(kit: Kit) -> None:
 
 NO_CHECKPOINT = Kept("no checkpoint of those weights is written", _no_checkpoint)
 
+# fmt: off
 NAN = [
-    Case(
-        "a step whose gradient is too large for its norm",
-        lambda kit: extreme(kit, 1e30),
-        "`grad_norm` at step … is NaN or infinite, so training stops. Checkpoints in …/out are from before "
-        "that. Look for extreme rewards or log μ in the rows, lower learning_rate, or compute in float32 or "
-        "bfloat16.",
-        Kept("the checkpoint of the step before", _before_that),
-        FloatingPointError,
-    ),
-    Case(
-        "offline, a step whose gradient is not finite",
-        extreme,
-        GRADIENT_NOT_FINITE,
-        STOPPED_IN_TIME,
-        FloatingPointError,
-    ),
-    Case(
-        "online, a step whose gradient is not finite",
+    Case("a step whose gradient is too large for its norm", lambda kit: extreme(kit, 1e30),
+        "grad_norm, NaN, out, learning_rate, float32", Kept("the checkpoint of the step before", _before_that),
+        FloatingPointError),
+    Case("offline, a step whose gradient is not finite", extreme, "gradient, NaN, out, learning_rate, float32",
+        STOPPED_IN_TIME, FloatingPointError),
+    Case("online, a step whose gradient is not finite",
         lambda kit: kit.online(extreme_later, save_strategy="steps", save_steps=1, save_total_limit=1, baseline=0),
-        GRADIENT_NOT_FINITE,
-        STOPPED_IN_TIME,
-        FloatingPointError,
-    ),
-    Case(
-        "a step that throws the weights out of float32",
+        "gradient, NaN, out, learning_rate, float32", STOPPED_IN_TIME, FloatingPointError),
+    Case("a step that throws the weights out of float32",
         lambda kit: kit.offline(kit["rows"], **STEPS, optim="sgd", learning_rate=3e38, max_grad_norm=0.0),
-        "The model is not saved to …/out/checkpoint-1: … of its parameters hold NaN or infinite values, the "
-        "first is model.embed_tokens.weight. Start from a checkpoint from before that.",
-        NO_CHECKPOINT,
-        FloatingPointError,
-    ),
+        "not saved, out/checkpoint-1, NaN, model.embed_tokens.weight, checkpoint", NO_CHECKPOINT, FloatingPointError),
 ]
+# fmt: on
 
 
 # Rewards.
@@ -296,8 +207,8 @@ def _untrained(kit: Kit) -> None:
 UNTRAINED = Kept("the weights", _untrained)
 
 
-def rewarded(given: str, message: str, reward: Any, error: Any = ValueError) -> Case:
-    return Case(given, lambda kit: kit.online(reward), message, UNTRAINED, error)
+def rewarded(given: str, words: str, reward: Any, error: Any = ValueError) -> Case:
+    return Case(given, lambda kit: kit.online(reward), words, UNTRAINED, error)
 
 
 def _hanging(kit: Kit) -> None:
@@ -325,67 +236,28 @@ def _six_of_eight(kit: Kit) -> None:
         _untrained(kit)
 
 
+# fmt: off
 REWARDS = [
-    Case(
-        "a function that raises",
-        lambda kit: kit.online(raising_later, save_strategy="steps", save_steps=1),
-        "the judge does not answer",
-        STOPPED_IN_TIME,
-        ConnectionError,
-    ),
-    rewarded(
-        "a function that returns one reward too few",
-        "The reward function '<lambda>' returned 7 rewards, but 8 were expected (one per prompt-completion "
-        "pair). Make sure the reward function returns exactly one reward per completion.",
-        lambda completions, **_: [1.0] * (len(completions) - 1),
-    ),
-    rewarded(
-        "a function that returns text",
-        "The reward function '<lambda>' returned 'good' for completion 0. Return a number, or None where there "
-        "is no reward.",
-        lambda completions, **_: ["good"] * len(completions),
-    ),
-    rewarded(
-        "an async function that returns text",
-        "The reward function 'late_text' returned 'good' for completion 0. Return a number, or None where there "
-        "is no reward.",
-        late_text,
-    ),
-    rewarded(
-        "a function that returns a number",
-        "The reward function '<lambda>' returned 1.0, not a list with one reward per completion.",
-        lambda completions, **_: 1.0,
-    ),
-    rewarded(
-        "a function that returns nothing",
-        "The reward function '<lambda>' returned None, not a list with one reward per completion.",
-        lambda completions, **_: None,
-    ),
-    rewarded(
-        "a function that returns an infinite reward",
-        "The reward function '<lambda>' returned an infinite reward. Return a finite one, or None.",
-        lambda completions, **_: [float("inf")] * len(completions),
-    ),
-    rewarded(
-        "a function that returns None for all",
-        "No completion has a reward, so there is nothing to learn from them: the weights stay as they are.",
-        lambda completions, **_: [None] * len(completions),
-        UserWarning,
-    ),
-    Case(
-        "a judge in a `WorkerPool` that hangs on two of eight completions",
-        _hanging,
-        "",
-        Kept("the other six, which are learned from", _six_of_eight),
-        None,
-    ),
-    rewarded(
-        "no function",
-        "No reward source provided. Pass `reward_funcs`, or an `environment_factory` whose environment "
-        "defines a `get_reward` method.",
-        None,
-    ),
+    Case("a function that raises", lambda kit: kit.online(raising_later, save_strategy="steps", save_steps=1),
+        "the judge does not answer", STOPPED_IN_TIME, ConnectionError),
+    rewarded("a function that returns one reward too few", "'<lambda>', 7, 8, one reward per completion",
+        lambda completions, **_: [1.0] * (len(completions) - 1)),
+    rewarded("a function that returns text", "'<lambda>', 'good', completion 0, number, None",
+        lambda completions, **_: ["good"] * len(completions)),
+    rewarded("an async function that returns text", "'late_text', 'good', completion 0, number, None", late_text),
+    rewarded("a function that returns a number", "'<lambda>', 1.0, one reward per completion",
+        lambda completions, **_: 1.0),
+    rewarded("a function that returns nothing", "'<lambda>', None, one reward per completion",
+        lambda completions, **_: None),
+    rewarded("a function that returns an infinite reward", "'<lambda>', infinite, finite, None",
+        lambda completions, **_: [float("inf")] * len(completions)),
+    rewarded("a function that returns None for all", "no completion, reward, weights",
+        lambda completions, **_: [None] * len(completions), UserWarning),
+    Case("a judge in a `WorkerPool` that hangs on two of eight completions", _hanging, "",
+        Kept("the other six, which are learned from", _six_of_eight), None),
+    rewarded("no function", "reward_funcs, environment_factory", None),
 ]
+# fmt: on
 
 
 # Prompts, tokenizers.
@@ -411,117 +283,56 @@ def dialogues(kit: Kit) -> Any:
     return with_columns(kit["rows"], prompt=[MESSAGES] * 8, completion=[ANSWER] * 8)
 
 
+# fmt: off
 TOKENIZERS = [
-    Case(
-        "text, and a tokenizer without a stop token",
+    Case("text, and a tokenizer without a stop token",
         lambda kit: kit.offline(kit["rows"], tokenizer=without(kit, "eos_token")),
-        "Row 0 of the train dataset: the completion needs a stop token, and the tokenizer has none. Set "
-        "tokenizer.eos_token, or give completion_ids. Fix or drop it.",
-        NOTHING_WRITTEN,
-    ),
-    Case(
-        "a tokenizer with neither pad nor stop token, offline",
-        lambda kit: kit.offline(kit["rows"], tokenizer=without(kit, "pad_token", "eos_token")),
-        "The specified `pad_token` ('None') is not found in the vocabulary of the given `processing_class` "
-        "(…). Ensure that the `pad_token` exists in the vocabulary before using it as a padding "
-        "token.",
-        NOTHING_WRITTEN,
-    ),
-    Case(
-        "a tokenizer with neither pad nor stop token, online",
+        "row 0, stop token, tokenizer.eos_token, completion_ids", NOTHING_WRITTEN),
+    Case("a tokenizer with neither pad nor stop token, offline",
+        lambda kit: kit.offline(kit["rows"], tokenizer=without(kit, "pad_token", "eos_token")), "pad_token, 'None'",
+        NOTHING_WRITTEN),
+    Case("a tokenizer with neither pad nor stop token, online",
         lambda kit: kit.online(coin, tokenizer=without(kit, "pad_token", "eos_token")),
-        "The tokenizer has neither a pad token nor a stop token, so completions cannot be padded to a batch. "
-        "Set tokenizer.pad_token and tokenizer.eos_token.",
-        NOTHING_WRITTEN,
-    ),
-    Case(
-        "messages, and no chat template, offline",
+        "tokenizer.pad_token, tokenizer.eos_token", NOTHING_WRITTEN),
+    Case("messages, and no chat template, offline",
         lambda kit: kit.offline(dialogues(kit), tokenizer=without(kit, "chat_template")),
-        "Row 0 of the train dataset: it holds messages, and the tokenizer has no chat template to write them "
-        "with. Set chat_template_path (or tokenizer.chat_template), or give prompts and completions as text. "
-        "Fix or drop it.",
-        NOTHING_WRITTEN,
-    ),
-    Case(
-        "messages, and no chat template, online",
+        "row 0, messages, chat template, chat_template_path, text", NOTHING_WRITTEN),
+    Case("messages, and no chat template, online",
         lambda kit: kit.online(coin, {"prompt": [MESSAGES] * 2}, tokenizer=without(kit, "chat_template")),
-        "Cannot use chat template functions because tokenizer.chat_template is not set and no template "
-        "argument was passed! For information about writing templates and setting the tokenizer.chat_template "
-        "attribute, please see the documentation at "
-        "https://huggingface.co/docs/transformers/main/en/chat_templating",
-        UNTRAINED,
-    ),
-    Case(
-        "online, no column `prompt`",
-        lambda kit: kit.online(coin, {"question": ["a"] * 2}, NOWHERE),
-        "The training dataset needs a column `prompt`; it has ['question']. Rename the one with the prompts.",
-        NOT_LOADED,
-    ),
-    Case(
-        "online, no row",
-        lambda kit: kit.online(coin, {"prompt": []}, NOWHERE),
-        "The training dataset has no row. Look at what filtered or split it.",
-        NOT_LOADED,
-    ),
-    Case(
-        "online, a prompt longer than the context",
-        lambda kit: kit.online(coin, {"prompt": ["a" * 4_000] * 2}),
-        "A prompt has 4000 tokens; the model's context holds 2048. Drop or shorten such prompts.",
-        UNTRAINED,
-    ),
-    Case(
-        "prompt and longest completion longer than the context",
-        lambda kit: kit.topr(*SAMPLE, "--max_new_tokens", 2_040),
-        "topr sample: A prompt of 38 tokens and max_new_tokens=2040 do not fit in the model's context of "
-        "2048. Use fewer examples in the prompt, or a lower max_new_tokens.",
-        NO_SHARD,
-        SystemExit,
-    ),
-    Case(
-        "settings of GRPO for TOPR",
-        lambda kit: TOPRTrainer(NOWHERE, coin, GRPOConfig(str(kit.out), bf16=False)),
-        "TOPRTrainer needs TOPRConfig as args, not GRPOConfig.",
-        NOT_LOADED,
-        TypeError,
-    ),
-    Case(
-        "settings of TOPR for offline TOPR",
+        "tokenizer.chat_template", UNTRAINED),
+    Case("online, no column `prompt`", lambda kit: kit.online(coin, {"question": ["a"] * 2}, NOWHERE),
+        "prompt, 'question', rename", NOT_LOADED),
+    Case("online, no row", lambda kit: kit.online(coin, {"prompt": []}, NOWHERE), "training dataset, no row",
+        NOT_LOADED),
+    Case("online, a prompt longer than the context", lambda kit: kit.online(coin, {"prompt": ["a" * 4000] * 2}),
+        "prompt, 4000, 2048, shorten", UNTRAINED),
+    Case("prompt and longest completion longer than the context",
+        lambda kit: kit.topr(SAMPLE, "--max_new_tokens", 2040), "38, max_new_tokens=2040, 2048, fewer examples",
+        NO_SHARD, SystemExit),
+    Case("settings of GRPO for TOPR", lambda kit: TOPRTrainer(NOWHERE, coin, GRPOConfig(str(kit.out), bf16=False)),
+        "TOPRTrainer, TOPRConfig, GRPOConfig", NOT_LOADED, TypeError),
+    Case("settings of TOPR for offline TOPR",
         lambda kit: OfflineTOPRTrainer(NOWHERE, GRPOConfig(str(kit.out), bf16=False), kit["rows"]),
-        "OfflineTOPRTrainer needs OfflineTOPRConfig as args, not GRPOConfig.",
-        NOT_LOADED,
-        TypeError,
-    ),
-    Case(
-        "rewards that are never negative",
+        "OfflineTOPRTrainer, OfflineTOPRConfig, GRPOConfig", NOT_LOADED, TypeError),
+    Case("rewards that are never negative",
         lambda kit: kit.offline(with_columns(kit["rows"], reward=[1.0, 0.0] * 4), baseline=0),
-        "None of the 8 rows has a negative reward after the baseline: TOPR then is reward-weighted "
-        "supervised fine-tuning. Rewards of 0 are not negatives: set baseline='mean', or 0.5.",
-        TRAINED,
-        UserWarning,
-    ),
-    Case(
-        "rewards that are never positive",
+        "8 rows, negative reward, baseline='mean'", TRAINED, UserWarning),
+    Case("rewards that are never positive",
         lambda kit: kit.offline(with_columns(kit["rows"], reward=[-1.0] * 8), baseline=0),
-        "All 8 rows have a negative reward after the baseline: the model only learns what to avoid, and "
-        "nothing says what to write instead. Add positives, or lower the baseline.",
-        TRAINED,
-        UserWarning,
-    ),
+        "8 rows, negative reward, add positives, baseline", TRAINED, UserWarning),
 ]
+# fmt: on
 
 
 # Rows that are used again.
 
 
-def replayed(given: str, message: str, rows: Any, error: Any = ValueError, kept: Kept = NOT_LOADED) -> Case:
+def replayed(given: str, words: str, rows: Any, error: Any = ValueError, kept: Kept = NOT_LOADED) -> Case:
     model = NOWHERE if kept is NOT_LOADED else None
     return Case(
-        given,
-        lambda kit: kit.online(coin, model=model, replayed=rows(kit["rows"]), replay_share=0.5),
-        message,
-        kept,
+        given, lambda kit: kit.online(coin, model=model, replayed=rows(kit["rows"]), replay_share=0.5), words, kept,
         error,
-    )
+    )  # fmt: skip
 
 
 def _damaged_rows(kit: Kit) -> None:
@@ -535,46 +346,26 @@ def _has_weights(checkpoint: Path) -> None:
     assert (checkpoint / "model.safetensors").stat().st_size > 1_000
 
 
+# fmt: off
 REPLAY = [
-    replayed(
-        "`replay_dataset` without rewards",
-        "The replay dataset: Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or "
-        "label); found ['prompt', 'completion']. Rename them with `dataset.rename_column`, score the rows first, or "
-        "make rows of another system's logs with topr import.",
-        lambda rows: rows.select_columns(["prompt", "completion"]),
-    ),
-    replayed(
-        "`replay_dataset` without a row", "The replay dataset: The dataset has no row.", lambda rows: rows.select([])
-    ),
-    replayed(
-        "a list as `replay_dataset`",
-        "replay_dataset must be a datasets.Dataset, not list. Name a split of a dictionary; load a stream, or a list, "
-        "into a Dataset.",
-        lambda rows: rows.to_list(),
-        TypeError,
-    ),
-    replayed(
-        "`replay_dataset` whose rewards are all the same",
-        "Each reward of the replay dataset is 0 after baseline=mean: there is nothing to learn. Add rows with other "
-        "rewards, or set baseline to a number below these, which the generated rows then have, too.",
-        lambda rows: with_columns(rows, reward=[1.0] * 8),
-        kept=NOTHING_WRITTEN,
-    ),
-    Case(
-        "a checkpoint whose rows to be used again are damaged",
-        _damaged_rows,
-        "…replay_0.pt is damaged (…). Put it back whole, or remove it.",
-        Kept("the checkpoint", lambda kit: _has_weights(kit.out / "checkpoint-1")),
-    ),
+    replayed("`replay_dataset` without rewards", "replay dataset, reward, label, found, 'completion', topr import",
+        lambda rows: rows.select_columns(["prompt", "completion"])),
+    replayed("`replay_dataset` without a row", "replay dataset, no row", lambda rows: rows.select([])),
+    replayed("a list as `replay_dataset`", "replay_dataset, datasets.Dataset, list", lambda rows: rows.to_list(),
+        TypeError),
+    replayed("`replay_dataset` whose rewards are all the same",
+        "replay dataset, 0, baseline=mean, other rewards, baseline", lambda rows: with_columns(rows, reward=[1.0] * 8),
+        kept=NOTHING_WRITTEN),
+    Case("a checkpoint whose rows to be used again are damaged", _damaged_rows,
+        "replay_0.pt, damaged, put it back, remove",
+        Kept("the checkpoint", lambda kit: _has_weights(kit.out / "checkpoint-1"))),
 ]
+# fmt: on
 
 DOORS = {
-    "Models and checkpoints": MODELS,
-    "NaN": NAN,
-    "Rewards": REWARDS,
-    "Prompts and tokenizers": TOKENIZERS,
+    "Models and checkpoints": MODELS, "NaN": NAN, "Rewards": REWARDS, "Prompts and tokenizers": TOKENIZERS,
     "Rows that are used again": REPLAY,
-}
+}  # fmt: skip
 
 
 @cases([case for door in DOORS.values() for case in door])

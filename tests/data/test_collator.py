@@ -14,13 +14,9 @@ def collator(ratio_level="sequence", keep_idle=False, log_mu=None):
 
 def row(number=0, reward=1.0, ids=(5, 6, 7), prompt_length=1, dataset=0, **columns):
     return {
-        "dataset": dataset,
-        "row": number,
-        "reward": reward,
-        "input_ids": list(ids),
-        "prompt_length": prompt_length,
+        "dataset": dataset, "row": number, "reward": reward, "input_ids": list(ids), "prompt_length": prompt_length,
         **columns,
-    }
+    }  # fmt: skip
 
 
 def test_flat_values_become_rows_again():
@@ -62,14 +58,9 @@ def test_log_mu_that_a_row_does_not_need_may_be_incomplete():
 def test_log_mu_comes_from_the_row_or_from_what_was_computed():
     collate = collator(log_mu={(0, 1): -4.0, (0, 2): -5.0, (1, 1): -6.0})
     rows = [
-        row(0, mu_logps=[-1.0, -2.0]),
-        row(1),
-        row(2, mu_logps=-7.0),
-        row(3),
-        row(4, mu_logps=[]),
-        row(5, mu_logps=None),
-        row(1, dataset=1),
-    ]
+        row(0, mu_logps=[-1.0, -2.0]), row(1), row(2, mu_logps=-7.0), row(3), row(4, mu_logps=[]),
+        row(5, mu_logps=None), row(1, dataset=1),
+    ]  # fmt: skip
     assert collate(rows)["mu_logps"].tolist() == pytest.approx([-3.0, -4.0, -7.0, *[math.nan] * 3, -6.0], nan_ok=True)
 
 
@@ -77,12 +68,8 @@ def test_log_mu_of_tokens_follows_the_completions():
     """One value after the other; unknown where a row brought none, or as many as it has no tokens."""
     collate = collator("token", log_mu={(0, 1): np.array([-4.0, -5.0])})
     rows = [
-        row(0, mu_logps=[-1.0, -2.0]),
-        row(1),
-        row(2, mu_logps=[-7.0]),
-        row(3, prompt_length=2),
-        row(4, mu_logps=-3.0),
-    ]
+        row(0, mu_logps=[-1.0, -2.0]), row(1), row(2, mu_logps=[-7.0]), row(3, prompt_length=2), row(4, mu_logps=-3.0),
+    ]  # fmt: skip
     expected = [-1.0, -2.0, -4.0, -5.0, *[math.nan] * 5]
     assert collate(rows)["mu_logps"].tolist() == pytest.approx(expected, nan_ok=True)
 

@@ -1,5 +1,3 @@
-import re
-
 import numpy as np
 import pytest
 from datasets import Dataset
@@ -22,10 +20,9 @@ def rows_with(**columns):
 def test_the_error_names_column_first_wrong_row_value_and_remedy():
     rows = rows_with(size=[1, -2, 3, -4])
     assert checked_column(rows, "size", lambda value: value > -9, "sizes") == [1, -2, 3, -4]
-    message = "Column `size` must hold positive sizes; row 1 holds -2 (the first of 2 such rows). Drop them."
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(ValueError, match=r"`size` .*positive sizes.* row 1 .*-2 .*first of 2.*Drop them\."):
         checked_column(rows, "size", lambda value: value > 0, "positive sizes", "Drop them.")
-    with pytest.raises(ValueError, match=r"row 3 holds -4\. Fix or drop such rows\."):
+    with pytest.raises(ValueError, match=r"row 3 .*-4.* drop such rows"):
         checked_column(rows, "size", lambda value: value > -4, "sizes")
 
 
@@ -38,17 +35,15 @@ def test_values_are_python_objects_whatever_the_format_of_the_rows():
 def test_text():
     rows = rows_with(answer=["a", None])
     assert text_column(rows, "answer", may_be_empty=True) == ["a", None]
-    with pytest.raises(ValueError, match=r"`answer` must hold text; row 1 holds None\. Fill"):
+    with pytest.raises(ValueError, match=r"`answer` .*row 1 .*None"):
         text_column(rows, "answer")
-    with pytest.raises(ValueError, match=r"`answer` must hold text; row 0 holds 4 .*cast_column\(\"answer\""):
+    with pytest.raises(ValueError, match=r"`answer` .*row 0 .*4 .*cast_column"):
         text_column(rows_with(answer=[4, 5]), "answer", may_be_empty=True)
 
 
 def test_ids_are_numbers_or_text():
     assert id_column(rows_with(problem_id=[3, 1]), "problem_id").tolist() == [3, 1]
     assert id_column(rows_with(problem_id=["b", "a"]), "problem_id").tolist() == ["b", "a"]
-    with pytest.raises(ValueError, match="`problem_id` must hold numbers or text; row 1 holds None"):
-        id_column(rows_with(problem_id=[3, None]), "problem_id")
 
 
 def test_rewards_come_from_reward_or_label():
@@ -57,18 +52,6 @@ def test_rewards_come_from_reward_or_label():
     labelled = reward_column(rows_with(**texts, label=[True, False, True]))
     assert labelled.dtype == np.float64
     assert labelled.tolist() == [1.0, -1.0, 1.0]
-    with pytest.raises(ValueError, match="`label` must hold true or false; row 0 holds 1"):
-        reward_column(rows_with(**texts, label=[1, 0, 1]))
-    with pytest.raises(ValueError, match=r"need the columns .* found \['prompt', 'completion'\]"):
-        reward_column(rows_with(**texts))
-    with pytest.raises(ValueError, match="no row"):
-        reward_column(rows_with(**texts, reward=[1, 0, -1]).select([]))
-
-
-@pytest.mark.parametrize("wrong", [None, float("nan"), float("inf"), 1e39])
-def test_rewards_are_finite_in_float32(wrong):
-    with pytest.raises(ValueError, match=r"`reward` must hold finite numbers .*; row 1 holds"):
-        finite_rewards(rows_with(reward=[1.0, wrong, 1.0]))
 
 
 def test_groups():
@@ -84,8 +67,6 @@ def test_groups():
 def test_finish_reasons():
     check_finish_reasons(rows_with(prompt=["a"]))
     check_finish_reasons(rows_with(finish_reason=["stop", "length", None]))
-    with pytest.raises(ValueError, match="`finish_reason` must hold stop or length; row 1 holds 'cut'"):
-        check_finish_reasons(rows_with(finish_reason=["stop", "cut"]))
 
 
 @pytest.mark.parametrize("form", ["torch", "numpy"])

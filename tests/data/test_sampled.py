@@ -26,11 +26,9 @@ def test_rows_to_evaluate_that_do_not_say_get_the_temperature_of_the_rows_to_tra
     assert temperature_of({"train": sampled(), "eval": sampled(temperature=(1.0, 1.0))}) == 1.0
     half = warm.cast_column("temperature", Value("float32"))
     assert temperature_of({"train": warm, "eval": half}) == 0.7
-    with pytest.raises(ValueError, match=r"eval dataset was sampled at temperature 0.7, and log π is computed at 1"):
+    with pytest.raises(ValueError, match=r"eval dataset .*temperature 0.7, .* at 1"):
         temperature_of({"eval": warm}, training=1.0)
-    with pytest.raises(
-        ValueError, match=r"The train dataset has rows of several temperatures: 0.7, 1 \(none given\)\."
-    ):
+    with pytest.raises(ValueError, match=r"^The train dataset .*temperatures: 0.7, 1 \(none given\)\."):
         temperature_of({"train": sampled(temperature=(0.7, None))})
     assert temperature_of({"train": sampled(temperature=(1.0, None))}) == 1.0
     assert temperature_of({}) == 1.0
@@ -44,11 +42,7 @@ def test_rows_to_evaluate_that_do_not_say_get_the_temperature_of_the_rows_to_tra
         (1.0, {"logprobs_mode": ("raw_logprobs",) * 2, "top_k": (5, 5), "top_p": (0.9, 0.9)}, None),
         (1.0, {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (-1, 0), "top_p": (1, None)}, None),
         (1.0, {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (float(VOCABULARY), 99.0)}, None),
-        (
-            1.0,
-            {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (None, 5)},
-            r"top_k=5, .* were computed after that",
-        ),
+        (1.0, {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (None, 5)}, "top_k=5, .* were computed after"),
         (1.0, {"top_p": (1.0, 0.95), "top_k": (0, 5)}, r"top_p=0.95 and top_k=5, .* may have been computed after"),
         (0.7, {"logprobs_mode": ("processed_logprobs",) * 2}, None),
         (0.7, {"logprobs_mode": ("processed_logprobs", "raw_logprobs")}, "sampler_logps are those at temperature 1"),
@@ -67,27 +61,19 @@ def test_columns_without_values_may_be_of_any_type(rows):
     assert temperature_of({"train": nothing}) == 1.0
 
 
-def test_messages_say_what_to_do():
-    processed = {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (1, None)}
-    assert why_incomparable(sampled(**processed), 1.0, VOCABULARY) == (
-        "its rows were sampled with top_k=1, and their sampler_logps were computed after that (logprobs_mode is "
-        "processed_logprobs), so that they are larger than those of the whole vocabulary, and every negative would "
-        "begin with a small weight. Set log_mu='trainer'; or sample with top_p=1 and top_k=-1"
-    )
-    first = why_incomparable(sampled(top_p=(0.9, 0.8)), 1.0, VOCABULARY)
-    assert first.startswith("its rows were sampled with top_p=0.9, and their sampler_logps may have been")
-    assert why_incomparable(sampled(top_p=(0.9, 0.9)), 1.0, VOCABULARY).endswith(
-        "Set log_mu='trainer'; add a column logprobs_mode if you know it (raw_logprobs or processed_logprobs); or "
-        "sample with top_p=1 and top_k=-1"
-    )
-    assert why_incomparable(sampled(), 0.7, VOCABULARY) == (
-        "its rows were sampled at temperature 0.7, and their sampler_logps may be those at temperature 1 "
-        "(logprobs_mode is None). Set log_mu='trainer'; add a column logprobs_mode if you know it (raw_logprobs or "
-        "processed_logprobs)"
-    )
-    assert why_incomparable(sampled(logprobs_mode=("raw_logprobs",) * 2), 0.7, VOCABULARY).endswith(
-        "(logprobs_mode is raw_logprobs). Set log_mu='trainer'"
-    )
+@pytest.mark.parametrize(
+    ("temperature", "columns", "said"),
+    [
+        (1.0, {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (1, None)},
+         r"its rows .*top_k=1, .* were .*is processed_logprobs\), so that they are larger .* weight\. "
+         r"Set log_mu='trainer'; or .*top_p=1 and top_k=-1"),
+        (1.0, {"top_p": (0.9, 0.8)}, r"its rows .*top_p=0\.9, .*may have been .*add a column logprobs_mode .*top_k=-1"),
+        (0.7, {}, r"its rows .*temperature 0\.7, .*may be .*is None\)\. Set .*'trainer'; add .*processed_logprobs\)"),
+        (0.7, {"logprobs_mode": ("raw_logprobs",) * 2}, r"its rows .*mode is raw_logprobs\)\. Set log_mu='trainer'"),
+    ],
+)  # fmt: skip
+def test_messages_say_what_to_do(temperature, columns, said):
+    assert re.fullmatch(said, why_incomparable(sampled(**columns), temperature, VOCABULARY))
 
 
 @pytest.mark.parametrize(

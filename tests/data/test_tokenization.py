@@ -21,30 +21,11 @@ def test_ids_are_joined_as_rows_are_tokenized(tokenizer, ids):
     assert joined.column_names == ["mu_logps", "input_ids", "prompt_length"]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"), [(None, "1 ids that are null"), (2**32 + 7, "not token ids.*4294967303")]
-)
-def test_ids_that_cannot_be(tokenizer, wrong, message):
-    rows = Dataset.from_dict({"prompt": ["a"], "prompt_ids": [[1]], "completion_ids": [[5, wrong]]})
-    with pytest.raises(ValueError, match=f"`completion_ids`.*{message}"):
-        tokenize(rows, tokenizer)
-
-
 @pytest.mark.parametrize("wrong", [None, True, "1", 2**31])
 def test_a_list_that_holds_no_ids_is_refused(tokenizer, wrong):
     for row in ({"prompt": "a", "completion": [5, wrong]}, {"prompt": [5, wrong], "completion": "a"}):
         with pytest.raises(ValueError, match=r"must be text, messages .* or token ids"):
             tokenize_row(row, tokenizer)
-
-
-def test_a_completion_that_the_chat_template_leaves_out_is_refused(tokenizer, monkeypatch):
-    template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    monkeypatch.setattr(tokenizer, "chat_template", template)
-    row = {"prompt": [{"role": "user", "content": "1"}], "completion": [{"role": "assistant", "content": "2"}]}
-    with pytest.raises(ValueError, match="chat template leaves out the content of an assistant's turn"):
-        tokenize_row(row, tokenizer)
-    with pytest.raises(ValueError, match="no turn is the assistant's"):
-        tokenize_row({**row, "completion": row["prompt"]}, tokenizer)
 
 
 def test_one_turn_of_the_assistant_is_tokenized_as_a_sampler_would_have_written_it(tokenizer, monkeypatch):
@@ -67,7 +48,7 @@ def test_images_in_messages_are_refused(tokenizer, monkeypatch, kind):
            "completion": [{"role": "assistant", "content": "2"}]}  # fmt: skip
     assert tokenizer.decode(tokenize_row(row, tokenizer).prompt_ids) == "1"
     row["prompt"][0]["content"].append({"type": kind})
-    with pytest.raises(ValueError, match=f"a message has {kind}: only text can be trained on offline"):
+    with pytest.raises(ValueError, match=f"has {kind}: only text"):
         tokenize_row(row, tokenizer)
 
 

@@ -11,11 +11,9 @@ PROMPT = [{"role": "system", "content": "Be short."}, {"role": "user", "content"
 CALL = {"type": "function", "function": {"name": "multiply", "arguments": {"a": 2, "b": 3}}}
 TURNS = [
     {"role": "assistant", "content": "I ask.", "tool_calls": [CALL]},
-    {"role": "tool", "name": "multiply", "content": "6"},
-    {"role": "assistant", "content": "It is 7."},
-    {"role": "user", "content": "Sure?"},
-    {"role": "assistant", "content": "Yes."},
-]
+    {"role": "tool", "name": "multiply", "content": "6"}, {"role": "assistant", "content": "It is 7."},
+    {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."},
+]  # fmt: skip
 PLAIN = [{"role": "assistant", "content": "6."}, {"role": "user", "content": "And 1 more?"},
          {"role": "assistant", "content": "7."}]  # fmt: skip
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"

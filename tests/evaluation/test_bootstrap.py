@@ -96,10 +96,8 @@ def test_a_matched_run_keeps_what_is_known_of_its_samples():
     assert found.codes_PS.tolist() == [[1], [0]]
     assert found.scores_PS.tolist() == [[0.25], [0.5]]
     assert (list(found.problem_ids), list(found.truths), found.groups) == (
-        ["a", "b"],
-        ["1", "3"],
-        {"level": ["1", "5"]},
-    )
+        ["a", "b"], ["1", "3"], {"level": ["1", "5"]},
+    )  # fmt: skip
     assert matched(second, first).scores_PS is None
 
 

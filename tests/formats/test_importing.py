@@ -74,13 +74,10 @@ def test_lines_that_were_cut_off_are_counted_and_named(tmp_path, monkeypatch, ca
     source = lines(tmp_path / "log.jsonl", [record(0), "\n", '{"input": "1 +\n', record(2), record(3), '{"inp'])
     assert len(imported(source, tmp_path / "rows")) == 3
     said = capsys.readouterr().out
-    assert (
-        "2 lines are not valid JSON, or contain unpaired surrogates, and are left out: log.jsonl, line 3, log.jsonl, "
-        "line 6." in said
-    )
+    assert "left out: log.jsonl, line 3, log.jsonl, line 6." in said
     imported(source, tmp_path / "rows")
     assert manifest.read(tmp_path / "rows").stages["import"]["left_out"]["broken"]["count"] == 2
-    with pytest.raises(ValueError, match="none of its records holds a completion to learn from"):
+    with pytest.raises(ValueError, match="none of its records"):
         imported(lines(tmp_path / "other.jsonl", ["{"]), tmp_path / "other")
 
 
@@ -102,13 +99,7 @@ def test_a_compressed_file_that_breaks_off_keeps_its_whole_lines(tmp_path, capsy
     rows = imported(tmp_path / "log.jsonl.gz", tmp_path / "rows")
     assert 100 < len(rows) < 4_000
     assert rows["completion"][:] == [f" {n}." for n in range(len(rows))]
-    assert "1 line is not valid JSON, or contains an unpaired surrogate, and is left out: " in capsys.readouterr().out
-
-
-def test_a_file_that_is_not_compressed_as_its_name_says_is_an_error(tmp_path):
-    (tmp_path / "log.jsonl.gz").write_text(json.dumps(record(0)))
-    with pytest.raises(ValueError, match=r"log\.jsonl\.gz cannot be read: "):
-        imported(tmp_path / "log.jsonl.gz", tmp_path / "rows")
+    assert "1 line is not valid JSON" in capsys.readouterr().out
 
 
 def test_a_file_and_its_compressed_copy_are_not_read_both(tmp_path):
@@ -116,26 +107,8 @@ def test_a_file_and_its_compressed_copy_are_not_read_both(tmp_path):
     (tmp_path / "log" / "1.jsonl.gz").write_bytes(gzip.compress(json.dumps(record(0)).encode()))
     with pytest.raises(ValueError, match=r"1\.jsonl and .*1\.jsonl\.gz hold the same records"):
         imported(tmp_path / "log", tmp_path / "rows")
-    with pytest.raises(ValueError, match=r"must hold \.parquet files of this format alone; it has \.jsonl files"):
+    with pytest.raises(ValueError, match=r"\.parquet .*it has \.jsonl files"):
         imported(tmp_path / "log", tmp_path / "rows", format="trl")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"score": None}, r"line 4: its reward is null \(score\)\. --skip_unrewarded leaves such records out"),
-        ({"score": float("nan")}, "line 4: score is nan, and a reward must be a finite number"),
-        (
-            {"score": [1.0, 0.0]},
-            r"line 4: score holds 2 reward\(s\) for 1 completion\(s\): it must be a list with one for each",
-        ),
-        ({"input": ["a"]}, r'line 4: its prompt is \["a"\], and must be text'),
-    ],
-)
-def test_values_of_another_kind(tmp_path, wrong, message):
-    source = lines(tmp_path / "log.jsonl", [*map(record, range(3)), record(3, **wrong)])
-    with pytest.raises(ValueError, match=message):
-        imported(source, tmp_path / "rows")
 
 
 def test_records_without_a_reward_can_be_left_out(tmp_path, capsys):
@@ -147,9 +120,7 @@ def test_records_without_a_reward_can_be_left_out(tmp_path, capsys):
     assert rows["completion"][:] == [" 3."]
     (tmp_path / "rewards.jsonl").write_text('{"id": " 2.", "reward": 1}')
     by_text = {"rewards": tmp_path / "rewards.jsonl", "id_field": "output"}
-    with pytest.raises(
-        ValueError, match=r"line 1: --rewards has nothing for the output ' 0\.'\. --skip_unrewarded leaves"
-    ):
+    with pytest.raises(ValueError, match=r"line 1: --rewards .*output ' 0\.'.* --skip_unrewarded"):
         imported(source, tmp_path / "second", **by_text)
     assert imported(source, tmp_path / "second", skip_unrewarded=True, **by_text)["completion"][:] == [" 2."]
 
@@ -158,7 +129,7 @@ def test_an_edited_log_of_the_same_size_is_another_one(tmp_path):
     source = lines(tmp_path / "log.jsonl", [record(0)])
     imported(source, tmp_path / "rows")
     lines(source, [record(0, score=1.0)])
-    with pytest.raises(ValueError, match=r"rows holds results for other settings \(input: not the same files\)"):
+    with pytest.raises(ValueError, match=r"rows .*other settings \(input"):
         imported(source, tmp_path / "rows")
 
 
@@ -166,7 +137,7 @@ def test_how_they_were_sampled_can_be_given(tmp_path):
     source = lines(tmp_path / "log.jsonl", [record(0)])
     (row,) = imported(source, tmp_path / "rows", temperature=0.7, logprobs_mode="raw_logprobs")
     assert (row["temperature"], row["logprobs_mode"]) == (0.7, "raw_logprobs")
-    with pytest.raises(ValueError, match="logprobs_mode must be one of raw_logprobs, processed_logprobs, not 'raw'"):
+    with pytest.raises(ValueError, match=r"logprobs_mode .*raw_logprobs.* not 'raw'"):
         imported(source, tmp_path / "other", logprobs_mode="raw")
 
 
@@ -174,28 +145,13 @@ def test_text_that_was_cut_inside_a_character_is_left_out(tmp_path, capsys):
     whole = [record(0, output="a \N{GRINNING FACE}"), record(1, output="\\ud83d")]
     rows = imported(lines(tmp_path / "log.jsonl", [*whole, record(2, output="\ud83d")]), tmp_path / "rows")
     assert rows["completion"][:] == ["a \N{GRINNING FACE}", "\\ud83d"]
-    assert (
-        "1 line is not valid JSON, or contains an unpaired surrogate, and is left out: log.jsonl, line 3"
-        in capsys.readouterr().out
-    )
-
-
-def test_an_array_of_records_is_not_read_as_lines(tmp_path):
-    source = tmp_path / "log.jsonl"
-    source.write_text(json.dumps([record(0), record(1)], indent=1))
-    with pytest.raises(ValueError, match=r"log\.jsonl, line 1: it begins a JSON array: write one record per line\."):
-        imported(source, tmp_path / "rows")
-    source.rename(tmp_path / "log.json")
-    with pytest.raises(ValueError, match=r"must hold \.jsonl files of this format alone; it has \.json files"):
-        imported(tmp_path, tmp_path / "rows")
+    assert "left out: log.jsonl, line 3" in capsys.readouterr().out
 
 
 def test_the_problem_can_be_named(tmp_path, capsys):
     source = lines(tmp_path / "log.jsonl", [record(n, task={"id": n % 2}) for n in range(0, 8, 2)])
     assert len(set(imported(source, tmp_path / "rows")["problem_id"])) == 4
-    assert "4 rows, each of another problem: if some are of the same one, name it with --problem_field" in (
-        capsys.readouterr().out
-    )
+    assert "--problem_field" in capsys.readouterr().out
     source = lines(tmp_path / "log.jsonl", [record(n, task={"id": n % 4}) for n in range(0, 8, 2)])
     rows = imported(source, tmp_path / "named", problem_field="task.id")
     assert rows["problem_id"][:] == ["0", "2", "0", "2"]
@@ -215,18 +171,11 @@ def test_every_format_is_in_the_guide():
 
 
 def test_missing_fields_and_other_formats(tmp_path):
-    source = lines(tmp_path / "log.jsonl", [{"prompt": "a", "score": 1}])
-    with pytest.raises(ValueError, match=r"line 1: it lacks input, output, step; it has prompt, score\."):
+    source = lines(tmp_path / "list.jsonl", ["[1]\n"])
+    with pytest.raises(ValueError, match="JSON object, and is a list"):
         imported(source, tmp_path / "rows")
     assert not (tmp_path / "rows" / "_manifest.json").exists()
-    with pytest.raises(ValueError, match=r"it must be a JSON object, and is a list: write one record per line"):
-        imported(lines(tmp_path / "list.jsonl", ["[1]\n"]), tmp_path / "rows")
-    (tmp_path / "mixed").mkdir()
-    lines(tmp_path / "mixed" / "a.jsonl", [record(0)])
-    (tmp_path / "mixed" / "b.parquet").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"mixed must hold \.jsonl files of this format alone; it has \.parquet files"):
-        imported(tmp_path / "mixed", tmp_path / "rows")
-    with pytest.raises(ValueError, match=r"format must be one of graded, .*, verl, not 'pickle'"):
+    with pytest.raises(ValueError, match=r"format .* graded, .*, verl, not 'pickle'"):
         imported(source, tmp_path / "rows", format="pickle")
 
 
@@ -238,11 +187,6 @@ def test_rewards_of_fields_inside_and_of_a_second_file(tmp_path):
     second = lines(tmp_path / "rewards.jsonl", [{"id": f"u{n}", "reward": -n} for n in range(4)])
     rows = imported(source, tmp_path / "b", rewards=second, id_field="uid")
     assert rows["reward"][:] == [0.0, -1.0, -2.0, -3.0]
-    lines(second, [{"id": "u0", "reward": 1}])
-    with pytest.raises(ValueError, match=r"line 2: --rewards has nothing for the uid 'u1'"):
-        imported(source, tmp_path / "c", rewards=second, id_field="uid")
-    with pytest.raises(ValueError, match=r"it has no field info\.tone"):
-        imported(source, tmp_path / "d", reward_fields="info.tone")
     with pytest.raises(ValueError, match="both say what a record is worth"):
         ImportArguments(format="verl", rewards=str(second), reward_fields=["score"])
 
@@ -251,9 +195,7 @@ def test_empty_completions_are_left_out_and_counted(tmp_path, capsys):
     records = [record(0), record(1, output=""), record(2, output=None), record(3)]
     rows = imported(lines(tmp_path / "log.jsonl", records), tmp_path / "rows")
     assert rows["completion"][:] == [" 0.", " 3."]
-    assert (
-        "2 records hold no completion to learn from: log.jsonl, line 2, log.jsonl, line 3." in capsys.readouterr().out
-    )
+    assert "2 records hold no completion" in capsys.readouterr().out
 
 
 def test_what_is_kept_of_places_names_no_folder_of_this_machine(tmp_path):

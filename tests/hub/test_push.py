@@ -580,11 +580,8 @@ def test_what_is_shown_is_of_all_files(tmp_path):
 
 def test_parts_of_a_trajectory_are_counted_once(tmp_path):
     columns = {
-        "prompt": ["a"] * 4,
-        "completion": ["b"] * 4,
-        "problem_id": [0, 0, 0, 1],
-        "rollout_id": ["x", "x", "y", None],
-    }
+        "prompt": ["a"] * 4, "completion": ["b"] * 4, "problem_id": [0, 0, 0, 1], "rollout_id": ["x", "x", "y", None],
+    }  # fmt: skip
     save_rows(Dataset.from_dict(columns), tmp_path / "rows")
     card = str(pack(tmp_path / "rows", "me/x").card)
     assert "4 rows of 3 trajectories for 2 problems" in card
