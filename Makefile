@@ -109,7 +109,7 @@ test-trackers: install
 # bitsandbytes is loaded wherever it is found, too.
 test-quantized: install
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[quantization]" torchao
-	$(BIN)/python -m pytest tests/test_quantized.py
+	$(BIN)/python -m pytest tests/trainers/test_quantized.py
 
 # vLLM pins what it needs, so it has an environment of its own. The CPU build pulls three packages for GPUs that break it.
 test-vllm: .venv-vllm/.installed

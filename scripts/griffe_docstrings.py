@@ -14,7 +14,7 @@ _GROUP = re.compile(r"^ +> [^\n]*\n\n?", re.MULTILINE)  # of parameters, as in T
 _LINK = re.compile(r"\[`~?([\w.]+)`\](?![\[(])")
 _PUBLIC = {
     name: ".".join(("topr_trl", *stub.parts[1:-1], name))
-    for stub in (Path("topr_trl/__init__.pyi"), Path("topr_trl/experimental/__init__.pyi"))
+    for stub in (Path("topr_trl/__init__.pyi"), Path("topr_trl/experimental/__init__.py"))
     for name in re.findall(r'"(\w+)"', stub.read_text().partition("__all__ = ")[2])
 }
 

@@ -16,7 +16,7 @@ from trl import ModelConfig
 
 import topr_trl
 from topr_trl.cli.main import commands
-from topr_trl.cli.settings import kind_of, settings_of
+from topr_trl.cli.parsing import kind_of, settings_of
 
 WRITTEN = Path(__file__).with_name("api.txt")
 

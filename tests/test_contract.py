@@ -22,7 +22,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trl.trainer import utils
 
-from topr_trl import offline_trainer, refused, shared_prompts, trainer, trainer_base
+from topr_trl.settings import unsupported as refused
+from topr_trl.trainers import base as trainer_base
+from topr_trl.trainers import offline as offline_trainer
+from topr_trl.trainers import online as trainer
+from topr_trl.trainers import shared_prompts
 
 # Every method of theirs that ours override, extend or call, with its parameters (`...`: others may follow, they are
 # handed on), and what for.

@@ -20,10 +20,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import topr_trl
 from topr_trl import SamplingArguments, load_rows, sample_completions, save_rows, score_completions
 from topr_trl.cli.main import commands as known_commands
-from topr_trl.cli.settings import parse
-from topr_trl.metrics import row_metrics
-from topr_trl.refused import GRPO_ONLY, SFT_ONLY
+from topr_trl.cli.parsing import parse
+from topr_trl.settings.unsupported import GRPO_ONLY, SFT_ONLY
 from topr_trl.tasks import arithmetic, gsm8k
+from topr_trl.trainers.metrics import row_metrics
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -96,7 +96,7 @@ def test_python(page, world):
     if page.name == "scaling.md" and Version(trl.__version__) < Version("1.16"):
         pytest.skip("AsyncTOPRTrainer is built on TRL 1.16")
     if page.name == "one_card.md":
-        pytest.skip("its model needs bitsandbytes: tests/test_quantized.py trains the same way")
+        pytest.skip("its model needs bitsandbytes: tests/trainers/test_quantized.py trains the same way")
     names = {"__name__": "__main__"}
     for line, code in blocks(page, "python"):
         exec(compile("\n" * line + code, str(page), "exec"), names)

@@ -20,8 +20,8 @@ TWO_STEPS_OF_EACH = """
 import sys
 
 sys.modules["fcntl"] = None  # there is none on Windows
-import topr_trl.offline_trainer
-import topr_trl.trainer
+import topr_trl.trainers.offline
+import topr_trl.trainers.online
 
 loaded = sorted(name for name in sys.modules if name.partition(".")[0] == "topr_trl")
 from datasets import Dataset
@@ -55,7 +55,9 @@ def test_the_trainers_load_little_and_train_without_fcntl(tmp_path):
     steps, _, loaded = done.stdout.partition("steps ")[2].partition("\n")
     assert steps == "2 2"
     modules = loaded.split()
-    assert {"topr_trl", "topr_trl.trainer", "topr_trl.log_mu", "topr_trl.data.collator"} <= set(modules)
+    assert {"topr_trl", "topr_trl.trainers.online", "topr_trl.trainers.log_mu", "topr_trl.data.collator"} <= set(
+        modules
+    )
     assert not [name for name in modules if name.split(".")[1:2] and name.split(".")[1] in ABOVE]
     assert len(modules) <= LIMIT
 

@@ -11,7 +11,7 @@ def test_what_moved_in_trl_comes_first(tmp_path, monkeypatch):
     monkeypatch.setattr(next_trl, "RESULTS", tmp_path / "results.xml")
     assert "pytest ends with 2, 0 tests fail" in next_trl.report(2)  # nothing was collected
     next_trl.RESULTS.write_text(
-        '<testsuites><testsuite><testcase classname="tests.test_trainer" name="test_loss">'
+        '<testsuites><testsuite><testcase classname="tests.trainers.test_online" name="test_loss">'
         '<failure message="AssertionError: 1 != 2&#10;more">long</failure></testcase>'
         '<testcase classname="tests.test_contract" name="test_hook[_generate]">'
         '<failure message="_generate has another signature">long</failure></testcase>'
@@ -20,4 +20,4 @@ def test_what_moved_in_trl_comes_first(tmp_path, monkeypatch):
     first, _, moved, other, _ = next_trl.report(1).split("\n")
     assert first.endswith("pytest ends with 1, 2 tests fail.")
     assert moved == "- `tests.test_contract::test_hook[_generate]`: _generate has another signature"
-    assert other == "- `tests.test_trainer::test_loss`: AssertionError: 1 != 2"
+    assert other == "- `tests.trainers.test_online::test_loss`: AssertionError: 1 != 2"

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from jinja2.exceptions import SecurityError
-from topr_trl.pipeline.sampling import _sampler
+from topr_trl.pipeline.stages.sample import _sampler
 from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer

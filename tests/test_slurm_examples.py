@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from topr_trl.cli.settings import parse
+from topr_trl.cli.parsing import parse
 from topr_trl.pipeline.loop import check
 
 ROOT = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from test_completions_log import COLUMNS
+from test_completions_table import COLUMNS
 from test_metrics import NAMES
 
 TRACKERS = ("tensorboard", "wandb", "trackio")

@@ -1,5 +1,4 @@
 from .baseline import baseline_for_positive_share, effective_positive_share, subtract_baseline
-from .config import OfflineTOPRConfig, TOPRConfig
 from .curation import Curated, curate
 from .data.tables import load_rows, save_rows
 from .evaluation.answers import Samples, samples_of
@@ -9,9 +8,10 @@ from .evaluation.report import Evaluations
 from .generation.sampling import SamplingArguments
 from .generation.transformers import sample_completions
 from .loss import PRESETS, TruncationLimits, objective, taper, topr_loss, truncated_weights
-from .offline_trainer import OfflineTOPRTrainer
 from .rewards import score_completions
-from .trainer import TOPRTrainer
+from .settings.config import OfflineTOPRConfig, TOPRConfig
+from .trainers.offline import OfflineTOPRTrainer
+from .trainers.online import TOPRTrainer
 
 __version__: str
 __all__ = [

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from topr_trl.baseline import subtract_baseline
-from topr_trl.warn import warn_user
+from topr_trl.user_warnings import warn_user
 
 CURATIONS = ("none", "uniform", "positives", "positive_share", "anna_karenina")
 

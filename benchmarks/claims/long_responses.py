@@ -24,7 +24,7 @@ from benchmarks.statistics import Interval
 from benchmarks.training import update
 from benchmarks.verdicts import MEASURED, Verdict, markdown_table
 from topr_trl import PRESETS, topr_loss, truncated_weights
-from topr_trl.metrics import row_metrics
+from topr_trl.trainers.metrics import row_metrics
 
 PARTS = (1, 12, 50, 200)  # of a session; an answer has about 40 tokens
 SOURCES = ("trainer", "bfloat16", "top-k")

@@ -18,7 +18,7 @@ from trl.kernels import chunked_logprob
 
 from benchmarks.memory import allocations, peak_of
 from benchmarks.performance.work import Build, Case, offline_topr
-from topr_trl.log_mu import LogMu
+from topr_trl.trainers.log_mu import LogMu
 
 
 def quiet() -> None:

@@ -26,8 +26,7 @@ from hypothesis import strategies as st
 from topr_trl.baseline import BASELINES, baseline_for_positive_share, effective_positive_share, subtract_baseline
 from topr_trl.cli import main as cli
 from topr_trl.cli.main import commands
-from topr_trl.cli.settings import settings_of
-from topr_trl.config import CurationArguments, LossArguments, OfflineTOPRConfig
+from topr_trl.cli.parsing import settings_of
 from topr_trl.curation import CURATIONS, compose
 from topr_trl.data.rows import problem_column, reward_column
 from topr_trl.data.tables import from_table, read_table
@@ -36,12 +35,13 @@ from topr_trl.evaluation.answers import samples_of
 from topr_trl.evaluation.bootstrap import compare
 from topr_trl.evaluation.estimates import Evaluation, evaluate_in_full
 from topr_trl.loss import MAX_LOG_WEIGHT, TruncationLimits, topr_loss, truncated_weights
-from topr_trl.metrics import row_metrics
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.lineage import lineage
 from topr_trl.rewards import VERDICTS, score_completions
 from topr_trl.sandbox.worker_pool import WorkerPool
+from topr_trl.settings.config import CurationArguments, LossArguments, OfflineTOPRConfig
 from topr_trl.tasks import gsm8k, hendrycks_math, math_equal
+from topr_trl.trainers.metrics import row_metrics
 
 TEXT, NUMBER = (pa.string(), st.text()), (pa.float64(), st.floats())
 FEW_IDS, FEW_WORDS = (pa.int64(), st.integers(0, 2)), (pa.string(), st.sampled_from(["1", "2", "", "½"]))

@@ -19,19 +19,19 @@ from records import CALL, EXAMPLES
 
 from topr_trl.cli.run_report import read_run, render
 from topr_trl.data.masks import explicit_masks
-from topr_trl.data.rollouts import rollouts_of
-from topr_trl.data.sampled import LOGPROBS_MODES, why_incomparable
+from topr_trl.data.sampler_logps import LOGPROBS_MODES, why_incomparable
 from topr_trl.data.tables import from_table, load_rows, save_rows
 from topr_trl.data.tokenization import tokenize_row
+from topr_trl.data.trajectories import rollouts_of
 from topr_trl.evaluation.off_policy import off_policy_values
-from topr_trl.formats import FORMATS
-from topr_trl.formats.records import to_table
-from topr_trl.metrics import DEAD_WEIGHT
-from topr_trl.pipeline import held_out
+from topr_trl.importing import FORMATS
+from topr_trl.importing.reader import ReadingArguments, RecordReader
+from topr_trl.importing.records import to_table
+from topr_trl.pipeline import trial_split as held_out
 from topr_trl.pipeline.arguments import TrialArguments
-from topr_trl.pipeline.record_reader import ReadingArguments, RecordReader
 from topr_trl.pipeline.trial import ARMS
-from topr_trl.replay import ReplayBuffer, ReplayRow, check_logged
+from topr_trl.trainers.metrics import DEAD_WEIGHT
+from topr_trl.trainers.replay import ReplayBuffer, ReplayRow, check_logged
 
 # Records of other systems: one of each format, with parts of any other kind, or missing.
 

@@ -15,9 +15,10 @@ from trl import get_peft_config
 
 import topr_trl
 from tests.loops import stage_of
-from topr_trl.cli import commands, settings
+from topr_trl.cli import commands
 from topr_trl.cli import main as cli
-from topr_trl.cli.settings import parse, settings_of
+from topr_trl.cli import parsing as settings
+from topr_trl.cli.parsing import parse, settings_of
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline.arguments import IterateArguments
 from topr_trl.pipeline.launch import write_settings

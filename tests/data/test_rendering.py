@@ -5,12 +5,12 @@ import re
 import pytest
 import trl
 from packaging.version import Version
-from test_turns import CALL, PLAIN, PROMPT, TEMPLATES, own
+from test_messages import CALL, PLAIN, PROMPT, TEMPLATES, own
 from tokenizers.processors import ByteLevel
 from transformers import AutoTokenizer
 
+from topr_trl.data.messages import tokenize_turns
 from topr_trl.data.special_tokens import special_tokens
-from topr_trl.data.turns import tokenize_turns
 from topr_trl.tasks import arithmetic
 
 USER = {"role": "user", "content": "How many legs?"}

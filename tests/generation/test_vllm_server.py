@@ -22,7 +22,7 @@ from topr_trl.tasks import arithmetic, gsm8k
 
 pytest.importorskip("vllm")
 peft = pytest.importorskip("peft")
-async_trainer = pytest.importorskip("topr_trl.experimental.async_trainer")
+async_trainer = pytest.importorskip("topr_trl.trainers.asynchronous")
 
 MODEL = str(arithmetic.CARELESS_MODEL)
 LORA = {"r": 8, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.0}

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, load_rows
 from topr_trl.cli import main as cli
-from topr_trl.formats import FORMATS
+from topr_trl.importing import FORMATS
 from topr_trl.tasks import arithmetic
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "formats")]

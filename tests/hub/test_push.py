@@ -21,17 +21,17 @@ from topr_trl import Evaluations, OfflineTOPRConfig, OfflineTOPRTrainer, evaluat
 from topr_trl.cli import main as cli
 from topr_trl.data.tables import save_rows, shard_path
 from topr_trl.evaluation.estimates import Estimate
-from topr_trl.formats import FORMATS
 from topr_trl.hub import push_to_hub
 from topr_trl.hub.cards import results_metadata
 from topr_trl.hub.dataset import said_by_others
 from topr_trl.hub.push import _is_stale, pack
-from topr_trl.model_card import PAPER, add_section
+from topr_trl.importing import FORMATS
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.arguments import IterateArguments, stage_args
 from topr_trl.pipeline.lineage import first_weights, lineage
 from topr_trl.pipeline.stages.curate import CurateArguments
 from topr_trl.pipeline.training import TrainArguments
+from topr_trl.trainers.model_card import PAPER, add_section
 
 HERE = Path(__file__).parent
 SETTINGS = {

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from tests.loops import stage_of
 from topr_trl import load_rows
-from topr_trl.cli.settings import parse
+from topr_trl.cli.parsing import parse
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.arguments import IterateArguments
 from topr_trl.pipeline.launch import write_settings

@@ -18,12 +18,12 @@ from topr_trl.evaluation.answers import encode
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline import trial as trials
 from topr_trl.pipeline.arguments import TrialArguments
-from topr_trl.pipeline.held_out import GIVEN_LOG_MU, Split, split
 from topr_trl.pipeline.lineage import lineage
 from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.pipeline.stages.score import ScoreArguments
 from topr_trl.pipeline.trial import ARMS, DEFAULT, Outcome, run_trial
+from topr_trl.pipeline.trial_split import GIVEN_LOG_MU, Split, split
 
 
 @pytest.fixture(scope="module")

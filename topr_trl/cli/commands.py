@@ -7,8 +7,8 @@ from typing import Any
 
 from topr_trl.cli.evaluate import evaluate_command
 from topr_trl.cli.memory_plan import plan_command
+from topr_trl.cli.parsing import kind_of, parse, print_help, split_config
 from topr_trl.cli.run_report import plot_command
-from topr_trl.cli.settings import kind_of, parse, print_help, split_config
 from topr_trl.cli.trial import trial_command
 from topr_trl.hub import push_command
 from topr_trl.pipeline import stages

@@ -2,19 +2,19 @@
 
 from pathlib import Path
 
-from topr_trl.checks import existing
 from topr_trl.data.tables import columns_of, shards_of
 from topr_trl.evaluation.answers import NEEDED, check_columns, encode, read_samples, run_names
 from topr_trl.evaluation.bootstrap import matched
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.arguments import stage_args
 from topr_trl.pipeline.layout import ROLLOUTS
-from topr_trl.pipeline.models import model_path
+from topr_trl.pipeline.model_loading import model_path
 from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.shards import naming
 from topr_trl.pipeline.stages.evaluate import REPORT, Evaluate, EvaluateArguments
 from topr_trl.pipeline.stages.sample import Sample, SampleArguments
 from topr_trl.pipeline.stages.score import Score, ScoreArguments
+from topr_trl.settings.checks import existing
 
 
 def evaluate_command(args: EvaluateArguments) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 from tabulate import tabulate
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig, Qwen3Config
 
-from topr_trl.checks import check_at_least, check_choice, check_types
 from topr_trl.cli.gpu_memory import (
     GIB,
     STATE_BYTES,
@@ -22,6 +21,7 @@ from topr_trl.cli.gpu_memory import (
 )
 from topr_trl.curation import CURATIONS, ROWS_PER_PROBLEM
 from topr_trl.pipeline.arguments import IterateArguments
+from topr_trl.settings.checks import check_at_least, check_choice, check_types
 
 GSM8K_TESTS = 1_319
 GSM8K_PROBLEMS = 7_473  # planned where no number is given: how many a data set has is known when it is loaded
@@ -307,7 +307,7 @@ def _usable(args: PlanArguments) -> float:
 
 
 def _works_with(strategy: str, optim: str) -> bool:
-    """See `topr_trl.refused.refuse_adafactor`."""
+    """See `topr_trl.settings.unsupported.refuse_adafactor`."""
     return optim != "adafactor" or strategy not in ("fsdp2", "zero3_offload")
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a training: what `topr_trl.metrics` and the trainers log, over the steps."""
+"""Pictures of a training: what `topr_trl.trainers.metrics` and the trainers log, over the steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from topr_trl.cli import page
+from topr_trl.cli import html as page
 from topr_trl.evaluation.bootstrap import Difference, paired_bootstrap, share_best
 from topr_trl.evaluation.estimates import Estimate, greedy_estimate
 from topr_trl.evaluation.report import plain_table

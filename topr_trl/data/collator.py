@@ -13,7 +13,7 @@ from torch import Tensor
 
 from topr_trl.baseline import FloatArray
 from topr_trl.data.masks import MASK
-from topr_trl.data.rollouts import PARTS
+from topr_trl.data.trajectories import PARTS
 
 _CONTEXT = -100  # the label that counts for nothing
 NO_ROW = -1  # row number of a padding row

@@ -5,7 +5,7 @@ neither in the loss, nor in the ratio, nor in the length. Rows say which tokens 
 
 - `completion_mask` beside `completion_ids`: 1 where the model wrote, 0 where it read;
 - `sampler_logps` that are null where the model wrote nothing;
-- messages: all turns but the assistant's are context, see `topr_trl.data.turns`.
+- messages: all turns but the assistant's are context, see `topr_trl.data.messages`.
 
 Without any of them the model wrote all of the completion.
 """

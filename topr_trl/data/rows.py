@@ -9,12 +9,12 @@
 | `prompt_ids`, `completion_ids` | token ids | what the sampler read and wrote, stop token included |
 | `problem_id`, `sample_id` | int | the group of the row (completions of one prompt), and its place in sampling order |
 | `completion_mask` | 1 or 0, one per token of `completion_ids` | whether the model wrote it; else it is context |
-| `rollout_id` | int or text | shared by rows that are parts of one trajectory, see `topr_trl.data.rollouts` |
+| `rollout_id` | int or text | shared by rows that are parts of one trajectory, see `topr_trl.data.trajectories` |
 | `finish_reason` | `"stop"` or `"length"` | whether the completion ended by itself |
 | `sampler_logps` | floats, one per token | log-probabilities as the sampler reported them; null for context |
 | `mu_logps` | floats, one per token, or their sum | log μ: log-probabilities under the policy that wrote the row |
 | `mu_fingerprint` | text | fingerprint of the model that computed `mu_logps` |
-| `temperature`, `top_p`, `top_k` | numbers | how the row was sampled, see `topr_trl.data.sampled` |
+| `temperature`, `top_p`, `top_k` | numbers | how the row was sampled, see `topr_trl.data.sampler_logps` |
 | `logprobs_mode` | `"raw_logprobs"` or `"processed_logprobs"` | what `sampler_logps` are of, as vLLM names it |
 | `tools`, `chat_template_kwargs` | | for the chat template, as in TRL |
 

@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from trl import apply_chat_template, is_conversational
 
 from topr_trl.data.masks import MASK, apply_masks, have_masks, is_list, written
+from topr_trl.data.messages import plain_messages, plain_tools, stop_token, tokenize_turns
 from topr_trl.data.rendering import token_ids
 from topr_trl.data.rows import MalformedRow
-from topr_trl.data.turns import plain_messages, plain_tools, stop_token, tokenize_turns
 
 
 def _is_ids(value: Any) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
 from topr_trl.data.masks import MASK
-from topr_trl.data.rollouts import PARTS
+from topr_trl.data.trajectories import PARTS
 
 COLUMNS = ("input_ids", "prompt_length", MASK, PARTS, "reward", "mu_logps", "dataset", "row")
 _NAMED = 20  # rows that a message lists

@@ -12,7 +12,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from topr_trl.data.rows import checked_column, hash_prompts, id_column, text_column
-from topr_trl.data.sampled import GREEDY, TEMPERATURE
+from topr_trl.data.sampler_logps import GREEDY, TEMPERATURE
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.rewards import CORRECT, INVALID, VERDICTS
 

@@ -1,6 +1,5 @@
-"""Experimental: may change without notice, because it builds on TRL's experimental trainer."""
+"""Names that can change without notice, because they build on TRL's experimental trainer. TRL 1.15 lacks it."""
 
-import lazy_loader
+from topr_trl.trainers.asynchronous import AsyncTOPRConfig, AsyncTOPRTrainer
 
-# Names are imported on first use. TRL 1.15 lacks the base trainer, so the import then fails.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__all__ = ["AsyncTOPRConfig", "AsyncTOPRTrainer"]

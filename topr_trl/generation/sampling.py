@@ -7,9 +7,9 @@ from typing import Any
 from datasets import Dataset
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from topr_trl.checks import check_at_least, check_types
-from topr_trl.data.sampled import GREEDY, LOGPROBS_MODE, RAW, SAMPLING, TEMPERATURE
+from topr_trl.data.sampler_logps import GREEDY, LOGPROBS_MODE, RAW, SAMPLING, TEMPERATURE
 from topr_trl.data.tokenization import encode_prompt
+from topr_trl.settings.checks import check_at_least, check_types
 
 
 @dataclass

@@ -18,9 +18,9 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from topr_trl.checkpoints import check_finite
-from topr_trl.data.sampled import GREEDY
+from topr_trl.data.sampler_logps import GREEDY
 from topr_trl.generation.sampling import SamplingArguments, draws_of, encode_prompts, sampled_row, stop_tokens
+from topr_trl.trainers.checkpoints import check_finite
 
 
 @torch.no_grad()

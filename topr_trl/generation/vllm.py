@@ -8,8 +8,8 @@ import torch
 from datasets import Dataset
 from transformers import GenerationConfig
 
-from topr_trl.checks import check_types
 from topr_trl.generation.sampling import SamplingArguments, draws_of, encode_prompts, sampled_row, stop_tokens
+from topr_trl.settings.checks import check_types
 
 
 @dataclass

@@ -6,9 +6,9 @@ from pathlib import Path
 from huggingface_hub import DatasetCard, DatasetCardData, EvalResult
 
 from topr_trl.evaluation.estimates import Evaluation
-from topr_trl.model_card import PAPER, TAGS, markdown_table
 from topr_trl.pipeline.lineage import facts_of_sampling, problems_of, writer_of
 from topr_trl.pipeline.manifest import Json
+from topr_trl.trainers.model_card import PAPER, TAGS, markdown_table
 
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "n>1B")
 

@@ -16,7 +16,7 @@ from topr_trl.data.masks import MASK, have_masks
 from topr_trl.data.rows import ROLLOUT, problem_column
 from topr_trl.data.tables import TABLE_SUFFIXES, columns_of, from_table, read_shard, shards_of
 from topr_trl.hub.cards import dataset_card
-from topr_trl.hub.parcel import README, Parcel
+from topr_trl.hub.commit import README, Parcel
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.lineage import sampling_of
 

@@ -8,14 +8,11 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from topr_trl.checkpoints import STATE, check_files, is_whole_checkpoint
-from topr_trl.config import TOPRArguments
 from topr_trl.data.tables import from_table, read_shard
 from topr_trl.evaluation.estimates import Evaluation
 from topr_trl.evaluation.report import EVALUATION, PICTURE, Evaluations, read_evaluation
 from topr_trl.hub.cards import results_metadata
-from topr_trl.hub.parcel import README, Parcel
-from topr_trl.model_card import adapt, add_section, model_card, training_facts
+from topr_trl.hub.commit import README, Parcel
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.layout import iteration_folder, results_folder
 from topr_trl.pipeline.lineage import (
@@ -31,6 +28,9 @@ from topr_trl.pipeline.lineage import (
 )
 from topr_trl.pipeline.manifest import Json, Stage
 from topr_trl.pipeline.stages.curate import CHOICE
+from topr_trl.settings.config import TOPRArguments
+from topr_trl.trainers.checkpoints import STATE, check_files, is_whole_checkpoint
+from topr_trl.trainers.model_card import adapt, add_section, model_card, training_facts
 
 MODEL_CONFIGS = ("config.json", "adapter_config.json")
 # As save_pretrained names them; other files of a folder are not pushed.

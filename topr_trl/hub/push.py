@@ -9,9 +9,9 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.utils import httpx, validate_repo_id
 
 from topr_trl import __version__
+from topr_trl.hub.commit import Parcel
 from topr_trl.hub.dataset import holds_rows, pack_rows, said_by_others
 from topr_trl.hub.model import MODEL_CONFIGS, holds_model, pack_model
-from topr_trl.hub.parcel import Parcel
 from topr_trl.pipeline import manifest
 
 

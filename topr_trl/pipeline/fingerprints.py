@@ -7,7 +7,7 @@ from trl import ModelConfig
 
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.models import BUNDLED, model_path
+from topr_trl.pipeline.model_loading import BUNDLED, model_path
 from topr_trl.tasks import TASKS, arithmetic
 
 _QUANTIZATION = ("load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant")

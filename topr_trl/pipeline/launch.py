@@ -24,11 +24,11 @@ from topr_trl.pipeline.arguments import (
     RunArguments,
 )
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.models import model_path
+from topr_trl.pipeline.model_loading import model_path
 from topr_trl.pipeline.processes import Process, ProcessGroup, run_process_groups, start
 from topr_trl.pipeline.stage import Stage
 from topr_trl.pipeline.stages.sample import Sample
-from topr_trl.refused import offloads_optimizer, refuse_adafactor
+from topr_trl.settings.unsupported import offloads_optimizer, refuse_adafactor
 
 
 def check_launch(command: str, settings: RunArguments) -> None:

@@ -8,7 +8,7 @@ from huggingface_hub.utils import validate_repo_id
 from topr_trl.data.tables import TABLE_SUFFIXES
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json, Manifest, Stage
-from topr_trl.pipeline.models import BUNDLED
+from topr_trl.pipeline.model_loading import BUNDLED
 
 ADAPTER = "adapter"  # in a model's folder: what was trained, and then merged into it
 

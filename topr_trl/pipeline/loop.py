@@ -9,16 +9,15 @@ from pathlib import Path
 
 import torch
 
-from topr_trl.checkpoints import check_files
 from topr_trl.data.rows import need_columns
-from topr_trl.data.sampled import TEMPERATURE, training_temperatures
+from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.evaluation.report import EVALUATION, Evaluations, read_evaluation
 from topr_trl.pipeline import layout, locks, stages
 from topr_trl.pipeline.arguments import IterateArguments, field_names, stage_args
 from topr_trl.pipeline.launch import check_launch
 from topr_trl.pipeline.layout import MODEL, ROLLOUTS, iteration_folder, results_folder, test_folder
-from topr_trl.pipeline.models import model_path
+from topr_trl.pipeline.model_loading import model_path
 from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.shards import naming
 from topr_trl.pipeline.stages.evaluate import Evaluate, EvaluateArguments
@@ -27,6 +26,7 @@ from topr_trl.pipeline.stages.score import Score, ScoreArguments
 from topr_trl.pipeline.stages.train import Train
 from topr_trl.pipeline.steps import StageTimes, Step, run_sides, run_steps
 from topr_trl.pipeline.training import TrainArguments
+from topr_trl.trainers.checkpoints import check_files
 
 SAMPLING_SIDE, TRAINING_SIDE = "sampling", "training"  # the sides of an overlapped loop
 

@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from trl import ModelConfig, get_peft_config
 
-from topr_trl.checkpoints import is_whole_checkpoint
-from topr_trl.checks import check_at_least
-from topr_trl.config import CurationArguments, OfflineTOPRConfig
 from topr_trl.data.tables import atomic_write, read_table, shards_of
-from topr_trl.offline_trainer import OfflineTOPRTrainer
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.arguments import ADAPTER_SETTINGS, FolderArguments, SeedArguments, seed_of, validate_model
 from topr_trl.pipeline.fingerprints import values_of
 from topr_trl.pipeline.lineage import ADAPTER, lineage, older_weights, weights_of
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.models import load_tokenizer, loading, model_path
+from topr_trl.pipeline.model_loading import load_tokenizer, loading, model_path
 from topr_trl.pipeline.shards import CHOSEN, MU_COLUMNS, columns_before
 from topr_trl.pipeline.stages.curate import CHOICE
+from topr_trl.settings.checks import check_at_least
+from topr_trl.settings.config import CurationArguments, OfflineTOPRConfig
+from topr_trl.trainers.checkpoints import is_whole_checkpoint
+from topr_trl.trainers.offline import OfflineTOPRTrainer
 
 # Settings that log π of a row depends on, besides the weights.
 FORWARD = ("bf16", "fp16", "model_init_kwargs", "chat_template_path", "eos_token", "pad_token")

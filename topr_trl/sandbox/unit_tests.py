@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from topr_trl.rewards import CORRECT, INCORRECT, INVALID, Judgement
 from topr_trl.sandbox.child import NO_PROGRAM, NOT_STARTED, RAN, canonical
 from topr_trl.sandbox.worker_pool import WorkerPool
-from topr_trl.warn import warn_user
+from topr_trl.user_warnings import warn_user
 
 _SECONDS_AROUND = 15.0  # to start and end a program
 

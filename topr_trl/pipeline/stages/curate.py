@@ -8,17 +8,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from topr_trl.checks import check_at_least
-from topr_trl.config import CurationArguments
-from topr_trl.data.rollouts import Rollouts, rollout_ids
 from topr_trl.data.rows import ROLLOUT, finite_rewards, id_column, need_columns, problem_column
-from topr_trl.data.sampled import TEMPERATURE, training_temperatures
+from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures
 from topr_trl.data.tables import columns_of, from_table, read_shard, set_column, shards_of
+from topr_trl.data.trajectories import Rollouts, rollout_ids
 from topr_trl.pipeline.arguments import FolderArguments, SeedArguments, seed_of
 from topr_trl.pipeline.fingerprints import rows_read, values_of
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.shards import CHOSEN, naming
 from topr_trl.pipeline.stage import Made, Stage
+from topr_trl.settings.checks import check_at_least
+from topr_trl.settings.config import CurationArguments
 
 # Settings that decide which rows are trained on, and their R.
 CHOICE = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")

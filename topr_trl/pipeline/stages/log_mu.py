@@ -5,9 +5,7 @@ import pyarrow as pa
 from accelerate import PartialState
 from trl import ModelConfig
 
-from topr_trl.config import LossArguments
 from topr_trl.data.tables import rows_of, set_column, shards_of
-from topr_trl.log_mu import LOG_MU_FILE, read_log_mu
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.arguments import FolderArguments, field_names
 from topr_trl.pipeline.fingerprints import rows_read, values_of, weights_read
@@ -21,6 +19,8 @@ from topr_trl.pipeline.training import (
     adapter_settings,
     trainer_of_rows,
 )
+from topr_trl.settings.config import LossArguments
+from topr_trl.trainers.log_mu import LOG_MU_FILE, read_log_mu
 
 _TRAINER_SETTINGS = (
     "baseline", "effective_positive_share", "seed", "iteration", "per_device_train_batch_size",

@@ -11,7 +11,6 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
-from topr_trl.checks import check_at_least, check_choice
 from topr_trl.data.tables import shard_path
 from topr_trl.generation.sampling import SamplingArguments
 from topr_trl.generation.transformers import sample_completions
@@ -30,10 +29,11 @@ from topr_trl.pipeline.arguments import (
 )
 from topr_trl.pipeline.fingerprints import absolute, values_of, weights_read
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.models import load_tokenizer, loading, model_path
+from topr_trl.pipeline.model_loading import load_tokenizer, loading, model_path
 from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.shards import count_rows, write_shard
 from topr_trl.pipeline.stage import Made, Stage
+from topr_trl.settings.checks import check_at_least, check_choice
 
 _INPUTS = ("num_generations", "greedy", "temperature", "top_p", "top_k", "max_new_tokens", "sampling_backend",
            "split", "num_shots", "training_shots", "problems_per_shard", "seed", "iteration")  # fmt: skip

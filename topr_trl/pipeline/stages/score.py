@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from topr_trl.checks import check_choice
 from topr_trl.data.rows import finite_rewards, need_columns
 from topr_trl.data.tables import from_table, read_shard, rows_of, shards_of
 from topr_trl.pipeline.arguments import FolderArguments
@@ -14,6 +13,7 @@ from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.shards import count_rows, naming, stages_of
 from topr_trl.pipeline.stage import Made, Stage
 from topr_trl.rewards import VERDICTS, score_completions
+from topr_trl.settings.checks import check_choice
 from topr_trl.tasks import TASKS
 
 

@@ -4,7 +4,6 @@ import shutil
 
 from accelerate import PartialState
 
-from topr_trl.checkpoints import STATE
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.arguments import NOT_FOR_COMMANDS, field_names
 from topr_trl.pipeline.fingerprints import rows_read, values_of, weights_read
@@ -21,6 +20,7 @@ from topr_trl.pipeline.training import (
     merge_adapter,
     trainer_of_rows,
 )
+from topr_trl.trainers.checkpoints import STATE
 
 _STEPS = (
     *FORWARD, *RATIO, "length_normalization", "tf32", "max_length", "padding_free", "sort_by_length",

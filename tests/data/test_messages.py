@@ -1,0 +1,326 @@
+from pathlib import Path
+
+import pytest
+import trl
+from datasets import Dataset
+
+from topr_trl.data.messages import tokenize_turns
+from topr_trl.data.tokenization import tokenize_row
+
+PROMPT = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "What is 2 * 3 + 1?"}]
+CALL = {"type": "function", "function": {"name": "multiply", "arguments": {"a": 2, "b": 3}}}
+TURNS = [
+    {"role": "assistant", "content": "I ask.", "tool_calls": [CALL]},
+    {"role": "tool", "name": "multiply", "content": "6"}, {"role": "assistant", "content": "It is 7."},
+    {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."},
+]  # fmt: skip
+PLAIN = [{"role": "assistant", "content": "6."}, {"role": "user", "content": "And 1 more?"},
+         {"role": "assistant", "content": "7."}]  # fmt: skip
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+
+
+def use(tokenizer, name):
+    tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    return tokenizer
+
+
+def own(tokenizer, ids, mask):
+    """What the model wrote, turn by turn."""
+    turns = [[]]
+    for token, is_own, before in zip(ids, mask, [False, *mask], strict=False):
+        if is_own and not before and turns[-1]:
+            turns.append([])
+        if is_own:
+            turns[-1].append(token)
+    return [tokenizer.decode(turn) for turn in turns]
+
+
+CALLED = '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_the_assistant_wrote_is_the_models(tokenizer, known):
+    """By the template that TRL trains Qwen2.5 with, and by one that TRL does not know."""
+    use(tokenizer, "qwen2_5")
+    if not known:
+        tokenizer.chat_template += "{# of somebody else #}"
+    prompt, ids, mask = tokenize_turns(PROMPT, TURNS, tokenizer)
+    assert own(tokenizer, ids, mask) == [f"I ask.\n{CALLED}<|im_end|>", "It is 7.<|im_end|>", "Yes.<|im_end|>"]
+    text = tokenizer.apply_chat_template([*PROMPT, *TURNS], tokenize=False)
+    assert tokenizer.decode(prompt + ids) == text.rstrip("\n")
+    assert tokenizer.decode(prompt) == tokenizer.apply_chat_template(PROMPT, tokenize=False, add_generation_prompt=True)
+    assert mask[-1]  # nothing is read that no later token needs
+
+
+def test_thinking_is_kept_by_the_template_that_trl_trains_with(tokenizer):
+    use(tokenizer, "qwen3")
+    _, ids, mask = tokenize_turns(PROMPT, TURNS[:3], tokenizer)
+    thought = "<think>\n\n</think>\n\n"
+    assert own(tokenizer, ids, mask) == [f"{thought}I ask.\n{CALLED}<|im_end|>", f"{thought}It is 7.<|im_end|>"]
+
+
+def test_a_template_that_removes_earlier_thinking_is_refused(tokenizer):
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content if loop.last or m.role == 'user' else "
+        "m.content.split('</think>')[-1] }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    with pytest.raises(ValueError, match=r"writes earlier turns differently .* chat_template_path"):
+        tokenize_turns(PROMPT, [{"role": "assistant", "content": "So.</think>6."}, *PLAIN[1:]], tokenizer)
+    tokenize_turns(PROMPT, PLAIN, tokenizer)
+
+
+def test_a_template_that_removes_earlier_thinking_and_says_what_is_the_models(tokenizer):
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content if loop.last "
+        "else m.content.split('</think>')[-1] }}{{ eos_token }}{% if loop.last %} {% endif %}{% endgeneration %}"
+        "{% else %}{{ m.content }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    turns = [PLAIN[0], PLAIN[1], {"role": "assistant", "content": "So.</think>7."}]
+    prompt, ids, mask = tokenize_turns(PROMPT, turns, tokenizer)
+    assert own(tokenizer, ids, mask) == ["6.<|end|>", "So.</think>7.<|end|>"]
+    assert tokenizer.decode(prompt).endswith("+ 1?\nassistant: ")
+    turns[0] = {"role": "assistant", "content": "So.</think>6."}
+    with pytest.raises(ValueError, match=r"leaves out the content .*'So.</think>6.'.* chat_template_path"):
+        tokenize_turns(PROMPT, turns, tokenizer)
+
+
+def test_calls_of_tools_that_a_template_would_leave_out_are_refused(tokenizer):
+    use(tokenizer, "llama3").add_special_tokens({"eos_token": "<|eot_id|>"})
+    with pytest.raises(ValueError, match="does not write calls and results of tools"):
+        tokenize_turns(PROMPT, TURNS, tokenizer)
+    _, ids, mask = tokenize_turns(PROMPT, PLAIN, tokenizer, bos_token="")
+    assert own(tokenizer, ids, mask) == ["6.<|eot_id|>", "7.<|eot_id|>"]
+
+
+def test_messages_that_a_template_refuses(tokenizer):
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(ValueError, match="cannot write these messages: roles must alternate"):
+        tokenize_turns(PROMPT, PLAIN, tokenizer)
+
+
+def test_a_completion_may_begin_with_context(tokenizer):
+    """A prompt that ends with the model's turn: what comes first is the result of its call."""
+    use(tokenizer, "qwen2_5")
+    for _ in range(2):
+        prompt, ids, mask = tokenize_turns([*PROMPT, TURNS[0]], TURNS[1:3], tokenizer)
+        assert own(tokenizer, ids, mask) == ["It is 7.<|im_end|>"]
+        assert CALLED in tokenizer.decode(prompt)
+        assert "<tool_response>\n6" in tokenizer.decode(ids)
+        tokenizer.chat_template += "{# of somebody else #}"
+
+
+def test_tools_and_options_reach_the_template(tokenizer):
+    use(tokenizer, "qwen2_5")
+    tools = [{"type": "function", "function": {"name": "multiply", "description": "x", "parameters": {}}}]
+    row = {"prompt": PROMPT, "completion": TURNS, "tools": tools, "chat_template_kwargs": {"unused": 1}}
+    assert '"multiply"' in tokenizer.decode(tokenize_row(row, tokenizer).prompt_ids)
+
+
+def test_calls_of_several_tools_from_a_table(tokenizer):
+    """A table gives each call the arguments of all tools, and each message a null where it calls none."""
+    use(tokenizer, "qwen2_5")
+    other = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "pen"}}}
+    turns = [TURNS[0], TURNS[1], {"role": "assistant", "content": "", "tool_calls": [other]}, TURNS[1], TURNS[4]]
+    (row,) = Dataset.from_list([{"prompt": PROMPT, "completion": turns}])
+    assert "word" in row["completion"][0]["tool_calls"][0]["function"]["arguments"]  # a null
+    from_table = tokenize_turns(row["prompt"], row["completion"], tokenizer)
+    assert from_table == tokenize_turns(PROMPT, turns, tokenizer)
+    assert own(tokenizer, *from_table[1:])[0] == f"I ask.\n{CALLED}<|im_end|>"
+
+
+def test_arguments_as_json_keep_their_nulls(tokenizer):
+    use(tokenizer, "qwen2_5")
+    call = {"type": "function", "function": {"name": "multiply", "arguments": '{"a": 2, "b": null}'}}
+    _, ids, mask = tokenize_turns(PROMPT, [{**TURNS[0], "tool_calls": [call]}, *TURNS[1:3]], tokenizer)
+    assert '"arguments": {"a": 2, "b": null}}' in own(tokenizer, ids, mask)[0]
+    call["function"]["arguments"] = '{"a": 2'
+    with pytest.raises(ValueError, match=r"arguments of its call of multiply are not valid JSON \('{\"a\": 2'\)"):
+        tokenize_turns(PROMPT, [{**TURNS[0], "tool_calls": [call]}, *TURNS[1:3]], tokenizer)
+    single = {"prompt": PROMPT, "completion": [{"role": "assistant", "content": "", "tool_calls": [CALL]}]}
+    as_text = {**CALL, "function": {**CALL["function"], "arguments": '{"a": 2, "b": 3}'}}
+    logged = [{"role": "assistant", "content": None, "tool_calls": [as_text], "name": None}]
+    assert tokenize_row({"prompt": PROMPT, "completion": logged}, tokenizer) == tokenize_row(single, tokenizer)
+
+
+def test_one_turn_of_the_assistant_has_no_mask(tokenizer):
+    use(tokenizer, "qwen2_5")
+    assert tokenize_row({"prompt": PROMPT, "completion": PLAIN[:1]}, tokenizer).completion_mask is None
+
+
+def test_another_template_of_the_same_tokenizer(tokenizer):
+    before = tokenize_turns(PROMPT, PLAIN, tokenizer)
+    tokenizer.chat_template = tokenizer.chat_template.replace(": ", " says: ")
+    assert tokenize_turns(PROMPT, PLAIN, tokenizer) != before
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_a_turn_may_end_with_a_token_that_is_not_the_tokenizers_stop_token(tokenizer, reason):
+    """As Gemma's turns do."""
+    tokenizer.add_tokens(["<start_of_turn>", "<end_of_turn>"], special_tokens=True)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<start_of_turn>{{ m['role'] }} {{ m['content'] }}<end_of_turn>\n{% endfor %}"
+        "{% if add_generation_prompt %}<start_of_turn>assistant {% endif %}"
+    )
+    row = {"prompt": PROMPT[1:], "completion": PLAIN[:1], "finish_reason": reason}
+    found = tokenize_row(row, tokenizer)
+    assert tokenizer.decode(found.completion_ids) == "6." + "<end_of_turn>" * (reason == "stop")
+
+
+def test_text_that_ends_with_the_stop_token_gets_no_second_one(tokenizer):
+    ends = [tokenize_row({"prompt": "1 + 1 =", "completion": text}, tokenizer).completion_ids
+            for text in (" 2.", f" 2.{tokenizer.eos_token}")]  # fmt: skip
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"content": "6."}, "a message has no role; it has content"),
+        ({"role": "assistant", "content": 6}, "the content of a message is 6, and must be text or a list of parts"),
+        ({"role": "assistant", "content": ["6."]}, r"the content of a message is \['6.'\], and must be text"),
+        ({"role": "assistant", "tool_calls": "run"}, "its tool_calls are run, and must be a list of objects"),
+        ({"role": "assistant", "tool_calls": [{"function": "run"}]}, "must be a list of objects with a function"),
+    ],
+)
+def test_malformed_messages_are_named(tokenizer, message, expected):
+    with pytest.raises(ValueError, match=expected):
+        tokenize_turns(PROMPT, [message], use(tokenizer, "qwen2_5"))
+
+
+def test_tools_that_are_no_json_are_named(tokenizer):
+    with pytest.raises(ValueError, match=r"its tools are not valid JSON \(.*\): 'multiply'"):
+        tokenize_turns(PROMPT, PLAIN, use(tokenizer, "qwen2_5"), "multiply")
+    with pytest.raises(ValueError, match="its tools are True, and must be a list"):
+        tokenize_turns(PROMPT, PLAIN, tokenizer, "true")
+    assert tokenize_turns(PROMPT, PLAIN, tokenizer, "") == tokenize_turns(PROMPT, PLAIN, tokenizer)
+
+
+MARKED = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}{{ behind }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture
+def marked(tokenizer):
+    """With a template that writes nothing behind a turn, as GLM's."""
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|user|>", "<|assistant|>", "<|tool|>", "<|stop|>"]})
+    tokenizer.chat_template = MARKED
+    return tokenizer
+
+
+def test_without_a_stop_token_in_the_template_the_next_roles_marker_is_one(marked):
+    _, ids, mask = tokenize_turns(PROMPT, PLAIN, marked)
+    assert own(marked, ids, mask) == ["6.<|user|>", "7.<|end|>"]
+    _, ids, mask = tokenize_turns(PROMPT, TURNS, marked)
+    assert [turn[turn.rindex("<") :] for turn in own(marked, ids, mask)] == ["<|tool|>", "<|user|>", "<|end|>"]
+
+
+@pytest.mark.parametrize("name", [7, None])
+def test_a_call_of_something_without_a_name(marked, name):
+    turn = {**TURNS[0], "tool_calls": [{"function": {"name": name, "arguments": {}}}]}
+    assert '"arguments": {}}}<|end|>' in marked.decode(tokenize_turns(PROMPT, [turn], marked)[1])
+
+
+def test_the_last_turn_gets_the_tokenizers_stop_token_if_the_template_writes_none(marked):
+    row = {"prompt": PROMPT, "completion": PLAIN[:1], "chat_template_kwargs": {"behind": "\n"}}
+    assert marked.decode(tokenize_row(row, marked).completion_ids) == "6.<|end|>"
+    assert marked.decode(tokenize_row({**row, "finish_reason": "length"}, marked).completion_ids) == "6."
+    row["completion"] = [{"role": "assistant", "content": "6. \n"}]  # that white space is the model's
+    assert marked.decode(tokenize_row(row, marked).completion_ids) == "6. \n<|end|>"
+    marked.eos_token = None
+    with pytest.raises(ValueError, match=r"needs a stop token, and the tokenizer has none\. Set tokenizer\.eos_token"):
+        tokenize_row(row, marked)
+    tokenize_row({**row, "finish_reason": "length"}, marked)
+
+
+def test_an_earlier_turn_without_any_stop_token_is_refused(marked):
+    marked.chat_template = MARKED.replace("<|{{ m.role }}|>", "{{ m.role }}: ").replace("<|assistant|>", "assistant: ")
+    with pytest.raises(ValueError, match=r"no stop token behind an assistant's turn .* chat_template_path"):
+        tokenize_turns(PROMPT, PLAIN, marked)
+
+
+def test_a_stop_token_behind_a_generation_block_is_the_models(marked):
+    marked.chat_template = (
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|stop|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% else %}.{% endif %}"
+    )
+    _, ids, mask = tokenize_turns(PROMPT, PLAIN, marked)
+    assert own(marked, ids, mask) == ["6.<|stop|>", "7.<|stop|>"]
+
+
+@pytest.mark.parametrize("behind", ["<|stop|>", "<|stop|>\n", "<|stop|>\n<|end|>"])
+def test_a_stop_token_that_the_content_has_is_not_learned_twice(marked, behind):
+    """Nor is what a template writes at the end of a conversation, as Phi-3's."""
+    turns = [{**message, "content": f"{message['content']}<|stop|>"} for message in PLAIN]
+    for completion in (PLAIN, turns):
+        _, ids, mask = tokenize_turns(PROMPT, completion, marked, behind=behind)
+        assert own(marked, ids, mask) == ["6.<|stop|>", "7.<|stop|>"]
+    assert marked.decode(ids).startswith(f"6.<|stop|>{behind}<|user|>")  # the second one is context
+    marked.eos_token = "<|stop|>"
+    assert tokenize_turns(PROMPT, turns, marked, behind=behind)[1:] == (ids, mask)
+
+
+@pytest.mark.parametrize("behind", ["<|stop|><|user|>", "<|stop|>\n<|user|>"])
+def test_special_tokens_that_end_a_call_are_no_stop_tokens(marked, behind):
+    _, ids, mask = tokenize_turns(PROMPT, TURNS[:3], marked, behind=behind)
+    assert own(marked, ids, mask)[0].endswith(f"}}{behind}")
+
+
+def test_the_tokenizers_stop_token_ends_a_turn_whatever_follows(marked):
+    _, ids, mask = tokenize_turns(PROMPT, PLAIN, marked, behind="<|end|><|stop|>")
+    assert own(marked, ids, mask) == ["6.<|end|>", "7.<|end|>"]
+
+
+THINKING = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}<think>\n{{ m.reasoning_content or '' }}\n"
+    "</think>\n\n{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}<|stop|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "written"),
+    [
+        ({"content": None, "reasoning_content": "Let me count the le"}, "<think>\nLet me count the le"),
+        ({"content": "It has fo", "reasoning_content": "4 ."}, "<think>\n4 .\n</think>\n\nIt has fo"),
+        ({"content": "It has \n"}, "<think>\n\n</think>\n\nIt has \n"),
+    ],
+)
+def test_nothing_is_learned_behind_a_cut(marked, said, written):
+    marked.chat_template = THINKING
+    row = {"prompt": PROMPT, "completion": [{"role": "assistant", **said}], "finish_reason": "length"}
+    assert marked.decode(tokenize_row(row, marked).completion_ids) == written
+    stopped = marked.decode(tokenize_row({**row, "finish_reason": "stop"}, marked).completion_ids)
+    assert stopped.startswith(written)
+    assert stopped.endswith("<|stop|>")
+
+
+def test_a_call_at_a_cut_loses_the_stop_token_alone(marked):
+    marked.chat_template = THINKING
+    _, whole, _ = tokenize_turns(PROMPT, TURNS[:1], marked)
+    assert tokenize_turns(PROMPT, TURNS[:1], marked, truncated=True)[1] == whole[:-1]
+    marked.chat_template = MARKED  # writes none
+    _, whole, _ = tokenize_turns(PROMPT, TURNS[:1], marked)
+    assert tokenize_turns(PROMPT, TURNS[:1], marked, truncated=True)[1] == whole[:-1]
+
+
+def test_the_end_of_thinking_is_no_stop_token(marked):
+    marked.add_special_tokens({"extra_special_tokens": ["</think>", "<|stop|>"]})
+    marked.chat_template = THINKING
+    turn = {"role": "assistant", "content": "", "reasoning_content": "So."}
+    _, ids, _ = tokenize_turns(PROMPT, [turn], marked)
+    assert marked.decode(ids) == "<think>\nSo.\n</think>\n\n<|stop|>"
+
+
+def test_an_empty_turn_that_was_cut_off_is_refused(marked):
+    marked.chat_template = THINKING
+    row = {"prompt": PROMPT, "completion": [{"role": "assistant", "content": ""}], "finish_reason": "length"}
+    with pytest.raises(ValueError, match=r"nothing to learn .*finish_reason is length"):
+        tokenize_row(row, marked)
+    row["completion"] = [*PLAIN[:2], *row["completion"]]
+    assert marked.decode(tokenize_row(row, marked).completion_ids) == "<think>\n\n</think>\n\n6.<|stop|>"

@@ -1,0 +1,103 @@
+"""Rollouts of several rows: which rows belong together, and their tokens as one row."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from datasets import Dataset
+
+from topr_trl.data.trajectories import Rollouts, join_parts, rollout_ids, rollouts_of
+
+IDS = ["b", None, "a", "b", None, "a", "b"]
+
+
+def test_rows_of_a_rollout_stay_in_their_order():
+    found = Rollouts.of(IDS)
+    assert found.order_N.tolist() == [0, 3, 6, 1, 2, 5, 4]
+    assert found.counts_R.tolist() == [3, 1, 2, 1]
+    assert found.firsts_R.tolist() == [0, 1, 2, 4]
+    assert found.rows_of(np.array([2, 0])).tolist() == [2, 5, 0, 3, 6]
+    assert found.rows_of(np.array([], dtype=int)).tolist() == []
+    assert found.of_first_row(np.arange(7)).tolist() == [0, 1, 2, 0, 4, 2, 0]
+
+
+def test_without_ids_each_row_is_a_rollout():
+    rows = Dataset.from_dict({"reward": [1.0, 2.0]})
+    assert rollout_ids(rows) == [None, None]
+    assert rollouts_of(rows).counts_R.tolist() == [1, 1]
+    nothing = Rollouts.of([])
+    assert (nothing.order_N.tolist(), nothing.counts_R.tolist(), nothing.firsts_R.tolist()) == ([], [], [])
+
+
+def test_ids_are_numbers_or_text():
+    for ids in (["a", None, "a"], [3, None, 3]):
+        rows = Dataset.from_dict({"rollout_id": ids})
+        assert rollout_ids(rows) == ids
+        assert rollouts_of(rows).counts_R.tolist() == [2, 1]
+
+
+def test_a_number_and_its_text_are_different_rollouts():
+    assert Rollouts.of([1, "1", 1]).counts_R.tolist() == [2, 1]
+
+
+def test_ids_of_another_kind_are_refused():
+    with pytest.raises(ValueError, match=r"Column `rollout_id` must hold numbers or text; row 0 holds \[1\]"):
+        rollouts_of(Dataset.from_dict({"rollout_id": [[1], [2]]}))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"), [(np.array([1.0, 1, 1, 0.5]), "0.5"), (np.array(["x", "x", "x", "y"]), "y")]
+)
+def test_values_that_differ_within_a_rollout(values, said):
+    found = Rollouts.of(["a", "b", "a", "b"])
+    with pytest.raises(
+        ValueError, match=rf"Row 3 has the reward {said}, and the first row of its rollout_id (1|x)\. The rows"
+    ):
+        found.check_same("reward", values)
+    found.check_same("reward", values[[0, 1, 0, 1]])
+
+
+def parts(**columns):
+    """Three rows, of which the first two are one rollout: [1 2 | 3 4], [1 2 3 4 5 | 6] and [7 | 8 9]."""
+    return Dataset(pa.table({
+        "input_ids": pa.array([[1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [7, 8, 9]], pa.list_(pa.int32())),
+        "prompt_length": pa.array([2, 5, 1], pa.int32()), **columns,
+    }))  # fmt: skip
+
+
+def test_parts_become_one_row():
+    joined = join_parts(parts(row=[4, 5, 6]), np.array([2, 1]))
+    assert joined["input_ids"][:] == [[1, 2, 3, 4, 1, 2, 3, 4, 5, 6], [7, 8, 9]]
+    assert joined["prompt_length"][:] == [2, 1]
+    # Behind the first prompt: its completion, the prompt of the second part as context, and that part's completion.
+    assert joined["completion_mask"][:] == [[True, True] + [False] * 5 + [True], [True, True]]
+    assert joined["part_lengths"][:] == [[4, 6], [3]]
+    assert joined["row"][:] == [4, 6]
+
+
+def test_masks_of_parts_are_kept():
+    masks = pa.array([[True, False], None, None], pa.list_(pa.bool_()))
+    joined = join_parts(parts(completion_mask=masks), np.array([2, 1]))
+    assert joined["completion_mask"][:] == [[True, False] + [False] * 5 + [True], [True, True]]
+
+
+def test_values_per_token_and_their_sums():
+    per_token = pa.array([[-1.0, -2.0], [-3.0], [-4.0, -5.0]], pa.list_(pa.float32()))
+    joined = join_parts(parts(mu_logps=per_token, sampler_logps=per_token), np.array([2, 1]))
+    assert joined["mu_logps"][:] == joined["sampler_logps"][:] == [[-1.0, -2.0, -3.0], [-4.0, -5.0]]
+    assert joined.features["mu_logps"].feature.dtype == "float32"
+    sums = join_parts(parts(mu_logps=pa.array([-3.0, -3.5, -9.0], pa.float32())), np.array([2, 1]))
+    assert sums["mu_logps"][:] == [-6.5, -9.0]
+    assert sums.features["mu_logps"].dtype == "float64"  # of many parts, to the precision of one
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.list_(pa.float64())])
+def test_what_a_part_does_not_know_its_rollout_does_not_know(kind):
+    known = [-1.0, -2.0] if pa.types.is_list(kind) else -3.0
+    joined = join_parts(parts(mu_logps=pa.array([known, None, known], kind)), np.array([2, 1]))
+    assert joined["mu_logps"][:] == [None, known]
+
+
+def test_other_columns_are_those_of_the_first_part():
+    joined = join_parts(parts(reward=[1.0, 2.0, 3.0], problem_id=["a", "b", "c"]), np.array([2, 1]))
+    assert joined["reward"][:] == [1.0, 3.0]
+    assert joined["problem_id"][:] == ["a", "c"]

@@ -1,0 +1,70 @@
+from collections import Counter
+from itertools import combinations, permutations
+
+import numpy as np
+import pytest
+
+from topr_trl.evaluation.answers import encode
+from topr_trl.evaluation.pass_at_k import expected_best, expected_maj, expected_pass, pass_at_k
+
+
+@pytest.mark.parametrize(("samples", "correct", "k"), [(6, 2, 1), (6, 2, 3), (6, 0, 2), (6, 6, 1), (5, 1, 5)])
+def test_pass_at_k_is_the_share_of_draws(samples, correct, k):
+    draws = list(combinations([True] * correct + [False] * (samples - correct), k))
+    assert pass_at_k(samples, correct, k) == pytest.approx(np.mean([any(draw) for draw in draws]))
+
+
+CASES = ["AABBC", "AABB-", "AAAB-C", "BBCCA", "ABCDEF", "A-----", "BBBBB", "AAAAA", "-----", "AABBCC"]
+
+
+def majority(draw):
+    counts = Counter(answer for answer in draw if answer != "-")
+    return counts.most_common(1)[0][0] if counts else None  # of equals the first seen
+
+
+def best(draw):
+    valid = [(answer, score) for answer, score in draw if answer != "-"]
+    return max(valid, key=lambda pair: pair[1])[0] if valid else None  # of equals the first seen
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_all_ordered_draws(text):
+    """Every draw in every order, A being right: nothing is left to chance."""
+    scores = [float(i * i % 3) for i in range(len(text))]  # 0, 1, 1, 0, 1, 1: with ties
+    samples = encode([[None if a == "-" else a for a in text]], ["A"], [scores])
+    for k in range(1, len(text) + 1):
+        draws = list(permutations(zip(text, scores, strict=True), k))
+        slow_maj = np.mean([majority([a for a, _ in draw]) == "A" for draw in draws])
+        slow_best = np.mean([best(draw) == "A" for draw in draws])
+        slow_pass = np.mean([any(a == "A" for a, _ in draw) for draw in draws])
+        assert expected_maj(samples, k)[0] == pytest.approx(slow_maj, abs=1e-12)
+        assert expected_best(samples, k)[0] == pytest.approx(slow_best, abs=1e-12)
+        assert expected_pass(samples, k)[0] == pytest.approx(slow_pass, abs=1e-12)
+
+
+def test_by_hand():
+    # A A B, two drawn: {A, A} wins, {A, B} twice, a tie that A wins half of the time: (1 + 2/2) / 3.
+    assert expected_maj(encode([["A", "A", "B"]], ["A"]), 2)[0] == pytest.approx(2 / 3)
+    # The best of two of A (3), B (2), A (1): {A3, B} and {A3, A1} are right, {B, A1} is not.
+    assert expected_best(encode([["A", "B", "A"]], ["A"], [[3, 2, 1]]), 2)[0] == pytest.approx(2 / 3)
+
+
+def test_many_samples_stay_exact():
+    """128 samples: numbers of draws up to 2.4e37. All answers in equal numbers win equally often."""
+    samples = encode([["A", "B", "C", "D"] * 32], ["A"])
+    for k in (1, 2, 16, 64, 128):
+        assert expected_maj(samples, k)[0] == pytest.approx(0.25, abs=1e-10)
+
+
+def test_bad_k():
+    for k in (0, 3):
+        with pytest.raises(ValueError, match=rf"^k must be between 1 and the number of samples, 2; it is {k}\.$"):
+            pass_at_k(2, 1, k)
+    samples = encode([["1", "2"]], ["1"], [[0, 1]])
+    for expected in (expected_pass, expected_maj, expected_best):
+        for k in (0, 3):
+            with pytest.raises(ValueError, match="k must be between 1"):
+                expected(samples, k)
+    assert expected_maj(encode([["1"] * 1_000], ["1"]), 2)[0] == pytest.approx(1)
+    with pytest.raises(ValueError, match="at most 1000 samples"):
+        expected_maj(encode([["1"] * 1_001], ["1"]), 2)

@@ -1,0 +1,218 @@
+"""What importing does with files of any format; the files here are verl's."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from topr_trl import load_rows
+from topr_trl.cli import main
+from topr_trl.importing import FORMATS
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline.stages import import_ as importing
+from topr_trl.pipeline.stages.import_ import ImportArguments
+
+
+def record(n, **more):
+    return {"input": f"{n // 2} + 1 =", "output": f" {n}.", "gts": str(n // 2 + 1), "score": float(n % 2), "step": 3,
+            **more}  # fmt: skip
+
+
+def lines(path, records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(each if isinstance(each, str) else json.dumps(each) + "\n" for each in records))
+    return path
+
+
+def imported(source, out, **settings):
+    given = {"format": "verl", "input": source, "output_dir": out, **settings}
+    main.main(["import", *(part for name, value in given.items() for part in (f"--{name}", str(value)))])
+    return load_rows(out)
+
+
+def test_rows_of_several_files_in_several_shards(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(importing, "RECORDS_PER_SHARD", 4)
+    for step in range(2):
+        lines(tmp_path / "log" / f"{step}.jsonl", [record(n) for n in range(10 * step, 10 * step + 10)])
+    rows = imported(tmp_path / "log", tmp_path / "rows")
+    assert len(list((tmp_path / "rows").glob("*.parquet"))) == 6
+    assert rows["completion"][:] == [f" {n}." for n in range(20)]
+    assert rows["reward"][:] == [0.0, 1.0] * 10
+    assert rows["answer"][:] == [str(n // 2 + 1) for n in range(20)]
+    assert len(set(rows["problem_id"])) == 10
+    said = capsys.readouterr().out
+    assert "verl decodes without special tokens" in said
+    assert f"Rows in {tmp_path / 'rows'}/: 20." in said
+
+
+def test_a_killed_import_goes_on_with_the_shards_that_are_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(importing, "RECORDS_PER_SHARD", 4)
+    source = lines(tmp_path / "log.jsonl", [record(n) for n in range(10)])
+    write, written = importing.write_shard, []
+
+    def killed(table, path, *more):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(path.name)
+        write(table, path, *more)
+
+    monkeypatch.setattr(importing, "write_shard", killed)
+    with pytest.raises(KeyboardInterrupt):
+        imported(source, tmp_path / "rows")
+    monkeypatch.setattr(importing, "write_shard", lambda table, path, *more: written.append(path.name) or
+                        write(table, path, *more))  # fmt: skip
+    rows = imported(source, tmp_path / "rows")
+    assert len(set(written)) == len(written) == 3
+    assert rows["completion"][:] == [f" {n}." for n in range(10)]
+
+
+def test_lines_that_were_cut_off_are_counted_and_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(importing, "RECORDS_PER_SHARD", 2)
+    source = lines(tmp_path / "log.jsonl", [record(0), "\n", '{"input": "1 +\n', record(2), record(3), '{"inp'])
+    assert len(imported(source, tmp_path / "rows")) == 3
+    said = capsys.readouterr().out
+    assert "left out: log.jsonl, line 3, log.jsonl, line 6." in said
+    imported(source, tmp_path / "rows")
+    assert manifest.read(tmp_path / "rows").stages["import"]["left_out"]["broken"]["count"] == 2
+    with pytest.raises(ValueError, match="none of its records"):
+        imported(lines(tmp_path / "other.jsonl", ["{"]), tmp_path / "other")
+
+
+def test_the_first_shards_may_have_no_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(importing, "RECORDS_PER_SHARD", 2)
+    cut = [{"content": [["q", "a"]], "rewards": [1.0], "input_lengths": [2], "token_ids": [[5, 6]],
+            "token_loss_mask": [[0, own]], "generation_logprobs": [[0.0, -0.5]]} for own in (0, 0, 0, 1)]  # fmt: skip
+    source = lines(tmp_path / "log.jsonl", cut)
+    rows = imported(source, tmp_path / "rows", format="nemo-rl")
+    assert rows["completion_ids"][:] == [[6]]
+    assert len(list((tmp_path / "rows").glob("*.parquet"))) == 2
+    assert imported(source, tmp_path / "rows", format="nemo-rl").to_list() == rows.to_list()
+
+
+def test_a_compressed_file_that_breaks_off_keeps_its_whole_lines(tmp_path, capsys):
+    whole = "".join(json.dumps(record(n)) + "\n" for n in range(4_000)).encode()
+    packed = gzip.compress(whole)
+    (tmp_path / "log.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    rows = imported(tmp_path / "log.jsonl.gz", tmp_path / "rows")
+    assert 100 < len(rows) < 4_000
+    assert rows["completion"][:] == [f" {n}." for n in range(len(rows))]
+    assert "1 line is not valid JSON" in capsys.readouterr().out
+
+
+def test_a_file_and_its_compressed_copy_are_not_read_both(tmp_path):
+    lines(tmp_path / "log" / "1.jsonl", [record(0)])
+    (tmp_path / "log" / "1.jsonl.gz").write_bytes(gzip.compress(json.dumps(record(0)).encode()))
+    with pytest.raises(ValueError, match=r"1\.jsonl and .*1\.jsonl\.gz hold the same records"):
+        imported(tmp_path / "log", tmp_path / "rows")
+    with pytest.raises(ValueError, match=r"\.parquet .*it has \.jsonl files"):
+        imported(tmp_path / "log", tmp_path / "rows", format="trl")
+
+
+def test_records_without_a_reward_can_be_left_out(tmp_path, capsys):
+    records = [record(0), record(1, score=None), record(2), record(3, info={"stars": 4})]
+    source = lines(tmp_path / "log.jsonl", records)
+    assert imported(source, tmp_path / "rows", skip_unrewarded=True)["reward"][:] == [0.0, 0.0, 1.0]
+    assert "1 record has no reward and is left out: log.jsonl, line 2." in capsys.readouterr().out
+    rows = imported(source, tmp_path / "stars", skip_unrewarded=True, reward_fields="info.stars")
+    assert rows["completion"][:] == [" 3."]
+    (tmp_path / "rewards.jsonl").write_text('{"id": " 2.", "reward": 1}')
+    by_text = {"rewards": tmp_path / "rewards.jsonl", "id_field": "output"}
+    with pytest.raises(ValueError, match=r"line 1: --rewards .*output ' 0\.'.* --skip_unrewarded"):
+        imported(source, tmp_path / "second", **by_text)
+    assert imported(source, tmp_path / "second", skip_unrewarded=True, **by_text)["completion"][:] == [" 2."]
+
+
+def test_an_edited_log_of_the_same_size_is_another_one(tmp_path):
+    source = lines(tmp_path / "log.jsonl", [record(0)])
+    imported(source, tmp_path / "rows")
+    lines(source, [record(0, score=1.0)])
+    with pytest.raises(ValueError, match=r"rows .*other settings \(input"):
+        imported(source, tmp_path / "rows")
+
+
+def test_how_they_were_sampled_can_be_given(tmp_path):
+    source = lines(tmp_path / "log.jsonl", [record(0)])
+    (row,) = imported(source, tmp_path / "rows", temperature=0.7, logprobs_mode="raw_logprobs")
+    assert (row["temperature"], row["logprobs_mode"]) == (0.7, "raw_logprobs")
+    with pytest.raises(ValueError, match=r"logprobs_mode .*raw_logprobs.* not 'raw'"):
+        imported(source, tmp_path / "other", logprobs_mode="raw")
+
+
+def test_text_that_was_cut_inside_a_character_is_left_out(tmp_path, capsys):
+    whole = [record(0, output="a \N{GRINNING FACE}"), record(1, output="\\ud83d")]
+    rows = imported(lines(tmp_path / "log.jsonl", [*whole, record(2, output="\ud83d")]), tmp_path / "rows")
+    assert rows["completion"][:] == ["a \N{GRINNING FACE}", "\\ud83d"]
+    assert "left out: log.jsonl, line 3" in capsys.readouterr().out
+
+
+def test_the_problem_can_be_named(tmp_path, capsys):
+    source = lines(tmp_path / "log.jsonl", [record(n, task={"id": n % 2}) for n in range(0, 8, 2)])
+    assert len(set(imported(source, tmp_path / "rows")["problem_id"])) == 4
+    assert "--problem_field" in capsys.readouterr().out
+    source = lines(tmp_path / "log.jsonl", [record(n, task={"id": n % 4}) for n in range(0, 8, 2)])
+    rows = imported(source, tmp_path / "named", problem_field="task.id")
+    assert rows["problem_id"][:] == ["0", "2", "0", "2"]
+    assert "4 rows of 2 problems." in capsys.readouterr().out
+    graded = {"problem": "1 + 1", "generations": ["2"], "correctness_math_verify": [True], "task": {"id": 7}}
+    pq.write_table(pa.Table.from_pylist([graded]), tmp_path / "graded.parquet")
+    rows = imported(tmp_path / "graded.parquet", tmp_path / "graded", format="graded", problem_field="task.id")
+    assert rows["problem_id"][:] == ["7"]
+    with pytest.raises(ValueError, match=r"line 1: it has no field task\.name; it has"):
+        imported(source, tmp_path / "other", problem_field="task.name")
+
+
+def test_every_format_is_in_the_guide():
+    guide = (Path(__file__).parents[2] / "docs" / "rows.md").read_text()
+    table = "".join(line for line in guide.splitlines() if line.startswith("| `"))
+    assert not [name for name in FORMATS if f"`{name}`" not in table]
+
+
+def test_missing_fields_and_other_formats(tmp_path):
+    source = lines(tmp_path / "list.jsonl", ["[1]\n"])
+    with pytest.raises(ValueError, match="JSON object, and is a list"):
+        imported(source, tmp_path / "rows")
+    assert not (tmp_path / "rows" / "_manifest.json").exists()
+    with pytest.raises(ValueError, match=r"format .* graded, .*, verl, not 'pickle'"):
+        imported(source, tmp_path / "rows", format="pickle")
+
+
+def test_rewards_of_fields_inside_and_of_a_second_file(tmp_path):
+    source = lines(tmp_path / "log.jsonl", [record(n, uid=f"u{n}", info={"style": n / 2}) for n in range(4)])
+    main.main(["import", "--format", "verl", "--input", str(source), "--output_dir", str(tmp_path / "a"),
+               "--reward_fields", "score", "info.style"])  # fmt: skip
+    assert load_rows(tmp_path / "a")["reward"][:] == [0.0, 1.5, 1.0, 2.5]
+    second = lines(tmp_path / "rewards.jsonl", [{"id": f"u{n}", "reward": -n} for n in range(4)])
+    rows = imported(source, tmp_path / "b", rewards=second, id_field="uid")
+    assert rows["reward"][:] == [0.0, -1.0, -2.0, -3.0]
+    with pytest.raises(ValueError, match="both say what a record is worth"):
+        ImportArguments(format="verl", rewards=str(second), reward_fields=["score"])
+
+
+def test_empty_completions_are_left_out_and_counted(tmp_path, capsys):
+    records = [record(0), record(1, output=""), record(2, output=None), record(3)]
+    rows = imported(lines(tmp_path / "log.jsonl", records), tmp_path / "rows")
+    assert rows["completion"][:] == [" 0.", " 3."]
+    assert "2 records hold no completion" in capsys.readouterr().out
+
+
+def test_what_is_kept_of_places_names_no_folder_of_this_machine(tmp_path):
+    lines(tmp_path / "log" / "0.jsonl", [record(0), "{broken\n", record(1)])
+    imported(tmp_path / "log", tmp_path / "rows")
+    kept = [(tmp_path / "rows" / manifest.NAME).read_text()]
+    kept += [str(pq.read_schema(shard).metadata) for shard in (tmp_path / "rows").glob("*.parquet")]
+    assert "0.jsonl, line 2" in kept[0]
+    inputs = json.loads(kept[0])["stages"]["import"].pop("inputs")
+    for text in (json.dumps(json.loads(kept[0])["stages"]["import"]["left_out"]), *kept[1:]):
+        assert str(tmp_path) not in text
+    assert inputs
+
+
+def test_other_problems_are_another_import(tmp_path):
+    source = lines(tmp_path / "log.jsonl", [record(n, task=n % 2) for n in range(6)])
+    assert len(set(imported(source, tmp_path / "rows")["problem_id"])) == 3
+    with pytest.raises(ValueError, match=r"other settings \(problem_field: None there, 'task' now\)"):
+        imported(source, tmp_path / "rows", problem_field="task")
+    assert set(imported(source, tmp_path / "others", problem_field="task")["problem_id"]) == {"0", "1"}

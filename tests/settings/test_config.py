@@ -1,0 +1,378 @@
+import ast
+import dataclasses
+import inspect
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from accelerate import ParallelismConfig
+from transformers import TrainingArguments
+from transformers.trainer_utils import SaveStrategy
+from trl import GRPOConfig, SFTConfig, TrlParser
+
+from topr_trl import OfflineTOPRConfig, TOPRConfig, TruncationLimits
+from topr_trl.settings.config import CurationArguments
+from topr_trl.settings.unsupported import GRPO_ONLY, LIKE_TOPR, SFT_ONLY, offloads_optimizer, refuse_settings
+
+CPU = {"bf16": False, "use_cpu": True}
+
+
+@pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
+def test_defaults_are_the_papers_but_for_the_baseline(cls, tmp_path):
+    args = cls(str(tmp_path), **CPU)
+    assert args.limits == TruncationLimits(1, 1, 0, 1)
+    assert (args.optim, args.learning_rate, str(args.lr_scheduler_type)) == ("adafactor", 5e-7, "constant") or (
+        args.lr_scheduler_type.value == "constant"
+    )
+    assert (args.weight_decay, args.max_grad_norm) == (0.0, 1.0)
+    assert (args.baseline, args.ratio_level, args.length_normalization) == ("mean", "sequence", True)
+
+
+def test_online_defaults(tmp_path):
+    args = TOPRConfig(str(tmp_path), **CPU)
+    assert (args.temperature, args.top_p, args.top_k, args.max_completion_length, args.beta) == (
+        1.0, 1.0, 500, 512, 0.0,
+    )  # fmt: skip
+
+
+def test_single_limits_replace_the_presets(tmp_path):
+    args = TOPRConfig(str(tmp_path), preset="tis", b_pos=2.0, a_neg=0.5, **CPU)
+    assert args.limits == TruncationLimits(0, 2, 0.5, 1)
+
+
+@pytest.mark.parametrize("name", [name for name in GRPO_ONLY if name in GRPOConfig.__dataclass_fields__])
+def test_grpo_only_settings_say_what_to_use_instead(name, tmp_path):
+    default = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}[name]
+    other = {"scale_rewards": "batch", "importance_sampling_level": "sequence"}.get(
+        name, "normalize_then_sum" if isinstance(default, str) else 0.77
+    )
+    with pytest.raises(ValueError, match=f"{name}=.*Remove it. .*(`|TOPR)"):
+        TOPRConfig(str(tmp_path), **CPU, **{name: other})
+
+
+def test_settings_that_say_what_topr_does_are_taken(tmp_path):
+    for settings in ({"scale_rewards": False}, {"scale_rewards": "none"}, {"loss_type": "dapo"}, {"loss_type": None}):
+        assert TOPRConfig(str(tmp_path), **CPU, **settings).loss_type == "topr"
+
+
+def test_the_best_model_is_that_of_the_highest_reward(tmp_path):
+    of_best = {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps"}
+    args = TOPRConfig(str(tmp_path), **CPU, **of_best)
+    assert (args.metric_for_best_model, args.greater_is_better) == ("eval_reward", True)
+    args = TOPRConfig(str(tmp_path), **CPU, **of_best, metric_for_best_model="eval_length", greater_is_better=False)
+    assert (args.metric_for_best_model, args.greater_is_better) == ("eval_length", False)
+    args = TOPRConfig(str(tmp_path), **CPU, save_strategy="best", eval_strategy="steps")
+    assert (args.metric_for_best_model, args.greater_is_better) == ("eval_reward", True)
+    assert TOPRConfig(str(tmp_path), **CPU).metric_for_best_model is None
+
+
+@pytest.mark.parametrize("best", [{"load_best_model_at_end": True}, {"save_strategy": "best"},
+                                  {"save_strategy": SaveStrategy.BEST}, {"lr_scheduler_type": "reduce_lr_on_plateau"},
+                                  {}])  # fmt: skip
+def test_the_best_model_is_not_that_of_the_lowest_loss(best, tmp_path):
+    """The metric is also read by callbacks such as `EarlyStoppingCallback`, of which the settings say nothing."""
+    given = {"output_dir": str(tmp_path), **CPU, "eval_strategy": "steps", **best}
+    for metric in ("loss", "eval_loss", None):
+        if metric:
+            with pytest.raises(ValueError, match=r"metric_for_best_model.*Set metric_for_best_model='eval_reward'"):
+                TOPRConfig(**given, metric_for_best_model=metric)
+        if metric or best:
+            with pytest.raises(ValueError, match=r"metric_for_best_model.*Name a metric"):
+                OfflineTOPRConfig(**given, metric_for_best_model=metric)
+    for cls in (TOPRConfig, OfflineTOPRConfig):
+        for metric in ("eval_accuracy", "eval_kl_loss"):  # of callbacks
+            assert cls(**given, metric_for_best_model=metric).metric_for_best_model == metric
+
+
+@pytest.mark.parametrize("settings", [{"packing": True}, {"loss_type": "dft"}, {"assistant_only_loss": True},
+                                      {"neftune_noise_alpha": 5.0},
+                                      {"dataset_kwargs": {"skip_prepare_dataset": True}},
+                                      {"dataset_kwargs": '{"skip_prepare_dataset": true}'}])  # fmt: skip
+def test_sft_only_settings(settings, tmp_path):
+    (name,) = settings
+    with pytest.raises(ValueError, match=f"{name}=.*Remove it"):
+        OfflineTOPRConfig(str(tmp_path), **CPU, **settings)
+
+
+def test_settings_that_turn_off_what_topr_refuses_are_taken(tmp_path):
+    assert TOPRConfig(str(tmp_path), **CPU, neftune_noise_alpha=0).neftune_noise_alpha == 0
+    OfflineTOPRConfig(str(tmp_path), **CPU, neftune_noise_alpha=0, dataset_kwargs={"skip_prepare_dataset": False})
+
+
+# The field has another name in older versions of transformers.
+_BY_STRATEGY = "train_sampling_strategy" in TrainingArguments.__dataclass_fields__
+_UNSUPPORTED_ORDERS = (
+    [{"train_sampling_strategy": "group_by_length"}, {"train_sampling_strategy": "batch_rebalance"}]
+    if _BY_STRATEGY
+    else [{"group_by_length": True}]
+)
+
+
+@pytest.mark.parametrize("settings", _UNSUPPORTED_ORDERS)
+def test_an_order_that_the_trainer_cannot_use_is_refused(settings, tmp_path):
+    ((name, _),) = settings.items()
+    with pytest.raises(ValueError, match=f"{name}=.*sort_by_length"):
+        OfflineTOPRConfig(str(tmp_path), **CPU, **settings)
+    with pytest.raises(ValueError, match=r"dispatch_batches=True.*Leave dispatch_batches out"):
+        OfflineTOPRConfig(str(tmp_path), **CPU, accelerator_config={"dispatch_batches": True})
+    OfflineTOPRConfig(str(tmp_path), **CPU, accelerator_config={"split_batches": True})
+    if _BY_STRATEGY:
+        OfflineTOPRConfig(str(tmp_path), **CPU, train_sampling_strategy="sequential")
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ({"eos_token_id": [1, 2]}, "model.generation_config.eos_token_id"),
+        ({"stop_strings": ["\n"]}, "model.generation_config.eos_token_id"),
+        ({"pad_token_id": 0}, "tokenizer.pad_token"),
+        ({"num_return_sequences": 2}, "num_generations"),
+        ({"n": 2}, "num_generations"),
+        ({"return_dict_in_generate": True}, "token ids alone"),
+        ({"num_beams": 2}, "Remove it"),
+        ({"do_sample": False}, "Remove it"),
+        ({"forced_eos_token_id": 1}, "Remove it"),
+        ({"truncate_prompt_tokens": 5}, "Remove it"),
+        ({"max_new_tokens": 5}, "max_completion_length"),
+        ({"temperature": 0.5}, "`temperature`"),
+        ({"logprobs": 5}, "sampled token"),
+    ],
+)
+def test_generation_kwargs_by_which_trl_would_misread_completions(given, remedy, tmp_path):
+    ((name, value),) = given.items()
+    for form in (given, json.dumps(given)):  # the second on the command line
+        with pytest.raises(ValueError, match=f"generation_kwargs with {name}=") as error:
+            TOPRConfig(str(tmp_path), **CPU, generation_kwargs=form)
+        assert remedy in str(error.value)
+        assert repr(value) in str(error.value)
+
+
+def test_generation_kwargs_that_do_no_harm(tmp_path):
+    harmless = {"num_beams": 1, "do_sample": True, "temperature": 0.7, "eos_token_id": None, "max_new_tokens": 9}
+    args = TOPRConfig(str(tmp_path), **CPU, temperature=0.7, max_completion_length=9, generation_kwargs=harmless)
+    assert args.generation_kwargs == harmless
+
+
+def test_activations_are_not_offloaded_from_the_cpu_to_the_cpu(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"activation_offloading=True.*Leave it out"):
+        OfflineTOPRConfig(str(tmp_path), **CPU, activation_offloading=True)
+    monkeypatch.setattr(OfflineTOPRConfig, "device", torch.device("cuda:0"))
+    OfflineTOPRConfig(str(tmp_path), **CPU, activation_offloading=True)
+
+
+def test_a_chat_template_may_be_a_path(tmp_path):
+    template = tmp_path / "chat.jinja"
+    with pytest.raises(ValueError, match="chat_template_path: there is no file"):
+        OfflineTOPRConfig(str(tmp_path), **CPU, chat_template_path=template)
+    template.write_text("{{ messages }}")
+    assert OfflineTOPRConfig(str(tmp_path), **CPU, chat_template_path=template).chat_template_path == str(template)
+
+
+class Removed:
+    """A setting that TRL still has, and that this package does not find."""
+
+    def __init__(self, name):
+        self.name = f"_{name}"
+
+    def __set__(self, settings, value):
+        setattr(settings, self.name, value)
+
+    def __get__(self, settings, _):
+        if settings is None or sys._getframe(1).f_globals["__name__"].startswith("topr_trl"):
+            raise AttributeError(self.name)
+        return getattr(settings, self.name)
+
+
+_CHECKED_ONLY = [
+    *((TOPRConfig, GRPOConfig, name) for name in GRPO_ONLY if name != "loss_type"),  # which TOPR has, too
+    *((TOPRConfig, GRPOConfig, name) for name in ("use_bias_correction_kl", "generation_kwargs")),
+    *((OfflineTOPRConfig, SFTConfig, name) for name in SFT_ONLY),
+    *((OfflineTOPRConfig, SFTConfig, name) for name in ("train_sampling_strategy", "activation_offloading")),
+    *((OfflineTOPRConfig, SFTConfig, name) for name in ("accelerator_config", "chat_template_path")),
+]
+
+
+@pytest.mark.parametrize(("cls", "parent", "name"), _CHECKED_ONLY)
+def test_a_newer_trl_may_remove_what_is_only_checked(cls, parent, name, tmp_path, monkeypatch):
+    more = {"beta": 0.1, "num_iterations": 2} if name == "use_bias_correction_kl" else {}
+    monkeypatch.delitem(parent.__dataclass_fields__, name, raising=False)
+    monkeypatch.setattr(cls, name, Removed(name), raising=False)
+    cls(str(tmp_path), **CPU, **more)
+
+
+def test_what_a_newer_trl_still_has_is_refused():
+    there = [f for f in dataclasses.fields(GRPOConfig) if f.name in GRPO_ONLY and "importance" not in f.name]
+    newer = dataclasses.make_dataclass("GRPOConfig", [(f.name, object, f.default) for f in there])
+    refuse_settings(newer(), newer, "TOPRTrainer", GRPO_ONLY, LIKE_TOPR)
+    with pytest.raises(ValueError, match=r"epsilon=0.3 .*Remove it"):
+        refuse_settings(newer(epsilon=0.3), newer, "TOPRTrainer", GRPO_ONLY, LIKE_TOPR)
+
+
+@pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
+def test_command_line(cls, tmp_path):
+    parser = TrlParser(cls)
+    flags = f"--output_dir {tmp_path} --baseline mean --preset tis --a_neg 0.1 --curation uniform --bf16 False"
+    (args,) = parser.parse_args_and_config(flags.split())
+    assert (args.baseline, args.a_neg, args.curation) == ("mean", 0.1, "uniform")
+    (args,) = parser.parse_args_and_config(["--output_dir", str(tmp_path), "--baseline", "-0.5", "--bf16", "False"])
+    assert args.baseline == -0.5
+    assert "--effective_positive_share" in parser.format_help()
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [(0.5, 0.5), ("0.5", 0.5), (1, 1.0), (np.float32(0.5), 0.5), ("-1e-1", -0.1), ("group_mean", "group_mean")],
+)
+@pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
+def test_a_baseline_is_a_float_or_a_name(cls, given, value, tmp_path):
+    """In a type checker too: `scripts/check_wheel.py`."""
+    args = cls(str(tmp_path), **CPU, baseline=given)
+    assert (args.baseline, type(args.baseline)) == (value, type(value))
+    args.validate_curation()  # a second time changes nothing
+    assert args.baseline == value
+    as_json = json.loads(args.to_json_string())
+    assert as_json["baseline"] == value
+    assert cls(str(tmp_path), **CPU, baseline=as_json["baseline"]).baseline == value
+
+
+@pytest.mark.parametrize("baseline", [True, None, [0.5], "median", "", 10**400])
+def test_a_baseline_that_is_neither_number_nor_name(baseline, tmp_path):
+    with pytest.raises(ValueError, match=r"baseline must be .* mean, group_mean"):
+        OfflineTOPRConfig(str(tmp_path), **CPU, baseline=baseline)
+
+
+@pytest.mark.parametrize("text", ["0.5", "'0.5'", "group_mean", "5.0e-1", "1"])
+@pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
+def test_a_baseline_in_files(cls, text, tmp_path):
+    """In the files of TrlParser (YAML), and in those of HfArgumentParser (YAML and JSON)."""
+    value = text if text.isidentifier() else float(text.strip("'"))
+    plain = {"output_dir": str(tmp_path), **CPU, "baseline": yaml.safe_load(text)}
+    (tmp_path / "args.yaml").write_text(f"output_dir: {tmp_path}\nbaseline: {text}\nuse_cpu: true\nbf16: false\n")
+    (tmp_path / "args.json").write_text(json.dumps(plain))
+    parser = TrlParser(cls)
+    (by_trl,) = parser.parse_args_and_config(["--config", str(tmp_path / "args.yaml")])
+    (by_yaml,) = parser.parse_yaml_file(tmp_path / "args.yaml")
+    (by_json,) = parser.parse_json_file(tmp_path / "args.json")
+    assert [args.baseline for args in (by_trl, by_yaml, by_json)] == [value] * 3
+    assert {type(args.baseline) for args in (by_trl, by_yaml, by_json)} == {type(value)}
+
+
+def test_numbers_have_the_annotated_type(tmp_path):
+    given = {"a_neg": 0, "b_pos": np.float64(2), "curation": "uniform", "iteration_size": np.int64(3)}
+    args = TOPRConfig(str(tmp_path), **CPU, **given, effective_positive_share=1, replay_share=0)
+    floats = (args.a_neg, args.b_pos, args.effective_positive_share, args.replay_share)
+    assert [type(value) for value in floats] == [float] * 4
+    assert (type(args.iteration_size), args.iteration_size) == (int, 3)
+    assert args.b_neg is None
+
+
+def test_settings_of_curation_stand_alone():
+    """For a command that curates: it parses these alone, and refuses what contradicts itself."""
+    (settings,) = TrlParser(CurationArguments).parse_args_and_config(["--curation", "uniform", "--baseline", "mean"])
+    assert [f.name for f in dataclasses.fields(settings)] == [
+        "baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share"
+    ]  # fmt: skip
+    settings.validate_curation()
+    with pytest.raises(ValueError, match="iteration_size needs a curation rule"):
+        CurationArguments(iteration_size=3).validate_curation()
+
+
+_PARAMETER = re.compile(r"^        (\w+) \((`.*`), \*optional\*(?:, defaults to `(.*)`)?\):$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
+def test_every_setting_is_documented(cls):
+    """As static tools see it: without running code. Settings that TRL alone has are TRL's to document."""
+    ours = [kind for kind in inspect.getmro(cls) if kind.__module__.startswith("topr_trl")]
+    own = {name for kind in ours for name in inspect.get_annotations(kind)}
+    tree = ast.parse(inspect.getsource(inspect.getmodule(cls)))
+    (node,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
+    documented = {name: default for name, _, default in _PARAMETER.findall(ast.get_docstring(node, clean=False))}
+    defaults = {f.name: f.default for f in dataclasses.fields(cls) if f.name in own}
+    # None is not written down: *optional* alone says it, as in TRL.
+    assert {name: ast.literal_eval(default or "None") for name, default in documented.items()} == defaults
+    for f in dataclasses.fields(cls):
+        if f.name in own:
+            assert f.metadata["help"].endswith("."), f.name
+
+
+def test_kl_off_policy_must_not_be_corrected_by_a_ratio_that_is_not_there(tmp_path):
+    TOPRConfig(str(tmp_path), beta=0.1, **CPU)
+    TOPRConfig(str(tmp_path), beta=0.1, num_iterations=2, use_bias_correction_kl=False, **CPU)
+
+
+def test_a_share_of_1_leaves_no_negatives_to_choose(tmp_path):
+    share = {"effective_positive_share": 1.0, "curation": "positive_share"}
+    with pytest.raises(ValueError, match="makes every completion a positive"):
+        TOPRConfig(str(tmp_path), **share, **CPU)
+    TOPRConfig(str(tmp_path), **share, **CPU, curation_positive_share=1.0)
+
+
+@pytest.mark.parametrize("config", [TOPRConfig, OfflineTOPRConfig])
+def test_adafactor_is_refused_under_fsdp2(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    config(str(tmp_path), use_cpu=True, bf16=False)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match="adafactor"):
+        config(str(tmp_path), use_cpu=True, bf16=False)
+    config(str(tmp_path), use_cpu=True, bf16=False, optim="adamw_torch")
+
+
+@pytest.mark.parametrize("config", [TOPRConfig, OfflineTOPRConfig])
+@pytest.mark.parametrize("name", ["cp_size", "sp_size"])
+def test_a_completion_is_not_split_over_processes(config, name, tmp_path, monkeypatch):
+    settings = {"use_cpu": True, "bf16": False, "optim": "adamw_torch"}
+    config(str(tmp_path), **settings, parallelism_config=ParallelismConfig())
+    with pytest.raises(ValueError, match=f"{name}=2"):
+        config(str(tmp_path), **settings, parallelism_config=ParallelismConfig(**{name: 2}))
+    monkeypatch.setenv(f"PARALLELISM_CONFIG_{name.upper()}", "2")
+    with pytest.raises(ValueError, match=f"{name}=2"):
+        config(str(tmp_path), **settings)
+
+
+@pytest.mark.parametrize("cls", [TOPRConfig, OfflineTOPRConfig])
+def test_a_loss_that_is_nan_is_not_logged_as_0(cls, tmp_path):
+    assert not cls(str(tmp_path), **CPU).logging_nan_inf_filter
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("iteration_size", [], "int or None"),
+        ("iteration_size", 2.5, "int or None"),
+        ("a_pos", "high", "float or None"),
+        ("curation_positive_share", None, "float"),
+        ("preset", None, "str"),
+        ("length_normalization", "yes", "bool"),
+        ("effective_positive_share", True, "float or None"),
+    ],
+)
+def test_values_of_another_type_are_named(tmp_path, name, value, wanted):
+    """As a YAML file may hold."""
+    with pytest.raises(ValueError, match=rf"^{name} must be {wanted}, not "):
+        OfflineTOPRConfig(output_dir=str(tmp_path), **{name: value})
+
+
+def test_adafactor_is_refused_whoever_shards(tmp_path, monkeypatch):
+    offloading = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    (tmp_path / "ds.json").write_text(json.dumps(offloading))
+    given = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": "none"}
+    with pytest.raises(ValueError, match="cannot step on weights that FSDP2 shards"):
+        OfflineTOPRConfig(**given, fsdp="full_shard", fsdp_config={"version": 2})
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(tmp_path / "ds.json"))
+    with pytest.raises(ValueError, match="DeepSpeed runs its own Adam"):
+        OfflineTOPRConfig(**given)
+    monkeypatch.delenv("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+    for deepspeed in (offloading, str(tmp_path / "ds.json")):
+        with pytest.raises(ValueError, match="DeepSpeed runs its own Adam"):
+            OfflineTOPRConfig(**given, deepspeed=deepspeed)
+
+
+@pytest.mark.parametrize("zero", [None, {}, {"offload_optimizer": None}, {"offload_optimizer": {"device": "none"}}])
+def test_deepspeed_that_offloads_nothing(zero):
+    assert not offloads_optimizer({"zero_optimization": zero})
+    assert offloads_optimizer({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})

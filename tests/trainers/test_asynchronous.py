@@ -1,0 +1,313 @@
+"""`AsyncTOPRTrainer` on the CPU: TRL's attention over trees is a dense one here, and a worker in this process writes.
+
+What it uses of TRL's private parts is named in `test_the_parts_of_trl_that_are_used`.
+"""
+
+import asyncio
+import inspect
+import math
+import queue
+import subprocess
+import sys
+from copy import copy, deepcopy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import trl
+from packaging.version import Version
+from reference import async_trainer_without_gpu
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+from topr_trl import SamplingArguments, sample_completions, score_completions, topr_loss
+from topr_trl.tasks import arithmetic, gsm8k
+
+if Version(trl.__version__) < Version("1.16"):
+    pytest.skip("AsyncGRPOTrainer is built on TRL 1.16", allow_module_level=True)
+
+from trl import GRPOConfig
+from trl.experimental.async_grpo import AsyncGRPOConfig
+from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer, RolloutQueueDataset
+from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample, _AsyncRolloutLoop
+
+from topr_trl.experimental import AsyncTOPRConfig, AsyncTOPRTrainer
+from topr_trl.trainers.asynchronous import ASYNC_ONLY, _AfterBaseline, _WholeConversations
+
+MODEL = str(arithmetic.CARELESS_MODEL)
+QUIET = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
+
+
+@pytest.fixture(autouse=True)
+def cpu(monkeypatch):
+    async_trainer_without_gpu(monkeypatch)
+
+
+def plain_model(weights):
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    model.load_state_dict(weights)
+    return model
+
+
+class NoTransfer:
+    def init_weight_transfer(self): ...
+    def pause(self): ...
+    def resume(self): ...
+    def destroy(self): ...
+    def send_weights(self, iterator):
+        for _ in iterator:
+            pass
+
+
+class Worker:
+    """Writes in this process when rows are asked for, by the weights as they were `age` versions ago."""
+
+    def __init__(self, problems, age=0, group=8, seed=0):
+        self.problems, self.age, self.group, self.seed = problems, age, group, seed
+        self.rollout_buffer, self.metrics_queue = self, queue.Queue()
+        self.trainer, self.snapshots, self.waiting, self.given = None, [], [], []
+        self.tokenizer = AutoTokenizer.from_pretrained(MODEL)
+        self.asked = 0
+
+    # The protocol of TRL's workers.
+
+    def start(self): ...
+    def stop(self): ...
+    def check_health(self, stale_after_s): ...
+
+    def update_model_version(self, version):
+        self.snapshots.append(deepcopy(self.trainer.model.state_dict()))
+        self.snapshots = self.snapshots[-self.age - 1 :]
+
+    def qsize(self):
+        return len(self.waiting)
+
+    def get(self, timeout=None):
+        if not self.waiting:
+            self.waiting = self._written()
+        self.given.append(self.waiting.pop(0))
+        return self.given[-1]
+
+    def _written(self):
+        assert self.asked < 40, "the rows are not used"
+        model = plain_model(self.snapshots[0])
+        places = np.random.default_rng([self.seed, self.asked]).choice(len(self.problems), 8, replace=False)
+        self.asked += 1
+        sampling = SamplingArguments(num_generations=self.group, max_new_tokens=80)
+        rows = score_completions(
+            sample_completions(model, self.tokenizer, self.problems.select(places), sampling, seed=self.asked),
+            gsm8k.judge,
+        )
+        rows = rows.to_list()
+        rows[5]["reward"] = float("nan")  # no function had a reward for it
+        version = self.trainer.model_version - len(self.snapshots) + 1
+        return [sample_of(row, version, 8 * self.asked + n // self.group) for n, row in enumerate(rows)]
+
+
+def sample_of(row, version, group):
+    prompt, completion = row["prompt_ids"], row["completion_ids"]
+    return RolloutSample(
+        prompt=[], completion=[], input_ids=np.array(prompt + completion),
+        completion_mask=np.array([0] * len(prompt) + [1] * len(completion)),
+        old_log_probs=np.array([0.0] * len(prompt) + row["sampler_logps"], dtype=np.float32),
+        advantage=0.5, model_version=version, group_id=group, metrics={"reward": row["reward"], "reward_std": 2.0},
+    )  # fmt: skip
+
+
+def make(folder, worker, model=MODEL, **settings):
+    args = AsyncTOPRConfig(str(folder), **{**QUIET, "token_budget": 0, "max_steps": 1, **settings})
+    trainer = AsyncTOPRTrainer(model, args=args, train_dataset=worker.problems, rollout_worker=worker,
+                               weight_transfer=NoTransfer())  # fmt: skip
+    worker.trainer = trainer
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return gsm8k.prepare(arithmetic.arithmetic_dataset(64, seed=1), num_shots=0)
+
+
+def test_the_parts_of_trl_that_are_used():
+    assert "_score_group" in vars(_AsyncRolloutLoop)
+    assert "_loop_cls" in vars(AsyncRolloutWorker)
+    source = inspect.getsource(AsyncGRPOTrainer)
+    for name in ("_step_forward_s", "_step_forward_tokens", "_step_trained_tokens", "_step_seq_len_weighted",
+                 "_step_samples", "_rollout_dataset", "aux_loss_enabled", "router_aux_loss_coef"):  # fmt: skip
+        assert f"self.{name}" in source, name
+    used = inspect.getsource(AsyncGRPOTrainer.compute_loss)
+    for name in ("token_index", "segment_id", "old_log_probs", "advantages", "tree_kv_index", "tree_cu_seqlens_q",
+                 "tree_cu_seqlens_k", "tree_max_seqlens", "global_n_tokens", "global_n_forward_tokens",
+                 "mean_seq_len"):  # fmt: skip
+        assert f'"{name}"' in used, name
+    dataset = inspect.getsource(RolloutQueueDataset)
+    assert "self.queue.get(" in dataset
+    assert "staleness > self.max_staleness" in dataset
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_a_step_is_that_of_the_pure_function(problems, tmp_path, accumulation):
+    """The gradient of the mean loss over the completions of a step, each row by itself and without packing."""
+    worker = Worker(problems, age=2)
+    settings = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "lr_scheduler_type": "constant",
+                "weight_decay": 0.0, "baseline": 0.25, "logging_steps": 1}  # fmt: skip
+    trainer = make(tmp_path, worker, **settings, max_steps=3, gradient_accumulation_steps=accumulation,
+                   per_device_train_batch_size=32 // accumulation)  # fmt: skip
+    before = []
+    trainer.add_callback(Before(before))
+    trainer.train()
+    last, rows = before[-1], worker.given[64:96]  # what comes after them was fetched for the next step
+    model = plain_model(last)
+    losses = []
+    for row in rows:
+        ids, own = torch.tensor(row.input_ids)[None], torch.tensor(row.completion_mask).bool()
+        logps = model(ids).logits[0, :-1].float().log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        mask = own[1:][None]
+        mu = torch.tensor(row.old_log_probs)[1:][None]
+        reward = torch.tensor([row.metrics["reward"] - 0.25]).nan_to_num(0.0)
+        losses.append(topr_loss(logps[None], mu, reward, mask, trainer.args.limits).losses_B)
+    torch.cat(losses).mean().backward()
+    for name, parameter in model.named_parameters():
+        moved = last[name] - trainer.model.state_dict()[name]
+        torch.testing.assert_close(moved, parameter.grad, atol=2e-6, rtol=1e-3, msg=name)
+    log = [entry for entry in trainer.state.log_history if "topr/weight_mean" in entry][-1]
+    assert log["sample/staleness_mean"] == log["sample/staleness_max"] == 2
+    assert log["topr/negatives_tapered"] > 0
+    trainer.create_model_card()
+    card = (tmp_path / "README.md").read_text()
+    assert "as the sampler reported it" in card
+    assert "2503.14286" in card
+
+
+@pytest.mark.parametrize(
+    ("baseline", "expected"),
+    [("0", [1.0, -1.0, 1.0]), ("-0.5", [1.5, -0.5, 1.5]), ("mean", [0.0, -1.0, 2 / 3]),
+     ("group_mean", [1.0, 1.0, 1.0])],
+)  # fmt: skip
+def test_baselines(baseline, expected):
+    rewards = [1.0, -1.0, 1.0, float("nan")]
+    row = {"prompt_ids": [1], "completion_ids": [2], "sampler_logps": [-1.0]}
+    samples = queue.Queue()
+    for reward in rewards:
+        samples.put(sample_of({**row, "reward": reward}, 0, 0))
+    after = _AfterBaseline(samples, AsyncTOPRConfig("x", **QUIET, baseline=baseline).baseline)
+    assert after.qsize() == 4
+    assert [after.get().advantage for _ in rewards] == pytest.approx([*expected, float("nan")], nan_ok=True)
+
+
+def test_settings_that_do_not_fit_are_refused():
+    for wrong, message in (
+        ({"epsilon": 0.3}, r"epsilon=0.3 cannot be used with AsyncTOPRTrainer.* `preset`"),
+        ({"top_p": 0.9}, "top_p=0.9 .*of a part of the vocabulary"),
+        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha=5.0 .*Remove it"),
+        ({"top_k": 50}, "top_k=50 .*of a part of the vocabulary"),
+        ({"log_mu": "trainer"}, "log_mu='trainer': rows are written by older weights"),
+        ({"baseline": "median"}, "baseline must be a number or one of mean, group_mean"),
+        ({"baseline": "group_mean", "num_generations": 1}, "needs num_generations of 2 or more"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            AsyncTOPRConfig("x", **QUIET, **wrong)
+    assert AsyncTOPRConfig("x", **QUIET, baseline=-0.5).baseline == -0.5
+    with pytest.raises(TypeError, match="needs AsyncTOPRConfig as args, not AsyncGRPOConfig"):
+        AsyncTOPRTrainer(MODEL, args=AsyncGRPOConfig("x", **QUIET))
+
+
+@pytest.mark.parametrize("prefix", ["vllm_", ""])
+def test_importance_sampling_is_refused_as_soon_as_trl_has_it(prefix, monkeypatch):
+    """huggingface/trl#7120 adds it."""
+    setting = copy(GRPOConfig.__dataclass_fields__["vllm_importance_sampling_mode"])
+    setting.name = f"{prefix}importance_sampling_mode"
+    monkeypatch.setitem(AsyncGRPOConfig.__dataclass_fields__, setting.name, setting)
+    monkeypatch.setattr(AsyncTOPRConfig, setting.name, setting.default, raising=False)
+    AsyncTOPRConfig("x", **QUIET)
+    monkeypatch.setattr(AsyncTOPRConfig, setting.name, "token_mask")
+    with pytest.raises(ValueError, match=f"{setting.name}='token_mask' .*`log_mu`"):
+        AsyncTOPRConfig("x", **QUIET)
+
+
+def test_no_new_setting_goes_unnoticed():
+    """One that TRL's loss reads has no effect here, and has to be refused."""
+    known = {
+        "chat_template_kwargs", "dtype", "epsilon", "epsilon_high", "fork_threshold_tokens", "heartbeat_stale_after_s",
+        "ignore_data_skip", "learning_rate", "log_completions", "logging_steps", "lr_scheduler_type",
+        "max_completion_length", "max_inflight_tasks", "max_staleness", "max_tool_calling_iterations", "min_p",
+        "model_init_kwargs", "num_completions_to_print", "num_generations", "queue_maxsize", "repetition_penalty",
+        "request_timeout", "router_aux_loss_coef", "temperature", "token_budget", "top_k", "top_p",
+        "trust_remote_code", "vllm_server_base_url", "vllm_server_timeout", "weight_sync_steps", "weight_sync_timeout",
+    }  # fmt: skip
+    new = set(inspect.get_annotations(AsyncGRPOConfig)) - known - set(ASYNC_ONLY)
+    assert not new, f"new settings of AsyncGRPOConfig in TRL {trl.__version__}: {new}"
+
+
+def test_a_path(problems, tmp_path):
+    assert make(tmp_path, Worker(problems), Path(MODEL)).args.output_dir == str(tmp_path)
+
+
+def test_the_package_imports_its_names_when_they_are_used():
+    code = "import sys, topr_trl.experimental as e; print('torch' in sys.modules, *e.__all__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "AsyncTOPRConfig", "AsyncTOPRTrainer"]
+
+
+def test_conversations_in_several_rows_are_left_out_and_counted(monkeypatch):
+    class Group:
+        completions_sequences = (["a"], ["b1", "b2"], ["c"], ["d1", "d2", "d3"])
+
+    async def scored(self, group):
+        return [row for rows in group.completions_sequences for row in rows]
+
+    monkeypatch.setattr(_AsyncRolloutLoop, "_score_group", scored)
+    pushed = []
+    loop = object.__new__(_WholeConversations)
+    monkeypatch.setattr(loop, "_push_metrics", pushed.append, raising=False)
+    assert asyncio.run(loop._score_group(Group)) == ["a", "c"]
+    assert pushed == [{"topr/split_total": 2.0}]
+
+
+def test_a_group_that_is_left_out_counts_as_trained(monkeypatch):
+    """Or a resumed run would begin again with it."""
+
+    class Group:
+        completions_sequences = (["a1", "a2"],)
+
+    async def scored(self, group):
+        row = {"prompt_ids": [1], "completion_ids": [2, 3], "sampler_logps": [-0.1, -0.2], "reward": 1.0}
+        return [sample_of(row, 0, 5), sample_of(row, 0, 5)]
+
+    monkeypatch.setattr(_AsyncRolloutLoop, "_score_group", scored)
+    loop = object.__new__(_WholeConversations)
+    monkeypatch.setattr(loop, "_push_metrics", lambda metrics: None, raising=False)
+    (sample,) = asyncio.run(loop._score_group(Group))
+    assert (sample.group_id, math.isnan(sample.metrics["reward"])) == (5, True)
+
+
+def test_loops_that_are_not_known_are_refused(problems, tmp_path):
+    class Other(_AsyncRolloutLoop):
+        pass
+
+    worker = object.__new__(AsyncRolloutWorker)
+    worker._loop_cls, worker.rollout_buffer = Other, None
+    args = AsyncTOPRConfig(str(tmp_path), **{**QUIET, "token_budget": 0, "max_steps": 1})
+    with pytest.raises(ValueError, match="AsyncRolloutWorker may make several rows of a conversation"):
+        AsyncTOPRTrainer(MODEL, args=args, train_dataset=problems, rollout_worker=worker, weight_transfer=NoTransfer())
+
+
+@pytest.mark.slow
+def test_it_learns_from_rows_that_are_sixteen_versions_old(problems, tmp_path):
+    worker = Worker(problems, age=16)
+    trainer = make(tmp_path, worker, max_steps=32, learning_rate=3e-4, optim="adamw_torch", weight_decay=0.0,
+                   lr_scheduler_type="constant", per_device_train_batch_size=32, logging_steps=8)  # fmt: skip
+    trainer.train()
+    logged = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+    assert logged[-1] > logged[0] + 0.2
+    staleness = [entry["sample/staleness_max"] for entry in trainer.state.log_history if "reward" in entry]
+    assert staleness[-1] >= 16
+
+
+class Before(TrainerCallback):
+    """Keeps the weights as they are before each step."""
+
+    def __init__(self, kept):
+        self.kept = kept
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        self.kept.append(deepcopy(model.state_dict()))

@@ -1,0 +1,111 @@
+"""What both trainers share: one path for the loss, and the card's section."""
+
+import warnings
+
+import pytest
+import torch
+
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer, loss
+from topr_trl.trainers import base as trainer_base
+from topr_trl.trainers.model_card import CardSection
+
+SETTINGS = {
+    "per_device_train_batch_size": 8, "report_to": "none", "use_cpu": True, "bf16": False, "disable_tqdm": True,
+    "gradient_checkpointing": False, "save_strategy": "no", "preset": "tis", "baseline": 0,
+}  # fmt: skip
+
+
+def offline(model, tokenizer, rows, folder):
+    rows = rows.add_column("mu_logps", [-1.0] * len(rows))
+    return OfflineTOPRTrainer(model, OfflineTOPRConfig(str(folder), **SETTINGS), rows, processing_class=tokenizer)
+
+
+def online(model, tokenizer, rows, folder):
+    def reward(completions, **_):
+        return [(-1.0) ** i for i in range(len(completions))]
+
+    args = TOPRConfig(str(folder), num_generations=4, max_completion_length=8, **SETTINGS)
+    return TOPRTrainer(model, reward, args=args, train_dataset=rows, processing_class=tokenizer)
+
+
+def gradient(trainer):
+    """Of one batch; online its completions are drawn with the same seed each time."""
+    torch.manual_seed(0)
+    trainer.model.train()
+    trainer.model.zero_grad()
+    trainer.current_gradient_accumulation_steps = 1
+    batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    trainer.compute_loss(trainer.model, dict(batch)).backward()
+    return torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize("make", [offline, online])
+def test_twice_the_weights_are_twice_the_gradient(model, tokenizer, rows, tmp_path, make, monkeypatch):
+    trainer = make(model, tokenizer, rows, tmp_path)
+    once = gradient(trainer)
+    if make is online:
+        trainer = make(model, tokenizer, rows, tmp_path)  # the first keeps its generation batch
+    weights = loss.truncated_weights
+    monkeypatch.setattr(loss, "truncated_weights", lambda *args: 2 * weights(*args))
+    twice = gradient(trainer)
+    assert once.abs().max() > 0
+    assert torch.equal(twice, 2 * once)
+
+
+@pytest.mark.parametrize("make", [offline, online])
+def test_the_loss_is_the_public_function(model, tokenizer, rows, tmp_path, make, monkeypatch):
+    calls = []
+
+    def watched(*args):
+        calls.append(args)
+        return loss.topr_loss(*args)
+
+    monkeypatch.setattr(trainer_base, "topr_loss", watched)
+    trainer = make(model, tokenizer, rows, tmp_path)
+    gradient(trainer)
+    ((logps, _, rewards, mask, limits, level, normalized),) = calls
+    assert logps.shape == mask.shape
+    assert sorted(rewards.tolist()) == ([-1.0] * 6 + [1.0] * 2 if make is offline else [-1.0] * 4 + [1.0] * 4)
+    assert (limits, level, normalized) == (loss.PRESETS["tis"], "sequence", True)
+
+
+class Measured:
+    """Stands for `topr_trl.Evaluations`."""
+
+    def write_card_section(self, folder):
+        (folder / "drawn.png").write_bytes(b"picture")
+        return "## Evaluation\n\nAll right.\n"
+
+
+def test_the_card_shows_what_is_handed_in(model, tokenizer, rows, tmp_path):
+    trainer = offline(model, tokenizer, rows, tmp_path)
+    assert trainer.evaluations is None
+    trainer.evaluations = Measured()
+    trainer.create_model_card()
+    trainer.create_model_card()
+    card = (tmp_path / "README.md").read_text()
+    assert card.count("## Evaluation\n\nAll right.\n\n## Training procedure") == 1
+    assert (tmp_path / "drawn.png").is_file()
+    trainer.evaluations = None
+    trainer.create_model_card()
+    assert "## Evaluation" not in (tmp_path / "README.md").read_text()
+
+
+def test_a_plain_dictionary_of_evaluations_is_refused(model, tokenizer, rows, tmp_path):
+    """Version 0.1 took one."""
+    trainer = offline(model, tokenizer, rows, tmp_path)
+    with pytest.raises(TypeError, match=r"not a dict. Set trainer\.evaluations = Evaluations\(before=\.\.\., after="):
+        trainer.evaluations = {"before": None}
+    assert isinstance(Measured(), CardSection)
+
+
+@pytest.mark.parametrize(("preset", "warns"), [("topr", True), ("positives_only", False)])
+def test_negatives_that_are_dead_from_the_start_are_warned_about(model, tokenizer, rows, tmp_path, preset, warns):
+    settings = {**SETTINGS, "preset": preset, "max_steps": 10, "logging_steps": 1, "learning_rate": 0.0}
+    certain = rows.add_column("mu_logps", [0.0] * len(rows))  # the sampler was certain of all that it wrote
+    args = OfflineTOPRConfig(str(tmp_path), **settings)
+    trainer = OfflineTOPRTrainer(model, args, certain, processing_class=tokenizer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+    assert sum("of the negatives have a weight" in str(each.message) for each in caught) == warns

@@ -1,0 +1,103 @@
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
+from topr_trl.tasks import arithmetic
+from topr_trl.trainers.checkpoints import check_files, check_finite, model_fingerprint
+
+
+def linear(dtype=torch.float32, **kwargs):
+    return nn.Linear(3, 2, dtype=dtype, **kwargs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_one_value_is_found(dtype, value):
+    model = nn.Sequential(linear(dtype), linear(dtype))
+    model[0].weight.data.fill_(torch.finfo(dtype).max)  # whose sum of squares is infinite, and which is fine
+    check_finite(model, "It")
+    model[1].bias.data[1] = value
+    with pytest.raises(FloatingPointError, match=r"^It: 1 of its parameters .* the first is 1\.bias"):
+        check_finite(model, "It")
+
+
+def test_weights_that_cannot_be_looked_at():
+    check_finite(nn.Sequential(), "nothing")
+    check_finite(linear(device="meta"), "not loaded yet")
+    quantized = linear()
+    quantized.weight = nn.Parameter(torch.zeros(2, 3, dtype=torch.uint8), requires_grad=False)
+    quantized.bias = nn.Parameter(torch.zeros(0))  # sharded by ZeRO-3
+    check_finite(quantized, "neither can be NaN")
+
+
+def test_sharded_weights(monkeypatch):
+    for name, value in {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    model = linear()
+    mesh = init_device_mesh("cpu", (1,))
+    try:
+        model.weight = nn.Parameter(distribute_tensor(torch.tensor([[1.0, 2.0], [float("nan"), 3.0]]), mesh))
+        with pytest.raises(FloatingPointError, match="the first is weight"):
+            check_finite(model, "It")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_files_are_of_the_model_with_their_names(tmp_path, model):
+    shutil.copy(arithmetic.CARELESS_MODEL / "model.safetensors", tmp_path)
+    check_files(tmp_path, model)
+    other = Qwen2ForCausalLM(
+        Qwen2Config(vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
+    )
+    with pytest.raises(ValueError, match="belongs to another model"):
+        check_files(tmp_path, other)
+    check_files(tmp_path, nn.Sequential(linear()))  # an adapter's names, say
+    check_files("somebody/a-model-of-the-hub")
+
+
+def test_what_is_logged_ends_a_training(model, tokenizer, rows, tmp_path, monkeypatch):
+    """DeepSpeed steps before gradients can be looked at."""
+    settings = {"report_to": "none", "bf16": False, "use_cpu": True, "gradient_checkpointing": False}
+    trainer = OfflineTOPRTrainer(model, OfflineTOPRConfig(str(tmp_path), **settings), rows, processing_class=tokenizer)
+    trainer.log({"loss": 1.0, "grad_norm": None})
+    for logs in ({"loss": float("nan")}, {"loss": 1.0, "grad_norm": float("inf")}):
+        with pytest.raises(FloatingPointError, match=f"`{list(logs)[-1]}` at step 0 is NaN or infinite"):
+            trainer.log(logs)
+    # With float16 its scaler leaves such steps out, and goes on with a smaller scale.
+    monkeypatch.setattr(trainer.accelerator.state, "_mixed_precision", "fp16")
+    trainer.log({"loss": 1.0, "grad_norm": float("inf")})
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, torch.inf)
+    stop = next(c for c in trainer.callback_handler.callbacks if type(c).__name__ == "StopAtNaN")
+    stop.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
+    monkeypatch.setattr(trainer.accelerator.state, "_mixed_precision", "no")
+    with pytest.raises(FloatingPointError, match="The gradient of step 1"):
+        stop.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
+
+
+def test_fingerprint(model):
+    first = model_fingerprint(model)
+    assert first == model_fingerprint(model)
+    assert model_fingerprint(model.to(torch.bfloat16)) == first  # it was saved in bfloat16
+    with torch.no_grad():
+        model.model.norm.weight.mul_(1.01)
+    assert model_fingerprint(model) != first
+
+
+def test_one_training_step_changes_the_fingerprint(model):
+    first = model_fingerprint(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    model(torch.tensor([[1, 2, 3]]), labels=torch.tensor([[1, 2, 3]])).loss.backward()
+    optimizer.step()
+    assert model_fingerprint(model) != first
+
+
+def test_fingerprint_of_a_parameter_too_long_for_float32():
+    # float32 rounds 17,825,791 up to 17,825,792, one past the end.
+    assert model_fingerprint(torch.nn.Linear(1, 17_825_792, bias=False))

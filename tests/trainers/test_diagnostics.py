@@ -1,0 +1,103 @@
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from topr_trl.trainers.diagnostics import SilentBatches, sampler_distance, warn_if_dead, warn_if_far
+
+
+def said(check, *args):
+    """What is warned of, and what is returned."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        returned = check(*args)
+    return [str(warning.message) for warning in caught], returned
+
+
+def test_negatives_that_are_dead_early_are_warned_about():
+    for steps, first_log in ((100, 1), (40, 10)):
+        assert said(warn_if_dead, 0.6, 10, steps, first_log) == (
+            [
+                f"60% of the negatives have a weight under 0.01 at step 10 of {steps} and contribute almost nothing: "
+                "by log μ, the model in training is far from the one that wrote them. If so, a lower learning rate or "
+                "fewer updates on the same rows keep them longer. If not, look at where log μ comes from: "
+                "log-probabilities of a truncated distribution (top_k, top_p), of another temperature or with the "
+                "noise of another engine add up over long completions. See docs/metrics.md."
+            ],
+            True,
+        )
+    assert said(warn_if_dead, 0.6, 11, 100, 1) == said(warn_if_dead, 0.5, 1, 100, 1) == ([], False)
+
+
+def test_a_far_sampler_is_warned_about():
+    mu = [[-1.0, -2.0], [-0.5]]
+    assert said(sampler_distance, mu, [None, None]) == ([], {})
+    near = {"token": pytest.approx(0.015), "token_max": pytest.approx(0.02), "response": pytest.approx(0.01)}
+    assert said(sampler_distance, mu, [[-1.01, -1.98], None]) == ([], near)
+    (message,), _ = said(sampler_distance, mu, [[-1.5, -2.5], [-1.0]])
+    assert message == (
+        "The sampler's log-probabilities differ from the trainer's by 0.50 per token: the sampler had other weights, "
+        "another tokenizer or RoPE settings, or computed at low precision. Sample from the checkpoint that training "
+        "starts from, in the precision of training. If another model did write the rows, set log_mu='sampler'."
+    )
+    assert said(warn_if_far, 0.1) == ([], False)
+    (message,), has_warned = said(warn_if_far, 0.11)
+    assert "by 0.11 per token" in message
+    assert has_warned
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        sampler_distance(mu, [[-1.0, -2.0]])
+
+
+def test_other_tokens_than_the_samplers_are_warned_about_and_not_compared():
+    same = {name: pytest.approx(0.01) for name in ("token", "token_max", "response")}
+    message = (
+        "1 of {} rows have sampler_logps of another length than their completion_ids: other tokens are trained on than "
+        "the sampler wrote. Keep the sampler's completion_ids with the rows."
+    )
+    assert said(sampler_distance, [[-1.0, -2.0], [-0.5]], [[-1.0], [-0.51]]) == ([message.format(2)], same)
+    assert said(sampler_distance, [[-1.0, -2.0]], [[-1.0]]) == ([message.format(1)], {})
+    assert said(sampler_distance, [[]], [[]]) == ([], {})
+
+
+class Batches:
+    """Generation batches, as `SilentBatches` sees them: rows and whether any R is not 0."""
+
+    def __init__(self, had_signal=False):
+        self.silent = SilentBatches(had_signal)
+
+    def add(self, rows, reward=0.0, raw=1.0):
+        """What is said after a batch, or None."""
+        self.silent.add(np.full(rows, reward), torch.full((rows,), raw))
+        messages, _ = said(self.silent.warn, "mean")
+        return messages[0] if messages else None
+
+
+def test_a_first_batch_without_any_signal_is_said_once():
+    batches = Batches()
+    assert batches.add(1) == (
+        "All 1 completions so far have R = 0 after baseline=mean: their rewards are all the same, and there is nothing "
+        "to learn from them. Look at the reward functions."
+    )
+    assert [batches.add(4) for _ in range(12)] == [None] * 12
+
+
+def test_ten_batches_in_a_row_without_signal_are_said():
+    batches = Batches()
+    assert batches.add(4, reward=0.5) is None
+    assert [batches.add(4) for _ in range(9)] == [None] * 9
+    assert batches.add(4, reward=-0.5) is None
+    assert [batches.add(2) for _ in range(9)] == [None] * 9
+    assert batches.add(2).startswith("All 20 completions of the last 10 generation batches have R = 0")
+
+
+def test_where_there_was_something_to_learn_before_one_batch_says_little():
+    batches = Batches(had_signal=True)
+    assert [batches.add(4) for _ in range(9)] == [None] * 9
+    assert batches.add(4).startswith("All 40 completions of the last 10 generation batches have R = 0")
+
+
+def test_rows_that_nobody_scored_are_no_sign():
+    batches = Batches()
+    assert batches.add(4, raw=torch.nan) is None
+    assert batches.add(3).startswith("All 3 completions so far")

@@ -1,0 +1,32 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+from datasets import Dataset
+
+from topr_trl.trainers.log_mu import load_log_mu, rows_fingerprint, save_log_mu
+
+
+def test_round_trip_and_mismatch(tmp_path):
+    path = tmp_path / "log_mu.parquet"
+    with pytest.raises(ValueError, match="missing"):
+        load_log_mu(path, "m", "r")
+    save_log_mu(path, pa.array([[-1.0, -0.5], None], pa.list_(pa.float32())), "m", "r")
+    assert load_log_mu(path, "m", "r").to_pylist() == [[-1.0, -0.5], None]
+    with pytest.raises(ValueError, match="another model or temperature: fingerprint m, expected x"):
+        load_log_mu(path, "x", "r")
+    with pytest.raises(ValueError, match="another set of rows"):
+        load_log_mu(path, "m", "x")
+
+
+def test_rows_differ_by_tokens_rewards_and_need():
+    def rows(**changes):
+        row = {"input_ids": [1, 2, 3], "prompt_length": 1, "reward": 1.0, **changes}
+        return Dataset.from_list([row])
+
+    def of(rows, needed=True):
+        return rows_fingerprint(rows, np.array([needed]))
+
+    assert of(rows()) == of(rows())
+    different = [of(rows()), of(rows(), needed=False), of(rows(reward=-1.0)), of(rows(prompt_length=2)),
+                 of(rows(input_ids=[1, 2, 4]))]  # fmt: skip
+    assert len(set(different)) == 5

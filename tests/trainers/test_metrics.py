@@ -1,0 +1,140 @@
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from topr_trl.trainers.metrics import RowMetrics, completion_means, row_metrics
+
+NAN = float("nan")
+# People's dashboards stand on these: a name that goes is a change for the changelog.
+NAMES = [
+    "topr/weight_mean", "topr/weight_not_one", "topr/positive_share", "topr/reward", "topr/effective_positive_share",
+    "topr/realized_positive_share", "topr/weight_mean_negatives", "topr/negatives_tapered", "topr/negatives_dead",
+    "topr/negatives_effective",
+    "topr/log_ratio/positives/mean", "topr/log_ratio/positives/q05", "topr/log_ratio/positives/q50",
+    "topr/log_ratio/positives/q95", "topr/log_ratio/negatives/mean", "topr/log_ratio/negatives/q05",
+    "topr/log_ratio/negatives/q50", "topr/log_ratio/negatives/q95",
+]  # fmt: skip
+
+
+def names_of(table):
+    """The metrics that the first column of a table in Markdown names."""
+    cells = [line.split("|")[1] for line in table.splitlines() if line.strip().startswith("| `topr/")]
+    found = [name for cell in cells for name in re.findall(r"`(.*?)`", cell)]
+    while open_ := [name for name in found if "{" in name]:
+        head, choices, tail = re.split(r"[{}]", open_[0], maxsplit=2)
+        found.remove(open_[0])
+        found += [head + choice + tail for choice in choices.split(",")]
+    return set(found)
+
+
+def test_names_are_stable():
+    metrics = row_metrics(torch.tensor([1.0, 0.5]), torch.tensor([0.1, -0.7]), torch.tensor([1.0, -1.0]))
+    assert list(metrics) == NAMES
+    assert names_of(row_metrics.__doc__) == set(NAMES)
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    now_and_then = {
+        "rows_kept", "split_total", "computed_tokens", *(f"replay/{what}" for what in ("share", "age", "kept")),
+        *(f"sampler_distance/{what}" for what in ("token", "token_max", "response")),
+    }  # fmt: skip
+    assert names_of(page.read_text()) == {*NAMES, *(f"topr/{name}" for name in now_and_then)}
+
+
+def test_hand_made_rows():
+    metrics = row_metrics(
+        weights_N=torch.tensor([1.0, 1.0, 0.5, 0.001]),
+        log_ratio_N=torch.tensor([NAN, NAN, math.log(0.5), -7.0]),
+        rewards_N=torch.tensor([1.0, 0.0, -1.0, -2.0]),
+    )
+    assert metrics["topr/weight_mean"] == pytest.approx(2.501 / 4)
+    assert metrics["topr/weight_not_one"] == 0.5
+    assert metrics["topr/positive_share"] == 0.25
+    assert metrics["topr/effective_positive_share"] == pytest.approx(1 / 4)
+    assert metrics["topr/realized_positive_share"] == pytest.approx(1 / (1 + 0.5 * 1 + 0.001 * 2))
+    assert metrics["topr/reward"] == -0.5
+    assert metrics["topr/weight_mean_negatives"] == pytest.approx(0.2505)
+    assert metrics["topr/negatives_tapered"] == 1.0
+    assert metrics["topr/negatives_dead"] == 0.5
+    assert metrics["topr/negatives_effective"] == pytest.approx(0.501**2 / (2 * (0.5**2 + 0.001**2)))
+    assert metrics["topr/log_ratio/negatives/mean"] == pytest.approx((math.log(0.5) - 7) / 2)
+    assert metrics["topr/log_ratio/negatives/q50"] == pytest.approx((math.log(0.5) - 7) / 2)
+    assert not any("log_ratio/positives" in name for name in metrics)
+
+
+def test_a_nominal_half_is_three_quarters_once_negatives_are_tapered():
+    rewards = torch.tensor([1.0, -1.0] * 4)
+    metrics = row_metrics(torch.tensor([1.0, 0.3] * 4), torch.tensor([NAN, math.log(0.3)] * 4), rewards)
+    assert metrics["topr/effective_positive_share"] == 0.5
+    assert metrics["topr/realized_positive_share"] == pytest.approx(1 / 1.3)
+
+
+def test_rows_without_weight_have_no_realized_share():
+    metrics = row_metrics(torch.tensor([0.0]), torch.tensor([NAN]), torch.tensor([-1.0]))
+    assert metrics["topr/effective_positive_share"] == 0
+    assert "topr/realized_positive_share" not in metrics
+
+
+def test_padding_rows_do_not_count():
+    metrics = row_metrics(torch.tensor([1.0, 9.0]), torch.tensor([0.0, 9.0]), torch.tensor([1.0, NAN]))
+    assert metrics["topr/weight_mean"] == 1.0
+    assert "topr/weight_mean_negatives" not in metrics
+    assert row_metrics(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([NAN])) == {}
+
+
+def test_padding_is_in_no_mean_over_tokens():
+    values, mask = torch.tensor([[0.2, 0.4, 9.0], [0.6, NAN, NAN]]), torch.tensor([[1, 1, 0], [1, 0, 0]])
+    assert completion_means(values, mask).tolist() == pytest.approx([0.3, 0.6])
+    assert completion_means(values[:, 0], mask).tolist() == values[:, 0].tolist()
+    assert completion_means(values, torch.zeros(2, 3)).tolist() == [0, 0]
+
+
+def test_batches_are_joined_and_forgotten():
+    rows, alone = RowMetrics(), Accelerator(cpu=True)
+    assert rows.flush(alone) == {}
+    rows.add(torch.ones(2), torch.zeros(2), torch.tensor([1.0, -1.0]))
+    kept = rows.add(torch.tensor([0.5]), torch.tensor([-1.0]), torch.tensor([-1.0]), idle=2)
+    assert kept[0].tolist() == [0.5, -1.0, -1.0]
+    for idle in kept[1:].tolist():
+        assert idle == [1.0, pytest.approx(NAN, nan_ok=True), 0.0]
+    metrics = rows.flush(alone)
+    assert metrics["topr/weight_mean"] == pytest.approx(4.5 / 5)
+    assert rows.flush(alone) == {}
+
+
+def test_rows_that_were_not_computed_count_with_weight_one():
+    rows, alone = RowMetrics(), Accelerator(cpu=True)
+    rows.add(torch.tensor([0.5]), torch.tensor([-2.0]), torch.tensor([-1.0]), idle=3)
+    metrics = rows.flush(alone)
+    assert metrics["topr/weight_mean"] == 3.5 / 4
+    assert metrics["topr/reward"] == -1 / 4
+    assert metrics["topr/positive_share"] == 0
+    assert metrics["topr/log_ratio/negatives/mean"] == -2.0
+    assert not any("log_ratio/positives" in name for name in metrics)
+
+
+def test_names_and_quantiles_of_the_ratio():
+    # 21 rows at 0, ..., 20: the quantiles 5, 50 and 95% fall on 1, 10 and 19.
+    ratio = torch.arange(21.0)
+    metrics = row_metrics(torch.ones(21), ratio, torch.ones(21))
+    of_ratio = {name: value for name, value in metrics.items() if "log_ratio" in name}
+    assert of_ratio == pytest.approx({
+        "topr/log_ratio/positives/mean": 10, "topr/log_ratio/positives/q05": 1,
+        "topr/log_ratio/positives/q50": 10, "topr/log_ratio/positives/q95": 19,
+    })  # fmt: skip
+
+
+def test_what_is_tapered_and_what_is_dead():
+    """1 is not tapered, nor what rounding makes of it; 0.01 is not dead yet."""
+    weights = torch.tensor([1.0, 0.999, 0.5, 0.01], dtype=torch.float64)
+    metrics = row_metrics(weights, torch.zeros(4), torch.full((4,), -1.0))
+    assert metrics["topr/negatives_tapered"] == 2 / 4
+    assert metrics["topr/negatives_dead"] == 0
+
+
+def test_the_effective_share_says_how_even_weights_are_not_how_large():
+    for weights, effective in (([math.exp(-5)] * 4, 1.0), ([1.0, 0, 0, 0], 0.25), ([0.0] * 4, None)):
+        found = row_metrics(torch.tensor(weights), torch.zeros(4), torch.full((4,), -1.0))
+        assert found.get("topr/negatives_effective") == (effective and pytest.approx(effective))

@@ -1,0 +1,217 @@
+"""A resumed run ends with the weights of an uninterrupted run."""
+
+import shutil
+
+import peft
+import pytest
+import torch
+from datasets import Dataset
+from packaging.version import Version
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig
+
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
+from topr_trl.tasks import arithmetic
+from topr_trl.trainers.checkpoints import model_fingerprint
+
+ROWS = Dataset.from_list([
+    {"prompt": f"{n} + 1 =", "completion": f" {n + k}." * (1 + n % 3), "reward": 1.0 - 2 * k}
+    for n in range(1, 7) for k in (0, 1)
+])  # fmt: skip
+SETTINGS = {
+    "use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "save_steps": 1, "learning_rate": 1e-3,
+    "save_strategy": "steps", "per_device_train_batch_size": 4, "optim": "adamw_torch",
+}  # fmt: skip
+LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+
+
+def base():
+    return AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+
+
+def new_adapter(seed, **changes):
+    torch.manual_seed(seed)  # stands for the random state of another process
+    return get_peft_model(base(), LoraConfig(**{**LORA.to_dict(), **changes}))
+
+
+def trainer(model, folder, tokenizer, peft_config=None, rows=ROWS, **settings):
+    args = OfflineTOPRConfig(str(folder), **{**SETTINGS, **settings})
+    return OfflineTOPRTrainer(model, args, rows, processing_class=tokenizer, peft_config=peft_config)
+
+
+def weights(model):
+    return {name.replace("base_model.model.", ""): p.detach().clone() for name, p in model.named_parameters()}
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of three steps with a new adapter: its folder and its weights."""
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("whole")
+    run = trainer(new_adapter(1), folder, AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL))
+    run.train()
+    return folder, weights(run.model)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda checkpoint: {"model": new_adapter(2)},
+        lambda checkpoint: {"model": base(), "peft_config": LORA},
+        lambda checkpoint: {"model": str(arithmetic.CARELESS_MODEL), "peft_config": LORA},
+        lambda checkpoint: {"model": PeftModel.from_pretrained(base(), checkpoint, is_trainable=True)},
+        lambda checkpoint: {"model": new_adapter(3, init_lora_weights=False)},
+    ],
+    ids=["get_peft_model", "peft_config", "name and peft_config", "from the checkpoint", "not an identity"],
+)
+def test_an_adapter_goes_on_however_the_script_makes_it(build, whole, tokenizer, tmp_path):
+    folder, expected = whole
+    shutil.copytree(folder, tmp_path / "run")
+    checkpoint = tmp_path / "run" / "checkpoint-1"
+    resumed = trainer(folder=tmp_path / "run", tokenizer=tokenizer, **build(checkpoint))
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert_equal(weights(resumed.model), expected)
+
+
+def test_another_base_model_is_refused(whole, tokenizer):
+    folder, _ = whole
+    other = new_adapter(1)
+    with torch.no_grad():
+        next(p for name, p in other.named_parameters() if "up_proj" in name).add_(0.01)
+    with pytest.raises(ValueError, match="base model: fingerprint"):
+        trainer(other, folder, tokenizer).train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+
+
+def test_rows_of_another_temperature_are_refused(whole, tokenizer):
+    folder, _ = whole
+    resumed = trainer(new_adapter(1), folder, tokenizer, rows=ROWS.add_column("temperature", [0.7] * len(ROWS)))
+    with pytest.raises(ValueError, match=r"at temperature 1, and the rows were sampled at 0\.7"):
+        resumed.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+
+
+def test_rows_that_carry_log_mu_of_the_starting_model(tokenizer, tmp_path):
+    """Their fingerprint is compared with what the checkpoint says, not with the model that the script made."""
+    start = new_adapter(1, init_lora_weights=False)
+    rows = ROWS.add_column("mu_logps", [-3.0] * len(ROWS))
+    rows = rows.add_column("mu_fingerprint", [model_fingerprint(start)] * len(ROWS))
+    run = trainer(start, tmp_path, tokenizer, rows=rows)
+    run.train()
+    resumed = trainer(new_adapter(2, init_lora_weights=False), tmp_path, tokenizer, rows=rows)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert_equal(weights(resumed.model), weights(run.model))
+    with pytest.raises(ValueError, match="another model"):
+        trainer(new_adapter(2, init_lora_weights=False), tmp_path / "new", tokenizer, rows=rows).train()
+
+
+def test_a_checkpoint_of_version_0_2_needs_the_model_that_the_run_started_from(whole, tokenizer, tmp_path):
+    folder, expected = whole
+    shutil.copytree(folder, tmp_path / "run")
+    state = tmp_path / "run" / "checkpoint-1" / "trainer_state.json"
+    state.write_text(state.read_text().replace("StartingModel", "Other"))
+    with pytest.raises(ValueError, match="log μ of another model"):
+        trainer(new_adapter(1, init_lora_weights=False), tmp_path / "run", tokenizer).train(
+            resume_from_checkpoint=str(state.parent)
+        )
+    resumed = trainer(new_adapter(2), tmp_path / "run", tokenizer)
+    resumed.train(resume_from_checkpoint=str(state.parent))
+    assert_equal(weights(resumed.model), expected)
+
+
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+def test_biases_that_are_trained_are_no_other_base_model(bias, tokenizer, tmp_path):
+    run = trainer(new_adapter(1, bias=bias), tmp_path, tokenizer)
+    run.train()
+    checkpoint = tmp_path / "checkpoint-1"
+    resumed = trainer(PeftModel.from_pretrained(base(), checkpoint, is_trainable=True), tmp_path, tokenizer)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    if bias == "all" or Version(peft.__version__) >= Version("0.21"):  # older releases lose biases of lora_only
+        assert_equal(weights(resumed.model), weights(run.model))
+
+
+def test_a_new_adapter_is_its_base_model():
+    """So log μ that was computed for one, or for the base model, is used with another one."""
+    expected = model_fingerprint(base())
+    assert model_fingerprint(new_adapter(1)) == model_fingerprint(new_adapter(2)) == expected
+    embeddings = new_adapter(1, target_modules=["q_proj", "embed_tokens"])
+    assert model_fingerprint(embeddings) == expected
+    assert model_fingerprint(new_adapter(1, init_lora_weights=False)) != expected
+    trained = new_adapter(1)
+    with torch.no_grad():
+        next(p for name, p in trained.named_parameters() if "lora_B" in name)[0, 0] = 1e-3
+    assert model_fingerprint(trained) != expected
+
+
+def test_computing_log_mu_goes_on_with_another_new_adapter(tokenizer, tmp_path, monkeypatch):
+    trainer(new_adapter(1), tmp_path, tokenizer).compute_log_mu()
+    again = trainer(new_adapter(2), tmp_path, tokenizer)
+    monkeypatch.setattr("topr_trl.trainers.log_mu._per_token_logps", lambda *_: pytest.fail("computed again"))
+    again.compute_log_mu()
+
+
+@pytest.mark.parametrize(
+    ("missing", "named"), [("optimizer.pt", "optimizer"), ("scheduler.pt", "schedule"), ("rng_state.pth", "random")]
+)
+def test_a_checkpoint_without_a_part_of_its_state_is_refused(missing, named, whole, tokenizer, tmp_path):
+    folder, _ = whole
+    shutil.copytree(folder, tmp_path / "run")
+    (tmp_path / "run" / "checkpoint-1" / missing).unlink()
+    with pytest.raises(ValueError, match=f"no {named} state.*name this one as the model"):
+        trainer(new_adapter(1), tmp_path / "run", tokenizer).train(
+            resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1")
+        )
+
+
+def test_save_only_model_is_refused_when_it_is_resumed(tokenizer, tmp_path):
+    for make in (trainer, online):
+        folder = tmp_path / make.__name__
+        make(base(), folder, tokenizer, save_only_model=True, max_steps=2).train()
+        with pytest.raises(ValueError, match="save_only_model=True"):
+            make(base(), folder, tokenizer, max_steps=2).train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+
+
+IN_ORDER = [{"train_sampling_strategy": "sequential"}] if hasattr(SFTConfig, "train_sampling_strategy") else []
+
+
+@pytest.mark.parametrize("settings", [{}, {"sort_by_length": False}, *IN_ORDER])
+@pytest.mark.parametrize("step", [1, 3, 4])  # an epoch is three steps
+def test_offline_rows_come_in_the_same_order(settings, step, tokenizer, tmp_path):
+    settings = {**settings, "num_train_epochs": 2}
+    run = trainer(base(), tmp_path, tokenizer, **settings)
+    run.train()
+    resumed = trainer(base(), tmp_path, tokenizer, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+    assert_equal(weights(resumed.model), weights(run.model))
+
+
+def online(model, folder, tokenizer, seen=None, **settings):
+    def reward(prompts, completions, **_):
+        if seen is not None:
+            seen.append(prompts)
+        return [float(sum(map(ord, text)) % 7) for text in completions]
+
+    args = TOPRConfig(
+        str(folder), num_generations=2, max_completion_length=8, gradient_checkpointing=False,
+        **{**SETTINGS, "max_steps": 8, **settings},
+    )  # fmt: skip
+    prompts = Dataset.from_list([{"prompt": f"{n} + 1 ="} for n in range(8)])
+    return TOPRTrainer(model, reward, args, prompts, processing_class=tokenizer)
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_iterations": 2}, {"shuffle_dataset": False}, {"replay_share": 0.5}])
+def test_online_prompts_come_in_the_same_order_in_the_second_epoch(settings, tokenizer, tmp_path):
+    first, then = [], []
+    run = online(base(), tmp_path, tokenizer, first, **settings)
+    run.train()
+    assert sorted(first[0]) != sorted(first[-1])
+    step = 6 if "num_iterations" in settings else 5  # four steps are an epoch of batches that are used once
+    resumed = online(base(), tmp_path, tokenizer, then, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+    assert then == first[len(first) - len(then) :]
+    assert_equal(weights(resumed.model), weights(run.model))

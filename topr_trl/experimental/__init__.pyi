@@ -1,3 +1,0 @@
-from .async_trainer import AsyncTOPRConfig, AsyncTOPRTrainer
-
-__all__ = ["AsyncTOPRConfig", "AsyncTOPRTrainer"]

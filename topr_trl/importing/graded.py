@@ -1,0 +1,41 @@
+"""Public sets with several graded generations of each problem, as OpenR1-Math-220k has them."""
+
+from topr_trl.importing.records import Format, NotOfFormat, Record, Row, finish_reason
+
+_REQUIRED = ("problem", "generations", "correctness_math_verify")
+
+
+def rows(record: Record) -> list[Row]:
+    """A row for each generation; one that is right is worth +1, another -1."""
+    generations, right = record["generations"], record["correctness_math_verify"]
+    reasons = record.get("finish_reasons") or [None] * len(generations)
+    if not len(generations) == len(right) == len(reasons):
+        raise NotOfFormat(
+            f"it has {len(generations)} generations, {len(right)} values in correctness_math_verify and {len(reasons)} "
+            "finish_reasons"
+        )
+    return [
+        {
+            "prompt": [{"role": "user", "content": record["problem"]}],
+            "completion": [{"role": "assistant", "content": text}],
+            "reward": 1.0 if is_right else -1.0, "finish_reason": finish_reason(reason),
+            "problem_id": record.get("uuid"), "answer": record.get("answer"),
+        }
+        for text, is_right, reason in zip(generations, right, reasons, strict=True)
+        if is_right is not None
+    ]  # fmt: skip
+
+
+FORMAT = Format(
+    source="the card of open-r1/OpenR1-Math-220k",
+    suffix=".parquet",
+    rows=rows,
+    rewards=None,
+    columns=("reward", "finish_reason", "problem_id", "answer"),
+    required=frozenset(_REQUIRED),
+    optional=frozenset({
+        "solution", "answer", "problem_type", "question_type", "source", "uuid", "is_reasoning_complete",
+        "correctness_llama", "finish_reasons", "correctness_count", "messages",
+    }),
+    loses="Each problem of that set has at least one right generation, so it says little about how hard problems are.",
+)  # fmt: skip

@@ -1,0 +1,42 @@
+"""NeMo-RL's `train_data_step{N}.jsonl`."""
+
+from topr_trl.importing.records import Format, Record, Row
+
+
+def rows(record: Record) -> list[Row]:
+    """One row of token ids, or none if the loss left the sample out.
+
+    Each value is a batch of one sample, padded on the right. Log-probabilities stand at their own token, and are 0 at
+    tokens that the policy did not generate.
+    """
+    one = {name: value[0] if isinstance(value, list) else value for name, value in record.items()}
+    ids, mask, logps = (
+        one[name][: one["input_lengths"]] for name in ("token_ids", "token_loss_mask", "generation_logprobs")
+    )
+    mask = [int(value) for value in mask]
+    if 1 not in mask or one.get("sample_loss_mask") == 0:
+        return []
+    first = mask.index(1)
+    texts = one["content"]
+    return [
+        {
+            "prompt": texts[0], "completion": "".join(texts[1:]),  # to read; the ids are what counts
+            "prompt_ids": ids[:first], "completion_ids": ids[first:], "completion_mask": mask[first:],
+            "sampler_logps": [logp if own else None for logp, own in zip(logps[first:], mask[first:], strict=True)],
+        }
+    ]  # fmt: skip
+
+
+FORMAT = Format(
+    source="NeMo-RL (nemo_rl/algorithms/grpo.py at 002cdc2, nemo_rl/utils/logger.py at 0275e75)",
+    suffix=".jsonl",
+    rows=rows,
+    rewards=lambda record: {"rewards": record["rewards"][0]},
+    columns=("prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "problem_id"),
+    required=frozenset({
+        "content", "rewards", "input_lengths", "token_ids", "token_loss_mask", "generation_logprobs"
+    }),
+    optional=frozenset({"sample_loss_mask", "advantages", "prev_logprobs", "filtered_rewards", "agent_ref", "idx"}),
+    loses="Rewards are those that NeMo-RL trained on, scaled and shaped. The temperature is not in these files: if it "
+    "was not 1, add a column temperature.",
+)  # fmt: skip

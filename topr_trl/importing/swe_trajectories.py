@@ -1,0 +1,50 @@
+"""Public sets of agents that fix software, with the outcome of the tests: nebius' of SWE-agent and of OpenHands."""
+
+from typing import Any
+
+from topr_trl.importing.records import Format, Record, Row, message, row_of_run, tools_as_json
+
+_ROLES = {"system": "system", "user": "user", "ai": "assistant"}
+
+
+def _outcome(value: Any) -> float | None:
+    """Return 1 if the tests passed, -1 if they failed, None if they did not run."""
+    return None if value is None else 1.0 if value else -1.0
+
+
+def rows_of_swe_agent(record: Record) -> list[Row]:
+    """One row of messages; none without a turn of the agent."""
+    messages = [
+        message({"role": _ROLES[each["role"]], "content": each["text"] or each["system_prompt"]})
+        for each in record["trajectory"]
+    ]
+    return row_of_run(messages, problem_id=record["instance_id"])
+
+
+def rows_of_openhands(record: Record) -> list[Row]:
+    """One row of messages with calls of tools; none without a turn of the agent."""
+    messages = list(map(message, record["trajectory"]))
+    return row_of_run(messages, problem_id=record["instance_id"], tools=tools_as_json(record["tools"]))
+
+
+SWE_AGENT = Format(
+    source="the card of nebius/SWE-agent-trajectories",
+    suffix=".parquet",
+    rows=rows_of_swe_agent,
+    rewards=lambda record: {"target": _outcome(record["target"])},
+    columns=("problem_id",),
+    required=frozenset({"instance_id", "target", "trajectory"}),
+    optional=frozenset({"model_name", "exit_status", "generated_patch", "eval_logs"}),
+)
+
+OPENHANDS = Format(
+    source="the card of nebius/SWE-rebench-openhands-trajectories",
+    suffix=".parquet",
+    rows=rows_of_openhands,
+    rewards=lambda record: {"resolved": _outcome(record["resolved"])},
+    columns=("problem_id", "tools"),
+    required=frozenset({"instance_id", "resolved", "trajectory", "tools"}),
+    optional=frozenset({
+        "trajectory_id", "repo", "model_patch", "exit_status", "gen_tests_correct", "pred_passes_gen_tests"
+    }),
+)  # fmt: skip

@@ -1,0 +1,157 @@
+"""`traces.jsonl` of verifiers from 0.2 on, which prime-rl writes too: trees of messages with the tokens of each.
+
+A line is an episode with its traces, or a trace alone (0.2). A trace is a tree; each path from its root to a leaf is
+what the model read and wrote, as tokens if the sampler gave them. Several leaves are parts of one rollout: a message
+that an earlier path has is context in a later one, so that it counts once.
+"""
+
+from typing import Any
+
+from topr_trl.data.sampler_logps import SAMPLING
+from topr_trl.importing.records import Evaluated, Format, NotOfFormat, Record, Row, message, tools_as_json
+
+_CUT = {"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"}
+_OF_EPISODE = frozenset({
+    "env", "errors", "group", "id", "is_timeout", "ok", "run", "task", "traces", "num_input_tokens",
+    "num_output_tokens", "num_total_tokens",
+})  # fmt: skip
+_OF_TRACE = frozenset({
+    "version", "id", "verifiers", "task", "agent", "tools", "nodes", "calls", "rewards", "metrics", "info",
+    "root_reply", "extra_usage", "is_completed", "ok", "stop_condition", "is_timeout", "errors", "timing", "runtime",
+    "run",
+})  # fmt: skip
+
+
+def rows(record: Record) -> list[Row]:
+    """A row for each path of each trace that a policy in training has finished.
+
+    Raises:
+        Evaluated: prime-rl logs evaluations in the same place, and all traces are of one.
+    """
+    traces = record.get("traces", [record])
+    found, evaluated = [], 0
+    for trace in traces:
+        if missing := {"nodes", "rewards"} - set(trace):
+            raise NotOfFormat(f"a trace lacks {', '.join(sorted(missing))}; it has {', '.join(sorted(trace))}")
+        if _is_evaluation(trace, record):
+            evaluated += 1
+        elif trace.get("ok", True) and (trace.get("agent") or {}).get("trainable", True):
+            found += _of_trace(trace, record)
+    if evaluated == len(traces) > 0:
+        raise Evaluated
+    return found
+
+
+def _is_evaluation(trace: Record, episode: Record) -> bool:
+    """Whether prime-rl evaluated with it, and did not train: it logs both in one place."""
+    kind = (trace.get("info") or {}).get("kind")
+    return "eval" in (kind, ((episode.get("run") or {}).get("work") or {}).get("type"))
+
+
+def _of_trace(trace: Record, episode: Record) -> list[Row]:
+    nodes = trace["nodes"]
+    parents = {node.get("parent") for node in nodes}
+    paths = [_path(nodes, leaf) for leaf in range(len(nodes)) if leaf not in parents]
+    task = trace.get("task") or episode.get("task") or {}
+    data = task.get("data") or {}
+    group = (episode.get("group") or {}).get("id")
+    problem = task.get("key") or task.get("hash") or group or data.get("id", data.get("idx"))
+    answer = data.get("answer")
+    shared = {
+        "reward": _reward(trace), "problem_id": None if problem is None else str(problem),
+        "rollout_id": str(trace["id"]) if len(paths) > 1 else None,
+        "answer": str(answer) if isinstance(answer, str | int | float) else None,
+        "tools": tools_as_json(trace.get("tools")),
+    }  # fmt: skip
+    made, seen = [], set[int]()
+    for path in paths:
+        row = _of_path(nodes, path, seen)
+        if row is not None:
+            call = _last_call(trace, nodes, path)
+            sampling = call.get("sampling") or {}
+            made.append({
+                **row, **shared, "finish_reason": _finish_reason(trace, call),
+                **{name: sampling.get(name) for name in SAMPLING},
+            })  # fmt: skip
+        seen |= set(path)
+    return made
+
+
+def _path(nodes: list[Record], leaf: int) -> list[int]:
+    path = [leaf]
+    while (parent := nodes[path[-1]].get("parent")) is not None:
+        if not 0 <= parent < path[-1]:
+            raise NotOfFormat(f"node {path[-1]} has the parent {parent}, which does not come before it")
+        path.append(parent)
+    return path[::-1]
+
+
+def _of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | None:
+    """Messages, and tokens where there are any; None if the model wrote nothing new."""
+    own = [n for n in path if nodes[n].get("sampled") and n not in seen]
+    if not own:
+        return None
+    start = path.index(own[0])
+    messages = [message(nodes[n]["message"]) for n in path]
+    row: Row = {"prompt": messages[:start], "completion": messages[start:]}
+    if not all(nodes[n].get("token_ids") for n in path):
+        return row
+    ids, mask, logps = [], list[int](), list[float | None]()
+    for n in path:
+        node = nodes[n]
+        tokens, known_logps = len(node["token_ids"]), len(node.get("logprobs") or ())
+        if len(node["mask"]) != tokens or known_logps not in (0, sum(map(bool, node["mask"]))):
+            raise NotOfFormat(
+                f"node {n} has {tokens} token_ids, {len(node['mask'])} values in mask and {known_logps} logprobs"
+            )
+        is_own = [bool(value) and n in own for value in node["mask"]]
+        values = iter(node.get("logprobs") or ())  # of the tokens in the mask alone
+        for own_token, in_mask in zip(is_own, node["mask"], strict=True):
+            value = next(values, None) if in_mask else None
+            logps.append(value if own_token else None)
+        ids += node["token_ids"]
+        mask += map(int, is_own)
+    if 1 not in mask:
+        return None
+    first = mask.index(1)
+    known = all(value is not None for value, own_token in zip(logps, mask, strict=True) if own_token)
+    return {
+        **row, "prompt_ids": ids[:first], "completion_ids": ids[first:], "completion_mask": mask[first:],
+        "sampler_logps": logps[first:] if known else None,
+    }  # fmt: skip
+
+
+def _reward(trace: Record) -> float | None:
+    """The sum of the scores with their weights, None without any; up to 0.2 they were weighted already."""
+    parts: list[Any] = [part for part in trace["rewards"].values() if part is not None]
+    if not parts:
+        return None
+    return float(sum(part["score"] * part["weight"] if isinstance(part, dict) else part for part in parts))
+
+
+def _last_call(trace: Record, nodes: list[Record], path: list[int]) -> Record:
+    """The request that wrote the last turn of a path; empty if the trace does not tell."""
+    last = next(n for n in reversed(path) if nodes[n].get("sampled"))
+    calls: list[Record] = [call for call in trace.get("calls") or () if call.get("node") == last]
+    return calls[-1] if calls else {}
+
+
+def _finish_reason(trace: Record, call: Record) -> str:
+    reason = call.get("finish_reason")
+    cut = reason == "length" if reason else trace.get("stop_condition") in _CUT
+    return "length" if cut else "stop"
+
+
+FORMAT = Format(
+    source="verifiers 0.2.0 to 0.4.0 (verifiers/v1: episode.py, trace.py, graph.py); prime-rl writes the same",
+    suffix=".jsonl",
+    rows=rows,
+    rewards=None,
+    columns=(
+        "prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "reward", "problem_id", "rollout_id",
+        "finish_reason", "answer", "tools", *SAMPLING,
+    ),
+    required=frozenset({"id"}),
+    optional=_OF_EPISODE | _OF_TRACE,
+    loses="From verifiers 0.4.0 on, log-probabilities have four decimals: up to 0.05 over 1,000 tokens.",
+)  # fmt: skip

@@ -1,0 +1,70 @@
+"""`results.jsonl` of verifiers up to 0.3.1, which `vf-eval --save-results` writes."""
+
+from typing import Any
+
+from topr_trl.importing.records import Format, NotOfFormat, Record, Row, text_or_messages, tools_as_json
+
+
+def rows(record: Record) -> list[Row]:
+    """One row of text or messages, or as many as its tokens need; none for a rollout that failed.
+
+    With the state column `trajectory` there may be tokens of each turn. Turns whose prompt begins with what came before
+    are one row; another begins where it does not.
+    """
+    if record.get("error") or not record["completion"]:
+        return []
+    prompt, completion = (text_or_messages(record[name]) for name in ("prompt", "completion"))
+    answer = record.get("answer")
+    shared = {
+        "problem_id": str(record["example_id"]), "answer": answer if isinstance(answer, str) else None,
+        "finish_reason": "length" if record.get("is_truncated") else "stop",
+        "tools": tools_as_json(record.get("tool_defs")),
+    }  # fmt: skip
+    turns = record.get("trajectory") or []
+    if not turns or not all(turn.get("tokens") for turn in turns):
+        return [{**shared, "prompt": prompt, "completion": completion}]
+    parts = _parts([turn["tokens"] for turn in turns])
+    rollout = str(turns[0]["trajectory_id"]) if len(parts) > 1 else None
+    return [{**shared, "prompt": prompt, "completion": completion, "rollout_id": rollout, **part} for part in parts]
+
+
+def _parts(turns: list[dict[str, Any]]) -> list[Row]:
+    parts: list[Row] = []
+    for turn in turns:
+        ids, mask, logps = (turn[f"completion_{name}"] for name in ("ids", "mask", "logprobs"))
+        if not len(ids) == len(mask) == len(logps):
+            raise NotOfFormat(
+                f"a turn has {len(ids)} completion_ids, {len(mask)} values in completion_mask and {len(logps)} "
+                "completion_logprobs"
+            )
+        if not any(mask):
+            continue
+        known = parts[-1]["prompt_ids"] + parts[-1]["completion_ids"] if parts else None
+        if known is None or turn["prompt_ids"][: len(known)] != known:
+            parts.append({"prompt_ids": turn["prompt_ids"], "completion_ids": [], "completion_mask": [],
+                          "sampler_logps": []})  # fmt: skip
+            read: list[int] = []
+        else:
+            read = turn["prompt_ids"][len(known) :]
+        last = parts[-1]
+        last["completion_ids"] += read + ids
+        last["completion_mask"] += [0] * len(read) + [int(own) for own in mask]
+        last["sampler_logps"] += [None] * len(read)
+        last["sampler_logps"] += [value if own else None for own, value in zip(mask, logps, strict=True)]
+    return parts
+
+
+FORMAT = Format(
+    source="verifiers 0.1.14 to 0.3.1 (verifiers/utils/save_utils.py)",
+    suffix=".jsonl",
+    rows=rows,
+    rewards=lambda record: {"reward": record["reward"]},
+    columns=(
+        "prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "problem_id", "rollout_id",
+        "finish_reason", "answer", "tools",
+    ),
+    required=frozenset({"example_id", "prompt", "completion", "reward"}),
+    optional=None,  # each metric is a field, too, and so are state columns
+    loses="Tokens are there only if the state column trajectory was saved (vf-eval -C trajectory). At which "
+    "temperature they were sampled is in metadata.json: if not at 1, add a column temperature.",
+)  # fmt: skip

@@ -1,7 +1,0 @@
-"""Rows that are used again: of earlier generation batches, and logged ones."""
-
-from topr_trl.replay.batches import batch_of, check_columns, with_rows
-from topr_trl.replay.buffer import ReplayBuffer, ReplayRow
-from topr_trl.replay.logged_rows import check_logged, logged_rows
-
-__all__ = ["ReplayBuffer", "ReplayRow", "batch_of", "check_columns", "check_logged", "logged_rows", "with_rows"]

@@ -1,0 +1,305 @@
+"""Train with TOPR while a server generates completions: `AsyncTOPRTrainer`.
+
+This module is experimental, as its base `AsyncGRPOTrainer` is. It uses private parts of TRL 1.16, which
+tests/trainers/test_asynchronous.py names.
+"""
+
+import math
+import os
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample, _AsyncRolloutLoop
+
+from topr_trl.loss import weighted_loss
+from topr_trl.settings.config import Baseline, LossArguments, parse_baseline
+from topr_trl.settings.unsupported import GRPO_ONLY, LIKE_TOPR, refuse_settings
+from topr_trl.trainers.base import TOPRMixin, path_as_text, settings_for
+
+if TYPE_CHECKING:
+    from trl.trainer.grpo_trainer import RewardFunc
+
+_MEAN_OF = 1_024  # number of newest completions whose mean reward is the baseline "mean"
+
+
+@dataclass
+class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
+    """Settings for [`AsyncTOPRTrainer`]: all of [`~trl.experimental.async_grpo.AsyncGRPOConfig`], and those below.
+
+    R is the reward after the baseline is subtracted. π is the policy in training, and μ is the policy that wrote the
+    completion. No row is dropped because of its age. `max_staleness` only limits the requests in flight, in optimizer
+    steps, and the adapters that the server keeps.
+
+    Example:
+
+    ```python
+    >>> from topr_trl.experimental import AsyncTOPRConfig
+
+    >>> args = AsyncTOPRConfig("out", preset="tis", baseline="group_mean", use_cpu=True, bf16=False)
+    >>> args.limits
+    TruncationLimits(a_pos=0.0, b_pos=1.0, a_neg=0.0, b_neg=1.0)
+    ```
+
+    Parameters:
+        preset (`str`, *optional*, defaults to `"topr"`):
+            Name of a set of truncation limits (arXiv 2503.14286, Table 1): `"topr"`, `"positives_only"`,
+            `"reinforce"`, `"opr"` or `"tis"`. See [`TOPRConfig`].
+        a_pos (`float`, *optional*):
+            Lower limit of the ratio π/μ of a completion with R >= 0 (a+ in Eq. 7). `None` takes the preset's limit.
+        b_pos (`float`, *optional*):
+            Upper limit of the ratio π/μ of a completion with R >= 0 (b+ in Eq. 7). `None` takes the preset's limit.
+        a_neg (`float`, *optional*):
+            Lower limit of the ratio π/μ of a completion with R < 0 (a- in Eq. 7). `None` takes the preset's limit.
+        b_neg (`float`, *optional*):
+            Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` takes the preset's limit.
+        ratio_level (`str`, *optional*, defaults to `"sequence"`):
+            Level at which the ratio π/μ is computed. `"token"` and `"geometric"` are not TOPR and exist for comparison.
+        length_normalization (`bool`, *optional*, defaults to `True`):
+            Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
+        log_mu (`str`, *optional*, defaults to `"sampler"`):
+            Always `"sampler"`. Only the server knows the log-probabilities of the weights that wrote a completion.
+        baseline (`float` or `str`, *optional*, defaults to `"mean"`):
+            Baseline c, which is subtracted from each reward: R = R0 - c. Can be a number, `"mean"` (the mean reward of
+            the last 1,024 completions) or `"group_mean"` (the mean reward of the completions of the same prompt).
+            `"group_mean"` needs `num_generations` of at least 2. Text that holds a number becomes a `float`.
+        logging_nan_inf_filter (`bool`, *optional*, defaults to `False`):
+            Whether to log a loss of NaN as 0. With `False`, training stops at a loss of NaN.
+    """
+
+    baseline: Baseline = field(
+        default="mean",
+        metadata={"help": "Baseline c in R = R0 - c: a number, 'mean' (of the last 1,024) or 'group_mean'."},
+    )
+    log_mu: str = field(default="sampler", metadata={"help": "Always 'sampler'."})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Log a loss of NaN as 0."})
+    # The model card reads these settings, which this trainer does not have.
+    effective_positive_share = None
+    curation = "none"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.validate_loss()
+        self.baseline = parse_baseline(self.baseline)
+        if self.log_mu != "sampler":
+            raise ValueError(
+                f"log_mu={self.log_mu!r}: rows are written by older weights than those in training, and only the "
+                "server knew their probabilities. Leave it out."
+            )
+        refuse_settings(self, AsyncGRPOConfig, "AsyncTOPRTrainer", ASYNC_ONLY, LIKE_TOPR)
+        if self.baseline == "group_mean" and self.num_generations < 2:
+            raise ValueError("baseline='group_mean' needs num_generations of 2 or more. Set baseline='mean', or 0.")
+
+
+_WHOLE = "The server's log-probabilities would be of a part of the vocabulary, and the trainer's are of all of it."
+# TRL 1.16 has only some of these settings. The others are refused once TRL adds them, with or without the prefix
+# `vllm_` (huggingface/trl#7120).
+ASYNC_ONLY = {
+    **GRPO_ONLY,
+    **{name.removeprefix("vllm_"): advice for name, advice in GRPO_ONLY.items()},
+    **dict.fromkeys(("top_p", "top_k", "min_p", "repetition_penalty"), _WHOLE),
+}
+
+
+class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
+    """Trainer for Tapered Off-Policy REINFORCE (TOPR), on completions that a server generates during training.
+
+    The trainer takes the arguments of [`~trl.experimental.async_grpo.AsyncGRPOTrainer`] and replaces its loss by
+    Algorithm 1 of [Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for
+    LLMs](https://huggingface.co/papers/2503.14286). It is experimental and needs TRL 1.16.
+
+    The ratio π/μ compares the current weights with the weights that wrote the completion. So no row is dropped because
+    of its age, which is logged as `sample/staleness_mean` and `sample/staleness_max`. The loss of an optimizer step is
+    the mean over its completions, over all processes and micro-batches. TRL can split a conversation into several
+    rows. Such a conversation has no single ratio, so the trainer drops it and counts it in `topr/split_total`.
+
+    Example:
+
+    ```python
+    >>> from datasets import load_dataset
+    >>> from trl.rewards import accuracy_reward
+    >>> from topr_trl.experimental import AsyncTOPRTrainer
+
+    >>> trainer = AsyncTOPRTrainer(  # doctest: +SKIP
+    ...     model="Qwen/Qwen2.5-0.5B-Instruct",
+    ...     reward_funcs=accuracy_reward,
+    ...     train_dataset=load_dataset("trl-lib/DeepMath-103K", split="train"),
+    ... )
+    >>> trainer.train()  # doctest: +SKIP
+    ```
+
+    Args:
+        model (`str` or `os.PathLike`):
+            Model to train: a model id on the Hub, or a folder written by `save_pretrained`. The server must serve it
+            under the same name.
+        reward_funcs (`RewardFunc` or `list[RewardFunc]`, *optional*):
+            Reward functions, whose sum is the reward. They run in another process, so each must be picklable. Can be
+            omitted if the environment of `environment_factory` has rewards.
+        args ([`AsyncTOPRConfig`], *optional*):
+            Settings. `None` creates default settings with the output folder `MODEL-TOPR`.
+        train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`], *optional*):
+            Prompts in a column `prompt`, as text or messages. Can be omitted if the environment of
+            `environment_factory` makes the prompts.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
+            Tokenizer, with padding on the left. `None` loads the one of the model.
+        callbacks (`list[TrainerCallback]`, *optional*):
+            Callbacks that are added to the default ones.
+        optimizers (`tuple[Optimizer | None, LambdaLR | None]`, *optional*, defaults to `(None, None)`):
+            Optimizer and schedule. `None` creates them from `args`.
+        peft_config ([`~peft.PeftConfig`], *optional*):
+            Adapter to train. `None` trains the model as it is.
+        tools (`list[Callable]`, *optional*):
+            Functions that the model can call during generation. They run in another process.
+        environment_factory (`Callable` or `dict[str, Callable]`, *optional*):
+            Function that returns an environment with tools, and optionally with prompts and rewards.
+        rollout_worker (`RolloutWorkerProtocol`, *optional*):
+            Worker that generates and scores completions. `None` creates TRL's worker. Your own worker must put the
+            raw reward of a sample into `metrics["reward"]`. For `baseline="group_mean"` it must divide `advantage` by
+            the standard deviation of the group, as TRL's worker does, and put it into `metrics["reward_std"]`.
+        weight_transfer (`WeightTransferProtocol`, *optional*):
+            Object that sends weights to the server. `None` sends them over NCCL.
+
+    Raises:
+        TypeError: `args` is not an [`AsyncTOPRConfig`].
+        ValueError: the `rollout_worker` can split conversations into several rows.
+    """
+
+    args: AsyncTOPRConfig
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        reward_funcs: "RewardFunc | list[RewardFunc] | None" = None,
+        args: AsyncTOPRConfig | None = None,
+        *others: Any,
+        **named: Any,
+    ) -> None:
+        model = path_as_text(model)
+        args = settings_for("AsyncTOPRTrainer", model, args, AsyncTOPRConfig)
+        super().__init__(model, reward_funcs, args, *others, **named)
+        self._rows_trained_on = "completions that a server wrote meanwhile"
+        if isinstance(self.rollout_worker, AsyncRolloutWorker):
+            if self.rollout_worker._loop_cls is not _AsyncRolloutLoop:
+                raise ValueError(
+                    f"{type(self.rollout_worker).__name__} may make several rows of a conversation, each with a ratio "
+                    "of its own. Use AsyncRolloutWorker, or a worker that leaves such conversations out."
+                )
+            self.rollout_worker._loop_cls = _WholeConversations
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        loader = super().get_train_dataloader()
+        if self._rollout_dataset is not None:  # on the main process
+            self._rollout_dataset.max_staleness = math.inf
+            self._rollout_dataset.queue = _AfterBaseline(self._rollout_dataset.queue, self.args.baseline)
+        return loader
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> int:
+        """Count the completions of an optimizer step, over all processes."""
+        return round(sum(float(b["global_n_forward_tokens"][0] / b["mean_seq_len"][0]) for b in batch_samples))
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Tensor:
+        """Compute the share of this packed row in the mean loss over the completions of the step.
+
+        The unpacking and the counters follow TRL's method. The completions of a packed row share the tokens of their
+        prompts, so a position can belong to several completions.
+        """
+        row, selected = inputs["attention_mask"].bool(), inputs["token_index"] >= 0
+        names = ("tree_kv_index", "tree_cu_seqlens_q", "tree_cu_seqlens_k")
+        tree: dict[str, Any] = {name: inputs[name][inputs[name] >= 0] for name in names}
+        tree["tree_max_seqlen_q"], tree["tree_max_seqlen_k"] = inputs["tree_max_seqlens"][0].tolist()
+        if self.aux_loss_enabled:
+            tree["output_router_logits"] = True
+        flat = {name: inputs[name][row].unsqueeze(0) for name in ("input_ids", "position_ids", "shift_labels")}
+        started = time.time()
+        outputs = model(**flat, fused_lm_head=True, **tree)
+        self._step_forward_s += time.time() - started
+        token_index = inputs["token_index"][selected]
+        policy_logps_BT, mu_logps_BT, rewards_B, mask_BT = _by_completion(
+            inputs["segment_id"][selected],
+            outputs.log_probs.flatten()[token_index],
+            inputs["old_log_probs"][selected],
+            inputs["advantages"][selected],
+        )
+        # Detached, because the gradient of a NaN reward would be NaN.
+        weights_B = self._row_losses(policy_logps_BT.detach(), mu_logps_BT, rewards_B, mask_BT, None).weights
+        losses_B = weighted_loss(
+            policy_logps_BT, weights_B, rewards_B.nan_to_num(0.0), mask_BT, self.args.length_normalization
+        )
+        loss = losses_B.sum() * self.accelerator.num_processes / num_items_in_batch
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * outputs.aux_loss / self.current_gradient_accumulation_steps
+        self._metrics["train"]["entropy"].append(outputs.entropy.flatten()[token_index].detach().mean())
+        forwarded, length = float(inputs["global_n_forward_tokens"][0]), float(inputs["mean_seq_len"][0])
+        self._step_forward_tokens += forwarded
+        self._step_trained_tokens += float(inputs["global_n_tokens"][0])
+        self._step_seq_len_weighted += length * forwarded
+        self._step_samples += forwarded / length
+        return loss
+
+
+def _by_completion(
+    segments_M: Tensor, policy_logps_M: Tensor, mu_logps_M: Tensor, rewards_M: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return (B, T) log π and log μ, (B,) R and the (B, T) mask from the M concatenated tokens of the completions."""
+    counts_B = segments_M.bincount()
+    starts_B = counts_B.cumsum(0) - counts_B
+    places = (segments_M, torch.arange(len(segments_M), device=segments_M.device) - starts_B[segments_M])
+    blank = policy_logps_M.new_zeros(len(counts_B), int(counts_B.max()))
+    rewards_B = policy_logps_M.new_zeros(len(counts_B)).index_put((segments_M,), rewards_M.to(blank))
+    mask_BT = blank.index_put(places, torch.ones_like(policy_logps_M))
+    return (
+        blank.index_put(places, policy_logps_M),
+        blank.index_put(places, mu_logps_M.to(blank)),
+        rewards_B,
+        mask_BT,
+    )
+
+
+class _AfterBaseline:
+    """Queue that replaces the `advantage` of each sample by R. R is NaN for a sample without a reward."""
+
+    def __init__(self, samples: Any, baseline: float | str) -> None:
+        self.samples, self.baseline = samples, baseline
+        self._rewards: deque[float] = deque(maxlen=_MEAN_OF)
+
+    def get(self, timeout: float | None = None) -> RolloutSample:
+        sample = self.samples.get(timeout=timeout)
+        reward = sample.metrics["reward"]
+        if math.isnan(reward):
+            return replace(sample, advantage=math.nan)
+        self._rewards.append(reward)
+        if self.baseline == "group_mean":  # This undoes TRL's division by the standard deviation of the group.
+            return replace(sample, advantage=sample.advantage * (sample.metrics["reward_std"] + 1e-8))
+        baseline = float(np.mean(self._rewards)) if self.baseline == "mean" else float(self.baseline)
+        return replace(sample, advantage=reward - baseline)
+
+    def qsize(self) -> int:
+        return self.samples.qsize()
+
+
+class _WholeConversations(_AsyncRolloutLoop):
+    """Drop conversations that were split into several rows, since their ratio is that of all rows together."""
+
+    async def _score_group(self, group: Any) -> list[RolloutSample]:
+        samples = await super()._score_group(group)
+        kept, place, left_out = [], 0, 0
+        for rows in group.completions_sequences:
+            if len(rows) == 1:
+                kept.append(samples[place])
+            left_out += len(rows) > 1
+            place += len(rows)
+        if left_out:
+            self._push_metrics({"topr/split_total": float(left_out)})
+        if samples and not kept:
+            # A group without a row would never count as trained, and a resumed run would repeat it. One row without a
+            # reward stays, which has no gradient.
+            kept = [replace(samples[0], metrics={**samples[0].metrics, "reward": math.nan})]
+        return kept

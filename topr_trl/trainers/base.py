@@ -1,0 +1,503 @@
+"""Shared parts of the trainers: loss and metrics, checks of weights and checkpoints, warnings, model card."""
+
+import math
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object, is_peft_model
+from huggingface_hub import ModelCard
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
+from trl.trainer.utils import get_config_model_id
+
+from topr_trl.baseline import FloatArray, effective_positive_share
+from topr_trl.curation import Curated
+from topr_trl.loss import LossOutputs, topr_loss
+from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
+from topr_trl.trainers.checkpoints import (
+    StopAtNaN,
+    check_files,
+    check_finite,
+    check_log,
+    check_resumable,
+    from_safetensors,
+    not_finite,
+    refuse_adapter,
+)
+from topr_trl.trainers.completions_table import RowWeights
+from topr_trl.trainers.diagnostics import warn_if_dead
+from topr_trl.trainers.forward_checks import (
+    LogProbs,
+    depends_on_batch,
+    keep_gradients_of_4bit_layers,
+    probes,
+    text_model,
+    tolerance,
+    turn_off_noise,
+)
+from topr_trl.trainers.metrics import RowMetrics, completion_means
+from topr_trl.trainers.model_card import PAPER, CardSection, add_section, model_card, training_facts
+from topr_trl.trainers.shared_prompts import SharedPrompts, why_not_shared
+from topr_trl.user_warnings import warn_user
+
+Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)
+
+_EXACT = 1e-4  # nats per token
+
+
+def path_as_text(model: Any) -> Any:
+    """Return the path of a model as text, which TRL asks for, and anything else as it is."""
+    return os.fspath(model) if isinstance(model, os.PathLike) else model
+
+
+def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Config]) -> Config:
+    """Return the settings of a trainer: those given, or the defaults; a model given by name is read from safetensors.
+
+    Raises:
+        TypeError: `args` is of another class.
+        FileNotFoundError, ValueError: the model's folder is unusable, see `from_safetensors`, or holds an adapter.
+    """
+    if args is None:
+        name = model if isinstance(model, str) else get_config_model_id(model.config)
+        args = kind(f"{name.split('/')[-1]}-TOPR")
+    if not isinstance(args, kind):
+        raise TypeError(f"{trainer} needs {kind.__name__} as args, not {type(args).__name__}.")
+    if isinstance(model, str):
+        refuse_adapter(model)
+        args.model_init_kwargs = from_safetensors(model, args.model_init_kwargs)
+    return args
+
+
+def say(what: str, args: TOPRConfig | OfflineTOPRConfig) -> None:
+    """Print a line beside the progress bar, if there is one."""
+    if PartialState().is_main_process and not args.disable_tqdm:
+        print(f"TOPR: {what}", flush=True)
+
+
+class TOPRMixin(Trainer):
+    """Goes before a trainer of TRL in the bases of a TOPR trainer."""
+
+    _tag_names = ["trl", "topr"]
+    _name = "TOPR"
+    _paper = PAPER
+    args: TOPRConfig | OfflineTOPRConfig
+    _rows_trained_on: str  # for the model card
+    _order: Any = None  # sampler of the training rows
+    _prompts: SharedPrompts | None = None
+    _is_checked = False  # whether the model was ready for the checks of its forward when the trainer was made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
+        self._row_weights = RowWeights()
+        self._warned_about_signs: set[tuple[bool, bool]] = set()
+        self._warned_about_dead = self._said_share = False
+        self._evaluations: CardSection | None = None
+        self._metric_prefix = "eval"  # metric prefix of the current evaluation
+        adapter = _adapter_weights(args[0] if args else kwargs.get("model"))
+        super().__init__(*args, **kwargs)
+        _refuse_adapted_tokens(self.model)
+        _refuse_unknown_experts(self.model, getattr(self, "aux_loss_enabled", False))
+        keep_gradients_of_4bit_layers(self.model)
+        _keep_adapter_in_float32(self.model, adapter)
+        if noise := turn_off_noise(self.model):
+            say(f"{', '.join(noise)} set to 0: noise in log π would change π/μ.", self.args)
+        self.add_callback(StopAtNaN(self))
+        self.add_callback(_Beginning(self))
+        _warn_if_updates_vanish(self.model, self.is_deepspeed_enabled)
+
+    @property
+    def evaluations(self) -> CardSection | None:
+        """Evaluations for the model card, as `topr_trl.Evaluations(before=..., after=...)`.
+
+        Raises:
+            TypeError: set to something else, a plain dictionary for instance.
+        """
+        return self._evaluations
+
+    @evaluations.setter
+    def evaluations(self, evaluations: CardSection | None) -> None:
+        if not isinstance(evaluations, CardSection | None):
+            raise TypeError(
+                f"evaluations must be a topr_trl.Evaluations, not a {type(evaluations).__name__}. Set "
+                "trainer.evaluations = Evaluations(before=..., after=...)."
+            )
+        self._evaluations = evaluations
+
+    def _row_losses(
+        self,
+        policy_logps_BT: Tensor,
+        mu_logps: Tensor,
+        rewards_B: Tensor,
+        mask_BT: Tensor,
+        shown_rows: Tensor | None,
+        idle: int = 0,
+        counts: bool = True,
+    ) -> LossOutputs:
+        """Compute `topr_loss` with the settings of this trainer, and add its weights and ratios to the metrics.
+
+        `idle` rows with R = 0 were left out of the forward. `shown_rows` are (B + idle,) row numbers for the table of
+        completions, if completions are logged. Without `counts`, the rows only keep processes in step.
+        """
+        args = self.args
+        outputs = topr_loss(
+            policy_logps_BT, mu_logps, rewards_B, mask_BT, args.limits, args.ratio_level, args.length_normalization
+        )
+        weights_B, log_ratio_B = (completion_means(x, mask_BT) for x in (outputs.weights, outputs.log_ratios))
+        counted_B = rewards_B if counts else torch.full_like(rewards_B, torch.nan)
+        kept = self._row_metrics[self._mode].add(weights_B, log_ratio_B, counted_B, idle)
+        if shown_rows is not None:
+            self._row_weights.add(shown_rows, kept)
+        return outputs
+
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether the model can compute: not if it will be sharded or moved to its device when training begins."""
+        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
+        return not sharded and next(self.model.parameters()).device.type == self.args.device.type
+
+    @property
+    def _is_half(self) -> bool:
+        """Whether the forward rounds to bfloat16 or float16."""
+        return self.accelerator.mixed_precision != "no" or next(self.model.parameters()).dtype != torch.float32
+
+    def _depends_on_batch(self, model: Any, log_probs: LogProbs, tokenizer: Any, temperature: float) -> bool:
+        """Whether log π of a row depends on its batch, measured on two short texts; see `depends_on_batch`."""
+        sequences = probes(self.model, tokenizer)
+        if min(map(len, sequences)) < 2:
+            return False
+        try:
+            return depends_on_batch(
+                self.model, model, log_probs, sequences, temperature, self._is_half, self.accelerator.autocast
+            )
+        except ValueError:
+            check_finite(self.model, "The model to train")  # NaN in the weights is the better reason
+            raise
+
+    @property
+    def _wants_sharing(self) -> bool:
+        """Whether prompts are to be computed once, by `share_prompts` and the device."""
+        on = self.args.share_prompts
+        return self.args.device.type == "cpu" if on is None else on
+
+    def _install_sharing(self) -> None:
+        """Let the model compute a prompt once for neighboring rows, if its attention can be replaced."""
+        try:
+            self._prompts = SharedPrompts(text_model(self.model))
+        except ValueError as error:
+            self._say_not_shared(str(error))
+        else:
+            say("prompts are computed once for neighboring completions.", self.args)
+
+    def _check_sharing(self, model: Any) -> None:
+        """Stop sharing prompts if log π differs from log π without sharing, on any process."""
+        if self._prompts is None:
+            return
+        was_training = model.training
+        model.eval()
+        # In float32 a CPU rounds little, and a small difference has another cause: older releases of transformers do
+        # not limit Gemma 2's scores with "sdpa".
+        is_exact = self.args.device.type == "cpu" and not self._is_half
+        with self.accelerator.autocast():
+            limit = _EXACT if is_exact else tolerance(self._is_half)
+            found = why_not_shared(self._prompts, model, self.args.device, limit)
+        model.train(was_training)
+        why_not = next((why for why in gather_object([found]) if why is not None), None)
+        if why_not is not None:
+            if self._is_checked:
+                self._prompts.remove()
+            self._prompts.enabled = False  # a model that is wrapped by now keeps its forward
+            self._prompts = None
+            self._say_not_shared(why_not)
+
+    def _say_not_shared(self, why: str) -> None:
+        name = type(text_model(self.model)).__name__
+        say(f"prompts are computed again for each completion, because {name} cannot share them: {why}.", self.args)
+
+    def _add_computed_tokens(self) -> None:
+        """Log which part of a batch's tokens its forward computed."""
+        if self._prompts is not None:
+            self._metrics[self._mode]["topr/computed_tokens"].append(self._prompts.computed_part)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """Train, if weights and checkpoint can be used; see `transformers.Trainer.train`.
+
+        The log is in `output_dir/trainer_state.json` afterwards, also after an error.
+
+        Raises:
+            FloatingPointError: weights, loss or gradients are NaN or infinite.
+            ValueError: no parameter can be trained. Or a file of the checkpoint is damaged or missing. Offline: rows
+                carry log μ that is malformed or of another model; or the run is resumed, and its log μ is missing or
+                of other rows.
+        """
+        check_finite(self.model, "The model to train")
+        if self._will_train and not any(parameter.requires_grad for parameter in self.model.parameters()):
+            raise ValueError(
+                "No parameter of the model requires a gradient, so nothing would be trained. Load an adapter with "
+                "PeftModel.from_pretrained(..., is_trainable=True), or unfreeze the weights to train."
+            )
+        self._before_training(self._checked_checkpoint(resume_from_checkpoint))
+        try:
+            return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        finally:
+            if self.state.log_history:
+                with suppress(OSError):  # a full disk would hide what has ended the training
+                    self.save_state()
+
+    @property
+    def _will_train(self) -> bool:
+        """Whether `train` will run optimizer steps, and not compute log μ alone."""
+        return bool(self.args.num_train_epochs) or self.args.max_steps > 0
+
+    def _checked_checkpoint(self, checkpoint: str | bool | None) -> Path | None:
+        """Return the folder to resume from, checked, or None."""
+        folder = self.args.output_dir
+        if checkpoint is True and (checkpoint := get_last_checkpoint(folder)) is None:
+            raise ValueError(f"There is no checkpoint in {folder} to resume from.")
+        if not checkpoint:
+            return None
+        if not Path(checkpoint).is_dir():
+            raise ValueError(f"There is no checkpoint {checkpoint} to resume from.")
+        check_files(checkpoint, self.model)
+        check_log(checkpoint)
+        check_resumable(checkpoint)
+        return Path(checkpoint)
+
+    def _before_training(self, checkpoint: Path | None) -> None:
+        """Prepare training before a checkpoint is loaded."""
+
+    def _training_begins(self, model: Any) -> None:
+        """Run what needs the model on its device, and sharded by FSDP or ZeRO."""
+
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """Return batches of an evaluation set, from which `dataloader_drop_last` drops nothing."""
+        drop_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        try:
+            return super().get_eval_dataloader(*args, **kwargs)
+        finally:
+            self.args.dataloader_drop_last = drop_last
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """Evaluate one dataset; metrics of rows are logged under its prefix, as the loss is."""
+        self._metric_prefix = metric_key_prefix
+        self._row_metrics["eval"] = RowMetrics()  # `predict` logs nothing
+        self._metrics["eval"].clear()
+        return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Save the model, if its weights are finite; see `transformers.Trainer.save_model`.
+
+        Raises:
+            FloatingPointError: they are not. Nothing is written, and no older checkpoint removed.
+            OSError: the model cannot be written; the disk may be full.
+        """
+        folder = output_dir or self.args.output_dir
+        check_finite(self.model, f"The model is not saved to {folder}")
+        try:
+            super().save_model(output_dir, *args, **kwargs)
+        except SafetensorError as error:
+            raise OSError(f"The model cannot be written to {folder}: {error}") from error
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Wait for the other processes: what is written next says that the checkpoint is whole."""
+        super()._save_rng_state(output_dir)
+        self.accelerator.wait_for_everyone()
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add `topr_trl.trainers.metrics.row_metrics` to what TRL logs.
+
+        Raises:
+            FloatingPointError: the loss, or the norm of its gradient, is NaN or infinite.
+        """
+        if "train_runtime" in logs and not self.state.global_step:
+            return  # the summary of a training without a step, see OfflineTOPRTrainer.compute_log_mu
+        # The scaler of float16 leaves out steps whose norm is infinite.
+        scaled = self.accelerator.mixed_precision == "fp16"
+        for name in ["loss"] if scaled else ["loss", "grad_norm"]:
+            if not math.isfinite(logs.get(name) or 0.0):
+                raise not_finite(f"`{name}` at step {self.state.global_step}", self.args.output_dir)
+        collected = self._metrics[self._mode]
+        found = self._row_metrics[self._mode].flush(self.accelerator)
+        for name, value in found.items():
+            collected[name].append(value)
+        # Under limits that do not depend on the ratio, weights of 0 are meant.
+        if self._mode == "train" and self.args.limits.ratio_matters_neg and not self._warned_about_dead:
+            dead = found.get("topr/negatives_dead", 0.0)
+            self._warned_about_dead = warn_if_dead(
+                dead, self.state.global_step, self.state.max_steps, self.state.logging_steps
+            )
+        for values in collected.values():
+            if values and isinstance(values[0], Tensor):  # left on the device until now
+                values[:] = [torch.stack(values).mean().item()]
+        if self._mode == "eval":  # TRL names the metrics of all evaluation sets alike
+            logs.update({f"{self._metric_prefix}_{name}": _mean(values) for name, values in collected.items()})
+            collected.clear()
+        super().log(logs, start_time)
+
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
+    ) -> None:
+        """Write `README.md` in the output folder: the method, how and on what it was trained, limits, citations.
+
+        With `evaluations` set, their table, and a picture if matplotlib is installed, are part of it.
+        """
+        super().create_model_card(model_name, dataset_name, tags)
+        if not self.is_world_process_zero():
+            return
+        args, folder = self.args, Path(self.args.output_dir)
+        of_trl = ModelCard.load(folder / "README.md")  # its metadata, and links to trackers
+        of_trl.data.pop("licence")
+        if is_peft_model(self.model):
+            of_trl.data.library_name = "peft"
+        offline = isinstance(args, OfflineTOPRConfig)
+        facts = training_facts(args, self._rows_trained_on, self.state.global_step, offline)
+        card = model_card(
+            of_trl.data,
+            self.hub_model_id or model_name or args.output_dir,
+            facts,
+            problems=dataset_name and f"[{dataset_name}](https://huggingface.co/datasets/{dataset_name})",
+            links="\n".join(re.findall(r"^\[<img .*", of_trl.text, re.MULTILINE)),
+        )
+        if self.evaluations:
+            add_section(card, self.evaluations.write_card_section(folder))
+        card.save(folder / "README.md")
+
+    def _say_share(self, rewards: FloatArray, args: TOPRConfig | OfflineTOPRConfig) -> None:
+        """Say, once, how much the negatives among the first rows weigh."""
+        share = effective_positive_share(rewards)
+        if self._said_share or not share < 1 or args.limits.b_neg == 0:
+            return
+        self._said_share = True
+        until = " until the taper takes it from them" * (args.limits.a_neg < args.limits.b_neg)
+        offline = isinstance(args, OfflineTOPRConfig)
+        more = ""
+        if offline:
+            more = "; topr trial tries several on your rows"
+        elif abs(share - 0.5) < 1e-6:
+            more = "; the loss is 0 while all weights are 1"
+        say(
+            f"the effective share of positives is {share:.0%}, so negatives have {1 - share:.0%} of the weight{until}. "
+            f"effective_positive_share sets it{more}.",
+            args,
+        )
+
+    def _warn_about_signs(self, curated: Curated, zeros: bool, args: TOPRConfig | OfflineTOPRConfig) -> None:
+        """Warn, once each, of rows that are all positive, all negative, or without a reward at all.
+
+        `zeros`: one of their rewards is 0 before the baseline. Offline, rows are prepared before `self.args` is set.
+        """
+        positives, negatives = curated.available_positives, curated.available_negatives
+        signs = (positives > 0, negatives > 0)
+        missed = not all(signs) and (signs != (True, False) or args.limits.b_neg > 0)
+        if not missed or signs in self._warned_about_signs:
+            return
+        if signs == (True, False):
+            message = (
+                f"None of the {positives} rows has a negative reward after the baseline: TOPR then is reward-weighted "
+                "supervised fine-tuning."
+            )
+            if zeros:
+                message += " Rewards of 0 are not negatives: set baseline='mean', or 0.5."
+        elif signs == (False, True):
+            message = (
+                f"All {negatives} rows have a negative reward after the baseline: the model only learns what to avoid, "
+                "and nothing says what to write instead. Add positives, or lower the baseline."
+            )
+        else:
+            message = (
+                "No completion has a reward, so there is nothing to learn from them: the weights stay as they are."
+            )
+            if isinstance(args, TOPRConfig) and getattr(args, "mask_truncated_completions", False):
+                message += " Those that are cut at max_completion_length have none with mask_truncated_completions."
+        self._warned_about_signs.add(signs)
+        warn_user(message)
+
+
+def _mean(values: list[float]) -> Any:
+    """Return the mean of the values that are not NaN; None, which JSON can hold, if there is none."""
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else None
+
+
+class _Beginning(TrainerCallback):
+    """Call `_training_begins` of a trainer, and pass the number of each epoch to its sampler.
+
+    In a resumed run of several processes Accelerate does not reach the order inside the batches that it skips.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer._training_begins(self.trainer.model_wrapped)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if hasattr(self.trainer._order, "set_epoch"):
+            self.trainer._order.set_epoch(int(state.epoch or 0))
+
+
+def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
+    """Warn of weights in half precision: a step of the paper's size is below their resolution and is lost."""
+    trained = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
+    # DeepSpeed keeps float32 weights of its own.
+    if trained and not is_deepspeed and not is_peft_model(model):
+        warn_user(
+            f"The weights to train are {trained.pop()}, without a float32 copy: updates smaller than about 1/256 of a "
+            "weight round to nothing, and at a learning rate like 5e-7 nearly all are. Load the model in float32 "
+            "(the computation stays in bfloat16 with bf16=True), or use DeepSpeed."
+        )
+
+
+def _adapter_weights(model: Any) -> dict[str, Tensor]:
+    """Return copies of the trained weights of a quantized model's adapter; none of a model without one."""
+    if not isinstance(model, nn.Module) or not _is_quantized(model):
+        return {}
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _keep_adapter_in_float32(model: nn.Module, given: dict[str, Tensor]) -> None:
+    """Store a quantized model's adapter in float32, or as it was given.
+
+    TRL casts it to bfloat16, in which small updates round to nothing. An adapter that TRL has made stays rounded once.
+    """
+    if not _is_quantized(model):
+        return
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype == torch.bfloat16:
+            parameter.data = given.get(name, parameter.data.float())
+
+
+def _is_quantized(model: nn.Module) -> bool:
+    return bool(getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False))
+
+
+def _refuse_adapted_tokens(model: nn.Module) -> None:
+    """Raise a ValueError if an adapter trains tokens of the output head: TRL's fused head does not read it."""
+    head = text_model(model).get_output_embeddings()
+    if hasattr(head, "token_adapter"):
+        raise ValueError(
+            "trainable_token_indices with tied embeddings also adapts the output head, from whose weights log π is "
+            "computed without the adapter. Remove trainable_token_indices, or train the embeddings in full with "
+            "modules_to_save."
+        )
+
+
+def _refuse_unknown_experts(model: nn.Module, aux_loss: bool) -> None:
+    """Raise a ValueError if TRL cannot find the number of experts for the auxiliary loss (huggingface/trl#5754)."""
+    config = text_model(model).config.get_text_config()
+    aux_loss = aux_loss or getattr(config, "output_router_logits", False)
+    if aux_loss and not hasattr(config, "num_experts") and config.model_type != "gpt_oss":
+        raise ValueError(
+            f"{type(config).__name__} does not name its experts num_experts, which TRL's auxiliary loss reads. Set "
+            "router_aux_loss_coef=0, and model.config.output_router_logits=False if it is on."
+        )

@@ -1,0 +1,126 @@
+"""`log_completions`: tables of rows with the weight and log-ratio that the loss gave each of them."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+from transformers import TrainerCallback
+from transformers.utils import is_rich_available
+from trl.trainer.utils import print_prompt_completions_sample
+
+from topr_trl.data.masks import MASK
+from topr_trl.data.tokenized_rows import column
+
+WEIGHT_COLUMNS = ("weight", "log_ratio")
+
+
+class DisplayedFloat(float):
+    """A number that is printed short, and not at all if it is NaN; in a file it is whole."""
+
+    def __str__(self) -> str:
+        return "" if math.isnan(self) else f"{self:.3g}"
+
+
+class RowWeights:
+    """Collects what the loss gave to rows, by row number, and does not wait for the device until `gather`."""
+
+    def __init__(self) -> None:
+        self._batches: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, rows_B: Tensor, kept: Tensor) -> None:
+        """Keep (B,) row numbers, and what `topr_trl.trainers.metrics.RowMetrics.add` kept of those rows.
+
+        Where R is NaN the loss has not used the row, and it has no weight.
+        """
+        self._batches.append((rows_B, kept[:, :2].masked_fill(kept[:, 2:].isnan(), torch.nan)))
+
+    def clear(self) -> None:
+        self._batches.clear()
+
+    def gather(self) -> list[tuple[int, DisplayedFloat, DisplayedFloat]]:
+        """Return and forget (row, weight, log-ratio) of all processes, which must call it together."""
+        local = [
+            (row, DisplayedFloat(weight), DisplayedFloat(log_ratio))
+            for rows, values in self._batches
+            for row, (weight, log_ratio) in zip(rows.tolist(), values.tolist(), strict=True)
+        ]
+        self.clear()
+        return gather_object(local)
+
+
+class LogCompletions(TrainerCallback):
+    """Shows the rows of the last optimizer step of an `OfflineTOPRTrainer`, whenever the training logs."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.trainer._row_weights.clear()
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self.trainer.model.training:
+            return
+        seen = self.trainer._row_weights.gather()
+        # Nothing new: the log of the whole training follows that of its last step.
+        if seen and state.is_world_process_zero:
+            show(self._table(seen, state.global_step), args)
+
+    def _table(self, seen: list[tuple[int, DisplayedFloat, DisplayedFloat]], step: int) -> dict[str, list[Any]]:
+        """The columns of the table, which TRL's have too."""
+        numbers, weights, log_ratios = zip(*seen, strict=True)
+        dataset = self.trainer.train_dataset
+        decode = partial(self.trainer.processing_class.decode, skip_special_tokens=True)
+        places = pc.index_in(pa.array(numbers), value_set=column(dataset, "row"))
+        rows = dataset.select(places.to_pylist())[:]
+        ids = list(zip(rows["input_ids"], rows["prompt_length"], strict=True))
+        masks = rows.get(MASK, [None] * len(seen))
+        return {
+            "step": [step] * len(seen),
+            "prompt": [decode(tokens[:start]) for tokens, start in ids],
+            "completion": [
+                _completion(tokens[start:], mask, decode) for (tokens, start), mask in zip(ids, masks, strict=True)
+            ],
+            "reward": rows["given_reward"],
+            "advantage": rows["reward"],
+            "weight": list(weights),
+            "log_ratio": list(log_ratios),
+        }
+
+
+def _completion(ids: list[int], mask: list[bool] | None, decode: Callable[[list[int]], str]) -> str:
+    """The text of a completion; what the model did not write is between ⟦ and ⟧."""
+    if mask is None:
+        return decode(ids)
+    runs = groupby(zip(ids, mask, strict=True), key=itemgetter(1))
+    texts = ((own, decode([token for token, _ in run])) for own, run in runs)
+    return "".join(text if own else f"⟦{text}⟧" for own, text in texts)
+
+
+def show(table: dict[str, list[Any]], args: Any) -> None:
+    """Print a table, write it to `output_dir/completions`, and send it to wandb and trackio, as TRL does."""
+    step = table["step"][0]
+    if is_rich_available():
+        print_prompt_completions_sample(
+            table["prompt"], table["completion"], {"reward": table["reward"]}, table["advantage"], step,
+            args.num_completions_to_print, extra={name: table[name] for name in WEIGHT_COLUMNS},
+        )  # fmt: skip
+    frame = pd.DataFrame(table)
+    path = Path(args.output_dir) / "completions" / f"completions_{step:05d}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frame.to_parquet(path)
+    for name in ("wandb", "trackio"):
+        if name in args.report_to:
+            tracker = import_module(name)
+            if name == "trackio" or tracker.run is not None:  # wandb may be switched off by its environment variables
+                tracker.log({"completions": tracker.Table(dataframe=frame)})

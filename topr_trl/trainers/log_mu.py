@@ -1,0 +1,343 @@
+"""log μ: the log-probability of each completion under the model that starts the round, computed once and kept."""
+
+import hashlib
+import itertools
+import logging
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from datasets import Dataset
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
+
+from topr_trl.baseline import FloatArray
+from topr_trl.data.masks import MASK
+from topr_trl.data.tables import atomic_write
+from topr_trl.data.tokenized_rows import column, completion_lengths, lengths_of, prompt_groups
+from topr_trl.data.trajectories import PARTS
+from topr_trl.loss import TruncationLimits
+from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
+from topr_trl.trainers.diagnostics import sampler_distance
+from topr_trl.user_warnings import warn_user
+
+logger = logging.getLogger(__name__)
+
+# A batch to (B, T) log-probabilities of the next tokens and the (B, T) mask of completion tokens.
+Forward = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
+Collate = Callable[[list[dict[str, Any]]], dict[str, Tensor]]
+
+LOG_MU_FILE = "log_mu.parquet"  # in the output folder
+_AT_ONCE = 8_192  # rows of a part: held as Python objects, and sorted by length
+_COMPARED = 1_000  # rows whose log μ is compared with the sampler's
+_LOGPS = pa.list_(pa.float32())
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The rows of a dataset that need log μ computed, and the fingerprints that go with the result."""
+
+    dataset: Dataset
+    needs_N: NDArray[np.bool_]
+    model: str
+    rows: str
+
+
+class LogMu:
+    """log μ of the rows of an `OfflineTOPRTrainer`.
+
+    `plan` finds out for each dataset where its log μ comes from. Rows keep the column `mu_logps` that they brought; a
+    resumed run reads the file that it wrote when it began; what is left is planned, `compute` computes it, and it is
+    written to `log_mu.parquet` (of evaluation datasets `log_mu_NAME.parquet`) in the output folder.
+
+    Attributes:
+        values: log μ in nats by the columns `dataset` and `row`: the sum over the completion, or with
+            `ratio_level="token"` (T,) float32. See `Collator`. Rows that brought their own are not in it.
+        sampler_distance: see `trainers.diagnostics.sampler_distance`; of the training rows, once log μ is computed.
+    """
+
+    def __init__(self, args: OfflineTOPRConfig, accelerator: Accelerator) -> None:
+        self.args, self.accelerator = args, accelerator
+        self.prompts_together = False  # rows of a prompt in one batch, for a model that shares prompts
+        self.values: dict[tuple[int, int], float | FloatArray] = {}
+        self.planned: dict[str, _Plan] = {}
+        self.sampler_distance: dict[str, float] = {}
+
+    def needs(self, dataset: Dataset) -> NDArray[np.bool_]:
+        """(N,) bool, see `needs_log_mu`."""
+        return needs_log_mu(column(dataset, "reward").to_numpy(), self.args.limits)
+
+    def plan(self, name: str, dataset: Dataset, model: str, resumed: bool = False) -> None:
+        """Find out where log μ of a dataset comes from; what is neither in the rows nor on disk is planned.
+
+        `dataset` holds tokenized rows, and `model` is the fingerprint of the one that starts training.
+
+        Raises:
+            ValueError: the rows' own log μ is malformed or of another model; or the run is resumed, and its file is
+                missing, damaged, or of another model or other rows.
+        """
+        needs_N = self.needs(dataset)
+        if "mu_logps" in dataset.column_names:
+            check_fingerprints(fingerprints(dataset, needs_N), model)
+            check_log_mu(name, dataset, needs_N, self.args)
+        elif not self.values.keys() >= set(_keys(dataset, needs_N)):
+            rows = rows_fingerprint(dataset, needs_N)
+            if resumed:  # the other processes may have no such disk
+                found = [load_log_mu(self._path(name), model, rows) if self.accelerator.is_main_process else None]
+                self._use(dataset, broadcast_object_list(found)[0])
+            else:
+                self._set_aside(self._path(name), model, rows)
+                self.planned[name] = _Plan(dataset, needs_N, model, rows)
+
+    def compute(self, forward: Forward, collate: Collate, keep_parts: bool = False) -> None:
+        """Compute and write what was planned; all processes call it together.
+
+        Every so many rows the result so far is kept in `log_mu_parts`; a run that was killed goes on from there, and
+        with `keep_parts` so does a later one.
+        """
+        while self.planned:
+            name, plan = next(iter(self.planned.items()))
+            path, indices = self._path(name), np.flatnonzero(plan.needs_N)
+            logger.info("Computing log μ of %d of %d rows.", len(indices), len(plan.dataset))
+            parts = path.with_name(f"{path.stem}_parts")
+            computed = self._compute(plan, plan.dataset.select(indices), parts, forward, collate)
+            places = np.full(len(plan.dataset), -1)
+            places[indices] = np.arange(len(indices))
+            mu_logps = computed.take(pa.array(places, mask=places < 0))  # None where the row needs none
+            if self.accelerator.is_main_process:
+                save_log_mu(path, mu_logps, plan.model, plan.rows)
+                if not keep_parts:
+                    shutil.rmtree(parts, ignore_errors=True)
+            if name == "train" and "sampler_logps" in plan.dataset.column_names:
+                some = np.unique(np.linspace(0, len(indices) - 1, _COMPARED).astype(int))
+                sampled = plan.dataset.select(indices[some])["sampler_logps"][:]
+                self.sampler_distance = sampler_distance(computed.take(pa.array(some)).to_pylist(), sampled)
+            self._use(plan.dataset, pa.chunked_array([mu_logps]))
+            self.accelerator.wait_for_everyone()
+            del self.planned[name]
+
+    @torch.no_grad()
+    def _compute(self, plan: _Plan, rows: Dataset, folder: Path, forward: Forward, collate: Collate) -> pa.Array:
+        """Lists of float32, one value per completion token, in the order of the rows; on every process."""
+        main = self.accelerator.is_main_process
+        # Not more than training is meant to hold: evaluation has eight by default.
+        batch_size = min(self.args.per_device_train_batch_size, self.args.per_device_eval_batch_size)
+        computed = []
+        with tqdm(total=len(rows), desc="Computing log μ", disable=not main, leave=False) as progress:
+            for start in range(0, len(rows), _AT_ONCE):
+                part = rows.select(range(start, min(start + _AT_ONCE, len(rows))))
+                path = folder / f"{start}.parquet"
+                logps = self._part(path, plan)
+                if logps is None:
+                    order = _order(part, self.prompts_together)
+                    logps = _per_token_logps(forward, part, order, collate, self.accelerator, batch_size, progress)
+                    if main:
+                        save_log_mu(path, pa.array(logps, _LOGPS), plan.model, plan.rows)
+                else:
+                    progress.update(len(part))
+                computed.append(pa.array(logps, _LOGPS))
+        return pa.concat_arrays(computed)
+
+    def _part(self, path: Path, plan: _Plan) -> list[list[float]] | None:
+        """Return the log μ of a part on every process. The main process reads it: the others may lack the disk."""
+        found: list[list[list[float]] | None] = [None]
+        if self.accelerator.is_main_process and path.is_file():
+            try:
+                found = [load_log_mu(path, plan.model, plan.rows).to_pylist()]
+            except ValueError:
+                path.unlink()
+        return broadcast_object_list(found)[0]
+
+    def _use(self, dataset: Dataset, mu_logps: pa.ChunkedArray) -> None:
+        """Let the loss find log μ of a dataset's rows (None where a row has none)."""
+        keys = _keys(dataset, mu_logps.is_valid().to_numpy())
+        mu_logps = mu_logps.drop_null()
+        values, lengths = pc.list_flatten(mu_logps).to_numpy(), pc.list_value_length(mu_logps).to_numpy()
+        starts = lengths.cumsum() - lengths
+        per_token = self.args.ratio_level == "token"
+        by_row = np.split(values, starts[1:]) if per_token else np.add.reduceat(values.astype(np.float64), starts)
+        self.values.update(zip(keys, by_row, strict=True))
+
+    def _path(self, name: str) -> Path:
+        return Path(self.args.output_dir) / (LOG_MU_FILE if name == "train" else f"log_mu_{name}.parquet")
+
+    def _set_aside(self, path: Path, model: str, rows: str) -> None:
+        """Rename the file of another run that would be overwritten, and whose checkpoints cannot do without it."""
+        if not path.is_file() or not any(path.parent.glob("checkpoint-*")):
+            return
+        try:
+            load_log_mu(path, model, rows)
+        except ValueError:
+            names = (path.with_name(f"old_{k}_{path.name}") for k in itertools.count(1))
+            aside = next(name for name in names if not name.exists())
+            if self.accelerator.is_main_process:
+                path.replace(aside)
+            warn_user(
+                f"{path} is damaged, or of another model or other rows, rewards or limits than now, so log μ is "
+                f"computed again. The old file is {aside}: the checkpoints in {path.parent} can be resumed only with "
+                "it, under its old name."
+            )
+
+
+def needs_log_mu(rewards_N: FloatArray, limits: TruncationLimits) -> NDArray[np.bool_]:
+    """(N,) which rows have a weight that depends on π/μ, by R: none with R = 0, no sign whose two limits are equal."""
+    return np.where(rewards_N > 0, limits.ratio_matters_pos, limits.ratio_matters_neg) & (rewards_N != 0)
+
+
+def _keys(dataset: Dataset, which_N: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """The columns `dataset` and `row` of some of the rows."""
+    datasets, rows = (column(dataset, name).to_numpy()[which_N].tolist() for name in ("dataset", "row"))
+    return list(zip(datasets, rows, strict=True))
+
+
+def fingerprints(dataset: Dataset, needs_N: NDArray[np.bool_]) -> set[str]:
+    """Return the fingerprints of the models that computed the log μ which rows carry, of the rows that need it."""
+    if "mu_fingerprint" not in dataset.column_names:
+        return set()
+    return set(map(str, pc.unique(column(dataset, "mu_fingerprint").filter(pa.array(needs_N))).to_pylist()))
+
+
+def check_fingerprints(found: set[str], model: str) -> None:
+    """Raise a ValueError if log μ was computed by another model than this one, or at another temperature."""
+    if not (others := found - {model}):
+        return
+    other = sorted(others)[0]
+    if other.partition("@")[0] == model.partition("@")[0]:
+        raise ValueError(
+            f"Column `mu_logps` was computed at another temperature than log π: mu_fingerprint {other}, and "
+            f"the model in training has {model} (the number after @; 1 without one). Give the rows the column "
+            "`temperature` that they had then, or remove mu_logps and mu_fingerprint, and log μ is computed."
+        )
+    raise ValueError(
+        f"Column `mu_logps` was computed by another model: mu_fingerprint {other}, and "
+        f"the model in training has {model}. If that model did write these rows and is the μ you mean, remove "
+        "the column `mu_fingerprint`; to compute log μ with the model in training, remove both."
+    )
+
+
+def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], args: TOPRConfig | OfflineTOPRConfig) -> None:
+    """Raise a ValueError if log μ of a tokenized row that needs it is missing, impossible or not one per token."""
+    counts, rows = completion_lengths(dataset), column(dataset, "row").to_numpy()
+    for row, mu_logps, count, needed in zip(rows, dataset["mu_logps"], counts, needs_N, strict=True):
+        if needed and (wrong := _what_is_wrong(mu_logps, int(count), args)):
+            raise ValueError(f"Row {row} of the {name} dataset: {wrong}")
+
+
+def _what_is_wrong(mu_logps: object, tokens: int, args: TOPRConfig | OfflineTOPRConfig) -> str | None:
+    remedy = "drop the column" if args.log_mu == "trainer" else "set log_mu='trainer'"
+    if isinstance(mu_logps, list) and len(mu_logps) != tokens:
+        return (
+            f"log μ of {len(mu_logps)} tokens for a completion of {tokens}. Give one value per token of "
+            f"`completion_ids` (or per token that the model wrote); or {remedy}, and log μ is computed."
+        )
+    # Rounding may leave a certain token a little above 0.
+    for value in mu_logps if isinstance(mu_logps, list) else [mu_logps]:
+        if not (isinstance(value, int | float) and -math.inf < value <= 1e-3):
+            return (
+                f"log μ must be a finite number of at most 0 for each token, or their sum; found {value}. Fix it; or "
+                f"{remedy}, and log μ is computed."
+            )
+    if args.ratio_level == "token" and not isinstance(mu_logps, list):
+        return "ratio_level='token' needs log μ for each token, not their sum."
+    return None
+
+
+def _order(rows: Dataset, prompts_together: bool) -> NDArray[np.int64]:
+    """Return an order in which rows of similar length, or of the same prompt, are neighbors; the longest come first."""
+    lengths = lengths_of(rows)
+    if not prompts_together:
+        return np.argsort(-lengths, kind="stable")
+    groups = prompt_groups(rows)
+    longest = np.zeros(groups.max() + 1, dtype=np.int64)
+    np.maximum.at(longest, groups, lengths)
+    return np.lexsort((-lengths, groups, -longest[groups]))
+
+
+def _per_token_logps(
+    forward: Forward, rows: Dataset, order: NDArray[np.int64], collate: Collate, accelerator: Accelerator,
+    batch_size: int, progress: Any,
+) -> list[list[float]]:  # fmt: skip
+    """Log-probabilities of the completions' tokens, in the order of the rows, on every process.
+
+    Each process computes its share, in batches of rows that are neighbors in `order`.
+    """
+    loader = DataLoader(rows.select(order), batch_size=batch_size, collate_fn=collate)
+    computed: list[list[float]] = []
+    for batch in accelerator.prepare_data_loader(loader):
+        logps, mask = forward(batch)
+        # Completion tokens to the front, so that rows of different processes can be laid on each other.
+        counts = mask.sum(-1, keepdim=True)
+        packed = logps.new_full(logps.shape, torch.nan, dtype=torch.float32)
+        packed[torch.arange(mask.size(1), device=mask.device) < counts] = logps[mask.bool()].float()
+        packed = accelerator.pad_across_processes(packed, dim=1, pad_index=torch.nan)
+        packed, counts = accelerator.gather_for_metrics((packed, counts))
+        computed += [row[:n] for row, n in zip(packed.tolist(), counts.squeeze(1).tolist(), strict=True)]
+        progress.update(len(counts))
+    return [computed[i] for i in order.argsort()]  # the inverse of the order
+
+
+def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
+    """A short hash of the tokens, masks and rewards of all rows, and of which of them need log μ."""
+    digest = hashlib.sha256()
+    for ids in column(dataset, "input_ids").chunks:
+        digest.update(ids.flatten().to_numpy().tobytes())
+    for name in [n for n in (MASK, PARTS) if n in dataset.column_names]:
+        for lists in column(dataset, name).chunks:
+            digest.update(np.asarray(lists.flatten()).tobytes() + np.asarray(lists.is_valid()).tobytes())
+    prompts, rewards = (column(dataset, name).to_numpy() for name in ("prompt_length", "reward"))
+    for values in (lengths_of(dataset), prompts, rewards, needs_N):
+        digest.update(values.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def save_log_mu(path: Path, mu_logps: pa.Array, model: str, rows: str) -> None:
+    """Write log μ with the fingerprints of the model that computed it and of the rows; whole or not at all."""
+    table = pa.table({"mu_logps": mu_logps}).replace_schema_metadata({"model": model, "rows": rows})
+    with atomic_write(path) as partial:
+        pq.write_table(table, partial)
+
+
+def read_log_mu(path: Path) -> tuple[pa.ChunkedArray, str]:
+    """log μ in a file of `save_log_mu`, and the fingerprint of the model that computed it; nothing is checked."""
+    table = pq.read_table(path)
+    return table["mu_logps"], table.schema.metadata[b"model"].decode()
+
+
+def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
+    """Read the file that `save_log_mu` wrote.
+
+    Raises:
+        ValueError: there is nothing; or it was computed by another model, or for other rows, rewards or limits.
+    """
+    if not path.is_file():
+        raise ValueError(
+            f"log μ of the run to resume is missing: {path}. It is of the weights that the run started with, so it "
+            "cannot be computed now. Put the file back, or start again."
+        )
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        why = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(f"{path} is damaged ({why}). Put it back whole, or start again.") from error
+    for what, expected in (("model", model), ("rows", rows)):
+        found = (table.schema.metadata or {}).get(what.encode(), b"unknown").decode()
+        if found != expected:
+            raise ValueError(
+                f"{path} holds log μ of another "
+                f"{'model or temperature' if what == 'model' else 'set of rows, rewards or limits'}: "
+                f"fingerprint {found}, expected {expected}. Resume with the model, rows and settings that the run "
+                "started with, or start again in another output_dir."
+            )
+    return table["mu_logps"]

@@ -1,0 +1,131 @@
+"""The card of a model: how and on what it was trained, and what was measured."""
+
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from huggingface_hub import ModelCard, ModelCardData
+from transformers.training_args import OptimizerNames
+
+from topr_trl import __version__
+from topr_trl.settings.config import TOPRArguments
+
+PAPER: dict[str, str] = {
+    "title": "Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",
+    "id": "2503.14286",
+    "citation": textwrap.dedent("""\
+        @article{leroux2025topr,
+            title  = {{Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs}},
+            author = {Nicolas {Le Roux} and Marc G. Bellemare and Jonathan Lebensold and Arnaud Bergeron and
+                      Joshua Greaves and Alex Fr{\\'e}chette and Carolyne Pelletier and Eric Thibodeau-Laufer and
+                      S{\\'a}ndor Toth and Sam Work},
+            year   = 2025,
+            eprint = {arXiv:2503.14286},
+        }"""),
+}
+
+TAGS = ("trl", "topr", "arxiv:2503.14286")
+
+
+def training_facts(args: TOPRArguments, rows: str, steps: int, offline: bool) -> dict[str, str]:
+    """Return the settings and numbers of a run for its model card, of a trainer or of the stage `train`."""
+    limits, share = args.limits, args.effective_positive_share
+    return {
+        "rows": rows,
+        "baseline": str(args.baseline) if share is None else f"solved for an effective positive share of {share:g}",
+        "curation": args.curation,
+        "truncation limits": f"R >= 0: [{limits.a_pos:g}, {limits.b_pos:g}]; R < 0: [{limits.a_neg:g}, "
+        f"{limits.b_neg:g}] (`{args.preset}`)",
+        "ratio": f"{args.ratio_level}, log μ {_whose_log_mu(args, offline)}",
+        "steps": f"{steps}, learning rate {args.learning_rate:g}, {OptimizerNames(args.optim).value}",
+    }
+
+
+def _whose_log_mu(args: TOPRArguments, offline: bool) -> str:
+    if args.log_mu == "sampler":
+        return "as the sampler reported it"
+    if offline:
+        return (
+            "of the model that training started from, a proxy where another model wrote the rows and they brought no "
+            "`mu_logps`"
+        )
+    return "computed by the trainer"
+
+
+def model_card(
+    data: ModelCardData,
+    repo_id: str,
+    facts: Mapping[str, str],
+    *,
+    problems: str | None = None,
+    prompt: Any = None,
+    max_new_tokens: int | None = None,
+    links: str = "",
+) -> ModelCard:
+    """The card of a model.
+
+    Args:
+        data: metadata; the base model is taken from there.
+        problems: what the model was trained to solve, in Markdown.
+        prompt, max_new_tokens: text or messages, and a completion's length, for the quick start.
+        links: Markdown, to the run's pages at trackers.
+    """
+    packages = {"TRL": "trl", "Transformers": "transformers", "PyTorch": "torch", "Datasets": "datasets",
+                "Tokenizers": "tokenizers"}  # fmt: skip
+    versions = {"topr_trl": __version__} | {name: version(package) for name, package in packages.items()}
+    data.tags = list(dict.fromkeys([*(data.tags or []), *TAGS]))
+    shown = repr(prompt)
+    return ModelCard.from_template(
+        data,
+        template_path=str(Path(__file__).with_name("model_card.md")),
+        name=Path(repo_id).name,
+        repo_id=repo_id,
+        problems=problems,
+        # A long prompt would bury the card.
+        prompt=shown if prompt and len(shown) <= 600 else None,
+        max_new_tokens=max_new_tokens,
+        facts=markdown_table(("setting", "value"), facts.items()),
+        links=links,
+        versions="\n".join(f"- {name}: {number}" for name, number in versions.items()),
+        citation=PAPER["citation"],
+    )
+
+
+@runtime_checkable
+class CardSection(Protocol):
+    """A section of a model card, such as `topr_trl.Evaluations`."""
+
+    def write_card_section(self, folder: Path) -> str:
+        """Markdown for the card, beginning with `## Evaluation`; pictures that it shows are written to the folder."""
+
+
+def add_section(card: ModelCard, section: str) -> None:
+    """Put the section `## Evaluation` into a card, before how the model was trained; an older one is replaced."""
+    remove_evaluation(card)
+    start, heading, end = card.text.partition("## Training procedure")
+    section = f"{section.rstrip()}\n\n"
+    card.text = f"{start}{section}{heading}{end}" if heading else f"{card.text.rstrip()}\n\n{section}"
+
+
+def remove_evaluation(card: ModelCard) -> None:
+    """Remove the section `## Evaluation` and the results in the metadata."""
+    card.text = re.sub(r"^## Evaluation\n.*?(?=^## |\Z)", "", card.text, flags=re.MULTILINE | re.DOTALL)
+    card.data.eval_results = None
+
+
+def adapt(card: ModelCard, repo_id: str, step: int | None = None) -> None:
+    """Set the name and the step in a card that a trainer wrote; evaluations of another step are removed."""
+    start = r'(?<=pipeline\("text-generation", model=")[^"]*'
+    card.text = re.sub(start, lambda _: repo_id, card.text)
+    told = re.search(r"(?<=^\| steps \| )\d+", card.text, re.MULTILINE)
+    if told and step is not None and step != int(told[0]):
+        card.text = f"{card.text[: told.start()]}{step}{card.text[told.end() :]}"
+        remove_evaluation(card)
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,483 @@
+"""Train with TOPR on a table of prompts, completions and rewards: `OfflineTOPRTrainer`."""
+
+import os
+import warnings
+from copy import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from accelerate.data_loader import SeedableRandomSampler
+from datasets import Dataset, DatasetDict
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import RandomSampler, SequentialSampler
+from trl import SFTTrainer
+from trl.trainer.utils import add_fused_lm_head
+
+from topr_trl.baseline import FloatArray, subtract_baseline
+from topr_trl.data.collator import Collator, join_sequences, unflatten
+from topr_trl.data.rows import (
+    id_column,
+    named_rows,
+    problem_column,
+    reward_column,
+)
+from topr_trl.data.sampler_logps import temperature_of
+from topr_trl.data.samplers import FilledRows, FilledSampler, StepsOfGroups, StepsSortedByLength, rows_together
+from topr_trl.data.tokenization import tokenize
+from topr_trl.data.tokenized_rows import COLUMNS, check_tokens, lengths_of, part_saved_by_sharing, prompt_groups
+from topr_trl.data.trajectories import join_parts, rollouts_of
+from topr_trl.settings.config import OfflineTOPRConfig
+from topr_trl.trainers.base import TOPRMixin, path_as_text, say, settings_for
+from topr_trl.trainers.checkpoints import StartingModel
+from topr_trl.trainers.completions_table import LogCompletions
+from topr_trl.trainers.dataset_checks import (
+    by_name,
+    check_datasets,
+    columns_about_log_mu,
+    has_values,
+    is_prepared,
+    sampler_logps_are_incomparable,
+    tokenizer_of,
+)
+from topr_trl.trainers.forward_checks import text_model
+from topr_trl.trainers.log_mu import LogMu
+from topr_trl.trainers.shared_prompts import LEAST_SAVED, remove_shared_prompts
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+
+class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
+    """Trainer for Tapered Off-Policy REINFORCE (TOPR), on stored completions with rewards.
+
+    The method was proposed in [Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for
+    LLMs](https://huggingface.co/papers/2503.14286). The trainer takes the arguments of [`~trl.SFTTrainer`], except for
+    `data_collator`, `formatting_func`, `compute_loss_func` and `compute_metrics`.
+
+    Before the first step, the trainer computes log μ with the starting weights, for each row whose weight depends on
+    it. It writes log μ to `output_dir/log_mu.parquet`, where a resumed run reads it. Rows with a column `mu_logps`
+    keep their values. Use this column for completions that another model wrote.
+
+    Example:
+
+    ```python
+    >>> from datasets import Dataset
+    >>> from topr_trl import OfflineTOPRTrainer
+
+    >>> rows = [
+    ...     {"prompt": "3 + 4 = ", "completion": "7", "reward": 1.0},
+    ...     {"prompt": "3 + 4 = ", "completion": "8", "reward": -1.0},
+    ... ]
+    >>> trainer = OfflineTOPRTrainer(
+    ...     model="Qwen/Qwen2.5-0.5B",
+    ...     train_dataset=Dataset.from_list(rows),
+    ... )
+    >>> trainer.train()
+    ```
+
+    Args:
+        model (`str`, `os.PathLike`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            Model to train: a model id on the Hub, a folder written by `save_pretrained`, or a causal language model.
+            Models given by name are loaded in float32, with the arguments in `args.model_init_kwargs`.
+        args ([`OfflineTOPRConfig`], *optional*):
+            Settings. `None` creates default settings with the output folder `MODEL-TOPR`.
+        train_dataset ([`~datasets.Dataset`]):
+            Rows to train on, with the columns `prompt`, `completion` and `reward`. Prompts and completions are text,
+            messages or token ids. `topr_trl.data.rows` lists all columns.
+        eval_dataset ([`~datasets.Dataset`], [`~datasets.DatasetDict`] or `dict[str, Dataset]`, *optional*):
+            Rows to evaluate, in the form of `train_dataset`.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
+            Tokenizer or processor. `None` loads the one of the model.
+        callbacks (`list[TrainerCallback]`, *optional*):
+            Callbacks that are added to the default ones.
+        optimizers (`tuple[Optimizer | None, LambdaLR | None]`, *optional*, defaults to `(None, None)`):
+            Optimizer and schedule. `None` creates them from `args`.
+        optimizer_cls_and_kwargs (`tuple[type[torch.optim.Optimizer], dict[str, Any]]`, *optional*):
+            Class and keyword arguments of the optimizer. Replaces `optim` in `args`.
+        quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
+            Quantization used to load a model that is given by name.
+        peft_config ([`~peft.PeftConfig`], *optional*):
+            Adapter to train. `None` trains the model as it is.
+
+    Attributes:
+        curated ([`Curated`]):
+            The rows of `train_dataset` that were chosen.
+
+    Raises:
+        TypeError: `args` is not an [`OfflineTOPRConfig`], or a dataset is not a `Dataset`.
+        ValueError: rows are malformed or too long, or their log μ was computed by another model.
+    """
+
+    # The annotations of transformers' Trainer are wider.
+    args: OfflineTOPRConfig
+    train_dataset: Dataset
+    eval_dataset: Dataset | dict[str, Dataset] | None
+    data_collator: Any
+    _solved_baseline: float  # c that gives the training set its `effective_positive_share`
+    _temperature: float  # temperature at which log π is computed, which is that of the training set
+    _sampler_reported: bool  # whether the training set has log-probabilities of its sampler
+    _prepared = 0  # number of prepared datasets, which becomes the column `dataset` of their rows
+
+    def __init__(
+        self,
+        model: "str | os.PathLike[str] | PreTrainedModel | PeftModel",
+        args: OfflineTOPRConfig | None = None,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        for foreign in ("data_collator", "formatting_func", "compute_loss_func", "compute_metrics"):
+            if kwargs.get(foreign) is not None:
+                raise ValueError(f"OfflineTOPRTrainer does not take {foreign}: rows and loss are TOPR's. Remove it.")
+        check_datasets([train_dataset, *by_name(eval_dataset).values()])
+        self._temperature = temperature_of({"train": train_dataset, **by_name(eval_dataset)})
+        if isinstance(eval_dataset, DatasetDict):
+            eval_dataset = dict(eval_dataset)
+        model = path_as_text(model)
+        args = settings_for("OfflineTOPRTrainer", model, args, OfflineTOPRConfig)
+        for name in by_name(eval_dataset):
+            if str(args.metric_for_best_model).removeprefix("eval_") == f"{name}_loss":
+                raise ValueError(
+                    f"metric_for_best_model={args.metric_for_best_model!r}: the loss rises as negatives become less "
+                    "likely. Name a metric that a callback of yours adds to evaluations."
+                )
+        super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
+        # The loss is already divided by the rows of the whole step, so Trainer must not divide it again.
+        self.model_accepts_loss_kwargs = True
+        self._check_tokens({"train": self.train_dataset, **by_name(self.eval_dataset)})
+        remove_shared_prompts(text_model(self.model))
+        # This head replaces SFTTrainer's, which also computes entropy and the most likely token for its metrics.
+        add_fused_lm_head(text_model(self.model), temperature=self._temperature)
+        self._log_mu = LogMu(args, self.accelerator)
+        self._keep_together = False  # whether the rows of a prompt stay together in training
+        # The auxiliary loss of a mixture of experts needs the tokens of all rows, even with R = 0.
+        self.data_collator = Collator(
+            self.data_collator, args.ratio_level, keep_idle=self.aux_loss_enabled, log_mu=self._log_mu.values
+        )
+        self._start = StartingModel()
+        self.add_callback(self._start)
+        self._is_checked = self._is_ready  # Otherwise the model is checked when training begins.
+        if self._is_checked:
+            self._check_rows_apart(self.model)
+        self._share_prompts()
+        if args.log_completions:
+            self.add_callback(LogCompletions(self))
+
+    # Shared prompts.
+
+    def _share_prompts(self) -> None:
+        """Share prompts if it saves enough tokens, and decide whether training keeps the rows of a prompt together."""
+        args, rows = self.args, self.train_dataset
+        if not self._wants_sharing:
+            return
+        groups = prompt_groups(rows)
+        # The order of the rows depends only on these two, so it is the same on any number of processes.
+        together = rows_together(self._rows_per_step)
+        saved = part_saved_by_sharing(rows, groups, together)
+        batch = min(args.per_device_train_batch_size, args.per_device_eval_batch_size)
+        saved_log_mu = 0.0 if "mu_logps" in rows.column_names else part_saved_by_sharing(rows, groups, batch)
+        if args.share_prompts is None and max(saved, saved_log_mu) < LEAST_SAVED:
+            return
+        self._install_sharing()
+        self._keep_together = self._prompts is not None and saved >= LEAST_SAVED
+        self._said_of_training = (
+            f"rows of a prompt are read in groups of up to {together}, which saves at least {saved:.0%} of the tokens."
+            if self._keep_together
+            else "training keeps the order of rows, so a prompt is shared only where its rows are already neighbors."
+        )
+        if self._is_checked:
+            self._check_sharing(self.model)
+
+    @property
+    def _rows_per_step(self) -> int:
+        """Rows per optimizer step, over all processes and micro-batches."""
+        return int(self.get_total_train_batch_size(self.args))
+
+    # Rows. These methods replace SFTTrainer's, which tokenizes and truncates rows in another way.
+
+    def _prepare_dataset(
+        self, dataset: Dataset, processing_class: Any, args: Any, packing: bool, formatting_func: Any, dataset_name: str
+    ) -> Dataset:
+        tokenizer = tokenizer_of(processing_class)
+        rollouts, raw, problems = rollouts_of(dataset), reward_column(dataset), problem_column(dataset)
+        firsts = rollouts.firsts_R
+        incomparable = sampler_logps_are_incomparable(dataset_name, dataset, self._temperature, len(tokenizer), args)
+        raw, problems = raw[firsts], problems[firsts]
+        if dataset_name == "train":
+            self._sampler_reported = has_values(dataset, "sampler_logps")
+            rewards, chosen = self._choose(dataset, firsts, raw, problems, args)
+        else:
+            # A target share describes the training set. Other sets get the baseline that was solved for it.
+            solved = args.effective_positive_share is not None
+            rewards = subtract_baseline(raw, self._solved_baseline if solved else args.baseline, problems)
+            chosen = np.arange(len(raw))
+        rows, counts = rollouts.rows_of(chosen), rollouts.counts_R[chosen]
+        with named_rows(dataset_name, rows):
+            dataset = tokenize(
+                dataset.select(rows), tokenizer, columns_about_log_mu(dataset, args),
+                num_proc=args.dataset_num_proc, desc=f"Tokenizing {dataset_name} dataset",
+            )  # fmt: skip
+        if (counts > 1).any():
+            dataset = join_parts(dataset, counts)
+        # These columns are added after mapping, so the cached file does not depend on the baseline.
+        dataset = dataset.add_column("reward", rewards).add_column("given_reward", raw[chosen])
+        dataset = dataset.add_column("dataset", np.full(len(chosen), self._prepared)).add_column("row", firsts[chosen])
+        self._prepared += 1
+        if incomparable:  # They were needed until here, since null values can mark context.
+            return dataset.remove_columns("sampler_logps")
+        return dataset.rename_column("sampler_logps", "mu_logps") if args.log_mu == "sampler" else dataset
+
+    def _choose(
+        self,
+        dataset: Dataset,
+        firsts: NDArray[np.int64],
+        raw: FloatArray,
+        problems: NDArray[Any],
+        args: OfflineTOPRConfig,
+    ) -> tuple[FloatArray, NDArray[np.int64]]:
+        """Return R of the chosen rollouts, and their positions. `firsts` are the first rows of all rollouts."""
+        sample_ids = id_column(dataset, "sample_id")[firsts] if "sample_id" in dataset.column_names else None
+        rewards, curated = args.choose(raw, problems, args.seed, sample_ids)
+        if len(rewards) == 0:
+            raise ValueError(f"curation={args.curation!r} chose no row: {curated}. Change curation or baseline.")
+        if not rewards.any():
+            raise ValueError(
+                f"All {len(rewards)} rewards of the training dataset are 0 after baseline={args.baseline}: there is "
+                "nothing to learn. Add rows with other rewards. To imitate all, set baseline to a number below them."
+            )
+        self.curated, self._rows_trained_on = curated, str(curated)
+        if args.effective_positive_share is not None:
+            self._solved_baseline = float(raw[curated.indices[0]] - rewards[0])
+        self._warn_about_signs(curated, bool((raw == 0).any()), args)
+        return rewards, curated.indices
+
+    def _check_tokens(self, datasets: dict[str, Dataset]) -> None:
+        for name, dataset in datasets.items():
+            check_tokens(name, dataset, self.model.config.get_text_config(), self.args.max_length)
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        self._signature_columns += [c for c in COLUMNS if c not in self._signature_columns]
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
+        sampler = super()._get_train_sampler(train_dataset)
+        args, dataset = self.args, self.train_dataset if train_dataset is None else train_dataset
+        # Rows are not sorted by length without padding, which would put the longest rows into one micro-batch; with the
+        # auxiliary loss of a mixture of experts, which depends on the micro-batch; or with batches that are split.
+        plain = args.padding_free or self.aux_loss_enabled or args.accelerator_config.split_batches
+        if isinstance(sampler, RandomSampler):
+            # Use the sampler that Accelerate would create.
+            sampler = SeedableRandomSampler(dataset, data_seed=args.seed if args.data_seed is None else args.data_seed)
+            rows = self._rows_per_step
+            if self._prompts is not None and self._keep_together:
+                lengths = lengths_of(dataset) if args.sort_by_length and not plain else None
+                sampler = StepsOfGroups(sampler, prompt_groups(dataset), lengths, rows)
+            elif args.sort_by_length and not plain:
+                sampler = StepsSortedByLength(sampler, lengths_of(dataset), rows)
+        self._order = sampler
+        return sampler
+
+    def _get_dataloader(self, dataset: Dataset, *args: Any, sampler_fn: Any = None, **kwargs: Any) -> Any:
+        """Return batches that hold each row once. Accelerate would repeat rows to fill the last batches."""
+        processes = self.accelerator.num_processes
+        if processes == 1 or self.args.dataloader_drop_last:
+            return super()._get_dataloader(dataset, *args, sampler_fn=sampler_fn, **kwargs)
+        rows = self._remove_unused_columns(dataset)
+        multiple = kwargs["batch_size"] * (1 if self.args.accelerator_config.split_batches else processes)
+
+        def filled(_: Any) -> Any:
+            return FilledSampler(sampler_fn(rows) or SequentialSampler(rows), multiple)
+
+        return super()._get_dataloader(FilledRows(rows), *args, sampler_fn=filled, **kwargs)
+
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
+        super().init_hf_repo(*args, **kwargs)
+        # The file is pushed on purpose: a run that resumes from a checkpoint on the Hub needs it.
+        warnings.filterwarnings("ignore", r"It seems that you are about to commit a data file \(log_mu", UserWarning)
+
+    @property
+    def sampler_distance(self) -> dict[str, float]:
+        """Distance between the rows' `sampler_logps` and log μ, in nats. See `LogMu`. Empty if it is unknown."""
+        return self._log_mu.sampler_distance
+
+    def compute_log_mu(self) -> dict[str, float]:
+        """Compute log μ with the current weights and write it to the output folder, without training.
+
+        This needs no more memory than `train`. Finished parts are kept in `output_dir/log_mu_parts`, so a second call
+        continues an interrupted one. Under FSDP2 and DeepSpeed, create a new trainer before you call `train`.
+
+        Returns:
+            `dict[str, float]`: distance between the rows' `sampler_logps` and log μ, in nats. Empty if it is unknown.
+
+        Raises:
+            ValueError: training has changed the weights.
+        """
+        if self.state.global_step > 0:
+            raise ValueError(
+                "log μ needs the starting weights, and training has changed them. Call compute_log_mu() before train()."
+            )
+        # Training for 0 epochs shards the model and computes log μ. No step needs the schedule.
+        args, self.args = self.args, copy(self.args)
+        self.args.num_train_epochs, self.args.max_steps, self.args.eval_on_start = 0, -1, False
+        self.args.lr_scheduler_type, self.args.lr_scheduler_kwargs = "constant", None
+        try:
+            self.train()
+        finally:
+            self.args = args
+        return self.sampler_distance
+
+    def _check_rows_apart(self, model: Any) -> None:
+        """Raise a ValueError if log π of a row depends on the other rows of its batch."""
+
+        def log_probs(sequences: list[list[int]]) -> list[Tensor]:
+            rows = [{"input_ids": ids, "prompt_length": 1} for ids in sequences]
+            batch = self._prepare_inputs(self.data_collator.collate_tokens(rows))
+            logps, mask, _ = self._policy_logps(model, batch)
+            return [row[own.bool()] for row, own in zip(logps, mask, strict=True)]
+
+        if self._depends_on_batch(model, log_probs, tokenizer_of(self.processing_class), self._temperature):
+            remedy = "Set padding_free=False" if self.padding_free else "Train another model"
+            attention = self.model.config._attn_implementation
+            raise ValueError(
+                f"log π of a row depends on the other rows of its batch with {type(text_model(self.model)).__name__}, "
+                f"attention {attention} and padding_free={self.padding_free}, so π/μ would be wrong. {remedy}."
+            )
+
+    def _training_begins(self, model: Any) -> None:
+        if not self._is_checked:
+            self._check_rows_apart(model)
+            self._check_sharing(model)
+            self._is_checked = True
+        trains = self.state.max_steps > 0  # else `compute_log_mu`
+        self._compute_log_mu(model, keep_parts=not trains)
+        if trains and self.sampler_distance:
+            self.log({f"topr/sampler_distance/{name}": value for name, value in self.sampler_distance.items()})
+
+    def _before_training(self, checkpoint: Path | None) -> None:
+        if self._will_train:
+            self._say_share(np.array(self.train_dataset["reward"][:]), self.args)
+            if self._prompts is not None:
+                say(self._said_of_training, self.args)
+        self._start.begin(self.model, self._temperature, checkpoint)
+        self._plan_log_mu({"train": self.train_dataset, **by_name(self.eval_dataset)}, checkpoint is not None)
+        if "train" in self._log_mu.planned and not self._sampler_reported:
+            say(
+                "log μ is that of the model which starts training. If another model wrote the rows, that is a proxy: "
+                "give them mu_logps, or sampler_logps and log_mu='sampler', if you have them.",
+                self.args,
+            )
+
+    def _plan_log_mu(self, datasets: dict[str, Dataset], resumed: bool = False) -> None:
+        for name, dataset in datasets.items():
+            self._log_mu.plan(name, dataset, self._start.model, resumed)
+
+    def _compute_log_mu(self, model: Any, keep_parts: bool = False) -> None:
+        if self._log_mu.planned:
+            self._log_mu.prompts_together = self._prompts is not None
+            was_training = model.training
+            model.eval()
+            self._log_mu.compute(
+                lambda batch: self._policy_logps(model, batch)[:2], self.data_collator.collate_tokens, keep_parts
+            )
+            model.train(was_training)
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Compute loss and metrics of evaluation rows. See `transformers.Trainer.evaluate`.
+
+        Args:
+            eval_dataset ([`~datasets.Dataset`], `dict[str, Dataset]` or `str`, *optional*):
+                Rows to evaluate, or the name of one of the trainer's evaluation sets. `None` evaluates all of them.
+
+        Returns:
+            `dict[str, float]`: the metrics.
+
+        Raises:
+            ValueError: the rows need log μ under the starting weights, and training has changed these weights; or the
+                model is not sharded yet (FSDP or DeepSpeed, before training).
+        """
+        given = {} if isinstance(eval_dataset, str) else by_name(eval_dataset)
+        raw = {name: rows for name, rows in given.items() if not is_prepared(rows)}
+        check_datasets(raw.values())
+        temperature_of(raw, self._temperature)
+        new = {
+            name: self._prepare_dataset(rows, self.processing_class, self.args, False, None, name)
+            for name, rows in raw.items()
+        }
+        self._check_tokens(new)
+        if new:
+            eval_dataset = {**given, **new} if isinstance(eval_dataset, dict) else new["eval"]
+        if self.state.global_step == 0 and not self.is_in_train:
+            self._cast_for_evaluation()
+            own = {"train": self.train_dataset} if any(rows is self.train_dataset for rows in given.values()) else {}
+            self._start.begin(self.model, self._temperature, None)
+            # New sets get other names, because a resumed run reads the files of the trainer's own sets.
+            self._plan_log_mu({**own, **by_name(self.eval_dataset), **{f"given_{name}": new[name] for name in new}})
+            if self._log_mu.planned and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
+                self._log_mu.planned.clear()
+                raise ValueError(
+                    "Under DeepSpeed and FSDP, log μ of evaluation rows is computed when training begins. Evaluate "
+                    "then (eval_on_start=True), or give the rows a column mu_logps."
+                )
+            self._compute_log_mu(self.model)
+        elif any("mu_logps" not in rows.column_names and self._log_mu.needs(rows).any() for rows in new.values()):
+            raise ValueError(
+                f"The rows of {', '.join(new)} need log μ of the starting weights, and training has changed them. Pass "
+                "the dataset as eval_dataset when you make the trainer, or give it a column mu_logps."
+            )
+        # SFTTrainer's method is skipped, since it prepares the rows in another way.
+        return super(SFTTrainer, self).evaluate(eval_dataset, *args, **kwargs)
+
+    def _cast_for_evaluation(self) -> None:
+        """Cast and move the model as Trainer does, but earlier, so that log μ is computed with the same weights."""
+        for dtype, asked in ((torch.bfloat16, self.args.bf16_full_eval), (torch.float16, self.args.fp16_full_eval)):
+            if asked and not (self.is_deepspeed_enabled or self.is_fsdp_enabled):
+                self.model.to(device=self.args.device, dtype=dtype)
+
+    def _policy_logps(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Any]:
+        """Return (B, T) log π of the next tokens, their (B, T) completion mask, and the outputs of the model."""
+        inputs = dict(inputs)
+        lengths, parts = inputs.pop("lengths"), inputs.pop("parts")
+        if self.aux_loss_enabled:
+            inputs["output_router_logits"] = True
+        with self.accelerator.autocast():
+            outputs = model(**inputs, use_cache=False, fused_lm_head=True)
+        logps, mask = outputs.log_probs, outputs.label_mask
+        if self.padding_free:  # (1, tokens of all rows - 1)
+            logps, mask = unflatten(logps, lengths), unflatten(mask, lengths)
+        return join_sequences(logps, parts), join_sequences(mask, parts), outputs
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Compute the mean loss over rows (Algorithm 1). `num_items_in_batch` is the rows of the optimizer step."""
+        if return_outputs:
+            raise ValueError("OfflineTOPRTrainer computes no logits: it cannot return outputs, or predict.")
+        rewards_B, mu_logps, idle, rows, counts = (
+            inputs.pop(name) for name in ("reward", "mu_logps", "idle", "row", "counts")
+        )
+        logps, mask, outputs = self._policy_logps(model, inputs)
+        self._add_computed_tokens()
+        if self.args.ratio_level == "token":
+            mu_logps = torch.full_like(logps, torch.nan, dtype=torch.float32).masked_scatter(mask, mu_logps)
+        shown = rows if self.args.log_completions and self.model.training and counts else None
+        loss_B = self._row_losses(logps, mu_logps, rewards_B, mask, shown, idle, counts).losses_B
+        if num_items_in_batch is None:
+            loss, windows = loss_B.sum() / (len(loss_B) + idle), 1
+        else:
+            # DDP averages the gradients of the processes, so the factor turns the average into a sum.
+            loss = loss_B.sum() / num_items_in_batch * self.accelerator.num_processes
+            windows = self.current_gradient_accumulation_steps
+        if self.aux_loss_enabled:
+            loss = loss + counts * self.router_aux_loss_coef * outputs.aux_loss / windows
+            self._metrics[self._mode]["aux_loss"].append(outputs.aux_loss.detach())
+        return loss
+
+    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: Any) -> Tensor:
+        """Count the rows of an optimizer step over all processes. Trainer would count tokens instead."""
+        counted = (len(batch["row"]) for batch in batch_samples if batch["counts"])
+        rows = torch.tensor(sum(counted), device=device)
+        return self.accelerator.gather(rows).sum()

@@ -1,0 +1,562 @@
+"""Train with TOPR on completions that are generated during training: `TOPRTrainer`.
+
+The trainer reuses TRL's GRPO loss. With its ratio switched off, this loss has the gradient of `-A · log π(y|x) / |y|`.
+With `A = w · R` it is Algorithm 1, and TRL's other terms (KL, entropy, mixture of experts) stay. The weight w depends
+on log π, so the trainer computes it inside TRL's loss, right after TRL's forward. A step calls, in this order:
+
+1. `_generate_and_score_completions`, which computes R, chooses rows and adds replayed rows,
+2. `_compute_loss`, which calls TRL's loss,
+3. `_get_per_token_logps_and_entropies`, which is TRL's forward inside the loss, and
+4. `_write_weighted_rewards`, which writes `w · R` into the batch.
+
+These methods communicate through keys in TRL's batch of N rows:
+
+| key | value | meaning |
+|---|---|---|
+| `topr_rewards` | (N,) float32 | R; NaN for a row without a reward |
+| `topr_rows` | (N,) int64, on the CPU | number of each row, over all processes |
+| `topr_scale` | scalar | factor that makes the loss a mean over the chosen and replayed rows |
+| `topr_fresh` | (N,) bool | whether a row was generated in this batch; only with replay |
+| `topr_mu_logps` | (N, T) float32 | log μ under the trainer's weights, which the loss has just used |
+"""
+
+import inspect
+import math
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from datasets import Dataset, IterableDataset
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import Sampler
+from transformers.trainer_utils import has_length
+from trl import GRPOTrainer, is_conversational
+from trl.trainer.utils import nanstd, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
+
+from topr_trl.baseline import BASELINES
+from topr_trl.curation import Curated
+from topr_trl.data.samplers import ReseededSampler
+from topr_trl.data.tokenization import without_second_bos
+from topr_trl.rewards import checked
+from topr_trl.settings.config import TOPRConfig
+from topr_trl.settings.unsupported import needs_metric_for_best_model
+from topr_trl.trainers.base import path_as_text, settings_for
+from topr_trl.trainers.completions_table import WEIGHT_COLUMNS, DisplayedFloat
+from topr_trl.trainers.diagnostics import SilentBatches, warn_if_far
+from topr_trl.trainers.forward_checks import count_positions_from_mask, learned_positions, text_model
+from topr_trl.trainers.replay.trainer import ReplayMixin, check_replay
+from topr_trl.trainers.shared_prompts import prompts_together, remove_shared_prompts
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+    from trl.trainer.grpo_trainer import RewardFunc
+
+# Keys of TRL's batch with a value per token of the completions.
+_OF_COMPLETIONS = (
+    "completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps",
+    "sampling_per_token_logps", "importance_sampling_ratio", "token_type_ids", "mm_token_type_ids",
+)  # fmt: skip
+
+
+class TOPRTrainer(ReplayMixin, GRPOTrainer):
+    """Trainer for Tapered Off-Policy REINFORCE (TOPR), on completions that are generated during training.
+
+    The method was proposed in [Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for
+    LLMs](https://huggingface.co/papers/2503.14286). The trainer takes the arguments of [`~trl.GRPOTrainer`]. It
+    replaces the advantages of GRPO by R, the raw reward minus a baseline. It weights each completion by its ratio π/μ,
+    clipped to limits that depend on the sign of R (Eq. 7). `curation` can choose rows before the backward pass.
+
+    The value logged as `loss` is `-mean(w · R)`. Its gradient is that of Algorithm 1.
+
+    With `effective_positive_share`, a generation batch whose rewards are all equal has no solution for the baseline.
+    The trainer then uses the last solution, or 0 if there is none since training started or was resumed.
+
+    Example:
+
+    ```python
+    >>> from datasets import Dataset
+    >>> from topr_trl import TOPRConfig, TOPRTrainer
+
+    >>> def reward(completions, answer, **kwargs):
+    ...     return [1.0 if text.endswith(right) else -1.0 for text, right in zip(completions, answer)]
+
+    >>> dataset = Dataset.from_dict({"prompt": ["3 + 4 =", "2 + 6 ="], "answer": ["7", "8"]})
+    >>> trainer = TOPRTrainer(
+    ...     model="Qwen/Qwen2.5-0.5B",
+    ...     reward_funcs=reward,
+    ...     args=TOPRConfig("out", learning_rate=1e-6, max_completion_length=16),
+    ...     train_dataset=dataset,
+    ... )
+    >>> trainer.train()
+    ```
+
+    Args:
+        model (`str`, `os.PathLike`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            Model to train: a model id on the Hub, a folder written by `save_pretrained`, or a causal language model.
+            Models given by name are loaded in float32, with the arguments in `args.model_init_kwargs`.
+        reward_funcs (`RewardFunc` or `list[RewardFunc]`, *optional*):
+            Reward functions, as in [`~trl.GRPOTrainer`]: functions, sequence classification models or their names. A
+            function returns one number per completion, or `None` for a completion without a reward. The reward of a
+            completion is the sum over the functions, weighted by `args.reward_weights`. Can be omitted if the
+            environment of `environment_factory` has rewards.
+        args ([`TOPRConfig`], *optional*):
+            Settings. `None` creates default settings with the output folder `MODEL-TOPR`.
+        train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`], *optional*):
+            Prompts in a column `prompt`, as text or messages. Other columns are passed to the reward functions. Can be
+            omitted if the environment of `environment_factory` makes the prompts.
+        eval_dataset ([`~datasets.Dataset`], [`~datasets.IterableDataset`] or `dict[str, Dataset]`, *optional*):
+            Prompts for evaluation, in the form of `train_dataset`.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`], *optional*):
+            Tokenizer or processor, with padding on the left. `None` loads the one of the model.
+        reward_processing_classes (`PreTrainedTokenizerBase` or `list[PreTrainedTokenizerBase]`, *optional*):
+            Tokenizers of the reward models, in the order of `reward_funcs`. `None` loads those of the models.
+        callbacks (`list[TrainerCallback]`, *optional*):
+            Callbacks that are added to the default ones.
+        optimizers (`tuple[Optimizer | None, LambdaLR | None]`, *optional*, defaults to `(None, None)`):
+            Optimizer and schedule. `None` creates them from `args`.
+        quantization_config ([`~transformers.BitsAndBytesConfig`], *optional*):
+            Quantization used to load a model that is given by name.
+        peft_config ([`~peft.PeftConfig`], *optional*):
+            Adapter to train. `None` trains the model as it is.
+        tools (`list[Callable]`, *optional*):
+            Functions that the model can call during generation.
+        rollout_func (`RolloutFunc`, *optional*):
+            Function that generates the completions instead of the trainer.
+        environment_factory (`Callable` or `dict[str, Callable]`, *optional*):
+            Function that returns an environment with tools, and optionally with prompts and rewards.
+        replay_dataset ([`~datasets.Dataset`], *optional*):
+            Logged rows that are replayed from the first step on. Needs `replay_share` in `args`. The columns are those
+            of [`OfflineTOPRTrainer`], with one row per completion. Without a column `mu_logps`, log μ is computed with
+            the starting weights.
+
+    Raises:
+        TypeError: `args` is not a [`TOPRConfig`], or `replay_dataset` is not a `Dataset`.
+        ValueError: the dataset has no row or no column `prompt`, a prompt is longer than the model's context, or a
+            reward is infinite.
+    """
+
+    args: TOPRConfig
+    _buffered_inputs: list[dict[str, Any]] | None  # micro-batches of the current generation batch
+    _rewards_per_func: Tensor  # raw rewards of the current generation batch, over all processes
+
+    def __init__(
+        self,
+        model: "str | os.PathLike[str] | PreTrainedModel | PeftModel",
+        reward_funcs: "RewardFunc | list[RewardFunc] | None" = None,
+        args: TOPRConfig | None = None,
+        train_dataset: Dataset | IterableDataset | None = None,
+        eval_dataset: Dataset | IterableDataset | dict[str, Dataset | IterableDataset] | None = None,
+        *rest: Any,
+        replay_dataset: Dataset | None = None,
+        **kwargs: Any,
+    ) -> None:
+        writes_prompts = kwargs.get("environment_factory") is not None  # then the dataset needs no prompts
+        if isinstance(train_dataset, Dataset) and "prompt" not in train_dataset.column_names and not writes_prompts:
+            raise ValueError(
+                f"The training dataset needs a column `prompt`; it has {train_dataset.column_names}. Rename the one "
+                "with the prompts."
+            )
+        model = path_as_text(model)
+        args = settings_for("TOPRTrainer", model, args, TOPRConfig)
+        check_replay(args, train_dataset, replay_dataset)
+        if isinstance(train_dataset, Dataset) and len(train_dataset) == 0:
+            raise ValueError("The training dataset has no row. Look at what filtered or split it.")
+        _check_metric_for_best_model(args, eval_dataset)
+        self._loss_inputs: dict[str, Any] | None = None  # batch of the loss that is being computed
+        self._last_baseline = 0.0  # last solution for `effective_positive_share`
+        self._silent = SilentBatches(had_signal=replay_dataset is not None)
+        self._warned_of_distance = False
+        self._left_to_evaluate: float = math.inf  # completions of the current evaluation set
+        self._evaluated: list[Tensor] = []  # raw rewards of its batches: the total, and one column per function
+        self._shown_weights: dict[int, list[DisplayedFloat]] = {}  # weight and log-ratio of rows in the table
+        if isinstance(model, nn.Module):
+            remove_shared_prompts(text_model(model))  # installed by an earlier trainer
+        super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *rest, **kwargs)
+        if self._tokenizer.pad_token_id is None:
+            raise ValueError(
+                "The tokenizer has neither a pad token nor a stop token, so completions cannot be padded to a batch. "
+                "Set tokenizer.pad_token and tokenizer.eos_token."
+            )
+        self.reward_funcs: list[Any] = [
+            function if isinstance(function, nn.Module) else checked(function, name)
+            for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
+        ]
+        if args.log_completions:
+            for name in self.reward_func_names:
+                self._refuse_own_column(name, "A reward function")
+        uses = f", each batch used {args.num_iterations} times" if args.num_iterations > 1 else ""
+        self._rows_trained_on = f"generated while training, {args.num_generations} per prompt{uses}"
+        self._positions = learned_positions(self.model)
+        config = text_model(self.model).config.get_text_config()
+        if getattr(config, "output_router_logits", False):
+            config.output_router_logits = False  # Generation fails with True. TRL's loss asks for the logits itself.
+        self._is_checked = self._is_ready  # Otherwise the model is checked when training begins.
+        if self._is_checked:
+            self._check_padding(self.model)
+        self._share_prompts()
+        self._begin_replay(replay_dataset)
+        # TRL's loss that averages `-A · ratio` over the tokens of a completion, and then over completions.
+        self.loss_type = "grpo"
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        tokenized = super()._tokenize_prompts(prompts)
+        if not is_conversational({"prompt": prompts[0]}):
+            tokenized = ([without_second_bos(ids, self._tokenizer) for ids in tokenized[0]], *tokenized[1:])
+        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        longest = max(map(len, tokenized[0]), default=0)
+        if context is not None and longest >= context:
+            raise ValueError(
+                f"A prompt has {longest} tokens; the model's context holds {context}. Drop or shorten such prompts."
+            )
+        limit = self._positions or float("inf")
+        if longest + self.max_completion_length > limit:
+            raise ValueError(
+                f"A prompt of {longest} tokens and max_completion_length={self.max_completion_length} do not fit in "
+                f"the model's context of {limit} learned positions. Lower max_completion_length, or shorten such "
+                "prompts."
+            )
+        return tokenized
+
+    def _check_padding(self, model: Any) -> None:
+        """Check that log π of a completion does not depend on the padding of its prompt.
+
+        Raises:
+            ValueError: log π depends on the padding even with `position_ids`.
+        """
+        if self._is_vlm:  # The forward of these models needs images.
+            return
+        check = partial(
+            self._depends_on_batch, model, partial(self._padded_log_probs, model), self._tokenizer, self.temperature
+        )
+        if not check():
+            return
+        for each in (self.model, self.ref_model):
+            if each is not None:
+                count_positions_from_mask(each)
+        if check():
+            raise ValueError(
+                f"log π of {type(text_model(self.model)).__name__} depends on the padding of a batch, and TRL pads "
+                "prompts on the left, so π/μ would be wrong. Train another model, or train this one offline."
+            )
+
+    def _padded_log_probs(self, model: Any, sequences: list[list[int]]) -> list[Tensor]:
+        """Return log π of the tokens of each sequence, except its first token, in a batch padded as TRL pads."""
+        width, pad = max(map(len, sequences)), self._tokenizer.pad_token_id
+        device = self.accelerator.device
+        ids = torch.tensor([[pad] * (width - len(row)) + row for row in sequences], device=device)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in sequences], device=device)
+        # Unwrapped, because TRL's profiling would log to trackers before they are set up.
+        forward = inspect.unwrap(GRPOTrainer._get_per_token_logps_and_entropies)
+        logps = forward(self, model, ids, mask, width - 1)[0]
+        return [row[len(row) - len(tokens) + 1 :] for row, tokens in zip(logps, sequences, strict=True)]
+
+    def _training_begins(self, model: Any) -> None:
+        if not self._is_checked:
+            self._check_padding(model)
+            self._check_sharing(model)
+            self._is_checked = True
+
+    def _share_prompts(self) -> None:
+        """Share prompts, if a micro-batch can hold two completions of a prompt."""
+        args = self.args
+        if not self._wants_sharing or min(self.num_generations, args.per_device_train_batch_size) < 2:
+            return
+        if self._is_vlm:
+            self._say_not_shared("its rows may have images")
+        elif args.use_transformers_continuous_batching:
+            self._say_not_shared("continuous batching needs its own attention")
+        else:
+            self._install_sharing()
+            if self._is_checked:
+                self._check_sharing(self.model)
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """Return TRL's micro-batch. With shared prompts, the rows of a prompt are neighbors in an optimizer step."""
+        before = self._buffered_inputs
+        inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
+        # These terms of TRL's loss depend on which rows share a micro-batch, so the rows keep their places.
+        by_micro_batch = self.aux_loss_enabled or self.top_entropy_quantile < 1 or self._entropy_bonus_enabled
+        is_old = not self.model.training or self._buffered_inputs is before
+        if self._prompts is None or by_micro_batch or is_old:
+            return inputs
+        steps, batches = self.args.steps_per_generation, self._buffered_inputs or []
+        # Rows move only within an optimizer step, so each step keeps its rows.
+        in_step = math.gcd(steps, self.args.gradient_accumulation_steps)
+        self._buffered_inputs = [
+            batch for start in range(0, steps, in_step) for batch in prompts_together(batches[start : start + in_step])
+        ]
+        return self._buffered_inputs[self._step % steps]
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
+        """Return TRL's sampler, reseeded in each epoch so that a resumed run repeats the order."""
+        self._order = ReseededSampler(super()._get_train_sampler(dataset))
+        return self._order
+
+    def _before_training(self, checkpoint: Path | None) -> None:
+        super()._before_training(checkpoint)
+        _check_prompts(self.args, self.train_dataset)
+        # After an interrupted training, TRL would continue in the middle of its generation batch. Then log μ would be
+        # computed after a step, and vLLM would keep the weights of the interrupted training.
+        self._step, self._buffered_inputs, self._last_loaded_step = 0, None, -1
+        self._silent.had_signal |= checkpoint is not None
+
+    # Rewards. TRL centers them by group, and TOPR needs the raw rewards.
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        rewards_per_func = super()._calculate_rewards(*args, **kwargs)
+        infinite = rewards_per_func.isinf().any(dim=0).nonzero().flatten().tolist()
+        if infinite:
+            name = self.reward_func_names[infinite[0]]
+            raise ValueError(f"The reward function {name!r} returned an infinite reward. Return a finite one, or None.")
+        self._rewards_per_func = rewards_per_func
+        return rewards_per_func
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        train = self.model.training
+        # For a batch that is used several times, TRL computes log μ with an extra forward. If the first use is one
+        # optimizer step, the forward of that step already computes log μ. So TRL is told that the batch is used once.
+        uses = self.num_iterations  # type: ignore[has-type]  # TRL's, without a type
+        self.num_iterations = 1
+        try:
+            batch = super()._generate_and_score_completions(inputs)
+        finally:
+            self.num_iterations = uses
+        self.model.train(train)  # TRL's continuous batching switches to training mode, even in an evaluation.
+        distances = self._metrics[self._mode].get("sampling/sampling_logp_difference/mean")  # TRL's, with vLLM
+        if distances and not self._warned_of_distance:
+            self._warned_of_distance = warn_if_far(distances[-1])
+        raw_rewards = self._raw_rewards(batch)
+        if not train:
+            self._count_evaluated(raw_rewards)
+        rewards, curated = self._compose(raw_rewards, train)
+        rewards_all = torch.full_like(raw_rewards, torch.nan)
+        rewards_all[torch.from_numpy(curated.indices)] = torch.from_numpy(rewards).to(rewards_all)
+        self._show_rewards_in_completions(rewards_all)
+        start = self.accelerator.process_index * len(inputs)
+        batch["topr_rewards"] = rewards_all[start : start + len(inputs)]
+        batch["topr_rows"] = torch.arange(start, start + len(inputs)) + self._rows_made
+        self._rows_made += len(raw_rewards)
+        if train:
+            self._silent.add(rewards, raw_rewards)
+            # With a mean as baseline, a batch of equal rewards is normal and needs no warning.
+            if rewards.any() or not len(rewards) or self.args.baseline not in BASELINES:
+                self._warn_about_signs(curated, bool((raw_rewards == 0).any()), self.args)
+            self._say_share(rewards, self.args)
+            if self.args.curation != "none":
+                self._metrics["train"]["topr/rows_kept"].append(len(curated.indices) / len(raw_rewards))
+                batch = self._keep_rows(batch, curated, start, len(inputs))
+            # Without curation, rows without a reward also count in the mean, as in TRL.
+            counted = len(raw_rewards) if self.args.curation == "none" else len(curated.indices)
+            batch = self._with_replayed_rows(batch, counted)
+        return batch
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate one dataset; reward metrics count each completion once."""
+        rows = len(dataloader.dataset) * self.num_generations_eval if has_length(dataloader.dataset) else math.inf
+        self._left_to_evaluate, self._evaluated = rows, []
+        return super().evaluation_loop(dataloader, *args, **kwargs)
+
+    def _count_evaluated(self, raw_rewards_N: Tensor) -> None:
+        """Keep the rewards of an evaluation batch, and set the rewards of padding rows to NaN.
+
+        Accelerate repeats rows so that each process has a full batch (huggingface/accelerate#1674).
+        """
+        count = min(len(raw_rewards_N), self._left_to_evaluate)
+        self._left_to_evaluate -= count
+        self._evaluated.append(torch.cat([raw_rewards_N[:count, None], self._rewards_per_func[:count]], dim=1))
+        raw_rewards_N[count:] = torch.nan
+
+    def _log_evaluated(self) -> None:
+        """Replace TRL's means over batches by means over completions, since batches differ in size."""
+        if not self._evaluated:
+            return
+        columns = torch.cat(self._evaluated).cpu().double().T
+        self._evaluated = []
+        metrics = self._metrics["eval"]
+        functions = [(f"rewards/{name}/mean", f"rewards/{name}/std") for name in self.reward_func_names]
+        for (mean, std), values in zip([("reward", "reward_std"), *functions], columns, strict=True):
+            metrics[mean], metrics[std] = [values.nanmean().item()], [nanstd(values).item()]
+
+    def _raw_rewards(self, batch: dict[str, Any]) -> Tensor:
+        """Return (N,) weighted sums of the rewards of all processes. NaN marks a row without a reward, or masked."""
+        rewards = self._rewards_per_func
+        raw = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
+        masked = self.accelerator.gather(batch["completion_mask"].sum(dim=1) == 0)
+        return raw.masked_fill(rewards.isnan().all(dim=1) | masked, torch.nan)
+
+    def _compose(self, raw_rewards: Tensor, train: bool) -> tuple[NDArray[np.float64], Curated]:
+        """Compute R and choose the rows of a generation batch, equally on every process and anew in each step."""
+        raw = raw_rewards.cpu().double().numpy()
+        changes: dict[str, Any] = {} if train else {"rule": "none"}
+        share = self.args.effective_positive_share
+        if share is not None and len(np.unique(raw[~np.isnan(raw)])) < 2:
+            # No baseline reaches the share if all rewards are equal. Such batches are normal.
+            share = None
+            changes |= {"baseline": self._last_baseline, "effective_positive_share": None}
+        problems = np.arange(len(raw)) // (self.num_generations if train else self.num_generations_eval)
+        rewards, curated = self.args.choose(raw, problems, self.args.seed + self.state.global_step, **changes)
+        if share is not None and train:
+            self._last_baseline = float(raw[curated.indices[0]] - rewards[0])
+        return rewards, curated
+
+    def _show_rewards_in_completions(self, rewards_N: Tensor) -> None:
+        """Replace the advantages in TRL's table by R, since the loss does not use the advantages."""
+        shown = self._logs["advantages"]
+        for _ in range(min(len(shown), len(rewards_N))):
+            shown.pop()
+        shown.extend(rewards_N.nan_to_num(0.0).tolist())
+
+    def _show_weights_in_completions(self) -> None:
+        """Add the last weight and log-ratio of each row to TRL's table. NaN marks a row that the loss has not used."""
+        # A row of the last table can be in this table again, with the values of that time.
+        seen = self._shown_weights | {row: values for row, *values in self._row_weights.gather()}
+        # TRL's table holds the newest rows, from training or evaluation.
+        rows = range(self._rows_made - len(self._logs["prompt"]), self._rows_made)
+        self._shown_weights = {row: seen.get(row, [DisplayedFloat(torch.nan)] * len(WEIGHT_COLUMNS)) for row in rows}
+        columns = zip(*self._shown_weights.values(), strict=True)
+        self._logs["extra"].update(zip(WEIGHT_COLUMNS, map(list, columns), strict=bool(rows)))
+
+    def _log_completion_extra(self, column: str, values: list[Any]) -> None:
+        if self.args.log_completions:
+            self._refuse_own_column(column, "log_extra")
+        super()._log_completion_extra(column, values)
+
+    @staticmethod
+    def _refuse_own_column(name: str, who: str) -> None:
+        if name in WEIGHT_COLUMNS:
+            raise ValueError(f"{who} names a column {name!r} of the table of completions, which TOPR fills. Rename it.")
+
+    def _keep_rows(self, batch: dict[str, Any], curated: Curated, start: int, rows: int) -> dict[str, Any]:
+        """Reduce the local generation batch to the chosen rows.
+
+        Every process must keep the same number of rows, and a multiple of `steps_per_generation`. A process with fewer
+        chosen rows keeps some unchosen rows, with R = 0. `topr_scale` makes the loss the mean over the chosen rows.
+        """
+        steps, processes = self.args.steps_per_generation, self.accelerator.num_processes
+        is_unchosen = torch.ones(processes * rows, dtype=torch.uint8)
+        is_unchosen[torch.from_numpy(curated.indices)] = 0
+        most = rows - int(is_unchosen.view(processes, rows).sum(1).min())
+        count = min(max(-(-most // steps), 1) * steps, rows)
+        keep = is_unchosen[start : start + rows].argsort(stable=True)[:count]
+
+        # The image tensors of a batch have no row axis. TRL's split turns them into lists with an item per row.
+        batch = split_pixel_values_by_grid(batch)
+        for name, value in batch.items():
+            if isinstance(value, list):
+                batch[name] = [value[i] for i in keep.tolist()]
+            elif isinstance(value, Tensor) and value.dim() > 0:
+                batch[name] = value[keep.to(value.device)]
+        batch = unsplit_pixel_values_by_grid(batch)
+        scale = count * processes / max(len(curated.indices), 1)
+        batch["topr_scale"] = torch.tensor(scale, device=self.accelerator.device)
+        return batch
+
+    def _trim_padding(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Drop trailing columns that only hold padding, since TRL pads to the longest completion of the whole batch."""
+        if "pixel_values" in batch:  # The tokens of an image that a tool returned must stay, even if they are masked.
+            return batch
+        full, step = batch["completion_ids"].size(1), self.args.pad_to_multiple_of or 1
+        needed = max(int(batch["completion_mask"].sum(-1).max()), 1)
+        excess = max(full - -(-needed // step) * step, 0)
+        for name in _OF_COMPLETIONS:
+            if name in batch and batch[name].size(1) >= full:
+                batch[name] = batch[name][:, : batch[name].size(1) - excess]
+        return batch
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        # A copy, because with num_iterations > 1 the buffered batch is used again. The width of the batch must be known
+        # on the host, so this waits for the device, as TRL's metrics of each micro-batch do.
+        self._loss_inputs = of_loss = self._trim_padding(dict(inputs))
+        try:
+            loss = super()._compute_loss(model, of_loss)
+        finally:
+            self._loss_inputs = None
+        if self.num_iterations > 1:  # log π of the first use is log μ of the later uses.
+            inputs["old_per_token_logps"] = of_loss["topr_mu_logps"]
+        return loss
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        output = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if self._loss_inputs is not None:
+            self._add_computed_tokens()
+            self._write_weighted_rewards(self._loss_inputs, policy_logps_BT=output[0])
+        return output
+
+    def _write_weighted_rewards(self, inputs: dict[str, Any], policy_logps_BT: Tensor) -> None:
+        """Write w · R into a batch as TRL's advantages, with shape (B,), or (B, T) with a ratio per token.
+
+        Raises:
+            ValueError: `log_mu="sampler"`, and the rollout has no log-probabilities.
+        """
+        mask = inputs["completion_mask"]
+        if inputs.get("tool_mask") is not None:
+            mask = mask * inputs["tool_mask"]
+        mu_logps = inputs.pop("old_per_token_logps", None)
+        if mu_logps is None:  # The weights are still the weights that sampled, so μ = π.
+            mu_logps = policy_logps_BT.detach()
+        elif "topr_fresh" in inputs:  # With replay, TRL may not have computed log μ of the fresh rows.
+            unknown = mu_logps.isnan() & inputs["topr_fresh"].unsqueeze(-1)
+            mu_logps = torch.where(unknown, policy_logps_BT.detach(), mu_logps)
+        inputs["topr_mu_logps"] = mu_logps
+        if self.args.log_mu == "sampler":
+            sampler_logps = inputs.get("sampling_per_token_logps")
+            if sampler_logps is None:
+                raise ValueError("log_mu='sampler', but the rollout gave no log-probabilities. Set log_mu='trainer'.")
+            # NaN marks a token without a value from the sampler. Its value is then the trainer's own.
+            mu_logps = torch.where(sampler_logps.isnan(), mu_logps, sampler_logps)
+        rewards_B = inputs["topr_rewards"]
+        shown = inputs["topr_rows"] if self.args.log_completions else None
+        # Detached, because TRL computes the losses.
+        weights = self._row_losses(policy_logps_BT.detach(), mu_logps, rewards_B, mask, shown).weights
+        self._note_for_replay(inputs, mu_logps, weights, mask)
+
+        signal_B = rewards_B.nan_to_num(0.0) * inputs.get("topr_scale", 1.0)
+        if not self.args.length_normalization:  # This undoes TRL's division by the length.
+            signal_B = signal_B * mask.sum(-1)
+        inputs["advantages"] = weights * (signal_B.unsqueeze(-1) if weights.dim() == 2 else signal_B)
+        # Without old log-probabilities, TRL's ratio is exp(log π - log π) = 1, with the gradient of log π. TRL's
+        # correction for vLLM is set to 1, because it would be a second correction in addition to the taper.
+        if "importance_sampling_ratio" in inputs:
+            inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        metrics = self._metrics[self._mode]
+        for name in [name for name in metrics if name.startswith("clip_ratio/")]:
+            del metrics[name]  # GRPO's clipping, which is always 0 here.
+        if self.args.log_completions:
+            self._show_weights_in_completions()
+        if self._mode == "train":
+            self._silent.warn(self.args.baseline)
+        else:
+            self._log_evaluated()
+        super().log(logs, start_time)
+
+
+def _check_prompts(args: TOPRConfig, dataset: object) -> None:
+    """Raise a ValueError if a training dataset has fewer prompts than a generation batch (huggingface/trl#3477)."""
+    needed = args.generation_batch_size // args.num_generations
+    if isinstance(dataset, Dataset) and len(dataset) < needed:
+        raise ValueError(
+            f"A generation batch needs {needed} prompts, and the training dataset has {len(dataset)}. The batch has "
+            f"generation_batch_size={args.generation_batch_size} completions, num_generations={args.num_generations} "
+            "per prompt. Add prompts, raise num_generations, or lower per_device_train_batch_size or "
+            "gradient_accumulation_steps."
+        )
+
+
+def _check_metric_for_best_model(args: TOPRConfig, eval_dataset: object) -> None:
+    """Raise a ValueError if the metric for the best model is a loss, or does not name one of the evaluation sets."""
+    if not isinstance(eval_dataset, dict) or not needs_metric_for_best_model(args):
+        return
+    metric = str(args.metric_for_best_model).removeprefix("eval_")
+    if metric in ("reward", *(f"{name}_loss" for name in eval_dataset)):
+        names = ", ".join(f"eval_{name}_reward" for name in eval_dataset)
+        raise ValueError(
+            f"metric_for_best_model={args.metric_for_best_model!r} is the loss, or names none of the evaluation sets. "
+            f"Set it to one of {names}."
+        )

@@ -1,0 +1,94 @@
+"""Rows that are used again, as TRL's generation batches have them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl.trainer.utils import pad
+
+from topr_trl.trainers.replay.buffer import ReplayRow
+
+
+def check_columns(batch: dict[str, Any]) -> None:
+    """Raise a ValueError if a generation batch has a column of rows that is not kept, of images for instance."""
+    for name, values in batch.items():
+        if name not in _COLUMNS and not (values is None or (isinstance(values, Tensor) and values.dim() == 0)):
+            raise ValueError(f"Rows with {name} cannot be used again: only text is kept. Set replay_share=0.")
+
+
+def with_rows(
+    batch: dict[str, Any], rows: list[ReplayRow], pad_token_id: int, multiple: int | None = None
+) -> dict[str, Any]:
+    """TRL's generation batch of F rows with K others behind them; `topr_fresh` says which are the F.
+
+    Where the batch has no log μ of its own rows (`old_per_token_logps`), that is NaN. If its widths are multiples of
+    `multiple`, they still are.
+    """
+    ids_FT = batch["completion_ids"]
+    batch = {
+        "old_per_token_logps": torch.full_like(ids_FT, torch.nan, dtype=torch.float32),
+        "topr_fresh": torch.ones_like(ids_FT[:, 0], dtype=torch.bool),
+        **{name: value for name, value in batch.items() if value is not None},
+    }
+    if not all(bool(row.written.all()) for row in rows):
+        batch.setdefault("tool_mask", torch.ones_like(ids_FT))
+    for name, values in batch.items():
+        if values.dim() == 0:
+            continue
+        own = _column(name, rows, pad_token_id, multiple)
+        if values.dim() == 2:
+            width = max(values.size(1), own.size(1))
+            values, own = (_widened(name, tensor, width, pad_token_id) for tensor in (values, own))
+        batch[name] = torch.cat([values, own.to(values)])
+    return batch
+
+
+def batch_of(
+    rows: list[ReplayRow], pad_token_id: int, device: torch.device, multiple: int | None = None
+) -> dict[str, Tensor]:
+    """The tokens of rows and their masks, padded as in a generation batch of TRL."""
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    return {name: _column(name, rows, pad_token_id, multiple).long().to(device) for name in names}
+
+
+# What a row has in the columns of a generation batch that have a row axis.
+_COLUMNS: dict[str, Callable[[ReplayRow], Any]] = {
+    "prompt_ids": lambda row: row.prompt_ids,
+    "prompt_mask": lambda row: torch.ones_like(row.prompt_ids),
+    "completion_ids": lambda row: row.completion_ids,
+    "completion_mask": lambda row: torch.ones_like(row.completion_ids),
+    "tool_mask": lambda row: row.written,
+    "old_per_token_logps": lambda row: row.mu_logps,
+    "sampling_per_token_logps": lambda row: row.mu_logps,
+    "importance_sampling_ratio": lambda row: torch.ones(1),  # not used by this loss
+    "advantages": lambda row: 0.0,  # not used either
+    "topr_rewards": lambda row: row.reward,
+    "topr_rows": lambda row: row.number,
+    "topr_fresh": lambda row: False,
+}
+
+
+def _column(name: str, rows: list[ReplayRow], pad_token_id: int, multiple: int | None) -> Tensor:
+    """(K,) or (K, T) of rows, on the CPU."""
+    values = [torch.as_tensor(_COLUMNS[name](row)) for row in rows]
+    if values[0].dim() == 0:
+        return torch.stack(values)
+    return pad(values, _fill(name, pad_token_id), _side(name), pad_to_multiple_of=multiple)
+
+
+def _widened(name: str, values: Tensor, width: int, pad_token_id: int) -> Tensor:
+    """(N, width) of a column that has (N, T)."""
+    missing = width - values.size(1)
+    sides = (missing, 0) if _side(name) == "left" else (0, missing)
+    return torch.nn.functional.pad(values, sides, value=_fill(name, pad_token_id))
+
+
+def _fill(name: str, pad_token_id: int) -> float:
+    if name.endswith("_ids"):
+        return pad_token_id
+    return 1 if name in ("tool_mask", "importance_sampling_ratio") else 0
+
+
+def _side(name: str) -> str:
+    return "left" if name.startswith("prompt") else "right"

@@ -1,0 +1,205 @@
+"""Rows of earlier generation batches, and logged ones, used again beside fresh ones: `replay_share` of `TOPRConfig`.
+
+What is kept of a row, and which rows, is in `replay/`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from topr_trl.data.rows import refuse_images
+from topr_trl.settings.config import REPLAYED_BATCHES, TOPRConfig
+from topr_trl.trainers.base import TOPRMixin, say
+from topr_trl.trainers.checkpoints import mu_fingerprint
+from topr_trl.trainers.log_mu import check_fingerprints
+from topr_trl.trainers.metrics import completion_means
+from topr_trl.trainers.replay import (
+    ReplayBuffer,
+    ReplayRow,
+    batch_of,
+    check_columns,
+    check_logged,
+    logged_rows,
+    with_rows,
+)
+from topr_trl.user_warnings import warn_user
+
+
+def check_replay(args: TOPRConfig, dataset: Any, logged: Dataset | None) -> None:
+    """Refuse rows that cannot be used again, before the model is loaded.
+
+    Raises:
+        TypeError: the logged rows are not a `Dataset`.
+        ValueError: they are given without `replay_share`, lack a column, or there are images.
+    """
+    if logged is not None:
+        if not args.replay_share:
+            raise ValueError(
+                "replay_dataset needs replay_share above 0. Set replay_share, or leave replay_dataset out."
+            )
+        check_logged(logged, args.temperature)
+    if args.replay_share and isinstance(dataset, Dataset):
+        refuse_images(dataset, "Rows with images cannot be used again: only text is kept. Set replay_share=0.")
+
+
+class ReplayMixin(TOPRMixin):
+    """The part of `TOPRTrainer` that uses rows again."""
+
+    args: TOPRConfig
+    _replay: ReplayBuffer | None = None
+    _said_replay = False
+    _logged_fingerprints: set[str] = set()  # of the models that computed log μ of the logged rows
+    _rows_made = 0  # rows generated so far, all processes; they are numbered
+
+    def _begin_replay(self, logged: Dataset | None) -> None:
+        """Make the buffer, if there is to be one, with the logged rows of this process."""
+        if not self.args.replay_share:
+            return
+        args, process, processes = self.args, self.accelerator.process_index, self.accelerator.num_processes
+        rows: list[ReplayRow] = []
+        if logged is not None:
+            config = self.model.config.get_text_config()
+            with self.accelerator.main_process_first():
+                rows, self._logged_fingerprints = logged_rows(logged, self._tokenizer, config, args)
+        size = args.replay_size or max(REPLAYED_BATCHES * args.generation_batch_size, len(rows))
+        self._replay = buffer = ReplayBuffer(-(-size // processes), args.replay_rule)
+        own = np.random.default_rng(args.seed).permutation(len(rows))[process::processes]
+        buffer.add([rows[place] for place in own])
+        logged_too = f" or {len(rows):,} logged rows" if rows else ""
+        self._rows_trained_on += f"; {args.replay_share:.0%} of a step's rows are of earlier batches{logged_too}"
+
+    def _before_training(self, checkpoint: Path | None) -> None:
+        super()._before_training(checkpoint)
+        if self._replay is not None and checkpoint is None:
+            if self._logged_fingerprints:
+                check_fingerprints(self._logged_fingerprints, mu_fingerprint(self.model, self.args.temperature))
+            self._replay.count_from_here()
+
+    def _with_replayed_rows(self, batch: dict[str, Any], chosen: int) -> dict[str, Any]:
+        """The local generation batch with rows of earlier ones behind it, as many on every process.
+
+        Args:
+            chosen: of the fresh rows of all processes, those that count.
+        """
+        buffer = self._replay
+        if buffer is None:
+            return batch
+        check_columns(batch)
+        args, steps = self.args, self.args.steps_per_generation
+        step, processes, fresh = self.state.global_step, self.accelerator.num_processes, len(batch["completion_ids"])
+        buffer.settle()
+        if step == 0:
+            self._compute_log_mu(buffer)
+        kept = self._of_all(len(buffer))
+        count = steps * min(args.rows_again(fresh // steps), min(kept) // steps)
+        rows = buffer.draw(count, [args.seed, self._rows_made, self.accelerator.process_index])
+        buffer.begin(batch, step)
+        metrics = self._metrics["train"]
+        metrics["topr/replay/kept"].append(sum(kept))
+        metrics["topr/replay/share"].append(count / (fresh + count))
+        if not rows:
+            return batch
+        metrics["topr/replay/age"].append(sum(self._of_all(sum(step - row.step for row in rows))) / count / processes)
+        if not self._said_replay:
+            self._said_replay = True
+            most = buffer.size * buffer.nbytes / len(buffer) / 2**20
+            own = args.per_device_train_batch_size
+            say(
+                f"a micro-batch grows from {own} rows to {own + args.rows_again(own)}. Each process keeps at most "
+                f"{buffer.size} rows to use them again, in about {most:.1f} MB of host memory if they are as long as "
+                "those so far.",
+                args,
+            )
+        # The loss is to be the mean over rows that count or are used again; `topr_scale` makes up for the others.
+        scale = (fresh + count) * processes / (chosen + count * processes)
+        batch = with_rows(batch, rows, self._tokenizer.pad_token_id, args.pad_to_multiple_of)
+        return {**batch, "topr_scale": torch.tensor(scale, device=self.accelerator.device)}
+
+    def _note_for_replay(self, inputs: dict[str, Any], mu_logps: Tensor, weights: Tensor, mask_BT: Tensor) -> None:
+        """Tell the buffer the log μ that a batch was trained on, and its weights."""
+        if self._replay is not None and self.model.training:
+            self._replay.note(inputs["topr_rows"], mu_logps, completion_means(weights, mask_BT))
+
+    @torch.no_grad()
+    def _compute_log_mu(self, buffer: ReplayBuffer) -> None:
+        """Compute log μ of logged rows that brought none, while the weights are those that training starts from."""
+        size, pad = self.args.per_device_train_batch_size, self._tokenizer.pad_token_id
+        unknown = buffer.without_log_mu(self.args.limits)
+        one = torch.tensor([pad])
+        blank = ReplayRow(one, one, one == pad, torch.zeros(1), reward=0.0, number=0, step=0)
+        # Sharded weights need all processes, as often as the one with the most rows.
+        starts = range(0, max(self._of_all(len(unknown))), size)
+        computed: dict[int, Tensor] = {}
+        was_training = self.model.training
+        self.model.eval()  # without dropout
+        is_shown = bool(starts) and self.is_world_process_zero() and not self.args.disable_tqdm
+        for start in tqdm(starts, "Computing log μ", disable=not is_shown, leave=False):
+            rows = unknown[start : start + size]
+            batch = batch_of(rows or [blank], pad, self.accelerator.device, self.args.pad_to_multiple_of)
+            ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+            mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+            length = batch["completion_ids"].size(1)
+            logps_BT = self._get_per_token_logps_and_entropies(self.model, ids, mask, length, batch_size=size)[0]
+            computed |= {row.number: logps_T for row, logps_T in zip(rows, logps_BT.float().cpu(), strict=False)}
+        self.model.train(was_training)
+        buffer.set_log_mu(computed)
+
+    def _of_all(self, number: int) -> list[int]:
+        """A number of each process."""
+        numbers: list[int] = self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).tolist()
+        return numbers
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Keep the rows to be used again with the checkpoint; each process has its own."""
+        if self._replay is not None:
+            self._replay.settle()
+            path = self._replay_file(output_dir)
+            path.parent.mkdir(parents=True, exist_ok=True)  # the main process may not have made it yet
+            torch.save({**self._replay.state(), "rows_made": self._rows_made}, path)
+            if self.is_world_process_zero():  # of a run with more processes that had come as far
+                for number, old in _replay_files(output_dir).items():
+                    if number >= self.accelerator.num_processes:
+                        old.unlink()
+        super()._save_rng_state(output_dir)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        if self._replay is None or checkpoint is None:
+            return
+        process, processes = self.accelerator.process_index, self.accelerator.num_processes
+        files = _replay_files(checkpoint)
+        saved = max(self._of_all(max(files, default=-1) + 1))  # as many processes as there were
+        wanted = [process] if saved == processes else range(saved)
+        states = [_read_rows(files[number]) for number in wanted if number in files]
+        if len(states) < max(len(wanted), 1):
+            what = "only a part of the rows" if states else "no rows"
+            warn_user(
+                f"{checkpoint} has {what} that could be used again (replay_*.pt). Training goes on with new ones."
+            )
+        if states:
+            rows = sorted((row for state in states for row in state["rows"]), key=lambda row: row["number"])
+            self._replay.load({"rows": rows if saved == processes else rows[process::processes]})
+        else:  # the weights are no longer those that log μ of logged rows would be of
+            self._replay.remove(self._replay.without_log_mu(self.args.limits))
+        self._rows_made = max(self._of_all(max((s["rows_made"] for s in states), default=self._rows_made)))
+
+    def _replay_file(self, checkpoint: str) -> Path:
+        return Path(checkpoint) / f"replay_{self.accelerator.process_index}.pt"
+
+
+def _replay_files(checkpoint: str) -> dict[int, Path]:
+    """The files of rows by the number of the process that wrote them."""
+    return {int(path.stem.removeprefix("replay_")): path for path in Path(checkpoint).glob("replay_*.pt")}
+
+
+def _read_rows(path: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+    except Exception as error:  # its message is advice to load the file without that safety
+        raise ValueError(f"{path} is damaged ({type(error).__name__}). Put it back whole, or remove it.") from error
+    return state
