@@ -1,4 +1,4 @@
-"""Experimental: may change without notice, because it builds on TRL's experimental trainer."""
+"""Experimental trainers, which can change without notice because they build on TRL's experimental trainer."""
 
 import lazy_loader
 
