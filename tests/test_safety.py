@@ -12,7 +12,6 @@ import pytest
 import torch
 import yaml
 from jinja2.exceptions import SecurityError
-from topr_trl.pipeline.stages.sample import _sampler
 from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
@@ -21,7 +20,7 @@ from topr_trl.cli.memory_plan import PlanArguments, plan_command
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.arguments import ProblemArguments
 from topr_trl.pipeline.problems import load_problems
-from topr_trl.pipeline.stages.sample import SampleArguments
+from topr_trl.pipeline.stages.sample import SampleArguments, _sampler
 from topr_trl.tasks import arithmetic, gsm8k, hendrycks_math
 
 RUNS = {"use_cpu": True, "bf16": False, "report_to": "none", "gradient_checkpointing": False, "disable_tqdm": True}

@@ -1,3 +1,5 @@
+"""Run the command `topr` by `python -m topr_trl`."""
+
 from topr_trl.cli.main import console
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Read, check, tokenize and batch rows."""

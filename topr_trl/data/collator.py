@@ -1,4 +1,4 @@
-"""Tokenized rows to batches, and flat batches back to rows.
+"""Collate tokenized rows to batches, and split flat batches into rows.
 
 Parts of a rollout run as separate sequences and are rejoined after the forward pass.
 """
@@ -15,32 +15,40 @@ from topr_trl.baseline import FloatArray
 from topr_trl.data.masks import MASK
 from topr_trl.data.trajectories import PARTS
 
-_CONTEXT = -100  # the label that counts for nothing
+_CONTEXT = -100  # label of a token without a loss
 NO_ROW = -1  # row number of a padding row
 
 
 def unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
-    """Flat (1, N - 1) values of the next tokens, row by row; N are the tokens of all rows, and perhaps some padding.
+    """Split flat values of next tokens into rows.
+
+    Args:
+        flat: (1, N - 1) values for the N tokens of all rows, including padding at the end.
+        lengths: number of tokens of each row.
 
     Returns:
-        (B, T) padded with zeros, T the longest row; in each row's last place stands what belongs to none.
+        (B, T) values padded with zeros, where T is the length of the longest row. The last value of each row is the
+        prediction of the next row's first token, and must be ignored.
     """
     flat = torch.nn.functional.pad(flat[0], (0, 1))
-    *rows, _ = torch.split(flat, [*lengths, len(flat) - sum(lengths)])  # the rest: pad_to_multiple_of
+    *rows, _ = torch.split(flat, [*lengths, len(flat) - sum(lengths)])  # The rest is padding from pad_to_multiple_of.
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 class Collator:
-    """TRL's collator for `input_ids` and `labels`, and beside it the length, R and log μ of each row.
+    """Collator that adds length, R and log μ of each row to TRL's batch of `input_ids` and `labels`.
 
-    Rows with R = 0 have no gradient and are left out of the forward, unless no other is there; `idle` counts them, and
-    their numbers are the last of `row`. Rows without a reward (`FilledRows`) do not count; if there is no other row,
-    one of them is computed.
+    The forward skips rows with R = 0, which have no gradient. If all rows have R = 0, it computes one of them. `idle`
+    is the number of skipped rows, whose numbers are the last in `row`. Rows without a reward (`FilledRows`) do not
+    count. If a batch has only such rows, one of them is computed.
 
     Args:
-        ratio_level: of the loss; with `"token"` log μ is a value per token, else the sum over the completion.
-        keep_idle: compute rows with R = 0 too.
-        log_mu: log μ by the columns `dataset` and `row`, of rows that brought none; filled before training.
+        collate: TRL's collator.
+        ratio_level: setting of the loss. With `"token"`, log μ has a value per token. Otherwise it is the sum over the
+            completion.
+        keep_idle: whether to compute rows with R = 0.
+        log_mu: log μ by the columns `dataset` and `row`, for rows without a column `mu_logps`. It is filled before
+            training.
     """
 
     def __init__(
@@ -56,11 +64,17 @@ class Collator:
         return {**self.collate(parts), "lengths": lengths, "parts": [len(row.get(PARTS) or [0]) for row in rows]}
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the batch of `collate_tokens` for the B computed rows, plus these keys:
+        """Return the batch of `collate_tokens` for the B computed rows, with additional keys.
 
-        `row` (B + idle,) int64, `idle` int, `reward` (B,) float32, `counts` bool, and `mu_logps` float32, (B,), or with
-        a ratio per token one value for each token that the model wrote, row after row; NaN where log μ is not known.
-        Without `counts`, the batch only keeps this process in step with the others, and its `row` is `NO_ROW`.
+        | key | value |
+        |---|---|
+        | `row` | (B + idle,) int64 row numbers |
+        | `idle` | number of skipped rows |
+        | `reward` | (B,) float32 R |
+        | `counts` | whether the rows count; if not, `row` is `NO_ROW`, and the batch only keeps processes in step |
+        | `mu_logps` | (B,) float32 log μ; with a ratio per token, the concatenated values of the tokens of all rows |
+
+        Unknown log μ is NaN.
         """
         rows = [row for row in rows if row["reward"] == row["reward"]] or [{**rows[0], "reward": 0.0, "row": NO_ROW}]
         if not self.keep_idle:
@@ -73,7 +87,7 @@ class Collator:
         batch["idle"] = len(numbers) - len(rows)
         batch["counts"] = int(numbers[0]) != NO_ROW
         batch["reward"] = torch.tensor([row["reward"] for row in rows], dtype=torch.float32)
-        if self.per_token:  # of all tokens of the batch, one after the other
+        if self.per_token:  # The values of all tokens of the batch are concatenated.
             mu_logps = [value for row in rows for value in self._by_token(row)]
         else:
             mu_logps = [_sum(self._known(row)) for row in rows]
@@ -81,18 +95,18 @@ class Collator:
         return batch
 
     def _known(self, row: dict[str, Any]) -> Any:
-        """log μ that a row brought, or that was computed for it; rows that need none may have brought anything."""
+        """Return log μ from the row, or the computed one. A row that needs no log μ can hold any value."""
         return row.get("mu_logps", self.log_mu.get((row["dataset"], row["row"])))
 
     def _by_token(self, row: dict[str, Any]) -> FloatArray | list[float]:
-        """log μ of each token that the model wrote, or NaN."""
+        """Return log μ of each token that the model wrote. It is NaN if it is unknown."""
         mu = self._known(row)
         count = sum(row.get(MASK) or []) or len(row["input_ids"]) - row["prompt_length"]
         return mu if isinstance(mu, list | np.ndarray) and len(mu) == count else [torch.nan] * count
 
 
 def _sum(mu: Any) -> float:
-    """log μ of a completion, of which rows that need none may have parts; NaN if it is not known."""
+    """Return the sum of log μ over a completion. It is NaN if any value is missing."""
     if isinstance(mu, list):
         return sum(mu) if mu and None not in mu else torch.nan
     return torch.nan if mu is None else mu
@@ -107,16 +121,16 @@ def _labels(row: dict[str, Any]) -> list[int]:
 
 
 def _parts(row: dict[str, Any]) -> list[dict[str, list[int]]]:
-    """The sequences of a row, with their labels."""
+    """Return the sequences of a row, with their labels."""
     ids, labels = row["input_ids"], _labels(row)
     ends = np.cumsum(row.get(PARTS) or [len(ids)]).tolist()
     return [{"input_ids": ids[a:b], "labels": labels[a:b]} for a, b in pairwise([0, *ends])]
 
 
 def join_sequences(values_ST: Tensor, parts: list[int]) -> Tensor:
-    """(S, T) values of sequences to (B, T') of rows: those of a row's sequences one after the other.
+    """Concatenate the (S, T) values of a row's sequences to (B, T') values of rows.
 
-    `parts` are the sequences of each row. What pads one stays in between, where the mask is 0.
+    `parts` are the numbers of sequences of the rows. Padding stays between the sequences, where the mask is 0.
     """
     if len(parts) == len(values_ST):
         return values_ST

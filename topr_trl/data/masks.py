@@ -1,13 +1,13 @@
-"""Completion masks: which tokens of a completion the model wrote.
+"""Read completion masks, which mark the tokens of a completion that the model wrote.
 
-In a trajectory of several turns the results of tools and later turns of the user are context: they are read, and count
-neither in the loss, nor in the ratio, nor in the length. Rows say which tokens these are in one of three ways:
+In a trajectory of several turns, the results of tools and later turns of the user are context. The model reads context,
+and it does not count in the loss, the ratio or the length. A row marks context in one of three ways:
 
-- `completion_mask` beside `completion_ids`: 1 where the model wrote, 0 where it read;
-- `sampler_logps` that are null where the model wrote nothing;
-- messages: all turns but the assistant's are context, see `topr_trl.data.messages`.
+- `completion_mask`, with `completion_ids`, is 1 for a token of the model, and 0 for context.
+- `sampler_logps` is null for context.
+- A completion in messages has context in all turns except the assistant's. See `topr_trl.data.messages`.
 
-Without any of them the model wrote all of the completion.
+Otherwise the model wrote the whole completion.
 """
 
 from typing import Any
@@ -22,11 +22,11 @@ from topr_trl.data.rows import MalformedRow, need_columns
 from topr_trl.data.tables import from_table, set_column
 
 MASK = "completion_mask"
-PER_TOKEN = ("sampler_logps", "mu_logps")  # may have a value for each token of the completion
+PER_TOKEN = ("sampler_logps", "mu_logps")  # columns that can have a value per token of the completion
 
 
 def have_masks(rows: Dataset) -> bool:
-    """Whether rows with ids say which tokens the model wrote: by a mask, or by log-probabilities that are null."""
+    """Whether rows with token ids mark context, by a mask or by null log-probabilities."""
     if MASK in rows.column_names:
         return True
     if "sampler_logps" not in rows.column_names or not is_list(rows.data["sampler_logps"].type):
@@ -35,7 +35,7 @@ def have_masks(rows: Dataset) -> bool:
 
 
 def explicit_masks(rows: Dataset) -> Dataset:
-    """Rows with ids, whose masks are in `completion_mask` alone; see `apply_masks`."""
+    """Return rows with token ids and with their masks in `completion_mask`. See `apply_masks`."""
     if not have_masks(rows):
         return rows
     need_columns(rows.column_names, ["completion_ids"], "Rows with masks")
@@ -47,21 +47,22 @@ def explicit_masks(rows: Dataset) -> Dataset:
 
 
 def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Table:
-    """Check the masks of rows, and cut values per token to the tokens that the model wrote.
+    """Check the masks of rows, and keep the per-token values of the tokens that the model wrote.
 
     Args:
-        table: with `completion_mask`, or `sampler_logps` with nulls.
-        lengths: tokens of the completions.
-        places: of these rows in their dataset, for messages.
+        table: rows with `completion_mask`, or with null values in `sampler_logps`.
+        lengths: number of tokens of each completion.
+        places: positions of the rows in their dataset, for messages.
 
     Returns:
-        The table with `completion_mask`: bool for each token of the completion, or null if the model wrote all of them.
+        The table with `completion_mask`, which has a bool per token of the completion. It is null if the model wrote
+        all tokens.
 
     Raises:
-        MalformedRow: a mask of another length or other values, or one without a token that the model wrote; or
-            `sampler_logps` that are null where the model wrote.
+        MalformedRow: a mask has a wrong length or value, or marks no token as the model's; or `sampler_logps` is null
+            for a token of the model.
     """
-    # log μ may be a sum, which has nothing to cut.
+    # log μ can be a sum, which has no values per token.
     present = [name for name in (MASK, *PER_TOKEN) if name in table.column_names]
     columns = {name: _arrays(table, name) for name in present if name == MASK or is_list(table.schema.field(name).type)}
     per_token = [columns[name] for name in PER_TOKEN if name in columns]
@@ -82,22 +83,22 @@ def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Ta
     for name in PER_TOKEN:
         if name in columns:
             kind = table.schema.field(name).type
-            if not pa.types.is_floating(kind.value_type):  # whole numbers, which were read as float64
+            if not pa.types.is_floating(kind.value_type):  # integers, which were read as float64
                 kind = pa.list_(pa.float64())
             table = set_column(table, name, pa.array(columns[name], kind, from_pandas=True))
     return table
 
 
 def written(mask: NDArray[Any] | None, sampler_logps: NDArray[Any] | None, tokens: int) -> NDArray[np.bool_]:
-    """(T,) whether the model wrote each token of a completion.
+    """Return (T,) whether the model wrote each token of a completion.
 
     Args:
-        mask: numbers or bool, None for all; NaN stands for null.
-        sampler_logps: says it if there is no mask: NaN where the model wrote nothing.
-        tokens: T.
+        mask: mask of numbers or bool, with NaN for null. None is no mask.
+        sampler_logps: log-probabilities, which are used without a mask. NaN marks context.
+        tokens: number of tokens, T.
 
     Raises:
-        ValueError: the mask has another length or other values than 0 and 1, or there is none that is 1.
+        ValueError: the mask has a wrong length, a value other than 0 and 1, or no 1.
     """
     if mask is None:
         if sampler_logps is None or not np.isnan(sampler_logps).any():
@@ -121,22 +122,22 @@ def written(mask: NDArray[Any] | None, sampler_logps: NDArray[Any] | None, token
 
 
 def _arrays(table: pa.Table, name: str) -> list[NDArray[np.float64] | None]:
-    """A column of lists row by row as arrays, with NaN for null.
+    """Return a column of lists as one array per row, with NaN for null.
 
     Raises:
-        ValueError: it does not hold lists of numbers.
+        ValueError: the column does not hold lists of numbers.
     """
     kind = table[name].type
     values = kind.value_type if is_list(kind) else kind
     is_numeric = is_number(values) or pa.types.is_boolean(values) or pa.types.is_null(values)
     if not is_numeric or not (is_list(kind) or pa.types.is_null(kind)):
         raise ValueError(f"Column {name} must hold lists of numbers, one for each token; it holds {kind}.")
-    # Integers that float64 rounds are no error here: neither masks nor log-probabilities have any.
+    # float64 rounds large integers, but neither masks nor log-probabilities have such values.
     return list(table[name].cast(pa.large_list(pa.float64()), safe=False).to_numpy())
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Whether values of an Arrow type are numbers (bool is not one)."""
+    """Whether values of an Arrow type are numbers. A bool is not a number."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 

@@ -1,4 +1,4 @@
-"""Rows as messages: their tokens, and which of them the model wrote."""
+"""Tokenize rows of messages, and mark the tokens that the model wrote."""
 
 import json
 from typing import Any
@@ -17,21 +17,24 @@ def tokenize_turns(
     truncated: bool = False,
     **kwargs: Any,
 ) -> tuple[list[int], list[int], list[bool]]:
-    """Return token ids of a prompt and of a completion of one or more turns, and a mask of what the model wrote.
+    """Return the token ids of a prompt, and of a completion with one or more turns, and the completion mask.
 
-    An assistant's turn is the text that it adds to the rendered messages before it, generation prompt included, up to
-    the stop token: what a sampler would write. The rest is context. `topr_trl.data.rendering` says which template is
-    used.
+    A turn of the assistant starts after the generation prompt and ends with its stop token, as a sampler would write
+    it. The rest is context. `topr_trl.data.rendering` selects the template.
 
     Args:
-        truncated: the last turn ended at a limit of tokens: the model wrote no stop token, and may not have closed its
-            thinking.
-        kwargs: for the chat template.
+        prompt: messages of the prompt.
+        completion: messages of the completion.
+        tokenizer: tokenizer of the model.
+        tools: tools for the chat template, or None.
+        truncated: whether the last turn was cut at a token limit. It then has no stop token, and its thinking can be
+            open.
+        kwargs: other arguments of the chat template.
 
     Raises:
-        ValueError: the assistant has no turn, or only an empty one that was truncated; or the template cannot write
-            these messages, leaves out a part of them, writes no stop token behind a turn, or writes earlier turns
-            differently and has no `{% generation %}` blocks.
+        ValueError: the assistant has no turn, or only an empty truncated one; or the template cannot write the
+            messages, omits a part of them, writes no stop token after a turn, or writes earlier turns differently
+            without `{% generation %}` blocks.
     """
     prompt, completion, tools = plain_messages(prompt), plain_messages(completion), plain_tools(tools)
     uses_tools = any(m["role"] == "tool" or m.get("tool_calls") for m in (*prompt, *completion))
@@ -60,15 +63,15 @@ def tokenize_turns(
             "(finish_reason is length)"
         )
     last = len(written) - written[::-1].index(True)
-    return prompt_ids, ids[:last], written[:last]  # what follows the last turn has no effect
+    return prompt_ids, ids[:last], written[:last]  # Tokens after the last turn have no effect.
 
 
 def _last_turn(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase, truncated: bool) -> list[int]:
-    """Return the ids that the model wrote in its last turn, with a stop token unless the turn was truncated."""
+    """Return the token ids of the last turn, with a stop token unless the turn was truncated."""
     length = _length_with_stop(turn, ids, tokenizer)
     if length and not truncated:
         return ids[turn.start : turn.start + length]
-    if length and turn.message.get("tool_calls"):  # where the text of a call ends is not known
+    if length and turn.message.get("tool_calls"):  # The end of the text of a call is unknown.
         return ids[turn.start : turn.start + length - 1]
     if truncated:
         return token_ids(turn.text[: turn.said], tokenizer)
@@ -91,12 +94,12 @@ def stop_token(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _length_with_stop(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the number of tokens from a turn's first to the stop token that ended it; 0 if there is none.
+    """Return the number of tokens of a turn, including its stop token. Return 0 if there is no stop token.
 
-    A template may write more behind that token: white space, a second stop token behind a text that has its own, or, as
-    Phi-3's, the end of the conversation. Some special tokens in front of it are no stop tokens, as the end of a call.
-    If the template writes none at all, the sampler stops at the marker of the next role, so that marker counts as the
-    stop token.
+    A template can write more tokens after the stop token: white space, a second stop token, or the end of the
+    conversation (Phi-3). It can write special tokens before the stop token, for instance at the end of a call. If a
+    template writes no stop token, the sampler stops at the marker of the next role. That marker then counts as the stop
+    token.
     """
     own, stops = ids[turn.start : turn.end], special_tokens(tokenizer)
     tail = len(own)
@@ -114,16 +117,16 @@ def _length_with_stop(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizer
 
 
 def plain_messages(messages: Messages) -> Messages:
-    """Messages as a chat template expects them: without the nulls that a table adds, arguments of calls as objects.
+    """Return messages as a chat template expects them: without null values, and with arguments of calls as objects.
 
-    Rows of a table have the same keys, so that a message without `tool_calls` has a null there, and each call has the
-    arguments of all tools. A log that keeps arguments as JSON, as OpenAI's do, has no such nulls.
+    The rows of a table have the same keys. So a table adds a null to a message without `tool_calls`, and adds null
+    arguments of other tools to each call. Logs with arguments as JSON, such as OpenAI's, have no such nulls.
 
     Raises:
         ValueError: a message has no role, its content is not text, its calls are malformed, or their arguments are not
             valid JSON.
     """
-    found: Messages = [{"content": "", **_without_nulls(message)} for message in messages]  # OpenAI's may be null
+    found: Messages = [{"content": "", **_without_nulls(message)} for message in messages]  # OpenAI's can be null
     for message in found:
         if not isinstance(message.get("role"), str):
             raise ValueError(f"a message has no role; it has {', '.join(sorted(message))}")
@@ -135,7 +138,7 @@ def plain_messages(messages: Messages) -> Messages:
 
 
 def _functions(calls: Any) -> list[dict[str, Any]]:
-    """Return the functions called by a message, each with its name and arguments."""
+    """Return name and arguments of each function that a message calls."""
     found = [call.get("function", {}) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     if not isinstance(calls, list) or len(found) < len(calls) or not all(isinstance(each, dict) for each in found):
         raise ValueError(f"its tool_calls are {str(calls)[:60]}, and must be a list of objects with a function")
@@ -144,7 +147,7 @@ def _functions(calls: Any) -> list[dict[str, Any]]:
 
 def _parsed_arguments(name: Any, arguments: str) -> Any:
     try:
-        return json.loads(arguments or "{}")  # of a call without arguments
+        return json.loads(arguments or "{}")  # A call without arguments has empty text.
     except json.JSONDecodeError:
         raise ValueError(
             f"the arguments of its call of {name} are not valid JSON ({arguments[:60]!r}), and what the model wrote "
@@ -153,10 +156,10 @@ def _parsed_arguments(name: Any, arguments: str) -> Any:
 
 
 def plain_content(content: Any) -> Any:
-    """Content of a message as text, which may come in parts; None as it is.
+    """Return the content of a message as text. The content can be a list of parts, or None, which is returned.
 
     Raises:
-        ValueError: it is of another kind, or a part is no text, such as an image.
+        ValueError: the content has another type, or a part is not text, for instance an image.
     """
     if content is None or isinstance(content, str):
         return content
@@ -168,10 +171,10 @@ def plain_content(content: Any) -> Any:
 
 
 def plain_tools(tools: Any) -> Any:
-    """Tools as a chat template expects them; rows may have them as JSON.
+    """Return tools as a chat template expects them. Rows can have them as JSON.
 
     Raises:
-        ValueError: they are text that is not JSON, or no list.
+        ValueError: the tools are invalid JSON, or not a list.
     """
     try:
         found = json.loads(tools or "null") if isinstance(tools, str) else tools

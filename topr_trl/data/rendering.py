@@ -13,18 +13,18 @@ from topr_trl.data.special_tokens import rfind_between_specials
 
 Messages = list[dict[str, Any]]
 
-_TEXTS = ("content", "reasoning_content", "reasoning", "thinking", "refusal")  # keys of text that the model wrote
+_TEXTS = ("content", "reasoning_content", "reasoning", "thinking", "refusal")  # keys for text of the model
 
 
 class Turn(NamedTuple):
-    """A turn of the assistant in a rendered completion.
+    """Turn of the assistant in a rendered completion.
 
     Attributes:
-        message (`dict`): The message.
-        start (`int`): Place of its first token in the completion.
-        end (`int`): Place behind its last token, with all that the template writes behind the stop token.
+        message (`dict`): Message of the turn.
+        start (`int`): Index of its first token in the completion.
+        end (`int`): Index after its last token, including tokens that the template writes after the stop token.
         text (`str`): Text that the template added for the message.
-        said (`int`): Place in the text behind everything that the message says.
+        said (`int`): Index in the text after the last part of the message.
     """
 
     message: dict[str, Any]
@@ -43,16 +43,16 @@ class Rendered(NamedTuple):
 
 
 class CannotWrite(ValueError):
-    """The chat template changes or omits text that the model read or wrote."""
+    """Error for a chat template that changes or omits text that the model read or wrote."""
 
 
 def render_turns(
     prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
 ) -> Rendered:
-    """Render messages by the first way that keeps all that the model wrote.
+    """Render messages with the first template that keeps the whole text of the model.
 
-    The first way is the tokenizer's own template, the second is the template that TRL trains such a model with. The
-    third is for templates that write earlier turns differently once later ones follow: their `{% generation %}` blocks.
+    The function tries the tokenizer's own template, then the template with which TRL trains such a model. If a template
+    writes earlier turns differently once later turns follow, its `{% generation %}` blocks are used.
 
     Raises:
         CannotWrite: every template omits or changes text of the model.
@@ -71,21 +71,22 @@ def render_turns(
 
 
 def writes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer's chat template writes calls and results of tools."""
+    """Whether the chat template of the tokenizer writes calls and results of tools."""
     return _templates(tokenizer, str(tokenizer.chat_template))[1]
 
 
 @lru_cache(maxsize=8)
 def _templates(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> tuple[tuple[str, ...], bool]:
-    """Return the tokenizer's own template and TRL's for training, if there is one; and whether its own writes tools.
+    """Return the templates to try, and whether the tokenizer's own template writes tools.
 
-    `chat_template` is a cache key, because a tokenizer's template can be replaced.
+    The templates are the tokenizer's own and TRL's for training, if there is one. `chat_template` is a cache key,
+    because the template of a tokenizer can be replaced.
     """
     own = tokenizer.chat_template
     own = own["default"] if isinstance(own, dict) else own
     try:
         trls = get_training_chat_template(tokenizer) or own
-    except ValueError:  # TRL has none for it
+    except ValueError:  # TRL has no template for this model.
         trls = own
     return tuple(dict.fromkeys((own, trls))), supports_tool_calling(tokenizer)
 
@@ -145,7 +146,7 @@ def _by_markers(
     for n, (start, end) in zip(places, runs, strict=True):
         context = text[behind : _behind(spans, start)]
         before = _render(tokenizer, [*prompt, *completion[:n]], tokenize=False, add_generation_prompt=True, **options)
-        # A block may include the generation prompt, which the model read.
+        # A block can include the generation prompt, which the model did not write.
         opening = before.rpartition(context)[2] if context and context in before else ""
         start += common_prefix_length(ids[start:end], token_ids(opening, tokenizer))
         own, behind = text[_behind(spans, start) : _behind(spans, end)], _behind(spans, end)
@@ -155,7 +156,7 @@ def _by_markers(
 
 
 def _runs(mask: list[int], first: int) -> list[tuple[int, int]]:
-    """Return the start and end of each run of ones from place `first` on."""
+    """Return start and end of each run of ones, from index `first` on."""
     found, start = list[tuple[int, int]](), first
     for is_own, run in groupby(mask[first:]):
         end = start + len(list(run))
@@ -166,14 +167,17 @@ def _runs(mask: list[int], first: int) -> list[tuple[int, int]]:
 
 
 def _behind(spans: list[tuple[int, int]], count: int) -> int:
-    """Return the place in a text behind its first tokens; white space in front of the next belongs to that."""
+    """Return the index in a text after its first tokens. White space before the next token belongs to that token."""
     return spans[count - 1][1] if count else 0
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, **options: Any) -> Any:
     try:
         return tokenizer.apply_chat_template(messages, **options)
-    except (TemplateError, TypeError) as error:  # TypeError: the template joins text and, say, arguments of a call
+    except (
+        TemplateError,
+        TypeError,
+    ) as error:  # TypeError: from joining text and arguments
         raise CannotWrite(
             f"its chat template cannot write these messages: {error}. Set chat_template_path to a template that can, "
             "or give completion_ids"
@@ -181,15 +185,15 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, **options: A
 
 
 def token_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids of a text, without tokens that the tokenizer would add in front or behind."""
+    """Return the token ids of a text, without tokens that the tokenizer would add at its start or end."""
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 
 
 def _end_of_message(message: dict[str, Any], context: str, text: str, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the place in a turn's text behind everything that its message says.
+    """Return the index in the text of a turn after the last part of its message.
 
-    After a tool call the end is unknown, so the end of the text is returned.
+    With a tool call this index is unknown, so the function returns the end of the text.
 
     Raises:
         CannotWrite: the text lacks a part of the message, or has thinking that the model did not write.
@@ -207,8 +211,8 @@ def _end_of_message(message: dict[str, Any], context: str, text: str, tokenizer:
 def _count_said(message: dict[str, Any], context: str, text: str, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the number of characters of a turn's text up to the end of the last part of its message.
 
-    Both texts are squeezed, because templates trim. A part may begin in the context: some generation prompts end with
-    `<think>`. A part may not end within a special token: the `e` of `<|end|>` is not the model's.
+    White space is removed from both texts, because templates trim. A part can start in the context, since some
+    generation prompts end with `<think>`. A part must not end within a special token, such as the `e` in `<|end|>`.
     """
     read, rest = len(context), context + text
     end = read
@@ -228,16 +232,16 @@ def _count_said(message: dict[str, Any], context: str, text: str, tokenizer: Pre
                 "completion_ids"
             )
         end = max(end, place + len(squeezed))
-        # Each of two equal calls needs its own match.
+        # Two equal calls need two matches.
         rest = rest[:place] + "\0" * len(squeezed) + rest[place + len(squeezed) :]
     return end - read
 
 
 def _parts(message: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the name and text of each part of a message that is not blank, with the names of called tools last."""
+    """Return name and text of each part of a message that is not blank. The names of called tools are last."""
     content = _squeezed(message["content"])
     texts = {name: message[name] for name in _TEXTS if isinstance(message.get(name), str)}
-    # Reasoning may be given twice: under two names, or in the content too.
+    # A message can have its reasoning twice: under two keys, or also in the content.
     names = {text: f"the {name}" for name, text in texts.items() if name == "content" or _squeezed(text) not in content}
     calls = [*(call.get("function", call) for call in message.get("tool_calls", [])), message.get("function_call")]
     called = [str(call.get("name") or "") for call in calls if isinstance(call, dict)]

@@ -1,28 +1,29 @@
-"""Rows: what a rollout (prompt, completion, reward) looks like in files and in the offline trainer.
+"""Validate rows. A row is a prompt, a completion and a reward, in files and in the offline trainer.
 
-| column | type | |
+| column | type | meaning |
 |---|---|---|
 | `prompt` | text, messages or token ids | required |
 | `completion` | text, messages or token ids | required, unless `completion_ids` is there |
 | `reward` | float | required by the trainer; finite in float32 |
-| `label` | bool | instead of `reward`, as in KTO's datasets: true is +1, false -1 |
-| `prompt_ids`, `completion_ids` | token ids | what the sampler read and wrote, stop token included |
-| `problem_id`, `sample_id` | int | the group of the row (completions of one prompt), and its place in sampling order |
-| `completion_mask` | 1 or 0, one per token of `completion_ids` | whether the model wrote it; else it is context |
-| `rollout_id` | int or text | shared by rows that are parts of one trajectory, see `topr_trl.data.trajectories` |
-| `finish_reason` | `"stop"` or `"length"` | whether the completion ended by itself |
-| `sampler_logps` | floats, one per token | log-probabilities as the sampler reported them; null for context |
+| `label` | bool | replaces `reward`, as in KTO's datasets: true is +1, false is -1 |
+| `prompt_ids`, `completion_ids` | token ids | tokens that the sampler read and wrote, including the stop token |
+| `problem_id` | int or text | group of the row: the completions of one prompt |
+| `sample_id` | int | position of the row in the sampling order of its problem |
+| `completion_mask` | 1 or 0, one per token of `completion_ids` | 1 for a token that the model wrote, 0 for context |
+| `rollout_id` | int or text | id that the parts of one trajectory share, see `topr_trl.data.trajectories` |
+| `finish_reason` | `"stop"` or `"length"` | whether the completion ended by itself or was cut |
+| `sampler_logps` | floats, one per token | log-probabilities that the sampler reported; null for context |
 | `mu_logps` | floats, one per token, or their sum | log μ: log-probabilities under the policy that wrote the row |
 | `mu_fingerprint` | text | fingerprint of the model that computed `mu_logps` |
-| `temperature`, `top_p`, `top_k` | numbers | how the row was sampled, see `topr_trl.data.sampler_logps` |
-| `logprobs_mode` | `"raw_logprobs"` or `"processed_logprobs"` | what `sampler_logps` are of, as vLLM names it |
-| `tools`, `chat_template_kwargs` | | for the chat template, as in TRL |
+| `temperature`, `top_p`, `top_k` | numbers | sampling settings, see `topr_trl.data.sampler_logps` |
+| `logprobs_mode` | `"raw_logprobs"` or `"processed_logprobs"` | kind of `sampler_logps`, in vLLM's terms |
+| `tools`, `chat_template_kwargs` | | arguments of the chat template, as in TRL |
 
-Token ids win over text: text that is tokenized again loses the stop token and need not give the same tokens.
+Token ids take precedence over text. Text that is tokenized again has no stop token, and can have other tokens.
 
-A row at temperature 0 is a greedy completion. It is evaluated, and never trained on.
+A row with temperature 0 is a greedy completion. Greedy rows are for evaluation and are refused in training.
 
-A column that holds something else is a ValueError naming it, the first wrong row and what is there.
+A wrong value in a column raises a ValueError with the column, the first wrong row and the value.
 """
 
 import hashlib
@@ -36,7 +37,7 @@ from numpy.typing import NDArray
 
 
 class MalformedRow(ValueError):
-    """The row in this place of a dataset cannot be used, and why."""
+    """Error for a row that cannot be used, with its position and the reason."""
 
     def __init__(self, row: int, why: str) -> None:
         super().__init__(row, why)
@@ -45,7 +46,7 @@ class MalformedRow(ValueError):
 
 @contextmanager
 def named_rows(dataset: str, rows_N: Sequence[int] | NDArray[np.int64]) -> Iterator[None]:
-    """Turn a `MalformedRow` into a ValueError that names the dataset, and the row in it; `rows_N` are those read."""
+    """Turn a `MalformedRow` into a ValueError with the dataset and the row. `rows_N` are positions in the dataset."""
     try:
         yield
     except MalformedRow as error:
@@ -56,7 +57,7 @@ ROLLOUT = "rollout_id"
 
 
 def need_columns(columns: Collection[str], needed: Sequence[str], what: str) -> None:
-    """Raise a ValueError if a column is missing; `what` begins its message (`"Rows to choose from"`)."""
+    """Raise a ValueError if a column is missing. `what` starts the message, for instance `"Rows to choose from"`."""
     if not set(needed) <= set(columns):
         raise ValueError(f"{what} need the columns {', '.join(needed)}; found {list(columns)}.")
 
@@ -64,10 +65,10 @@ def need_columns(columns: Collection[str], needed: Sequence[str], what: str) -> 
 def checked_column(
     rows: Dataset, name: str, is_right: Callable[[Any], bool], expected: str, remedy: str = "Fix or drop such rows."
 ) -> list[Any]:
-    """The values of a column as Python objects.
+    """Return the values of a column as Python objects.
 
     Raises:
-        ValueError: not all of them satisfy `is_right`, which `expected` says in words.
+        ValueError: a value does not satisfy `is_right`. `expected` describes the condition in the message.
     """
     values: list[Any] = rows.with_format(None)[name][:]
     wrong = [i for i, value in enumerate(values) if not is_right(value)]
@@ -80,20 +81,20 @@ def checked_column(
 
 
 def text_column(rows: Dataset, name: str, may_be_empty: bool = False) -> list[Any]:
-    """N texts; None where a row has none and `may_be_empty`."""
+    """Return the texts of a column. With `may_be_empty`, a value may be None."""
     types = (str, type(None)) if may_be_empty else (str,)
     remedy = f'Fill or drop such rows, or write them as text: rows.cast_column("{name}", Value("string")).'
     return checked_column(rows, name, lambda value: isinstance(value, types), "text", remedy)
 
 
 def id_column(rows: Dataset, name: str) -> NDArray[Any]:
-    """(N,) numbers or texts."""
+    """Return (N,) ids, which are numbers or texts."""
     remedy = "Fill or drop the column."
     return np.asarray(checked_column(rows, name, lambda v: isinstance(v, int | float | str), "numbers or text", remedy))
 
 
 def reward_column(rows: Dataset) -> NDArray[np.float64]:
-    """(N,) float64: the rewards of rows to learn from.
+    """Return the (N,) float64 rewards of rows to learn from.
 
     Raises:
         ValueError: there is no row, a required column is missing, or a row has a wrong reward or label.
@@ -114,7 +115,7 @@ def reward_column(rows: Dataset) -> NDArray[np.float64]:
 
 
 def finite_rewards(rows: Dataset) -> NDArray[np.float64]:
-    """(N,) float64: the column `reward`, whose numbers are finite in float32, too."""
+    """Return the column `reward` as (N,) float64. All values must be finite in float32."""
     rewards = checked_column(rows, "reward", _is_reward, "finite numbers (float32)", "Fill or drop such rows.")
     return np.array(rewards, dtype=np.float64)
 
@@ -123,13 +124,13 @@ def _is_reward(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_REWARD
 
 
-LARGEST_REWARD = float(np.finfo(np.float32).max)  # beyond it a reward is infinite in the loss
+LARGEST_REWARD = float(np.finfo(np.float32).max)  # A larger reward would be infinite in the loss.
 
 
 def problem_column(rows: Dataset) -> NDArray[Any]:
-    """(N,) the group of each row: `problem_id` if there, else rows with equal prompts share a group.
+    """Return (N,) the group of each row: `problem_id`, or without that column a hash of the prompt.
 
-    Prompts are compared as they are tokenized: `prompt_ids` win.
+    `prompt_ids` take precedence over `prompt`, as in tokenization.
     """
     rows = rows.with_format(None)
     if "problem_id" in rows.column_names:
@@ -140,9 +141,9 @@ def problem_column(rows: Dataset) -> NDArray[Any]:
 
 
 def hash_prompts(prompts: Iterable[Any]) -> NDArray[np.str_]:
-    """A short hash of each prompt (text, messages or token ids): prompts themselves would take much memory.
+    """Return a short hash of each prompt (text, messages or token ids), which takes less memory than the prompt.
 
-    Messages that differ in the ids of their calls of tools alone are equal: each call has an id of its own.
+    The ids of tool calls are ignored, because each call has another id.
     """
     plain = (_without_call_ids(prompt) for prompt in prompts)
     return np.array([hashlib.blake2b(repr(each).encode(), digest_size=8).hexdigest() for each in plain], dtype=str)
@@ -164,13 +165,16 @@ def _without_call_ids(prompt: Any) -> Any:
 
 
 def refuse_images(rows: Dataset, why: str) -> None:
-    """Raise a ValueError that says why, if there is a column of images."""
+    """Raise a ValueError with the message `why` if there is a column of images."""
     if {"image", "images"} & set(rows.column_names):
         raise ValueError(why)
 
 
 def check_finish_reasons(rows: Dataset) -> None:
-    """Raise a ValueError for reasons other than stop and length: a truncated completion would get a stop token."""
+    """Raise a ValueError for other reasons than stop and length.
+
+    With an unknown reason, a truncated completion would get a stop token.
+    """
     if "finish_reason" in rows.column_names:
         remedy = "Write `length` where a completion was truncated, else `stop`; or drop the column."
         checked_column(rows, "finish_reason", lambda value: value in ("stop", "length", None), "stop or length", remedy)

@@ -1,10 +1,10 @@
-"""How rows were sampled, as their columns say, and whether `sampler_logps` can stand for log μ.
+"""Read how rows were sampled, and decide whether `sampler_logps` can be used as log μ.
 
-The trainer computes log π from all logits, divided by the temperature at which the rows were sampled. Log-probabilities
-of a sampler are comparable with that if they are of the same distribution: those after temperature and filters
-(`processed_logprobs`) if no filter cut anything, those of the model itself (`raw_logprobs`) at temperature 1.
-A filter that keeps 99.5% of the probability of each token inflates log μ of 1,000 tokens by 5, and a negative begins
-with a weight of e⁻⁵.
+The trainer computes log π from all logits, divided by the sampling temperature of the rows. The log-probabilities of a
+sampler are comparable with log π if they describe the same distribution. Log-probabilities after temperature and
+filters (`processed_logprobs`) do if no filter removed any token. Log-probabilities of the model (`raw_logprobs`) do at
+temperature 1. A filter that keeps 99.5% of the probability of each token raises log μ of 1,000 tokens by 5. A negative
+then starts with a weight of e⁻⁵.
 """
 
 from collections.abc import Mapping
@@ -15,21 +15,21 @@ from datasets import Dataset
 from topr_trl.data.rows import checked_column
 
 SAMPLING = TEMPERATURE, TOP_P, TOP_K = "temperature", "top_p", "top_k"
-GREEDY = 0.0  # the temperature of a greedy completion, which is evaluated and never trained on
+GREEDY = 0.0  # temperature of a greedy completion, which is for evaluation only
 LOGPROBS_MODE = "logprobs_mode"
 LOGPROBS_MODES = RAW, PROCESSED = "raw_logprobs", "processed_logprobs"  # vLLM's names
 _REMEDY = "Set log_mu='trainer'"
 
 
 def temperature_of(datasets: Mapping[str, Dataset], training: float | None = None) -> float:
-    """The temperature at which rows were sampled: log π is computed at one. Rows of which none is known count as 1.
+    """Return the sampling temperature of rows, at which log π is computed. An unknown temperature counts as 1.
 
     Args:
-        datasets: by name; the first are the rows to train on, and others that know no temperature get theirs.
-        training: the temperature of the rows to train on, if those are not among the datasets.
+        datasets: datasets by name. The first is the training set. Other sets without a temperature get its temperature.
+        training: temperature of the training set, if it is not among the datasets.
 
     Raises:
-        ValueError: a temperature is not above 0, or rows have different ones.
+        ValueError: a temperature is not above 0, or rows have different temperatures.
     """
     for name, rows in datasets.items():
         known = _temperature(name, rows)
@@ -44,7 +44,7 @@ def temperature_of(datasets: Mapping[str, Dataset], training: float | None = Non
 
 
 def training_temperatures(rows: Dataset) -> set[float | None]:
-    """Return the different temperatures of rows to train on; None stands for rows that do not say.
+    """Return the distinct temperatures of rows to train on. None is an unknown temperature.
 
     Raises:
         ValueError: a temperature is not a number above 0. Greedy completions, whose temperature is 0, are for
@@ -61,11 +61,11 @@ def training_temperatures(rows: Dataset) -> set[float | None]:
 
 
 def _temperature(name: str, rows: Dataset) -> float | None:
-    """The one temperature of rows; None if they do not say."""
+    """Return the temperature that all rows have, or None if it is unknown."""
     distinct = training_temperatures(rows)
     if distinct <= {None}:
         return None
-    # Rounded: float32 and float64 alike. A row without one was sampled at 1, as sampling is by default.
+    # Rounding makes float32 and float64 values equal. A row without a temperature counts as 1, the usual default.
     found = sorted({round(1.0 if value is None else value, 6) for value in distinct})
     if len(found) > 1:
         every = [f"{value:g}{' (none given)' * (value == 1 and None in distinct)}" for value in found]
@@ -77,14 +77,15 @@ def _temperature(name: str, rows: Dataset) -> float | None:
 
 
 def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str | None:
-    """Why `sampler_logps` of these rows cannot stand for log μ; None if they can, as far as their columns say.
+    """Return why `sampler_logps` of rows cannot be used as log μ, or None if the columns show no reason.
 
     Args:
-        temperature: at which the trainer computes log π.
-        vocabulary: tokens that it knows; a `top_k` of so many filters nothing.
+        rows: rows with `sampler_logps`.
+        temperature: temperature at which the trainer computes log π.
+        vocabulary: number of tokens of the tokenizer. A `top_k` of this number filters nothing.
 
     Raises:
-        ValueError: a column holds something other than a setting of a sampler.
+        ValueError: a column has an invalid sampling setting.
     """
     names = [name for name in (TOP_P, TOP_K, LOGPROBS_MODE) if name in rows.column_names]
     columns = {name: checked_column(rows, name, *_KINDS[name], "Fix or drop the column.") for name in names}

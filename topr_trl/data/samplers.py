@@ -1,4 +1,4 @@
-"""Samplers whose order survives a resume, and that read each row once on any number of processes."""
+"""Sample rows in an order that a resumed run repeats, with each row once on any number of processes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,29 +10,32 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-_MOST_TOGETHER = 8  # rows of a prompt save most of what can be saved
-_PROMPTS_PER_STEP = 16  # at least, where rows of a prompt stay together
+_MOST_TOGETHER = 8  # maximum number of rows of a prompt; more rows would save few more tokens
+_PROMPTS_PER_STEP = 16  # minimum number of prompts in a step
 
 
 def rows_together(rows: int) -> int:
-    """Return how many rows of a prompt stay together in an optimizer step of so many rows.
+    """Return how many rows of a prompt stay together in an optimizer step with `rows` rows.
 
-    Rows of a prompt have similar gradients, so a step of few prompts is noisier: measured with four prompts in a step
-    of 32 rows, at a high learning rate. The number does not depend on the number of processes.
+    Rows of a prompt have similar gradients, so a step with few prompts is noisier. This was measured with four prompts
+    in a step of 32 rows, at a high learning rate.
     """
     return min(_MOST_TOGETHER, max(1, rows // _PROMPTS_PER_STEP))
 
 
 class StepsSortedByLength(Sampler[int]):
-    """A random order whose optimizer steps are sorted by length, longest first.
+    """Random order in which the rows of each optimizer step are sorted by length, longest first.
 
-    Which rows a step has stays random, and so does what it computes, a sum over its rows: only which of them share a
-    micro-batch changes. Processes get micro-batches of the same place in the order, so none waits for another.
+    Each step keeps its random rows and its gradient, which is a sum over the rows. Sorting only changes which rows
+    share a micro-batch. The processes get neighboring micro-batches of the order, so none waits for another.
 
-    The last step is not sorted unless it is full. `dataloader_drop_last` drops its last rows, and after sorting these
-    would be the shortest.
+    The last step is sorted only if it is full. `dataloader_drop_last` drops the last rows, which would be the shortest
+    after sorting.
 
-    `rows`: number of rows per optimizer step, over all processes and micro-batches.
+    Args:
+        order: random order of the rows.
+        lengths_N: number of tokens of each row.
+        rows: number of rows per optimizer step, over all processes and micro-batches.
     """
 
     def __init__(self, order: SeedableRandomSampler, lengths_N: NDArray[np.int64], rows: int) -> None:
@@ -51,20 +54,20 @@ class StepsSortedByLength(Sampler[int]):
             yield from step.tolist()
 
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle for this epoch, as Accelerate asks; a resumed run then shuffles as it would have."""
+        """Set the epoch, which seeds the order. Accelerate calls this method, so a resumed run repeats the order."""
         self.order.set_epoch(epoch)
 
 
 class StepsOfGroups(Sampler[int]):
-    """A random order in which rows of a group stay together, as many as `rows_together` says.
+    """Random order in which up to `rows_together` rows of a group stay together.
 
-    Groups are cut at random into pieces, and the pieces are shuffled. Within an optimizer step, pieces of a group
-    become neighbors, and the groups are sorted by their longest row, longest first, unless `lengths_N` is None.
+    Groups are cut into random pieces, and the pieces are shuffled. Within an optimizer step, pieces of a group become
+    neighbors, and groups are sorted by their longest row, longest first. Without `lengths_N` they are not sorted.
 
     Args:
         order: random order of the rows.
         groups_N: group of each row.
-        lengths_N: tokens of each row.
+        lengths_N: number of tokens of each row, or None.
         rows: number of rows per optimizer step, over all processes and micro-batches.
     """
 
@@ -88,13 +91,13 @@ class StepsOfGroups(Sampler[int]):
                 piece = open_pieces[group] = []
                 pieces.append(piece)
             piece.append(row)
-        # A large group begins early in a random order of rows, so the pieces need an order of their own.
+        # In a random order of rows, large groups tend to start early. So the pieces are shuffled again.
         shuffled = np.random.default_rng(order[:8]).permutation(len(pieces))
         pieces = [pieces[i] for i in shuffled]
         yield from (row for step in self._steps(pieces) for piece in step for row in piece)
 
     def _steps(self, pieces: list[list[int]]) -> Iterator[list[list[int]]]:
-        """Cut the pieces into steps. A step may end within a piece; the next step takes the rest."""
+        """Cut the pieces into steps. If a step ends within a piece, the next step starts with the rest."""
         step: list[list[int]] = []
         room = self.rows
         for piece in pieces:
@@ -104,24 +107,24 @@ class StepsOfGroups(Sampler[int]):
             if piece:
                 step.append(piece)
                 room -= len(piece)
-        yield step  # `dataloader_drop_last` drops its last rows, which are random if it is not sorted
+        yield step  # Not sorted, so that `dataloader_drop_last` drops random rows.
 
     def _sorted(self, step: list[list[int]]) -> list[list[int]]:
         if self.lengths_N is None:
             return step
-        longest: dict[int, int] = {}  # of the rows of each group
+        longest: dict[int, int] = {}  # length of the longest row of each group
         for row in (row for piece in step for row in piece):
             group = int(self.groups_N[row])
             longest[group] = max(longest.get(group, 0), int(self.lengths_N[row]))
         return sorted(step, key=lambda piece: (-longest[group := int(self.groups_N[piece[0]])], group))
 
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle for this epoch, as Accelerate asks; a resumed run then shuffles as it would have."""
+        """Set the epoch, which seeds the order. Accelerate calls this method, so a resumed run repeats the order."""
         self.order.set_epoch(epoch)
 
 
 class ReseededSampler(Sampler[int]):
-    """Seed TRL's sampler with the number of the epoch, so that a resumed run repeats the order."""
+    """Sampler that seeds TRL's sampler with the number of the epoch, so that a resumed run repeats the order."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
@@ -133,15 +136,16 @@ class ReseededSampler(Sampler[int]):
         return iter(self.sampler)
 
     def set_epoch(self, epoch: int) -> None:
+        """Seed the order with the number of the epoch."""
         if self.sampler.shuffle:
             self.sampler.generator.manual_seed(self.sampler.seed + epoch)
 
 
 class FilledSampler(Sampler[int]):
-    """Pad an order of N rows to a multiple of `multiple` with the numbers N, N + 1, ...
+    """Sampler that pads an order of N rows to a multiple of `multiple`, with the numbers N, N + 1, ...
 
-    These numbers stand for rows that do not count, see `FilledRows`. Without them Accelerate would fill the last
-    batches of several processes with rows that were read before (huggingface/accelerate#1674).
+    These numbers are rows that do not count. See `FilledRows`. Without them, Accelerate would repeat rows to fill the
+    last batches of several processes (huggingface/accelerate#1674).
     """
 
     def __init__(self, order: Any, multiple: int) -> None:
@@ -155,12 +159,13 @@ class FilledSampler(Sampler[int]):
         yield from range(len(self.order), len(self))
 
     def set_epoch(self, epoch: int) -> None:
+        """Pass the number of the epoch to the padded order."""
         if hasattr(self.order, "set_epoch"):
             self.order.set_epoch(epoch)
 
 
 class FilledRows(torch.utils.data.Dataset[dict[str, Any]]):
-    """Tokenized rows by their numbers; a number from N on gives a row without a reward, which does not count."""
+    """Tokenized rows by number. A number from N on returns a row without a reward, which does not count."""
 
     def __init__(self, rows: Dataset) -> None:
         self.rows = rows

@@ -1,4 +1,4 @@
-"""Special tokens of a tokenizer, any of which may end a turn."""
+"""Find special tokens of a tokenizer. Any of them can end a turn."""
 
 from functools import lru_cache
 
@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the tokens that may end a turn: the tokenizer's stop token, and others such as Gemma's `<end_of_turn>`."""
+    """Return the tokens that can end a turn: the stop token, and other special tokens such as `<end_of_turn>`."""
     return _special_tokens(tokenizer, len(tokenizer))
 
 
@@ -17,9 +17,9 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> frozenset[
 
 
 def rfind_between_specials(part: str, text: str, start: int, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the last place of a part from `start` on that splits no special token of the text; -1 if there is none.
+    """Return the last index of a part, from `start` on, at which the part does not split a special token.
 
-    `end` is no part of `4.<|end|>`, and `<|end|>` is.
+    Return -1 if there is none. For instance, `4.<|end|>` has the part `<|end|>`, but not the part `end`.
     """
     specials = _special_texts(tokenizer, len(tokenizer))
     place = text.rfind(part, start)
@@ -30,13 +30,13 @@ def rfind_between_specials(part: str, text: str, start: int, tokenizer: PreTrain
 
 @lru_cache(maxsize=8)
 def _special_texts(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[str, ...]:
-    """Return the texts of special tokens that have a place within them."""
+    """Return the texts of special tokens with at least two characters."""
     tokens = tokenizer.convert_ids_to_tokens(sorted(special_tokens(tokenizer)))
     return tuple(token for token in tokens if len(token) > 1)
 
 
 def _splits(specials: tuple[str, ...], text: str, place: int) -> bool:
-    """Whether a place in a text is within a special token."""
+    """Whether an index in a text is within a special token."""
     return any(
         text.find(special, max(0, place - len(special) + 1), place + len(special) - 1) >= 0 for special in specials
     )

@@ -1,4 +1,4 @@
-"""From rows to token ids, as the offline trainer reads them."""
+"""Tokenize rows for the offline trainer."""
 
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -19,15 +19,15 @@ from topr_trl.data.rows import MalformedRow
 
 
 def _is_ids(value: Any) -> bool:
-    """Whether a value is a list of numbers that int32 holds."""
+    """Whether a value is a list of numbers that fit in int32."""
     return isinstance(value, list) and bool(value) and all(type(x) is int and abs(x) < 2**31 for x in value)
 
 
-_MASKING = (MASK, "sampler_logps")  # columns that may say what the model wrote
+_MASKING = (MASK, "sampler_logps")  # columns that can mark context
 
 
 class TokenizedRow(NamedTuple):
-    """Token ids of a prompt and a completion; of the latter which ones the model wrote, None for all."""
+    """Token ids of prompt and completion, and the completion mask. The mask is None if the model wrote all tokens."""
 
     prompt_ids: list[int]
     completion_ids: list[int]
@@ -35,15 +35,16 @@ class TokenizedRow(NamedTuple):
 
 
 def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> TokenizedRow:
-    """Token ids of a row's prompt and completion.
+    """Return the token ids of a row's prompt and completion.
 
-    Ids in the row are taken as they are. Prompt and completion as text are tokenized separately, and the prompt begins
-    with one BOS token, if the tokenizer adds it. Messages go through the chat template, and turns that are not the
-    assistant's are context. Either way the completion ends with the stop token, unless `finish_reason` is `"length"`.
+    Token ids in the row are used as they are. Text prompts and completions are tokenized separately, and the prompt
+    gets one BOS token if the tokenizer adds one. Messages are rendered with the chat template, and all turns except the
+    assistant's are context. A completion of text or messages ends with the stop token, unless `finish_reason` is
+    `"length"`.
 
     Raises:
-        ValueError: prompt or completion is missing, empty, or neither text, messages nor ids; or the tokenizer has no
-            chat template or stop token, and they need one.
+        ValueError: prompt or completion is missing, empty, or neither text, messages nor ids; or the tokenizer lacks a
+            chat template or stop token that the row needs.
     """
     prompt = row.get("prompt_ids") or row["prompt"]
     completion = row.get("completion_ids") or row.get("completion")
@@ -76,7 +77,7 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
         completion = token_ids(completion, tokenizer)
         if row.get("finish_reason") != "length":
             stop = stop_token(tokenizer)
-            if completion[-1:] != [stop]:  # decoded text may still have it
+            if completion[-1:] != [stop]:  # Decoded text can still have the stop token.
                 completion = [*completion, stop]
     if not _is_ids(prompt) or not _is_ids(completion):
         raise ValueError("prompt and completion must be text, messages (both of them) or token ids")
@@ -87,12 +88,12 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
 
 
 def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids of a prompt that is text, with one BOS token where both the text and the tokenizer write it."""
+    """Return the token ids of a text prompt, with one BOS token even if both text and tokenizer have one."""
     return without_second_bos(tokenizer(prompt)["input_ids"], tokenizer)
 
 
 def without_second_bos(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids of a prompt without the first of two BOS tokens at their beginning."""
+    """Return the token ids of a prompt, without the first of two BOS tokens at its start."""
     bos = tokenizer.bos_token_id
     return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
@@ -100,11 +101,10 @@ def without_second_bos(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> li
 def tokenize(
     dataset: Dataset, tokenizer: PreTrainedTokenizerBase, keep: Sequence[str] = (), **map_kwargs: Any
 ) -> Dataset:
-    """Rows as the trainer reads them: `input_ids` (prompt and completion), `prompt_length`, and the columns `keep`.
+    """Tokenize rows to `input_ids` (prompt and completion), `prompt_length`, and the columns in `keep`.
 
-    If there are tokens that the model did not write, `completion_mask` says which; see `topr_trl.data.masks`.
-
-    For a dataset in files the result is cached in a file, too. A `MalformedRow` says what `tokenize_row` cannot take.
+    If a row has context, the result has a `completion_mask`. See `topr_trl.data.masks`. The result for a dataset in
+    files is cached in a file. A row that `tokenize_row` refuses raises a `MalformedRow`.
     """
     in_ids = _has_ids(dataset, "prompt_ids") and _has_ids(dataset, "completion_ids")
     masks = {MASK} & set(dataset.column_names) if in_ids else set()
@@ -131,7 +131,7 @@ def tokenize(
 
 
 def _has_ids(dataset: Dataset, column: str) -> bool:
-    """Whether every row of the table has ids in this column (rows that are not selected included)."""
+    """Whether every row of the table has token ids in a column, including rows that are not selected."""
     if column not in dataset.column_names:
         return False
     ids = dataset.data[column]
@@ -141,11 +141,11 @@ def _has_ids(dataset: Dataset, column: str) -> bool:
     return pa.types.is_integer(ids.type.value_type) and bool(shortest)
 
 
-_VERSION = version("topr_trl")  # part of what `datasets` finds results by: another version may tokenize differently
+_VERSION = version("topr_trl")  # part of the cache key of `datasets`, since another version can tokenize differently
 
 
 def _join_ids(table: pa.Table, keep: list[str], package: str) -> pa.Table:
-    # Never as Python objects: ids are the bulk of the rows.
+    # Token ids are most of the data, so they are never converted to Python objects.
     prompts, completions = (table[name].combine_chunks() for name in ("prompt_ids", "completion_ids"))
     lengths = np.stack([pc.list_value_length(ids) for ids in (prompts, completions)], axis=1)
     of_prompt = np.repeat(np.tile([True, False], len(table)), lengths.ravel())

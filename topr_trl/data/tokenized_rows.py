@@ -1,9 +1,14 @@
-"""Rows as tokens, as the trainer reads them: their columns, lengths, and whether a model can read them.
+"""Read columns and lengths of tokenized rows, and check that a model can read the rows.
 
-They have `input_ids` (prompt and completion), `prompt_length` and `reward` (R); `dataset` and `row` say which
-of a trainer's datasets they are from, and where they stood in it; `mu_logps` is there if they brought log μ, and
-`completion_mask` if there are tokens of completions that the model did not write. A rollout of several rows is one row
-here: its parts stand one after the other in `input_ids`, as long as `part_lengths` says.
+| column | meaning |
+|---|---|
+| `input_ids` | tokens of prompt and completion |
+| `prompt_length` | number of tokens of the prompt |
+| `reward` | R, after the baseline |
+| `dataset`, `row` | number of the dataset in the trainer, and position of the row in it |
+| `mu_logps` | log μ, if the row had it |
+| `completion_mask` | whether the model wrote each token of the completion; only if a row has context |
+| `part_lengths` | lengths of the parts of a rollout, which are concatenated in `input_ids` |
 """
 
 import numpy as np
@@ -17,21 +22,21 @@ from topr_trl.data.masks import MASK
 from topr_trl.data.trajectories import PARTS
 
 COLUMNS = ("input_ids", "prompt_length", MASK, PARTS, "reward", "mu_logps", "dataset", "row")
-_NAMED = 20  # rows that a message lists
+_NAMED = 20  # maximum number of rows in a message
 
 
 def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
-    """A column as Arrow holds it, in the order of the dataset, which may have an index beside its table."""
+    """Return an Arrow column in the order of the dataset, which can differ from the order of its table."""
     return dataset.select_columns([name]).with_format("arrow")[:][name]
 
 
 def lengths_of(dataset: Dataset) -> NDArray[np.int64]:
-    """(N,) tokens of `input_ids`."""
+    """Return (N,) the number of tokens in `input_ids`."""
     return np.asarray(pc.list_value_length(column(dataset, "input_ids")), dtype=np.int64)
 
 
 def sequence_lengths(dataset: Dataset) -> NDArray[np.int64]:
-    """(N,) tokens of the longest sequence of each row: of all of it, or of its longest part."""
+    """Return (N,) the number of tokens of each row, or of its longest part if it has parts."""
     if PARTS not in dataset.column_names:
         return lengths_of(dataset)
     parts = column(dataset, PARTS)
@@ -40,7 +45,7 @@ def sequence_lengths(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def completion_lengths(dataset: Dataset) -> NDArray[np.int64]:
-    """(N,) tokens of completions that the model wrote."""
+    """Return (N,) the number of tokens of each completion that the model wrote."""
     counts = lengths_of(dataset) - column(dataset, "prompt_length").to_numpy()
     if MASK in dataset.column_names:
         masks = column(dataset, MASK)
@@ -51,7 +56,7 @@ def completion_lengths(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def prompt_groups(dataset: Dataset) -> NDArray[np.int64]:
-    """(N,) number of each row's prompt: rows with the same prompt tokens have the same number."""
+    """Return (N,) a number for each row's prompt. Rows with equal prompt tokens have the same number."""
     prompts = column(dataset, "prompt_length").to_numpy()
     ids = pc.list_flatten(column(dataset, "input_ids")).to_numpy()
     lengths = lengths_of(dataset)
@@ -67,7 +72,7 @@ def prompt_groups(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def part_saved_by_sharing(dataset: Dataset, groups_N: NDArray[np.int64], together: int) -> float:
-    """Return the part of the tokens that is saved if each prompt is computed once for `together` rows of its group."""
+    """Return the share of tokens that is saved if `together` rows of a group share the computation of their prompt."""
     rows_G = np.bincount(groups_N)
     prompts_G = np.zeros(len(rows_G), dtype=np.int64)
     prompts_G[groups_N] = column(dataset, "prompt_length").to_numpy()
@@ -76,10 +81,10 @@ def part_saved_by_sharing(dataset: Dataset, groups_N: NDArray[np.int64], togethe
 
 
 def check_tokens(name: str, dataset: Dataset, config: PretrainedConfig, max_length: int | None) -> None:
-    """Refuse tokenized rows that the model of this config cannot read.
+    """Check that a model with this config can read tokenized rows.
 
     Raises:
-        ValueError: a token id is outside of the vocabulary, or rows are too long.
+        ValueError: a token id is outside the vocabulary, or a row is too long.
     """
     vocabulary = config.vocab_size
     limits = {"max_length": max_length, "the model's context": getattr(config, "max_position_embeddings", None)}

@@ -1,8 +1,8 @@
-"""Rollouts whose trajectory is several rows: one reward, one ratio and one length over all of them.
+"""Join rollouts of several rows, which have one reward, one ratio and one length.
 
-A trajectory has to be split where the model did not read its earlier tokens again as they were: a template removed its
-thinking, or the context was compacted or cut. Such rows share a `rollout_id`. The trainer counts, weighs and chooses
-rollouts, and from tokenization on a rollout is one row: `part_lengths` says where its parts begin.
+A trajectory must be split if the model did not read its earlier tokens unchanged. For instance, a template removed its
+thinking, or the context was compacted or cut. The rows of such a trajectory share a `rollout_id`. The trainer counts,
+weights and chooses rollouts. After tokenization a rollout is one row, and `part_lengths` has the lengths of its parts.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class Rollouts:
     """Rollouts of a table, in the order of their first rows.
 
     Attributes:
-        order_N: positions of all rows, rollout by rollout, those of a rollout in the order of the table.
-        counts_R: rows of each rollout.
+        order_N: positions of all rows, grouped by rollout. The rows of a rollout keep the order of the table.
+        counts_R: number of rows of each rollout.
     """
 
     order_N: NDArray[np.int64]
@@ -35,7 +35,7 @@ class Rollouts:
 
     @classmethod
     def of(cls, ids: list[Any]) -> "Rollouts":
-        """From N values of `rollout_id`; a row without one is a rollout of its own."""
+        """Return the rollouts for N values of `rollout_id`. A row without a value is a rollout of its own."""
         numbers: dict[Any, int] = {}
         keys = (("alone", n) if rollout is None else rollout for n, rollout in enumerate(ids))
         of_row = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
@@ -43,22 +43,22 @@ class Rollouts:
 
     @property
     def firsts_R(self) -> NDArray[np.int64]:
-        """Positions of the first row of each rollout."""
+        """Position of the first row of each rollout."""
         return self.order_N[self.counts_R.cumsum() - self.counts_R]
 
     def rows_of(self, rollouts_M: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Positions of the rows of some rollouts, one rollout after the other."""
+        """Return the positions of the rows of selected rollouts, grouped by rollout."""
         parts = np.split(self.order_N, self.counts_R.cumsum()[:-1])
         return np.concatenate([parts[n] for n in rollouts_M]) if len(rollouts_M) else self.order_N[:0]
 
     def of_first_row(self, values_N: NDArray[Any]) -> NDArray[Any]:
-        """(N,) for each row the value of the first row of its rollout."""
+        """Return (N,) the value of the first row of each row's rollout."""
         found = np.empty_like(values_N)
         found[self.order_N] = np.repeat(values_N[self.firsts_R], self.counts_R)
         return found
 
     def check_same(self, name: str, values_N: NDArray[Any]) -> None:
-        """Raise a ValueError if rows of a rollout have different values of what has this name."""
+        """Raise a ValueError if rows of a rollout differ in a value. `name` is its name, for the message."""
         firsts_N = self.of_first_row(values_N)
         if (wrong := np.flatnonzero(values_N != firsts_N)).size:
             row = wrong[0]
@@ -74,28 +74,28 @@ def _said(value: Any) -> str:
 
 
 def rollouts_of(rows: Dataset) -> Rollouts:
-    """The rollouts of a dataset; each row is one if there is no column `rollout_id`."""
+    """Return the rollouts of a dataset. Without a column `rollout_id`, each row is a rollout."""
     return Rollouts.of(rollout_ids(rows))
 
 
 def rollout_ids(rows: Dataset) -> list[Any]:
-    """N numbers or texts; None for a row that is a rollout of its own."""
+    """Return the N ids of rollouts. None marks a row that is a rollout of its own."""
     if ROLLOUT not in rows.column_names:
         return [None] * len(rows)
     return checked_column(rows, ROLLOUT, lambda value: isinstance(value, int | str | None), "numbers or text")
 
 
 def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
-    """Tokenized rows to tokenized rollouts, in memory.
+    """Join tokenized rows to tokenized rollouts, in memory.
 
     Args:
-        rows: see `topr_trl.data.tokenization.tokenize`; those of a rollout one after the other.
-        counts_R: rows of each rollout.
+        rows: tokenized rows, grouped by rollout. See `topr_trl.data.tokenization.tokenize`.
+        counts_R: number of rows of each rollout.
 
     Returns:
-        `input_ids` of all parts; `prompt_length` of the first; `completion_mask` of everything behind that, in which
-        the prompts of later parts are context; `part_lengths`; values per token one after the other, null if those of
-        a part are.
+        Rows with the concatenated `input_ids` of all parts, the `prompt_length` of the first part, a `completion_mask`
+        in which the prompts of later parts are context, and `part_lengths`. Values per token are concatenated. They are
+        null if they are null for any part.
     """
     table = rows.with_format("arrow")[:].combine_chunks()
     lengths, prompts = (
@@ -119,13 +119,13 @@ def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
         MASK: _lists(pa.array(own[behind]), in_completion),
         PARTS: _lists(pa.array(lengths), counts_R),
     }
-    for name in set(table.column_names) - set(joined):  # among them the length of the first prompt
+    for name in set(table.column_names) - set(joined):  # includes the length of the first prompt
         joined[name] = _joined(table[name], starts_R, name in PER_TOKEN)
     return from_table(pa.table(joined))
 
 
 def _joined(values: pa.ChunkedArray, starts_R: NDArray[np.int64], per_token: bool) -> pa.Array:
-    """Join a column: the values of all parts of a rollout, or their sum; null if a part has none."""
+    """Concatenate or sum the values of a column over the parts of a rollout. The result is null if a part is null."""
     values = values.combine_chunks()
     if not per_token:
         return values.take(pa.array(starts_R))
@@ -140,7 +140,7 @@ def _joined(values: pa.ChunkedArray, starts_R: NDArray[np.int64], per_token: boo
 def _lists(
     values: pa.Array | pa.ChunkedArray, counts: NDArray[np.int64], null: NDArray[np.bool_] | None = None
 ) -> pa.LargeListArray:
-    """Consecutive values as lists: large ones, since the tokens of all rows may be more than 2**31."""
+    """Return consecutive values as large lists, because all rows together can have more than 2**31 tokens."""
     offsets = pa.array(np.concatenate([[0], counts.cumsum()]))
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     return pa.LargeListArray.from_arrays(offsets, values, mask=None if null is None else pa.array(null))

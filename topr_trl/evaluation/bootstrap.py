@@ -38,6 +38,7 @@ class Difference:
     share_better: float
 
     def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Pictures of evaluations: accuracy over k, problems by correct samples, subjects and levels, progress."""
+"""Plot evaluations: accuracy over k, problems by correct samples, subjects and levels, progress."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from topr_trl.evaluation.answers import GROUPINGS
 from topr_trl.evaluation.bootstrap import Difference
 from topr_trl.evaluation.estimates import Estimate, Evaluation, shared_ks
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito's, safe for the color-blind
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito's palette for color-blind readers
 _MARKS = ("o", "s", "^", "D")
 _MOST_BARS = 32
 _GREEDY = (0, (1, 3))  # dots
@@ -20,11 +20,19 @@ _LINES = {"pass@k": "-", "maj@k": "--", "weighted SC@k": ":", "best@k": "-."}
 def plot_evaluations(
     evaluations: Mapping[str, Evaluation], path: str | Path, differences: Mapping[str, Difference] | None = None
 ) -> None:
-    """Draw one run, or two side by side, as a PNG or SVG.
+    """Plot one run, or two runs side by side, as a PNG or SVG.
 
-    Panels: pass@k, maj@k, and weighted self-consistency and best-of-k if evaluated, with bands of ±2 standard
-    errors, and greedy accuracy as a level line; problems by their number of correct samples; pass@1 by subject and by
-    level, if known; differences of two runs with their 95% intervals.
+    The panels show: pass@k and the other measures over k, with bands of ±2 standard errors, and greedy accuracy as a
+    horizontal line; the number of problems by correct samples; pass@1 by subject and by level, if they are known; and
+    the differences of two runs, with 95% intervals.
+
+    Args:
+        evaluations (`Mapping[str, Evaluation]`):
+            Evaluations by name.
+        path (`str` or `Path`):
+            File to write. Its suffix sets the format.
+        differences (`Mapping[str, Difference]`, *optional*):
+            Differences of the two runs by measure. See [`compare`].
 
     Raises:
         ImportError: matplotlib is not installed (`pip install topr_trl[plots]`).
@@ -53,24 +61,24 @@ def plot_evaluations(
 
 
 def _draw_curves(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
-    """One color per run and one line style per measure; with a single run, one color per measure."""
+    """Draw curves with a color per run and a line style per measure. A single run has a color per measure."""
     one = len(evaluations) == 1
     first_greedy = next((run for run in evaluations.values() if run.greedy), None)
     for r, run in enumerate(evaluations.values()):
         for m, (measure, curve) in enumerate(_curves(run).items()):
             color, line = COLORS[m if one else r], "-" if one else _LINES[measure]
             ks, values = list(curve), np.array([100 * e.value for e in curve.values()])
-            margins = np.array([200 * e.standard_error for e in curve.values()])  # NaN leaves a gap
+            margins = np.array([200 * e.standard_error for e in curve.values()])  # matplotlib draws a gap for NaN
             panel.plot(ks, values, line, color=color, marker=_MARKS[m], markersize=4, label=measure if r == 0 else None)
             panel.fill_between(ks, values - margins, values + margins, color=color, alpha=0.15, linewidth=0)
-            if np.isfinite(margins).sum() == 1:  # a band needs two
+            if np.isfinite(margins).sum() == 1:  # A band needs at least two points.
                 panel.errorbar(ks, values, margins, fmt="none", ecolor=color, alpha=0.5)
         if run.greedy:
             color = "#555555" if one else COLORS[r]
             panel.axhline(100 * run.greedy.value, color=color, linewidth=1, linestyle=_GREEDY,
                           label="greedy (T=0)" if run is first_greedy else None)  # fmt: skip
     low, high = panel.get_ylim()
-    if high - low < 1:  # differences too small to magnify
+    if high - low < 1:  # A tight axis would magnify such small differences.
         panel.set_ylim(low - 2.5, high + 2.5)
     panel.set_xscale("log", base=2)
     ticks = sorted({k for run in evaluations.values() for k in run.pass_at})
@@ -80,11 +88,11 @@ def _draw_curves(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
     panel.grid(alpha=0.3)
     for handle in panel.legend(frameon=False, fontsize=9, loc="best").legend_handles:
         if not one:
-            handle.set_color("#555555")  # the colors are those of the runs
+            handle.set_color("#555555")  # In this figure, colors are for runs.
 
 
 def _curves(run: Evaluation) -> dict[str, dict[int, Estimate]]:
-    first = {1: run.pass_at[1]} if 1 in run.pass_at else {}  # with one sample all measures are pass@1
+    first = {1: run.pass_at[1]} if 1 in run.pass_at else {}  # With one sample, all measures equal pass@1.
     curves = {"maj@k": run.maj_at, "weighted SC@k": run.weighted_sc_at, "best@k": run.best_at}
     return {"pass@k": run.pass_at} | {name: {**first, **curve} for name, curve in curves.items() if curve}
 
@@ -93,7 +101,7 @@ def _draw_cardinality(panel: Any, evaluations: Mapping[str, Evaluation]) -> None
     width = 0.84 / len(evaluations)
     for r, run in enumerate(evaluations.values()):
         share = np.array(run.cardinality) / run.num_problems * 100
-        # Shares, so that runs with different numbers of samples have one axis.
+        # Shares of samples, so that runs with different numbers of samples have the same axis.
         places = np.arange(len(share)) / run.num_samples * 100
         step = 100 / run.num_samples
         offset = (r - (len(evaluations) - 1) / 2) * width * step
@@ -146,7 +154,13 @@ def _draw_groups(panel: Any, evaluations: Mapping[str, Evaluation], column: str)
 
 
 def plot_progress(evaluations: Mapping[str, Evaluation], path: str | Path | IO[bytes]) -> None:
-    """Draw accuracies with their intervals, and kinds of answers, from one evaluation to the next, as a PNG or SVG.
+    """Plot accuracies with their intervals, and kinds of answers, over several evaluations, as a PNG or SVG.
+
+    Args:
+        evaluations (`Mapping[str, Evaluation]`):
+            Evaluations by name, in their order.
+        path (`str`, `Path` or binary file):
+            File to write. Its suffix sets the format.
 
     Raises:
         ImportError: matplotlib is not installed (`pip install topr_trl[plots]`).

@@ -1,0 +1,1 @@
+"""Sample completions, with transformers or with vLLM."""

@@ -1,4 +1,4 @@
-"""Draw completions with vLLM's offline engine: the same rows as `topr_trl.generation.transformers`, faster."""
+"""Sample completions with vLLM's offline engine, which is faster than transformers and returns the same columns."""
 
 import os
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from topr_trl.settings.checks import check_types
 
 @dataclass
 class VLLMArguments:
-    """How the engine runs; the names are those of TRL's `GRPOConfig`, and `topr sample --help` describes them."""
+    """Settings for the engine. `topr sample --help` describes them, and their names are those of TRL's `GRPOConfig`."""
 
     vllm_tensor_parallel_size: int = field(default=1, metadata={"help": "GPUs that share a model."})
     vllm_gpu_memory_utilization: float = field(
@@ -23,7 +23,7 @@ class VLLMArguments:
     vllm_max_model_length: int | None = field(
         default=None, metadata={"help": "Longest prompt and completion. Default: the model's context."}
     )
-    # "auto" is half precision for a float32 checkpoint.
+    # For a float32 checkpoint, "auto" would be half precision.
     vllm_dtype: str = field(default="auto", metadata={"help": "'auto', 'bfloat16', 'float32', ..."})
     vllm_enforce_eager: bool = field(default=False, metadata={"help": "Skip compilation: starts sooner, runs slower."})
 
@@ -31,15 +31,15 @@ class VLLMArguments:
         check_types(self, VLLMArguments)
 
 
-# Chunked prefill rewinds the random numbers of a request, which the CPU's generator cannot do.
+# Chunked prefill rewinds the random numbers of a request. The generator of a CPU cannot do this.
 _ON_THE_CPU = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8_192}
 
 
 def start_engine(
     model: str, args: VLLMArguments, seed: int = 0, revision: str | None = None, trust_remote_code: bool = False
 ) -> Any:
-    """A `vllm.LLM` with the safetensors of a folder or of the Hub. Its memory is freed when this process ends."""
-    # In this process: a child process would outlive a killed parent and keep its memory.
+    """Return a `vllm.LLM` with safetensors from a folder or the Hub. Its memory is freed when this process ends."""
+    # The engine runs in this process, because a child process would outlive a killed parent and keep its memory.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     try:
         from vllm import LLM
@@ -67,16 +67,25 @@ def sample_completions_with_vllm(
     stop_strings: tuple[str, ...] = (),
     seed: int = 0,
 ) -> Dataset:
-    """Draw completions as `topr_trl.generation.transformers.sample_completions` does.
-
-    `args.sampling_batch_size` is not used: the engine forms its own batches.
+    """Sample completions for each problem, as `topr_trl.sample_completions` does.
 
     Args:
-        engine: a `vllm.LLM`, see `start_engine`. Its `logprobs_mode` must be `"raw_logprobs"`, vLLM's default.
-        seed: the same seed and problems give the same completions, as far as the engine's kernels are deterministic.
+        engine (`vllm.LLM`):
+            Engine from `start_engine`. Its `logprobs_mode` must be `"raw_logprobs"`, which is vLLM's default.
+        problems ([`~datasets.Dataset`]):
+            Problems with the columns `problem_id` and `prompt` (text). Other columns are copied to the rows.
+        args ([`SamplingArguments`]):
+            Sampling settings. The engine forms its own batches, so `sampling_batch_size` is not used.
+        stop_strings (`tuple[str, ...]`, *optional*, defaults to `()`):
+            Texts that end a completion, in addition to the stop tokens of the model.
+        seed (`int`, *optional*, defaults to `0`):
+            Seed. The same seed and problems give the same completions, if the kernels of the engine are deterministic.
+
+    Returns:
+        [`~datasets.Dataset`]: rows of `topr_trl.data.rows` without a reward.
 
     Raises:
-        ValueError: the longest prompt and max_new_tokens do not fit in the engine's context.
+        ValueError: the longest prompt and `max_new_tokens` do not fit in the engine's context.
     """
     from vllm import SamplingParams
 
@@ -84,12 +93,12 @@ def sample_completions_with_vllm(
     prompt_ids = encode_prompts(tokenizer, problems, args, config.max_model_len)
     try:
         generation_config = GenerationConfig.from_pretrained(config.model, revision=config.revision)
-    except OSError:  # the model has none
+    except OSError:  # The model has no generation config.
         generation_config = GenerationConfig()
     eos = stop_tokens(tokenizer, generation_config)
     pad = tokenizer.pad_token_id
     never = {pad: -100} if pad is not None and pad not in eos else None  # as with transformers
-    # All prompts once per draw: the greedy completions share batches with the others.
+    # One call for all draws, so greedy completions share batches with the others.
     requests = [(i, temperature, count) for temperature, count in draws_of(args) for i in range(len(prompt_ids))]
     params = [
         SamplingParams(
@@ -102,8 +111,8 @@ def sample_completions_with_vllm(
             include_stop_str_in_output=True,
             stop_token_ids=eos,
             logit_bias=never,
-            logprobs=0,  # of the drawn token only
-            seed=seed + i * args.num_generations,  # the engine adds 1 for each of the n
+            logprobs=0,  # only that of the sampled token
+            seed=seed + i * args.num_generations,  # The engine adds 0 to n - 1.
             flat_logprobs=True,
         )
         for i, temperature, count in requests

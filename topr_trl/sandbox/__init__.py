@@ -1,3 +1,5 @@
+"""Run programs that a model wrote, in processes of their own."""
+
 from topr_trl.sandbox.unit_tests import run_tests
 
 __all__ = ["run_tests"]

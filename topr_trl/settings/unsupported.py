@@ -1,4 +1,4 @@
-"""Settings of TRL, transformers and Accelerate that TOPR cannot use, and what to use instead."""
+"""Reject settings of TRL, transformers and Accelerate that TOPR cannot use, with advice on alternatives."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from topr_trl.loss import PRESETS
 
 
 def needs_metric_for_best_model(args: Any) -> bool:
-    """Whether checkpoints or the learning rate depend on an evaluation."""
+    """Whether checkpoints or the learning rate depend on a metric of evaluations."""
     by_best = args.load_best_model_at_end or args.save_strategy == "best"
     return bool(by_best) or args.lr_scheduler_type == "reduce_lr_on_plateau"
 
@@ -19,13 +19,13 @@ def needs_metric_for_best_model(args: Any) -> bool:
 def is_loss(metric: str | None) -> bool:
     """Whether a metric for the best model is the evaluation loss.
 
-    The loss of one of several evaluation sets is not recognized, because only the trainer knows the names of its sets.
+    The loss of one of several evaluation sets is not recognized, because only the trainer knows their names.
     """
     return metric in ("loss", "eval_loss")
 
 
 def offloads_optimizer(deepspeed: Any) -> bool:
-    """Whether settings of DeepSpeed, or a file of them, keep the optimizer in the host's memory."""
+    """Whether a DeepSpeed configuration, or a file with one, keeps the optimizer in the host's memory."""
     if isinstance(deepspeed, str) and Path(deepspeed).is_file():
         deepspeed = json.loads(Path(deepspeed).read_text())
     zero = (deepspeed.get("zero_optimization") if isinstance(deepspeed, dict) else None) or {}
@@ -33,7 +33,7 @@ def offloads_optimizer(deepspeed: Any) -> bool:
 
 
 def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
-    """Raise a ValueError where Adafactor fails, or is silently replaced."""
+    """Raise a ValueError if Adafactor fails or is silently replaced."""
     if optim != "adafactor":
         return
     if fsdp2:
@@ -49,7 +49,7 @@ def refuse_adafactor(optim: str, fsdp2: bool, offloaded: bool) -> None:
 
 
 def refuse_split_sequences(parallelism: Any) -> None:
-    """Raise a ValueError if settings of Accelerate (`ParallelismConfig`) split a completion over processes."""
+    """Raise a ValueError if Accelerate's `ParallelismConfig` splits a completion over processes."""
     for name, what in (("cp_size", "Context"), ("sp_size", "Sequence")):
         launched = os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")
         size = int(launched if parallelism is None else getattr(parallelism, name))
@@ -70,14 +70,14 @@ def refuse_settings(
 ) -> None:
     """Raise a ValueError with advice for settings that a TOPR trainer cannot use, unless they have their defaults.
 
-    Settings that this version of TRL or transformers does not have are skipped.
+    Settings that the installed versions of TRL and transformers do not have are skipped.
 
     Args:
-        args: the settings.
-        parent: the class of TRL that has the defaults.
+        args: settings to check.
+        parent: class of TRL with the default values.
         trainer: name of the trainer, for the message.
-        advice: what to do instead, by the name of the setting.
-        also_allowed: values that are allowed beside the default.
+        advice: advice by the name of the setting.
+        also_allowed: values that are allowed in addition to the default.
     """
     allowed = {f.name: (f.default, *(also_allowed or {}).get(f.name, ())) for f in fields(parent)}
     there = [name for name in advice if name in allowed]
@@ -93,7 +93,7 @@ def refuse_settings(
 def refuse_generation_kwargs(args: Any) -> None:
     """Raise a ValueError if `generation_kwargs` make TRL misread completions or change the sampling policy.
 
-    Call it after TRL has parsed `generation_kwargs`, which may have been JSON.
+    Call this function after TRL has parsed `generation_kwargs`, which can be JSON.
     """
     given: dict[str, Any] = getattr(args, "generation_kwargs", None) or {}
     length = getattr(args, "max_completion_length", None)
@@ -117,8 +117,9 @@ def refuse_generation_kwargs(args: Any) -> None:
 def refuse_unsupported_order(args: Any) -> None:
     """Raise a ValueError if settings conflict with the order in which the offline trainer reads its rows.
 
-    The sampler by length draws from the global generator (huggingface/transformers#48025), so a resumed run reads the
-    rows in another order. Rebalanced and dispatched batches do not work with the samplers of several processes.
+    The sampler of `group_by_length` uses the global random generator (huggingface/transformers#48025), so a resumed
+    run would read the rows in another order. Rebalanced and dispatched batches do not work with the trainer's samplers
+    in several processes.
     """
     strategy = getattr(args, "train_sampling_strategy", None)
     by_length = "Remove it. sort_by_length is on by default and groups rows of similar length."
@@ -133,7 +134,7 @@ def refuse_unsupported_order(args: Any) -> None:
 
 
 def refuse_offloading_without_accelerator(args: Any) -> None:
-    """Raise a ValueError if activations are to be offloaded to the CPU on which the model is trained."""
+    """Raise a ValueError if settings offload activations to the CPU while the model trains on the CPU."""
     if getattr(args, "activation_offloading", False) and args.device.type == "cpu":
         raise ValueError(
             "activation_offloading=True moves activations from an accelerator to the CPU, and this training runs on "
@@ -142,9 +143,9 @@ def refuse_offloading_without_accelerator(args: Any) -> None:
 
 
 def refuse_filters(args: Any) -> None:
-    """Raise a ValueError for settings by which vLLM's log-probabilities, as TRL asks for them, are not those of π.
+    """Raise a ValueError if sampling settings make vLLM's log-probabilities differ from those of π.
 
-    TRL has parsed `generation_kwargs` by now; they go to vLLM last.
+    Call this function after TRL has parsed `generation_kwargs`, which override other settings in vLLM.
     """
     given = {name: getattr(args, name, None) for name in _UNFILTERED} | (getattr(args, "generation_kwargs", None) or {})
     allowed = {**_UNFILTERED, "temperature": (args.temperature,)}
@@ -161,8 +162,8 @@ def refuse_filters(args: Any) -> None:
         )
 
 
-# With these values nothing but the temperature changes what vLLM samples from; nothing else may be set, but what is
-# harmless. None is vLLM's default.
+# With these values, only the temperature changes the distribution that vLLM samples from. All other settings must be
+# harmless ones, or None, which is vLLM's default.
 _UNFILTERED: dict[str, tuple[float, ...]] = {
     "top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,), "repetition_penalty": (1.0,), "presence_penalty": (0.0,),
     "frequency_penalty": (0.0,), "vllm_structured_outputs_regex": (),
@@ -201,7 +202,7 @@ LIMITS_ADVICE = "How far a ratio counts is set by `preset`, or by `a_pos`, `b_po
 _TAPER_ADVICE = "The taper is the only correction; see `log_mu`."
 _NOISE = {"neftune_noise_alpha": "The noise changes log π but not log μ, so TOPR's weights would be wrong."}
 _NO_NOISE = {"neftune_noise_alpha": (0,)}
-# Values by which a script for GRPO or SFT asks for what TOPR does.
+# Values, other than the defaults, with which GRPO or SFT would do the same as TOPR.
 LIKE_TOPR: dict[str, tuple[Any, ...]] = {"loss_type": ("topr", None), "scale_rewards": (False, "none"), **_NO_NOISE}
 LIKE_OFFLINE_TOPR: dict[str, tuple[Any, ...]] = {
     "dataset_kwargs": ({}, {"skip_prepare_dataset": False}),

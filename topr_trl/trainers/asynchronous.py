@@ -193,6 +193,7 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
             self.rollout_worker._loop_cls = _WholeConversations
 
     def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return TRL's batches, with R in place of the advantages, and without dropping old samples."""
         loader = super().get_train_dataloader()
         if self._rollout_dataset is not None:  # on the main process
             self._rollout_dataset.max_staleness = math.inf

@@ -1,4 +1,4 @@
-"""Shared parts of the trainers: loss and metrics, checks of weights and checkpoints, warnings, model card."""
+"""Share loss, metrics, checks of weights and checkpoints, warnings and model card between the trainers."""
 
 import math
 import os
@@ -53,16 +53,19 @@ _EXACT = 1e-4  # nats per token
 
 
 def path_as_text(model: Any) -> Any:
-    """Return the path of a model as text, which TRL asks for, and anything else as it is."""
+    """Return a path as text, because TRL requires text. Return a model as it is."""
     return os.fspath(model) if isinstance(model, os.PathLike) else model
 
 
 def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Config]) -> Config:
-    """Return the settings of a trainer: those given, or the defaults; a model given by name is read from safetensors.
+    """Return the settings of a trainer, or default settings if `args` is None.
+
+    If the model is given by name, the settings make TRL read its weights from safetensors.
 
     Raises:
-        TypeError: `args` is of another class.
-        FileNotFoundError, ValueError: the model's folder is unusable, see `from_safetensors`, or holds an adapter.
+        TypeError: `args` has another class than `kind`.
+        FileNotFoundError: there is no such folder.
+        ValueError: the folder has no usable weights (see `from_safetensors`), or only an adapter.
     """
     if args is None:
         name = model if isinstance(model, str) else get_config_model_id(model.config)
@@ -76,13 +79,13 @@ def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Confi
 
 
 def say(what: str, args: TOPRConfig | OfflineTOPRConfig) -> None:
-    """Print a line beside the progress bar, if there is one."""
+    """Print a line on the main process, unless progress bars are switched off."""
     if PartialState().is_main_process and not args.disable_tqdm:
         print(f"TOPR: {what}", flush=True)
 
 
 class TOPRMixin(Trainer):
-    """Goes before a trainer of TRL in the bases of a TOPR trainer."""
+    """Base class of the TOPR trainers. It must precede TRL's trainer in the list of bases."""
 
     _tag_names = ["trl", "topr"]
     _name = "TOPR"
@@ -91,7 +94,7 @@ class TOPRMixin(Trainer):
     _rows_trained_on: str  # for the model card
     _order: Any = None  # sampler of the training rows
     _prompts: SharedPrompts | None = None
-    _is_checked = False  # whether the model was ready for the checks of its forward when the trainer was made
+    _is_checked = False  # whether the forward of the model has been checked
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
@@ -114,10 +117,10 @@ class TOPRMixin(Trainer):
 
     @property
     def evaluations(self) -> CardSection | None:
-        """Evaluations for the model card, as `topr_trl.Evaluations(before=..., after=...)`.
+        """Evaluations for the model card, for instance `topr_trl.Evaluations(before=..., after=...)`.
 
         Raises:
-            TypeError: set to something else, a plain dictionary for instance.
+            TypeError: the new value is not a `topr_trl.Evaluations`.
         """
         return self._evaluations
 
@@ -140,10 +143,16 @@ class TOPRMixin(Trainer):
         idle: int = 0,
         counts: bool = True,
     ) -> LossOutputs:
-        """Compute `topr_loss` with the settings of this trainer, and add its weights and ratios to the metrics.
+        """Compute `topr_loss` with the settings of this trainer, and add weights and ratios to the metrics.
 
-        `idle` rows with R = 0 were left out of the forward. `shown_rows` are (B + idle,) row numbers for the table of
-        completions, if completions are logged. Without `counts`, the rows only keep processes in step.
+        Args:
+            policy_logps_BT: (B, T) log π.
+            mu_logps: (B, T) or (B,) log μ.
+            rewards_B: (B,) R.
+            mask_BT: (B, T) completion mask.
+            shown_rows: (B + idle,) row numbers for the table of completions, or None if no table is logged.
+            idle: number of rows with R = 0 that the forward did not compute.
+            counts: whether the rows count in the metrics. False if they only keep the processes in step.
         """
         args = self.args
         outputs = topr_loss(
@@ -162,7 +171,7 @@ class TOPRMixin(Trainer):
 
     @property
     def _is_ready(self) -> bool:
-        """Whether the model can compute: not if it will be sharded or moved to its device when training begins."""
+        """Whether the model can compute now. It cannot if training will first shard it or move it to a device."""
         sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
         return not sharded and next(self.model.parameters()).device.type == self.args.device.type
 
@@ -172,7 +181,7 @@ class TOPRMixin(Trainer):
         return self.accelerator.mixed_precision != "no" or next(self.model.parameters()).dtype != torch.float32
 
     def _depends_on_batch(self, model: Any, log_probs: LogProbs, tokenizer: Any, temperature: float) -> bool:
-        """Whether log π of a row depends on its batch, measured on two short texts; see `depends_on_batch`."""
+        """Whether log π of a row depends on its batch, measured on two short texts. See `depends_on_batch`."""
         sequences = probes(self.model, tokenizer)
         if min(map(len, sequences)) < 2:
             return False
@@ -181,17 +190,17 @@ class TOPRMixin(Trainer):
                 self.model, model, log_probs, sequences, temperature, self._is_half, self.accelerator.autocast
             )
         except ValueError:
-            check_finite(self.model, "The model to train")  # NaN in the weights is the better reason
+            check_finite(self.model, "The model to train")  # If weights are NaN, this is the better error.
             raise
 
     @property
     def _wants_sharing(self) -> bool:
-        """Whether prompts are to be computed once, by `share_prompts` and the device."""
+        """Whether to share prompts, according to `share_prompts` and the device."""
         on = self.args.share_prompts
         return self.args.device.type == "cpu" if on is None else on
 
     def _install_sharing(self) -> None:
-        """Let the model compute a prompt once for neighboring rows, if its attention can be replaced."""
+        """Share prompts between neighboring rows, if the attention of the model can be replaced."""
         try:
             self._prompts = SharedPrompts(text_model(self.model))
         except ValueError as error:
@@ -200,13 +209,13 @@ class TOPRMixin(Trainer):
             say("prompts are computed once for neighboring completions.", self.args)
 
     def _check_sharing(self, model: Any) -> None:
-        """Stop sharing prompts if log π differs from log π without sharing, on any process."""
+        """Stop sharing prompts if it changes log π on any process."""
         if self._prompts is None:
             return
         was_training = model.training
         model.eval()
-        # In float32 a CPU rounds little, and a small difference has another cause: older releases of transformers do
-        # not limit Gemma 2's scores with "sdpa".
+        # In float32 on a CPU, even a small difference is more than rounding. For instance, older releases of
+        # transformers do not limit Gemma 2's scores with "sdpa".
         is_exact = self.args.device.type == "cpu" and not self._is_half
         with self.accelerator.autocast():
             limit = _EXACT if is_exact else tolerance(self._is_half)
@@ -216,7 +225,7 @@ class TOPRMixin(Trainer):
         if why_not is not None:
             if self._is_checked:
                 self._prompts.remove()
-            self._prompts.enabled = False  # a model that is wrapped by now keeps its forward
+            self._prompts.enabled = False  # If the model is wrapped by now, its forward stays replaced.
             self._prompts = None
             self._say_not_shared(why_not)
 
@@ -225,20 +234,25 @@ class TOPRMixin(Trainer):
         say(f"prompts are computed again for each completion, because {name} cannot share them: {why}.", self.args)
 
     def _add_computed_tokens(self) -> None:
-        """Log which part of a batch's tokens its forward computed."""
+        """Log the share of a batch's tokens that its forward computed."""
         if self._prompts is not None:
             self._metrics[self._mode]["topr/computed_tokens"].append(self._prompts.computed_part)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """Train, if weights and checkpoint can be used; see `transformers.Trainer.train`.
+        """Train the model. See `transformers.Trainer.train`.
 
-        The log is in `output_dir/trainer_state.json` afterwards, also after an error.
+        The log is written to `output_dir/trainer_state.json`, even after an error.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*):
+                Checkpoint to resume from. `True` takes the last checkpoint in `output_dir`.
+            **kwargs (`Any`):
+                Other arguments of `transformers.Trainer.train`.
 
         Raises:
-            FloatingPointError: weights, loss or gradients are NaN or infinite.
-            ValueError: no parameter can be trained. Or a file of the checkpoint is damaged or missing. Offline: rows
-                carry log μ that is malformed or of another model; or the run is resumed, and its log μ is missing or
-                of other rows.
+            FloatingPointError: a weight, loss or gradient is NaN or infinite.
+            ValueError: no parameter can be trained, or a file of the checkpoint is damaged or missing. Offline, the
+                rows have malformed log μ or log μ of another model, or log μ of the resumed run is missing.
         """
         check_finite(self.model, "The model to train")
         if self._will_train and not any(parameter.requires_grad for parameter in self.model.parameters()):
@@ -251,16 +265,16 @@ class TOPRMixin(Trainer):
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         finally:
             if self.state.log_history:
-                with suppress(OSError):  # a full disk would hide what has ended the training
+                with suppress(OSError):  # An error here, such as a full disk, would hide the first error.
                     self.save_state()
 
     @property
     def _will_train(self) -> bool:
-        """Whether `train` will run optimizer steps, and not compute log μ alone."""
+        """Whether `train` will run optimizer steps. Otherwise it only computes log μ."""
         return bool(self.args.num_train_epochs) or self.args.max_steps > 0
 
     def _checked_checkpoint(self, checkpoint: str | bool | None) -> Path | None:
-        """Return the folder to resume from, checked, or None."""
+        """Check and return the folder to resume from. Return None for a new training."""
         folder = self.args.output_dir
         if checkpoint is True and (checkpoint := get_last_checkpoint(folder)) is None:
             raise ValueError(f"There is no checkpoint in {folder} to resume from.")
@@ -277,10 +291,10 @@ class TOPRMixin(Trainer):
         """Prepare training before a checkpoint is loaded."""
 
     def _training_begins(self, model: Any) -> None:
-        """Run what needs the model on its device, and sharded by FSDP or ZeRO."""
+        """Run tasks that need the model on its device, and sharded by FSDP or ZeRO."""
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-        """Return batches of an evaluation set, from which `dataloader_drop_last` drops nothing."""
+        """Return the batches of an evaluation set, including a last one that is not full."""
         drop_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
         try:
             return super().get_eval_dataloader(*args, **kwargs)
@@ -288,18 +302,26 @@ class TOPRMixin(Trainer):
             self.args.dataloader_drop_last = drop_last
 
     def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """Evaluate one dataset; metrics of rows are logged under its prefix, as the loss is."""
+        """Evaluate one dataset, and log the metrics of its rows with its prefix, like the loss."""
         self._metric_prefix = metric_key_prefix
-        self._row_metrics["eval"] = RowMetrics()  # `predict` logs nothing
+        self._row_metrics["eval"] = RowMetrics()  # `predict` does not log, so rows may be left.
         self._metrics["eval"].clear()
         return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
 
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Save the model, if its weights are finite; see `transformers.Trainer.save_model`.
+        """Save the model if its weights are finite. See `transformers.Trainer.save_model`.
+
+        Args:
+            output_dir (`str`, *optional*):
+                Folder to write to. `None` takes the output folder of the trainer.
+            *args (`Any`):
+                Other arguments of `transformers.Trainer.save_model`.
+            **kwargs (`Any`):
+                Other arguments of `transformers.Trainer.save_model`.
 
         Raises:
-            FloatingPointError: they are not. Nothing is written, and no older checkpoint removed.
-            OSError: the model cannot be written; the disk may be full.
+            FloatingPointError: a weight is NaN or infinite. Nothing is written, and no checkpoint is removed.
+            OSError: the model cannot be written. The disk may be full.
         """
         folder = output_dir or self.args.output_dir
         check_finite(self.model, f"The model is not saved to {folder}")
@@ -309,19 +331,19 @@ class TOPRMixin(Trainer):
             raise OSError(f"The model cannot be written to {folder}: {error}") from error
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Wait for the other processes: what is written next says that the checkpoint is whole."""
+        """Wait for the other processes, because the next file marks the checkpoint as complete."""
         super()._save_rng_state(output_dir)
         self.accelerator.wait_for_everyone()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add `topr_trl.trainers.metrics.row_metrics` to what TRL logs.
+        """Add `topr_trl.trainers.metrics.row_metrics` to TRL's log.
 
         Raises:
-            FloatingPointError: the loss, or the norm of its gradient, is NaN or infinite.
+            FloatingPointError: the loss or the norm of its gradient is NaN or infinite.
         """
         if "train_runtime" in logs and not self.state.global_step:
-            return  # the summary of a training without a step, see OfflineTOPRTrainer.compute_log_mu
-        # The scaler of float16 leaves out steps whose norm is infinite.
+            return  # Summary of a training without a step. See OfflineTOPRTrainer.compute_log_mu.
+        # The loss scaler of float16 skips steps with an infinite norm.
         scaled = self.accelerator.mixed_precision == "fp16"
         for name in ["loss"] if scaled else ["loss", "grad_norm"]:
             if not math.isfinite(logs.get(name) or 0.0):
@@ -330,16 +352,16 @@ class TOPRMixin(Trainer):
         found = self._row_metrics[self._mode].flush(self.accelerator)
         for name, value in found.items():
             collected[name].append(value)
-        # Under limits that do not depend on the ratio, weights of 0 are meant.
+        # If the limits do not depend on the ratio, weights of 0 are intended.
         if self._mode == "train" and self.args.limits.ratio_matters_neg and not self._warned_about_dead:
             dead = found.get("topr/negatives_dead", 0.0)
             self._warned_about_dead = warn_if_dead(
                 dead, self.state.global_step, self.state.max_steps, self.state.logging_steps
             )
         for values in collected.values():
-            if values and isinstance(values[0], Tensor):  # left on the device until now
+            if values and isinstance(values[0], Tensor):  # These values are still on the device.
                 values[:] = [torch.stack(values).mean().item()]
-        if self._mode == "eval":  # TRL names the metrics of all evaluation sets alike
+        if self._mode == "eval":  # TRL gives the metrics of all evaluation sets the same names.
             logs.update({f"{self._metric_prefix}_{name}": _mean(values) for name, values in collected.items()})
             collected.clear()
         super().log(logs, start_time)
@@ -347,15 +369,24 @@ class TOPRMixin(Trainer):
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
     ) -> None:
-        """Write `README.md` in the output folder: the method, how and on what it was trained, limits, citations.
+        """Write the model card `README.md` to the output folder.
 
-        With `evaluations` set, their table, and a picture if matplotlib is installed, are part of it.
+        The card has the method, the settings, the training rows, limits and citations. If `evaluations` is set, the
+        card has their table, and a plot if matplotlib is installed.
+
+        Args:
+            model_name (`str`, *optional*):
+                Name of the model. `None` takes the id on the Hub or the output folder.
+            dataset_name (`str`, *optional*):
+                Dataset of the problems on the Hub.
+            tags (`str` or `list[str]`, *optional*):
+                Tags that are added to the metadata.
         """
         super().create_model_card(model_name, dataset_name, tags)
         if not self.is_world_process_zero():
             return
         args, folder = self.args, Path(self.args.output_dir)
-        of_trl = ModelCard.load(folder / "README.md")  # its metadata, and links to trackers
+        of_trl = ModelCard.load(folder / "README.md")  # TRL's card has the metadata, and links to trackers.
         of_trl.data.pop("licence")
         if is_peft_model(self.model):
             of_trl.data.library_name = "peft"
@@ -373,7 +404,7 @@ class TOPRMixin(Trainer):
         card.save(folder / "README.md")
 
     def _say_share(self, rewards: FloatArray, args: TOPRConfig | OfflineTOPRConfig) -> None:
-        """Say, once, how much the negatives among the first rows weigh."""
+        """Print, once, the effective share of positives among the first rows."""
         share = effective_positive_share(rewards)
         if self._said_share or not share < 1 or args.limits.b_neg == 0:
             return
@@ -392,9 +423,9 @@ class TOPRMixin(Trainer):
         )
 
     def _warn_about_signs(self, curated: Curated, zeros: bool, args: TOPRConfig | OfflineTOPRConfig) -> None:
-        """Warn, once each, of rows that are all positive, all negative, or without a reward at all.
+        """Warn, once each, if all rows are positive, all are negative, or none has a reward.
 
-        `zeros`: one of their rewards is 0 before the baseline. Offline, rows are prepared before `self.args` is set.
+        `zeros` says whether a raw reward is 0. `args` is passed, because offline `self.args` is not set yet.
         """
         positives, negatives = curated.available_positives, curated.available_negatives
         signs = (positives > 0, negatives > 0)
@@ -424,7 +455,7 @@ class TOPRMixin(Trainer):
 
 
 def _mean(values: list[float]) -> Any:
-    """Return the mean of the values that are not NaN; None, which JSON can hold, if there is none."""
+    """Return the mean of the values that are not NaN. Return None if all are NaN, because JSON has no NaN."""
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else None
 
@@ -432,7 +463,7 @@ def _mean(values: list[float]) -> Any:
 class _Beginning(TrainerCallback):
     """Call `_training_begins` of a trainer, and pass the number of each epoch to its sampler.
 
-    In a resumed run of several processes Accelerate does not reach the order inside the batches that it skips.
+    Accelerate does not pass it if a run with several processes is resumed, because it wraps the skipped batches.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -447,7 +478,7 @@ class _Beginning(TrainerCallback):
 
 
 def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
-    """Warn of weights in half precision: a step of the paper's size is below their resolution and is lost."""
+    """Warn if the weights have half precision, in which a step of the paper's size rounds to nothing."""
     trained = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
     # DeepSpeed keeps float32 weights of its own.
     if trained and not is_deepspeed and not is_peft_model(model):
@@ -459,16 +490,16 @@ def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
 
 
 def _adapter_weights(model: Any) -> dict[str, Tensor]:
-    """Return copies of the trained weights of a quantized model's adapter; none of a model without one."""
+    """Return copies of the trained weights of a quantized model's adapter. Return `{}` for other models."""
     if not isinstance(model, nn.Module) or not _is_quantized(model):
         return {}
     return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def _keep_adapter_in_float32(model: nn.Module, given: dict[str, Tensor]) -> None:
-    """Store a quantized model's adapter in float32, or as it was given.
+    """Keep the adapter of a quantized model in the precision it was given in, or in float32 if TRL created it.
 
-    TRL casts it to bfloat16, in which small updates round to nothing. An adapter that TRL has made stays rounded once.
+    TRL casts the adapter to bfloat16, in which small updates round to nothing.
     """
     if not _is_quantized(model):
         return
@@ -482,7 +513,7 @@ def _is_quantized(model: nn.Module) -> bool:
 
 
 def _refuse_adapted_tokens(model: nn.Module) -> None:
-    """Raise a ValueError if an adapter trains tokens of the output head: TRL's fused head does not read it."""
+    """Raise a ValueError if an adapter trains tokens of the output head, since TRL's fused head ignores it."""
     head = text_model(model).get_output_embeddings()
     if hasattr(head, "token_adapter"):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Rejects unusable weights (pickles, truncated files, NaN or infinity), and tells models apart by their weights."""
+"""Check weights and checkpoints, and compute fingerprints of models."""
 
 import hashlib
 import json
@@ -19,10 +19,15 @@ _MAY_BE_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # f
 
 
 def check_files(name: str | Path, model: nn.Module | None = None) -> None:
-    """Raise a FileNotFoundError for a missing folder, a ValueError for truncated weights or those of another model.
+    """Check the headers of the weight files in a folder. The name of a model on the Hub is not checked.
 
-    Only headers are read. Models of the Hub are not looked at. Weights named like parameters of `model` must have
-    their shapes.
+    Args:
+        name: folder or name of the model.
+        model: if it is given, weights with the name of one of its parameters must have the same shape.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: a file is truncated, or a weight has another shape than in `model`.
     """
     if str(name).startswith((".", "/", "~")) and not Path(name).is_dir():
         raise FileNotFoundError(f"There is no folder {name}: name one with a model, or a model of the Hub.")
@@ -38,13 +43,13 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
                 "again, or use an earlier checkpoint."
             ) from error
         for key, there in shapes.items():
-            here = tuple(getattr(parameters[key], "ds_shape", parameters[key].shape))  # of the whole, under ZeRO-3
+            here = tuple(getattr(parameters[key], "ds_shape", parameters[key].shape))  # full shape, under ZeRO-3
             if there != here:
                 raise ValueError(f"{path} belongs to another model: {key} has shape {there} there, {here} here.")
 
 
 def refuse_adapter(name: str | Path) -> None:
-    """Raise a ValueError if a folder holds only an adapter, which transformers would load frozen."""
+    """Raise a ValueError if a folder has only an adapter, since transformers would load it frozen."""
     folder = Path(name)
     config = folder / "adapter_config.json"
     if not config.is_file() or (folder / "config.json").is_file():
@@ -62,11 +67,12 @@ def refuse_adapter(name: str | Path) -> None:
 
 
 def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return arguments of `from_pretrained` that read safetensors alone, unless `loading` has a `use_safetensors`.
+    """Return arguments of `from_pretrained` that load only safetensors, unless `loading` sets `use_safetensors`.
 
     Raises:
-        FileNotFoundError, ValueError: see `check_files`; or the folder holds pickled weights alone (of models of the
-            Hub transformers itself says so).
+        FileNotFoundError: there is no such folder.
+        ValueError: a file is truncated (see `check_files`), or the folder has only pickled weights. For a model on the
+            Hub, transformers raises the error.
     """
     check_files(name)
     loading = {"use_safetensors": True, **(loading or {})}
@@ -80,7 +86,7 @@ def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[s
     return loading
 
 
-# Elements of each parameter that enter the fingerprint. One step moves nearly all of them, so a sample is enough.
+# Number of elements of each parameter in the fingerprint. A step changes nearly all elements, so a sample is enough.
 _SAMPLED = 512
 
 
@@ -89,12 +95,13 @@ def model_fingerprint(
 ) -> str:
     """Return a short hash of a model's weights: names, shapes and evenly spaced values of its parameters.
 
-    Equal weights give equal fingerprints whatever the dtype they were widened to and however they are sharded.
-    Adapters count, unless they are new: a LoRA adapter whose B is 0 leaves the model what it is, whatever its random
-    A. All processes must call it together, and get the main process's: elsewhere the weights may not be loaded yet.
+    Equal weights have equal fingerprints, for any sharding and any wider dtype. A new LoRA adapter, whose B is 0, is
+    ignored, because it does not change the model. All processes must call this function together. They get the result
+    of the main process, because the others may not have loaded the weights yet.
 
     Args:
-        is_included: whether a parameter counts, from its name and the parameter.
+        model: the model.
+        is_included: function of the name of a parameter and the parameter, which says whether to include it.
     """
     digest = hashlib.sha256()
     new = _new_adapters(model)
@@ -106,7 +113,7 @@ def model_fingerprint(
             count = min(len(flat), _SAMPLED)
             digest.update(f"{_base_name(name)}{tuple(whole.shape)}".encode())
             if not flat.is_meta:
-                # In integers: float32 cannot tell the last of over 2^24 elements from the one after it.
+                # Integers, because float32 cannot represent all indices above 2^24.
                 sample = flat[torch.arange(count, device=flat.device) * (len(flat) - 1) // max(count - 1, 1)]
                 digest.update(sample.float().cpu().numpy().tobytes())
     result: str = broadcast_object_list([digest.hexdigest()[:16]])[0]
@@ -114,21 +121,21 @@ def model_fingerprint(
 
 
 def _base_name(name: str) -> str:
-    """Return the name that a parameter has without an adapter around it."""
+    """Return the name of a parameter in the model without an adapter."""
     return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
 
 
 def _owner_of_lora(name: str) -> tuple[str, str] | None:
-    """Return the layer and the adapter that a parameter of LoRA belongs to; None for other parameters."""
+    """Return layer and adapter of a LoRA parameter. Return None for other parameters."""
     layer, found, rest = name.partition(".lora_")
     return (layer, rest.split(".")[1]) if found else None
 
 
 def _new_adapters(model: nn.Module) -> set[tuple[str, str] | None]:
-    """Return the layers and LoRA adapters whose product is still 0."""
+    """Return layer and name of the LoRA adapters whose product is still 0."""
     is_new: dict[tuple[str, str] | None, bool] = {}
     for name, parameter in model.named_parameters():
-        if ".lora_B." in name or ".lora_embedding_A." in name:  # the factors that begin as 0, and their biases
+        if ".lora_B." in name or ".lora_embedding_A." in name:  # factors that are initialized to 0
             with _whole(parameter) as whole:
                 is_zero = not whole.is_meta and not bool(whole.detach().any())
             owner = _owner_of_lora(name)
@@ -137,7 +144,7 @@ def _new_adapters(model: nn.Module) -> set[tuple[str, str] | None]:
 
 
 def mu_fingerprint(model: nn.Module, temperature: float) -> str:
-    """Return the fingerprint of the policy that log μ belongs to: the weights, and the temperature unless it is 1."""
+    """Return the fingerprint of the policy μ: that of its weights, and its temperature unless it is 1."""
     return model_fingerprint(model) + _at(temperature)
 
 
@@ -146,32 +153,33 @@ def _at(temperature: float) -> str:
 
 
 class StartingModel(TrainerCallback, ExportableState):
-    """The model that a training started from. Each checkpoint keeps it, in `trainer_state.json`.
+    """Store the fingerprint of the starting model in each checkpoint, in `trainer_state.json`.
 
-    A script that resumes may have built its model in any way: its weights are replaced by the checkpoint's.
+    A resumed run cannot compute it from its model, because the script may have built the model in any way.
 
     Attributes:
-        model: the fingerprint that log μ belongs to, see `mu_fingerprint`.
-        base: with an adapter, the fingerprint of the weights below it, which are not in the checkpoint.
+        model: fingerprint of the policy μ. See `mu_fingerprint`.
+        base: fingerprint of the weights below an adapter, which are not in the checkpoint. Empty without an adapter.
     """
 
     def __init__(self) -> None:
         self.model = self.base = ""
 
     def state(self) -> dict[str, Any]:
+        """Return the state that Trainer saves in a checkpoint."""
         return {"args": {}, "attributes": {"model": self.model, "base": self.base}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Add this callback to the state of a checkpoint that lacks it, where Trainer expects it when it saves."""
+        """Add this callback to the state of an older checkpoint, because Trainer expects it there when it saves."""
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())
 
     def begin(self, model: nn.Module, temperature: float, checkpoint: Path | None) -> None:
-        """Fingerprint the model, or read the fingerprint from the checkpoint.
+        """Compute the fingerprints of the model, or read them from the checkpoint.
 
-        Version 0.2.0 kept none in its checkpoints. For these the model has to be the one that the run started from.
+        A checkpoint of version 0.2.0 has no fingerprints. The run must then be resumed with its starting model.
 
         Raises:
-            ValueError: the base model or the temperature of the checkpoint differs.
+            ValueError: the checkpoint has another base model or another temperature.
         """
         base = _base_fingerprint(model)
         state = {} if checkpoint is None else _state_of(checkpoint) or {}
@@ -198,7 +206,7 @@ def _base_fingerprint(model: Any) -> str:
     adapters = [f".{name}." for name in model.peft_config]
 
     def is_base(name: str, parameter: nn.Parameter) -> bool:
-        # Biases of the base model may be trained, and are in the checkpoint then.
+        # Biases of the base model can be trained, and then the checkpoint has them.
         return not parameter.requires_grad and not any(adapter in f"{name}." for adapter in adapters)
 
     return model_fingerprint(model, is_base)
@@ -206,7 +214,7 @@ def _base_fingerprint(model: Any) -> str:
 
 @contextmanager
 def _whole(parameter: nn.Parameter) -> Iterator[Tensor]:
-    """The whole of a parameter that may be sharded."""
+    """Yield the full tensor of a parameter, which may be sharded."""
     if hasattr(parameter, "ds_id"):
         import deepspeed
 
@@ -216,17 +224,17 @@ def _whole(parameter: nn.Parameter) -> Iterator[Tensor]:
         yield parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
-# What a trainer has logged; of a checkpoint it is written last.
+# File with the state and the log of a trainer. It is the last file of a checkpoint to be written.
 STATE = "trainer_state.json"
 
 
 def is_whole_checkpoint(folder: Path) -> bool:
-    """Whether a checkpoint was written to its end."""
+    """Whether a checkpoint is complete."""
     return _state_of(folder) is not None
 
 
 def _state_of(folder: Path) -> Any:
-    """Return the training state of a checkpoint; None if it has none."""
+    """Return the training state of a checkpoint, or None if there is none."""
     try:
         return json.loads((folder / STATE).read_text())
     except (OSError, ValueError):
@@ -234,8 +242,8 @@ def _state_of(folder: Path) -> Any:
 
 
 def check_log(folder: str | Path) -> None:
-    """Raise a ValueError if another trainer than ours has written a checkpoint."""
-    logs = (_state_of(Path(folder)) or {}).get("log_history", [])  # the trainer says what is wrong with a broken one
+    """Raise a ValueError if a checkpoint was not written by a TOPR trainer."""
+    logs = (_state_of(Path(folder)) or {}).get("log_history", [])  # Trainer itself reports a damaged state.
     of_training = [logged for logged in logs if "loss" in logged]
     if of_training and not any(name.startswith("topr/") for logged in of_training for name in logged):
         raise ValueError(
@@ -250,7 +258,7 @@ def check_resumable(folder: str | Path) -> None:
     Trainer would silently create new ones.
     """
     folder = Path(folder)
-    of_deepspeed = any(folder.glob("global_step*"))  # holds the optimizer and the schedule
+    of_deepspeed = any(folder.glob("global_step*"))  # DeepSpeed's folder has the optimizer and the schedule.
     found = {
         "optimizer": of_deepspeed or any(folder.glob("optimizer*")),
         "schedule": of_deepspeed or (folder / "scheduler.pt").is_file(),
@@ -266,9 +274,9 @@ def check_resumable(folder: str | Path) -> None:
 
 
 def check_finite(model: nn.Module, what: str) -> None:
-    """A FloatingPointError if weights hold NaN or infinity; `what` begins its message.
+    """Raise a FloatingPointError if a weight is NaN or infinite. `what` is the start of the message.
 
-    Of sharded weights each process sees its part (under ZeRO-3 none).
+    Each process checks its own part of sharded weights. Under ZeRO-3 nothing is checked.
     """
     if not _all_finite(model.parameters()):
         bad = [name for name, parameter in model.named_parameters() if not _all_finite([parameter])]
@@ -279,32 +287,33 @@ def check_finite(model: nn.Module, what: str) -> None:
 
 
 def _all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Waits for the device once if all are."""
+    """Whether all values are finite. If they are, this waits for the device only once."""
     local = [x.to_local() if isinstance(x, DTensor) else x for x in tensors]
     values = [x.detach() for x in local if x.dtype in _MAY_BE_NAN and x.numel() and not x.is_meta]
-    if not values or nn.utils.get_total_norm(values).isfinite():  # no other reduction is as fast on a CPU
+    if not values or nn.utils.get_total_norm(values).isfinite():  # On a CPU, the norm is the fastest reduction.
         return True
-    return all(bool(x.isfinite().all()) for x in values)  # squares of large values overflow before they do
+    return all(bool(x.isfinite().all()) for x in values)  # The norm can overflow although all values are finite.
 
 
 class StopAtNaN(TrainerCallback):
-    """Stops training at a gradient with NaN or infinite values, before the weights take it.
+    """Stop training at a gradient with NaN or infinite values, before the optimizer uses it.
 
-    Waits for the device once a step. With float16 its loss scaler leaves such steps out, as it should; DeepSpeed has
-    stepped by then.
+    This waits for the device once per step. With float16 the loss scaler skips such steps, so nothing is checked.
+    DeepSpeed calls this callback only after its step.
     """
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
 
     def on_pre_optimizer_step(self, args: Any, state: Any, *_: Any, **kwargs: Any) -> None:
+        """Raise a FloatingPointError if a gradient is NaN or infinite."""
         gradients = [p.grad for p in self.trainer.model.parameters() if p.grad is not None]
         if self.trainer.accelerator.mixed_precision != "fp16" and not _all_finite(gradients):
             raise not_finite(f"The gradient of step {state.global_step + 1}", args.output_dir)
 
 
 def not_finite(what: str, output_dir: str) -> FloatingPointError:
-    """The error that ends a training that has come to NaN."""
+    """Return the error that stops a training with NaN or infinite values."""
     return FloatingPointError(
         f"{what} is NaN or infinite, so training stops. Checkpoints in {output_dir} are from before that. Look for "
         "extreme rewards or log μ in the rows, lower learning_rate, or compute in float32 or bfloat16."

@@ -1,4 +1,4 @@
-"""`log_completions`: tables of rows with the weight and log-ratio that the loss gave each of them."""
+"""Log tables of completions with their weights and log-ratios (`log_completions`)."""
 
 import math
 from collections.abc import Callable
@@ -26,30 +26,31 @@ WEIGHT_COLUMNS = ("weight", "log_ratio")
 
 
 class DisplayedFloat(float):
-    """A number that is printed short, and not at all if it is NaN; in a file it is whole."""
+    """Number that prints with few digits, and prints nothing if it is NaN. Files have the exact value."""
 
     def __str__(self) -> str:
         return "" if math.isnan(self) else f"{self:.3g}"
 
 
 class RowWeights:
-    """Collects what the loss gave to rows, by row number, and does not wait for the device until `gather`."""
+    """Collect weights and log-ratios by row number, without waiting for the device until `gather`."""
 
     def __init__(self) -> None:
         self._batches: list[tuple[Tensor, Tensor]] = []
 
     def add(self, rows_B: Tensor, kept: Tensor) -> None:
-        """Keep (B,) row numbers, and what `topr_trl.trainers.metrics.RowMetrics.add` kept of those rows.
+        """Store (B,) row numbers, and the result of `topr_trl.trainers.metrics.RowMetrics.add` for these rows.
 
-        Where R is NaN the loss has not used the row, and it has no weight.
+        If R is NaN, the loss has not used the row, so the row has no weight.
         """
         self._batches.append((rows_B, kept[:, :2].masked_fill(kept[:, 2:].isnan(), torch.nan)))
 
     def clear(self) -> None:
+        """Remove all rows."""
         self._batches.clear()
 
     def gather(self) -> list[tuple[int, DisplayedFloat, DisplayedFloat]]:
-        """Return and forget (row, weight, log-ratio) of all processes, which must call it together."""
+        """Return and remove (row, weight, log-ratio) of all processes, which must call this method together."""
         local = [
             (row, DisplayedFloat(weight), DisplayedFloat(log_ratio))
             for rows, values in self._batches
@@ -60,24 +61,26 @@ class RowWeights:
 
 
 class LogCompletions(TrainerCallback):
-    """Shows the rows of the last optimizer step of an `OfflineTOPRTrainer`, whenever the training logs."""
+    """Log the rows of the last optimizer step of an `OfflineTOPRTrainer` at each log of the training."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Remove the rows of the step before."""
         self.trainer._row_weights.clear()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Show the rows of the last step, on the main process."""
         if not self.trainer.model.training:
             return
         seen = self.trainer._row_weights.gather()
-        # Nothing new: the log of the whole training follows that of its last step.
+        # The log of the whole training follows the log of its last step, and has no new rows.
         if seen and state.is_world_process_zero:
             show(self._table(seen, state.global_step), args)
 
     def _table(self, seen: list[tuple[int, DisplayedFloat, DisplayedFloat]], step: int) -> dict[str, list[Any]]:
-        """The columns of the table, which TRL's have too."""
+        """Return the columns of the table, with the names of TRL's table."""
         numbers, weights, log_ratios = zip(*seen, strict=True)
         dataset = self.trainer.train_dataset
         decode = partial(self.trainer.processing_class.decode, skip_special_tokens=True)
@@ -99,7 +102,7 @@ class LogCompletions(TrainerCallback):
 
 
 def _completion(ids: list[int], mask: list[bool] | None, decode: Callable[[list[int]], str]) -> str:
-    """The text of a completion; what the model did not write is between ⟦ and ⟧."""
+    """Return the text of a completion. Text that the model did not write is between ⟦ and ⟧."""
     if mask is None:
         return decode(ids)
     runs = groupby(zip(ids, mask, strict=True), key=itemgetter(1))
@@ -122,5 +125,5 @@ def show(table: dict[str, list[Any]], args: Any) -> None:
     for name in ("wandb", "trackio"):
         if name in args.report_to:
             tracker = import_module(name)
-            if name == "trackio" or tracker.run is not None:  # wandb may be switched off by its environment variables
+            if name == "trackio" or tracker.run is not None:  # Environment variables can switch wandb off.
                 tracker.log({"completions": tracker.Table(dataframe=frame)})

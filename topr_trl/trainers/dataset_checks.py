@@ -14,7 +14,12 @@ from topr_trl.settings.config import OfflineTOPRConfig
 
 
 def check_datasets(datasets: Iterable[Dataset | None]) -> None:
-    """Validate datasets before the model is loaded."""
+    """Validate datasets before the model is loaded.
+
+    Raises:
+        TypeError: a dataset is not a `Dataset`.
+        ValueError: a row is malformed, or the rows of a rollout contradict each other.
+    """
     for dataset in datasets:
         if not isinstance(dataset, Dataset):
             raise TypeError(
@@ -32,7 +37,7 @@ def check_datasets(datasets: Iterable[Dataset | None]) -> None:
 
 
 def tokenizer_of(processing_class: Any) -> Any:
-    """A processor's tokenizer, which reads text alone, with its chat template."""
+    """Return the tokenizer of a processor, with the processor's chat template if it has none of its own."""
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if not tokenizer.chat_template:
         tokenizer.chat_template = getattr(processing_class, "chat_template", None)
@@ -40,7 +45,7 @@ def tokenizer_of(processing_class: Any) -> Any:
 
 
 def by_name(datasets: Any) -> dict[str, Dataset]:
-    """Evaluation datasets by name; one without a name is `eval`."""
+    """Return evaluation datasets by name. A single dataset gets the name `eval`."""
     if not isinstance(datasets, dict):
         return {} if datasets is None else {"eval": datasets}
     if "train" in datasets:
@@ -49,26 +54,29 @@ def by_name(datasets: Any) -> dict[str, Dataset]:
 
 
 def is_prepared(rows: Any) -> bool:
-    """A dictionary of datasets comes back to `evaluate` set by set, prepared."""
+    """Whether rows are already prepared, as the trainer's own evaluation sets are when Trainer evaluates them."""
     return isinstance(rows, Dataset) and {"input_ids", "prompt_length", "row"} <= set(rows.column_names)
 
 
 def has_values(dataset: Dataset, name: str) -> bool:
-    """Whether there is such a column that is not null throughout."""
+    """Whether a dataset has a column of this name with at least one value."""
     return name in dataset.column_names and column(dataset, name).null_count < len(dataset)
 
 
 def sampler_logps_are_incomparable(
     name: str, dataset: Dataset, temperature: float, vocabulary: int, args: OfflineTOPRConfig
 ) -> bool:
-    """Whether there are `sampler_logps` that cannot be compared with log π.
+    """Whether rows have `sampler_logps` that cannot be compared with log π.
 
     Args:
-        temperature: at which log π is computed.
-        vocabulary: tokens of the tokenizer.
+        name: name of the dataset, for messages.
+        dataset: rows to check.
+        temperature: temperature at which log π is computed.
+        vocabulary: number of tokens of the tokenizer.
+        args: settings of the trainer.
 
     Raises:
-        ValueError: `log_mu="sampler"`, and there are none, or such ones.
+        ValueError: `log_mu="sampler"`, and the rows have no `sampler_logps` that can be compared with log π.
     """
     if "sampler_logps" in dataset.column_names:
         why = why_incomparable(dataset, temperature, vocabulary)
@@ -84,6 +92,6 @@ def sampler_logps_are_incomparable(
 
 
 def columns_about_log_mu(dataset: Dataset, args: OfflineTOPRConfig) -> list[str]:
-    """The columns that tokenized rows keep: `sampler_logps` are the log-probabilities that the sampler reported."""
+    """Return the columns about log μ that tokenized rows keep."""
     wanted = {"sampler_logps"} | ({"mu_logps", "mu_fingerprint"} if args.log_mu == "trainer" else set())
     return [name for name in dataset.column_names if name in wanted]

@@ -1,4 +1,4 @@
-"""Warn of trainings that learn little without failing: dead negatives, another sampler, equal rewards."""
+"""Warn if a training learns little without an error: dead negatives, another sampler, equal rewards."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,12 +7,12 @@ from torch import Tensor
 from topr_trl.trainers.metrics import DEAD_WEIGHT
 from topr_trl.user_warnings import warn_user
 
-# A run in which this share of the negatives is dead within this share of its steps has gone wrong.
+# A run is likely wrong if more than this share of the negatives is dead within this share of its steps.
 MOSTLY_DEAD, EARLY = 0.5, 0.1
 
 
 def warn_if_dead(share: float, step: int, steps: int, first_log: int) -> bool:
-    """Warn, and return True, if most negatives are dead early in a training, or at its first log."""
+    """Warn if most negatives are dead early in a training, or at its first log. Return whether it warned."""
     if share <= MOSTLY_DEAD or step > max(EARLY * steps, first_log):
         return False
     warn_user(
@@ -25,20 +25,24 @@ def warn_if_dead(share: float, step: int, steps: int, first_log: int) -> bool:
     return True
 
 
-_SILENT = 10  # batches without any signal, after which there is a warning
-# Mean difference, in nats per token, beyond which the sampler had other weights or settings, not merely other kernels.
+_SILENT = 10  # number of batches without any signal after which there is a warning
+# A larger mean difference, in nats per token, means other weights or settings. Other kernels cause smaller ones.
 _FAR = 0.1
 
 
 def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float] | None]) -> dict[str, float]:
-    """How far the sampler's log-probabilities of completions are from the trainer's; warns if they are far.
+    """Measure the distance between the log-probabilities of sampler and trainer, and warn if it is large.
 
-    Both are N lists with one value per token; None where the sampler reported none.
+    Args:
+        mu_logps (`list[list[float]]`):
+            log μ by the trainer, for N completions with one value per token.
+        sampler_logps (`list[list[float] | None]`):
+            Log-probabilities by the sampler, for the same completions. `None` if the sampler reported none.
 
     Returns:
-        All in nats. `token`: mean absolute difference of a token's log-probability; `token_max`: the largest;
-        `response`: mean absolute difference of a completion's, the noise in log π/μ under `log_mu="sampler"`. Empty
-        without rows.
+        `dict[str, float]`: absolute differences in nats. `token` is the mean over tokens, and `token_max` the maximum.
+        `response` is the mean over completions, which is the noise in log π/μ with `log_mu="sampler"`. Empty without
+        rows.
     """
     pairs = [(np.asarray(m), np.asarray(s)) for m, s in zip(mu_logps, sampler_logps, strict=True) if s is not None]
     cut = [len(s) for m, s in pairs if len(m) != len(s)]
@@ -61,11 +65,7 @@ def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float
 
 
 def warn_if_far(distance: float) -> bool:
-    """Warn if log-probabilities of sampler and trainer differ by more nats per token than rounding explains.
-
-    Returns:
-        Whether it has warned.
-    """
+    """Warn if sampler and trainer differ by more nats per token than rounding explains. Return whether it warned."""
     if distance > _FAR:
         warn_user(
             f"The sampler's log-probabilities differ from the trainer's by {distance:.2f} per token: the sampler had "
@@ -77,11 +77,10 @@ def warn_if_far(distance: float) -> bool:
 
 
 class SilentBatches:
-    """Generation batches in a row in which every R is 0, so that nothing is learned from them.
+    """Count consecutive generation batches in which every R is 0. Training learns nothing from such batches.
 
     Attributes:
-        had_signal: whether there was something to learn before: in another batch, in logged rows, or in an interrupted
-            run that goes on.
+        had_signal: whether any R was not 0 before: in an earlier batch, in logged rows, or in the run that is resumed.
     """
 
     def __init__(self, had_signal: bool = False) -> None:
@@ -90,7 +89,7 @@ class SilentBatches:
         self._has_warned = False
 
     def add(self, rewards: NDArray[np.float64], raw_rewards_N: Tensor) -> None:
-        """A batch: R of the rows that are trained on, and the raw rewards of all; NaN for a row without one."""
+        """Count a batch, from R of the chosen rows and the raw rewards of all rows. NaN marks a missing reward."""
         has_signal = bool(rewards.any())
         is_silent = not has_signal and not bool(raw_rewards_N.isnan().all())
         self.had_signal |= has_signal
@@ -98,7 +97,7 @@ class SilentBatches:
         self._rows = self._rows + len(raw_rewards_N) if is_silent else 0
 
     def warn(self, baseline: float | str) -> None:
-        """Warn, once, if there was no other batch since training began, or none of the last ten."""
+        """Warn, once, if all batches since the start of training had no signal, or the last ten had none."""
         since_start = self._rows > 0 and not self.had_signal
         if self._has_warned or not (since_start or self._batches >= _SILENT):
             return

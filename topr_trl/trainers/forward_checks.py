@@ -1,7 +1,7 @@
 """Check that log π in training is comparable with log μ.
 
-The ratio π/μ compares two forward passes. Dropout, another output head, padding or a neighbor in the batch can change
-either of them although the weights are the same.
+The ratio π/μ compares two forward passes. Dropout, another output head, padding, or a neighbor in the batch can change
+one of them although the weights are the same.
 """
 
 import re
@@ -18,19 +18,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 _NOISE = re.compile(r"drop|jitter|noise")
-# Two sequences of different length: a layout that mixes rows, or counts padding, changes the shorter one.
+# Texts of different length. A layout that mixes rows, or that counts padding, changes log π of the shorter one.
 _PROBES = (
     "Ana has 3 pens and finds 4 more, then gives 2 of them to Ben. How many pens does Ana have now? The answer is 5.",
     "Ben has 9 coins and gives away 2. The answer is 7.",
 )
 _LONGEST_PROBE = 64  # tokens
 
-# From the token ids of the sequences of a batch to log π of all their tokens but the first.
+# Function from the token ids of sequences in a batch to log π of their tokens, except the first token of each.
 LogProbs = Callable[[list[list[int]]], list[Tensor]]
 
 
 def text_model(model: Any) -> Any:
-    """Return the model itself, or the one inside an adapter."""
+    """Return the model without an adapter around it."""
     return model.get_base_model() if is_peft_model(model) else model
 
 
@@ -38,12 +38,12 @@ def turn_off_noise(model: nn.Module) -> list[str]:
     """Set dropout, stochastic depth and router jitter of all modules to 0.
 
     Returns:
-        Settings that were above 0, for example `lora_dropout=0.05`.
+        `list[str]`: settings that were above 0, for example `lora_dropout=0.05`.
     """
     found: dict[str, None] = {}
     for path, module in model.named_modules():
         for name, values, key in _probabilities(module):
-            # The probability of `lora_dropout.default` is its `p`, of `attn_dropout` too.
+            # `lora_dropout.default` and `attn_dropout` are modules with the probability `p`.
             owner = [part for part in path.split(".") if _NOISE.search(part)][-1:] if name == "p" else []
             found[f"{(owner or [name])[0]}={values[key]:g}"] = None
             values[key] = 0.0
@@ -51,7 +51,7 @@ def turn_off_noise(model: nn.Module) -> list[str]:
 
 
 def _probabilities(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yield the name of each setting of noise above 0, and where its value is: in the module, or by adapter."""
+    """Yield each setting of noise above 0: its name, and the object and key that hold its value."""
     is_dropout = "Dropout" in type(module).__name__
     for name, value in list(vars(module).items()):
         if _NOISE.search(name) or (is_dropout and name == "p"):
@@ -62,9 +62,9 @@ def _probabilities(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str
 
 
 def count_positions_from_mask(model: nn.Module) -> None:
-    """Compute `position_ids` from the attention mask, so that left padding has no effect.
+    """Make a model compute `position_ids` from the attention mask, so that left padding has no effect.
 
-    TRL passes no `position_ids` (huggingface/trl#6800). `generate` passes its own, which stay as they are.
+    TRL does not pass `position_ids` (huggingface/trl#6800). Those that `generate` passes are not changed.
     """
     inner = text_model(model)
     own = inner.forward.__func__
@@ -80,21 +80,21 @@ def count_positions_from_mask(model: nn.Module) -> None:
 
 
 def learned_positions(model: nn.Module) -> int | None:
-    """Return how many positions a model has learned, or None if its positions are relative."""
+    """Return the number of learned positions of a model, or None if its positions are relative."""
     inner = text_model(model)
     context = getattr(inner.config.get_text_config(), "max_position_embeddings", None)
-    tokens = set(inner.get_input_embeddings().modules())  # an adapter may wrap them
+    tokens = set(inner.get_input_embeddings().modules())  # An adapter may wrap the embeddings.
     tables = [module for module in inner.modules() if isinstance(module, nn.Embedding) and module not in tokens]
     return context if context and any(table.num_embeddings >= context for table in tables) else None
 
 
 def keep_gradients_of_4bit_layers(model: nn.Module) -> None:
-    """Let bitsandbytes evaluate and train with the same kernel on a CPU.
+    """Make bitsandbytes use the same kernel for evaluation and training on a CPU.
 
-    Otherwise the first evaluation packs the weights for a kernel without gradients, and training cannot use them.
+    Otherwise the first evaluation packs the weights for a kernel without gradients, and training then fails.
 
     Raises:
-        ValueError: the weights are packed already.
+        ValueError: the weights are already packed.
     """
     for name, module in model.named_modules():
         if not hasattr(module, "support_avx512bf16_for_cpu"):
@@ -108,7 +108,7 @@ def keep_gradients_of_4bit_layers(model: nn.Module) -> None:
 
 
 def probes(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Return the token ids of two short texts that fit in the model's context together, the longer one first."""
+    """Return the token ids of two short texts that fit in the model's context together. The longer text is first."""
     context = getattr(text_model(model).config.get_text_config(), "max_position_embeddings", None)
     longest = min(_LONGEST_PROBE, (context or 2 * _LONGEST_PROBE) // 2)
     sequences = [tokenizer(text, add_special_tokens=False)["input_ids"][:longest] for text in _PROBES]
@@ -125,19 +125,19 @@ def depends_on_batch(
     is_half: bool,
     autocast: Callable[[], AbstractContextManager[Any]],
 ) -> bool:
-    """Whether log π of a sequence depends on the other one in its batch, or on padding.
+    """Whether log π of a sequence depends on the other sequence in its batch, or on padding.
 
     Args:
-        model: the model, whose config is read.
-        wrapped: the model that computes; FSDP or DeepSpeed may have wrapped it.
-        log_probs: computes log π as the trainer does.
-        sequences: token ids of two sequences, the longer one first.
-        temperature: the logits are divided by it.
+        model: model whose config is read.
+        wrapped: model that computes. FSDP or DeepSpeed may have wrapped it.
+        log_probs: function that computes log π as the trainer does.
+        sequences: token ids of two sequences. The longer sequence is first.
+        temperature: divisor of the logits.
         is_half: whether the forward rounds to bfloat16 or float16.
-        autocast: the context of the trainer's forward.
+        autocast: context of the trainer's forward.
 
     Raises:
-        ValueError: log π differs between training and evaluation, or from log π of the logits.
+        ValueError: log π differs between training and evaluation mode, or from log π of the logits.
     """
     name, was_training = type(text_model(model)).__name__, wrapped.training
     with autocast(), warnings.catch_warnings():
@@ -151,7 +151,7 @@ def depends_on_batch(
             of_logits = _of_logits(wrapped, sequences[0], temperature, training.device)
         finally:
             wrapped.train(was_training)
-    # A difference that is NaN is a fault, too.
+    # The comparison also catches a NaN difference.
     if not (noise := _difference(training, alone[0], temperature)) <= 1e-3:
         raise ValueError(
             f"log π of {name} differs by {noise:.2g} nats per token between training and evaluation, so π/μ would be "
@@ -162,16 +162,16 @@ def depends_on_batch(
             f"log π of {name} in training differs from log π of the logits by {other:.2g} nats per token, so π/μ "
             "would be wrong. Look for an adapter or a scale on the output head, which TRL's fused head does not read."
         )
-    # The first sequence has no padding and no row before it, so its difference is rounding.
+    # The first sequence has no padding and no row before it, so its difference is only rounding.
     first, second = (_difference(a, b, temperature) for a, b in zip(together, alone, strict=True))
     return not second < 5 * first + tolerance(is_half)
 
 
 def tolerance(is_half: bool) -> float:
-    """Return the difference of log π that rounding may cause, in nats per token.
+    """Return the difference of log π that rounding can cause, in nats per token.
 
-    Measured in bfloat16, with left padding: 0.006 for SmolLM2-135M, 0.011 for a model of 0.3 million parameters. A
-    refusal cannot be overridden, so there is room for models that were not measured.
+    In bfloat16 with left padding, SmolLM2-135M has a difference of 0.006, and a model of 0.3 million parameters 0.011.
+    The limit is higher than these, because users cannot override a refusal.
     """
     return 0.05 if is_half else 2e-3
 
@@ -183,6 +183,6 @@ def _difference(one: Tensor, other: Tensor, temperature: float) -> float:
 
 def _of_logits(model: Any, ids: list[int], temperature: float, device: torch.device) -> Tensor:
     tokens = torch.tensor([ids], device=device)
-    # A prompt that was tuned comes before the tokens.
+    # With prompt tuning, virtual tokens precede the tokens.
     logits = model(input_ids=tokens, use_cache=False).logits[0, -len(ids) : -1].float() / temperature
     return logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]

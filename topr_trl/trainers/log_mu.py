@@ -1,4 +1,4 @@
-"""log μ: the log-probability of each completion under the model that starts the round, computed once and kept."""
+"""Compute log μ, the log-probability of each completion under the starting model, once, and store it in a file."""
 
 import hashlib
 import itertools
@@ -35,19 +35,19 @@ from topr_trl.user_warnings import warn_user
 
 logger = logging.getLogger(__name__)
 
-# A batch to (B, T) log-probabilities of the next tokens and the (B, T) mask of completion tokens.
+# Function from a batch to (B, T) log-probabilities of the next tokens, and the (B, T) mask of completion tokens.
 Forward = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]
 Collate = Callable[[list[dict[str, Any]]], dict[str, Tensor]]
 
-LOG_MU_FILE = "log_mu.parquet"  # in the output folder
-_AT_ONCE = 8_192  # rows of a part: held as Python objects, and sorted by length
-_COMPARED = 1_000  # rows whose log μ is compared with the sampler's
+LOG_MU_FILE = "log_mu.parquet"  # name of the file in the output folder
+_AT_ONCE = 8_192  # rows of a part, which is held as Python objects and sorted by length
+_COMPARED = 1_000  # number of rows whose log μ is compared with that of the sampler
 _LOGPS = pa.list_(pa.float32())
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The rows of a dataset that need log μ computed, and the fingerprints that go with the result."""
+    """Rows of a dataset whose log μ must be computed, and the fingerprints that are stored with the result."""
 
     dataset: Dataset
     needs_N: NDArray[np.bool_]
@@ -56,36 +56,49 @@ class _Plan:
 
 
 class LogMu:
-    """log μ of the rows of an `OfflineTOPRTrainer`.
+    """Store of log μ for the rows of an `OfflineTOPRTrainer`.
 
-    `plan` finds out for each dataset where its log μ comes from. Rows keep the column `mu_logps` that they brought; a
-    resumed run reads the file that it wrote when it began; what is left is planned, `compute` computes it, and it is
-    written to `log_mu.parquet` (of evaluation datasets `log_mu_NAME.parquet`) in the output folder.
+    Log μ of a dataset has one of three sources, which `plan` selects. A column `mu_logps` is used as it is. A resumed
+    run reads the file that it wrote at its start. Otherwise `compute` computes log μ and writes it to the output
+    folder, to `log_mu.parquet` for training rows, and to `log_mu_NAME.parquet` for an evaluation dataset.
+
+    Args:
+        args ([`OfflineTOPRConfig`]):
+            Settings of the trainer.
+        accelerator ([`~accelerate.Accelerator`]):
+            Accelerator of the trainer.
 
     Attributes:
-        values: log μ in nats by the columns `dataset` and `row`: the sum over the completion, or with
-            `ratio_level="token"` (T,) float32. See `Collator`. Rows that brought their own are not in it.
-        sampler_distance: see `trainers.diagnostics.sampler_distance`; of the training rows, once log μ is computed.
+        values (`dict[tuple[int, int], float | np.ndarray]`):
+            Log μ in nats, by the columns `dataset` and `row`: the sum over the completion, or with
+            `ratio_level="token"` (T,) float32 values. Rows with a column `mu_logps` are not in it.
+        sampler_distance (`dict[str, float]`):
+            Distance between log μ of the training rows and their `sampler_logps`. See
+            `topr_trl.trainers.diagnostics.sampler_distance`.
     """
 
     def __init__(self, args: OfflineTOPRConfig, accelerator: Accelerator) -> None:
         self.args, self.accelerator = args, accelerator
-        self.prompts_together = False  # rows of a prompt in one batch, for a model that shares prompts
+        self.prompts_together = False  # whether a batch should have rows of the same prompt
         self.values: dict[tuple[int, int], float | FloatArray] = {}
         self.planned: dict[str, _Plan] = {}
         self.sampler_distance: dict[str, float] = {}
 
     def needs(self, dataset: Dataset) -> NDArray[np.bool_]:
-        """(N,) bool, see `needs_log_mu`."""
+        """Return (N,) whether each row needs log μ. See `needs_log_mu`."""
         return needs_log_mu(column(dataset, "reward").to_numpy(), self.args.limits)
 
     def plan(self, name: str, dataset: Dataset, model: str, resumed: bool = False) -> None:
-        """Find out where log μ of a dataset comes from; what is neither in the rows nor on disk is planned.
+        """Select the source of log μ of a dataset. Plan its computation if it is neither in the rows nor on disk.
 
-        `dataset` holds tokenized rows, and `model` is the fingerprint of the one that starts training.
+        Args:
+            name: name of the dataset.
+            dataset: tokenized rows.
+            model: fingerprint of the starting model.
+            resumed: whether the run is resumed.
 
         Raises:
-            ValueError: the rows' own log μ is malformed or of another model; or the run is resumed, and its file is
+            ValueError: log μ in the rows is malformed or of another model. Or the run is resumed, and its file is
                 missing, damaged, or of another model or other rows.
         """
         needs_N = self.needs(dataset)
@@ -94,7 +107,7 @@ class LogMu:
             check_log_mu(name, dataset, needs_N, self.args)
         elif not self.values.keys() >= set(_keys(dataset, needs_N)):
             rows = rows_fingerprint(dataset, needs_N)
-            if resumed:  # the other processes may have no such disk
+            if resumed:  # Only the main process reads the file, since the others may lack the disk.
                 found = [load_log_mu(self._path(name), model, rows) if self.accelerator.is_main_process else None]
                 self._use(dataset, broadcast_object_list(found)[0])
             else:
@@ -102,10 +115,10 @@ class LogMu:
                 self.planned[name] = _Plan(dataset, needs_N, model, rows)
 
     def compute(self, forward: Forward, collate: Collate, keep_parts: bool = False) -> None:
-        """Compute and write what was planned; all processes call it together.
+        """Compute log μ of all planned datasets and write it. All processes must call this method together.
 
-        Every so many rows the result so far is kept in `log_mu_parts`; a run that was killed goes on from there, and
-        with `keep_parts` so does a later one.
+        Finished parts are kept in `log_mu_parts`, so a run that was killed continues from there. `keep_parts` keeps
+        them for a later run, too.
         """
         while self.planned:
             name, plan = next(iter(self.planned.items()))
@@ -115,7 +128,7 @@ class LogMu:
             computed = self._compute(plan, plan.dataset.select(indices), parts, forward, collate)
             places = np.full(len(plan.dataset), -1)
             places[indices] = np.arange(len(indices))
-            mu_logps = computed.take(pa.array(places, mask=places < 0))  # None where the row needs none
+            mu_logps = computed.take(pa.array(places, mask=places < 0))  # None for a row that needs no log μ
             if self.accelerator.is_main_process:
                 save_log_mu(path, mu_logps, plan.model, plan.rows)
                 if not keep_parts:
@@ -130,9 +143,9 @@ class LogMu:
 
     @torch.no_grad()
     def _compute(self, plan: _Plan, rows: Dataset, folder: Path, forward: Forward, collate: Collate) -> pa.Array:
-        """Lists of float32, one value per completion token, in the order of the rows; on every process."""
+        """Compute one float32 value per completion token, as lists in the order of the rows, on every process."""
         main = self.accelerator.is_main_process
-        # Not more than training is meant to hold: evaluation has eight by default.
+        # The smaller batch size, since the default for evaluation may exceed the memory planned for training.
         batch_size = min(self.args.per_device_train_batch_size, self.args.per_device_eval_batch_size)
         computed = []
         with tqdm(total=len(rows), desc="Computing log μ", disable=not main, leave=False) as progress:
@@ -151,7 +164,7 @@ class LogMu:
         return pa.concat_arrays(computed)
 
     def _part(self, path: Path, plan: _Plan) -> list[list[float]] | None:
-        """Return the log μ of a part on every process. The main process reads it: the others may lack the disk."""
+        """Return log μ of a finished part, on every process. The main process reads it, as others may lack the disk."""
         found: list[list[list[float]] | None] = [None]
         if self.accelerator.is_main_process and path.is_file():
             try:
@@ -161,7 +174,7 @@ class LogMu:
         return broadcast_object_list(found)[0]
 
     def _use(self, dataset: Dataset, mu_logps: pa.ChunkedArray) -> None:
-        """Let the loss find log μ of a dataset's rows (None where a row has none)."""
+        """Add log μ of a dataset's rows to `values`. A row without log μ is None."""
         keys = _keys(dataset, mu_logps.is_valid().to_numpy())
         mu_logps = mu_logps.drop_null()
         values, lengths = pc.list_flatten(mu_logps).to_numpy(), pc.list_value_length(mu_logps).to_numpy()
@@ -174,7 +187,7 @@ class LogMu:
         return Path(self.args.output_dir) / (LOG_MU_FILE if name == "train" else f"log_mu_{name}.parquet")
 
     def _set_aside(self, path: Path, model: str, rows: str) -> None:
-        """Rename the file of another run that would be overwritten, and whose checkpoints cannot do without it."""
+        """Rename a file of another run instead of overwriting it, because checkpoints of that run need it."""
         if not path.is_file() or not any(path.parent.glob("checkpoint-*")):
             return
         try:
@@ -192,25 +205,28 @@ class LogMu:
 
 
 def needs_log_mu(rewards_N: FloatArray, limits: TruncationLimits) -> NDArray[np.bool_]:
-    """(N,) which rows have a weight that depends on π/μ, by R: none with R = 0, no sign whose two limits are equal."""
+    """Return (N,) whether the weight of each row depends on π/μ.
+
+    It does not depend on π/μ if R = 0, or if the two limits for the sign of R are equal.
+    """
     return np.where(rewards_N > 0, limits.ratio_matters_pos, limits.ratio_matters_neg) & (rewards_N != 0)
 
 
 def _keys(dataset: Dataset, which_N: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """The columns `dataset` and `row` of some of the rows."""
+    """Return the columns `dataset` and `row` of selected rows."""
     datasets, rows = (column(dataset, name).to_numpy()[which_N].tolist() for name in ("dataset", "row"))
     return list(zip(datasets, rows, strict=True))
 
 
 def fingerprints(dataset: Dataset, needs_N: NDArray[np.bool_]) -> set[str]:
-    """Return the fingerprints of the models that computed the log μ which rows carry, of the rows that need it."""
+    """Return the values of the column `mu_fingerprint`, for the rows that need log μ."""
     if "mu_fingerprint" not in dataset.column_names:
         return set()
     return set(map(str, pc.unique(column(dataset, "mu_fingerprint").filter(pa.array(needs_N))).to_pylist()))
 
 
 def check_fingerprints(found: set[str], model: str) -> None:
-    """Raise a ValueError if log μ was computed by another model than this one, or at another temperature."""
+    """Raise a ValueError if log μ was computed by another model than `model`, or at another temperature."""
     if not (others := found - {model}):
         return
     other = sorted(others)[0]
@@ -228,7 +244,7 @@ def check_fingerprints(found: set[str], model: str) -> None:
 
 
 def check_log_mu(name: str, dataset: Dataset, needs_N: NDArray[np.bool_], args: TOPRConfig | OfflineTOPRConfig) -> None:
-    """Raise a ValueError if log μ of a tokenized row that needs it is missing, impossible or not one per token."""
+    """Raise a ValueError if a tokenized row that needs log μ has none, or has an invalid value or number of values."""
     counts, rows = completion_lengths(dataset), column(dataset, "row").to_numpy()
     for row, mu_logps, count, needed in zip(rows, dataset["mu_logps"], counts, needs_N, strict=True):
         if needed and (wrong := _what_is_wrong(mu_logps, int(count), args)):
@@ -242,7 +258,7 @@ def _what_is_wrong(mu_logps: object, tokens: int, args: TOPRConfig | OfflineTOPR
             f"log μ of {len(mu_logps)} tokens for a completion of {tokens}. Give one value per token of "
             f"`completion_ids` (or per token that the model wrote); or {remedy}, and log μ is computed."
         )
-    # Rounding may leave a certain token a little above 0.
+    # Rounding can make log μ of a token with probability 1 slightly positive.
     for value in mu_logps if isinstance(mu_logps, list) else [mu_logps]:
         if not (isinstance(value, int | float) and -math.inf < value <= 1e-3):
             return (
@@ -255,7 +271,7 @@ def _what_is_wrong(mu_logps: object, tokens: int, args: TOPRConfig | OfflineTOPR
 
 
 def _order(rows: Dataset, prompts_together: bool) -> NDArray[np.int64]:
-    """Return an order in which rows of similar length, or of the same prompt, are neighbors; the longest come first."""
+    """Return an order with neighbors of similar length or of the same prompt. The longest rows come first."""
     lengths = lengths_of(rows)
     if not prompts_together:
         return np.argsort(-lengths, kind="stable")
@@ -269,9 +285,9 @@ def _per_token_logps(
     forward: Forward, rows: Dataset, order: NDArray[np.int64], collate: Collate, accelerator: Accelerator,
     batch_size: int, progress: Any,
 ) -> list[list[float]]:  # fmt: skip
-    """Log-probabilities of the completions' tokens, in the order of the rows, on every process.
+    """Compute the log-probabilities of the completions' tokens, in the order of the rows, on every process.
 
-    Each process computes its share, in batches of rows that are neighbors in `order`.
+    Each process computes a part of the rows, in batches of neighbors in `order`.
     """
     loader = DataLoader(rows.select(order), batch_size=batch_size, collate_fn=collate)
     computed: list[list[float]] = []
@@ -289,7 +305,7 @@ def _per_token_logps(
 
 
 def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
-    """A short hash of the tokens, masks and rewards of all rows, and of which of them need log μ."""
+    """Return a short hash of the tokens, masks and rewards of all rows, and of `needs_N`."""
     digest = hashlib.sha256()
     for ids in column(dataset, "input_ids").chunks:
         digest.update(ids.flatten().to_numpy().tobytes())
@@ -303,23 +319,23 @@ def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:
 
 
 def save_log_mu(path: Path, mu_logps: pa.Array, model: str, rows: str) -> None:
-    """Write log μ with the fingerprints of the model that computed it and of the rows; whole or not at all."""
+    """Write log μ atomically, with the fingerprints of the model that computed it and of the rows."""
     table = pa.table({"mu_logps": mu_logps}).replace_schema_metadata({"model": model, "rows": rows})
     with atomic_write(path) as partial:
         pq.write_table(table, partial)
 
 
 def read_log_mu(path: Path) -> tuple[pa.ChunkedArray, str]:
-    """log μ in a file of `save_log_mu`, and the fingerprint of the model that computed it; nothing is checked."""
+    """Return log μ in a file of `save_log_mu`, and the fingerprint of its model, without any checks."""
     table = pq.read_table(path)
     return table["mu_logps"], table.schema.metadata[b"model"].decode()
 
 
 def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
-    """Read the file that `save_log_mu` wrote.
+    """Read log μ from a file of `save_log_mu`.
 
     Raises:
-        ValueError: there is nothing; or it was computed by another model, or for other rows, rewards or limits.
+        ValueError: there is no file, or log μ was computed by another model, or for other rows, rewards or limits.
     """
     if not path.is_file():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The card of a model: how and on what it was trained, and what was measured."""
+"""Write model cards: the method, the training rows, the settings and the evaluations."""
 
 import re
 import textwrap
@@ -31,7 +31,7 @@ TAGS = ("trl", "topr", "arxiv:2503.14286")
 
 
 def training_facts(args: TOPRArguments, rows: str, steps: int, offline: bool) -> dict[str, str]:
-    """Return the settings and numbers of a run for its model card, of a trainer or of the stage `train`."""
+    """Return the settings and numbers of a run for its model card."""
     limits, share = args.limits, args.effective_positive_share
     return {
         "rows": rows,
@@ -65,13 +65,16 @@ def model_card(
     max_new_tokens: int | None = None,
     links: str = "",
 ) -> ModelCard:
-    """The card of a model.
+    """Return the card of a model.
 
     Args:
-        data: metadata; the base model is taken from there.
-        problems: what the model was trained to solve, in Markdown.
-        prompt, max_new_tokens: text or messages, and a completion's length, for the quick start.
-        links: Markdown, to the run's pages at trackers.
+        data: metadata, with the base model.
+        repo_id: name of the model on the Hub, or its folder.
+        facts: settings and numbers of the run, by name. See `training_facts`.
+        problems: description of the problems that the model was trained on, in Markdown.
+        prompt: text or messages for the quick start.
+        max_new_tokens: length of the completion in the quick start, in tokens.
+        links: links to the run's pages at trackers, in Markdown.
     """
     packages = {"TRL": "trl", "Transformers": "transformers", "PyTorch": "torch", "Datasets": "datasets",
                 "Tokenizers": "tokenizers"}  # fmt: skip
@@ -84,7 +87,7 @@ def model_card(
         name=Path(repo_id).name,
         repo_id=repo_id,
         problems=problems,
-        # A long prompt would bury the card.
+        # A long prompt would hide the rest of the card.
         prompt=shown if prompt and len(shown) <= 600 else None,
         max_new_tokens=max_new_tokens,
         facts=markdown_table(("setting", "value"), facts.items()),
@@ -96,14 +99,14 @@ def model_card(
 
 @runtime_checkable
 class CardSection(Protocol):
-    """A section of a model card, such as `topr_trl.Evaluations`."""
+    """Section of a model card, such as `topr_trl.Evaluations`."""
 
     def write_card_section(self, folder: Path) -> str:
-        """Markdown for the card, beginning with `## Evaluation`; pictures that it shows are written to the folder."""
+        """Return Markdown that starts with `## Evaluation`, and write its plots to the folder."""
 
 
 def add_section(card: ModelCard, section: str) -> None:
-    """Put the section `## Evaluation` into a card, before how the model was trained; an older one is replaced."""
+    """Add or replace the section `## Evaluation` of a card. It precedes the section about training."""
     remove_evaluation(card)
     start, heading, end = card.text.partition("## Training procedure")
     section = f"{section.rstrip()}\n\n"
@@ -111,13 +114,13 @@ def add_section(card: ModelCard, section: str) -> None:
 
 
 def remove_evaluation(card: ModelCard) -> None:
-    """Remove the section `## Evaluation` and the results in the metadata."""
+    """Remove the section `## Evaluation` of a card, and the results in its metadata."""
     card.text = re.sub(r"^## Evaluation\n.*?(?=^## |\Z)", "", card.text, flags=re.MULTILINE | re.DOTALL)
     card.data.eval_results = None
 
 
 def adapt(card: ModelCard, repo_id: str, step: int | None = None) -> None:
-    """Set the name and the step in a card that a trainer wrote; evaluations of another step are removed."""
+    """Set the name and the step in a card that a trainer wrote. Remove evaluations of another step."""
     start = r'(?<=pipeline\("text-generation", model=")[^"]*'
     card.text = re.sub(start, lambda _: repo_id, card.text)
     told = re.search(r"(?<=^\| steps \| )\d+", card.text, re.MULTILINE)
@@ -127,5 +130,6 @@ def adapt(card: ModelCard, repo_id: str, step: int | None = None) -> None:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -295,6 +295,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return super()._get_dataloader(FilledRows(rows), *args, sampler_fn=filled, **kwargs)
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
+        """Create the repository on the Hub. See `transformers.Trainer.init_hf_repo`."""
         super().init_hf_repo(*args, **kwargs)
         # The file is pushed on purpose: a run that resumes from a checkpoint on the Hub needs it.
         warnings.filterwarnings("ignore", r"It seems that you are about to commit a data file \(log_mu", UserWarning)
@@ -391,6 +392,10 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         Args:
             eval_dataset ([`~datasets.Dataset`], `dict[str, Dataset]` or `str`, *optional*):
                 Rows to evaluate, or the name of one of the trainer's evaluation sets. `None` evaluates all of them.
+            *args (`Any`):
+                Other arguments of `transformers.Trainer.evaluate`.
+            **kwargs (`Any`):
+                Other arguments of `transformers.Trainer.evaluate`.
 
         Returns:
             `dict[str, float]`: the metrics.

@@ -525,6 +525,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log TOPR's metrics in addition to TRL's. See `transformers.Trainer.log`."""
         metrics = self._metrics[self._mode]
         for name in [name for name in metrics if name.startswith("clip_ratio/")]:
             del metrics[name]  # GRPO's clipping, which is always 0 here.

@@ -1,14 +1,15 @@
 """Compute a prompt once for all of its completions in a batch.
 
-A call of the model with TRL's fused head is computed on another layout and answered in the layout of the call, so the
-collator and the trainers need not know about it. Inside, the rows of the batch are one sequence without padding:
+The module replaces the forward of a model. A call with TRL's fused head is computed in another layout, and the outputs
+have the layout of the call. So the collator and the trainers do not depend on it. In the internal layout, the rows of
+the batch form one sequence without padding:
 
     [shared | branch | branch | ...] [shared | branch | ...] ...
 
-`shared` is the common beginning of a group of neighboring rows, without its last token. Each branch begins with that
-token, whose output predicts the first token of the branch's own rest. A branch attends to `shared` and to itself.
+`shared` is the common prefix of a group of neighboring rows, without its last token. Each branch starts with this last
+token, whose output predicts the first token of the branch. A branch attends to `shared` and to itself.
 
-Shape letters: B rows of at most T tokens, N tokens of the one sequence, M of them with a label to predict.
+Shape letters: B rows of at most T tokens, N tokens of the sequence, M tokens with a label to predict.
 """
 
 import sys
@@ -28,14 +29,20 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-_ATTENTION = ("sdpa", "eager")  # implementations that can be replaced by `_attention`
+_ATTENTION = ("sdpa", "eager")  # implementations that `_attention` can replace
 _NAME = "shared_prompts_"  # prefix of the registered names
 _INSTALLED = "_topr_shared_prompts"  # attribute of a model
-_CONTEXT = -100  # the label of a token that is not predicted
-_FIELDS = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")  # of TRL's fused head, by token
+_CONTEXT = -100  # label of a token that is not predicted
+_FIELDS = (
+    "log_probs",
+    "entropy",
+    "log_sum_sq_probs",
+    "mean_logits",
+    "is_top1",
+)  # per token, of TRL's fused head
 
-_LEAST_SHARED = 8  # tokens; attention of a shorter beginning costs more than it saves
-LEAST_SAVED = 0.1  # part of the tokens; sharing less is not worth another layout
+_LEAST_SHARED = 8  # number of tokens; sharing a shorter prefix costs more than it saves
+LEAST_SAVED = 0.1  # share of the tokens; saving less is not worth the other layout
 
 _active: ContextVar["Layout | None"] = ContextVar("shared_prompts", default=None)
 
@@ -47,12 +54,12 @@ class Layout:
     Attributes:
         input_ids: (1, N) tokens.
         position_ids: (1, N) position of each token in its rows.
-        times: (1, N) number of rows that a token belongs to. It is the attention mask, which weights the auxiliary loss
-            of a mixture of experts.
-        groups: number of shared tokens, and of tokens of each branch.
+        times: (1, N) number of rows that a token belongs to. It is passed as the attention mask, because the mask
+            weights the auxiliary loss of a mixture of experts.
+        groups: number of shared tokens, and of tokens of each branch, for each group.
         scored: (M,) positions in the sequence that predict a label.
-        shift_labels: (1, M) the labels.
-        places_BT: (B, T - 1) index of each row's token among the scored, M where there is no label.
+        shift_labels: (1, M) labels.
+        places_BT: (B, T - 1) index of each row's token among the scored positions. It is M without a label.
         tokens: number of tokens of the rows.
     """
 
@@ -65,34 +72,40 @@ class Layout:
     places_BT: Tensor
     tokens: int
     masks: dict[Any, Tensor] = field(default_factory=dict)
-    windows_asked: set[int | None] = field(default_factory=set)  # sliding windows of the masks that the model made
-    windows_used: list[int | None] = field(default_factory=list)  # of each attention layer
+    windows_asked: set[int | None] = field(default_factory=set)  # sliding windows of the masks that the model requested
+    windows_used: list[int | None] = field(default_factory=list)  # sliding window of each attention layer
 
 
 def choose_groups(rows: Sequence[Sequence[int]], least: int = 1) -> list[tuple[int, int, int]]:
-    """Group neighboring rows so that the fewest tokens are computed.
-
-    Args:
-        rows (`Sequence[Sequence[int]]`): token ids of each row.
-        least (`int`, *optional*, defaults to `1`): number of tokens that a group must share.
-
-    Returns:
-        First row, end and number of shared tokens of each group.
+    """Group neighboring rows so that as few tokens as possible are computed.
 
     Example:
-        >>> choose_groups([[1, 2, 3, 4], [1, 2, 3, 5], [7, 8]])
-        [(0, 2, 2), (2, 3, 0)]
+
+    ```python
+    >>> choose_groups([[1, 2, 3, 4], [1, 2, 3, 5], [7, 8]])
+    [(0, 2, 2), (2, 3, 0)]
+    ```
+
+    Args:
+        rows (`Sequence[Sequence[int]]`):
+            Token ids of each row.
+        least (`int`, *optional*, defaults to `1`):
+            Minimum number of tokens that a group shares.
+
+    Returns:
+        `list[tuple[int, int, int]]`: first row, row after the last, and number of shared tokens of each group.
     """
     common = [
         next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
         for a, b in pairwise(rows)
     ]
-    best: list[tuple[int, list[tuple[int, int, int]]]] = [(0, [])]  # tokens saved, and groups, of the first rows
+    # Saved tokens and groups for the first 0, 1, ... rows.
+    best: list[tuple[int, list[tuple[int, int, int]]]] = [(0, [])]
     for end in range(1, len(rows) + 1):
         found, shared = [], sys.maxsize
         for start in range(end - 1, -1, -1):
             if start < end - 1:
-                # Each branch needs a token that predicts another.
+                # Each branch needs at least two tokens: one that predicts, and one that is predicted.
                 shared = min(shared, common[start] - 1, len(rows[start]) - 2, len(rows[end - 1]) - 2)
                 if shared < least:
                     break
@@ -105,14 +118,14 @@ def choose_groups(rows: Sequence[Sequence[int]], least: int = 1) -> list[tuple[i
 def build_layout(
     input_ids_BT: Tensor, labels_BT: Tensor, mask_BT: Tensor | None, position_ids: Tensor | None, keep_last: bool
 ) -> Layout:
-    """Return the layout of a batch, padded or not.
+    """Return the layout of a batch, which can be padded or not.
 
     Args:
-        input_ids_BT: (B, T) tokens; (1, T) without padding.
-        labels_BT: tokens, and -100 where none is to be predicted.
+        input_ids_BT: (B, T) tokens, or (1, T) without padding.
+        labels_BT: labels of the same shape. -100 marks a token that is not predicted.
         mask_BT: attention mask of a padded batch, or None.
-        position_ids: (1, T) positions of a batch without padding, whose rows begin at 0.
-        keep_last: whether to compute the last token of each row, which predicts nothing. The auxiliary loss counts it.
+        position_ids: (1, T) positions of a batch without padding. The positions of each row start at 0.
+        keep_last: whether to compute the last token of each row. It predicts nothing, but the auxiliary loss counts it.
     """
     flat = input_ids_BT.flatten().tolist()
     if mask_BT is not None:
@@ -123,7 +136,7 @@ def build_layout(
         starts = (position_ids[0] == 0).nonzero()[:, 0].tolist()
         cells = [list(range(a, b)) for a, b in pairwise([*starts, len(flat)])]
     rows = [[flat[cell] for cell in row] for row in cells]
-    place_of = torch.full((len(flat),), -1)  # in the one sequence
+    place_of = torch.full((len(flat),), -1)  # position in the sequence
     ids: list[int] = []
     positions: list[int] = []
     times: list[int] = []
@@ -162,16 +175,18 @@ def build_layout(
 
 
 class SharedPrompts:
-    """Compute common beginnings of rows once in a model's forward.
+    """Compute common prefixes of rows once in the forward of a model.
 
-    A model has one at a time: a new one replaces the one that is there.
+    A new instance replaces the one that is installed in the model.
 
     Args:
-        model (`PreTrainedModel`): causal language model with TRL's fused head, inside any adapter. It must not be
-            wrapped by FSDP or DeepSpeed yet.
+        model ([`~transformers.PreTrainedModel`]):
+            Causal language model with TRL's fused head, without an adapter around it. FSDP or DeepSpeed must not have
+            wrapped it yet.
 
     Attributes:
-        enabled (`bool`): whether beginnings are shared.
+        enabled (`bool`):
+            Whether prefixes are shared.
 
     Raises:
         ValueError: the attention of the model cannot be replaced.
@@ -180,7 +195,7 @@ class SharedPrompts:
     def __init__(self, model: PreTrainedModel) -> None:
         remove_shared_prompts(model)
         self.model, self.enabled = model, True
-        self.layout: Layout | None = None  # of the last batch that was shared
+        self.layout: Layout | None = None  # layout of the last shared batch
         self._base = base = str(model.config._attn_implementation)
         if base not in _ATTENTION:
             raise ValueError(f"attention {base} is not supported; it needs {' or '.join(_ATTENTION)}")
@@ -193,7 +208,7 @@ class SharedPrompts:
         setattr(model, _INSTALLED, self)
 
     def remove(self) -> None:
-        """Restore the model's forward and attention. Nothing else may have wrapped the forward since."""
+        """Restore the forward and the attention of the model. The forward must not have been wrapped since."""
         self._hook.remove()
         self.model.forward = self._forward
         self.model.set_attn_implementation(self._base)
@@ -209,7 +224,7 @@ class SharedPrompts:
 
         @wraps(own)  # `generate` reads the signature
         def shared(model: Any, *args: Any, **kwargs: Any) -> Any:
-            forward = MethodType(own, model)  # a copy of the model computes with its own weights
+            forward = MethodType(own, model)  # A copy of the model must compute with its own weights.
             layout = self._layout_of(kwargs) if self.enabled and not args else None
             if layout is None:
                 return forward(*args, **kwargs)
@@ -217,7 +232,7 @@ class SharedPrompts:
             kwargs |= {"attention_mask": layout.times, "position_ids": layout.position_ids}
             token = _active.set(layout)
             try:
-                # The layout is an argument too: checkpointing computes layers again, when it is no longer active.
+                # Checkpointing computes layers again after this call, so the layout is also an argument.
                 outputs = forward(
                     input_ids=layout.input_ids, shift_labels=layout.shift_labels, shared_prompts=layout, **kwargs
                 )
@@ -246,7 +261,7 @@ class SharedPrompts:
 
 
 def remove_shared_prompts(model: nn.Module) -> None:
-    """Remove what an earlier trainer installed in this model, if any; before the fused head is added again."""
+    """Remove the `SharedPrompts` of an earlier trainer from a model. Call it before the fused head is added again."""
     installed: SharedPrompts | None = getattr(model, _INSTALLED, None)
     if installed is not None:
         installed.remove()
@@ -256,7 +271,7 @@ def prompts_together(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Reorder the rows of TRL's micro-batches, so that rows of a prompt are neighbors.
 
     Args:
-        batches: micro-batches of the same size and width, cut from one generation batch of text.
+        batches: micro-batches of equal size and width, from one generation batch of text.
     """
     prompts = [
         ids[mask.bool()].tolist()
@@ -279,7 +294,7 @@ def prompts_together(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def saved_part(groups: Sequence[tuple[int, Sequence[int]]]) -> float:
-    """Return the part of the rows' tokens that sharing saves."""
+    """Return the share of the rows' tokens that sharing saves."""
     saved = sum(shared * (len(branches) - 1) for shared, branches in groups)
     tokens = sum(shared * len(branches) + sum(branches) for shared, branches in groups)
     return saved / max(tokens, 1)
@@ -287,13 +302,17 @@ def saved_part(groups: Sequence[tuple[int, Sequence[int]]]) -> float:
 
 @torch.no_grad()
 def why_not_shared(shared: SharedPrompts, wrapped: Any, device: torch.device, tolerance: float) -> str | None:
-    """Return why a model cannot share prompts, measured on three short rows; None if it can.
+    """Return why a model cannot share prompts, measured on three short rows. Return None if it can.
 
     Args:
-        shared ([`SharedPrompts`]): installed in the model.
-        wrapped: the model that computes; an adapter, FSDP or DeepSpeed may have wrapped it.
-        device (`torch.device`): where its inputs are.
-        tolerance (`float`): difference of log π in nats per token that rounding may cause.
+        shared ([`SharedPrompts`]):
+            Instance that is installed in the model.
+        wrapped ([`torch.nn.Module`]):
+            Model that computes. An adapter, FSDP or DeepSpeed may have wrapped it.
+        device (`torch.device`):
+            Device of the inputs.
+        tolerance (`float`):
+            Difference of log π, in nats per token, that rounding can cause.
     """
     config = shared.model.config.get_text_config()
     tokens = (torch.arange(5, 45) * 7919 % config.vocab_size).to(device)
@@ -320,11 +339,11 @@ def why_not_shared(shared: SharedPrompts, wrapped: Any, device: torch.device, to
     return None if gap <= tolerance else f"log π differs by {gap:.2g} nats per token"
 
 
-# Functions that the model calls during its forward.
+# Functions that the model calls in its forward.
 
 
 def _mask(base: str, **kwargs: Any) -> Any:
-    """Return the original implementation's mask, or None for a layout."""
+    """Return the mask of the original implementation. Return None for a shared batch."""
     layout = _active.get()
     if layout is None:
         return ALL_MASK_ATTENTION_FUNCTIONS[base](**kwargs)
@@ -343,7 +362,7 @@ def _attention(
     base: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *args: Any,
     shared_prompts: Layout | None = None, **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Compute attention; with a layout, compute each group separately."""
+    """Compute attention. In a shared batch, compute each group separately."""
     if shared_prompts is None:
         if base == "eager":
             attend = sys.modules[type(module).__module__].eager_attention_forward
@@ -372,16 +391,17 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, before: int, scale: float | None, window: int | None, cap: float | None,
     masks: dict[Any, Tensor],
 ) -> Tensor:  # fmt: skip
-    """Causal attention of queries to all keys up to their own, of which `before` come before the first query.
+    """Compute causal attention of L queries to `before + L` keys. Each query attends to the keys up to its own.
 
     Args:
         q: (1, heads, L, size) queries.
-        k, v: (1, key heads, before + L, size) keys and values.
-        before: number of keys before the first query's own.
-        scale: factor of the scores; None: one over the root of the size.
-        window: number of keys that a query attends to, itself included; None: all.
-        cap: limit of the scores by tanh (Gemma 2); None: no limit.
-        masks: masks that were made for this layout.
+        k: (1, key heads, before + L, size) keys.
+        v: (1, key heads, before + L, size) values.
+        before: number of keys before the key of the first query.
+        scale: factor of the scores. None is one over the root of the size.
+        window: number of keys that a query attends to, including its own. None is all.
+        cap: limit of the scores by tanh (Gemma 2). None is no limit.
+        masks: masks that were already made for this layout.
     """
     (_, heads, length, size), kv, total = q.shape, k.size(1), k.size(2)
     each = heads // kv
@@ -397,7 +417,7 @@ def _attend(
         if window is not None:
             mask &= of > at - window
         mask = masks[name] = mask.repeat(each, 1)
-    # Fold query heads that share a key head into the query dimension, so keys are not copied.
+    # Query heads that share a key head become part of the query dimension, so keys are not copied.
     q = q.reshape(1, kv, each * length, size)
     if cap is None:
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)

@@ -1,4 +1,4 @@
-"""Rows that are used again: of earlier generation batches, and logged ones."""
+"""Replay rows of earlier generation batches and logged rows."""
 
 from topr_trl.trainers.replay.batches import batch_of, check_columns, with_rows
 from topr_trl.trainers.replay.buffer import ReplayBuffer, ReplayRow

@@ -1,4 +1,4 @@
-"""Rows that are used again, as TRL's generation batches have them."""
+"""Convert replayed rows to TRL's generation batches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from topr_trl.trainers.replay.buffer import ReplayRow
 
 
 def check_columns(batch: dict[str, Any]) -> None:
-    """Raise a ValueError if a generation batch has a column of rows that is not kept, of images for instance."""
+    """Raise a ValueError if a generation batch has a column that replayed rows lack, for instance images."""
     for name, values in batch.items():
         if name not in _COLUMNS and not (values is None or (isinstance(values, Tensor) and values.dim() == 0)):
             raise ValueError(f"Rows with {name} cannot be used again: only text is kept. Set replay_share=0.")
@@ -20,10 +20,15 @@ def check_columns(batch: dict[str, Any]) -> None:
 def with_rows(
     batch: dict[str, Any], rows: list[ReplayRow], pad_token_id: int, multiple: int | None = None
 ) -> dict[str, Any]:
-    """TRL's generation batch of F rows with K others behind them; `topr_fresh` says which are the F.
+    """Append K replayed rows to TRL's generation batch of F fresh rows. `topr_fresh` marks the fresh rows.
 
-    Where the batch has no log μ of its own rows (`old_per_token_logps`), that is NaN. If its widths are multiples of
-    `multiple`, they still are.
+    If the batch has no log μ (`old_per_token_logps`), it is NaN for the fresh rows.
+
+    Args:
+        batch: TRL's generation batch.
+        rows: replayed rows.
+        pad_token_id: token that pads prompts and completions.
+        multiple: number that the widths of the batch are multiples of, or None.
     """
     ids_FT = batch["completion_ids"]
     batch = {
@@ -47,12 +52,12 @@ def with_rows(
 def batch_of(
     rows: list[ReplayRow], pad_token_id: int, device: torch.device, multiple: int | None = None
 ) -> dict[str, Tensor]:
-    """The tokens of rows and their masks, padded as in a generation batch of TRL."""
+    """Return the tokens of rows and their masks, padded as in TRL's generation batches."""
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
     return {name: _column(name, rows, pad_token_id, multiple).long().to(device) for name in names}
 
 
-# What a row has in the columns of a generation batch that have a row axis.
+# Value of a replayed row for each column of a generation batch with a row axis.
 _COLUMNS: dict[str, Callable[[ReplayRow], Any]] = {
     "prompt_ids": lambda row: row.prompt_ids,
     "prompt_mask": lambda row: torch.ones_like(row.prompt_ids),
@@ -61,8 +66,8 @@ _COLUMNS: dict[str, Callable[[ReplayRow], Any]] = {
     "tool_mask": lambda row: row.written,
     "old_per_token_logps": lambda row: row.mu_logps,
     "sampling_per_token_logps": lambda row: row.mu_logps,
-    "importance_sampling_ratio": lambda row: torch.ones(1),  # not used by this loss
-    "advantages": lambda row: 0.0,  # not used either
+    "importance_sampling_ratio": lambda row: torch.ones(1),  # The loss does not use it.
+    "advantages": lambda row: 0.0,  # The loss replaces it.
     "topr_rewards": lambda row: row.reward,
     "topr_rows": lambda row: row.number,
     "topr_fresh": lambda row: False,
@@ -70,7 +75,7 @@ _COLUMNS: dict[str, Callable[[ReplayRow], Any]] = {
 
 
 def _column(name: str, rows: list[ReplayRow], pad_token_id: int, multiple: int | None) -> Tensor:
-    """(K,) or (K, T) of rows, on the CPU."""
+    """Return a column of K rows on the CPU, with shape (K,) or (K, T)."""
     values = [torch.as_tensor(_COLUMNS[name](row)) for row in rows]
     if values[0].dim() == 0:
         return torch.stack(values)
@@ -78,7 +83,7 @@ def _column(name: str, rows: list[ReplayRow], pad_token_id: int, multiple: int |
 
 
 def _widened(name: str, values: Tensor, width: int, pad_token_id: int) -> Tensor:
-    """(N, width) of a column that has (N, T)."""
+    """Pad a column of shape (N, T) to (N, width)."""
     missing = width - values.size(1)
     sides = (missing, 0) if _side(name) == "left" else (0, missing)
     return torch.nn.functional.pad(values, sides, value=_fill(name, pad_token_id))

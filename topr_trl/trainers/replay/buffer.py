@@ -1,4 +1,4 @@
-"""A replay buffer: rows of earlier generation batches, each with the log μ it got when it was fresh."""
+"""Store rows of earlier generation batches for replay, with log μ of the time when they were fresh."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,17 +14,25 @@ from topr_trl.trainers.metrics import DEAD_WEIGHT
 
 @dataclass(frozen=True)
 class ReplayRow:
-    """A row to be used again, on the CPU.
+    """Row to replay, on the CPU.
 
     Attributes:
-        prompt_ids: (P,) int32.
-        completion_ids: (T,) int32, T >= 1.
-        written: (T,) bool, which tokens the model wrote; results of tools are not.
-        mu_logps: (T,) float32 log μ of each token; 0 where it did not write the token.
-        reward: R, after the baseline of the batch that the row was generated in; not 0.
-        number: place in the order in which rows were generated, over all processes.
-        step: optimizer steps that had been made then.
-        weight: w that the loss gave the row last.
+        prompt_ids (`torch.Tensor`):
+            Token ids of the prompt, shape (P,), int32.
+        completion_ids (`torch.Tensor`):
+            Token ids of the completion, shape (T,) with T >= 1, int32.
+        written (`torch.Tensor`):
+            Whether the model wrote each token, shape (T,), bool. It did not write the results of tools.
+        mu_logps (`torch.Tensor`):
+            log μ of each token in nats, shape (T,), float32. 0 for a token that the model did not write.
+        reward (`float`):
+            R after the baseline of the row's generation batch. Not 0.
+        number (`int`):
+            Number of the row in the order of generation, over all processes.
+        step (`int`):
+            Number of optimizer steps before the row was generated.
+        weight (`float`, *optional*, defaults to `1.0`):
+            Last weight w that the loss computed for the row.
     """
 
     prompt_ids: Tensor
@@ -38,33 +46,54 @@ class ReplayRow:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its tensors."""
+        """Size of the row's tensors, in bytes."""
         tensors = (self.prompt_ids, self.completion_ids, self.written, self.mu_logps)
         return sum(tensor.nbytes for tensor in tensors)
 
     @property
     def is_dead(self) -> bool:
-        """A negative that contributes almost nothing."""
+        """Whether the row is a negative with a weight below `DEAD_WEIGHT`."""
         return self.reward < 0 and self.weight < DEAD_WEIGHT
 
 
 class ReplayBuffer:
-    """The rows of one process that may be used again.
+    """Buffer of the rows that one process can replay.
 
-    `begin` is called with each generation batch, `note` after each forward, `settle` before the next batch: it takes
-    the rows whose log μ was noted. A row that was never forwarded, or whose R is 0, is not kept. A negative whose
-    noted weight is below `DEAD_WEIGHT` is removed.
+    The trainer calls `begin` with each generation batch, and `note` after each forward. It calls `settle` before the
+    next batch, which adds the rows whose log μ is known from a forward. A row with R = 0 is never added. A negative
+    with a weight below `DEAD_WEIGHT` is removed.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from topr_trl.trainers.replay import ReplayBuffer, ReplayRow
+
+    >>> ids = torch.tensor([1, 2], dtype=torch.int32)
+    >>> row = ReplayRow(ids, ids, written=ids > 0, mu_logps=-torch.ones(2), reward=-1.0, number=0, step=0)
+    >>> buffer = ReplayBuffer(size=8, rule="newest")
+    >>> buffer.add([row])
+    >>> [row.number for row in buffer.draw(4, seed=[42])]
+    [0]
+    ```
 
     Args:
-        size: rows that are kept.
-        rule: which are kept where there are more: one of `topr_trl.settings.config.REPLAY_RULES`.
+        size (`int`):
+            Maximum number of rows.
+        rule (`str`):
+            Rule that chooses the rows to keep: `"newest"`, `"negatives"` or `"anna_karenina"`. See `replay_rule` of
+            [`TOPRConfig`].
+
+    Attributes:
+        rows (`list[ReplayRow]`):
+            Rows of the buffer, in the order of generation.
     """
 
-    rows: list[ReplayRow]  # in the order in which they were generated
-    _fresh: dict[str, Tensor]  # the generation batch
+    rows: list[ReplayRow]
+    _fresh: dict[str, Tensor]  # current generation batch
     _step: int
-    _awaited: set[int]  # numbers of fresh rows that were not forwarded yet
-    _logps: dict[int, tuple[Tensor, int]]  # of fresh rows: where log μ is
+    _awaited: set[int]  # numbers of fresh rows without a forward so far
+    _logps: dict[int, tuple[Tensor, int]]  # tensor and index of log μ, by the number of the fresh row
     _weights: list[tuple[list[int], Tensor]]
 
     def __init__(self, size: int, rule: str) -> None:
@@ -76,36 +105,42 @@ class ReplayBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors of all rows."""
+        """Size of the tensors of all rows, in bytes."""
         return sum(row.nbytes for row in self.rows)
 
     def add(self, rows: list[ReplayRow]) -> None:
-        """Add rows, and cut the buffer to its size."""
+        """Add rows, and remove rows by the rule if there are more than `size`."""
         alive = [row for row in [*self.rows, *rows] if not row.is_dead]
         self.rows = _kept(sorted(alive, key=lambda row: row.number), self.size, self.rule)
 
     def draw(self, count: int, seed: list[int]) -> list[ReplayRow]:
-        """`count` different rows at random, or all if there are fewer."""
+        """Return `count` different rows at random, or all rows if there are fewer."""
         places = np.random.default_rng(seed).permutation(len(self.rows))[:count]
         return [self.rows[place] for place in places]
 
     def begin(self, batch: dict[str, Any], step: int) -> None:
-        """A generation batch, of which nothing has been forwarded yet, after `step` optimizer steps."""
+        """Start a new generation batch, after `step` optimizer steps."""
         self._fresh = {name: batch[name] for name in _READ if batch.get(name) is not None}
         self._step, self._awaited, self._logps = step, set(batch["topr_rows"].tolist()), {}
 
     def note(self, numbers_B: Tensor, mu_logps_BT: Tensor, weights_B: Tensor) -> None:
-        """Record what a forward pass computed: (B,) row numbers, (B, T) log μ, (B,) float w. Does not synchronize."""
+        """Record log μ and weights of a forward, without waiting for the device.
+
+        Args:
+            numbers_B: (B,) row numbers.
+            mu_logps_BT: (B, T) log μ, in nats.
+            weights_B: (B,) weights.
+        """
         numbers = numbers_B.tolist()
         places = [place for place, number in enumerate(numbers) if number in self._awaited]
-        if places:  # the first forward of a row has its log μ
+        if places:  # The first forward of a row computes its log μ.
             kept = mu_logps_BT[places].detach().float()
             self._logps |= {numbers[place]: (kept, k) for k, place in enumerate(places)}
             self._awaited -= {numbers[place] for place in places}
         self._weights.append((numbers, weights_B.detach().float()))
 
     def settle(self) -> None:
-        """Take the rows that were forwarded since `begin`, and the last weights of all."""
+        """Add the rows that had a forward since `begin`, and update the weights of all rows."""
         weights: dict[int, float] = {}
         for numbers, weights_B in self._weights:
             weights |= dict(zip(numbers, weights_B.tolist(), strict=True))
@@ -115,7 +150,7 @@ class ReplayBuffer:
         self.add([])
 
     def _entering(self) -> list[ReplayRow]:
-        """The rows of the batch whose log μ was noted and whose R is a number other than 0."""
+        """Return the rows of the batch whose log μ is known and whose R is neither NaN nor 0."""
         fresh = {name: tensor.cpu() for name, tensor in self._fresh.items()}
         rewards = fresh["topr_rewards"].nan_to_num().tolist()
         return [
@@ -124,42 +159,42 @@ class ReplayBuffer:
             if number in self._logps and rewards[place] != 0
         ]
 
-    # Log μ of logged rows that brought none, and checkpoints.
+    # Log μ of logged rows without it, and checkpoints.
 
     def without_log_mu(self, limits: TruncationLimits) -> list[ReplayRow]:
-        """The rows whose weight depends on a log μ that is unknown."""
+        """Return the rows whose weight depends on log μ, but whose log μ is unknown."""
         needed = needs_log_mu(np.array([row.reward for row in self.rows]), limits)
         return [row for row, needs in zip(self.rows, needed, strict=True) if needs and row.mu_logps.isnan().any()]
 
     def set_log_mu(self, logps: dict[int, Tensor]) -> None:
-        """log μ of rows by their number, where it is unknown: at least as many values as a completion has tokens."""
+        """Set unknown log μ of rows, by their number. A tensor may have more values than the completion has tokens."""
         for place, row in enumerate(self.rows):
             if row.number in logps:
                 computed = logps[row.number][: len(row.mu_logps)]
                 self.rows[place] = replace(row, mu_logps=torch.where(row.mu_logps.isnan(), computed, row.mu_logps))
 
     def count_from_here(self) -> None:
-        """Steps are counted from 0 again: another training begins."""
+        """Set the step of all rows to 0, because a new training starts."""
         self.settle()
         self.rows = [replace(row, step=0) for row in self.rows]
 
     def remove(self, rows: list[ReplayRow]) -> None:
-        """Take out rows, known by their numbers."""
+        """Remove rows, which are identified by their numbers."""
         gone = {row.number for row in rows}
         self.rows = [row for row in self.rows if row.number not in gone]
 
     def state(self) -> dict[str, Any]:
-        """For `torch.save`; `load` reads it."""
+        """Return the rows in a form for `torch.save` and `load`."""
         return {"rows": [vars(row) for row in self.rows]}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Hold the rows of a checkpoint alone: what was generated since is forgotten."""
+        """Replace all rows by those of a checkpoint."""
         self.rows = [ReplayRow(**row) for row in state["rows"]]
         self._fresh, self._awaited, self._logps, self._weights = {}, set(), {}, []
 
 
 def _kept(rows: list[ReplayRow], size: int, rule: str) -> list[ReplayRow]:
-    """The rows that a rule keeps, in their order."""
+    """Return the rows that a rule keeps, in the order of generation."""
     if rule == "negatives":
         rows = [row for row in rows if row.reward < 0]
     elif rule == "anna_karenina":
@@ -172,7 +207,7 @@ _READ = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool
 
 
 def _row(batch: dict[str, Tensor], place: int, mu_logps_T: Tensor, step: int) -> ReplayRow:
-    """A row of a generation batch on the CPU, without its padding."""
+    """Return a row of a generation batch on the CPU, without its padding."""
     length = int(batch["completion_mask"][place].sum())
     own = batch["tool_mask"][place, :length] if "tool_mask" in batch else torch.ones(length)
     written = own != 0

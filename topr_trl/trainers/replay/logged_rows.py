@@ -1,4 +1,4 @@
-"""Logged rows that are used again from the start: `replay_dataset`."""
+"""Read logged rows for replay (`replay_dataset`)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +18,12 @@ from topr_trl.settings.config import TOPRConfig
 from topr_trl.trainers.log_mu import check_log_mu, fingerprints, needs_log_mu
 from topr_trl.trainers.replay.buffer import ReplayRow
 
-_NAME = "replay"  # of the dataset, in messages
+_NAME = "replay"  # name of the dataset in messages
 
 
 @contextmanager
 def _named() -> Iterator[None]:
-    """Say in a ValueError that it is about these rows: a trainer has others, too."""
+    """Add the name of the dataset to a ValueError, since a trainer has several datasets."""
     try:
         yield
     except ValueError as error:
@@ -34,8 +34,8 @@ def check_logged(dataset: Any, temperature: float) -> None:
     """Validate logged rows before the model is loaded.
 
     Raises:
-        TypeError: they are not a `datasets.Dataset`.
-        ValueError: they lack columns, were sampled at another temperature, have images, or are parts of longer
+        TypeError: the rows are not a `datasets.Dataset`.
+        ValueError: the rows lack columns, were sampled at another temperature, have images, or are parts of longer
             trajectories.
     """
     if not isinstance(dataset, Dataset):
@@ -62,19 +62,20 @@ def check_logged(dataset: Any, temperature: float) -> None:
 def logged_rows(
     dataset: Dataset, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, args: TOPRConfig
 ) -> tuple[list[ReplayRow], set[str]]:
-    """Return rows as `OfflineTOPRTrainer` reads them, and the fingerprints of the models that computed their log μ.
+    """Return logged rows for the buffer, and the fingerprints of the models that computed their log μ.
 
-    The rows are older than all that are generated; R is after the baseline.
-
-    log μ is the column `mu_logps`, a sum spread over the tokens, or with `log_mu="sampler"` the column `sampler_logps`.
-    Without it, and of rows whose weight does not depend on it, it is NaN.
+    The numbers of the rows precede those of all generated rows. Log μ is the column `mu_logps`, or `sampler_logps` with
+    `log_mu="sampler"`. A sum over the completion is divided equally among its tokens. Log μ is NaN without such a
+    column, and for rows whose weight does not depend on it.
 
     Args:
-        dataset: rows that `check_logged` has passed.
-        config: of the model that starts training, see `check_tokens`.
+        dataset: rows that passed `check_logged`.
+        tokenizer: tokenizer of the model.
+        config: config of the starting model. See `check_tokens`.
+        args: settings of the trainer.
 
     Raises:
-        ValueError: rows are malformed, or all rewards are 0 after the baseline.
+        ValueError: a row is malformed, or all rewards are 0 after the baseline.
     """
     with _named():
         rewards, chosen = args.choose(reward_column(dataset), problem_column(dataset), args.seed, rule="none")

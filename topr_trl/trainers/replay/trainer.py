@@ -1,6 +1,6 @@
-"""Rows of earlier generation batches, and logged ones, used again beside fresh ones: `replay_share` of `TOPRConfig`.
+"""Replay rows of earlier generation batches and logged rows in `TOPRTrainer` (`replay_share`).
 
-What is kept of a row, and which rows, is in `replay/`.
+The folder `replay/` has the buffer and the replayed rows.
 """
 
 from pathlib import Path
@@ -31,11 +31,11 @@ from topr_trl.user_warnings import warn_user
 
 
 def check_replay(args: TOPRConfig, dataset: Any, logged: Dataset | None) -> None:
-    """Refuse rows that cannot be used again, before the model is loaded.
+    """Check that rows can be replayed, before the model is loaded.
 
     Raises:
         TypeError: the logged rows are not a `Dataset`.
-        ValueError: they are given without `replay_share`, lack a column, or there are images.
+        ValueError: the logged rows lack a column or are given without `replay_share`, or rows have images.
     """
     if logged is not None:
         if not args.replay_share:
@@ -48,16 +48,16 @@ def check_replay(args: TOPRConfig, dataset: Any, logged: Dataset | None) -> None
 
 
 class ReplayMixin(TOPRMixin):
-    """The part of `TOPRTrainer` that uses rows again."""
+    """Part of `TOPRTrainer` that replays rows."""
 
     args: TOPRConfig
     _replay: ReplayBuffer | None = None
     _said_replay = False
-    _logged_fingerprints: set[str] = set()  # of the models that computed log μ of the logged rows
-    _rows_made = 0  # rows generated so far, all processes; they are numbered
+    _logged_fingerprints: set[str] = set()  # fingerprints of the models that computed log μ of the logged rows
+    _rows_made = 0  # number of rows generated so far, over all processes
 
     def _begin_replay(self, logged: Dataset | None) -> None:
-        """Make the buffer, if there is to be one, with the logged rows of this process."""
+        """Create the buffer with this process's part of the logged rows, if `replay_share` is above 0."""
         if not self.args.replay_share:
             return
         args, process, processes = self.args, self.accelerator.process_index, self.accelerator.num_processes
@@ -81,10 +81,11 @@ class ReplayMixin(TOPRMixin):
             self._replay.count_from_here()
 
     def _with_replayed_rows(self, batch: dict[str, Any], chosen: int) -> dict[str, Any]:
-        """The local generation batch with rows of earlier ones behind it, as many on every process.
+        """Return the local generation batch, followed by replayed rows. Their number is equal on all processes.
 
         Args:
-            chosen: of the fresh rows of all processes, those that count.
+            batch: TRL's generation batch of this process.
+            chosen: number of fresh rows that count, over all processes.
         """
         buffer = self._replay
         if buffer is None:
@@ -115,24 +116,24 @@ class ReplayMixin(TOPRMixin):
                 "those so far.",
                 args,
             )
-        # The loss is to be the mean over rows that count or are used again; `topr_scale` makes up for the others.
+        # With `topr_scale`, the loss is the mean over the rows that count and the replayed rows.
         scale = (fresh + count) * processes / (chosen + count * processes)
         batch = with_rows(batch, rows, self._tokenizer.pad_token_id, args.pad_to_multiple_of)
         return {**batch, "topr_scale": torch.tensor(scale, device=self.accelerator.device)}
 
     def _note_for_replay(self, inputs: dict[str, Any], mu_logps: Tensor, weights: Tensor, mask_BT: Tensor) -> None:
-        """Tell the buffer the log μ that a batch was trained on, and its weights."""
+        """Record log μ and the weights of a batch in the buffer."""
         if self._replay is not None and self.model.training:
             self._replay.note(inputs["topr_rows"], mu_logps, completion_means(weights, mask_BT))
 
     @torch.no_grad()
     def _compute_log_mu(self, buffer: ReplayBuffer) -> None:
-        """Compute log μ of logged rows that brought none, while the weights are those that training starts from."""
+        """Compute log μ of the logged rows that have none, with the starting weights."""
         size, pad = self.args.per_device_train_batch_size, self._tokenizer.pad_token_id
         unknown = buffer.without_log_mu(self.args.limits)
         one = torch.tensor([pad])
         blank = ReplayRow(one, one, one == pad, torch.zeros(1), reward=0.0, number=0, step=0)
-        # Sharded weights need all processes, as often as the one with the most rows.
+        # With sharded weights, all processes must run as many forwards as the process with the most rows.
         starts = range(0, max(self._of_all(len(unknown))), size)
         computed: dict[int, Tensor] = {}
         was_training = self.model.training
@@ -150,18 +151,18 @@ class ReplayMixin(TOPRMixin):
         buffer.set_log_mu(computed)
 
     def _of_all(self, number: int) -> list[int]:
-        """A number of each process."""
+        """Gather a number from each process."""
         numbers: list[int] = self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).tolist()
         return numbers
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Keep the rows to be used again with the checkpoint; each process has its own."""
+        """Save this process's buffer in the checkpoint."""
         if self._replay is not None:
             self._replay.settle()
             path = self._replay_file(output_dir)
-            path.parent.mkdir(parents=True, exist_ok=True)  # the main process may not have made it yet
+            path.parent.mkdir(parents=True, exist_ok=True)  # The main process may not have created it yet.
             torch.save({**self._replay.state(), "rows_made": self._rows_made}, path)
-            if self.is_world_process_zero():  # of a run with more processes that had come as far
+            if self.is_world_process_zero():  # Files of an earlier run with more processes may be left.
                 for number, old in _replay_files(output_dir).items():
                     if number >= self.accelerator.num_processes:
                         old.unlink()
@@ -173,7 +174,7 @@ class ReplayMixin(TOPRMixin):
             return
         process, processes = self.accelerator.process_index, self.accelerator.num_processes
         files = _replay_files(checkpoint)
-        saved = max(self._of_all(max(files, default=-1) + 1))  # as many processes as there were
+        saved = max(self._of_all(max(files, default=-1) + 1))  # number of processes that saved
         wanted = [process] if saved == processes else range(saved)
         states = [_read_rows(files[number]) for number in wanted if number in files]
         if len(states) < max(len(wanted), 1):
@@ -184,7 +185,7 @@ class ReplayMixin(TOPRMixin):
         if states:
             rows = sorted((row for state in states for row in state["rows"]), key=lambda row: row["number"])
             self._replay.load({"rows": rows if saved == processes else rows[process::processes]})
-        else:  # the weights are no longer those that log μ of logged rows would be of
+        else:  # Log μ needs the starting weights, which are gone.
             self._replay.remove(self._replay.without_log_mu(self.args.limits))
         self._rows_made = max(self._of_all(max((s["rows_made"] for s in states), default=self._rows_made)))
 
@@ -193,13 +194,13 @@ class ReplayMixin(TOPRMixin):
 
 
 def _replay_files(checkpoint: str) -> dict[int, Path]:
-    """The files of rows by the number of the process that wrote them."""
+    """Return the files of saved buffers, by the number of the process that wrote them."""
     return {int(path.stem.removeprefix("replay_")): path for path in Path(checkpoint).glob("replay_*.pt")}
 
 
 def _read_rows(path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True)
-    except Exception as error:  # its message is advice to load the file without that safety
+    except Exception as error:  # Its message advises to load the file without this safety.
         raise ValueError(f"{path} is damaged ({type(error).__name__}). Put it back whole, or remove it.") from error
     return state
