@@ -12,8 +12,9 @@ import torch
 import trl
 from datasets import Dataset
 from hypothesis import settings
+from reference import fresh_model
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from topr_trl.tasks import arithmetic
 
@@ -63,7 +64,7 @@ def bos_tokenizer(tokenizer):
 def model():
     """The bundled model, a fresh copy, in float32."""
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+    return fresh_model()
 
 
 @pytest.fixture

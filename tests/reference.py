@@ -5,7 +5,14 @@ import itertools
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+
+from topr_trl.tasks import arithmetic
+
+
+def fresh_model() -> PreTrainedModel:
+    """Return a new copy of the bundled model, in float32."""
+    return AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
 
 
 def plain_logps(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:

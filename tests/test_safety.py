@@ -102,7 +102,7 @@ def pickled(tmp_path, ran):
 
 @pytest.mark.parametrize("door", ["offline", "online", "sampling"])
 def test_pickled_weights_are_refused(door, pickled, rows, ran, tmp_path):
-    with pytest.raises(ValueError, match=r"pickled holds pickled weights \(pytorch_model\.bin\) and no safetensors"):
+    with pytest.raises(ValueError, match=r"pickled .*\(pytorch_model\.bin\)"):
         doors(pickled, rows, tmp_path)[door]()
     assert not ran.exists()
 

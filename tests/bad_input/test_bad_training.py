@@ -12,6 +12,7 @@ import pytest
 import torch
 from bad_input import NO_SHARD, NOTHING_WRITTEN, NOWHERE, SETTINGS, UNCHANGED, Case, Kept, Kit, cases, kit
 from datasets import Dataset
+from reference import fresh_model
 from test_bad_files import SAMPLE
 from test_bad_rows import NOT_LOADED, with_columns
 from transformers import AutoModelForCausalLM
@@ -200,8 +201,7 @@ async def late_text(completions: list[str], **_: Any) -> list[Any]:
 
 
 def _untrained(kit: Kit) -> None:
-    fresh = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
-    assert equal(list(fresh.parameters()), weights(kit))
+    assert equal(list(fresh_model().parameters()), weights(kit))
 
 
 UNTRAINED = Kept("the weights", _untrained)

@@ -399,7 +399,7 @@ def test_settings_that_cannot_be(loop, tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
     rows, model = loop / "iteration-1" / "rollouts", loop / "iteration-1" / "model"
-    with pytest.raises(ValueError, match="Pushing needs an account: run `hf auth login`"):
+    with pytest.raises(ValueError, match="hf auth login"):
         push_to_hub(rows, "me/x")
     with pytest.raises(ValueError, match="Repo id"):
         cli.main(["push", "--input", str(rows), "--repo_id", "me/x/y", "--dry_run"])
@@ -407,7 +407,7 @@ def test_settings_that_cannot_be(loop, tmp_path, monkeypatch):
         pack(Path("nowhere"), "me/x")
     with pytest.raises(ValueError, match="are for the card of a model"):
         pack(rows, "me/x", before="results")
-    with pytest.raises(FileNotFoundError, match="--before and --after name folders of topr evaluate"):
+    with pytest.raises(FileNotFoundError, match="--before and --after"):
         pack(model, "me/x", before=tmp_path)
     with pytest.raises(ValueError, match="topr push --input FOLDER"):
         cli.main(["train", "--input", str(rows), "--output_dir", str(tmp_path / "x"), "--bf16", "false", *PUSH])
@@ -545,7 +545,7 @@ def test_what_others_said_is_shown_and_asked_about(tmp_path, monkeypatch, capsys
     assert ("These rows hold what tools or users said" in said) == (shown is not None)
     assert (shown or "") in said
     if shown:
-        with pytest.raises(ValueError, match=r"rows was not pushed: it holds what .* add --yes to publish"):
+        with pytest.raises(ValueError, match=r"rows was not pushed.* --yes"):
             cli.main(push)
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         monkeypatch.setattr("builtins.input", lambda question: "")

@@ -57,7 +57,7 @@ def test_several_graded_generations():
     assert made("graded", {**GRADED, "info": {"quality": [0.5, 0.25]}}, reward_fields=["info.quality"])["reward"][
         :
     ] == [0.5, 0.25]
-    with pytest.raises(NotOfFormat, match="3 generations, 2 values in correctness_math_verify and 3 finish_reasons"):
+    with pytest.raises(NotOfFormat, match="3 generations, 2 values in correctness_math_verify"):
         made("graded", {**GRADED, "correctness_math_verify": [True, False]})
 
 
@@ -217,8 +217,8 @@ def test_traces_without_a_reward_and_with_a_broken_tree():
     for rewards in ({}, {"x": None}):
         with pytest.raises(Unrewarded, match="it has no reward"):
             made("verifiers", {**TRACE, "rewards": rewards})
-    with pytest.raises(NotOfFormat, match="its reward is nan, and a reward must be a finite number"):
+    with pytest.raises(NotOfFormat, match="reward is nan"):
         made("verifiers", {**TRACE, "rewards": {"x": math.nan}})
     nodes = [{**TRACE["nodes"][0], "parent": -1}, *TRACE["nodes"][1:]]
-    with pytest.raises(NotOfFormat, match="node 0 has the parent -1, which does not come before it"):
+    with pytest.raises(NotOfFormat, match="node 0 has the parent -1"):
         made("verifiers", {**TRACE, "nodes": nodes})

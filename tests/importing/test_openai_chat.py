@@ -119,9 +119,7 @@ def test_one_reward_is_not_given_to_several_completions(tmp_path):
     record = {"id": "a", "request": ASKED, "response": answered(choice("2", []), choice("3", []))}
     rewards = tmp_path / "rewards.jsonl"
     rewards.write_text('{"id": "a", "reward": 1}')
-    with pytest.raises(
-        ValueError, match=r"line 1: reward holds 1 reward\(s\) for 2 completion\(s\): it must be a list"
-    ):
+    with pytest.raises(ValueError, match=r"line 1: reward .*1 reward\(s\) for 2 completion"):
         imported(tmp_path, [record], rewards=rewards)
     rewards.write_text('{"id": "a", "reward": [1, -1]}')
     assert imported(tmp_path, [record], rewards=rewards)["reward"][:] == [1.0, -1.0]
@@ -187,7 +185,7 @@ def test_requests_of_a_run_are_its_parts(tmp_path, monkeypatch, capsys):
 def test_a_run_without_a_reward(tmp_path):
     log = [request("a", "x"), request("b", "x", reward=1)]
     settings = {"reward_fields": "reward", "rollout_field": "run_id"}
-    with pytest.raises(ValueError, match=r"line 1: no record of its run a has a reward\. --skip_unrewarded leaves"):
+    with pytest.raises(ValueError, match=r"line 1: .* run a .* --skip_unrewarded"):
         imported(tmp_path, log, **settings)
     assert imported(tmp_path, log, **settings, skip_unrewarded=True)["rollout_id"][:] == ["b"]
     (tmp_path / "rewards.jsonl").write_text('{"id": "a", "reward": 0.5}\n{"id": "b", "reward": 1}')
@@ -198,7 +196,7 @@ def test_a_run_without_a_reward(tmp_path):
 def test_several_completions_cannot_be_one_run(tmp_path):
     two = request("a", "x", reward=1)
     two["response"]["choices"] *= 2
-    with pytest.raises(ValueError, match="line 1: it has 2 completions, which cannot all be a part of one run"):
+    with pytest.raises(ValueError, match="line 1: it has 2 completions"):
         imported(tmp_path, [two], reward_fields="reward", rollout_field="run_id")
 
 
@@ -210,9 +208,7 @@ def test_prompts_that_differ_in_ids_of_calls_are_of_one_problem(tmp_path):
 
 def test_numbers_that_may_be_the_reward_are_named(tmp_path, capsys):
     imported(tmp_path, [request("a", "x", eval={"score": 0.5}, passed=True)])
-    assert "There are no rewards: name their fields (eval.score, passed hold numbers) with --reward_fields" in (
-        capsys.readouterr().out
-    )
+    assert "(eval.score, passed hold numbers) with --reward_fields" in capsys.readouterr().out
 
 
 def test_lists_of_messages(tmp_path, capsys):

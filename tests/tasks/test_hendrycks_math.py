@@ -59,6 +59,11 @@ def few_workers():
         (r"\boxed", None),
         ("It is 5.", None),
         ("", None),
+        # As TeX reads them.
+        (r"$\boxed5$", "5"),
+        (r"\boxed\frac12", r"\frac12"),
+        (r"\boxed \frac{1}{2}.", r"\frac{1}{2}"),
+        ("\\" * 1_000_000, None),  # in linear time
     ],
 )
 def test_extract_boxed(text, content):
@@ -123,20 +128,6 @@ def test_agreement_with_a_person():
 )
 def test_tiny_values_words_and_large_expansions(given, truth, verdict):
     assert hendrycks_math.judge([rf"\boxed{{{given}}}"], [truth])[0][0] == verdict
-
-
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        (r"$\boxed5$", "5"),
-        (r"\boxed\frac12", r"\frac12"),
-        (r"\boxed \frac{1}{2}.", r"\frac{1}{2}"),
-        (r"\\boxed{7}", "7"),
-        ("\\" * 1_000_000, None),  # in linear time
-    ],
-)
-def test_boxes_as_tex_reads_them(text, content):
-    assert extract_boxed(text) == content
 
 
 def box(content):
@@ -264,13 +255,13 @@ def test_rows_of_other_shapes():
     assert problems["subject"][:2] == ["Algebra", "Geometry"]
     bare = hendrycks_math.prepare(rows().select_columns(["problem", "solution"]), 0)
     assert set(bare.column_names) == {"problem_id", "question", "prompt", "answer"}
-    with pytest.raises(ValueError, match="need the columns problem, solution; found"):
+    with pytest.raises(ValueError, match="columns problem, solution"):
         hendrycks_math.prepare(rows().remove_columns("problem"))
-    with pytest.raises(ValueError, match="Row 0: no answer in column 'solution'"):
+    with pytest.raises(ValueError, match=r"Row 0: .*'solution'"):
         hendrycks_math.prepare(Dataset.from_dict({"problem": ["?"], "solution": ["5"]}))
-    with pytest.raises(ValueError, match="Row 1: no answer in column 'solution'"):
+    with pytest.raises(ValueError, match=r"Row 1: .*'solution'"):
         hendrycks_math.prepare(Dataset.from_dict({"problem": ["?", "?"], "solution": [r"\boxed{5}", None]}))
-    with pytest.raises(ValueError, match="`problem` must hold text; row 0 holds None"):
+    with pytest.raises(ValueError, match=r"`problem` .*row 0 .*None"):
         hendrycks_math.prepare(Dataset.from_dict({"problem": [None], "answer": ["5"]}))
     odd = Dataset.from_dict({"problem": ["?"], "answer": ["5"], "level": ["Level ²"]})
     huge = Dataset.from_dict({"problem": ["?"], "answer": ["5"], "level": ["1" * 20]})

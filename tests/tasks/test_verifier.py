@@ -69,7 +69,7 @@ def test_balanced_drops_of_the_larger_kind(solutions):
 
 
 def test_missing_columns_and_places(solutions):
-    with pytest.raises(ValueError, match="Solutions to verify need the columns question, completion, verdict; found"):
+    with pytest.raises(ValueError, match="columns question, completion, verdict"):
         verification_problems(solutions.remove_columns("question"))
     with pytest.raises(ValueError, match="needs the placeholders"):
         verification_problems(solutions, template="Right? {solution}")

@@ -143,7 +143,7 @@ def test_columns_are_not_taken_twice(model, tokenizer, rows, tmp_path):
         args = TOPRConfig(**completions_tables.settings(tmp_path, num_generations=2, model_init_kwargs=None, **more))
         return TOPRTrainer(model, list(reward), args=args, train_dataset=rows, processing_class=tokenizer)
 
-    with pytest.raises(ValueError, match="A reward function names a column 'weight'"):
+    with pytest.raises(ValueError, match="column 'weight'"):
         trainer(weight)
     weight.__name__ = "right"
     with pytest.raises(ValueError, match="log_extra names a column 'log_ratio'"):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoHaConfig, LoKrConfig, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from reference import fresh_model
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -22,7 +23,6 @@ from transformers import (
 )
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
-from topr_trl.tasks import arithmetic
 from topr_trl.trainers.forward_checks import learned_positions, probes, turn_off_noise
 
 IDS = {"pad_token_id": 1, "eos_token_id": 0, "bos_token_id": 0}
@@ -82,10 +82,6 @@ def online(model, tokenizer, folder, **settings):
         model, lambda completions, **_: [float(len(text) % 3) for text in completions], args, prompts,
         processing_class=tokenizer,
     )  # fmt: skip
-
-
-def fresh_model():
-    return AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
 
 
 def alone(model, ids, start):

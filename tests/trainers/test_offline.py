@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM
+from reference import fresh_model
 
 from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer
 from topr_trl.data.samplers import StepsSortedByLength
@@ -33,10 +33,6 @@ def make(model, tokenizer, rows, tmp_path):
         return OfflineTOPRTrainer(model, args, data, evaluation, processing_class=tokenizer, peft_config=peft_config)
 
     return make
-
-
-def fresh_model():
-    return AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
 
 
 def flat(model):
@@ -147,7 +143,7 @@ def test_the_distance_to_the_sampler_is_logged_once(make, model, tokenizer, rows
     counts = [len(plain_logps(model, tokenizer, row)) for row in rows]
     sampled = rows.add_column("sampler_logps", [[-0.2] * n for n in counts])
     trainer = make(sampled, max_steps=2)
-    with pytest.warns(UserWarning, match="The sampler's log-probabilities differ from the trainer's by"):
+    with pytest.warns(UserWarning, match="sampler's log-probabilities differ"):
         trainer.train()
     (logged,) = (entry for entry in trainer.state.log_history if "topr/sampler_distance/token" in entry)
     assert logged["topr/sampler_distance/response"] == trainer.sampler_distance["response"] > 0.1
@@ -170,7 +166,7 @@ def test_rows_of_several_datasets_are_not_taken_for_each_other(make, tokenizer, 
 def test_rows_in_messages_are_those_that_were_given(make, rows):
     evaluation = rows.select([0, 1, 2]).add_column("mu_logps", [-5.0, -5.0, 0.5])
     trainer = make(evaluation={"held_out": evaluation})
-    with pytest.raises(ValueError, match=r"^Row 2 of the held_out dataset: log μ must be .* found 0\.5\."):
+    with pytest.raises(ValueError, match=r"^Row 2 of the held_out dataset: log μ .* 0\.5"):
         trainer.train()
     chosen = rows.select([3, 7, 4]).add_column("mu_logps", [-5.0, -5.0, 0.5])
     trainer = make(chosen, curation="positive_share", curation_positive_share=0.0)
@@ -181,7 +177,7 @@ def test_rows_in_messages_are_those_that_were_given(make, rows):
 def test_log_mu_is_not_computed_with_trained_weights(make):
     trainer = make()
     trainer.train()
-    with pytest.raises(ValueError, match="log μ needs the starting weights, and training has changed them"):
+    with pytest.raises(ValueError, match="log μ needs the starting weights"):
         trainer.compute_log_mu()
 
 
@@ -412,9 +408,9 @@ def test_the_first_line_says_how_much_negatives_weigh(make, capsys, settings, sh
 def test_dead_negatives_are_warned_about_once_and_early(make, rows):
     """By their log μ the rows are certain: their ratio is the probability of the whole completion."""
     rows = rows.add_column("mu_logps", [0.0] * len(rows))
-    with pytest.warns(UserWarning, match=r"of the negatives have a weight under 0.01 at step 1 of 20") as warned:
+    with pytest.warns(UserWarning, match=r"negatives .* under 0\.01 at step 1 of 20") as warned:
         make(rows, model=fresh_model(), max_steps=20, learning_rate=0.0).train()
-    assert sum("have a weight under" in str(each.message) for each in warned) == 1
+    assert sum("under 0.01" in str(each.message) for each in warned) == 1
 
 
 def test_mixture_of_experts(make, moe):
@@ -536,11 +532,11 @@ def test_other_rows_to_evaluate_leave_the_files_of_the_trainers_own(make, rows, 
 def test_rows_to_evaluate_later_are_checked_as_at_the_start(make, rows):
     trainer = make()
     chosen = trainer.curated
-    with pytest.raises(ValueError, match="'train' is the name of the training dataset"):
+    with pytest.raises(ValueError, match=r"'train' .*another name"):
         trainer.evaluate({"train": rows.select(range(4))})
-    with pytest.raises(TypeError, match=r"needs a datasets.Dataset; found IterableDataset"):
+    with pytest.raises(TypeError, match=r"datasets\.Dataset.*IterableDataset"):
         trainer.evaluate(rows.to_iterable_dataset())
-    with pytest.raises(ValueError, match="`finish_reason` must hold stop or length"):
+    with pytest.raises(ValueError, match=r"`finish_reason` .*stop"):
         trainer.evaluate(rows.add_column("finish_reason", ["eos"] * len(rows)))
     assert trainer.curated is chosen
 
@@ -608,9 +604,7 @@ def test_another_runs_log_mu_is_not_replaced_in_silence(make, rows, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         train(rows)  # the same again
-    with pytest.warns(
-        UserWarning, match=r"log_mu.parquet is damaged, or of another model .* The old file is .*old_1_log_mu.parquet"
-    ):
+    with pytest.warns(UserWarning, match=r"log_mu\.parquet .*old_1_log_mu\.parquet"):
         train(rows.select(range(4)))
     with pytest.warns(UserWarning, match="old_2_log_mu.parquet"):
         train(rows.select(range(2)))

@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 from packaging.version import Version
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM
+from reference import fresh_model
 from trl import SFTConfig
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
@@ -26,13 +26,9 @@ SETTINGS = {
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
 
-def base():
-    return AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
-
-
 def new_adapter(seed, **changes):
     torch.manual_seed(seed)  # stands for the random state of another process
-    return get_peft_model(base(), LoraConfig(**{**LORA.to_dict(), **changes}))
+    return get_peft_model(fresh_model(), LoraConfig(**{**LORA.to_dict(), **changes}))
 
 
 def trainer(model, folder, tokenizer, peft_config=None, rows=ROWS, **settings):
@@ -64,9 +60,9 @@ def whole(tmp_path_factory):
     "build",
     [
         lambda checkpoint: {"model": new_adapter(2)},
-        lambda checkpoint: {"model": base(), "peft_config": LORA},
+        lambda checkpoint: {"model": fresh_model(), "peft_config": LORA},
         lambda checkpoint: {"model": str(arithmetic.CARELESS_MODEL), "peft_config": LORA},
-        lambda checkpoint: {"model": PeftModel.from_pretrained(base(), checkpoint, is_trainable=True)},
+        lambda checkpoint: {"model": PeftModel.from_pretrained(fresh_model(), checkpoint, is_trainable=True)},
         lambda checkpoint: {"model": new_adapter(3, init_lora_weights=False)},
     ],
     ids=["get_peft_model", "peft_config", "name and peft_config", "from the checkpoint", "not an identity"],
@@ -129,7 +125,7 @@ def test_biases_that_are_trained_are_no_other_base_model(bias, tokenizer, tmp_pa
     run = trainer(new_adapter(1, bias=bias), tmp_path, tokenizer)
     run.train()
     checkpoint = tmp_path / "checkpoint-1"
-    resumed = trainer(PeftModel.from_pretrained(base(), checkpoint, is_trainable=True), tmp_path, tokenizer)
+    resumed = trainer(PeftModel.from_pretrained(fresh_model(), checkpoint, is_trainable=True), tmp_path, tokenizer)
     resumed.train(resume_from_checkpoint=str(checkpoint))
     if bias == "all" or Version(peft.__version__) >= Version("0.21"):  # older releases lose biases of lora_only
         assert_equal(weights(resumed.model), weights(run.model))
@@ -137,7 +133,7 @@ def test_biases_that_are_trained_are_no_other_base_model(bias, tokenizer, tmp_pa
 
 def test_a_new_adapter_is_its_base_model():
     """So log μ that was computed for one, or for the base model, is used with another one."""
-    expected = model_fingerprint(base())
+    expected = model_fingerprint(fresh_model())
     assert model_fingerprint(new_adapter(1)) == model_fingerprint(new_adapter(2)) == expected
     embeddings = new_adapter(1, target_modules=["q_proj", "embed_tokens"])
     assert model_fingerprint(embeddings) == expected
@@ -171,9 +167,11 @@ def test_a_checkpoint_without_a_part_of_its_state_is_refused(missing, named, who
 def test_save_only_model_is_refused_when_it_is_resumed(tokenizer, tmp_path):
     for make in (trainer, online):
         folder = tmp_path / make.__name__
-        make(base(), folder, tokenizer, save_only_model=True, max_steps=2).train()
+        make(fresh_model(), folder, tokenizer, save_only_model=True, max_steps=2).train()
         with pytest.raises(ValueError, match="save_only_model=True"):
-            make(base(), folder, tokenizer, max_steps=2).train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+            make(fresh_model(), folder, tokenizer, max_steps=2).train(
+                resume_from_checkpoint=str(folder / "checkpoint-1")
+            )
 
 
 IN_ORDER = [{"train_sampling_strategy": "sequential"}] if hasattr(SFTConfig, "train_sampling_strategy") else []
@@ -183,9 +181,9 @@ IN_ORDER = [{"train_sampling_strategy": "sequential"}] if hasattr(SFTConfig, "tr
 @pytest.mark.parametrize("step", [1, 3, 4])  # an epoch is three steps
 def test_offline_rows_come_in_the_same_order(settings, step, tokenizer, tmp_path):
     settings = {**settings, "num_train_epochs": 2}
-    run = trainer(base(), tmp_path, tokenizer, **settings)
+    run = trainer(fresh_model(), tmp_path, tokenizer, **settings)
     run.train()
-    resumed = trainer(base(), tmp_path, tokenizer, **settings)
+    resumed = trainer(fresh_model(), tmp_path, tokenizer, **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
     assert_equal(weights(resumed.model), weights(run.model))
 
@@ -207,11 +205,11 @@ def online(model, folder, tokenizer, seen=None, **settings):
 @pytest.mark.parametrize("settings", [{}, {"num_iterations": 2}, {"shuffle_dataset": False}, {"replay_share": 0.5}])
 def test_online_prompts_come_in_the_same_order_in_the_second_epoch(settings, tokenizer, tmp_path):
     first, then = [], []
-    run = online(base(), tmp_path, tokenizer, first, **settings)
+    run = online(fresh_model(), tmp_path, tokenizer, first, **settings)
     run.train()
     assert sorted(first[0]) != sorted(first[-1])
     step = 6 if "num_iterations" in settings else 5  # four steps are an epoch of batches that are used once
-    resumed = online(base(), tmp_path, tokenizer, then, **settings)
+    resumed = online(fresh_model(), tmp_path, tokenizer, then, **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
     assert then == first[len(first) - len(then) :]
     assert_equal(weights(resumed.model), weights(run.model))

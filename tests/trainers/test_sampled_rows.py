@@ -48,7 +48,7 @@ def test_other_evaluation_rows_are_of_the_same_temperature(model, tokenizer, row
 def test_what_cannot_be_compared_is_neither_log_mu_nor_a_distance(model, tokenizer, rows, tmp_path):
     logps = [[-0.1] * (len(tokenizer(text)["input_ids"]) + 1) for text in rows["completion"]]
     warm = rows.add_column("temperature", [0.5] * len(rows)).add_column("sampler_logps", logps)
-    with pytest.raises(ValueError, match=r"log_mu='sampler' and the train dataset: its rows were sampled at temp"):
+    with pytest.raises(ValueError, match=r"log_mu='sampler' .*train dataset.*temperature 0\.5"):
         OfflineTOPRTrainer(model, settings(tmp_path, log_mu="sampler"), warm, processing_class=tokenizer)
     trainer = OfflineTOPRTrainer(model, settings(tmp_path / "own"), warm, processing_class=tokenizer)
     assert trainer.compute_log_mu() == {}

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 from peft import LoraConfig, get_peft_model
+from reference import fresh_model
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -335,10 +336,6 @@ SETTINGS = {
     "use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "learning_rate": 1e-3,
     "optim": "adamw_torch", "save_strategy": "no", "logging_steps": 1, "max_steps": 3,
 }  # fmt: skip
-
-
-def fresh_model():
-    return AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
 
 
 def trained(tokenizer, folder, rows=ROWS, **settings):

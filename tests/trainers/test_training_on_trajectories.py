@@ -9,12 +9,11 @@ import torch
 import transformers
 from datasets import Dataset
 from packaging.version import Version
-from transformers import AutoModelForCausalLM
+from reference import fresh_model
 from transformers.utils import get_json_schema
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
 from topr_trl.data.tokenization import tokenize_row
-from topr_trl.tasks import arithmetic
 
 SETTINGS = {"report_to": "none", "bf16": False, "use_cpu": True, "gradient_checkpointing": False,
             "save_strategy": "no", "disable_tqdm": True, "per_device_train_batch_size": 4, "baseline": 0}  # fmt: skip
@@ -279,7 +278,7 @@ def test_a_rollout_counts_once_however_steps_are_made(tokenizer, tmp_path):
     ends = []
     for n, settings in enumerate([{}, {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3},
                                   {"sort_by_length": False, "seed": 3}]):  # fmt: skip
-        model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
+        model = fresh_model()
         trainer = offline(model, tokenizer, Dataset.from_dict(PARTED), tmp_path / str(n), learning_rate=0.1,
                           optim="sgd", num_train_epochs=2, **settings)  # fmt: skip
         trainer.train()
