@@ -18,7 +18,8 @@ from topr_trl.tasks import arithmetic
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "formats")]
 from conftest import CHAT_TEMPLATE
-from test_formats import GRADED, NEMO, OPENHANDS, SWE_AGENT, WRITTEN
+
+from tests.importing.test_formats import GRADED, NEMO, OPENHANDS, SWE_AGENT, WRITTEN
 
 LOG = [json.loads(line) for line in (WRITTEN / "vllm-0.30.0.jsonl").read_text().splitlines()]
 RECORDS = {
