@@ -16,8 +16,7 @@ from topr_trl.cli import main as cli
 from topr_trl.importing import FORMATS
 from topr_trl.tasks import arithmetic
 
-ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT), str(ROOT / "tests")]
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 from conftest import CHAT_TEMPLATE
 
 from tests.importing.test_formats import GRADED, NEMO, OPENHANDS, SWE_AGENT, WRITTEN
