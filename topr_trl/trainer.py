@@ -222,7 +222,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             )
         return tokenized
 
-    def _check_padding(self, model: Any) -> None:
+    def _check_padding(self, model: nn.Module) -> None:
         """Check that log π of a completion does not depend on the padding of its prompt.
 
         Raises:
@@ -244,7 +244,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
                 "prompts on the left, so π/μ would be wrong. Train another model, or train this one offline."
             )
 
-    def _padded_log_probs(self, model: Any, sequences: list[list[int]]) -> list[Tensor]:
+    def _padded_log_probs(self, model: nn.Module, sequences: list[list[int]]) -> list[Tensor]:
         """Return log π of the tokens of each sequence, except its first token, in a batch padded as TRL pads."""
         width, pad = max(map(len, sequences)), self._tokenizer.pad_token_id
         device = self.accelerator.device
@@ -255,7 +255,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         logps = forward(self, model, ids, mask, width - 1)[0]
         return [row[len(row) - len(tokens) + 1 :] for row, tokens in zip(logps, sequences, strict=True)]
 
-    def _training_begins(self, model: Any) -> None:
+    def _training_begins(self, model: nn.Module) -> None:
         if not self._is_checked:
             self._check_padding(model)
             self._check_sharing(model)
@@ -468,7 +468,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
                 batch[name] = batch[name][:, : batch[name].size(1) - excess]
         return batch
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         # A copy, because with num_iterations > 1 the buffered batch is used again. The width of the batch must be known
         # on the host, so this waits for the device, as TRL's metrics of each micro-batch do.
         self._loss_inputs = of_loss = self._trim_padding(dict(inputs))

@@ -13,7 +13,8 @@ from accelerate.utils import gather_object, is_peft_model
 from huggingface_hub import ModelCard
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback
+from torch.utils.data import Sampler
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl.trainer.utils import get_config_model_id
 
@@ -92,7 +93,7 @@ class TOPRMixin(Trainer):
     _paper = PAPER
     args: TOPRConfig | OfflineTOPRConfig
     _rows_trained_on: str  # for the model card
-    _order: Any = None  # sampler of the training rows
+    _order: Sampler[int] | None = None  # sampler of the training rows
     _prompts: SharedPrompts | None = None
     _is_checked = False  # whether the forward of the model has been checked
 
@@ -180,7 +181,9 @@ class TOPRMixin(Trainer):
         """Whether the forward rounds to bfloat16 or float16."""
         return self.accelerator.mixed_precision != "no" or next(self.model.parameters()).dtype != torch.float32
 
-    def _depends_on_batch(self, model: Any, log_probs: LogProbs, tokenizer: Any, temperature: float) -> bool:
+    def _depends_on_batch(
+        self, model: nn.Module, log_probs: LogProbs, tokenizer: PreTrainedTokenizerBase, temperature: float
+    ) -> bool:
         """Whether log π of a row depends on its batch, measured on two short texts. See `depends_on_batch`."""
         sequences = probes(self.model, tokenizer)
         if min(map(len, sequences)) < 2:
@@ -208,7 +211,7 @@ class TOPRMixin(Trainer):
         else:
             say("prompts are computed once for neighboring completions.", self.args)
 
-    def _check_sharing(self, model: Any) -> None:
+    def _check_sharing(self, model: nn.Module) -> None:
         """Stop sharing prompts if it changes log π on any process."""
         if self._prompts is None:
             return
@@ -290,7 +293,7 @@ class TOPRMixin(Trainer):
     def _before_training(self, checkpoint: Path | None) -> None:
         """Prepare training before a checkpoint is loaded."""
 
-    def _training_begins(self, model: Any) -> None:
+    def _training_begins(self, model: nn.Module) -> None:
         """Run tasks that need the model on its device, and sharded by FSDP or ZeRO."""
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
@@ -489,7 +492,7 @@ def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
         )
 
 
-def _adapter_weights(model: Any) -> dict[str, Tensor]:
+def _adapter_weights(model: object) -> dict[str, Tensor]:
     """Return copies of the trained weights of a quantized model's adapter. Return `{}` for other models."""
     if not isinstance(model, nn.Module) or not _is_quantized(model):
         return {}

@@ -22,7 +22,7 @@ from topr_trl.trainer_base import TOPRMixin, say
 from topr_trl.warn import warn_user
 
 
-def check_replay(args: TOPRConfig, dataset: Any, logged: Dataset | None) -> None:
+def check_replay(args: TOPRConfig, dataset: object, logged: Dataset | None) -> None:
     """Check that rows can be replayed, before the model is loaded.
 
     Raises:
