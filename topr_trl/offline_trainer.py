@@ -353,7 +353,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._check_rows_apart(model)
             self._check_sharing(model)
             self._is_checked = True
-        trains = self.state.max_steps > 0  # else `compute_log_mu`
+        trains = self.state.max_steps > 0  # Otherwise this is `compute_log_mu`.
         self._compute_log_mu(model, keep_parts=not trains)
         if trains and self.sampler_distance:
             self.log({f"topr/sampler_distance/{name}": value for name, value in self.sampler_distance.items()})

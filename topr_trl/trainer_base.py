@@ -316,7 +316,7 @@ class TOPRMixin(Trainer):
 
         Args:
             output_dir (`str`, *optional*):
-                Folder to write to. `None` takes the output folder of the trainer.
+                Folder to write to. `None` uses the output folder of the trainer.
             *args (`Any`):
                 Other arguments of `transformers.Trainer.save_model`.
             **kwargs (`Any`):
@@ -379,7 +379,7 @@ class TOPRMixin(Trainer):
 
         Args:
             model_name (`str`, *optional*):
-                Name of the model. `None` takes the id on the Hub or the output folder.
+                Name of the model. `None` uses the id on the Hub or the output folder.
             dataset_name (`str`, *optional*):
                 Dataset of the problems on the Hub.
             tags (`str` or `list[str]`, *optional*):

@@ -52,13 +52,13 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
             Name of a set of truncation limits (arXiv 2503.14286, Table 1): `"topr"`, `"positives_only"`,
             `"reinforce"`, `"opr"` or `"tis"`. See [`TOPRConfig`].
         a_pos (`float`, *optional*):
-            Lower limit of the ratio π/μ of a completion with R >= 0 (a+ in Eq. 7). `None` takes the preset's limit.
+            Lower limit of the ratio π/μ of a completion with R >= 0 (a+ in Eq. 7). `None` uses the preset's limit.
         b_pos (`float`, *optional*):
-            Upper limit of the ratio π/μ of a completion with R >= 0 (b+ in Eq. 7). `None` takes the preset's limit.
+            Upper limit of the ratio π/μ of a completion with R >= 0 (b+ in Eq. 7). `None` uses the preset's limit.
         a_neg (`float`, *optional*):
-            Lower limit of the ratio π/μ of a completion with R < 0 (a- in Eq. 7). `None` takes the preset's limit.
+            Lower limit of the ratio π/μ of a completion with R < 0 (a- in Eq. 7). `None` uses the preset's limit.
         b_neg (`float`, *optional*):
-            Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` takes the preset's limit.
+            Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` uses the preset's limit.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
             Level at which the ratio π/μ is computed. `"token"` and `"geometric"` are not TOPR and exist for comparison.
         length_normalization (`bool`, *optional*, defaults to `True`):
