@@ -20,8 +20,10 @@ from trl import GRPOTrainer, SFTTrainer
 
 import topr_trl
 from topr_trl.tasks import arithmetic
+from topr_trl.trainers.replay import ReplayBuffer, ReplayRow
 
 OBJECTS = {name: getattr(topr_trl, name) for name in topr_trl.__all__}
+OBJECTS |= {value.__name__: value for value in (ReplayBuffer, ReplayRow)}
 BASES = {"OfflineTOPRTrainer": SFTTrainer, "TOPRTrainer": GRPOTrainer}
 if Version(trl.__version__) >= Version("1.16"):
     from trl.experimental.async_grpo import AsyncGRPOTrainer
@@ -34,7 +36,7 @@ DOCUMENTED = {name: value for name, value in OBJECTS.items() if inspect.isclass(
 # Arguments of TRL's trainers that ours refuse, or that have no effect.
 WITHOUT = {"data_collator", "formatting_func", "compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics"}
 # Results of other functions.
-NO_EXAMPLE = {"Curated", "Difference", "Evaluation", "Samples"}
+NO_EXAMPLE = {"Curated", "Difference", "Evaluation", "ReplayRow", "Samples"}
 _ENTRY = re.compile(r"^ {4}(\w+) \((.*)\):$", re.MULTILINE)
 
 

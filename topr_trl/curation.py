@@ -111,7 +111,7 @@ def curate(
             Share of positives, in [0, 1], for `rule="positive_share"`.
         sample_ids (`ArrayLike`, *optional*):
             Position of each row in the sampling order of its problem, shape (N,). With it, the choice does not depend
-            on the order of the rows. `None` takes the order of the rows as the sampling order.
+            on the order of the rows. `None` uses the order of the rows as the sampling order.
         seed (`int`, *optional*, defaults to `0`):
             Seed of the random choices.
 

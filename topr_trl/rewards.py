@@ -120,7 +120,7 @@ def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     The wrapper raises a ValueError if the function returns anything but a list of numbers and None.
     """
 
-    def check(rewards: Any) -> list[Any]:
+    def check(rewards: object) -> list[object]:
         if not isinstance(rewards, Iterable) or isinstance(rewards, str):
             raise ValueError(
                 f"The reward function {name!r} returned {rewards!r}, not a list with one reward per completion."
@@ -134,7 +134,7 @@ def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
                 )
         return rewards
 
-    async def later(*args: Any, **kwargs: Any) -> list[Any]:
+    async def later(*args: Any, **kwargs: Any) -> list[object]:
         return check(await function(*args, **kwargs))
 
     return later if is_async_callable(function) else lambda *args, **kwargs: check(function(*args, **kwargs))

@@ -283,16 +283,16 @@ def test_a_training_after_an_interrupted_one_begins_with_a_new_batch(make, model
         trainer.wrote = copy.deepcopy(model.state_dict())
         return generate(inputs)
 
-    row_losses = trainer._row_losses
+    row_weights = trainer._row_weights
 
     def watched(policy, mu, rewards, mask, shown):
         writer = fresh_model()
         writer.load_state_dict(trainer.wrote)
         ratios.append((mu - plain_logps(writer, trainer._loss_inputs).detach())[mask.bool()].abs().max())
-        return row_losses(policy, mu, rewards, mask, shown)
+        return row_weights(policy, mu, rewards, mask, shown)
 
     trainer._generate_and_score_completions, trainer.training_step = generated, interrupted
-    trainer._row_losses = watched
+    trainer._row_weights = watched
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     trainer.train()

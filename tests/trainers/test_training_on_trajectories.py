@@ -212,11 +212,11 @@ def test_a_stored_online_batch_gives_the_same_loss_offline(model, tokenizer, tmp
     weights = {}
     for each, batch in ((online, inputs), (trainer, next(iter(trainer.get_train_dataloader())))):
         order = batch["row"].tolist() if each is trainer else range(8)
-        of_row = each._row_losses
-        each._row_losses = lambda *args, each=each, of_row=of_row, order=order: weights.setdefault(each, of_row(*args))
+        of_row = each._row_weights
+        each._row_weights = lambda *args, each=each, of_row=of_row: weights.setdefault(each, of_row(*args))
         each.model.zero_grad()
         each.compute_loss(each.model, dict(batch)).backward()
-        weights[each] = dict(zip(order, weights[each].weights.flatten().tolist(), strict=True))
+        weights[each] = dict(zip(order, weights[each].flatten().tolist(), strict=True))
     # The value of TRL's surrogate is not that of the loss; its gradient is.
     for ours, theirs in zip(trainer.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=5e-4, atol=5e-6)

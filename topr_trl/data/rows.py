@@ -87,7 +87,7 @@ def text_column(rows: Dataset, name: str, may_be_empty: bool = False) -> list[An
     return checked_column(rows, name, lambda value: isinstance(value, types), "text", remedy)
 
 
-def id_column(rows: Dataset, name: str) -> NDArray[Any]:
+def id_column(rows: Dataset, name: str) -> NDArray[np.generic]:
     """Return (N,) ids, which are numbers or texts."""
     remedy = "Fill or drop the column."
     return np.asarray(checked_column(rows, name, lambda v: isinstance(v, int | float | str), "numbers or text", remedy))
@@ -120,14 +120,14 @@ def finite_rewards(rows: Dataset) -> NDArray[np.float64]:
     return np.array(rewards, dtype=np.float64)
 
 
-def _is_reward(value: Any) -> bool:
+def _is_reward(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_REWARD
 
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)  # A larger reward would be infinite in the loss.
 
 
-def problem_column(rows: Dataset) -> NDArray[Any]:
+def problem_column(rows: Dataset) -> NDArray[np.generic]:
     """Return (N,) the group of each row: `problem_id`, or without that column a hash of the prompt.
 
     `prompt_ids` take precedence over `prompt`, as in tokenization.

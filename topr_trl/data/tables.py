@@ -133,7 +133,7 @@ def load_rows(path: str | Path, cache_dir: str | Path | None = None) -> Dataset:
         path (`str` or `Path`):
             Directory or file.
         cache_dir (`str` or `Path`, *optional*):
-            Folder in which `datasets` keeps its copy. `None` takes its default cache.
+            Folder in which `datasets` keeps its copy. `None` uses its default cache.
 
     Returns:
         [`~datasets.Dataset`]: the rows of all shards.

@@ -18,7 +18,7 @@ from topr_trl.data.rendering import token_ids
 from topr_trl.data.rows import MalformedRow
 
 
-def _is_ids(value: Any) -> bool:
+def _is_ids(value: object) -> bool:
     """Whether a value is a list of numbers that fit in int32."""
     return isinstance(value, list) and bool(value) and all(type(x) is int and abs(x) < 2**31 for x in value)
 

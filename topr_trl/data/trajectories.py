@@ -5,8 +5,9 @@ thinking, or the context was compacted or cut. The rows of such a trajectory sha
 weights and chooses rollouts. After tokenization a rollout is one row, and `part_lengths` has the lengths of its parts.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,9 @@ from topr_trl.data.rows import ROLLOUT, checked_column
 from topr_trl.data.tables import from_table
 
 PARTS = "part_lengths"
+
+
+Value = TypeVar("Value", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,9 @@ class Rollouts:
     counts_R: NDArray[np.int64]
 
     @classmethod
-    def of(cls, ids: list[Any]) -> "Rollouts":
+    def of(cls, ids: Sequence[object]) -> "Rollouts":
         """Return the rollouts for N values of `rollout_id`. A row without a value is a rollout of its own."""
-        numbers: dict[Any, int] = {}
+        numbers: dict[object, int] = {}
         keys = (("alone", n) if rollout is None else rollout for n, rollout in enumerate(ids))
         of_row = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
         return cls(np.argsort(of_row, kind="stable"), np.bincount(of_row, minlength=len(numbers)))
@@ -51,13 +55,13 @@ class Rollouts:
         parts = np.split(self.order_N, self.counts_R.cumsum()[:-1])
         return np.concatenate([parts[n] for n in rollouts_M]) if len(rollouts_M) else self.order_N[:0]
 
-    def of_first_row(self, values_N: NDArray[Any]) -> NDArray[Any]:
+    def of_first_row(self, values_N: NDArray[Value]) -> NDArray[Value]:
         """Return (N,) the value of the first row of each row's rollout."""
         found = np.empty_like(values_N)
         found[self.order_N] = np.repeat(values_N[self.firsts_R], self.counts_R)
         return found
 
-    def check_same(self, name: str, values_N: NDArray[Any]) -> None:
+    def check_same(self, name: str, values_N: NDArray[np.generic]) -> None:
         """Raise a ValueError if rows of a rollout differ in a value. `name` is its name, for the message."""
         firsts_N = self.of_first_row(values_N)
         if (wrong := np.flatnonzero(values_N != firsts_N)).size:
@@ -69,7 +73,7 @@ class Rollouts:
             )
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -78,7 +82,7 @@ def rollouts_of(rows: Dataset) -> Rollouts:
     return Rollouts.of(rollout_ids(rows))
 
 
-def rollout_ids(rows: Dataset) -> list[Any]:
+def rollout_ids(rows: Dataset) -> list[int | float | str | None]:
     """Return the N ids of rollouts. None marks a row that is a rollout of its own."""
     if ROLLOUT not in rows.column_names:
         return [None] * len(rows)

@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +14,8 @@ from topr_trl.data.rows import checked_column, hash_prompts, id_column, text_col
 from topr_trl.data.sampler_logps import GREEDY, TEMPERATURE
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.rewards import CORRECT, INVALID, VERDICTS
+
+ProblemId = int | float | str
 
 INVALID_CODE, RIGHT_CODE = -1, 0
 NEEDED = (("problem_id", "prompt"), ("answer",), ("extracted",))  # one of each
@@ -47,7 +48,7 @@ class Samples:
     """
 
     codes_PS: NDArray[np.int64]
-    problem_ids: Sequence[int | float | str]
+    problem_ids: Sequence[ProblemId]
     truths: Sequence[str]
     scores_PS: NDArray[np.float64] | None = None
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -79,7 +80,7 @@ def encode(
     answers: Sequence[Sequence[str | None]],
     truths: Sequence[str],
     scores: Sequence[Sequence[float]] | None = None,
-    problem_ids: Sequence[int | float | str] | None = None,
+    problem_ids: Sequence[ProblemId] | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Samples:
     """Encode answers as [`Samples`].
@@ -168,7 +169,7 @@ def samples_of(rows: Dataset) -> Samples:
     check_columns(columns)
     if len(rows) == 0:
         raise ValueError("There is no row to evaluate.")
-    by_id, rows_of = "problem_id" in columns, dict[Any, list[int]]()
+    by_id, rows_of = "problem_id" in columns, dict[ProblemId, list[int]]()
     for i, problem in enumerate(id_column(rows, "problem_id").tolist() if by_id else _named(rows)):
         rows_of.setdefault(problem, []).append(i)
     truths = _one_value_each(text_column(rows, "answer"), rows_of, "answer")
@@ -213,7 +214,7 @@ def _temperatures(rows: Dataset) -> list[float | None]:
 
 
 def _without_greedy(
-    rows_of: Mapping[Any, list[int]], temperatures: Sequence[float | None]
+    rows_of: Mapping[ProblemId, list[int]], temperatures: Sequence[float | None]
 ) -> tuple[list[list[int]], list[int]]:
     """Return the positions of the sampled rows of each problem, and of the greedy rows, if there are any.
 
@@ -257,7 +258,7 @@ def verdict_column(rows: Dataset) -> list[str]:
     return checked_column(rows, "verdict", lambda verdict: verdict in VERDICTS, ", ".join(VERDICTS))
 
 
-def _one_value_each(column: list[Any], rows_of: Mapping[Any, list[int]], name: str) -> list[Any]:
+def _one_value_each(column: list[str], rows_of: Mapping[ProblemId, list[int]], name: str) -> list[str]:
     if odd := [problem for problem, place in rows_of.items() if len({column[i] for i in place}) > 1]:
         raise ValueError(
             f"All rows of a problem need the same `{name}`; those of {len(odd)} problems differ, as in {odd[0]!r}."

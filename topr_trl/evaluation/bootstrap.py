@@ -1,7 +1,6 @@
 """Compare runs by a paired bootstrap over their problems."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +36,7 @@ class Difference:
     high: float
     share_better: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, float]:
         """Return plain values for JSON."""
         return asdict(self)
 

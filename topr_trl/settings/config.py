@@ -289,13 +289,13 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             - `"opr"`: plain importance sampling. The weight is the ratio π/μ.
             - `"tis"`: truncated importance sampling. The weight is the ratio π/μ, and at most 1.
         a_pos (`float`, *optional*):
-            Lower limit of the ratio π/μ of a completion with R >= 0 (a+ in Eq. 7). `None` takes the preset's limit.
+            Lower limit of the ratio π/μ of a completion with R >= 0 (a+ in Eq. 7). `None` uses the preset's limit.
         b_pos (`float`, *optional*):
-            Upper limit of the ratio π/μ of a completion with R >= 0 (b+ in Eq. 7). `None` takes the preset's limit.
+            Upper limit of the ratio π/μ of a completion with R >= 0 (b+ in Eq. 7). `None` uses the preset's limit.
         a_neg (`float`, *optional*):
-            Lower limit of the ratio π/μ of a completion with R < 0 (a- in Eq. 7). `None` takes the preset's limit.
+            Lower limit of the ratio π/μ of a completion with R < 0 (a- in Eq. 7). `None` uses the preset's limit.
         b_neg (`float`, *optional*):
-            Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` takes the preset's limit.
+            Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` uses the preset's limit.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
             Level at which the ratio π/μ is computed. `"sequence"` is the paper's: the product over the tokens of a
             completion. `"token"` and `"geometric"` (the mean over tokens) are not TOPR. They exist for comparison.
@@ -459,13 +459,13 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             - `"opr"`: plain importance sampling. The weight is the ratio π/μ.
             - `"tis"`: truncated importance sampling. The weight is the ratio π/μ, and at most 1.
         a_pos (`float`, *optional*):
-            Lower limit of the ratio π/μ of a completion with R >= 0 (a+ in Eq. 7). `None` takes the preset's limit.
+            Lower limit of the ratio π/μ of a completion with R >= 0 (a+ in Eq. 7). `None` uses the preset's limit.
         b_pos (`float`, *optional*):
-            Upper limit of the ratio π/μ of a completion with R >= 0 (b+ in Eq. 7). `None` takes the preset's limit.
+            Upper limit of the ratio π/μ of a completion with R >= 0 (b+ in Eq. 7). `None` uses the preset's limit.
         a_neg (`float`, *optional*):
-            Lower limit of the ratio π/μ of a completion with R < 0 (a- in Eq. 7). `None` takes the preset's limit.
+            Lower limit of the ratio π/μ of a completion with R < 0 (a- in Eq. 7). `None` uses the preset's limit.
         b_neg (`float`, *optional*):
-            Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` takes the preset's limit.
+            Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` uses the preset's limit.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
             Level at which the ratio π/μ is computed. `"sequence"` is the paper's: the product over the tokens of a
             completion. `"token"` and `"geometric"` (the mean over tokens) are not TOPR. They exist for comparison.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample, _AsyncRolloutLoop
@@ -52,13 +52,13 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
             Name of a set of truncation limits (arXiv 2503.14286, Table 1): `"topr"`, `"positives_only"`,
             `"reinforce"`, `"opr"` or `"tis"`. See [`TOPRConfig`].
         a_pos (`float`, *optional*):
-            Lower limit of the ratio π/μ of a completion with R >= 0 (a+ in Eq. 7). `None` takes the preset's limit.
+            Lower limit of the ratio π/μ of a completion with R >= 0 (a+ in Eq. 7). `None` uses the preset's limit.
         b_pos (`float`, *optional*):
-            Upper limit of the ratio π/μ of a completion with R >= 0 (b+ in Eq. 7). `None` takes the preset's limit.
+            Upper limit of the ratio π/μ of a completion with R >= 0 (b+ in Eq. 7). `None` uses the preset's limit.
         a_neg (`float`, *optional*):
-            Lower limit of the ratio π/μ of a completion with R < 0 (a- in Eq. 7). `None` takes the preset's limit.
+            Lower limit of the ratio π/μ of a completion with R < 0 (a- in Eq. 7). `None` uses the preset's limit.
         b_neg (`float`, *optional*):
-            Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` takes the preset's limit.
+            Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` uses the preset's limit.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
             Level at which the ratio π/μ is computed. `"token"` and `"geometric"` are not TOPR and exist for comparison.
         length_normalization (`bool`, *optional*, defaults to `True`):
@@ -205,7 +205,11 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
         return round(sum(float(b["global_n_forward_tokens"][0] / b["mean_seq_len"][0]) for b in batch_samples))
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: int | None = None,
     ) -> Tensor:
         """Compute the share of this packed row in the mean loss over the completions of the step.
 
@@ -230,7 +234,7 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
             inputs["advantages"][selected],
         )
         # Detached, because the gradient of a NaN reward would be NaN.
-        weights_B = self._row_losses(policy_logps_BT.detach(), mu_logps_BT, rewards_B, mask_BT, None).weights
+        weights_B = self._row_weights(policy_logps_BT.detach(), mu_logps_BT, rewards_B, mask_BT, None)
         losses_B = weighted_loss(
             policy_logps_BT, weights_B, rewards_B.nan_to_num(0.0), mask_BT, self.args.length_normalization
         )

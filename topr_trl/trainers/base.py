@@ -13,13 +13,14 @@ from accelerate.utils import gather_object, is_peft_model
 from huggingface_hub import ModelCard
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback
+from torch.utils.data import Sampler
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl.trainer.utils import get_config_model_id
 
 from topr_trl.baseline import FloatArray, effective_positive_share
 from topr_trl.curation import Curated
-from topr_trl.loss import LossOutputs, topr_loss
+from topr_trl.loss import log_ratios, truncated_weights
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.trainers.checkpoints import (
     StopAtNaN,
@@ -92,13 +93,13 @@ class TOPRMixin(Trainer):
     _paper = PAPER
     args: TOPRConfig | OfflineTOPRConfig
     _rows_trained_on: str  # for the model card
-    _order: Any = None  # sampler of the training rows
+    _order: Sampler[int] | None = None  # sampler of the training rows
     _prompts: SharedPrompts | None = None
     _is_checked = False  # whether the forward of the model has been checked
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
-        self._row_weights = RowWeights()
+        self._weights_by_row = RowWeights()
         self._warned_about_signs: set[tuple[bool, bool]] = set()
         self._warned_about_dead = self._said_share = False
         self._evaluations: CardSection | None = None
@@ -133,7 +134,7 @@ class TOPRMixin(Trainer):
             )
         self._evaluations = evaluations
 
-    def _row_losses(
+    def _row_weights(
         self,
         policy_logps_BT: Tensor,
         mu_logps: Tensor,
@@ -142,8 +143,10 @@ class TOPRMixin(Trainer):
         shown_rows: Tensor | None,
         idle: int = 0,
         counts: bool = True,
-    ) -> LossOutputs:
-        """Compute `topr_loss` with the settings of this trainer, and add weights and ratios to the metrics.
+    ) -> Tensor:
+        """Compute the weights of the rows with the settings of this trainer, and add them to the metrics.
+
+        All trainers get their weights here. Their losses differ in what follows: `weighted_loss`, or TRL's own loss.
 
         Args:
             policy_logps_BT: (B, T) log π.
@@ -153,17 +156,18 @@ class TOPRMixin(Trainer):
             shown_rows: (B + idle,) row numbers for the table of completions, or None if no table is logged.
             idle: number of rows with R = 0 that the forward did not compute.
             counts: whether the rows count in the metrics. False if they only keep the processes in step.
+
+        Returns:
+            Detached weights, shape (B,), or (B, T) with `ratio_level="token"`.
         """
-        args = self.args
-        outputs = topr_loss(
-            policy_logps_BT, mu_logps, rewards_B, mask_BT, args.limits, args.ratio_level, args.length_normalization
-        )
-        weights_B, log_ratio_B = (completion_means(x, mask_BT) for x in (outputs.weights, outputs.log_ratios))
+        log_ratio = log_ratios(policy_logps_BT, mu_logps, mask_BT, self.args.ratio_level)
+        weights = truncated_weights(log_ratio, rewards_B, self.args.limits)
+        weights_B, log_ratio_B = (completion_means(x, mask_BT) for x in (weights, log_ratio))
         counted_B = rewards_B if counts else torch.full_like(rewards_B, torch.nan)
         kept = self._row_metrics[self._mode].add(weights_B, log_ratio_B, counted_B, idle)
         if shown_rows is not None:
-            self._row_weights.add(shown_rows, kept)
-        return outputs
+            self._weights_by_row.add(shown_rows, kept)
+        return weights
 
     @property
     def _mode(self) -> str:
@@ -180,7 +184,9 @@ class TOPRMixin(Trainer):
         """Whether the forward rounds to bfloat16 or float16."""
         return self.accelerator.mixed_precision != "no" or next(self.model.parameters()).dtype != torch.float32
 
-    def _depends_on_batch(self, model: Any, log_probs: LogProbs, tokenizer: Any, temperature: float) -> bool:
+    def _depends_on_batch(
+        self, model: nn.Module, log_probs: LogProbs, tokenizer: PreTrainedTokenizerBase, temperature: float
+    ) -> bool:
         """Whether log π of a row depends on its batch, measured on two short texts. See `depends_on_batch`."""
         sequences = probes(self.model, tokenizer)
         if min(map(len, sequences)) < 2:
@@ -208,7 +214,7 @@ class TOPRMixin(Trainer):
         else:
             say("prompts are computed once for neighboring completions.", self.args)
 
-    def _check_sharing(self, model: Any) -> None:
+    def _check_sharing(self, model: nn.Module) -> None:
         """Stop sharing prompts if it changes log π on any process."""
         if self._prompts is None:
             return
@@ -290,7 +296,7 @@ class TOPRMixin(Trainer):
     def _before_training(self, checkpoint: Path | None) -> None:
         """Prepare training before a checkpoint is loaded."""
 
-    def _training_begins(self, model: Any) -> None:
+    def _training_begins(self, model: nn.Module) -> None:
         """Run tasks that need the model on its device, and sharded by FSDP or ZeRO."""
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
@@ -313,7 +319,7 @@ class TOPRMixin(Trainer):
 
         Args:
             output_dir (`str`, *optional*):
-                Folder to write to. `None` takes the output folder of the trainer.
+                Folder to write to. `None` uses the output folder of the trainer.
             *args (`Any`):
                 Other arguments of `transformers.Trainer.save_model`.
             **kwargs (`Any`):
@@ -376,7 +382,7 @@ class TOPRMixin(Trainer):
 
         Args:
             model_name (`str`, *optional*):
-                Name of the model. `None` takes the id on the Hub or the output folder.
+                Name of the model. `None` uses the id on the Hub or the output folder.
             dataset_name (`str`, *optional*):
                 Dataset of the problems on the Hub.
             tags (`str` or `list[str]`, *optional*):
@@ -489,7 +495,7 @@ def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
         )
 
 
-def _adapter_weights(model: Any) -> dict[str, Tensor]:
+def _adapter_weights(model: object) -> dict[str, Tensor]:
     """Return copies of the trained weights of a quantized model's adapter. Return `{}` for other models."""
     if not isinstance(model, nn.Module) or not _is_quantized(model):
         return {}

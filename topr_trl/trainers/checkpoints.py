@@ -233,7 +233,7 @@ def is_whole_checkpoint(folder: Path) -> bool:
     return _state_of(folder) is not None
 
 
-def _state_of(folder: Path) -> Any:
+def _state_of(folder: Path) -> dict[str, Any] | None:
     """Return the training state of a checkpoint, or None if there is none."""
     try:
         return json.loads((folder / STATE).read_text())

@@ -68,13 +68,13 @@ class LogCompletions(TrainerCallback):
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         """Remove the rows of the step before."""
-        self.trainer._row_weights.clear()
+        self.trainer._weights_by_row.clear()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Show the rows of the last step, on the main process."""
         if not self.trainer.model.training:
             return
-        seen = self.trainer._row_weights.gather()
+        seen = self.trainer._weights_by_row.gather()
         # The log of the whole training follows the log of its last step, and has no new rows.
         if seen and state.is_world_process_zero:
             show(self._table(seen, state.global_step), args)

@@ -1,10 +1,10 @@
 """Check the datasets of `OfflineTOPRTrainer`, and name the columns that it reads."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from datasets import Dataset
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from topr_trl.data.rows import ROLLOUT, check_finish_reasons, problem_column, refuse_images, reward_column
 from topr_trl.data.sampler_logps import why_incomparable
@@ -36,7 +36,7 @@ def check_datasets(datasets: Iterable[Dataset | None]) -> None:
         check_finish_reasons(dataset)
 
 
-def tokenizer_of(processing_class: Any) -> Any:
+def tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a processor, with the processor's chat template if it has none of its own."""
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if not tokenizer.chat_template:
@@ -44,7 +44,7 @@ def tokenizer_of(processing_class: Any) -> Any:
     return tokenizer
 
 
-def by_name(datasets: Any) -> dict[str, Dataset]:
+def by_name(datasets: Dataset | dict[str, Dataset] | None) -> dict[str, Dataset]:
     """Return evaluation datasets by name. A single dataset gets the name `eval`."""
     if not isinstance(datasets, dict):
         return {} if datasets is None else {"eval": datasets}
@@ -53,7 +53,7 @@ def by_name(datasets: Any) -> dict[str, Dataset]:
     return datasets
 
 
-def is_prepared(rows: Any) -> bool:
+def is_prepared(rows: object) -> bool:
     """Whether rows are already prepared, as the trainer's own evaluation sets are when Trainer evaluates them."""
     return isinstance(rows, Dataset) and {"input_ids", "prompt_length", "row"} <= set(rows.column_names)
 

@@ -118,7 +118,7 @@ def probes(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[list[in
 @torch.no_grad()
 def depends_on_batch(
     model: nn.Module,
-    wrapped: Any,
+    wrapped: nn.Module,
     log_probs: LogProbs,
     sequences: list[list[int]],
     temperature: float,

@@ -283,7 +283,7 @@ def _order(rows: Dataset, prompts_together: bool) -> NDArray[np.int64]:
 
 def _per_token_logps(
     forward: Forward, rows: Dataset, order: NDArray[np.int64], collate: Collate, accelerator: Accelerator,
-    batch_size: int, progress: Any,
+    batch_size: int, progress: tqdm,
 ) -> list[list[float]]:  # fmt: skip
     """Compute the log-probabilities of the completions' tokens, in the order of the rows, on every process.
 

@@ -11,8 +11,8 @@ import torch
 from accelerate.data_loader import SeedableRandomSampler
 from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import RandomSampler, SequentialSampler
+from torch import Tensor, nn
+from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 from trl import SFTTrainer
 from trl.trainer.utils import add_fused_lm_head
 
@@ -29,6 +29,7 @@ from topr_trl.data.samplers import FilledRows, FilledSampler, StepsOfGroups, Ste
 from topr_trl.data.tokenization import tokenize
 from topr_trl.data.tokenized_rows import COLUMNS, check_tokens, lengths_of, part_saved_by_sharing, prompt_groups
 from topr_trl.data.trajectories import join_parts, rollouts_of
+from topr_trl.loss import weighted_loss
 from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.trainers.base import TOPRMixin, path_as_text, say, settings_for
 from topr_trl.trainers.checkpoints import StartingModel
@@ -236,7 +237,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         dataset: Dataset,
         firsts: NDArray[np.int64],
         raw: FloatArray,
-        problems: NDArray[Any],
+        problems: NDArray[np.generic],
         args: OfflineTOPRConfig,
     ) -> tuple[FloatArray, NDArray[np.int64]]:
         """Return R of the chosen rollouts, and their positions. `firsts` are the first rows of all rollouts."""
@@ -263,7 +264,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         super()._set_signature_columns_if_needed()
         self._signature_columns += [c for c in COLUMNS if c not in self._signature_columns]
 
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int] | None:
         sampler = super()._get_train_sampler(train_dataset)
         args, dataset = self.args, self.train_dataset if train_dataset is None else train_dataset
         # Rows are not sorted by length without padding, which would put the longest rows into one micro-batch; with the
@@ -289,7 +290,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         rows = self._remove_unused_columns(dataset)
         multiple = kwargs["batch_size"] * (1 if self.args.accelerator_config.split_batches else processes)
 
-        def filled(_: Any) -> Any:
+        def filled(_: Dataset) -> FilledSampler:
             return FilledSampler(sampler_fn(rows) or SequentialSampler(rows), multiple)
 
         return super()._get_dataloader(FilledRows(rows), *args, sampler_fn=filled, **kwargs)
@@ -331,7 +332,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self.args = args
         return self.sampler_distance
 
-    def _check_rows_apart(self, model: Any) -> None:
+    def _check_rows_apart(self, model: nn.Module) -> None:
         """Raise a ValueError if log π of a row depends on the other rows of its batch."""
 
         def log_probs(sequences: list[list[int]]) -> list[Tensor]:
@@ -348,12 +349,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
                 f"attention {attention} and padding_free={self.padding_free}, so π/μ would be wrong. {remedy}."
             )
 
-    def _training_begins(self, model: Any) -> None:
+    def _training_begins(self, model: nn.Module) -> None:
         if not self._is_checked:
             self._check_rows_apart(model)
             self._check_sharing(model)
             self._is_checked = True
-        trains = self.state.max_steps > 0  # else `compute_log_mu`
+        trains = self.state.max_steps > 0  # Otherwise this is `compute_log_mu`.
         self._compute_log_mu(model, keep_parts=not trains)
         if trains and self.sampler_distance:
             self.log({f"topr/sampler_distance/{name}": value for name, value in self.sampler_distance.items()})
@@ -376,7 +377,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         for name, dataset in datasets.items():
             self._log_mu.plan(name, dataset, self._start.model, resumed)
 
-    def _compute_log_mu(self, model: Any, keep_parts: bool = False) -> None:
+    def _compute_log_mu(self, model: nn.Module, keep_parts: bool = False) -> None:
         if self._log_mu.planned:
             self._log_mu.prompts_together = self._prompts is not None
             was_training = model.training
@@ -386,7 +387,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             )
             model.train(was_training)
 
-    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def evaluate(
+        self, eval_dataset: Dataset | dict[str, Dataset] | str | None = None, *args: Any, **kwargs: Any
+    ) -> dict[str, float]:
         """Compute loss and metrics of evaluation rows. See `transformers.Trainer.evaluate`.
 
         Args:
@@ -442,7 +445,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             if asked and not (self.is_deepspeed_enabled or self.is_fsdp_enabled):
                 self.model.to(device=self.args.device, dtype=dtype)
 
-    def _policy_logps(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Any]:
+    def _policy_logps(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Any]:
         """Return (B, T) log π of the next tokens, their (B, T) completion mask, and the outputs of the model."""
         inputs = dict(inputs)
         lengths, parts = inputs.pop("lengths"), inputs.pop("parts")
@@ -456,8 +459,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         return join_sequences(logps, parts), join_sequences(mask, parts), outputs
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | None = None,
+    ) -> Tensor:
         """Compute the mean loss over rows (Algorithm 1). `num_items_in_batch` is the rows of the optimizer step."""
         if return_outputs:
             raise ValueError("OfflineTOPRTrainer computes no logits: it cannot return outputs, or predict.")
@@ -469,7 +476,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         if self.args.ratio_level == "token":
             mu_logps = torch.full_like(logps, torch.nan, dtype=torch.float32).masked_scatter(mask, mu_logps)
         shown = rows if self.args.log_completions and self.model.training and counts else None
-        loss_B = self._row_losses(logps, mu_logps, rewards_B, mask, shown, idle, counts).losses_B
+        weights = self._row_weights(logps, mu_logps, rewards_B, mask, shown, idle, counts)
+        loss_B = weighted_loss(logps, weights, rewards_B, mask, self.args.length_normalization)
         if num_items_in_batch is None:
             loss, windows = loss_B.sum() / (len(loss_B) + idle), 1
         else:
@@ -481,7 +489,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             self._metrics[self._mode]["aux_loss"].append(outputs.aux_loss.detach())
         return loss
 
-    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: Any) -> Tensor:
+    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
         """Count the rows of an optimizer step over all processes. Trainer would count tokens instead."""
         counted = (len(batch["row"]) for batch in batch_samples if batch["counts"])
         rows = torch.tensor(sum(counted), device=device)

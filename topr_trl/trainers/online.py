@@ -222,7 +222,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             )
         return tokenized
 
-    def _check_padding(self, model: Any) -> None:
+    def _check_padding(self, model: nn.Module) -> None:
         """Check that log π of a completion does not depend on the padding of its prompt.
 
         Raises:
@@ -244,7 +244,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
                 "prompts on the left, so π/μ would be wrong. Train another model, or train this one offline."
             )
 
-    def _padded_log_probs(self, model: Any, sequences: list[list[int]]) -> list[Tensor]:
+    def _padded_log_probs(self, model: nn.Module, sequences: list[list[int]]) -> list[Tensor]:
         """Return log π of the tokens of each sequence, except its first token, in a batch padded as TRL pads."""
         width, pad = max(map(len, sequences)), self._tokenizer.pad_token_id
         device = self.accelerator.device
@@ -255,7 +255,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         logps = forward(self, model, ids, mask, width - 1)[0]
         return [row[len(row) - len(tokens) + 1 :] for row, tokens in zip(logps, sequences, strict=True)]
 
-    def _training_begins(self, model: Any) -> None:
+    def _training_begins(self, model: nn.Module) -> None:
         if not self._is_checked:
             self._check_padding(model)
             self._check_sharing(model)
@@ -414,7 +414,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
     def _show_weights_in_completions(self) -> None:
         """Add the last weight and log-ratio of each row to TRL's table. NaN marks a row that the loss has not used."""
         # A row of the last table can be in this table again, with the values of that time.
-        seen = self._shown_weights | {row: values for row, *values in self._row_weights.gather()}
+        seen = self._shown_weights | {row: values for row, *values in self._weights_by_row.gather()}
         # TRL's table holds the newest rows, from training or evaluation.
         rows = range(self._rows_made - len(self._logs["prompt"]), self._rows_made)
         self._shown_weights = {row: seen.get(row, [DisplayedFloat(torch.nan)] * len(WEIGHT_COLUMNS)) for row in rows}
@@ -468,7 +468,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
                 batch[name] = batch[name][:, : batch[name].size(1) - excess]
         return batch
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         # A copy, because with num_iterations > 1 the buffered batch is used again. The width of the batch must be known
         # on the host, so this waits for the device, as TRL's metrics of each micro-batch do.
         self._loss_inputs = of_loss = self._trim_padding(dict(inputs))
@@ -512,7 +512,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         rewards_B = inputs["topr_rewards"]
         shown = inputs["topr_rows"] if self.args.log_completions else None
         # Detached, because TRL computes the losses.
-        weights = self._row_losses(policy_logps_BT.detach(), mu_logps, rewards_B, mask, shown).weights
+        weights = self._row_weights(policy_logps_BT.detach(), mu_logps, rewards_B, mask, shown)
         self._note_for_replay(inputs, mu_logps, weights, mask)
 
         signal_B = rewards_B.nan_to_num(0.0) * inputs.get("topr_scale", 1.0)

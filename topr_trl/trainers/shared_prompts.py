@@ -301,7 +301,7 @@ def saved_part(groups: Sequence[tuple[int, Sequence[int]]]) -> float:
 
 
 @torch.no_grad()
-def why_not_shared(shared: SharedPrompts, wrapped: Any, device: torch.device, tolerance: float) -> str | None:
+def why_not_shared(shared: SharedPrompts, wrapped: nn.Module, device: torch.device, tolerance: float) -> str | None:
     """Return why a model cannot share prompts, measured on three short rows. Return None if it can.
 
     Args:

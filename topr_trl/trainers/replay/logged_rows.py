@@ -30,7 +30,7 @@ def _named() -> Iterator[None]:
         raise ValueError(f"The {_NAME} dataset: {error}") from None
 
 
-def check_logged(dataset: Any, temperature: float) -> None:
+def check_logged(dataset: object, temperature: float) -> None:
     """Validate logged rows before the model is loaded.
 
     Raises:

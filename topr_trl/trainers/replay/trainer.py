@@ -30,7 +30,7 @@ from topr_trl.trainers.replay import (
 from topr_trl.user_warnings import warn_user
 
 
-def check_replay(args: TOPRConfig, dataset: Any, logged: Dataset | None) -> None:
+def check_replay(args: TOPRConfig, dataset: object, logged: Dataset | None) -> None:
     """Check that rows can be replayed, before the model is loaded.
 
     Raises:
