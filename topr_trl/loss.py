@@ -187,7 +187,7 @@ def truncated_weights(log_ratio: Tensor, rewards_B: Tensor, limits: TruncationLi
 
     # Stop-gradient: the weight scales the gradient of log π and is not differentiated itself (Algorithm 1).
     log_ratio = log_ratio.detach()
-    # The trainers do not compute the ratio of a row with R = 0. Its loss must be 0, and 0 times NaN is NaN.
+    # The ratio of a row with R = 0 can be unknown. The loss of the row must still be 0, and 0 times NaN is NaN.
     nothing_to_learn = (rewards_B == 0).view_as(positive)
     log_ratio = log_ratio.masked_fill(nothing_to_learn & log_ratio.isnan(), 0.0)
     return torch.where(positive, clipped(limits.a_pos, limits.b_pos), clipped(limits.a_neg, limits.b_neg))

@@ -293,7 +293,7 @@ def _per_token_logps(
     computed: list[list[float]] = []
     for batch in accelerator.prepare_data_loader(loader):
         logps, mask = forward(batch)
-        # Completion tokens to the front, so that rows of different processes can be laid on each other.
+        # Completion tokens move to the front, so that rows of all processes can be padded to one width and gathered.
         counts = mask.sum(-1, keepdim=True)
         packed = logps.new_full(logps.shape, torch.nan, dtype=torch.float32)
         packed[torch.arange(mask.size(1), device=mask.device) < counts] = logps[mask.bool()].float()
@@ -301,7 +301,7 @@ def _per_token_logps(
         packed, counts = accelerator.gather_for_metrics((packed, counts))
         computed += [row[:n] for row, n in zip(packed.tolist(), counts.squeeze(1).tolist(), strict=True)]
         progress.update(len(counts))
-    return [computed[i] for i in order.argsort()]  # the inverse of the order
+    return [computed[i] for i in order.argsort()]  # in the order of the rows
 
 
 def rows_fingerprint(dataset: Dataset, needs_N: NDArray[np.bool_]) -> str:

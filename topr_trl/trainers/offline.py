@@ -267,8 +267,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int] | None:
         sampler = super()._get_train_sampler(train_dataset)
         args, dataset = self.args, self.train_dataset if train_dataset is None else train_dataset
-        # Rows are not sorted by length without padding, which would put the longest rows into one micro-batch; with the
-        # auxiliary loss of a mixture of experts, which depends on the micro-batch; or with batches that are split.
+        # Rows are not sorted by length in three cases. Without padding, sorting would only put the longest rows into
+        # one micro-batch. The auxiliary loss of a mixture of experts depends on which rows share a micro-batch. Split
+        # batches do not follow this order.
         plain = args.padding_free or self.aux_loss_enabled or args.accelerator_config.split_batches
         if isinstance(sampler, RandomSampler):
             # Use the sampler that Accelerate would create.
