@@ -38,8 +38,6 @@ class Clock(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step in (1, state.max_steps):
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
             now = time.perf_counter()
             self.start, self.seconds, self.steps = now, now - self.start, state.max_steps - 1
 
@@ -68,11 +66,6 @@ def in_turn(
 def peak_memory(build: Build, case: Case) -> int:
     """Most bytes of tensors alive at once, weights included, from before the model is made to the end of the run."""
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        if torch.cuda.is_available() and not case.settings.get("use_cpu"):
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            build(case, folder, []).train()
-            return torch.cuda.max_memory_allocated()
         with allocations() as profile:
             build(case, folder, []).train()
         return peak_of(profile, Path(folder) / "trace.json")
