@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import cells, report, results_page
-from benchmarks.experiments import ALL, planned
+from benchmarks.experiments import ALL, planned, work
 from benchmarks.setting import HERE, PROFILES, Profile, model_hash
 
 TABLES = HERE / "appendix" / "tables.md"
@@ -58,12 +58,13 @@ def main() -> None:
         parser.error(f"results cannot be written to {results}: {error}")
     store = open_store(results, profile)
     command = " ".join(["python -m benchmarks", *sys.argv[1:]])
-    for name in [] if args.report else [name for name in ALL if name in args.experiments or not args.experiments]:
+    chosen = [] if args.report else [name for name in ALL if name in args.experiments or not args.experiments]
+    for names in [chosen] if profile.is_quick else [[name] for name in chosen]:
         try:  # what can be planned depends on what has been found: until nothing is left
-            while store.unfinished(todo := planned(name, profile, store)):
-                cells.run(todo, partial(ALL[name].work, profile=profile), store, args.workers, command, name)
+            while store.unfinished(todo := [cell for name in names for cell in planned(name, profile, store)]):
+                cells.run(todo, partial(work, profile=profile), store, args.workers, command, " ".join(names))
         except cells.Unfinished as missing:
-            print(f"{name} is left out: {missing}")
+            print(f"{names[0]} is left out: {missing}")
     tables = TABLES if args.published else results / "tables.md"
     tables.write_text(report.appendix(store), encoding="utf-8")
     page = results_page.write(store, results_page.PAGE if args.published else results / "results.md")

@@ -52,8 +52,6 @@ QUICK: list[Cell] = []
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     """Run a cell."""
-    if cell["claim"] == "arms":
-        return protocols.work(cell, profile)
     (method,) = (method for name, method in ARMS.values() if name == cell["rival"])
     model, _ = offline.trained("main", method, profile, cell["seed"], cell["learning_rate"], BATCH_ROWS)
     if cell["claim"] == "learning_rates":

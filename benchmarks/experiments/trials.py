@@ -95,8 +95,6 @@ def tables(store: Store) -> list[tuple[str, list[str], list[list[str]]]]:
 
 def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     """Run a cell."""
-    if cell["claim"] == "arms":
-        return protocols.work(cell, profile)
     if cell["part"] == CODE:
         (arm,) = (arm for arm in trial.ARMS if arm.name == cell["setting"])
         rows = profile.steps * 32
