@@ -1,4 +1,4 @@
-"""The methods that are compared, by name: what each does with the same completions.
+"""Methods that are compared, by name.
 
 A `Method` makes an objective for a model and its rows, which gives the loss of a batch of them.
 
@@ -55,7 +55,7 @@ class Direct:
         self.renew(rows)
 
     def renew(self, rows: Rows) -> None:
-        """Go on with other rows."""
+        """Continue with other rows."""
         self.rows, self.size = rows, len(rows)
         self.rewards = torch.tensor(self.reward_function(rows), dtype=torch.float32)
 
@@ -73,7 +73,7 @@ def raw(rows: Rows) -> np.ndarray:
 
 
 def asymre_rewards(rows: Rows) -> np.ndarray:
-    """Group-centered less δ = -0.1: the baseline a little below the mean reward (AsymRE, arXiv 2506.20520)."""
+    """Return rewards with a baseline a little below the group's mean (AsymRE, arXiv 2506.20520, δ = -0.1)."""
     return rows.rewards - (rows.group_means - 0.1)
 
 
@@ -215,9 +215,9 @@ class TRLPreference:
 
 
 def dpo(model: PreTrainedModel, rows: Rows, pool: Rows, pairs_a_problem: int = 16) -> TRLPreference:
-    """Pairs of a right and a wrong completion of a problem, up to 16 (the paper's), from all that were sampled.
+    """Return DPO on pairs of a right and a wrong completion of a problem, up to 16 (the paper's), from the whole pool.
 
-    As many pairs are drawn as fill one epoch with as many rows as the other rivals read.
+    As many pairs are drawn as fill one epoch with as many rows as the other methods read.
     """
     from trl import DPOConfig, DPOTrainer
 
@@ -240,7 +240,7 @@ def dpo(model: PreTrainedModel, rows: Rows, pool: Rows, pairs_a_problem: int = 1
 
 
 def kto(model: PreTrainedModel, rows: Rows, pool: Rows) -> TRLPreference:
-    """KTO, its two classes balanced as TRL's own warning asks.
+    """Return KTO, its two classes balanced as TRL's own warning asks.
 
     TRL takes the mismatched answers of its KL term from the same block of 32 consecutive rows and reads the blocks
     in order. So rows are shuffled once here, lest a block holds a single problem, and the blocks stay whole.
@@ -265,7 +265,7 @@ def kto(model: PreTrainedModel, rows: Rows, pool: Rows) -> TRLPreference:
 
 @lru_cache
 def _scratch() -> str:
-    """A folder for the trainers of this process, which write nothing to it."""
+    """Return a folder for the trainers of this process, which write nothing to it."""
     return tempfile.mkdtemp(prefix="topr-benchmarks-")
 
 

@@ -55,7 +55,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Method:
-    """How a method differs from TOPR's defaults.
+    """Settings in which a method differs from TOPR's defaults.
 
     Attributes:
         settings: of `topr train`.

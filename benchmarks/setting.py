@@ -1,4 +1,4 @@
-"""The setting that all experiments share: base models, problems, completions, evaluation.
+"""Setting of all experiments: base models, problems, completions, evaluation.
 
 A task is a base model with its problems, which `topr_trl.tasks.arithmetic` generates:
 
@@ -45,7 +45,7 @@ OF_OTHER_TASKS = 120  # a right answer of theirs has about 40 tokens
 
 @dataclass(frozen=True)
 class Profile:
-    """How much is run. A profile changes sizes only, never what is compared."""
+    """Sizes of the experiments. A profile never changes what is compared."""
 
     name: str
     seeds: int

@@ -1,4 +1,4 @@
-"""What TOPR costs compared with TRL's other trainers, see `docs/performance.md`.
+"""Time and memory of TOPR compared with TRL's other trainers, see `docs/performance.md`.
 
 `work` builds the trainers on the same rows, `timing` runs them in turn, `data` times what comes before the first
 step, `loop` times `topr iterate`, `page` compares with the goals.

@@ -61,7 +61,7 @@ def model(size: int, vocabulary: int = 1_024) -> LlamaConfig:
 
 
 class Sizes:
-    """How much is run; `small` only tries everything out."""
+    """Sizes of all parts; `small` only tries everything out."""
 
     def __init__(self, small: bool) -> None:
         self.is_small = small
@@ -83,7 +83,7 @@ Say = Callable[[str], Any]
 
 
 def _steps(case: Case, variants: list[str], repeats: int, say: Say) -> dict[str, list[float]]:
-    """Seconds per step of variants, in turn."""
+    """Return seconds per step of variants, in turn."""
     builds = {**VARIANTS, "online topr, 1/4": online(
         TOPRTrainer, TOPRConfig, curation="anna_karenina", iteration_size=case.micro_batch * case.accumulation // 4
     )}  # fmt: skip
@@ -137,7 +137,7 @@ CHECKPOINTED = 12_000  # tokens of a micro-batch above which activations are com
 
 
 def smollm2(layers: int, vocabulary: int = 49_152) -> LlamaConfig:
-    """The shape of SmolLM2-135M, which has 30 layers."""
+    """Return the shape of SmolLM2-135M, which has 30 layers."""
     return LlamaConfig(
         hidden_size=576, intermediate_size=1_536, num_hidden_layers=layers, num_attention_heads=9,
         num_key_value_heads=3, vocab_size=vocabulary, pad_token_id=1, eos_token_id=0,
@@ -175,7 +175,7 @@ def _named(prompt: int, completion: int, samples: int) -> str:
 
 
 def shared_prompts(sizes: Sizes, say: Say) -> dict[str, Any]:
-    """Rows that share prompts: steps and log μ, beside SFTTrainer and prompts computed for each row."""
+    """Time rows that share prompts: steps and log μ, beside SFTTrainer and prompts computed for each row."""
     config = smollm2(2, 1_024) if sizes.is_small else smollm2(30)
     found: dict[str, dict[str, list[float]]] = {}
     for lengths in SHARED[:1] if sizes.is_small else SHARED:
@@ -193,7 +193,7 @@ def shared_prompts(sizes: Sizes, say: Say) -> dict[str, Any]:
 
 
 def _like_the_demo(sizes: Sizes, say: Say) -> dict[str, list[float]]:
-    """Steps of 128 rows in the trainer's own order, with the lengths of `make demo`; 16 completions of each prompt."""
+    """Time steps of 128 rows in the trainer's own order, with the lengths of `make demo`, 16 completions per prompt."""
     rows = candidates(2 * 128 if sizes.is_small else 8 * 128, DEMO, WORDS, 0.25, samples=16)
     case = Case(BUNDLED, rows, 32, 4, {"use_cpu": True, "bf16": False})
     builds = {"topr": offline_topr(share_prompts=True), "topr, not shared": offline_topr(share_prompts=False)}
@@ -202,7 +202,7 @@ def _like_the_demo(sizes: Sizes, say: Say) -> dict[str, list[float]]:
 
 
 def precision(sizes: Sizes, say: Say) -> dict[str, Any]:
-    """A step in bfloat16 and float32 of two models, and log π - log μ of completions before the first update."""
+    """Time a step in bfloat16 and float32, and return log π - log μ of completions before the first update."""
     large = _point(smollm2(2, 1_024) if sizes.is_small else smollm2(30), *SHARED[0])
     small = _point(BUNDLED, 64, 40, 32, steps=8)
 
@@ -234,7 +234,7 @@ def two_processes(sizes: Sizes, say: Say) -> dict[str, Any]:
 
 
 def files(sizes: Sizes, say: Say) -> dict[str, Any]:
-    """Rows on disk, and a log that is imported."""
+    """Time rows on disk, and a log that is imported."""
     results: dict[str, Any] = {"rows": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -266,7 +266,7 @@ def files(sizes: Sizes, say: Say) -> dict[str, Any]:
 
 
 def loop(sizes: Sizes, say: Say) -> dict[str, Any]:
-    """`topr iterate` in turns and overlapped."""
+    """Time `topr iterate` in turns and overlapped."""
     found: dict[str, Any] = {}
     for overlap, name in ((0, "in turns"), (1, "overlapped")):
         say(f"the loop, {name}")
@@ -281,7 +281,7 @@ PARTS = {
 
 
 def processes(sizes: Sizes) -> dict[str, list[float]]:
-    """Rows per second of one process and of two with one thread each."""
+    """Return rows per second of one process and of two, with one thread each."""
     found: dict[str, list[float]] = {"1": [], "2": []}
     for _ in range(2):
         for count in (1, 2):
@@ -300,7 +300,7 @@ def processes(sizes: Sizes) -> dict[str, list[float]]:
 
 
 def worker(size: int) -> None:
-    """One of the processes: trains on 32 rows per step, whatever their number."""
+    """Train as one of the processes: 32 rows per step, whatever their number."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     case = Case(model(size), candidates(96, GSM8K, WORDS), 8, 4 // count, {"use_cpu": True, "bf16": False})
     seconds = seconds_per_step(VARIANTS["topr"], case)

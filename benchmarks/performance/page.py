@@ -37,10 +37,10 @@ def paired(results: dict[str, list[float]], name: str, other: str) -> list[float
 
 
 class Goal(NamedTuple):
-    """What was to be reached: a ratio of at most or at least so much.
+    """Goal: a ratio of at most or at least so much.
 
     Attributes:
-        measure: what is measured.
+        measure: name of the quantity.
         ratios: gives the ratios, one for each round.
         most, least: the limit.
     """

@@ -1,4 +1,4 @@
-"""Runs trainers in turn, so that other load of the machine affects all of them alike."""
+"""Run trainers in turn, so that other load of the machine affects all of them alike."""
 
 import os
 import tempfile
@@ -31,7 +31,7 @@ def quiet() -> None:
 
 
 class Clock(TrainerCallback):
-    """Seconds of the steps, without the first (`seconds` for `steps`)."""
+    """Callback that times all steps but the first (`seconds` for `steps`)."""
 
     def __init__(self) -> None:
         self.start, self.seconds, self.steps = 0.0, 0.0, 0
@@ -43,7 +43,7 @@ class Clock(TrainerCallback):
 
 
 def seconds_per_step(build: Build, case: Case) -> float:
-    """Of a fresh trainer over all rows of the case, the first step left out."""
+    """Return the seconds per step of a fresh trainer over all rows of the case, without the first step."""
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         build(case, folder, [clock]).train()
@@ -53,7 +53,7 @@ def seconds_per_step(build: Build, case: Case) -> float:
 def in_turn(
     measures: dict[str, Callable[[], float]], repeats: int, say: Callable[[str], Any]
 ) -> dict[str, list[float]]:
-    """Every measure `repeats` times, round after round; a round starts with another one each time."""
+    """Take each measure `repeats` times, round after round; each round starts with another one."""
     found: dict[str, list[float]] = {name: [] for name in measures}
     names = list(measures)
     for turn in range(repeats):
@@ -64,7 +64,7 @@ def in_turn(
 
 
 def peak_memory(build: Build, case: Case) -> int:
-    """Most bytes of tensors alive at once, weights included, from before the model is made to the end of the run."""
+    """Return the most bytes of tensors alive at once, from before the model is made to the end of the run."""
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         with allocations() as profile:
             build(case, folder, []).train()
@@ -72,7 +72,7 @@ def peak_memory(build: Build, case: Case) -> int:
 
 
 def scoring_seconds(build: Build, case: Case) -> float:
-    """Of the log μ pass alone, over the rows of the case that need it; 0 if there is none."""
+    """Return the seconds of the log μ pass alone, over the rows of the case that need it."""
     compute, seconds = LogMu.compute, 0.0
 
     def timed(*args: Any) -> None:
@@ -105,7 +105,7 @@ def log_ratios_at_start(build: Build, case: Case) -> dict[str, float]:
 
 
 def scoring_peak(case: Case) -> dict[str, int]:
-    """Most bytes alive in the log μ pass of one micro-batch, and in a forward that has its logits in memory.
+    """Return the most bytes alive in the log μ pass of one micro-batch, and in a forward with its logits in memory.
 
     The head works on tiles of 256 tokens here; a micro-batch has fewer than the 4,096 of TRL's own tiles.
     """
