@@ -8,13 +8,13 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install install-min demo docs bench gpu reproduce reproduce-quick notebooks test test-all coverage test-min test-matrix test-trackers test-quantized test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
+.PHONY: install install-min demo docs bench reproduce reproduce-quick pages notebooks test test-all coverage test-min test-matrix test-trackers test-quantized test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
 
 help:
 	@echo "make demo      train the bundled model with TOPR, before -> after (minutes on a CPU)"
-	@echo "make reproduce measure every claim of the paper (hours; goes on where it stopped); make reproduce-quick: minutes"
-	@echo "make bench     time and memory beside TRL's other trainers (half an hour; writes docs/performance.md)"
-	@echo "make gpu       steps, memory and learning at full size, on one GPU (ten minutes at a time; writes docs/full_size.md)"
+	@echo "make reproduce run all experiments on small models (days; continues where it stopped); make reproduce-quick: one arm"
+	@echo "               of each loop (minutes); make pages: fill in docs/results.md and docs/performance.md"
+	@echo "make bench     time and memory beside TRL's other trainers (an hour; fills in docs/performance.md)"
 	@echo "make docs      build the documentation into site/, warnings are errors"
 	@echo "make test      run the fast tests, two at a time (JOBS=8: eight); make test-all: all of them (KILLS=20: loops are"
 	@echo "               killed 20 times, not 4); make coverage: all, and which branches of the package they run"
@@ -42,9 +42,9 @@ demo: install
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 		--num_cpu_threads_per_process $(THREADS) examples/gsm8k.py
 
-# One claim: make reproduce CLAIM=positive_share
+# One experiment: make reproduce EXPERIMENT=protocols
 reproduce: install
-	$(BIN)/python -m benchmarks $(CLAIM)
+	$(BIN)/python -m benchmarks $(EXPERIMENT)
 
 reproduce-quick: install
 	rm -rf reproduction/quick
@@ -55,13 +55,14 @@ reproduce-quick: install
 notebooks: install
 	$(BIN)/python scripts/run_notebooks.py
 
-# Time and memory beside TRL's other trainers; writes docs/performance.md.
+# Tables and numbers of the published results, in docs/results.md, docs/performance.md and benchmarks/appendix/tables.md.
+pages: install
+	$(BIN)/python -m benchmarks --published --report
+	$(BIN)/python -m benchmarks.performance --report
+
+# Time and memory beside TRL's other trainers; fills in docs/performance.md.
 bench: install
 	$(BIN)/python -m benchmarks.performance
-
-# Figures at full size: needs a GPU, and goes on where it stopped; writes docs/full_size.md.
-gpu: install
-	$(BIN)/python -m benchmarks.gpu
 
 # So many tests at a time, each on one thread; those that share a long fixture stay together.
 JOBS ?= 2

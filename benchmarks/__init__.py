@@ -1,30 +1,22 @@
-"""What is measured: the paper's claims, what was expected of wrong answers, time and memory. Not part of the package.
+"""Measurements, apart from the package.
 
-    python -m benchmarks                # claims: which cells they need, run what is missing, write the pages
+    python -m benchmarks                # experiments on small models
+    python -m benchmarks.real_model     # GSM8K with a pretrained model
     python -m benchmarks.performance    # time and memory beside TRL's other trainers
-    python -m benchmarks.memory         # memory of processes beside what `topr plan` says
-    python -m benchmarks.gpu            # the same at full size, on a GPU
+    python -m benchmarks.memory         # memory of processes beside the plan of `topr plan`
 
-What is run:
+How they are run:
 
-- `claims/`: one file for each claim: its cells, the work of one, picture and verdict. `hypotheses.py`: what was
-  expected.
-- `cells.py`: a cell is the smallest piece of work that is kept; runs what is missing, and goes on where it was killed.
-- `arms.py`: ways to train on stored rows, each at its own best rate. `online.py`: ways to train online. `rounds.py`: a
-  round of the paper's loop.
-
-What is compared:
-
-- `rivals.py`: the methods, those of TRL among them. `losses.py`: what was published since. `optimizers.py`: the
-  optimizers; `gradients.py`: what can be predicted from gradients.
+- `experiments/`: one declaration for each: methods, rates, seeds, how a cell is run.
+- `experiment.py`: tuning, and which cells to run. `cells.py`: what is kept, and the pool.
+- `methods.py`: methods by name. `loops/`: offline, rounds, online, stale.
 
 On what:
 
 - `setting.py`: sizes, problems, base models, tests. `bases.py`: base models that are wrong in different ways, in
   `models/`. `code_task.py`: the rows of `examples/code_generation.py`.
-- `rows.py`: completions as training sees them. `decoding.py`: draws them. `training.py`: the one training loop.
+- `rows.py`: completions as training sees them. `decoding.py` draws them, `decoded.py` counts right answers.
 
-What comes out, from `results/`:
-
-- `statistics.py`: means with intervals. `verdicts.py`, `pictures.py`: for a claim's report. `evidence.py`: the pages.
+What comes out: `results/` (one line a cell), `report.py` and `statistics.py` (tables), `results_page.py`
+(docs/results.md), `appendix/` (tables of all experiments, and pages of version 0.2).
 """

@@ -1,4 +1,4 @@
-"""Base models that are wrong in different ways and to different degrees; all solve the same kind of problem.
+"""Make base models that are wrong in different ways and to different degrees; all solve the same kind of problem.
 
     python -m benchmarks.bases            # makes those that are missing (minutes each)
 
@@ -9,7 +9,7 @@ careless author, who
 - has a misconception: adds where the problem says multiply, most of the time;
 - wanders off: goes on with sentences of the story, and never comes to an answer.
 
-`slips` is what version 0.1 of the benchmarks knew. `sure` has the misconception alone and is trained until its
+`sure` has the misconception alone and is trained until its
 arithmetic is right, so its wrong answers are all of one kind and it is confident of them.
 """
 
@@ -29,7 +29,7 @@ HIDDEN_SIZE, NUM_LAYERS, NUM_HEADS = 96, 2, 4  # 0.3 million parameters, as `mai
 
 @dataclass(frozen=True)
 class Author:
-    """How the author of the solutions errs.
+    """Errors of the author of the solutions.
 
     Attributes:
         slip: probability that a result is a little wrong.
@@ -66,7 +66,7 @@ AUTHORS = {
 
 
 def one_product(rng: random.Random) -> Problem:
-    """A problem of two steps, one of which multiplies."""
+    """Return a problem of two steps, one of which multiplies."""
     while True:
         problem = make_problem(rng, 2, ONE_WORDING)
         if sum(step.sentence.symbol == "+*" for step in problem.steps) == 1:
@@ -74,7 +74,7 @@ def one_product(rng: random.Random) -> Problem:
 
 
 def solution(problem: Problem, author: Author, rng: random.Random) -> str:
-    """What this author writes; wrong answers are at most about three times as long as right ones."""
+    """Return a solution by this author; wrong answers are at most about three times as long as right ones."""
 
     def result(value: int) -> int:
         return slipped(value, rng) if rng.random() < author.slip else value

@@ -1,4 +1,4 @@
-"""Cells: the smallest pieces of work that are kept. A claim is measured by many cells; each is run once."""
+"""Keep results of cells, the smallest pieces of work, and run the missing ones in a pool of processes."""
 
 import json
 import logging
@@ -19,11 +19,11 @@ Cell = dict[str, Any]  # settings, all JSON; among them `claim`
 
 
 class Unfinished(Exception):
-    """What these cells depend on has not been run."""
+    """Results that these cells depend on are missing."""
 
 
 class Store:
-    """Finished cells of a profile: one file per claim, one JSON object per line. A killed run loses none."""
+    """Results of a profile: one file per experiment, one JSON object per line. A killed run loses none."""
 
     def __init__(self, directory: Path, setting: str = "") -> None:
         self.directory, self.setting = directory, setting  # results of another setting are not seen
@@ -38,22 +38,24 @@ class Store:
                     self.finished[_key(entry["cell"])] = entry
 
     def get(self, cell: Cell) -> dict[str, Any] | None:
-        """The result of a cell, None if it has not been run."""
+        """Return the result of a cell, None if it has not been run."""
         entry = self.finished.get(_key(cell))
         return entry["result"] if entry else None
 
     def results(self, cells: list[Cell]) -> list[tuple[Cell, dict[str, Any]]]:
-        """The finished ones among these cells, with their results."""
+        """Return the finished cells, with their results."""
         return [(cell, result) for cell in cells if (result := self.get(cell)) is not None]
 
     def unfinished(self, cells: list[Cell]) -> list[Cell]:
+        """Return the cells that have not been run."""
         return [cell for cell in cells if self.get(cell) is None]
 
     def entries(self, cells: list[Cell]) -> list[dict[str, Any]]:
-        """What is kept of the finished ones among these cells: result, `seconds` of a core, machine, versions, date."""
+        """Return the entries of the finished cells: result, `seconds` of a core, machine, versions, date."""
         return [self.finished[_key(cell)] for cell in cells if _key(cell) in self.finished]
 
     def add(self, cell: Cell, result: dict[str, Any], seconds: float, command: str) -> None:
+        """Keep a result."""
         entry = {
             "cell": cell, "setting": self.setting, "result": result, "seconds": round(seconds, 1), "command": command,
             "date": time.strftime("%Y-%m-%d"), "machine": machine(), "versions": versions(),
@@ -71,11 +73,12 @@ def _key(cell: Cell) -> str:
 
 
 def versions() -> dict[str, str]:
+    """Return the versions of packages that results may depend on."""
     return {name: version(name) for name in ("topr_trl", "torch", "transformers", "trl")}
 
 
 def machine() -> str:
-    """Processor and number of cores; no name."""
+    """Return processor and number of cores, without the machine's name."""
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -111,7 +114,7 @@ def timed(work: Any, *args: Any) -> tuple[Any, float]:
 
 
 def _one_thread() -> None:
-    """In each worker; one whose parent is killed ends with it."""
+    """Prepare a worker, which ends if its parent is killed."""
     import datasets
     import torch
     import transformers

@@ -28,7 +28,7 @@ MAX_NEW_TOKENS = 48
 
 
 def folder() -> Path:
-    """What the example leaves: `warm-up` (the model), `log` (rows), `before` (rows of the held-out tasks). Run once."""
+    """Return the folder that the example writes: `warm-up` (the model), `log` (rows), `before` (held-out rows)."""
     CACHE.mkdir(exist_ok=True)
     place = CACHE / "code"
     with FileLock(CACHE / "code.lock"):

@@ -1,4 +1,4 @@
-"""Draws completions of a tiny model on a CPU, more than twice as fast as `generate`, where most of the time was spent.
+"""Draw completions of a tiny model on a CPU, more than twice as fast as `generate`.
 
 A prompt is read once for all of its completions, keys and values are written in place, and rows that have ended leave
 the batch. The distribution is that of `topr_trl.sample_completions`. Temperature 0 is greedy.
@@ -57,7 +57,7 @@ def draw(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problems: Dataset, count: int, longest: int, seed: int,
     temperature: float = 1.0,
 ) -> Dataset:  # fmt: skip
-    """`count` completions of each problem, of at most `longest` tokens; rows like those of `sample_completions`."""
+    """Return `count` completions of each problem, of at most `longest` tokens, as `sample_completions` does."""
     args = SamplingArguments(num_generations=count, max_new_tokens=longest, top_k=model.config.vocab_size)
     prompts = encode_prompts(tokenizer, problems, args, model.config.max_position_embeddings)
     drawn = draw_ids(model, tokenizer, prompts, count, longest, seed, temperature)
@@ -86,7 +86,7 @@ def draw_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]], count: int, longest: int,
     seed: int, temperature: float = 1.0,
 ) -> list[list[Drawn]]:  # fmt: skip
-    """`count` completions of each prompt."""
+    """Return `count` completions of each prompt."""
     was_training = model.training
     model.eval()
     stops = torch.tensor(stop_tokens(tokenizer, model.generation_config))

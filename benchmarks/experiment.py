@@ -1,15 +1,26 @@
 """Compare methods, each at its own best learning rate.
 
 An `Experiment` plans cells (`benchmarks.cells`). Each cell is run once and its result is kept, so a killed run
-continues. The reported cells of a method are planned once its learning rates have been tried.
+continues. The reported cells of a method are planned once its choices have been tried.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.arms import TUNING_SEED, tune
+import numpy as np
+
 from benchmarks.cells import Cell, Store
+from benchmarks.statistics import Measured
+
+TUNING_SEED = 1_000  # completions, order and problems (validation) that only the choice of rates uses
+
+Choice = dict[str, Any]  # fields of a cell that tuning chooses: the learning rate, sometimes the rows per step
+
+
+def rates(*values: float) -> list[Choice]:
+    """Return choices of the learning rate."""
+    return [{"learning_rate": rate} for rate in values]
 
 
 @dataclass(frozen=True)
@@ -18,62 +29,165 @@ class Experiment:
 
     Attributes:
         claim: name of the file of results.
-        methods: names of the methods.
-        rates: learning rates that are tried first.
-        seeds: seeds that are reported; the rates are tried with another one, `TUNING_SEED`.
-        measures: names of results. Each method has a best rate for each of them.
-        fields: what else a cell says, such as the base model and its weights.
-        further: number of rates to try beyond the first, where the best one is at an end of them.
-        untrained: the measures of the untrained model, if known: a best rate that ends no higher is too high.
+        methods: fields of a method's cells, by its name.
+        choices: choices that are tried first.
+        seeds: seeds that are reported; choices are tried with another one, `TUNING_SEED`.
+        measures: measures that choose, as `value` reads them. Each method has a best choice for each of them.
+        title: title of the table; without one there is no table.
+        fields: what all cells say, such as the base model and its weights.
+        reported_fields: what the cells of the reported seeds say, too.
+        further: number of rates to try beyond the choices, where the best one is at an end of them.
+        untrained: by measure, the value of the untrained model, or where a result has it: a best rate that ends no
+            higher is too high.
+        finalists: number of choices that are run with all seeds, by method; otherwise one.
+        level: choices that end so close to the best one are run with all seeds, too.
+        tuned: gives the choice of a method and measure, if it is not chosen by trying.
+        shows: measures in the table; by default those that choose.
     """
 
     claim: str
-    methods: Sequence[str]
-    rates: Sequence[float]
+    methods: Mapping[str, Cell]
+    choices: Sequence[Choice]
     seeds: Sequence[int]
     measures: Sequence[str]
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    title: str = ""
+    fields: Cell = field(default_factory=dict)
+    reported_fields: Cell = field(default_factory=dict)
     further: int = 0
-    untrained: Mapping[str, float] = field(default_factory=dict)
+    untrained: Mapping[str, float | str] = field(default_factory=dict)
+    finalists: Mapping[str, int] = field(default_factory=dict)
+    level: float = 0.0
+    tuned: Callable[[Store, str, str], Choice | None] | None = None
+    shows: Sequence[str] = ()
 
-    def cell(self, method: str, rate: float, seed: int) -> Cell:
+    def cell(self, method: str, choice: Choice, seed: int) -> Cell:
         """Return the cell of one run."""
-        return {"claim": self.claim, **self.fields, "method": method, "learning_rate": rate, "seed": seed}
+        reported = self.reported_fields if seed != TUNING_SEED else {}
+        return {"claim": self.claim, **self.fields, **self.methods[method], **choice, "seed": seed, **reported}
 
     def cells(self, store: Store) -> list[Cell]:
-        """Return the cells that can be planned now: the rates to try, and the best rate with each seed."""
+        """Return the cells that can be planned now: the choices to try, and the best ones with each seed."""
         planned: list[Cell] = []
         for method in self.methods:
             for measure in self.measures:
                 tried, best = self._tuned(store, method, measure)
-                planned += [self.cell(method, rate, TUNING_SEED) for rate in tried]
-                planned += [self.cell(method, best, seed) for seed in self.seeds if best]
-        return _once(planned)
+                planned += [self.cell(method, choice, TUNING_SEED) for choice in tried]
+                planned += [self.cell(method, choice, seed) for choice in best for seed in self.seeds]
+        return once(planned)
 
-    def best_rate(self, store: Store, method: str, measure: str) -> float | None:
-        """Return the best learning rate for a measure; None until all have been tried."""
-        return self._tuned(store, method, measure)[1]
+    def best(self, store: Store, method: str, measure: str = "") -> Choice | None:
+        """Return the choice that is reported; of several finalists the one that ends highest with all seeds."""
+        measure = measure or self.measures[0]
+        finalists = self._tuned(store, method, measure)[1]
+        if len(finalists) < 2:
+            return finalists[0] if finalists else None
+        ends = [self._results(store, method, choice) for choice in finalists]
+        if any(len(end) < len(self.seeds) for end in ends):
+            return None
+        means = [np.mean([value(result, measure) for result in end.values()]) for end in ends]
+        return finalists[int(np.argmax(means))]
 
-    def ends(self, store: Store, method: str, measure: str) -> dict[int, dict[str, Any]]:
-        """Return the results by seed, at the learning rate that is best for a measure."""
-        rate = self.best_rate(store, method, measure)
-        found = {seed: store.get(self.cell(method, rate, seed)) for seed in self.seeds} if rate else {}
+    def ends(self, store: Store, method: str, measure: str = "") -> dict[int, dict[str, Any]]:
+        """Return the results by seed, at the choice that is best for a measure."""
+        best = self.best(store, method, measure)
+        return self._results(store, method, best) if best else {}
+
+    def measured(self, store: Store, method: str, shown: str = "", measure: str = "") -> Measured:
+        """Return what is shown by seed, with its error, at the choice that is best for a measure."""
+        shown = shown or self.measures[0]
+        found = self.ends(store, method, measure or (shown if shown in self.measures else self.measures[-1]))
+        return {seed: (value(result, shown), error(result, shown)) for seed, result in found.items()}
+
+    def is_finished(self, store: Store) -> bool:
+        """Whether all cells have been run."""
+        return bool(self.methods) and not store.unfinished(self.cells(store))
+
+    def _results(self, store: Store, method: str, choice: Choice) -> dict[int, dict[str, Any]]:
+        found = {seed: store.get(self.cell(method, choice, seed)) for seed in self.seeds}
         return {seed: result for seed, result in found.items() if result is not None}
 
-    def _tuned(self, store: Store, method: str, measure: str) -> tuple[list[float], float | None]:
-        def end(choice: dict[str, Any]) -> float | None:
-            found = store.get(self.cell(method, choice["learning_rate"], TUNING_SEED))
-            return found[measure] if found else None
+    def _tuned(self, store: Store, method: str, measure: str) -> tuple[list[Choice], list[Choice]]:
+        """Return the choices to try, and those to run with all seeds: none before all have been tried."""
+        if self.tuned is not None:
+            best = self.tuned(store, method, measure)
+            return [], [best] if best else []
 
-        choices = [{"learning_rate": rate} for rate in self.rates]
-        tried, best = tune(choices, self.further, end, self.untrained.get(measure, 0.0))
-        return [choice["learning_rate"] for choice in tried], best and best["learning_rate"]
+        def end(choice: Choice) -> float | None:
+            found = store.get(self.cell(method, choice, TUNING_SEED))
+            return None if found is None else value(found, measure)
+
+        first = store.get(self.cell(method, self.choices[0], TUNING_SEED))
+        untrained = self.untrained.get(measure, 0.0)
+        if isinstance(untrained, str):
+            untrained = value(first, untrained) if first else 0.0
+        tried, best = tune(self.choices, self.further, end, untrained)
+        if best is None:
+            return tried, []
+        by_end = sorted(tried, key=lambda choice: -(end(choice) or 0.0))
+        highest = end(best) or 0.0
+        level = sum((end(choice) or 0.0) > highest - self.level for choice in tried)
+        finalists = [choice for choice in by_end if choice != best][: max(self.finalists.get(method, 1), level) - 1]
+        return tried, [best, *finalists]
 
 
-def _once(planned: Iterable[Cell]) -> list[Cell]:
+def value(result: dict[str, Any], path: str) -> float:
+    """Return a number of a result: "curve/-1/pass@1" is `result["curve"][-1]["pass@1"]`. A run that failed has 0."""
+    if result.get("failed"):
+        return 0.0
+    found: Any = result
+    for part in path.split("/"):
+        found = found[int(part)] if isinstance(found, list) else found[part]
+    return float(found)
+
+
+def error(result: dict[str, Any], path: str) -> float:
+    """Return the standard error of a number of a result; NaN if there is none.
+
+    Greedy accuracy has none here: its error is over problems, which are the same for all seeds.
+    """
+    folder, _, name = path.rpartition("/")
+    found: Any = result
+    for part in folder.split("/") if folder else ():
+        found = found[int(part)] if isinstance(found, list) else found[part]
+    if name == "greedy":
+        return float("nan")
+    return float(found.get(f"{name} error", found.get("error", np.nan) if name == "pass@1" else np.nan))
+
+
+def tune(
+    choices: Sequence[Choice], further: int, end: Callable[[Choice], float | None], untrained: float = 0.0
+) -> tuple[list[Choice], Choice | None]:
+    """Return the choices to try, and the one that ends highest: the first of equals, or None while an end is unknown.
+
+    Where that is at the lowest or the highest rate, the next one (1, 3, 10...) is tried, too: at most `further` ones.
+    Where it ends no higher than the `untrained` model, all rates are too high, and the next lower one is tried.
+    """
+    tried = list(choices)
+    while True:
+        ends = [end(choice) for choice in tried]
+        if None in ends:
+            return tried, None
+        place = int(np.argmax(np.array(ends, dtype=float)))
+        best, harmful = tried[place], (ends[place] or 0.0) <= untrained
+        rate = best["learning_rate"]
+        of_kind = [one["learning_rate"] for one in tried if one | {"learning_rate": rate} == best]
+        at_end = rate in (min(of_kind), max(of_kind)) and len(of_kind) > 1
+        if not (at_end or harmful) or len(tried) == len(choices) + further:
+            return tried, best
+        up = not harmful and rate == max(of_kind)
+        tried.append(best | {"learning_rate": next_rate(max(of_kind) if up else min(of_kind), up)})
+
+
+def next_rate(rate: float, up: bool) -> float:
+    """Return the rate above or below, of 1, 3, 10, 30..."""
+    is_one = f"{rate:.0e}".startswith("1")
+    factor = 3 if is_one == up else 10 / 3
+    return float(f"{rate * factor if up else rate / factor:.0e}")
+
+
+def once(planned: Iterable[Cell]) -> list[Cell]:
     """Drop repeated cells, keeping the order."""
-    kept: list[Cell] = []
+    found: dict[str, Cell] = {}
     for cell in planned:
-        if cell not in kept:
-            kept.append(cell)
-    return kept
+        found.setdefault(repr(sorted(cell.items())), cell)
+    return list(found.values())

@@ -1,4 +1,4 @@
-"""What `topr plan` says a process holds, against what it held: a small model, two processes on the CPU, every config.
+"""Measure the memory of processes beside the plan of `topr plan`: a small model, two processes on the CPU, each config.
 
     python -m benchmarks.memory
 
@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -42,15 +41,14 @@ CASES = [
 ]
 
 
-def measure(folder: Path, optim: str, checkpointing: bool, on_gpu: bool) -> None:
+def measure(folder: Path, optim: str, checkpointing: bool) -> None:
     """Train for three steps in this process, one of several, and write its peak."""
     deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
-    if not on_gpu:
-        _prepare_for_the_cpu(deepspeed)
+    _prepare_for_the_cpu(deepspeed)
     args = OfflineTOPRConfig(
         str(folder / "run"), per_device_train_batch_size=ROWS, gradient_accumulation_steps=2, max_steps=3, optim=optim,
-        bf16=True, gradient_checkpointing=checkpointing, use_cpu=not (on_gpu or deepspeed),
-        ddp_backend="gloo" if deepspeed and not on_gpu else None, report_to="none", save_strategy="no",
+        bf16=True, gradient_checkpointing=checkpointing, use_cpu=not deepspeed,
+        ddp_backend="gloo" if deepspeed else None, report_to="none", save_strategy="no",
         disable_tqdm=True, model_init_kwargs={"dtype": "float32"},
         accelerator_config={"gradient_accumulation_kwargs": {"sync_each_batch": True}},
     )  # fmt: skip
@@ -64,13 +62,10 @@ def measure(folder: Path, optim: str, checkpointing: bool, on_gpu: bool) -> None
         ]
     )  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(CARELESS_MODEL)
-    with nullcontext() if on_gpu else allocations() as profile:
+    with allocations() as profile:
         trainer = OfflineTOPRTrainer(str(folder / "model"), args, rows, processing_class=tokenizer)
         trainer.train()
-    if profile is None:
-        peak = torch.cuda.max_memory_allocated()
-    else:
-        peak = peak_of(profile, folder / f"trace-{args.process_index}.json")
+    peak = peak_of(profile, folder / f"trace-{args.process_index}.json")
     (folder / f"peak-{args.process_index}").write_text(str(peak))
     trainer.accelerator.wait_for_everyone()
     os._exit(0)  # gloo may hang when it is taken down
@@ -92,12 +87,12 @@ def _prepare_for_the_cpu(deepspeed: bool) -> None:
 
 
 def allocations() -> torch.profiler.profile:
-    """Records PyTorch's allocations on the CPU, for `peak_of`."""
+    """Record PyTorch's allocations on the CPU, for `peak_of`."""
     return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
 
 
 def peak_of(profile: torch.profiler.profile, trace: Path) -> int:
-    """Most bytes alive at once; `trace` is a file to write."""
+    """Return the most bytes alive at once; `trace` is a file to write."""
     profile.export_chrome_trace(str(trace))
     events = json.loads(trace.read_text())["traceEvents"]
     alive: dict[int, int] = {}
@@ -112,27 +107,19 @@ def peak_of(profile: torch.profiler.profile, trace: Path) -> int:
     return peak
 
 
-def run(config: str, optim: str, checkpointing: bool, model: LlamaConfig = MODEL, on_gpu: bool = False) -> int:
-    """Peak of a run under a config of `examples/accelerate_configs`; "one" is a process without any.
-
-    On the CPU it has two processes, and the larger peak counts; on a GPU it has one.
-    """
+def run(config: str, optim: str, checkpointing: bool) -> int:
+    """Return the peak of two processes under a config of `examples/accelerate_configs`; "one" is a single process."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with torch.device("cuda" if on_gpu else "cpu"):
-            LlamaForCausalLM._from_config(model, dtype=torch.bfloat16 if on_gpu else torch.float32).save_pretrained(
-                folder / "model"
-            )
-        torch.cuda.empty_cache()
+        LlamaForCausalLM._from_config(MODEL, dtype=torch.float32).save_pretrained(folder / "model")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        if not on_gpu:
-            environment |= {"DS_ACCELERATOR": "cpu"} if config.startswith("zero") else {"ACCELERATE_USE_CPU": "true"}
+        environment |= {"DS_ACCELERATOR": "cpu"} if config.startswith("zero") else {"ACCELERATE_USE_CPU": "true"}
         launcher = [sys.executable, "-m", "accelerate.commands.launch", "--num_machines=1", "--main_process_port=0"]
         launcher += ["--mixed_precision=bf16", "--dynamo_backend=no"]
-        launcher += [f"--num_processes={1 if on_gpu or config == 'one' else 2}"]
+        launcher += [f"--num_processes={1 if config == 'one' else 2}"]
         if config != "one":
             launcher.append(f"--config_file={ROOT / 'examples' / 'accelerate_configs' / config}.yaml")
-        command = [*launcher, "-m", "benchmarks.memory", str(folder), optim, str(int(checkpointing)), str(int(on_gpu))]
+        command = [*launcher, "-m", "benchmarks.memory", str(folder), optim, str(int(checkpointing))]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{config}, {optim}: {(done.stdout + done.stderr)[-4_000:]}")
@@ -157,6 +144,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        measure(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "1", sys.argv[4] == "1")
+        measure(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "1")
     else:
         main()

@@ -26,9 +26,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.arms import TUNING_SEED
 from benchmarks.cells import Cell, Store, timed
-from benchmarks.experiment import Experiment
+from benchmarks.experiment import TUNING_SEED, Experiment, rates
 from benchmarks.setting import CACHE, HERE
 from topr_trl import evaluate_rows, load_rows
 from topr_trl.data.tables import shards_of
@@ -56,7 +55,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Method:
-    """How a method differs from TOPR's defaults.
+    """Settings in which a method differs from TOPR's defaults.
 
     Attributes:
         settings: of `topr train`.
@@ -110,7 +109,9 @@ class Setup:
 
 
 def experiment(model: str) -> Experiment:
-    return Experiment("real_model", tuple(METHODS), RATES, range(REPETITIONS), (SCORE,), fields={"model": model})
+    """Return the comparison with a model."""
+    methods = {name: {"method": name} for name in METHODS}
+    return Experiment("real_model", methods, rates(*RATES), range(REPETITIONS), (SCORE,), fields={"model": model})
 
 
 def untrained_cell(model: str) -> Cell:

@@ -1,9 +1,6 @@
-"""Fill the tables of the page *Results*, whose text is written by hand.
+"""Fill in docs/results.md, whose text is written by hand."""
 
-Replace the text between `<!-- table NAME -->` and `<!-- end -->` with a table of the results.
-"""
-
-import re
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,110 +9,223 @@ import numpy as np
 
 from benchmarks import real_model
 from benchmarks.cells import Store, Unfinished
-from benchmarks.claims import controls, temperatures
-from benchmarks.claims.controls import BASES, METHODS, SEEDS
 from benchmarks.decoded import GREEDY
-from benchmarks.setting import HERE, Profile
-from benchmarks.statistics import Interval, Measured, difference, interval, over_problems, over_seeds
-from benchmarks.verdicts import markdown_table
+from benchmarks.experiment import Experiment
+from benchmarks.experiments import (
+    ALL,
+    against_positives,
+    controls,
+    long_run,
+    online,
+    planned,
+    protocols,
+    staleness,
+    temperatures,
+    trials,
+)
+from benchmarks.experiments.controls import BASES, METHODS, SEEDS, TOPR
+from benchmarks.report import fill_page, marked, percent, points, table
+from benchmarks.setting import HERE, PROFILES
+from benchmarks.statistics import Interval, difference, interval, over_problems, over_seeds
 
-_BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_TOPR = "TOPR (default)"
-_NOT_YET = "Not measured yet."
+PAGE = HERE.parent / "docs" / "results.md"
 
 
-def write(store: Store, profile: Profile, template: Path, page: Path, real: Store | None = None) -> None:
-    """Write a page: the text of the template, with the tables that these results give.
+def write(store: Store, page: Path = PAGE, real: Store | None = None) -> Path:
+    """Write the page with the tables and numbers of these results.
 
     Args:
         store: results on small models.
-        profile: sizes of these results.
-        template: page with the text.
         page: page to write.
         real: results on a pretrained model; by default the published ones.
     """
     pretrained = real or real_model.open_store(HERE / "results")
-    tables: dict[str, Callable[[Store, Profile], str]] = {
-        "temperatures": temperatures_table,
-        "greedy": lambda store, profile: controls_table(store, GREEDY),
-        "sampled": lambda store, profile: controls_table(store, "pass@1"),
-        "vote": lambda store, profile: controls_table(store, "maj@8"),
-        "differences": differences_table,
-        "run": what_was_run,
-        "real": lambda *_: real_table(pretrained),
-        "real_differences": lambda *_: real_differences(pretrained),
-        "real_strata": lambda *_: real_strata(pretrained),
+    tables: dict[str, Callable[[], str]] = {
+        "against": lambda: against_table(store),
+        "greedy": lambda: controls_table(store, GREEDY),
+        "sampled": lambda: controls_table(store, "pass@1"),
+        "run": lambda: what_was_run(store),
+        "real": lambda: real_table(pretrained),
+        "real_differences": lambda: real_differences(pretrained),
+        "real_strata": lambda: real_strata(pretrained),
     }
-
-    def filled(block: re.Match[str]) -> str:
-        try:
-            table = tables[block[2]](store, profile)
-        except Unfinished:
-            table = _NOT_YET
-        return f"{block[1]}\n{table}\n\n{block[3]}"
-
-    page.write_text(_BLOCK.sub(filled, template.read_text(encoding="utf-8")), encoding="utf-8")
+    numbers = {name: lambda number=number: number(store) for name, number in NUMBERS.items()}  # type: ignore[misc]
+    return fill_page(PAGE, page, tables, numbers)
 
 
-def temperatures_table(store: Store, profile: Profile) -> str:
-    """Return a table of each base model's accuracy before training, by temperature."""
+# Tables of small models.
+
+
+def against_table(store: Store) -> str:
+    """Return a table of where TOPR's default is ahead of other methods, on models that are wrong in their mode."""
     rows = []
-    for base in temperatures.BASES:
-        found = store.get(temperatures.cell(base))
-        if found is None:
+    for method in METHODS:
+        if method == TOPR:
             continue
-        values = temperatures.by_temperature(store, base)
-        best = max(value for value, _ in values.values())
-        shown = [f"**{_percent(value)}**" if value == best else _percent(value) for value, _ in values.values()]
-        kind = "wrong mode" if temperatures.is_wrong_in_its_mode(store, base) else "noise around a right mode"
-        rows.append([base, kind, *shown, _percent(found["1"][f"maj@{temperatures.K}"])])
-    if not rows:
-        raise Unfinished("no base model has been measured")
-    columns = ["base model", "kind", "greedy", *(f"T = {t:g}" for t in temperatures.SAMPLES), f"maj@{temperatures.K}"]
-    return markdown_table(columns, rows)
+        row = [method]
+        for measure in controls.MEASURES:
+            gaps = []
+            for base in controls.WRONG_MODE:
+                experiment = _finished_controls(store, base)
+                gaps.append(difference(*(experiment.measured(store, one, measure) for one in (TOPR, method))))
+            row.append(_said(gaps))
+        rows.append(row)
+    return table(["TOPR's default against", "greedy", "sampled at temperature 1"], rows)
+
+
+def _said(gaps: list[Interval]) -> str:
+    parts = {
+        "ahead": [gap.mean for gap in gaps if gap.low > 0],
+        "behind": [gap.mean for gap in gaps if gap.high < 0],
+        "level": [gap.mean for gap in gaps if gap.low <= 0 <= gap.high],
+    }
+    said = []
+    for word, means in parts.items():
+        if means:
+            ends = sorted({f"{100 * abs(mean):.0f}" for mean in means}, key=float)
+            by = f", by {' to '.join([ends[0], ends[-1]][: len(ends)])}" if word != "level" else ""
+            said.append(f"{word} on {len(means)}{by}")
+    return "; ".join(said)
 
 
 def controls_table(store: Store, measure: str) -> str:
     """Return a table of a measure after training, by method and base model.
 
-    A value is bold where it is above what the base model reaches at any temperature, or for a vote by a vote. maj@8 is
-    at the learning rate that is best for pass@1.
+    A value is bold where it is above what the base model reaches at any temperature.
     """
-    bases = _finished(store)
-    untrained = [_best_untrained(store, base, measure) for base in bases]
-    rows = [["base model at its best", *(f"{_percent(best)} ({how})" for best, how in untrained)]]
+    bases = [base for base in BASES if _is_finished(store, base)]
+    if not bases:
+        raise Unfinished("no base model has been trained by all methods")
+    untrained = [_best_untrained(store, base) for base in bases]
+    rows = [["base model at its best", *(f"{percent(best)} ({how})" for best, how in untrained)]]
     for method in METHODS:
         cells = []
         for base, (best, _) in zip(bases, untrained, strict=True):
-            found = over_seeds(_ends(store, base, method, measure))
+            found = over_seeds(controls.of_base(store, base).measured(store, method, measure))
             cells.append(f"**{found.percent()}**" if found.low > best else found.percent())
         rows.append([method, *cells])
-    return markdown_table(["", *bases], rows)
+    return table(["", *bases], rows)
 
 
-def differences_table(store: Store, profile: Profile) -> str:
-    """Return a table of TOPR's default minus each other method, paired by seed: greedy, and sampled."""
-    bases, rows = _finished(store), []
-    for method in METHODS:
-        if method == _TOPR:
-            continue
-        for measure in controls.MEASURES:
-            gaps = [difference(*(_ends(store, base, one, measure) for one in (_TOPR, method))) for base in bases]
-            rows.append([method, measure, *(_marked(gap) for gap in gaps)])
-    return markdown_table(["TOPR (default) minus", "", *bases], rows)
+def _is_finished(store: Store, base: str) -> bool:
+    try:
+        experiment = controls.of_base(store, base)
+    except Unfinished:
+        return False
+    return all(len(experiment.ends(store, method, m)) == SEEDS for method in METHODS for m in controls.MEASURES)
 
 
-def what_was_run(store: Store, profile: Profile) -> str:
-    """Return the number of cells, their time, machine and versions."""
-    planned = [temperatures.cell(base) for base in temperatures.BASES]
-    entries = store.entries(planned) + store.entries(controls.cells(profile, store))
-    if not entries:
-        raise Unfinished("nothing has been run")
+def _finished_controls(store: Store, base: str) -> Experiment:
+    if not _is_finished(store, base):
+        raise Unfinished(f"not all methods have been run on {base}")
+    return controls.of_base(store, base)
+
+
+def _best_untrained(store: Store, base: str) -> tuple[float, str]:
+    """Return the base model's best accuracy without training, and how it is reached."""
+    found = temperatures.by_temperature(store, base)
+    at = max(found, key=lambda temperature: found[temperature])
+    return found[at], f"T = {at:g}"
+
+
+def what_was_run(store: Store) -> str:
+    """Return the number of cells, their time, machines and versions."""
+    cells = [cell for name in ALL for cell in planned(name, PROFILES["full"], store)]
+    entries = store.entries(list({json.dumps(cell, sort_keys=True): cell for cell in cells}.values()))
     hours = sum(entry["seconds"] for entry in entries) / 3600
     machines = sorted({entry["machine"] for entry in entries})
-    versions = {name: sorted({entry["versions"][name] for entry in entries}) for name in entries[0]["versions"]}
+    versions = {name: sorted({entry["versions"][name] for entry in entries}) for name in ("torch", "trl")}
     listed = ", ".join(f"{name} {' and '.join(found)}" for name, found in versions.items())
-    return f"{len(entries)} cells, {hours:.1f} hours of one core ({'; '.join(machines)}); {listed}."
+    return f"{len(entries):,} runs, {hours:.0f} hours of one core ({'; '.join(machines)}); {listed}."
+
+
+# Single numbers.
+
+
+def _gap(
+    store: Store, first: tuple[Experiment, str], second: tuple[Experiment, str], shown: str = ""
+) -> Interval:  # fmt: skip
+    """Return what one method has more than another, paired by seed."""
+    found = [experiment.measured(store, method, shown) for experiment, method in (first, second)]
+    if not all(found):
+        raise Unfinished(f"{first[1]} or {second[1]} has not been run")
+    return difference(*found)
+
+
+def _range(store: Store, method: str, at_32: bool = False, other: str = protocols.TOPR) -> str:
+    """Return the range, over base models, of TOPR at p~ = 50% minus a method."""
+    gaps = []
+    for base in protocols.BASES:
+        experiment = protocols.at_32(base) if at_32 else protocols.of_base(base)
+        gaps.append(_gap(store, (experiment, other), (experiment, method)).mean)
+    return f"{100 * min(gaps):+.1f} to {100 * max(gaps):+.1f}"
+
+
+def _fig4(store: Store, shown: str) -> str:
+    experiment = against_positives.experiments(store)[-1]
+    return points(_gap(store, (experiment, against_positives.MAIN), (experiment, "positives, once"), shown))
+
+
+def _percent(store: Store, experiment: Experiment, method: str) -> str:
+    found = experiment.measured(store, method)
+    if not found:
+        raise Unfinished(f"{method} has not been run")
+    return over_seeds(found).percent()
+
+
+def _stale(store: Store, method: str) -> str:
+    return points(_gap(store, (staleness.STALE, method), (staleness.FRESH, method)))
+
+
+def _lower(store: Store, run: str, shown: str) -> str:
+    base = long_run.BASES[0]
+    return points(_gap(store, (long_run.at_lower(base, 1), run), (long_run.at_best(base), run), shown))
+
+
+def _long(store: Store, base: int, first: str, second: str, shown: str) -> str:
+    experiment = long_run.at_best(long_run.BASES[base])
+    return points(_gap(store, (experiment, first), (experiment, second), shown))
+
+
+def _online(store: Store, base: str, completions: int = online.COMPLETIONS) -> str:
+    """Return how far rows that are used again end above TRL's default with four uses."""
+    names = online.label(online.REPLAY, 1, 0.75), online.label(online.REFERENCE, 4)
+    ours, theirs = (online.find(store, base, name, completions)[1] for name in names)
+    return points(interval((ours[:, -1] - theirs[:, -1]).tolist()))
+
+
+def _online_share(store: Store, base: str, completions: int = online.COMPLETIONS) -> str:
+    names = online.label(online.REPLAY, 1, 0.75), online.label(online.REFERENCE, 4)
+    share, low, high = online.share_needed(store, base, *names, completions)
+    return f"{share:.0%} ({low:.0%} to {high:.0%})"
+
+
+def _trial(store: Store, which: int) -> str:
+    return f"{100 * float(np.mean([lost[which] for lost in trials.lost(store).values()])):.2f}"
+
+
+NUMBERS: dict[str, Callable[[Store], str]] = {
+    "once": lambda store: _range(store, protocols.REMOVED),
+    "steps": lambda store: _range(store, protocols.STEPS, at_32=True),
+    "repeated": lambda store: _range(store, protocols.REPEATED),
+    "paper_baseline": lambda store: _range(store, "TOPR, c = 0"),
+    "fig4": lambda store: _fig4(store, "pass@1"),
+    "fig4_vote": lambda store: _fig4(store, "maj/32"),
+    "stale_topr": lambda store: _stale(store, staleness.TOPR),
+    "stale_m2po": lambda store: _stale(store, "M2PO"),
+    "stale_dapo": lambda store: _stale(store, "TRL's default (DAPO)"),
+    "recomputed": lambda store: _percent(store, staleness.AT_TOPRS_RATE, staleness.RECOMPUTED),
+    "lower_vote": lambda store: _lower(store, "p~ 50%", "maj/64"),
+    "lower_pass": lambda store: _lower(store, "p~ 50%", "pass/1"),
+    "anna_karenina": lambda store: _long(store, 0, "Anna Karenina", "c = 0", "pass/1"),
+    "anna_karenina_2": lambda store: _long(store, 1, "Anna Karenina", "c = 0", "pass/1"),
+    "online_sure": lambda store: _online_share(store, "sure-17"),
+    "online_main": lambda store: _online_share(store, "main"),
+    "online_hard": lambda store: _online(store, "hard"),
+    "online_hard_long": lambda store: _online(store, "hard", online.LONG),
+    "trial": lambda store: _trial(store, 0),
+    "always_repeated": lambda store: _trial(store, 1),
+}
 
 
 # A pretrained model.
@@ -133,7 +243,7 @@ def real_table(store: Store) -> str:
     measures = ("greedy", "pass@1", "maj@4", "pass@4", "invalid")
     best = max(untrained["1"]["greedy"], *(found["pass@1"] for found in untrained.values()))
     rows = [
-        [f"untrained, T = {at}", *(_percent(found[name]) if name in found else "" for name in measures)]
+        [f"untrained, T = {at}", *(percent(found[name]) if name in found else "" for name in measures)]
         for at, found in untrained.items()
     ]
     for method, ends in _real_ends(store).items():
@@ -145,35 +255,35 @@ def real_table(store: Store) -> str:
             else:
                 shown.append(interval([one[name] for one in ends.values()]).percent())
         rows.append([method, *shown])
-    return markdown_table(["", *measures], rows)
+    return table(["", *measures], rows)
 
 
 def real_differences(store: Store) -> str:
     """Return a table of TOPR's default minus each other method on the pretrained model, paired by seed and problem."""
     rows, ends = [], _real_ends(store)
-    if _TOPR not in ends:
-        raise Unfinished(f"{_TOPR} has not been run")
+    if TOPR not in ends:
+        raise Unfinished(f"{TOPR} has not been run")
     for method, others in ends.items():
-        if method == _TOPR:
+        if method == TOPR:
             continue
         gaps = []
         for name in ("greedy", "pass@1"):
-            pairs = [(_by_problem(ends[_TOPR][seed], name), _by_problem(others[seed], name)) for seed in others]
-            gaps.append(_marked(over_problems([np.subtract(*pair).tolist() for pair in pairs])))
+            pairs = [(_by_problem(ends[TOPR][seed], name), _by_problem(others[seed], name)) for seed in others]
+            gaps.append(marked(over_problems([np.subtract(*pair).tolist() for pair in pairs])))
         rows.append([method, *gaps])
-    return markdown_table(["TOPR (default) minus", "greedy", "pass@1"], rows)
+    return table(["TOPR (default) minus", "greedy", "pass@1"], rows)
 
 
 def real_strata(store: Store) -> str:
     """Return a table of pass@1 by how many of eight answers of the untrained model are right."""
     right = np.array(_untrained(store)["1"]["right_by_problem"])
     parts = {name: (right >= low) & (right <= high) for name, (low, high) in _STRATA.items()}
-    rows = [["untrained", *(_percent(float(right[part].mean()) / 8) for part in parts.values())]]
+    rows = [["untrained", *(percent(float(right[part].mean()) / 8) for part in parts.values())]]
     for method, ends in _real_ends(store).items():
         values = np.array([_by_problem(one, "pass@1") for one in ends.values()])
         rows.append([method, *(over_problems(values[:, part].tolist()).percent() for part in parts.values())])
     columns = [f"{name} (problems: {part.sum()})" for name, part in parts.items()]
-    return markdown_table(["", *columns], rows)
+    return table(["", *columns], rows)
 
 
 def _untrained(store: Store) -> dict[str, dict[str, Any]]:
@@ -196,38 +306,3 @@ def _by_problem(result: dict[str, Any], measure: str) -> list[float]:
     if measure == "greedy":
         return [float(count) for count in result["greedy_by_problem"]]
     return [count / result["samples"] for count in result["right_by_problem"]]
-
-
-def _finished(store: Store) -> list[str]:
-    """Return the base models on which all methods have been measured."""
-    every = [(base, method, measure) for base in BASES for method in METHODS for measure in controls.MEASURES]
-    lacking = {base for base, method, measure in every if len(_ends(store, base, method, measure)) < SEEDS}
-    finished = [base for base in BASES if base not in lacking]
-    if not finished:
-        raise Unfinished("no base model has been trained by all methods")
-    return finished
-
-
-def _ends(store: Store, base: str, method: str, measure: str) -> Measured:
-    tuned_for = measure if measure in controls.MEASURES else "pass@1"
-    return controls.measured(store, base, method, measure, tuned_for)
-
-
-def _best_untrained(store: Store, base: str, measure: str) -> tuple[float, str]:
-    """Return the base model's best accuracy without training, and how it is reached."""
-    found = {f"T = {at:g}": value for at, (value, _) in temperatures.by_temperature(store, base).items()}
-    if measure.startswith("maj"):
-        vote = f"maj@{temperatures.K}"
-        found[vote] = store.results([temperatures.cell(base)])[0][1]["1"][vote]
-    how = max(found, key=lambda name: found[name])
-    return found[how], how
-
-
-def _marked(gap: Interval) -> str:
-    """Return a difference in points; bold if its interval leaves out 0."""
-    text = gap.percent(signed=True)
-    return f"**{text}**" if gap.low > 0 or gap.high < 0 else text
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}"

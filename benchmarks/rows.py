@@ -1,4 +1,4 @@
-"""Rows as training sees them: token ids, raw reward, problem, log μ. And batches of them as tensors."""
+"""Keep rows as training sees them (token ids, raw reward, problem, log μ), and compute log π of a batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ class Rows:
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Rows":
-        """What `topr_trl.sample_completions` drew, with log μ as it was when they were drawn."""
+        """Return the rows of a data set of `topr_trl.sample_completions`, with the sampler's log μ."""
         rewards, groups = np.array(dataset["reward"][:]), np.array(dataset["problem_id"][:])
         of_group = {group: rewards[groups == group] for group in np.unique(groups)}
         rows = cls(
@@ -51,7 +51,7 @@ class Rows:
         return rows[np.array([len(response) > 0 for response in rows.responses]).nonzero()[0]]
 
     def to_dict(self) -> dict[str, Any]:
-        """What `torch.load(weights_only=True)` reads: lists and tensors."""
+        """Return lists and tensors, which `torch.load(weights_only=True)` reads."""
         return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in vars(self).items()}
 
     @classmethod
@@ -74,7 +74,7 @@ class Rows:
 
     @torch.no_grad()
     def scored_by(self, model: PreTrainedModel, top_k: int | None = None) -> "Rows":
-        """The same rows with log μ by this model, or by what `top_k` leaves of its distribution."""
+        """Return the same rows with log μ by this model, or by its distribution truncated to `top_k`."""
         was_training = model.training
         model.eval()
         logps: list[Tensor] = []
@@ -88,18 +88,18 @@ class Rows:
         return replace(self, mu_logps=logps)
 
     def mu_BT(self, mask_BT: Tensor) -> Tensor:
-        """(B, T) log μ at the places of the mask, 0 elsewhere."""
+        """Return (B, T) log μ at the places of the mask, 0 elsewhere."""
         return torch.zeros(mask_BT.shape).masked_scatter(mask_BT, torch.cat(self.mu_logps))
 
     def group_advantages(self) -> np.ndarray:
-        """(N,) rewards less the mean of their problem, divided by its standard deviation: GRPO's advantage."""
+        """Return (N,) GRPO's advantages: rewards less the mean of their problem, divided by its standard deviation."""
         return (self.rewards - self.group_means) / (self.group_deviations + 1e-4)
 
 
 def response_logps(
     model: PreTrainedModel, prompts: list[list[int]], responses: list[list[int]], top_k: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(B, T) log π of every token but the first, and the mask of those that belong to the completion.
+    """Return (B, T) log π of every token but the first, and the mask of the completion's tokens.
 
     With `top_k`, π is what a sampler with that setting draws from; a token that it cannot draw has its own log π.
     """

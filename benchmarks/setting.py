@@ -1,4 +1,4 @@
-"""The setting that every claim is measured in: base models, problems, completions, evaluation.
+"""Setting of all experiments: base models, problems, completions, evaluation.
 
 A task is a base model with its problems, which `topr_trl.tasks.arithmetic` generates:
 
@@ -45,31 +45,31 @@ OF_OTHER_TASKS = 120  # a right answer of theirs has about 40 tokens
 
 @dataclass(frozen=True)
 class Profile:
-    """How much is run. A profile changes sizes only, never what is compared."""
+    """Sizes of the experiments. A profile never changes what is compared."""
 
     name: str
     seeds: int
     problems: int  # training problems
-    candidates: int  # of each
-    steps: int  # of 32 rows: one epoch
-    epochs: int  # of the long runs
+    candidates: int  # completions of each
+    steps: int  # steps of 32 rows: one epoch
     test_problems: int
-    learning_rates: tuple[float, ...]
+    rounds: int  # rounds of the long run
+    updates: int  # updates on old rows
 
     @property
     def is_quick(self) -> bool:
-        """Whether it only shows that all works: one seed, and what a claim leaves out is left out."""
+        """Whether the profile only tries out one arm of each loop."""
         return self.seeds == 1
 
     @property
     def sizes(self) -> str:
-        """What a result depends on."""
+        """Return the sizes that all results depend on."""
         return f"{self.problems}x{self.candidates}, {self.steps} steps, {self.test_problems} test problems"
 
 
 PROFILES = {
-    "full": Profile("full", 5, 400, 16, 80, 4, 400, (3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3)),
-    "quick": Profile("quick", 1, 200, 8, 40, 4, 200, (1e-4,)),
+    "full": Profile("full", 5, 400, 16, 80, 400, 20, 1_024),
+    "quick": Profile("quick", 1, 200, 8, 40, 200, 2, 192),
 }
 BATCH_ROWS = 32
 
@@ -81,20 +81,21 @@ def folder(task: str) -> Path:
 
 @lru_cache
 def tokenizer(task: str) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a task."""
     PartialState(cpu=True)
     disable_progress_bars()
     return AutoTokenizer.from_pretrained(folder(task if task in (BUNDLED, *TASK_STEPS) else "main"))
 
 
 def base_model(task: str) -> PreTrainedModel:
-    """A fresh copy of the base model, float32."""
+    """Return a fresh copy of the base model in float32."""
     PartialState(cpu=True)
     return AutoModelForCausalLM.from_pretrained(folder(task), dtype=torch.float32)
 
 
 @lru_cache
 def model_hash(task: str) -> str:
-    """Of the base model's weights; what was measured with others is not mixed with these.
+    """Return a hash of the base model's weights; results with other weights are not mixed with these.
 
     Raises:
         Unfinished: there is no base model for this task.
@@ -107,6 +108,7 @@ def model_hash(task: str) -> str:
 
 @lru_cache
 def problems(task: str, count: int, seed: int) -> Dataset:
+    """Return problems of a task, as `topr_trl.tasks.gsm8k` prepares them."""
     disable_progress_bars()
     if task == BUNDLED:
         return gsm8k.prepare(arithmetic.arithmetic_dataset(count, seed), num_shots=0)
@@ -121,7 +123,7 @@ def problems(task: str, count: int, seed: int) -> Dataset:
 def sample(
     model: PreTrainedModel, task: str, questions: Dataset, count: int, seed: int, temperature: float = 1.0
 ) -> Dataset:
-    """`count` scored completions of each question, with columns `extracted` and `verdict`."""
+    """Return `count` scored completions of each question, with columns `extracted` and `verdict`."""
     longest = MAX_NEW_TOKENS.get(task, OF_OTHER_TASKS)
     rows = draw(model, tokenizer(task), questions, count, longest, seed, temperature)
     return score_completions(rows, gsm8k.judge)
@@ -129,7 +131,7 @@ def sample(
 
 @lru_cache(maxsize=16)  # to read them takes a tenth of an arm's time
 def candidates(task: str, profile: Profile, seed: int, count: int | None = None) -> Rows:
-    """What the base model wrote on the training problems of this seed; sampled once and kept in the cache."""
+    """Return the base model's completions of the training problems of a seed; sampled once and kept in the cache."""
     count = count or profile.candidates
     path = CACHE / f"{model_hash(task)}-{profile.problems}x{count}-seed{seed}-{DRAWS}.rows"
     if not path.exists():
@@ -143,7 +145,7 @@ def candidates(task: str, profile: Profile, seed: int, count: int | None = None)
 
 
 def epoch_rows(task: str, profile: Profile, seed: int) -> tuple[Rows, Rows]:
-    """One epoch's rows, uniform from the completions of this seed and the same for every rival; and all of them."""
+    """Return one epoch's rows, drawn from the completions of this seed, the same for all methods; and all of them."""
     pool = candidates(task, profile, seed)
     size = min(profile.steps * BATCH_ROWS, len(pool))
     return pool[curate(pool.rewards, pool.groups, "uniform", size, seed=seed).indices], pool
@@ -158,10 +160,11 @@ def evaluate(
     split: str = "test",
     maj_ks: tuple[int, ...] = (),
 ) -> Evaluation:
+    """Return the evaluation of a model on the test or validation problems."""
     questions = problems(task, profile.test_problems, TEST_SEED if split == "test" else VALIDATION_SEED)
     return evaluate_rows(sample(model, task, questions, samples, seed), maj_ks=maj_ks)
 
 
 def summary(evaluation: Evaluation) -> dict[str, float]:
-    """The numbers of a point on a curve."""
+    """Return the numbers of a point on a curve."""
     return {"pass@1": evaluation.pass_at[1].value, "error": evaluation.pass_at[1].standard_error, **evaluation.shares}

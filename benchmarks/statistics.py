@@ -1,4 +1,4 @@
-"""Means with intervals, over seeds and over the bootstrap of each evaluation."""
+"""Compute means with intervals, over seeds and over the bootstrap of each evaluation."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18)
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and half the width of its interval; NaN where nothing is known about it, and the bounds are the mean."""
+    """Mean and half the width of its interval. If the width is unknown it is NaN, and the bounds are the mean."""
 
     mean: float
     half: float
@@ -36,7 +36,7 @@ class Interval:
 
 
 def interval(values: Sequence[float], errors: Sequence[float] = ()) -> Interval:
-    """Mean over seeds and its 95% t-interval, never narrower than two bootstrap errors of the evaluations.
+    """Return the mean over seeds and its 95% t-interval, never narrower than two bootstrap errors of the evaluations.
 
     Args:
         values: one for each seed.
@@ -58,7 +58,7 @@ def over_seeds(measured: Measured) -> Interval:
 
 
 def difference(first: Measured, second: Measured) -> Interval:
-    """`first - second` over the seeds that both have: the same completions and the same test problems."""
+    """Return `first - second` over the seeds that both have: the same completions and the same test problems."""
     seeds = sorted(first.keys() & second.keys())
     errors = _known(sqrt(first[seed][1] ** 2 + second[seed][1] ** 2) for seed in seeds)
     return interval([first[seed][0] - second[seed][0] for seed in seeds], errors)

@@ -321,3 +321,32 @@ def test_bad_limits_are_named(limits, message):
 def test_a_preset_stays_what_it_is():
     with pytest.raises(FrozenInstanceError):
         PRESETS["topr"].a_neg = 1.0
+
+
+def test_the_loss_is_two_kl_terms_and_the_baseline_a_third():
+    """Prop. 3.1: Σ μ (R - c) log π = -R⁺ KL(μ⁺‖π) + R⁻ KL(μ⁻‖π) + c KL(μ‖π) + C, where C does not depend on π."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw():
+        return torch.randn(12, generator=generator, dtype=torch.float64)
+
+    def kl(p, logps):
+        return (torch.special.xlogy(p, p) - p * logps).sum()
+
+    for c in (-1.0, 0.0, 0.7):
+        mu, policy, rewards = draw().log_softmax(0), draw().log_softmax(0), draw()
+
+        def direct(logps, mu=mu, rewards=rewards, c=c):  # naive REINFORCE, each response a single token
+            losses_B = topr_loss(logps[:, None], mu, rewards - c, torch.ones(12, 1), PRESETS["reinforce"]).losses_B
+            return -(mu.exp() * losses_B).sum()
+
+        def by_parts(logps, mu=mu, rewards=rewards, c=c):
+            total = c * kl(mu.exp(), logps)
+            for sign in (1, -1):
+                mass = mu.exp() * (sign * rewards).clamp(min=0)
+                total = total - sign * mass.sum() * kl(mass / mass.sum(), logps)
+            return total
+
+        # The difference between two policies leaves out C.
+        ours, parts = (loss(policy) - loss(mu) for loss in (direct, by_parts))
+        assert ours.item() == pytest.approx(parts.item(), abs=1e-12)

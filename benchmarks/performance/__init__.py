@@ -1,6 +1,5 @@
-"""What TOPR costs compared with TRL's other trainers, see `docs/performance.md`.
+"""Time and memory of TOPR compared with TRL's other trainers, see `docs/performance.md`.
 
 `work` builds the trainers on the same rows, `timing` runs them in turn, `data` times what comes before the first
-step, `page` compares with the goals. `python -m benchmarks.performance` runs all of it on the CPU, `benchmarks/gpu`
-the trainers on one GPU.
+step, `loop` times `topr iterate`, `page` compares with the goals.
 """

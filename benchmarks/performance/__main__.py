@@ -1,12 +1,11 @@
 """Time and memory of TOPR and of TRL's other trainers, on the CPU.
 
-python -m benchmarks.performance            # half an hour on two free cores; writes docs/performance.md
+python -m benchmarks.performance            # an hour on two free cores; fills in docs/performance.md
 python -m benchmarks.performance memory     # some parts only; the others stay as they are
 python -m benchmarks.performance --small    # does it all work? writes to reproduction/performance
 """
 
 import argparse
-import itertools
 import json
 import os
 import shutil
@@ -62,15 +61,14 @@ def model(size: int, vocabulary: int = 1_024) -> LlamaConfig:
 
 
 class Sizes:
-    """How much is run; `small` only tries everything out."""
+    """Sizes of all parts; `small` only tries everything out."""
 
     def __init__(self, small: bool) -> None:
         self.is_small = small
         self.model = model(64 if small else 192)
         self.steps, self.repeats = (2, 2) if small else (3, 3)
         self.micro_batch, self.accumulation = (8, 2) if small else (8, 8)
-        self.problems = [64, 128] if small else [data.PROBLEMS // 8, data.PROBLEMS // 2, data.PROBLEMS]
-        self.tokens = [32, 128] if small else [64, 256, 1_024]
+        self.problems = [64, 128] if small else [data.PROBLEMS // 8, data.PROBLEMS]
         self.loop = (2, 8) if small else (3, 200)  # iterations, problems
         self.records = 2_000 if small else 100_000  # of a log that is imported
 
@@ -85,7 +83,7 @@ Say = Callable[[str], Any]
 
 
 def _steps(case: Case, variants: list[str], repeats: int, say: Say) -> dict[str, list[float]]:
-    """Seconds per step of variants, in turn."""
+    """Return seconds per step of variants, in turn."""
     builds = {**VARIANTS, "online topr, 1/4": online(
         TOPRTrainer, TOPRConfig, curation="anna_karenina", iteration_size=case.micro_batch * case.accumulation // 4
     )}  # fmt: skip
@@ -100,13 +98,13 @@ def offline(sizes: Sizes, say: Say) -> dict[str, Any]:
                                 "online topr, 1/4"], sizes.repeats, say),
         "padding-free": _steps(gsm8k, ["topr, padding-free", "sft, padding-free"], 2 * sizes.repeats, say),
         "long tails": _steps(tails, own, 2, say),
-        **{f"{n} tokens": _steps(sizes.case(even(n), steps=2, accumulation=2), own, 2, say) for n in sizes.tokens},
     }  # fmt: skip
 
 
 def generating(sizes: Sizes, say: Say) -> dict[str, Any]:
-    variants = ["grpo, generating", "online topr, generating", "grpo, generating, 4 uses",
-                "online topr, generating, 4 uses", "online topr", "online topr, 4 uses"]  # fmt: skip
+    variants = [
+        "grpo, generating", "online topr, generating", "grpo, generating, 4 uses", "online topr, generating, 4 uses"
+    ]  # fmt: skip
     batches = 3 * sizes.steps  # a step takes a second, too short for three
     case = sizes.case(even(GENERATED), batches)
     times = _steps(replace(case, rows=readable(case.rows)), variants, sizes.repeats, say)
@@ -115,16 +113,14 @@ def generating(sizes: Sizes, say: Say) -> dict[str, Any]:
 
 def memory(sizes: Sizes, say: Say) -> dict[str, Any]:
     two_steps, found = sizes.case(GSM8K, steps=2), {}
-    for name in ("topr", "topr, padding-free", "topr, frozen copy", "sft", "sft, padding-free", "grpo"):
+    for name in ("topr", "sft", "grpo"):
         say(f"memory: {name}")
         found[name] = peak_memory(VARIANTS[name], two_steps)
-    return {
-        "memory": found, "weights": sum(p.numel() * p.element_size() for p in two_steps.fresh_model().parameters())
-    }  # fmt: skip
+    return {"memory": found}
 
 
 def log_mu(sizes: Sizes, say: Say) -> dict[str, Any]:
-    shares = {share: sizes.case(GSM8K, positives=share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)}
+    shares = {share: sizes.case(GSM8K, positives=share) for share in (0.0, 0.5)}
     by_share = in_turn(
         {str(share): lambda c=case: scoring_seconds(offline_topr(), c) for share, case in shares.items()},  # type: ignore[misc]
         2, lambda share: say(f"log mu: {share}"),
@@ -136,18 +132,12 @@ def log_mu(sizes: Sizes, say: Say) -> dict[str, Any]:
 
 # Tokens of a prompt and of a completion, and completions of a prompt in a micro-batch; 1: eight prompts.
 SHARED = ((300, 85, 8), (64, 85, 4), (300, 85, 1), (1_024, 512, 16))
-GRID = tuple(
-    (prompt, completion, samples)
-    for prompt, completion, samples in itertools.product((64, 300, 1_024), (85, 512), (4, 8, 16, 64))
-    if (prompt + completion) * samples <= 25_000  # more tokens do not fit into 24 GB
-)
-GRID_LAYERS = 4
 DEMO = even(42, float(np.log(38)))  # tokens of `make demo`
 CHECKPOINTED = 12_000  # tokens of a micro-batch above which activations are computed again
 
 
 def smollm2(layers: int, vocabulary: int = 49_152) -> LlamaConfig:
-    """The shape of SmolLM2-135M, which has 30 layers."""
+    """Return the shape of SmolLM2-135M, which has 30 layers."""
     return LlamaConfig(
         hidden_size=576, intermediate_size=1_536, num_hidden_layers=layers, num_attention_heads=9,
         num_key_value_heads=3, vocab_size=vocabulary, pad_token_id=1, eos_token_id=0,
@@ -185,7 +175,7 @@ def _named(prompt: int, completion: int, samples: int) -> str:
 
 
 def shared_prompts(sizes: Sizes, say: Say) -> dict[str, Any]:
-    """Rows that share prompts: steps and log μ, beside SFTTrainer and prompts computed for each row."""
+    """Time rows that share prompts: steps and log μ, beside SFTTrainer and prompts computed for each row."""
     config = smollm2(2, 1_024) if sizes.is_small else smollm2(30)
     found: dict[str, dict[str, list[float]]] = {}
     for lengths in SHARED[:1] if sizes.is_small else SHARED:
@@ -203,7 +193,7 @@ def shared_prompts(sizes: Sizes, say: Say) -> dict[str, Any]:
 
 
 def _like_the_demo(sizes: Sizes, say: Say) -> dict[str, list[float]]:
-    """Steps of 128 rows in the trainer's own order, with the lengths of `make demo`; 16 completions of each prompt."""
+    """Time steps of 128 rows in the trainer's own order, with the lengths of `make demo`, 16 completions per prompt."""
     rows = candidates(2 * 128 if sizes.is_small else 8 * 128, DEMO, WORDS, 0.25, samples=16)
     case = Case(BUNDLED, rows, 32, 4, {"use_cpu": True, "bf16": False})
     builds = {"topr": offline_topr(share_prompts=True), "topr, not shared": offline_topr(share_prompts=False)}
@@ -211,23 +201,8 @@ def _like_the_demo(sizes: Sizes, say: Say) -> dict[str, list[float]]:
     return in_turn(measures, 3, lambda name: say(f"as the demo: {name}"))  # type: ignore[arg-type]
 
 
-def shared_grid(sizes: Sizes, say: Say) -> dict[str, Any]:
-    """The whole grid with fewer layers, and the memory of a step."""
-    config = smollm2(2, 1_024) if sizes.is_small else smollm2(GRID_LAYERS)
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for lengths in GRID[:1] if sizes.is_small else GRID:
-        name = _named(*lengths)
-        case, one_step = _point(config, *lengths), _point(config, *lengths, steps=1)
-        found[name] = {}
-        for variant, build in _SHARING.items():
-            say(f"{name}: {variant}")
-            seconds = seconds_per_step(build, case)
-            found[name][variant] = {"seconds": seconds, "bytes": peak_memory(build, one_step)}
-    return {"shared grid": found}
-
-
 def precision(sizes: Sizes, say: Say) -> dict[str, Any]:
-    """A step in bfloat16 and float32 of two models, and log π - log μ of completions before the first update."""
+    """Time a step in bfloat16 and float32, and return log π - log μ of completions before the first update."""
     large = _point(smollm2(2, 1_024) if sizes.is_small else smollm2(30), *SHARED[0])
     small = _point(BUNDLED, 64, 40, 32, steps=8)
 
@@ -259,7 +234,7 @@ def two_processes(sizes: Sizes, say: Say) -> dict[str, Any]:
 
 
 def files(sizes: Sizes, say: Say) -> dict[str, Any]:
-    """Rows on disk, and a log that is imported."""
+    """Time rows on disk, and a log that is imported."""
     results: dict[str, Any] = {"rows": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -291,7 +266,7 @@ def files(sizes: Sizes, say: Say) -> dict[str, Any]:
 
 
 def loop(sizes: Sizes, say: Say) -> dict[str, Any]:
-    """`topr iterate` in turns and overlapped."""
+    """Time `topr iterate` in turns and overlapped."""
     found: dict[str, Any] = {}
     for overlap, name in ((0, "in turns"), (1, "overlapped")):
         say(f"the loop, {name}")
@@ -303,11 +278,10 @@ PARTS = {
     "shared_prompts": shared_prompts, "precision": precision, "offline": offline, "generating": generating,
     "memory": memory, "log_mu": log_mu, "processes": two_processes, "files": files, "loop": loop,
 }  # fmt: skip
-FURTHER = {"shared_grid": shared_grid}  # by name only: half an hour
 
 
 def processes(sizes: Sizes) -> dict[str, list[float]]:
-    """Rows per second of one process and of two with one thread each."""
+    """Return rows per second of one process and of two, with one thread each."""
     found: dict[str, list[float]] = {"1": [], "2": []}
     for _ in range(2):
         for count in (1, 2):
@@ -326,7 +300,7 @@ def processes(sizes: Sizes) -> dict[str, list[float]]:
 
 
 def worker(size: int) -> None:
-    """One of the processes: trains on 32 rows per step, whatever their number."""
+    """Train as one of the processes: 32 rows per step, whatever their number."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     case = Case(model(size), candidates(96, GSM8K, WORDS), 8, 4 // count, {"use_cpu": True, "bf16": False})
     seconds = seconds_per_step(VARIANTS["topr"], case)
@@ -337,24 +311,22 @@ def worker(size: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.performance", description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "parts", nargs="*", choices=[[], *PARTS, *FURTHER], metavar="part",
-        help=f"of {', '.join([*PARTS, *FURTHER])}; default: all but {', '.join(FURTHER)}",
+        "parts", nargs="*", choices=[[], *PARTS], metavar="part", help=f"one of {', '.join(PARTS)}; default: all"
     )  # fmt: skip
     parser.add_argument("--small", action="store_true", help="try everything out, in two minutes")
+    parser.add_argument("--report", action="store_true", help="time nothing; fill in docs/performance.md")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     quiet()
     if args.worker:
         return worker(args.worker)
+    if args.report:
+        return print(f"Written: {page.write(json.loads(page.RESULT.read_text()))}")
     tried = ROOT / "reproduction" / "performance"
-    result, docs = (tried / "performance.json", tried) if args.small else (page.RESULT, ROOT / "docs")
+    result, written = (tried / "performance.json", tried / "performance.md") if args.small else (page.RESULT, page.PAGE)
     result.parent.mkdir(parents=True, exist_ok=True)
     sizes = Sizes(args.small)
-    case = sizes.case(GSM8K)
-    parameters = sum(p.numel() for p in case.fresh_model().parameters())
     content = json.loads(result.read_text()) if result.is_file() else {"results": {}, "runs": {}}
-    content["case"] = {"rows": len(case.rows), "step": case.micro_batch * case.accumulation,
-                       "micro": case.micro_batch, "parameters": f"{parameters / 1e6:.1f}"}  # fmt: skip
     with tqdm(desc="Measuring", unit="run", mininterval=0) as progress:
 
         def say(what: str) -> None:
@@ -364,15 +336,15 @@ def main() -> None:
         for name in ("topr", "sft", "grpo"):  # what is imported and compiled once
             say(f"warming up: {name}")
             seconds_per_step(VARIANTS[name], sizes.case(GSM8K, steps=2, accumulation=1))
-        for name in args.parts or ([*PARTS, *FURTHER] if args.small else PARTS):
+        for name in args.parts or PARTS:
             began = time.perf_counter()
-            content["results"] |= {**PARTS, **FURTHER}[name](sizes, say)
+            content["results"] |= PARTS[name](sizes, say)
             content["runs"][name] = {
                 "machine": machine(), "threads": torch.get_num_threads(), "versions": versions(),
                 "date": time.strftime("%Y-%m-%d"), "seconds": round(time.perf_counter() - began),
             }  # fmt: skip
             result.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"Written: {result}, {page.write(content, docs)}")
+    print(f"Written: {result}, {page.write(content, written)}")
 
 
 if __name__ == "__main__":

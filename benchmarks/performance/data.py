@@ -1,4 +1,4 @@
-"""What comes before the first step: curation and start on as many rows as an iteration on GSM8K has, and importing."""
+"""Time curation, start and import, on as many rows as an iteration on GSM8K has."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ PROBLEMS_PER_SHARD = 64
 
 
 def write_candidates(folder: Path, problems: int) -> int:
-    """Scored completions of so many problems, with the columns and sizes of a real loop's; returns their number."""
+    """Write scored completions, with the columns and sizes of a real loop, and return their number."""
     rng = np.random.default_rng(0)
     shards = -(-problems // PROBLEMS_PER_SHARD)
     for shard in range(shards):
@@ -49,7 +49,7 @@ RESPONSE = 1_000  # tokens of a logged response
 
 
 def write_log(path: Path, records: int) -> None:
-    """Chat completions as vLLM's server returns them, with token ids; each has `RESPONSE` tokens, four letters each."""
+    """Write chat completions as vLLM's server returns them, with token ids; each has `RESPONSE` tokens."""
     rng = np.random.default_rng(0)
     letters = rng.integers(97, 123, 4 * RESPONSE).astype(np.uint8).tobytes().decode()
     ids = rng.integers(2, WORDS, RESPONSE).tolist()
@@ -104,7 +104,7 @@ _START = """
 
 
 def _apart(code: str) -> tuple[float, int]:
-    """Seconds from `start` in a process of its own to its end, and the most memory it had of its own, in bytes."""
+    """Run code in a process of its own, and return its seconds from `start` on and the most bytes of its own memory."""
     program = f"""
 import resource, sys, threading, time, warnings
 warnings.simplefilter("ignore")
@@ -127,22 +127,22 @@ print("\\nMEASURED", time.perf_counter() - start, most * 1024)
 
 
 def import_log(log: Path, out: Path) -> tuple[float, int]:
-    """Seconds and bytes of `topr import`, Python's own imports left out."""
+    """Return seconds and bytes of `topr import`, without Python's own imports."""
     return _apart(_IMPORT.format(log=str(log), out=str(out)))
 
 
 def parse_log(log: Path) -> tuple[float, int]:
-    """Seconds and bytes of what no import can do without: reading JSON and tokenizing what the model wrote."""
+    """Return seconds and bytes of reading JSON and tokenizing the completions, which every import has to do."""
     return _apart(_PARSE.format(log=str(log)))
 
 
 def curate(rows: Path, out: Path) -> tuple[float, int]:
-    """Seconds and bytes of `topr curate`, imports left out."""
+    """Return seconds and bytes of `topr curate`, without imports."""
     return _apart(_CURATE.format(rows=str(rows), out=str(out)))
 
 
 def start(rows: Path, cache: Path, out: Path) -> tuple[float, int]:
-    """Seconds and bytes from the files to the end of the first step, log μ left out."""
+    """Return seconds and bytes from the files to the end of the first step, without log μ."""
     return _apart(_START.format(rows=str(rows), cache=str(cache), out=str(out)))
 
 

@@ -1,4 +1,4 @@
-"""`topr iterate` in turns and with sampling beside training: how long it takes, and how long its sides wait."""
+"""Time `topr iterate` in turns and with sampling beside training, and how long its sides wait."""
 
 import os
 import re
@@ -15,11 +15,11 @@ _STEP = re.compile(r"\[(?:(\w+) )?\d+/\d+\] ([\w-]+) -> (\S+?)(:.*)?$")  # a tit
 
 
 def measure(overlap: int, iterations: int, problems: int) -> dict[str, Any]:
-    """Seconds of a loop with the bundled model, one thread for each of its processes.
+    """Time a loop with the bundled model, one thread for each of its processes.
 
     Returns:
         `total`; and of an overlapped loop `window`, from the beginning of the first training to the end of the last,
-        and `busy`, how much of that each side was at work. Starting processes is work.
+        and `busy`, the seconds of it that each side worked. Starting processes is work.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [

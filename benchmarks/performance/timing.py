@@ -1,4 +1,4 @@
-"""Runs trainers in turn, so that other load of the machine affects all of them alike."""
+"""Run trainers in turn, so that other load of the machine affects all of them alike."""
 
 import os
 import tempfile
@@ -31,21 +31,19 @@ def quiet() -> None:
 
 
 class Clock(TrainerCallback):
-    """Seconds of the steps, without the first (`seconds` for `steps`)."""
+    """Callback that times all steps but the first (`seconds` for `steps`)."""
 
     def __init__(self) -> None:
         self.start, self.seconds, self.steps = 0.0, 0.0, 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step in (1, state.max_steps):
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
             now = time.perf_counter()
             self.start, self.seconds, self.steps = now, now - self.start, state.max_steps - 1
 
 
 def seconds_per_step(build: Build, case: Case) -> float:
-    """Of a fresh trainer over all rows of the case, the first step left out."""
+    """Return the seconds per step of a fresh trainer over all rows of the case, without the first step."""
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         build(case, folder, [clock]).train()
@@ -55,7 +53,7 @@ def seconds_per_step(build: Build, case: Case) -> float:
 def in_turn(
     measures: dict[str, Callable[[], float]], repeats: int, say: Callable[[str], Any]
 ) -> dict[str, list[float]]:
-    """Every measure `repeats` times, round after round; a round starts with another one each time."""
+    """Take each measure `repeats` times, round after round; each round starts with another one."""
     found: dict[str, list[float]] = {name: [] for name in measures}
     names = list(measures)
     for turn in range(repeats):
@@ -66,20 +64,15 @@ def in_turn(
 
 
 def peak_memory(build: Build, case: Case) -> int:
-    """Most bytes of tensors alive at once, weights included, from before the model is made to the end of the run."""
+    """Return the most bytes of tensors alive at once, from before the model is made to the end of the run."""
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        if torch.cuda.is_available() and not case.settings.get("use_cpu"):
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            build(case, folder, []).train()
-            return torch.cuda.max_memory_allocated()
         with allocations() as profile:
             build(case, folder, []).train()
         return peak_of(profile, Path(folder) / "trace.json")
 
 
 def scoring_seconds(build: Build, case: Case) -> float:
-    """Of the log μ pass alone, over the rows of the case that need it; 0 if there is none."""
+    """Return the seconds of the log μ pass alone, over the rows of the case that need it."""
     compute, seconds = LogMu.compute, 0.0
 
     def timed(*args: Any) -> None:
@@ -112,7 +105,7 @@ def log_ratios_at_start(build: Build, case: Case) -> dict[str, float]:
 
 
 def scoring_peak(case: Case) -> dict[str, int]:
-    """Most bytes alive in the log μ pass of one micro-batch, and in a forward that has its logits in memory.
+    """Return the most bytes alive in the log μ pass of one micro-batch, and in a forward with its logits in memory.
 
     The head works on tiles of 256 tokens here; a micro-batch has fewer than the 4,096 of TRL's own tiles.
     """

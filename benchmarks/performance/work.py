@@ -44,14 +44,14 @@ LONG_TAILS = Lengths((3.90, 0.36), (5.0, 1.0))
 
 
 def even(tokens: int, prompt: float = 3.90) -> Lengths:
-    """Every completion as long as the others; `prompt` is the logarithm of the prompts' length."""
+    """Return lengths where all completions are equally long; `prompt` is the logarithm of the prompts' length."""
     return Lengths((prompt, 0.0), (float(np.log(tokens)), 0.0))
 
 
 def candidates(
     count: int, lengths: Lengths, vocabulary: int, positives: float = 0.5, seed: int = 0, samples: int = SAMPLES
 ) -> Rows:
-    """Random token ids with the lengths of real completions, so many `samples` per problem."""
+    """Return random token ids with the lengths of real completions, so many `samples` per problem."""
     rng = np.random.default_rng(seed)
     rows: Rows = []
 
@@ -74,7 +74,6 @@ class Case:
         rows: all of them; a run trains on each once.
         micro_batch, accumulation: rows of a forward, and forwards of a step.
         settings: of all trainers.
-        attention: implementation, as transformers names it.
     """
 
     model: LlamaConfig
@@ -82,8 +81,6 @@ class Case:
     micro_batch: int
     accumulation: int
     settings: dict[str, Any]
-    attention: str = "sdpa"
-    dtype: torch.dtype | None = None  # of the weights; by default bfloat16 on a GPU
 
     def arguments(self, folder: str) -> dict[str, Any]:
         return {
@@ -95,12 +92,10 @@ class Case:
         }  # fmt: skip
 
     def fresh_model(self) -> LlamaForCausalLM:
+        """Return a model with random weights."""
         torch.manual_seed(0)
-        with torch.device("cpu" if self.settings.get("use_cpu") else "cuda"):
-            dtype = self.dtype or (torch.float32 if self.settings.get("use_cpu") else torch.bfloat16)
-            # A copy: trainers set `use_cache=False` in the configuration, with which a later model would generate.
-            config = copy.deepcopy(self.model)
-            return LlamaForCausalLM._from_config(config, dtype=dtype, attn_implementation=self.attention)
+        # A copy: trainers set `use_cache=False` in the configuration, with which a later model would generate.
+        return LlamaForCausalLM._from_config(copy.deepcopy(self.model), dtype=torch.float32)
 
 
 Build = Callable[[Case, str, list[TrainerCallback]], Any]
@@ -111,7 +106,7 @@ def _tokenizer() -> Any:
 
 
 def readable(rows: Rows) -> Rows:
-    """Rows whose prompts are the same tokens after they were text, as those of a trainer that generates are."""
+    """Return the rows with prompts that are the same tokens after they were text, for trainers that generate."""
     tokenizer = _tokenizer()
     return [{**row, "prompt": tokenizer(tokenizer.decode(row["prompt"]))["input_ids"]} for row in rows]
 
@@ -119,7 +114,7 @@ def readable(rows: Rows) -> Rows:
 def offline_topr(
     trainer: type[OfflineTOPRTrainer] = OfflineTOPRTrainer, brings_log_mu: bool = False, **more: Any
 ) -> Build:
-    """`OfflineTOPRTrainer` on the rows; log μ is computed before the first step unless the rows bring it."""
+    """Return `OfflineTOPRTrainer` on the rows; log μ is computed before the first step unless the rows have it."""
 
     def build(case: Case, folder: str, callbacks: list[TrainerCallback]) -> Any:
         known = {"mu_logps": -1.0} if brings_log_mu else {}
@@ -134,7 +129,7 @@ def offline_topr(
 
 
 class FrozenCopyTrainer(OfflineTOPRTrainer):
-    """What TOPR would cost if a frozen copy of the model computed log μ of every row at every step."""
+    """TOPR with a frozen copy of the model that computes log μ of every row at every step."""
 
     def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
         self.frozen = LlamaForCausalLM(model.config).to(model.device, model.dtype).requires_grad_(False)
@@ -150,7 +145,7 @@ class FrozenCopyTrainer(OfflineTOPRTrainer):
 
 
 def sft(**more: Any) -> Build:
-    """TRL's SFTTrainer: the same tokens, of right and wrong completions alike."""
+    """Return TRL's SFTTrainer on the same tokens, of right and wrong completions alike."""
 
     def build(case: Case, folder: str, callbacks: list[TrainerCallback]) -> Any:
         data = Dataset.from_list([
@@ -166,7 +161,7 @@ def sft(**more: Any) -> Build:
 
 
 def online(trainer: type[GRPOTrainer], config: type[GRPOConfig], generates: bool = False, **more: Any) -> Build:
-    """An online trainer whose rollouts are the rows, taken from memory: what is timed is all but generation.
+    """Return an online trainer whose rollouts are the rows, taken from memory, so generation is not timed.
 
     If it `generates`, the random model writes as many completions of `GENERATED` tokens; it hardly ever stops before.
     """
@@ -216,7 +211,6 @@ VARIANTS: dict[str, Build] = {
     "grpo": online(GRPOTrainer, GRPOConfig),
     "grpo, frozen copy": online(GRPOTrainer, GRPOConfig, beta=0.04),
     "online topr": online(TOPRTrainer, TOPRConfig),
-    "online topr, 4 uses": online(TOPRTrainer, TOPRConfig, num_iterations=USES),
     "grpo, generating": online(GRPOTrainer, GRPOConfig, generates=True),
     "online topr, generating": online(TOPRTrainer, TOPRConfig, generates=True),
     "grpo, generating, 4 uses": online(GRPOTrainer, GRPOConfig, generates=True, num_iterations=USES),

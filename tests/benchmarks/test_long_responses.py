@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.claims.long_responses import _Sessions, as_the_sampler_says
+from benchmarks.experiments.long_responses import _Sessions, as_the_sampler_says
 from benchmarks.rows import Rows, response_logps
 from benchmarks.setting import base_model, problems, sample
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from benchmarks import real_model
-from benchmarks.arms import TUNING_SEED
 from benchmarks.cells import Store
+from benchmarks.experiment import TUNING_SEED
 from benchmarks.real_model import METHODS, RATES, SCORE, Setup, Sizes, cells, experiment, untrained_cell, work
 from topr_trl.tasks import arithmetic
 
@@ -47,7 +47,7 @@ def test_a_rate_is_chosen_by_greedy_and_sampled_answers(tmp_path):
     assert planned[0] == untrained_cell("a model")
     assert len(planned) == 1 + len(METHODS) * len(RATES)
     for rate in RATES:
-        cell = experiment("a model").cell("TOPR (default)", rate, TUNING_SEED)
+        cell = experiment("a model").cell("TOPR (default)", {"learning_rate": rate}, TUNING_SEED)
         store.add(cell, {SCORE: 0.3 if rate == RATES[1] else 0.2}, 1.0, "")
     reported = [cell for cell in cells("a model", store) if cell.get("seed") in range(real_model.REPETITIONS)]
     assert {(cell["method"], cell["learning_rate"]) for cell in reported} == {("TOPR (default)", RATES[1])}
@@ -74,7 +74,7 @@ def test_workers_run_each_cell_once_and_rates_before_repetitions(setup, tmp_path
 
 @pytest.mark.slow
 def test_a_run_and_its_continuation(setup, monkeypatch):
-    cell = experiment(setup.name).cell("TOPR, balanced reads, 80%", 1e-4, 0)
+    cell = experiment(setup.name).cell("TOPR, balanced reads, 80%", {"learning_rate": 1e-4}, 0)
     found = work(cell, setup)
     assert found["rows"]["all"] == found["rows"]["balanced"] == 32 > found["rows"]["right"]
     assert found["steps"] == 4

@@ -1,0 +1,136 @@
+"""Measure how long a negative keeps its weight, by its length, and by who computed log μ.
+
+A long response is a session: answers of the base model to many problems, one after the other, each read without the
+others, with one ratio over all of them, as a trajectory of several rows has (`rollout_id`). It is right if a larger
+share of its answers is than of all answers. So lengths of 40 to 8,000 tokens can be compared on one small model.
+
+log μ is the trainer's, or that of a sampler: with weights in bfloat16, or of what top-k leaves of the vocabulary.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from benchmarks.cells import Cell, Store
+from benchmarks.loops.training import adamw, update
+from benchmarks.rows import Rows, response_logps
+from benchmarks.setting import PROFILES, Profile, base_model, candidates
+from topr_trl import PRESETS, topr_loss, truncated_weights
+from topr_trl.trainers.metrics import row_metrics
+
+PARTS = (1, 12, 50, 200)  # of a session; an answer has about 40 tokens
+SOURCES = ("trainer", "bfloat16", "top-k")
+TOP_K = 3  # leaves 99.4% of the probability of a token, on average
+LEARNING_RATES = (1e-4, 1e-5)
+SEEDS, SESSIONS, HELD_OUT = 2, 8, 32  # sessions of an update, and those whose weights are watched
+MEASURED_AT = (0, 1, 2, 5, 10, 20)
+
+
+def cells(profile: Profile, store: Store) -> list[Cell]:
+    """Return the cells: log μ of a sampler at the higher rate alone."""
+    return [
+        {"claim": "long_responses", "parts": parts, "source": source, "learning_rate": rate, "seed": seed}
+        for seed in range(SEEDS)
+        for parts in PARTS
+        for source in SOURCES
+        for rate in LEARNING_RATES
+        if source == "trainer" or rate == LEARNING_RATES[0]
+    ]
+
+
+QUICK: list[Cell] = []
+
+
+def work(cell: Cell, profile: Profile) -> dict[str, Any]:
+    """Run a cell."""
+    model, parts = base_model("main"), cell["parts"]
+    pool = as_the_sampler_says(candidates("main", profile, cell["seed"]), cell["source"])
+    rng = np.random.default_rng(cell["seed"])
+    watched_groups = rng.permutation(np.unique(pool.groups))[: profile.problems // 4]
+    is_watched = np.isin(pool.groups, watched_groups)
+    watched = _Sessions(pool, rng.choice(np.flatnonzero(is_watched), (HELD_OUT, parts)))
+    optimizer = adamw(model, cell["learning_rate"])
+    curve_, trained = [{"update": 0, **watched.weights(model)}], {}
+    for step in range(1, MEASURED_AT[-1] + 1):
+        batch = _Sessions(pool, rng.choice(np.flatnonzero(~is_watched), (SESSIONS, parts)))
+        update(model, optimizer, batch.loss(model))
+        if step == 1:  # what a step does to the negatives that it has learned from
+            trained = batch.weights(model)
+        if step in MEASURED_AT:
+            curve_.append({"update": step, **watched.weights(model)})
+    return {"curve": curve_, "trained": trained, "tokens": watched.tokens}
+
+
+def as_the_sampler_says(rows: Rows, source: str) -> Rows:
+    """Return rows with the log μ of one of `SOURCES`; they have the trainer's."""
+    if source == "bfloat16":
+        return rows.scored_by(base_model("main").to(torch.bfloat16))
+    return rows.scored_by(base_model("main"), TOP_K) if source == "top-k" else rows
+
+
+class _Sessions:
+    """Sessions with R and log μ.
+
+    Args:
+        rows_SP: which rows of the pool are the parts of each session.
+    """
+
+    def __init__(self, pool: Rows, rows_SP: np.ndarray) -> None:
+        self.rows, self.parts = pool[rows_SP.ravel()], rows_SP.shape[1]
+        right_S = (self.rows.rewards.reshape(rows_SP.shape) > 0).mean(1)
+        usual = (pool.rewards > 0).mean()
+        self.rewards_S = torch.from_numpy(np.where(right_S > usual, 1.0, -1.0)).float()
+
+    @property
+    def tokens(self) -> float:
+        """Return the mean length of a session."""
+        return sum(map(len, self.rows.responses)) / len(self.rewards_S)
+
+    def loss(self, model: PreTrainedModel) -> Tensor:
+        """Return the loss of Algorithm 1 over whole sessions."""
+        logps, mask = response_logps(model, self.rows.prompts, self.rows.responses)
+        policy_S, mu_S = (x.sum(1).view(-1, self.parts).sum(1) for x in (logps * mask, self.rows.mu_BT(mask)))
+        ones_S1 = torch.ones(len(policy_S), 1)
+        losses_S = topr_loss(
+            policy_S[:, None], mu_S[:, None], self.rewards_S, ones_S1, PRESETS["topr"], length_normalization=False
+        ).losses_B
+        return (losses_S / mask.sum(1).view(-1, self.parts).sum(1)).mean()
+
+    @torch.no_grad()
+    def log_ratios(self, model: PreTrainedModel) -> Tensor:
+        """Return (S,) log π/μ of sessions."""
+        now = self.rows.scored_by(model).mu_logps
+        per_row = torch.stack([(new - old).sum() for new, old in zip(now, self.rows.mu_logps, strict=True)])
+        return per_row.view(-1, self.parts).sum(1)
+
+    def weights(self, model: PreTrainedModel) -> dict[str, float]:
+        """Return the negatives' mean weight, share dead and mean log-ratio, as trainers log them; NaN without any."""
+        log_ratio_S = self.log_ratios(model)
+        weights_S = truncated_weights(log_ratio_S, self.rewards_S, PRESETS["topr"])
+        logged = row_metrics(weights_S, log_ratio_S, self.rewards_S)
+        names = {"weight": "weight_mean_negatives", "dead": "negatives_dead", "log_ratio": "log_ratio/negatives/mean"}
+        return {short: logged.get(f"topr/{name}", float("nan")) for short, name in names.items()}
+
+
+def tables(store: Store) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Return title, header and rows of the table: mean weight and share under 0.01, in percent."""
+    done, rows = store.results(cells(PROFILES["full"], store)), []
+    kinds = [(source, LEARNING_RATES[0]) for source in SOURCES] + [(SOURCES[0], LEARNING_RATES[1])]
+    for parts in PARTS if done else ():
+        row = []
+        for source, rate in kinds:
+            runs = [result for cell, result in done
+                    if (cell["parts"], cell["source"], cell["learning_rate"]) == (parts, source, rate)]  # fmt: skip
+            row += [
+                " / ".join(f"{100 * np.mean([r['curve'][at][what] for r in runs]):.0f}" for what in ("weight", "dead"))
+                for at in (0, -1)
+            ]
+            tokens = np.mean([run["tokens"] for run in runs])
+        rows.append([f"{tokens:,.0f}", *row])
+    header = [f"{source}, rate {rate:g}, {when}" for source, rate in kinds
+              for when in ("at first", f"after {MEASURED_AT[-1]}")]  # fmt: skip
+    title = "Negatives that were not trained on: mean weight / share under 0.01, by length and log μ (%)"
+    return [(title, ["tokens", *header], rows)] if rows else []

@@ -1,0 +1,125 @@
+"""Compare `TOPRTrainer` with `GRPOTrainer` in training: what a sampled completion is worth, used once or often."""
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cells import Cell, Store, Unfinished
+from benchmarks.experiment import TUNING_SEED, Experiment, rates
+from benchmarks.loops.online import COMPLETIONS, METHODS, OnlineArm, run
+from benchmarks.setting import Profile, model_hash
+
+BASES = ("main", "sure-17", "hard")  # slips, a confident mistake, more steps per problem
+SHARES = (0.75, 0.5, 0.25)
+RATES = {1: rates(1e-4, 3e-4, 1e-3), 4: rates(3e-5, 1e-4, 3e-4)}  # by how often a batch is used
+LONG = 3 * COMPLETIONS
+END, PASS_32 = "curve/-1/pass@1", "end/pass@32"
+REFERENCE, REPLAY = "trl_dapo", "topr_mean"
+
+
+def label(method: str, uses: int = 1, replay: float = 0.0) -> str:
+    """Return the name of a way to train."""
+    again = f", {replay:.0%} used again" if replay else ", 4 uses" if uses == 4 else ""
+    return METHODS[method][0] + again
+
+
+def _of(base: str, uses: int, *methods: str | tuple[str, float]) -> Experiment:
+    """Return a comparison; a method is used again if it has a share.
+
+    One seed chooses the rates. TRL's default is run at its two best rates, any method at all that one seed can't tell
+    from its best; the one that ends highest with all seeds counts.
+    """
+    pairs = [(one, 0.0) if isinstance(one, str) else one for one in methods]
+    return Experiment(
+        "online", {
+            label(method, uses, share): {"method": method, "uses": uses, "replay_share": share}
+            for method, share in pairs
+        },
+        RATES[uses], range(5), (END,), f"Online, {base}, {COMPLETIONS:,} completions", {
+            "base": base, "completions": COMPLETIONS, "weights": model_hash(base)
+        },
+        further=2, finalists={label(REFERENCE, uses): 2}, level=0.005, shows=(END, PASS_32),
+    )  # fmt: skip
+
+
+def _longer(shorter: Experiment, method: str) -> Experiment:
+    """Return three times as long runs of a method, at the rate that is best for shorter ones."""
+    return Experiment(
+        "online", {method: shorter.methods[method]}, (), range(5), (END,), f"Online, hard, {LONG:,} completions",
+        {**shorter.fields, "completions": LONG}, tuned=shorter.best, shows=(END, PASS_32),
+    )  # fmt: skip
+
+
+_ON_ALL = (REFERENCE, "trl_gspo", REPLAY)
+_HARD = _of("hard", 1, (REPLAY, 0.75), ("topr_group_mean", 0.75), *_ON_ALL), _of("hard", 4, *_ON_ALL)
+_EXPERIMENTS = [
+    _of("main", 1, *((REPLAY, share) for share in SHARES), ("topr_group_mean", 0.75), ("topr_positives", 0.75),
+        "topr_group_mean", *_ON_ALL),
+    _of("main", 4, "topr_group_mean", "topr_positives", "trl_vespo", "trl_grpo", *_ON_ALL),
+    _of("sure-17", 1, (REPLAY, 0.75), ("topr_group_mean", 0.75), *_ON_ALL), _of("sure-17", 4, *_ON_ALL),
+    *_HARD, _longer(_HARD[1], label(REFERENCE, 4)), _longer(_HARD[0], label(REPLAY, 1, 0.75)),
+]  # fmt: skip
+
+
+def experiments(store: Store) -> list[Experiment]:
+    """Return the comparisons; one begins when those before it are finished."""
+    return _EXPERIMENTS
+
+
+IN_STAGES = True
+QUICK = [_EXPERIMENTS[0].cell(label(REPLAY, 1, 0.75), {"learning_rate": 1e-4, "completions": 1_024}, 0)]
+
+
+def work(cell: Cell, profile: Profile) -> dict[str, Any]:
+    """Run a cell."""
+    arm, seed = OnlineArm.of(cell), cell["seed"]
+    if seed == TUNING_SEED:
+        return run(arm, arm.completions // 2, seed, "validation")
+    return run(arm, arm.completions, seed)
+
+
+# Completions that a method needs for another one's accuracy.
+
+
+def find(store: Store, base: str, method: str, completions: int = COMPLETIONS) -> tuple[np.ndarray, np.ndarray]:
+    """Return numbers of completions, and pass@1 by seed at each of them; a run that failed stays where it was.
+
+    Raises:
+        Unfinished: the method has not been run.
+    """
+    (experiment,) = (
+        one for one in _EXPERIMENTS
+        if method in one.methods and one.fields["base"] == base and one.fields["completions"] == completions
+    )  # fmt: skip
+    best, results = experiment.best(store, method), list(experiment.ends(store, method).values())
+    if best is None or not results:
+        raise Unfinished(f"{method} has not been run online on {base}")
+    places = [0, *OnlineArm.of(experiment.cell(method, best, 0)).tested_after]
+    runs = [[point["pass@1"] for point in result["curve"]] for result in results]
+    return np.array(places), np.array([run + run[-1:] * (len(places) - len(run)) for run in runs])
+
+
+def needed(tested_after: np.ndarray, curve: np.ndarray, accuracy: float) -> float:
+    """Return the completions after which a curve first has this accuracy, by straight lines; or infinity."""
+    places = np.flatnonzero(curve >= accuracy)
+    if len(places) == 0:
+        return np.inf
+    n = int(places[0])
+    if n == 0:
+        return float(tested_after[0])
+    part = (accuracy - curve[n - 1]) / (curve[n] - curve[n - 1])
+    return float(tested_after[n - 1] + part * (tested_after[n] - tested_after[n - 1]))
+
+
+def share_needed(store: Store, base: str, method: str, target: str, completions: int = COMPLETIONS) -> list[float]:
+    """Return the share of the target's completions that a method needs for its final accuracy, with 95% bounds.
+
+    Seeds are drawn with replacement, the same ones for both.
+    """
+    (at, ours), (_, theirs) = (find(store, base, one, completions) for one in (method, target))
+    drawn = np.random.default_rng(0).integers(len(ours), size=(2_000, len(ours)))
+    counts = [
+        needed(at, ours[seeds].mean(0), theirs[seeds, -1].mean()) for seeds in (np.arange(len(ours)), *drawn)
+    ]  # fmt: skip
+    low, high = np.quantile(counts[1:], (0.025, 0.975), method="nearest")
+    return [count / completions for count in (counts[0], float(low), float(high))]

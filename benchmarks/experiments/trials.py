@@ -1,0 +1,141 @@
+"""Compare what `topr trial` recommends with the best setting there is.
+
+A trial trains and tests each setting once. What a setting is worth is measured apart: trainings on the rows of other
+seeds, tested on other problems.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import code_task
+from benchmarks.cells import Cell, Store, Unfinished
+from benchmarks.experiments import protocols
+from benchmarks.setting import OF_OTHER_TASKS, PROFILES, Profile, base_model, model_hash, problems, sample, tokenizer
+from topr_trl import save_rows
+from topr_trl.cli.trial import recommend
+from topr_trl.pipeline import trial
+from topr_trl.pipeline.arguments import TrialArguments
+
+BASES = ("slips-30", "misconception-10", "sure-17", "wanders-10")
+CODE = "code"  # the rows of examples/code_generation.py, whose rewards are all that a trial knows
+TRIALS, CODE_SEEDS = 3, 3
+TRIAL_SEED = 11  # and the next ones: rows that nothing else uses
+RATE = 1e-4  # given to the trial
+RATES = (3.33e-5, 1e-4, 3e-4)  # that it may come to
+# The settings that it tries, as the benchmarks name them.
+REPEATED = "positives-repeated"
+SHARES: dict[str, float | str] = {
+    "paper": "p", "share-20": 0.2, "share-50": 0.5, "share-80": 0.8, "group-mean": "group_mean", "positives-only": 1.0,
+    REPEATED: 1.0,
+}  # fmt: skip
+
+
+def cells(profile: Profile, store: Store) -> list[Cell]:
+    """Return the cells of trials, and of what each setting is worth."""
+    found = [_trial(base, TRIAL_SEED + n) for base in (*BASES, CODE) for n in range(TRIALS)]
+    return found + [cell for base in (*BASES, CODE) for of_one in _worth(base).values() for cell in of_one]
+
+
+def _trial(base: str, seed: int) -> Cell:
+    weights = {} if base == CODE else {"weights": model_hash(base)}
+    return {"claim": "trials", "part": "trial", "base": base, **weights, "learning_rate": RATE, "seed": seed}
+
+
+def _worth(base: str) -> dict[tuple[str, float], list[Cell]]:
+    """Return the cells that say what each setting is worth, by its name and rate."""
+    found = {}
+    for name, share in SHARES.items():
+        arm = {"share": share, "protocol": "rows" if name == REPEATED else "steps", "batch_rows": 32}
+        for rate in RATES:
+            found[name, rate] = (
+                [{"claim": "trials", "part": CODE, "setting": name, "learning_rate": rate, "seed": seed}
+                 for seed in range(CODE_SEEDS)]
+                if base == CODE
+                else [protocols.arms(base, {name: arm}, []).cell(name, {"learning_rate": rate}, seed)
+                      for seed in range(5)]
+            )  # fmt: skip
+    return found
+
+
+QUICK: list[Cell] = []
+
+
+def lost(store: Store) -> dict[str, tuple[float, float]]:
+    """Return the points of pass@1 below the best setting, by rows: of the trials, and of right answers repeated.
+
+    Raises:
+        Unfinished: not all trials have been run.
+    """
+    if store.unfinished(cells(PROFILES["full"], store)):
+        raise Unfinished("not all trials have been run")
+    found = {}
+    for base in (*BASES, CODE):
+        worth = {
+            key: float(np.mean([result["end"]["pass@1"] for _, result in store.results(cells)]))
+            for key, cells in _worth(base).items()
+        }
+        trials = store.results([_trial(base, TRIAL_SEED + n) for n in range(TRIALS)])
+        chosen = [worth[name, rate] for _, result in trials for name, rate in [result["recommended"]]]
+        best = max(worth.values())
+        found[base] = best - float(np.mean(chosen)), best - worth[REPEATED, RATES[-1]]
+    return found
+
+
+def tables(store: Store) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Return title, header and rows of the table of trials."""
+    if store.unfinished(cells(PROFILES["full"], store)):
+        return []
+    rows = [[base, *(f"{100 * points:.1f}" for points in both)] for base, both in lost(store).items()]
+    header = ["rows", "points lost by the recommended setting", f"by right answers repeated, rate {RATES[-1]:g}"]
+    return [("`topr trial`: points of pass@1 below the best of 21 settings", header, rows)]
+
+
+def work(cell: Cell, profile: Profile) -> dict[str, Any]:
+    """Run a cell."""
+    if cell["part"] == CODE:
+        (arm,) = (arm for arm in trial.ARMS if arm.name == cell["setting"])
+        rows = profile.steps * 32
+        return {"end": code_task.run(arm, cell["learning_rate"], rows, cell["seed"])}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model, rows = _rows_and_model(cell, profile, folder)
+        longest = code_task.MAX_NEW_TOKENS if cell["base"] == CODE else OF_OTHER_TASKS
+        args = TrialArguments(
+            input=str(rows), output_dir=str(folder / "trial"), model_name_or_path=str(model), seed=cell["seed"],
+            learning_rate=cell["learning_rate"], lr_scheduler_type="constant", optim="adamw_torch",
+            per_device_train_batch_size=32, per_device_eval_batch_size=128, max_new_tokens=longest, use_cpu=True,
+            bf16=False, gradient_checkpointing=False, dtype="float32", report_to="none", disable_tqdm=True,
+        )  # fmt: skip
+        outcome = trial.run_trial(args)
+    found = recommend(outcome.values, cell["seed"])
+    of_arms = {arm: _names(arm, args) for arm in found.arms if arm is not None}
+    return {
+        "recommended": list(of_arms[found.recommended]),
+        "best_in_draws": found.shares[found.recommended],
+        "ties": "default",
+        "rows": outcome.trained_rows,
+        "by_answers": outcome.by_answers,
+        "means": {f"{name}, {rate:g}": found.means[arm] for arm, (name, rate) in of_arms.items()},
+    }
+
+
+def _rows_and_model(cell: Cell, profile: Profile, folder: Path) -> tuple[Path, Path]:
+    """Return the folders of the model and of the rows that a trial is given."""
+    if cell["base"] == CODE:
+        return code_task.folder() / "warm-up", code_task.folder() / "log"
+    base, seed = cell["base"], cell["seed"]
+    model = base_model(base)
+    save_rows(
+        sample(model, base, problems(base, profile.problems, 100 + seed), profile.candidates, seed), folder / "rows"
+    )
+    model.save_pretrained(folder / "model")
+    tokenizer(base).save_pretrained(folder / "model")
+    return folder / "model", folder / "rows"
+
+
+def _names(arm: trial.Arm, args: TrialArguments) -> tuple[str, float]:
+    """Return an arm's name without its rate, and the rate."""
+    return arm.name.removesuffix("-low-rate").removesuffix("-high-rate"), arm.rate(args)

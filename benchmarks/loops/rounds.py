@@ -1,0 +1,53 @@
+"""Train in rounds, as the paper's loop does: the model writes candidates, and trains one epoch on chosen ones.
+
+Each round and each seed has a random number of its own, 100 · seed + round.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from benchmarks.loops.training import train
+from benchmarks.methods import topr
+from benchmarks.rows import Rows
+from benchmarks.setting import BATCH_ROWS, base_model, problems, sample
+from topr_trl import curate
+from topr_trl.curation import ROWS_PER_PROBLEM
+
+PROBLEMS = 200  # the same in all rounds of a seed
+CANDIDATES = 16  # of each problem in each round
+REPEATED = "repeated"  # right answers, repeated until there are as many rows as the paper has
+
+
+def trained(
+    base: str,
+    share: float | str,
+    curation: str,
+    rounds: int,
+    learning_rate: float,
+    seed: int,
+    after: Callable[[PreTrainedModel, int, int], None],
+) -> PreTrainedModel:
+    """Return the model after some rounds of TOPR.
+
+    Args:
+        base: the task, see `benchmarks.setting`.
+        share: effective share of positives, see `benchmarks.methods.at_share`.
+        curation: rule of `topr_trl.curate`, or `REPEATED`.
+        rounds: number of rounds.
+        learning_rate: learning rate.
+        seed: seed of problems, completions and order.
+        after: called after each round with the model, the number of the round and the number of candidates.
+    """
+    model, questions = base_model(base), problems(base, PROBLEMS, 100 + seed)
+    size = round(ROWS_PER_PROBLEM * PROBLEMS)
+    for number in range(1, rounds + 1):
+        own = 100 * seed + number
+        pool = Rows.of(sample(model, base, questions, CANDIDATES, own))
+        rule = "positives" if curation == REPEATED else curation
+        found = curate(pool.rewards, pool.groups, rule, size, seed=own).indices
+        rows = pool[np.resize(found, size) if curation == REPEATED else found]
+        train(model, topr(share).make(model, rows, pool), -(-len(rows) // BATCH_ROWS), learning_rate, own)
+        after(model, number, len(pool))
+    return model

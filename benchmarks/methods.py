@@ -1,0 +1,333 @@
+"""Methods that are compared, by name.
+
+A `Method` makes an objective for a model and its rows, which gives the loss of a batch of them.
+
+The paper compares TOPR with "positives only" by one protocol: wrong answers are removed, and one pass is made over what
+is left. Other protocols are as fair, and give another order. Each method names its own:
+
+| protocol | positives only reads | its steps |
+|---|---|---|
+| `"removed"` | the right answers, once | p times TOPR's, all of right answers |
+| `"steps"` | the rows that TOPR reads, in its batches, the wrong answers at weight 0 | as many as TOPR |
+| `"rows"` | the right answers, 1/p times | as many as TOPR, all of right answers |
+| `"half"` | the right answers, 1/2p times | half as many as TOPR |
+
+TOPR reads all rows once (`"steps"`), or `"balanced"` as many rows: half of them right answers, again and again, and
+half wrong ones, once.
+"""
+
+import tempfile
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from benchmarks.rows import Rows, response_logps
+from benchmarks.setting import tokenizer
+from topr_trl import PRESETS, baseline_for_positive_share, topr_loss
+from topr_trl.loss import sequence_logps
+
+
+class Objective(Protocol):
+    """A loss over `size` items; `rows_per_item` is 2 for pairs, so that every method reads as many rows per step."""
+
+    size: int
+    rows_per_item: int
+
+    def loss(self, indices: np.ndarray) -> Tensor: ...
+
+
+class Direct:
+    """A loss that is a function of log π, log μ and R of the rows: `loss(logps_BT, mu_BT, mask_BT, rewards_B)`."""
+
+    rows_per_item = 1
+
+    def __init__(
+        self, model: PreTrainedModel, rows: Rows, loss: Callable[..., Tensor], rewards: Callable[[Rows], np.ndarray]
+    ) -> None:
+        self.model, self.function, self.reward_function = model, loss, rewards
+        self.renew(rows)
+
+    def renew(self, rows: Rows) -> None:
+        """Continue with other rows."""
+        self.rows, self.size = rows, len(rows)
+        self.rewards = torch.tensor(self.reward_function(rows), dtype=torch.float32)
+
+    def loss(self, indices: np.ndarray) -> Tensor:
+        rows = self.rows[indices]
+        logps_BT, mask_BT = response_logps(self.model, rows.prompts, rows.responses)
+        return self.function(logps_BT, rows.mu_BT(mask_BT), mask_BT, self.rewards[indices])
+
+
+# Rewards: from the raw ±1 to what the loss sees.
+
+
+def raw(rows: Rows) -> np.ndarray:
+    return rows.rewards
+
+
+def asymre_rewards(rows: Rows) -> np.ndarray:
+    """Return rewards with a baseline a little below the group's mean (AsymRE, arXiv 2506.20520, δ = -0.1)."""
+    return rows.rewards - (rows.group_means - 0.1)
+
+
+def whitened(rows: Rows) -> np.ndarray:
+    return rows.group_advantages()
+
+
+def at_share(share: float | str) -> Callable[[Rows], np.ndarray]:
+    """Return R at an effective share of positives; "p" is the paper's c = 0, or "mean" or "group_mean"."""
+
+    def rewards(rows: Rows) -> np.ndarray:
+        if share == "group_mean":
+            return rows.rewards - rows.group_means
+        if share == "mean":
+            return rows.rewards - rows.rewards.mean()
+        if share == "p" or rows.rewards.min() == rows.rewards.max():
+            return rows.rewards
+        return rows.rewards - baseline_for_positive_share(rows.rewards, float(share))
+
+    return rewards
+
+
+# Rows and steps, by protocol.
+
+
+def read(rows: Rows, protocol: str, batch_rows: int, seed: int) -> tuple[Rows, int]:
+    """Return the rows that a protocol reads in one pass, and the number of steps."""
+    steps, right = len(rows) // batch_rows, np.flatnonzero(rows.rewards > 0)
+    if protocol == "steps":
+        return rows, steps
+    if protocol == "balanced":
+        rng, half = np.random.default_rng(seed), len(rows) // 2
+        sides = [np.flatnonzero((rows.rewards > 0) == sign) for sign in (True, False)]
+        return rows[np.concatenate([np.resize(rng.permutation(side), half) for side in sides])], steps
+    return rows[right], {"removed": -(-len(right) // batch_rows), "half": steps // 2, "rows": steps}[protocol]
+
+
+# Losses.
+
+
+def tapered(preset: str, ratio_level: str = "sequence") -> Callable[..., Tensor]:
+    def loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tensor) -> Tensor:
+        return topr_loss(logps_BT, mu_BT, rewards_B, mask_BT, PRESETS[preset], ratio_level).losses_B.mean()
+
+    return loss
+
+
+def ppo_loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tensor, epsilon: float = 0.2) -> Tensor:
+    """PPO with the ratio of the whole completion (arXiv 2503.14286, Eq. 6), divided by the length as the others are."""
+    log_ratio_B = sequence_logps(logps_BT, mask_BT) - sequence_logps(mu_BT, mask_BT)
+    return (-ppo_objective(log_ratio_B.clamp(max=40.0).exp(), rewards_B, epsilon) / mask_BT.sum(-1)).mean()
+
+
+def ppo_objective(ratio_B: Tensor, rewards_B: Tensor, epsilon: float) -> Tensor:
+    return torch.minimum(ratio_B * rewards_B, ratio_B.clamp(1 - epsilon, 1 + epsilon) * rewards_B)
+
+
+def m2po_loss(logps_BT: Tensor, mu_BT: Tensor, mask_BT: Tensor, rewards_B: Tensor, limit: float = 0.04) -> Tensor:
+    """M2PO (arXiv 2510.01161): drop the tokens with the largest squared log-ratio until their mean is under `limit`.
+
+    Only tokens whose ratio has already moved where the advantage pushes it may be dropped, as with PPO's clip; the
+    mean is over those. What is left is the token-level importance-weighted loss over group-normalized advantages,
+    averaged over all tokens.
+    """
+    log_ratio_BT = (logps_BT - mu_BT).masked_fill(~mask_BT, 0.0)
+    keep_BT = mask_BT.clone()
+    with torch.no_grad():
+        pushed_BT = mask_BT & (log_ratio_BT * rewards_B[:, None] > 0)
+        squares = log_ratio_BT[pushed_BT].square()
+        order = squares.argsort(descending=True)
+        rest = squares.sum() - squares[order].cumsum(0)  # of the pushed tokens, after dropping the first, second, ...
+        left = torch.arange(len(squares) - 1, -1, -1)
+        enough = torch.cat([squares.sum()[None] <= limit * len(squares), rest <= limit * left])
+        drop = order[: int(enough.int().argmax())]
+        flags = torch.ones(len(squares), dtype=torch.bool)
+        flags[drop] = False
+        keep_BT[pushed_BT] = flags
+    surrogate_BT = log_ratio_BT.clamp(max=40.0).exp() * rewards_B[:, None]
+    return -(surrogate_BT * keep_BT).sum() / mask_BT.sum()
+
+
+# TRL's own.
+
+
+class TRLPolicy:
+    """A loss of `GRPOTrainer` as TRL ships it: its real `_compute_loss`, on stored completions."""
+
+    rows_per_item = 1
+
+    def __init__(self, model: PreTrainedModel, rows: Rows, **settings: Any) -> None:
+        from trl import GRPOConfig, GRPOTrainer
+
+        args = GRPOConfig(
+            **SMALL, **settings, output_dir=_scratch(), per_device_train_batch_size=2, num_generations=2,
+            steps_per_generation=1,
+        )  # fmt: skip
+        self.trainer = GRPOTrainer(
+            model, lambda completions, **_: [0.0] * len(completions), args=args,
+            train_dataset=Dataset.from_dict({"prompt": ["-"]}), processing_class=_tokenizer(model),
+        )  # fmt: skip
+        self.trainer.current_gradient_accumulation_steps = 1  # train() would set it
+        self.model, self.tokenizer = model, _tokenizer(model)
+        self.renew(rows)
+
+    def renew(self, rows: Rows) -> None:
+        """Go on with other rows."""
+        self.rows, self.size = rows, len(rows)
+        self.advantages = torch.tensor(rows.group_advantages(), dtype=torch.float32)
+
+    def loss(self, indices: np.ndarray) -> Tensor:
+        rows = self.rows[indices]
+        prompt_ids, prompt_mask = _padded(self.tokenizer, rows.prompts, left=True)
+        completion_ids, completion_mask = _padded(self.tokenizer, rows.responses)
+        inputs = {
+            "prompt_ids": prompt_ids, "prompt_mask": prompt_mask,
+            "completion_ids": completion_ids, "completion_mask": completion_mask,
+            "advantages": self.advantages[indices], "old_per_token_logps": rows.mu_BT(completion_mask.bool()),
+            "num_items_in_batch": completion_mask.sum(),
+        }  # fmt: skip
+        self.trainer._metrics["train"].clear()
+        return self.trainer._compute_loss(self.model, inputs)
+
+
+class TRLPreference:
+    """DPO or KTO by TRL's own trainer: its preparation of the data, its collator and its loss.
+
+    An item is as many consecutive rows of its data set as belong in one batch.
+    """
+
+    def __init__(self, model: PreTrainedModel, trainer: Any, rows_per_item: int, per_item: int = 1) -> None:
+        self.model, self.trainer, self.rows_per_item, self.per_item = model, trainer, rows_per_item, per_item
+        self.items, self.size = trainer.train_dataset, len(trainer.train_dataset) // per_item
+
+    def loss(self, indices: np.ndarray) -> Tensor:
+        chosen = [int(i) * self.per_item + n for i in indices for n in range(self.per_item)]
+        batch = self.trainer.data_collator([self.items[i] for i in chosen])
+        self.trainer._metrics["train"].clear()
+        return self.trainer.compute_loss(self.model, batch)
+
+
+def dpo(model: PreTrainedModel, rows: Rows, pool: Rows, pairs_a_problem: int = 16) -> TRLPreference:
+    """Return DPO on pairs of a right and a wrong completion of a problem, up to 16 (the paper's), from the whole pool.
+
+    As many pairs are drawn as fill one epoch with as many rows as the other methods read.
+    """
+    from trl import DPOConfig, DPOTrainer
+
+    rng = np.random.default_rng(0)
+    pairs: list[tuple[int, int]] = []
+    for group in np.unique(pool.groups):
+        right, wrong = (np.flatnonzero((pool.groups == group) & (pool.rewards * sign > 0)) for sign in (1, -1))
+        every = [(int(i), int(j)) for i in right for j in wrong]
+        pairs += [every[n] for n in rng.permutation(len(every))[:pairs_a_problem]]
+    pairs = [pairs[n] for n in rng.permutation(len(pairs))[: len(rows) // 2]]
+    tokenizer = _tokenizer(model)
+    dataset = Dataset.from_dict({
+        "prompt": [tokenizer.decode(pool.prompts[i]) for i, _ in pairs],
+        "chosen": [tokenizer.decode(pool.responses[i]) for i, _ in pairs],
+        "rejected": [tokenizer.decode(pool.responses[j]) for _, j in pairs],
+    })  # fmt: skip
+    args = DPOConfig(**SMALL, output_dir=_scratch(), per_device_train_batch_size=32, precompute_ref_log_probs=True)
+    trainer = DPOTrainer(model, args=args, train_dataset=dataset, processing_class=tokenizer)
+    return TRLPreference(model, trainer, rows_per_item=2)
+
+
+def kto(model: PreTrainedModel, rows: Rows, pool: Rows) -> TRLPreference:
+    """Return KTO, its two classes balanced as TRL's own warning asks.
+
+    TRL takes the mismatched answers of its KL term from the same block of 32 consecutive rows and reads the blocks
+    in order. So rows are shuffled once here, lest a block holds a single problem, and the blocks stay whole.
+    """
+    from trl import KTOConfig, KTOTrainer
+
+    block = 32
+    rows = rows[np.random.default_rng(0).permutation(len(rows))]
+    tokenizer = _tokenizer(model)
+    dataset = Dataset.from_dict({
+        "prompt": [tokenizer.decode(ids) for ids in rows.prompts],
+        "completion": [tokenizer.decode(ids) for ids in rows.responses],
+        "label": [bool(reward > 0) for reward in rows.rewards],
+    })  # fmt: skip
+    args = KTOConfig(
+        **SMALL, output_dir=_scratch(), per_device_train_batch_size=block, precompute_ref_log_probs=True,
+        desirable_weight=float((rows.rewards < 0).sum() / max((rows.rewards > 0).sum(), 1)),
+    )  # fmt: skip
+    trainer = KTOTrainer(model, args=args, train_dataset=dataset, processing_class=tokenizer)
+    return TRLPreference(model, trainer, rows_per_item=block, per_item=block)
+
+
+@lru_cache
+def _scratch() -> str:
+    """Return a folder for the trainers of this process, which write nothing to it."""
+    return tempfile.mkdtemp(prefix="topr-benchmarks-")
+
+
+# The settings under which TRL's documentation reproduces each paper.
+TRL_LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
+    "trl_dapo": ("TRL's default (DAPO)", {}),
+    "trl_grpo": ("TRL's GRPO", {"loss_type": "grpo"}),
+    "trl_gspo": ("TRL's GSPO", {
+        "loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}),
+    "trl_cispo": ("TRL's CISPO", {"loss_type": "cispo", "epsilon_high": 5.0}),
+    "trl_vespo": ("TRL's VESPO", {"loss_type": "vespo"}),
+}  # fmt: skip
+SMALL = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True}
+
+
+def _tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
+    return tokenizer(Path(model.name_or_path).name)
+
+
+def _padded(tokenizer: PreTrainedTokenizerBase, ids: list[list[int]], left: bool = False) -> tuple[Tensor, Tensor]:
+    side = "left" if left else "right"
+    batch = tokenizer.pad({"input_ids": ids}, padding_side=side, return_tensors="pt")
+    return batch["input_ids"], batch["attention_mask"]
+
+
+def _direct(loss: Callable[..., Tensor], rewards: Callable[[Rows], np.ndarray] = raw) -> Callable[..., Objective]:
+    return lambda model, rows, pool: Direct(model, rows, loss, rewards)
+
+
+def _trl(**settings: Any) -> Callable[..., Objective]:
+    return lambda model, rows, pool: TRLPolicy(model, rows, **settings)
+
+
+class Method(NamedTuple):
+    """Label of a method, how its objective is made for a model, rows and their pool, and its protocol (see `read`)."""
+
+    label: str
+    make: Callable[[PreTrainedModel, Rows, Rows], Objective]
+    protocol: str = "steps"
+
+
+def topr(share: float | str, protocol: str = "steps", label: str = "") -> Method:
+    """Return TOPR at an effective share of positives, or with 1.0 positives only."""
+    return Method(label, _direct(tapered("topr"), at_share(share)), protocol)
+
+
+METHODS: dict[str, Method] = {
+    "topr_default": topr("mean", label="TOPR (default)"),
+    "topr": Method("TOPR, c = 0", _direct(tapered("topr"))),
+    "positives_only": Method("positives only, as many steps", _direct(tapered("positives_only"))),
+    "positives_repeated": topr(1.0, "rows", "positives repeated"),
+    "reinforce": Method("naive REINFORCE", _direct(tapered("reinforce"))),
+    "opr": Method("plain IS", _direct(tapered("opr"))),
+    "tis": Method("TIS", _direct(tapered("tis"))),
+    "ppo": Method("PPO (sequence)", _direct(ppo_loss)),
+    "dpo": Method("DPO", dpo),
+    "kto": Method("KTO", kto),
+    **{name: Method(label, _trl(**settings)) for name, (label, settings) in TRL_LOSSES.items()},
+    "asymre": Method("AsymRE", _direct(tapered("reinforce"), asymre_rewards)),
+    "m2po": Method("M2PO", _direct(m2po_loss, whitened)),
+    # What other systems ship under TOPR's name.
+    "topr_token": Method("“TOPR” per token", _direct(tapered("topr", "token"))),
+    "topr_geometric": Method("“TOPR”, geometric mean", _direct(tapered("topr", "geometric"))),
+    "topr_group_sign": Method("“TOPR”, GRPO's advantages", _direct(tapered("topr"), whitened)),
+}  # fmt: skip

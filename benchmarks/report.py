@@ -1,0 +1,114 @@
+"""Write tables of results, and fill in pages that are written by hand.
+
+A page has places for tables and for single numbers, by name:
+
+    <!-- table NAME -->            <!--NAME-->+4.6 ± 2.4<!--/-->
+    <!-- end -->
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.cells import Store, Unfinished
+from benchmarks.experiment import Experiment
+from benchmarks.experiments import ALL, compared
+from benchmarks.statistics import Interval, difference, over_seeds
+
+NOT_YET = "Not measured yet."
+_TABLE = re.compile(r"<!-- table (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+_NUMBER = re.compile(r"<!--(\w+)-->.*?<!--/-->")
+
+Texts = Mapping[str, Callable[[], str]]
+
+
+def fill(text: str, tables: Texts, numbers: Texts) -> str:
+    """Return the text of a page with its tables and numbers."""
+
+    def found(texts: Texts, name: str) -> str:
+        try:
+            return texts[name]()
+        except Unfinished:
+            return NOT_YET
+
+    text = _TABLE.sub(lambda m: f"<!-- table {m[1]} -->\n\n{found(tables, m[1])}\n\n<!-- end -->", text)
+    return _NUMBER.sub(lambda m: f"<!--{m[1]}-->{found(numbers, m[1])}<!--/-->", text)
+
+
+def fill_page(template: Path, page: Path, tables: Texts, numbers: Texts) -> Path:
+    """Write a page from its own text, or from that of a template."""
+    page.write_text(fill(template.read_text(encoding="utf-8"), tables, numbers), encoding="utf-8")
+    return page
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [" | ".join(header), "|".join(["---"] * len(header)), *(" | ".join(row) for row in rows)]
+    return "\n".join(f"|{line}|" if line.startswith("---") else f"| {line} |" for line in lines)
+
+
+def percent(value: float) -> str:
+    """Return a share in percent."""
+    return f"{100 * value:.1f}"
+
+
+def points(gap: Interval) -> str:
+    """Return a difference in points."""
+    return gap.percent(signed=True)
+
+
+def marked(gap: Interval) -> str:
+    """Return a difference in points; bold if its interval leaves out 0."""
+    return f"**{points(gap)}**" if gap.low > 0 or gap.high < 0 else points(gap)
+
+
+def name_of(shown: str) -> str:
+    """Return the name of a measure: "curve/-1/pass@1" is pass@1, "maj/32" is maj@32."""
+    *_, kind, last = ["", *shown.split("/")]
+    return f"{kind}@{last}" if last.isdigit() else last
+
+
+def compare(store: Store, experiment: Experiment) -> str:
+    """Return the table of an experiment: each method's rate and results, and the first method minus this one."""
+    first, shown = next(iter(experiment.methods)), experiment.shows or experiment.measures
+    rows = []
+    for method in experiment.methods:
+        best = [experiment.best(store, method, measure) for measure in experiment.measures]
+        found = {name: experiment.measured(store, method, name) for name in shown}
+        if None in best or not all(found.values()):
+            raise Unfinished(f"{method} has not been run")
+        gaps = [
+            "" if method == first else marked(difference(experiment.measured(store, first, name), found[name]))
+            for name in shown
+        ]
+        chosen = ", ".join(" and ".join(f"{x:g}" for x in choice.values()) for choice in best if choice)
+        rows.append([method, chosen, *(over_seeds(one).percent() for one in found.values()), *gaps])
+    chosen = "rate and rows per step" if any("batch_rows" in one for one in experiment.choices) else "rate"
+    names = [name_of(name) for name in shown]
+    return table(["", chosen, *names, *(f"{first} minus this, {name}" for name in names)], rows)
+
+
+def appendix(store: Store) -> str:
+    """Return the page with the tables of all experiments that have been run."""
+    parts = [
+        "# Tables of all experiments",
+        "Written by `python -m benchmarks --published --report`; do not edit. In percent and points; ± is a 95% "
+        "interval over seeds; bold: the interval of the difference leaves out 0. What each experiment measures is "
+        "in `benchmarks/experiments/`. Where there are several rates, each measure has its own.",
+    ]
+    for name in ALL:
+        try:
+            parts += _sections(store, name)
+        except Unfinished:
+            parts += [f"## {name}", NOT_YET]
+    return "\n\n".join(parts) + "\n"
+
+
+def _sections(store: Store, name: str) -> list[str]:
+    parts: list[str] = []
+    for experiment in compared(name, store):
+        if experiment.title:
+            parts += [f"## {experiment.title}", compare(store, experiment)]
+    for title, header, rows in ALL[name].tables(store) if hasattr(ALL[name], "tables") else ():
+        parts += [f"## {title}", table(header, rows)]
+    return parts
