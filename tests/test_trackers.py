@@ -10,8 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from test_completions_table import COLUMNS
-from test_metrics import NAMES
+
+from tests.trainers.test_completions_table import COLUMNS
+from tests.trainers.test_metrics import NAMES
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
 ARRIVE = {f"{mode}/{name}" for name in NAMES for mode in ("train", "eval")}

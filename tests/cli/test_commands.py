@@ -303,26 +303,6 @@ def test_the_version(capsys):
     assert capsys.readouterr().out == f"topr_trl {topr_trl.__version__}\n"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_shows_what_matters(command, capsys):
-    cli.main([command, "--help"])
-    short = capsys.readouterr().out
-    cli.main([command, "--help_all"])
-    long = capsys.readouterr().out
-    assert f"usage: topr {command} " in short
-    assert "--rows" in short or command != "iterate"
-    for name in settings_of(command):
-        assert f"--{name} " in long or f"--{name}," in long, name
-    if command in settings._SHOWN:
-        assert len(short.splitlines()) < 260 < 600 < len(long.splitlines())
-        assert "--fsdp_config" not in short
-        for name in settings._SHOWN[command]:
-            assert name in settings_of(command)
-            assert f"--{name} " in short or f"--{name}," in short, f"{name} is no setting"
-    else:
-        assert short == long
-
-
 def test_every_command_has_help_and_settings():
     assert set(COMMANDS) == set(commands.COMMANDS) | set(stages.descriptions())
 

@@ -5,10 +5,10 @@ import re
 import pytest
 import trl
 from packaging.version import Version
-from test_messages import CALL, PLAIN, PROMPT, TEMPLATES, own
 from tokenizers.processors import ByteLevel
 from transformers import AutoTokenizer
 
+from tests.data.test_messages import CALL, PLAIN, PROMPT, TEMPLATES, own
 from topr_trl.data.messages import tokenize_turns
 from topr_trl.data.special_tokens import special_tokens
 from topr_trl.tasks import arithmetic

@@ -16,9 +16,10 @@ from topr_trl.cli import main as cli
 from topr_trl.importing import FORMATS
 from topr_trl.tasks import arithmetic
 
-sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "formats")]
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 from conftest import CHAT_TEMPLATE
-from test_formats import GRADED, NEMO, OPENHANDS, SWE_AGENT, WRITTEN
+
+from tests.importing.test_formats import GRADED, NEMO, OPENHANDS, SWE_AGENT, WRITTEN
 
 LOG = [json.loads(line) for line in (WRITTEN / "vllm-0.30.0.jsonl").read_text().splitlines()]
 RECORDS = {

@@ -5,8 +5,8 @@ from pathlib import Path
 import completions_tables
 import pyarrow.parquet as pq
 import pytest
-from test_distributed import launch
 
+from tests.trainers.test_distributed import launch
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
 from topr_trl.trainers.completions_table import DisplayedFloat
 

@@ -1,13 +1,16 @@
 """Run `topr COMMAND`, and print what came out."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 from topr_trl.cli.evaluate import evaluate_command
+from topr_trl.cli.help import help_of
+from topr_trl.cli.index import write_index
+from topr_trl.cli.main import HELP
 from topr_trl.cli.memory_plan import plan_command
-from topr_trl.cli.parsing import kind_of, parse, print_help, split_config
+from topr_trl.cli.parsing import kind_of, parse
 from topr_trl.cli.run_report import plot_command
 from topr_trl.cli.trial import trial_command
 from topr_trl.hub import push_command
@@ -28,21 +31,21 @@ COMMANDS: dict[str, Callable[[Any], None]] = {
 }
 
 
-def run(command: str, arguments: Sequence[str], description: str) -> None:
+def run(command: str, given: list[str], description: str) -> None:
     """Run a command.
 
     Args:
         command (`str`): Name of the command.
-        arguments (`Sequence[str]`): The arguments that follow the name.
+        given (`list[str]`): The arguments that follow the name.
         description (`str`): First line of its help.
     """
     end_with_the_loop()
     if issubclass(kind_of(command), LaunchArguments):
         end_processes_on_signals()
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    given = split_config(arguments)
-    if {"-h", "--help", "--help_all"} & set(given):
-        print_help(command, description, everything="--help_all" in given)
+    write_index()
+    if HELP & set(given):
+        print(help_of(command, description, everything="--help_all" in given), end="")
         return
     args = parse(command, given)
     wanted = [name for name in ("tensorboard", "trackio", "wandb") if name in (getattr(args, "report_to", None) or ())]

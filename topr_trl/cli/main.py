@@ -5,12 +5,13 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 
 import yaml
 
 from topr_trl import __version__
+from topr_trl.cli.index import read_index
 from topr_trl.pipeline import stages
 
 _OTHERS = {
@@ -55,6 +56,45 @@ def console() -> None:
         os._exit(0)
 
 
+HELP = {"-h", "--help", "--help_all"}
+_NOT_NEEDED = {
+    "resume_from_checkpoint": "A command that was stopped continues from its last checkpoint when it is run again.",
+}
+
+
+def split_config(arguments: Sequence[str]) -> list[str]:
+    """Split `--config=FILE` in two, because TRL reads `--config FILE` only."""
+    parts = [part.split("=", 1) if part.startswith("--config=") else [part] for part in arguments]
+    return [word for words in parts for word in words]
+
+
+def settings_given(arguments: Sequence[str]) -> set[str]:
+    """Return the names of the settings on a command line, without `--config`."""
+    words = {part[2:].partition("=")[0] for part in arguments if part.startswith("--")}
+    return {word.replace("-", "_") for word in words} - {"config"}
+
+
+def unknown_setting(command: str, name: str, where: str, names: Collection[str], others: Sequence[str]) -> str:
+    """Return the message for a setting that a command does not take.
+
+    Args:
+        command (`str`): Name of the command.
+        name (`str`): Name of the setting.
+        where (`str`): Where it was given; empty for the command line.
+        names (`Collection[str]`): Settings of the command.
+        others (`Sequence[str]`): Commands that take the setting.
+    """
+    if name in _NOT_NEEDED:
+        hint = _NOT_NEEDED[name]
+    elif others:
+        hint = f"It is a setting of topr {', '.join(others)}."
+    elif similar := get_close_matches(name, names, 1):
+        hint = f"Did you mean --{similar[0]}?"
+    else:
+        hint = f"topr {command} --help lists its settings."
+    return f"There is no setting --{name}{where}. {hint}"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; user errors are a ValueError, an OSError, an ImportError or a FloatingPointError."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -72,6 +112,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.add_argument("--version", action="version", version=f"topr_trl {__version__}")
         parser.add_argument("command", choices=known, metavar="COMMAND")
         parser.parse_args(arguments[:1])
-    from topr_trl.cli.commands import run  # torch and TRL, which take seconds: help and typing errors do without
+    command, given = arguments[0], split_config(arguments[1:])
+    if (index := read_index()) and command in index["settings"]:
+        if HELP & set(given):
+            print(index["help"][command]["--help_all" in given], end="")
+            return
+        names = index["settings"][command]
+        for name in sorted(settings_given(given) - {*names, *index["flags"][command]}):
+            others = [other for other in known if name in index["settings"].get(other, ())]
+            raise ValueError(unknown_setting(command, name, "", names, others))
+    from topr_trl.cli.commands import run  # imports torch and TRL, which takes seconds
 
-    run(arguments[0], arguments[1:], known[arguments[0]])
+    run(command, given, known[command])

@@ -1,0 +1,60 @@
+"""Help in groups, and help and typing errors without torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+from topr_trl.cli import help as cli_help
+from topr_trl.cli import main as cli
+from topr_trl.cli.help import WIDTH, help_of
+from topr_trl.cli.parsing import settings_of
+
+
+@pytest.mark.parametrize("command", cli.commands())
+def test_the_short_help_shows_few_settings_and_the_long_one_all(command):
+    short, everything = help_of(command, "Text."), help_of(command, "Text.", everything=True)
+    names = settings_of(command)
+    for text in (short, everything):
+        assert text.startswith(f"usage: topr {command} [--config FILE] [settings]\n\nText.\n")
+        assert max(map(len, text.splitlines())) <= WIDTH
+    for name in names:
+        assert everything.count(f"\n  --{name} ") + everything.count(f"\n  --{name},") == 1, name
+    shown = [line for line in short.splitlines() if line.startswith("  --")]
+    assert len(shown) <= 26
+    assert ("--help_all" in short) == (len(shown) < len(names))
+
+
+def test_important_settings_exist():
+    everywhere = {name for command in cli.commands() for name in settings_of(command)}
+    assert set(cli_help._IMPORTANT) <= everywhere
+
+
+def test_settings_are_in_groups():
+    text = help_of("iterate", "Text.")
+    titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles == ["Data:", "Model:", "Algorithm:", "Training:", "Sampling:", "Machines:"]
+    training = text.partition("Training:")[2].partition("Sampling:")[0]
+    assert "--learning_rate" in training
+    assert "Settings:" in help_of("score", "Text.")
+
+
+def test_the_second_help_and_a_typing_error_need_no_torch(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def run(*lines):
+        code = "\n".join(("import sys", "from topr_trl.cli.main import main", *lines, "print('torch' in sys.modules)"))
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    first, second = (run("main(['score', '--help'])").stdout for _ in range(2))
+    assert first.endswith("True\n")
+    assert second.endswith("False\n")
+    assert first.removesuffix("True\n") == second.removesuffix("False\n") == help_of("score", cli.commands()["score"])
+    wrong = run("try: main(['score', '--taks', 'math'])", "except ValueError as error: print(error)").stdout
+    assert wrong == "There is no setting --taks. Did you mean --task?\nFalse\n"
+    other = run("try: main(['score', '--worker', '0/2'])", "except ValueError as error: print(error)").stdout
+    assert other == "There is no setting --worker. It is a setting of topr sample.\nFalse\n"
+    (file,) = (tmp_path / "topr_trl").iterdir()
+    file.write_text("{")
+    assert run("main(['score', '--help'])").stdout == first  # a damaged file is written again
+    assert run("main(['score', '--help'])").stdout == second

@@ -1,0 +1,88 @@
+"""Help of `topr COMMAND`: the settings that matter most, or all of them, in groups."""
+
+import argparse
+
+from trl import ModelConfig, SFTConfig, TrlParser
+
+from topr_trl.cli.parsing import kind_of, select_fields, settings_of
+from topr_trl.generation.sampling import SamplingArguments
+from topr_trl.pipeline.arguments import BackendArguments, LaunchArguments, field_names
+from topr_trl.settings.config import CurationArguments, LossArguments
+
+WIDTH = 100
+# Settings that the short help shows. Commands that take no more than this many are shown whole.
+_MOST = 26
+_IMPORTANT = (
+    "input", "output_dir", "task", "dataset_name", "test_dataset_name", "rows", "iterations", "overlap", "trial_rows",
+    "held_out_problems", "compare", "model_name_or_path", "use_peft", "load_in_4bit", "baseline",
+    "effective_positive_share", "curation", "learning_rate", "num_train_epochs", "per_device_train_batch_size",
+    "gradient_accumulation_steps", "num_generations", "num_generations_eval", "temperature", "max_new_tokens",
+    "sampling_backend", "sampling_workers", "accelerate_config", "report_to", "format", "reward_fields", "rewards",
+    "problem_field", "temperature", "gpus", "nodes", "gpu_memory", "prompt_tokens", "optim", "lora_parameters",
+)  # fmt: skip
+# Settings of these classes form a group each; all others are data.
+_GROUPS: dict[str, tuple[type, ...]] = {
+    "Model": (ModelConfig,),
+    "Algorithm": (LossArguments, CurationArguments),
+    "Sampling": (SamplingArguments, BackendArguments),
+    "Machines": (LaunchArguments,),
+    "Training": (SFTConfig,),
+}
+_TITLES = ("Data", "Model", "Algorithm", "Training", "Sampling", "Machines")
+
+
+def help_of(command: str, description: str, everything: bool = False) -> str:
+    """Return the help of a command.
+
+    Args:
+        command (`str`): Name of the command.
+        description (`str`): First line.
+        everything (`bool`, defaults to `False`): Whether to list all settings, or the most important ones.
+    """
+    names = settings_of(command)
+    short = [name for name in names if name in _IMPORTANT] if len(names) > _MOST else list(names)
+    shown = list(names) if everything else short
+    kind = kind_of(command)
+    groups = {title: [name for name in shown if _group_of(name, kind) == title] for title in _TITLES}
+    parts = []
+    for title, own in groups.items():
+        if own:
+            part = select_fields(kind, own)
+            part._argument_group_name = title if len(own) < len(shown) else "Settings"  # type: ignore[attr-defined]
+            parts.append(part)
+    parser = TrlParser(
+        parts, prog=f"topr {command}", usage=f"topr {command} [--config FILE] [settings]", description=description,
+        formatter_class=_Formatter, add_help=False,
+    )  # fmt: skip
+    if len(shown) < len(names):
+        parser.epilog = f"--help_all lists all {len(names)} settings."
+    return parser.format_help()
+
+
+def _group_of(name: str, kind: type) -> str:
+    if name in ("input", "output_dir"):
+        return "Data"
+    for title, classes in _GROUPS.items():
+        if issubclass(kind, classes) and any(name in field_names(each) for each in classes):
+            return title
+    return "Data"
+
+
+class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Show each setting once: argparse would repeat it with hyphens."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=WIDTH)
+
+    def add_argument(self, action: argparse.Action) -> None:
+        # `--no_x` is an alias of `--x false`.
+        if not action.option_strings[0].startswith("--no_"):
+            super().add_argument(action)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = [name for name in action.option_strings if "-" not in name[2:]]
+        value = "" if action.nargs == 0 else " " + self._format_args(action, "VALUE")
+        return ", ".join(names) + value
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, "") else super()._get_help_string(action)
