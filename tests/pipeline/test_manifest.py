@@ -132,3 +132,12 @@ def test_what_stages_write_inside_of_what_they_read_is_not_its_content(tmp_path)
     (tmp_path / "logs" / "more").mkdir()
     (tmp_path / "logs" / "more" / "two.jsonl").write_text("{}")
     assert manifest.fingerprint(tmp_path / "logs") != before
+
+
+def test_a_baseline_that_version_0_2_wrote_as_text_is_the_same_number(tmp_path):
+    manifest.begin(tmp_path, "curate", {"baseline": "0.5", "curation": "none"})
+    assert not manifest.begin(tmp_path, "curate", {"baseline": 0.5, "curation": "none"})
+    with pytest.raises(ValueError, match=r"'0\.5' there, 0\.25 now"):
+        manifest.begin(tmp_path, "curate", {"baseline": 0.25, "curation": "none"})
+    with pytest.raises(ValueError, match=r"'0\.5' there, 'mean' now"):
+        manifest.begin(tmp_path, "curate", {"baseline": "mean", "curation": "none"})

@@ -135,11 +135,21 @@ def _changed(there: Json, now: Json, defaults: Mapping[str, Any]) -> list[str]:
     found = []
     for name in sorted({**there, **now}):
         before, after = there.get(name, defaults.get(name)), now.get(name, defaults.get(name))
-        if before != after:
+        if not same_value(before, after):
             found.append(
                 f"{name}: " + ("not the same files" if name in _OF_FILES else f"{before!r} there, {after!r} now")
             )
     return found
+
+
+def same_value(one: object, other: object) -> bool:
+    """Return whether two values of a setting are the same. Version 0.2 wrote a baseline of 0 as the text "0"."""
+    if isinstance(one, str) != isinstance(other, str):
+        try:
+            return float(one) == float(other)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            return False
+    return one == other
 
 
 def forget(folder: Path, stage: str) -> None:

@@ -92,7 +92,7 @@ def trainer_of_rows(args: TrainArguments, all_rows: bool = False) -> tuple[Offli
         places = np.flatnonzero(rows.data[CHOSEN].is_valid())
         rows = rows.remove_columns("reward").rename_column(CHOSEN, "reward").select(places)
         _refuse_another_choice(args)
-        own.baseline, own.effective_positive_share = "0", None
+        own.baseline, own.effective_positive_share = 0.0, None
     if curated or all_rows:
         own.curation, own.iteration_size = "none", None
     trainer = OfflineTOPRTrainer(
@@ -119,19 +119,11 @@ def _refuse_another_choice(args: TrainArguments) -> None:
     there = lineage(args.source).get("curate", {}).get("inputs", {})
     for name in CHOICE if there else ():
         value = getattr(args, name)
-        if not any(_equal(str(value), str(other)) for other in (there[name], getattr(defaults, name))):
+        if not any(manifest.same_value(value, other) for other in (there[name], getattr(defaults, name))):
             raise ValueError(
                 f"{name}={value}, but the rows of {args.source} were chosen with {name}={there[name]} by topr curate. "
                 f"Leave {name} out, or curate them again."
             )
-
-
-def _equal(one: str, other: str) -> bool:
-    """Whether two values of a setting are the same; a baseline is a number as text, or a name."""
-    try:
-        return float(one) == float(other)
-    except ValueError:
-        return one == other
 
 
 def merge_adapter(adapter: Path, args: TrainArguments) -> None:
