@@ -8,16 +8,17 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install install-min demo docs bench reproduce reproduce-quick pages notebooks test test-all coverage test-min test-matrix test-trackers test-quantized test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
+.PHONY: install install-min demo docs bench gpu reproduce reproduce-quick pages notebooks test test-all coverage test-min test-matrix test-trackers test-quantized test-vllm test-slurm test-next fuzz mutate lint workflows type licenses wheel clean help
 
 help:
 	@echo "make demo      train the bundled model with TOPR, before -> after (minutes on a CPU)"
 	@echo "make reproduce run all experiments on small models (days; continues where it stopped); make reproduce-quick: one arm"
 	@echo "               of each loop (minutes); make pages: fill in docs/results.md and docs/performance.md"
 	@echo "make bench     time and memory beside TRL's other trainers (an hour; fills in docs/performance.md)"
+	@echo "make gpu       steps at full size on a GPU, and GSM8K with a pretrained model (continues where it stopped)"
 	@echo "make docs      build the documentation into site/, warnings are errors"
 	@echo "make test      run the fast tests, two at a time (JOBS=8: eight); make test-all: all of them (KILLS=20: loops are"
-	@echo "               killed 20 times, not 4); make coverage: all, and which branches of the package they run"
+	@echo "               killed 20 times, not 3); make coverage: all, and which branches of the package they run"
 	@echo "make test-min  run the fast tests on the oldest supported versions; make test-vllm: with vLLM's engine on the CPU;"
 	@echo "               make test-trackers: with tensorboard, wandb and trackio; make test-quantized: with bitsandbytes;"
 	@echo "               make test-slurm: the loop on a Slurm cluster"
@@ -61,6 +62,10 @@ pages: install
 	$(BIN)/python -m benchmarks.performance --report
 
 # Time and memory beside TRL's other trainers; fills in docs/performance.md.
+# On a machine with a GPU; GSM8K with a pretrained model: see the head of benchmarks/gpu.py.
+gpu: install
+	$(BIN)/python -m benchmarks.gpu
+
 bench: install
 	$(BIN)/python -m benchmarks.performance
 

@@ -36,7 +36,6 @@ RATES = (1e-5, 3e-5, 1e-4)
 REPETITIONS = 3
 TEMPERATURES = (0.3, 0.7)  # of the untrained model, besides 0 and 1
 VOTES = 4  # completions of pass@k and maj@k
-STEPS_AT_MOST = 2  # calculations of a problem
 SCORE = "greedy and pass@1"  # the mean of both chooses a rate, so that one model is tested per method
 
 
@@ -51,6 +50,7 @@ class Sizes:
     validation_problems: int = 150
     test_completions: int = 4
     step_rows: int = 64
+    calculations: int = 2  # of a problem, at most
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def _problems(setup: Setup, split: str, seed: int = 0) -> Path:
     """Return a file of the problems of a split; those of each repetition are others."""
     sizes = setup.sizes
     lines = (setup.test if split == "test" else setup.train).read_text(encoding="utf-8").splitlines()
-    easy = [i for i, line in enumerate(lines) if json.loads(line)["answer"].count("<<") <= STEPS_AT_MOST]
+    easy = [i for i, line in enumerate(lines) if json.loads(line)["answer"].count("<<") <= sizes.calculations]
     order = np.random.default_rng(0).permutation(easy)
     first_tuning = REPETITIONS * sizes.problems
     first_validation = first_tuning + sizes.tuning_problems

@@ -1,0 +1,168 @@
+"""Full size on one GPU: steps with time, memory and share of the peak, then the experiment on all of GSM8K.
+
+python -m benchmarks.gpu                                                # steps only; continues where it stopped
+python -m benchmarks.gpu --model_name_or_path Qwen/Qwen2.5-Coder-0.5B-Instruct \\
+    --train gsm8k_train.jsonl --test gsm8k_test.jsonl --minutes 600     # and the experiment
+python -m benchmarks.gpu --tiny                                         # tiny shapes on a CPU; nothing is kept
+
+Results: benchmarks/results/gpu_steps.jsonl and real_model.jsonl. The experiment is that of benchmarks/real_model.py, with
+1,500 problems of any length per repetition and all test problems.
+"""
+
+import argparse
+import gc
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from transformers import LlamaConfig
+
+from benchmarks import real_model
+from benchmarks.cells import Cell, Store, timed
+from benchmarks.performance.timing import in_turn, peak_memory, quiet, seconds_per_step
+from benchmarks.performance.work import VARIANTS, WORDS, Build, Case, candidates, even, offline_topr
+from benchmarks.setting import CACHE, HERE
+from topr_trl.cli.gpu_memory import GIB, Shape, training_flops
+from topr_trl.cli.memory_plan import KNOWN
+
+PEAK = 989.0  # TFLOPS of an H100 or H200 in bfloat16
+SHAPES = {
+    "8b": KNOWN["8b"],
+    "0.5b": LlamaConfig(hidden_size=896, intermediate_size=4_864, num_hidden_layers=24, num_attention_heads=14,
+                        num_key_value_heads=2, vocab_size=151_936, tie_word_embeddings=True),
+    "tiny": LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+                        num_key_value_heads=2, vocab_size=1_024),
+}  # fmt: skip
+POINTS = ((300, 85, 8), (1_024, 512, 8), (64, 4_096, 1))  # tokens of prompts and completions, completions per prompt
+BUILDS: dict[str, Build] = {
+    "topr": offline_topr(brings_log_mu=True, share_prompts=True),
+    "topr, not shared": offline_topr(brings_log_mu=True, share_prompts=False),
+    "sft": VARIANTS["sft"],
+}
+SIZES = real_model.Sizes(
+    problems=1_500, tuning_problems=400, test_problems=1_319, validation_problems=400, calculations=99
+)
+
+
+def step_cells(tiny: bool) -> list[Cell]:
+    """Return the cells of the steps: each shape with each point, with and without checkpointed activations."""
+    shapes, points = (("tiny",), ((16, 8, 4),)) if tiny else (("0.5b", "8b"), POINTS)
+    return [
+        {"claim": "gpu_steps", "model": shape, "point": list(point), "checkpointing": checkpointing}
+        for shape in shapes
+        for point in points
+        for checkpointing in (True, False)
+    ]
+
+
+def work(cell: Cell, tiny: bool, peak_tflops: float) -> dict[str, Any]:
+    """Return seconds per step, tokens per second, model FLOPs utilization and peak memory of each variant."""
+    prompt, completion, samples = cell["point"]
+    config, rows = SHAPES[cell["model"]], 8
+    steps = 3 if tiny else 5
+    data = candidates(
+        steps * rows, even(completion, float(torch.tensor(prompt).log())), WORDS, positives=0.25, samples=samples
+    )
+    settings = {"use_cpu": tiny, "bf16": not tiny, "gradient_checkpointing": cell["checkpointing"],
+                "train_sampling_strategy": "sequential"}  # fmt: skip
+    case = Case(config, data, rows, 1, settings)
+    measures = {name: lambda build=build: seconds_per_step(build, case) for name, build in BUILDS.items()}
+    try:
+        times = in_turn(measures, 2, lambda name: print(f"  {name}", flush=True))  # type: ignore[arg-type]
+    except torch.cuda.OutOfMemoryError:
+        return {"failed": "out of memory"}
+    # Operations that are needed: each row alone, nothing recomputed. Sharing can therefore exceed the peak.
+    tokens = rows * (prompt + completion)
+    flops = rows * training_flops(Shape.of(config), prompt + completion, checkpointing=False)
+    return {
+        name: {
+            "seconds": median(times[name]),
+            "tokens_per_second": tokens / median(times[name]),
+            "mfu": flops / median(times[name]) / (peak_tflops * 1e12),
+            "peak_gib": _peak(BUILDS[name], case, tiny) / GIB,
+        }
+        for name in BUILDS
+    }
+
+
+def _peak(build: Build, case: Case, on_cpu: bool) -> int:
+    """Return the most bytes allocated in two steps."""
+    short = replace(case, rows=case.rows[: 2 * case.micro_batch])
+    if on_cpu:
+        return peak_memory(build, short)
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    seconds_per_step(build, short)
+    return torch.cuda.max_memory_allocated()
+
+
+def run_steps(store: Store, tiny: bool, peak_tflops: float, until: float) -> bool:
+    """Run the cells that are missing. Return whether all are there."""
+    for cell in store.unfinished(step_cells(tiny)):
+        if time.monotonic() > until:
+            print("Time is up. The same command continues from here.")
+            return False
+        print(cell, flush=True)
+        result, seconds = timed(work, cell, tiny, peak_tflops)
+        device = "CPU" if tiny else torch.cuda.get_device_name()
+        store.add(cell, result | {"device": device}, seconds, "python -m benchmarks.gpu")
+    return True
+
+
+def table(store: Store, tiny: bool) -> str:
+    """Return the results of the steps as Markdown."""
+    header = ["model", "prompt; completion; per prompt", "checkpointing", "variant", "step", "tokens/s", "MFU", "GiB"]
+    lines = []
+    for cell, result in store.results(step_cells(tiny)):
+        where = [cell["model"], "; ".join(map(str, cell["point"])), "yes" if cell["checkpointing"] else "no"]
+        if "failed" in result:
+            lines.append([*where, result["failed"], "", "", "", ""])
+        for name in BUILDS if "failed" not in result else ():
+            found = result[name]
+            lines.append([
+                *where, name, f"{found['seconds']:.3f} s", f"{found['tokens_per_second']:,.0f}",
+                f"{found['mfu']:.0%}", f"{found['peak_gib']:.1f}",
+            ])  # fmt: skip
+    return tabulate(lines, header, tablefmt="github", disable_numparse=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run what is missing, and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
+    parser.add_argument("--model_name_or_path", help="pretrained model of the experiment; default: steps only")
+    parser.add_argument("--train", type=Path, help="GSM8K's training problems, a JSON Lines file")
+    parser.add_argument("--test", type=Path, help="GSM8K's test problems")
+    parser.add_argument("--peak_tflops", type=float, default=PEAK, help="bfloat16 peak of the GPU; default: H100")
+    parser.add_argument("--minutes", type=float, default=9.0, help="begin nothing after so many minutes")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes on a CPU; nothing is kept")
+    args = parser.parse_args(argv)
+    if not args.tiny and not torch.cuda.is_available():
+        raise SystemExit("There is no GPU. --tiny tries the steps without one.")
+    if args.model_name_or_path and not (args.train and args.test):
+        raise SystemExit("--model_name_or_path needs GSM8K's problems: name the files with --train and --test.")
+    quiet()
+    until = time.monotonic() + 60 * args.minutes
+    with tempfile.TemporaryDirectory() as nowhere:
+        results = Path(nowhere) if args.tiny else HERE / "results"
+        store = Store(results, "gpu")
+        complete = run_steps(store, args.tiny, args.peak_tflops, until)
+        print(table(store, args.tiny))
+        if args.model_name_or_path and complete:
+            setup = real_model.Setup(
+                args.model_name_or_path, args.train.resolve(), args.test.resolve(),
+                CACHE / "gpu" / Path(args.model_name_or_path).name, sizes=SIZES,
+                sampling=("--sampling_backend", "vllm"), training=("--bf16", "true", "--share_prompts", "true"),
+            )  # fmt: skip
+            left = max(until - time.monotonic(), 0.0) / 3600
+            real_model.run(setup, Store(results, "gpu"), left, command="python -m benchmarks.gpu")
+
+
+if __name__ == "__main__":
+    main()
