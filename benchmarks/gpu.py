@@ -5,7 +5,7 @@ python -m benchmarks.gpu --model_name_or_path Qwen/Qwen2.5-Coder-0.5B-Instruct \
     --train gsm8k_train.jsonl --test gsm8k_test.jsonl --minutes 600     # and the experiment
 python -m benchmarks.gpu --tiny                                         # tiny shapes on a CPU; nothing is kept
 
-Results: benchmarks/results/gpu_steps.jsonl and real_model.jsonl. The experiment is that of benchmarks/real_model.py, with
+Results: benchmarks/results/gpu_steps.jsonl and real_model.jsonl. The experiment is that of real_model.py, with
 1,500 problems of any length per repetition and all test problems.
 """
 
