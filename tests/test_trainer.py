@@ -159,7 +159,7 @@ def test_several_async_and_none_returning_rewards_with_weights(train):
     def sometimes(completions, **_):
         return [None if i % 2 else 0.5 for i in range(len(completions))]
 
-    _, logs, _ = train([right, sometimes], reward_weights=[1.0, 2.0])
+    _, logs, _ = train([right, sometimes], reward_weights=[1.0, 2.0], max_completion_length=32)
     assert {"rewards/right/mean", "rewards/sometimes/mean"} <= set(logs[-1])
 
 
