@@ -287,7 +287,7 @@ def imported(given: str, words: str, *lines: Any, also: dict[str, str] | None = 
 IMPORTED = [
     imported("fields that are missing", "log/1.jsonl, line 2, lacks output, has gts", LOG_OF_VERL,
         {name: value for name, value in LOG_OF_VERL.items() if name != "output"}),
-    imported("a value of another kind", 'log/1.jsonl, line 1, completion, ["2"], text',
+    imported("a value of another kind", 'log/1.jsonl, line 2, completion, ["2"], text', LOG_OF_VERL,
         {**LOG_OF_VERL, "output": ["2"]}),
     imported("a reward that is no number", "log/1.jsonl, line 1, score, 'high', finite number",
         {**LOG_OF_VERL, "score": "high"}),

@@ -162,7 +162,7 @@ def test_card_of_a_loop_s_model(loop):
     assert known["stages"]["curate"]["curated"].startswith("20 rows, ")
     assert f"| rows | {known['stages']['curate']['curated']} |" in card.text
     assert "| steps | 2, learning rate 0.001, adamw_torch |" in card.text
-    assert "log μ of the model that training started from, a proxy where another model wrote the rows" in card.text
+    assert "log μ of the model that training started from" in card.text
     assert "temperature, top-p, top-k | 1, 1, 500" in card.text
     assert 'pipeline("text-generation", model="me/solver")' in card.text
     assert PAPER["citation"] in card.text

@@ -1,3 +1,4 @@
+import re
 import warnings
 
 import numpy as np
@@ -17,16 +18,12 @@ def said(check, *args):
 
 def test_negatives_that_are_dead_early_are_warned_about():
     for steps, first_log in ((100, 1), (40, 10)):
-        assert said(warn_if_dead, 0.6, 10, steps, first_log) == (
-            [
-                f"60% of the negatives have a weight under 0.01 at step 10 of {steps} and contribute almost nothing: "
-                "by log μ, the model in training is far from the one that wrote them. If so, a lower learning rate or "
-                "fewer updates on the same rows keep them longer. If not, look at where log μ comes from: "
-                "log-probabilities of a truncated distribution (top_k, top_p), of another temperature or with the "
-                "noise of another engine add up over long completions. See docs/metrics.md."
-            ],
-            True,
-        )
+        (message,), has_warned = said(warn_if_dead, 0.6, 10, steps, first_log)
+        assert has_warned
+        assert re.fullmatch(
+            rf"60% of the negatives .* under 0\.01 at step 10 of {steps} and contribute .* If so, a lower learning .* "
+            r"log μ comes from: .* with the noise of another .*See docs/metrics\.md\.", message,
+        )  # fmt: skip
     assert said(warn_if_dead, 0.6, 11, 100, 1) == said(warn_if_dead, 0.5, 1, 100, 1) == ([], False)
 
 
@@ -36,11 +33,10 @@ def test_a_far_sampler_is_warned_about():
     near = {"token": pytest.approx(0.015), "token_max": pytest.approx(0.02), "response": pytest.approx(0.01)}
     assert said(sampler_distance, mu, [[-1.01, -1.98], None]) == ([], near)
     (message,), _ = said(sampler_distance, mu, [[-1.5, -2.5], [-1.0]])
-    assert message == (
-        "The sampler's log-probabilities differ from the trainer's by 0.50 per token: the sampler had other weights, "
-        "another tokenizer or RoPE settings, or computed at low precision. Sample from the checkpoint that training "
-        "starts from, in the precision of training. If another model did write the rows, set log_mu='sampler'."
-    )
+    assert re.fullmatch(
+        r"The sampler's log-probabilities .* by 0\.50 per token: .* had other weights, .* Sample from the .* "
+        r"the rows, set log_mu='sampler'\.", message,
+    )  # fmt: skip
     assert said(warn_if_far, 0.1) == ([], False)
     (message,), has_warned = said(warn_if_far, 0.11)
     assert "by 0.11 per token" in message
@@ -51,12 +47,14 @@ def test_a_far_sampler_is_warned_about():
 
 def test_other_tokens_than_the_samplers_are_warned_about_and_not_compared():
     same = {name: pytest.approx(0.01) for name in ("token", "token_max", "response")}
-    message = (
-        "1 of {} rows have sampler_logps of another length than their completion_ids: other tokens are trained on than "
-        "the sampler wrote. Keep the sampler's completion_ids with the rows."
-    )
-    assert said(sampler_distance, [[-1.0, -2.0], [-0.5]], [[-1.0], [-0.51]]) == ([message.format(2)], same)
-    assert said(sampler_distance, [[-1.0, -2.0]], [[-1.0]]) == ([message.format(1)], {})
+    for count, mu, sampler, found in (
+        (2, [[-1.0, -2.0], [-0.5]], [[-1.0], [-0.51]], same), (1, [[-1.0, -2.0]], [[-1.0]], {})
+    ):  # fmt: skip
+        (message,), distance = said(sampler_distance, mu, sampler)
+        assert distance == found
+        assert re.fullmatch(
+            rf"1 of {count} rows .*sampler_logps .* other tokens are .*completion_ids with the rows\.", message
+        )
     assert said(sampler_distance, [[]], [[]]) == ([], {})
 
 
@@ -75,10 +73,8 @@ class Batches:
 
 def test_a_first_batch_without_any_signal_is_said_once():
     batches = Batches()
-    assert batches.add(1) == (
-        "All 1 completions so far have R = 0 after baseline=mean: their rewards are all the same, and there is nothing "
-        "to learn from them. Look at the reward functions."
-    )
+    first = r"All 1 completions so far have R = 0 after baseline=mean: .* all the same, .* the reward functions\."
+    assert re.fullmatch(first, batches.add(1))
     assert [batches.add(4) for _ in range(12)] == [None] * 12
 
 
@@ -88,13 +84,13 @@ def test_ten_batches_in_a_row_without_signal_are_said():
     assert [batches.add(4) for _ in range(9)] == [None] * 9
     assert batches.add(4, reward=-0.5) is None
     assert [batches.add(2) for _ in range(9)] == [None] * 9
-    assert batches.add(2).startswith("All 20 completions of the last 10 generation batches have R = 0")
+    assert batches.add(2).startswith("All 20 completions of the last 10 generation batches")
 
 
 def test_where_there_was_something_to_learn_before_one_batch_says_little():
     batches = Batches(had_signal=True)
     assert [batches.add(4) for _ in range(9)] == [None] * 9
-    assert batches.add(4).startswith("All 40 completions of the last 10 generation batches have R = 0")
+    assert batches.add(4).startswith("All 40 completions of the last 10 generation batches")
 
 
 def test_rows_that_nobody_scored_are_no_sign():
