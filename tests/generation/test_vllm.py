@@ -17,7 +17,7 @@ from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, SamplingArguments, T
 from topr_trl.generation.vllm import VLLMArguments, sample_completions_with_vllm, start_engine
 from topr_trl.rewards import answer_reward
 from topr_trl.tasks import arithmetic, gsm8k
-from topr_trl.trainers.checkpoints import model_fingerprint
+from topr_trl.trainers.fingerprints import model_fingerprint
 
 pytest.importorskip("vllm")
 

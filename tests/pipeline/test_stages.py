@@ -27,7 +27,7 @@ from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.pipeline.stages.score import ScoreArguments
 from topr_trl.pipeline.training import TrainArguments, check_rows_per_step, last_whole_checkpoint, trainer_of_rows
 from topr_trl.tasks import arithmetic
-from topr_trl.trainers.checkpoints import model_fingerprint
+from topr_trl.trainers.fingerprints import model_fingerprint
 
 PROBLEMS = {"num_train_problems": 10, "num_test_problems": 4, "num_shots": 0, "problems_per_shard": 4}
 TRAINING = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "max_steps": 2,

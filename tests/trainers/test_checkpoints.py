@@ -9,7 +9,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
 from topr_trl.tasks import arithmetic
-from topr_trl.trainers.checkpoints import check_files, check_finite, model_fingerprint
+from topr_trl.trainers.checkpoints import check_files, check_finite
+from topr_trl.trainers.fingerprints import model_fingerprint
 
 
 def linear(dtype=torch.float32, **kwargs):

@@ -14,7 +14,7 @@ from topr_trl.loss import topr_loss
 from topr_trl.tasks import arithmetic
 from topr_trl.trainers import dataset_checks as offline_rows
 from topr_trl.trainers import log_mu
-from topr_trl.trainers.checkpoints import model_fingerprint
+from topr_trl.trainers.fingerprints import model_fingerprint
 
 SETTINGS = {
     "per_device_train_batch_size": 4, "report_to": "none", "bf16": False, "use_cpu": True, "learning_rate": 1e-3,

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config, 
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
 from topr_trl.cli import main as cli
-from topr_trl.trainers.forward_checks import keep_gradients_of_4bit_layers
+from topr_trl.trainers.quantization import keep_gradients_of_4bit_layers
 
 pytest.importorskip("bitsandbytes")
 peft = pytest.importorskip("peft")

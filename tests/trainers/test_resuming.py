@@ -13,7 +13,7 @@ from trl import SFTConfig
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
 from topr_trl.tasks import arithmetic
-from topr_trl.trainers.checkpoints import model_fingerprint
+from topr_trl.trainers.fingerprints import model_fingerprint
 
 ROWS = Dataset.from_list([
     {"prompt": f"{n} + 1 =", "completion": f" {n + k}." * (1 + n % 3), "reward": 1.0 - 2 * k}

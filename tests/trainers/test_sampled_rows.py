@@ -6,7 +6,7 @@ import torch
 from datasets import List, Value
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig
-from topr_trl.trainers.checkpoints import model_fingerprint
+from topr_trl.trainers.fingerprints import model_fingerprint
 
 
 def settings(folder, **more):

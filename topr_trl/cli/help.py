@@ -7,7 +7,7 @@ from trl import ModelConfig, SFTConfig, TrlParser
 from topr_trl.cli.parsing import kind_of, select_fields, settings_of
 from topr_trl.generation.sampling import SamplingArguments
 from topr_trl.pipeline.arguments import BackendArguments, LaunchArguments, field_names
-from topr_trl.settings.config import CurationArguments, LossArguments
+from topr_trl.settings.arguments import CurationArguments, LossArguments
 
 WIDTH = 100
 # Settings that the short help shows. Commands that take no more than this many are shown whole.

@@ -28,7 +28,7 @@ from topr_trl.pipeline.lineage import (
 )
 from topr_trl.pipeline.manifest import Json, Stage
 from topr_trl.pipeline.stages.curate import CHOICE
-from topr_trl.settings.config import TOPRArguments
+from topr_trl.settings.arguments import TOPRArguments
 from topr_trl.trainers.checkpoints import STATE, check_files, is_whole_checkpoint
 from topr_trl.trainers.model_card import adapt, add_section, model_card, training_facts
 

@@ -20,8 +20,9 @@ from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import load_tokenizer, loading, model_path
 from topr_trl.pipeline.shards import CHOSEN, MU_COLUMNS, columns_before
 from topr_trl.pipeline.stages.curate import CHOICE
+from topr_trl.settings.arguments import CurationArguments
 from topr_trl.settings.checks import check_at_least
-from topr_trl.settings.config import CurationArguments, OfflineTOPRConfig
+from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.trainers.checkpoints import is_whole_checkpoint
 from topr_trl.trainers.offline import OfflineTOPRTrainer
 

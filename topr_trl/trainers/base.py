@@ -37,7 +37,6 @@ from topr_trl.trainers.diagnostics import warn_if_dead
 from topr_trl.trainers.forward_checks import (
     LogProbs,
     depends_on_batch,
-    keep_gradients_of_4bit_layers,
     probes,
     text_model,
     tolerance,
@@ -45,6 +44,11 @@ from topr_trl.trainers.forward_checks import (
 )
 from topr_trl.trainers.metrics import RowMetrics, completion_means
 from topr_trl.trainers.model_card import PAPER, CardSection, add_section, model_card, training_facts
+from topr_trl.trainers.quantization import (
+    adapter_weights,
+    keep_adapter_in_float32,
+    keep_gradients_of_4bit_layers,
+)
 from topr_trl.trainers.shared_prompts import SharedPrompts, why_not_shared
 from topr_trl.user_warnings import warn_user
 
@@ -104,12 +108,12 @@ class TOPRMixin(Trainer):
         self._warned_about_dead = self._said_share = False
         self._evaluations: CardSection | None = None
         self._metric_prefix = "eval"  # metric prefix of the current evaluation
-        adapter = _adapter_weights(args[0] if args else kwargs.get("model"))
+        adapter = adapter_weights(args[0] if args else kwargs.get("model"))
         super().__init__(*args, **kwargs)
         _refuse_adapted_tokens(self.model)
         _refuse_unknown_experts(self.model, getattr(self, "aux_loss_enabled", False))
         keep_gradients_of_4bit_layers(self.model)
-        _keep_adapter_in_float32(self.model, adapter)
+        keep_adapter_in_float32(self.model, adapter)
         if noise := turn_off_noise(self.model):
             say(f"{', '.join(noise)} set to 0: noise in log π would change π/μ.", self.args)
         self.add_callback(StopAtNaN(self))
@@ -493,29 +497,6 @@ def _warn_if_updates_vanish(model: nn.Module, is_deepspeed: bool) -> None:
             "weight round to nothing, and at a learning rate like 5e-7 nearly all are. Load the model in float32 "
             "(the computation stays in bfloat16 with bf16=True), or use DeepSpeed."
         )
-
-
-def _adapter_weights(model: object) -> dict[str, Tensor]:
-    """Return copies of the trained weights of a quantized model's adapter. Return `{}` for other models."""
-    if not isinstance(model, nn.Module) or not _is_quantized(model):
-        return {}
-    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-
-
-def _keep_adapter_in_float32(model: nn.Module, given: dict[str, Tensor]) -> None:
-    """Keep the adapter of a quantized model in the precision it was given in, or in float32 if TRL created it.
-
-    TRL casts the adapter to bfloat16, in which small updates round to nothing.
-    """
-    if not _is_quantized(model):
-        return
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.dtype == torch.bfloat16:
-            parameter.data = given.get(name, parameter.data.float())
-
-
-def _is_quantized(model: nn.Module) -> bool:
-    return bool(getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False))
 
 
 def _refuse_adapted_tokens(model: nn.Module) -> None:

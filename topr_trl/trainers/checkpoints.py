@@ -1,19 +1,18 @@
 """Check weights and checkpoints, and compute fingerprints of models."""
 
-import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, is_peft_model
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
+
+from topr_trl.trainers.fingerprints import _at, base_fingerprint, mu_fingerprint
 
 _MAY_BE_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # float8 has no norm
 
@@ -86,72 +85,6 @@ def from_safetensors(name: str, loading: dict[str, Any] | None = None) -> dict[s
     return loading
 
 
-# Number of elements of each parameter in the fingerprint. A step changes nearly all elements, so a sample is enough.
-_SAMPLED = 512
-
-
-def model_fingerprint(
-    model: nn.Module, is_included: Callable[[str, nn.Parameter], bool] = lambda name, parameter: True
-) -> str:
-    """Return a short hash of a model's weights: names, shapes and evenly spaced values of its parameters.
-
-    Equal weights have equal fingerprints, for any sharding and any wider dtype. A new LoRA adapter, whose B is 0, is
-    ignored, because it does not change the model. All processes must call this function together. They get the result
-    of the main process, because the others may not have loaded the weights yet.
-
-    Args:
-        model: the model.
-        is_included: function of the name of a parameter and the parameter, which says whether to include it.
-    """
-    digest = hashlib.sha256()
-    new = _new_adapters(model)
-    for name, parameter in sorted(model.named_parameters()):
-        if not is_included(name, parameter) or _owner_of_lora(name) in new:
-            continue
-        with _whole(parameter) as whole:
-            flat = whole.detach().reshape(-1)
-            count = min(len(flat), _SAMPLED)
-            digest.update(f"{_base_name(name)}{tuple(whole.shape)}".encode())
-            if not flat.is_meta:
-                # Integers, because float32 cannot represent all indices above 2^24.
-                sample = flat[torch.arange(count, device=flat.device) * (len(flat) - 1) // max(count - 1, 1)]
-                digest.update(sample.float().cpu().numpy().tobytes())
-    result: str = broadcast_object_list([digest.hexdigest()[:16]])[0]
-    return result
-
-
-def _base_name(name: str) -> str:
-    """Return the name of a parameter in the model without an adapter."""
-    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
-
-
-def _owner_of_lora(name: str) -> tuple[str, str] | None:
-    """Return layer and adapter of a LoRA parameter. Return None for other parameters."""
-    layer, found, rest = name.partition(".lora_")
-    return (layer, rest.split(".")[1]) if found else None
-
-
-def _new_adapters(model: nn.Module) -> set[tuple[str, str] | None]:
-    """Return layer and name of the LoRA adapters whose product is still 0."""
-    is_new: dict[tuple[str, str] | None, bool] = {}
-    for name, parameter in model.named_parameters():
-        if ".lora_B." in name or ".lora_embedding_A." in name:  # factors that are initialized to 0
-            with _whole(parameter) as whole:
-                is_zero = not whole.is_meta and not bool(whole.detach().any())
-            owner = _owner_of_lora(name)
-            is_new[owner] = is_new.get(owner, True) and is_zero
-    return {owner for owner, new in is_new.items() if new}
-
-
-def mu_fingerprint(model: nn.Module, temperature: float) -> str:
-    """Return the fingerprint of the policy μ: that of its weights, and its temperature unless it is 1."""
-    return model_fingerprint(model) + _at(temperature)
-
-
-def _at(temperature: float) -> str:
-    return f"@{temperature:g}" if temperature != 1 else ""
-
-
 class StartingModel(TrainerCallback, ExportableState):
     """Store the fingerprint of the starting model in each checkpoint, in `trainer_state.json`.
 
@@ -181,7 +114,7 @@ class StartingModel(TrainerCallback, ExportableState):
         Raises:
             ValueError: the checkpoint has another base model or another temperature.
         """
-        base = _base_fingerprint(model)
+        base = base_fingerprint(model)
         state = {} if checkpoint is None else _state_of(checkpoint) or {}
         known = state.get("stateful_callbacks", {}).get(type(self).__name__)
         if known is None:
@@ -198,30 +131,6 @@ class StartingModel(TrainerCallback, ExportableState):
                 f"{checkpoint} is of a run at temperature {at[1:] or 1}, and the rows were sampled at "
                 f"{temperature:g}. Resume with the rows that the run started with."
             )
-
-
-def _base_fingerprint(model: Any) -> str:
-    if not is_peft_model(model):
-        return ""
-    adapters = [f".{name}." for name in model.peft_config]
-
-    def is_base(name: str, parameter: nn.Parameter) -> bool:
-        # Biases of the base model can be trained, and then the checkpoint has them.
-        return not parameter.requires_grad and not any(adapter in f"{name}." for adapter in adapters)
-
-    return model_fingerprint(model, is_base)
-
-
-@contextmanager
-def _whole(parameter: nn.Parameter) -> Iterator[Tensor]:
-    """Yield the full tensor of a parameter, which may be sharded."""
-    if hasattr(parameter, "ds_id"):
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters([parameter]):
-            yield parameter
-    else:
-        yield parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
 # File with the state and the log of a trainer. It is the last file of a checkpoint to be written.

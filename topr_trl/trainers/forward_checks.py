@@ -88,25 +88,6 @@ def learned_positions(model: nn.Module) -> int | None:
     return context if context and any(table.num_embeddings >= context for table in tables) else None
 
 
-def keep_gradients_of_4bit_layers(model: nn.Module) -> None:
-    """Make bitsandbytes use the same kernel for evaluation and training on a CPU.
-
-    Otherwise the first evaluation packs the weights for a kernel without gradients, and training then fails.
-
-    Raises:
-        ValueError: the weights are already packed.
-    """
-    for name, module in model.named_modules():
-        if not hasattr(module, "support_avx512bf16_for_cpu"):
-            continue
-        module.support_avx512bf16_for_cpu = False
-        if getattr(module.weight.quant_state, "packing_format_for_cpu", False):
-            raise ValueError(
-                f"The 4-bit weights of {name} are packed for inference, because the model computed something on the "
-                "CPU before. Gradients do not pass through packed weights. Load the model again, or give its name."
-            )
-
-
 def probes(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     """Return the token ids of two short texts that fit in the model's context together. The longer text is first."""
     context = getattr(text_model(model).config.get_text_config(), "max_position_embeddings", None)

@@ -17,8 +17,8 @@ from topr_trl.pipeline.fingerprints import rows_read, values_of
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.shards import CHOSEN, naming
 from topr_trl.pipeline.stage import Made, Stage
+from topr_trl.settings.arguments import CurationArguments
 from topr_trl.settings.checks import check_at_least
-from topr_trl.settings.config import CurationArguments
 
 # Settings that decide which rows are trained on, and their R.
 CHOICE = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")

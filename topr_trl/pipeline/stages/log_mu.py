@@ -19,7 +19,7 @@ from topr_trl.pipeline.training import (
     adapter_settings,
     trainer_of_rows,
 )
-from topr_trl.settings.config import LossArguments
+from topr_trl.settings.arguments import LossArguments
 from topr_trl.trainers.log_mu import LOG_MU_FILE, read_log_mu
 
 _TRAINER_SETTINGS = (

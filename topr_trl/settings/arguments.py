@@ -1,0 +1,239 @@
+"""Settings that the trainers and the commands share. Defaults are the paper's, except for the baseline."""
+
+import os
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import ArrayLike
+
+from topr_trl.baseline import BASELINES, FloatArray
+from topr_trl.curation import CURATIONS, Curated, compose
+from topr_trl.loss import PRESETS, RATIO_LEVELS, TruncationLimits
+from topr_trl.settings.checks import check_at_least, check_choice, check_type, check_types
+from topr_trl.settings.unsupported import (
+    offloads_optimizer,
+    refuse_adafactor,
+    refuse_split_sequences,
+)
+from topr_trl.user_warnings import warn_user
+
+LOG_MU_SOURCES = ("trainer", "sampler")
+REPLAY_RULES = ("newest", "negatives", "anna_karenina")
+REPLAYED_BATCHES = 8  # generation batches that a replay buffer holds by default
+
+if TYPE_CHECKING:
+    Baseline = float | str
+else:  # HfArgumentParser reads `float | str` as float and then rejects 'mean', so it gets text, parsed after it.
+    Baseline = str
+
+
+def parse_baseline(baseline: float | str) -> float | str:
+    """Return a baseline as a `float`, or as one of the names in `BASELINES`.
+
+    Raises:
+        ValueError: the baseline is neither a finite number nor one of the names.
+    """
+    if isinstance(baseline, str) and baseline in BASELINES:
+        return baseline
+    wrong = ValueError(f"baseline must be a number or one of {', '.join(BASELINES)}, not {baseline!r}.")
+    if isinstance(baseline, bool) or not isinstance(baseline, str | Real):
+        raise wrong
+    try:
+        value = float(baseline)
+    except (ValueError, OverflowError):
+        raise wrong from None
+    if not isfinite(value):
+        raise ValueError(f"baseline must be finite, not {baseline}.")
+    return value
+
+
+@dataclass
+class LossArguments:
+    """Settings for the weights of the loss (arXiv 2503.14286, Eq. 7). [`TOPRConfig`] describes them."""
+
+    preset: str = field(default="topr", metadata={"help": f"Truncation limits by name: {', '.join(PRESETS)}."})
+    a_pos: float | None = field(default=None, metadata={"help": "Lower limit of the ratio where R >= 0."})
+    b_pos: float | None = field(default=None, metadata={"help": "Upper limit of the ratio where R >= 0."})
+    a_neg: float | None = field(default=None, metadata={"help": "Lower limit of the ratio where R < 0."})
+    b_neg: float | None = field(default=None, metadata={"help": "Upper limit of the ratio where R < 0."})
+    ratio_level: str = field(
+        default="sequence", metadata={"help": "'sequence' (TOPR); 'token' and 'geometric' for comparison only."}
+    )
+    length_normalization: bool = field(default=True, metadata={"help": "Divide the loss by the completion's length."})
+    log_mu: str = field(default="trainer", metadata={"help": "Source of log μ: 'trainer' (own forward) or 'sampler'."})
+
+    @property
+    def limits(self) -> TruncationLimits:
+        """Limits of the preset, with the limits that were set singly in their place."""
+        given = {name: getattr(self, name) for name in ("a_pos", "b_pos", "a_neg", "b_neg")}
+        return replace(PRESETS[self.preset], **{name: float(v) for name, v in given.items() if v is not None})
+
+    def validate_loss(self) -> None:
+        """Raise a ValueError if a setting is outside its range, or a lower limit is above the upper limit."""
+        check_types(self, LossArguments)
+        check_choice(self, preset=tuple(PRESETS), ratio_level=RATIO_LEVELS, log_mu=LOG_MU_SOURCES)
+        if not self.limits.bounded:  # `limits` raises with the limit's name
+            warn_user(
+                f"a_neg={self.limits.a_neg:g} is above 0: the objective has no upper bound once a reward is negative "
+                "(Prop. 3.2), and off-policy the model collapses. Good for a comparison; TOPR has a_neg=0."
+            )
+
+
+@dataclass
+class CurationArguments:
+    """Settings for the baseline and the choice of rows (arXiv 2503.14286, Sec. 3.2 and 4.3).
+
+    [`TOPRConfig`] and [`OfflineTOPRConfig`] describe them. A round of rows is a generation batch online, and the
+    dataset offline.
+    """
+
+    baseline: Baseline = field(
+        default="mean", metadata={"help": "Baseline c in R = R0 - c: a number, 'mean' or 'group_mean'."}
+    )
+    effective_positive_share: float | None = field(
+        default=None, metadata={"help": "Target effective share of positives in (0, 1]; the baseline is solved for it."}
+    )
+    curation: str = field(default="none", metadata={"help": f"Rows to train on: {', '.join(CURATIONS)}."})
+    iteration_size: int | None = field(default=None, metadata={"help": "Number of rows to choose."})
+    curation_positive_share: float = field(
+        default=0.5, metadata={"help": "Share of positives that curation='positive_share' chooses."}
+    )
+
+    def choose(
+        self, rewards: ArrayLike, problem_ids: ArrayLike, seed: int, sample_ids: ArrayLike | None = None, **changes: Any
+    ) -> tuple[FloatArray, Curated]:
+        """Call `topr_trl.curation.compose` with these settings. `changes` replace single arguments."""
+        own: dict[str, Any] = {
+            "baseline": parse_baseline(self.baseline), "effective_positive_share": self.effective_positive_share,
+            "rule": self.curation, "size": self.iteration_size, "positive_share": self.curation_positive_share,
+        }  # fmt: skip
+        return compose(rewards, problem_ids, sample_ids=sample_ids, seed=seed, **{**own, **changes})
+
+    def validate_curation(self) -> None:
+        """Validate the settings, and turn the baseline into a `float` if it is a number.
+
+        Raises:
+            ValueError: a setting is outside its range, or two settings contradict each other.
+        """
+        self.baseline = parse_baseline(self.baseline)
+        check_types(self, CurationArguments, but=("baseline",))
+        check_choice(self, curation=CURATIONS)
+        share = self.effective_positive_share
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"effective_positive_share must be in (0, 1], not {share}.")
+        if share is not None and self.baseline != "mean":
+            raise ValueError(
+                f"baseline={self.baseline} and effective_positive_share={share} both set the baseline. Keep one of "
+                "them (baseline='mean', the default, counts as none)."
+            )
+        if share is not None and self.curation == "positives":
+            raise ValueError(
+                "curation='positives' leaves no negatives, so effective_positive_share cannot be reached. Remove one."
+            )
+        if share == 1 and self.curation == "positive_share" and self.curation_positive_share < 1:
+            raise ValueError(
+                "effective_positive_share=1 makes every completion a positive, and curation='positive_share' wants "
+                "negatives too. Remove one."
+            )
+        check_at_least(1, self, "iteration_size")
+        if self.iteration_size is not None and self.curation == "none":
+            raise ValueError("iteration_size needs a curation rule; set curation='uniform' to draw rows at random.")
+        if not 0 <= self.curation_positive_share <= 1:
+            raise ValueError(f"curation_positive_share must be in [0, 1], not {self.curation_positive_share}.")
+
+
+@dataclass
+class TOPRArguments(CurationArguments, LossArguments):
+    """Settings that both trainers share. [`TOPRConfig`] and [`OfflineTOPRConfig`] describe them."""
+
+    optim: str = field(default="adafactor", metadata={"help": "Optimizer. The paper's: Adafactor."})
+    learning_rate: float = field(default=5e-7, metadata={"help": "Learning rate. The paper's: 5e-7."})
+    lr_scheduler_type: str = field(default="constant", metadata={"help": "Schedule. The paper's: constant."})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Log a loss of NaN as 0."})
+    share_prompts: bool | None = field(
+        default=None,
+        metadata={
+            "help": "true or false. Compute a prompt once for neighboring completions. Training on stored rows then "
+            "reads the rows in another order if a step has 32 rows or more. Default: true on a CPU."
+        },
+    )
+
+    def validate_topr(self) -> None:
+        """Raise a ValueError if a setting is invalid, or conflicts with the settings of Accelerate's launcher."""
+        self.validate_loss()
+        self.validate_curation()
+        check_type("share_prompts", self.share_prompts, bool | None)
+        launched = os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION") == "2"
+        offloaded = os.environ.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none") != "none"
+        for deepspeed in (os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"), getattr(self, "deepspeed", None)):
+            offloaded = offloaded or offloads_optimizer(deepspeed)
+        refuse_adafactor(self.optim, launched, offloaded)
+        refuse_split_sequences(getattr(self, "parallelism_config", None))
+
+    def validate_sharding(self) -> None:
+        """Raise a ValueError if the optimizer does not work with `fsdp`.
+
+        Call it after transformers has parsed `fsdp_config`.
+        """
+        fsdp: dict[str, Any] = getattr(self, "fsdp_plugin_args", None) or {}
+        refuse_adafactor(self.optim, fsdp.get("fsdp_version") == 2, offloaded=False)
+
+
+@dataclass
+class ReplayArguments:
+    """Settings for the replay of rows from earlier generation batches. [`TOPRConfig`] describes them."""
+
+    replay_share: float = field(
+        default=0.0, metadata={"help": "Share of rows from earlier generation batches among the rows trained on."}
+    )
+    replay_size: int | None = field(
+        default=None, metadata={"help": "Rows kept for replay_share. Default: 8 generation batches."}
+    )
+    replay_rule: str = field(
+        default="newest", metadata={"help": f"Rows kept for replay_share: {', '.join(REPLAY_RULES)}."}
+    )
+
+    def validate_replay(self, micro_batch: int, micro_batches: int, processes: int, beta: float) -> None:
+        """Raise a ValueError if the replay settings do not fit the batch sizes.
+
+        Args:
+            micro_batch: fresh rows of a micro-batch of one process.
+            micro_batches: micro-batches of a generation batch of one process.
+            processes: number of processes.
+            beta: coefficient of TRL's KL term.
+        """
+        check_types(self, ReplayArguments)
+        check_choice(self, replay_rule=REPLAY_RULES)
+        check_at_least(1, self, "replay_size")
+        if not 0 <= self.replay_share < 1:
+            raise ValueError(f"replay_share must be at least 0 and below 1, not {self.replay_share}.")
+        if not self.replay_share:
+            for name, default in (("replay_size", None), ("replay_rule", "newest")):
+                if (value := getattr(self, name)) != default:
+                    raise ValueError(
+                        f"{name}={value} needs replay_share above 0. Set replay_share, or leave {name} out."
+                    )
+            return
+        if beta != 0:
+            raise ValueError(
+                f"replay_share={self.replay_share} with beta={beta}: TRL's KL term needs rows of the present "
+                "policy, and rows that are used again are not. Set beta=0 (the paper's), or replay_share=0."
+            )
+        again = self.rows_again(micro_batch)
+        if again == 0:
+            raise ValueError(
+                f"replay_share={self.replay_share} is less than half a row of a micro-batch with {micro_batch} fresh "
+                "ones. Raise it, or per_device_train_batch_size."
+            )
+        needed = again * micro_batches * processes
+        if self.replay_size is not None and self.replay_size < needed:
+            raise ValueError(
+                f"replay_share={self.replay_share} uses {needed} rows again with each generation batch, and "
+                f"replay_size={self.replay_size} keeps fewer. Raise it, or leave it out."
+            )
+
+    def rows_again(self, micro_batch: int) -> int:
+        """Return the number of replayed rows for a micro-batch with `micro_batch` fresh rows."""
+        return round(micro_batch * self.replay_share / (1 - self.replay_share))

@@ -1,0 +1,47 @@
+"""Train the adapter of a quantized model without losing gradients or precision."""
+
+import torch
+from torch import Tensor, nn
+
+
+def adapter_weights(model: object) -> dict[str, Tensor]:
+    """Return copies of the trained weights of a quantized model's adapter. Return `{}` for other models."""
+    if not isinstance(model, nn.Module) or not is_quantized(model):
+        return {}
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def keep_adapter_in_float32(model: nn.Module, given: dict[str, Tensor]) -> None:
+    """Keep the adapter of a quantized model in the precision it was given in, or in float32 if TRL created it.
+
+    TRL casts the adapter to bfloat16, in which small updates round to nothing.
+    """
+    if not is_quantized(model):
+        return
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype == torch.bfloat16:
+            parameter.data = given.get(name, parameter.data.float())
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Return whether a model has weights in 4 or 8 bits."""
+    return bool(getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False))
+
+
+def keep_gradients_of_4bit_layers(model: nn.Module) -> None:
+    """Make bitsandbytes use the same kernel for evaluation and training on a CPU.
+
+    Otherwise the first evaluation packs the weights for a kernel without gradients, and training then fails.
+
+    Raises:
+        ValueError: the weights are already packed.
+    """
+    for name, module in model.named_modules():
+        if not hasattr(module, "support_avx512bf16_for_cpu"):
+            continue
+        module.support_avx512bf16_for_cpu = False
+        if getattr(module.weight.quant_state, "packing_format_for_cpu", False):
+            raise ValueError(
+                f"The 4-bit weights of {name} are packed for inference, because the model computed something on the "
+                "CPU before. Gradients do not pass through packed weights. Load the model again, or give its name."
+            )
