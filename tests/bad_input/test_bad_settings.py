@@ -155,7 +155,7 @@ COMMANDS = [
         file="learning_rate: fast\n"),
     command("a list for a number in YAML", "num_generations, int, [4]", "sample --config own.yaml",
         file="num_generations: [4]\n"),
-    command("`save_only_model` for the loop", "save_only_model, resume, leave it out",
+    command("`save_only_model` for the loop", "save_only_model, resume, remove",
         "iterate --save_only_model true --output_dir out"),
     command("Adafactor under FSDP2", "optim='adafactor', FSDP2, optim='adamw_torch_fused', DeepSpeed",
         "iterate --output_dir out --optim adafactor --accelerate_config own.yaml",

@@ -368,9 +368,9 @@ def test_each_command_ends_with_what_came_out(run, tmp_path):
     assert printed == f"{found}.\nRows with rewards in rollouts/: 12.\n"
     printed = run("curate", *here, "--curation", "uniform", "--iteration_size", 8)
     assert printed.startswith("Chosen: 8 rows, ")
-    assert "Rows in rollouts/: 12; column reward_after_baseline says which are trained on.\n" in printed
+    assert "Rows in rollouts/: 12. The column reward_after_baseline is set" in printed
     printed = run("log-mu", *here)
-    assert "Sampler and trainer differ by " in printed
+    assert "log-probabilities of sampler and trainer differ by " in printed
     assert printed.endswith("log μ is in rollouts/.\n")
     printed = run("train", "--input", "rollouts", "--output_dir", "model", "--max_steps", 1)
     assert printed.endswith("The model is in model/.\n")
@@ -389,7 +389,7 @@ def test_rows_that_come_with_rewards_keep_them(run, tmp_path):
     rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}", "reward": float((-1) ** n)} for n in range(4)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     printed = run("score", "--input", "rows.jsonl", "--output_dir", "scored")
-    assert printed == "4 keep the reward that they came with.\nRows with rewards in scored/: 4.\n"
+    assert printed == "4 kept their reward.\nRows with rewards in scored/: 4.\n"
 
 
 def test_log_mu_of_rows_in_a_file(run, tmp_path):

@@ -23,7 +23,7 @@ from topr_trl.data.tables import save_rows, shard_path
 from topr_trl.evaluation.estimates import Estimate
 from topr_trl.hub import push_to_hub
 from topr_trl.hub.cards import results_metadata
-from topr_trl.hub.dataset import said_by_others
+from topr_trl.hub.dataset import texts_by_others
 from topr_trl.hub.push import _is_stale, pack
 from topr_trl.importing import FORMATS
 from topr_trl.pipeline import manifest
@@ -375,10 +375,10 @@ def damage(run, what):
     ("what", "message"),
     [
         ("unfinished", "rollouts is not finished: run the stage"),
-        ("a loop", "holds neither a model .* nor rows .* There are .*iteration-1/model"),
+        ("a loop", "holds neither a model .* nor rows .* Push one of .*iteration-1/model"),
         ("empty", "empty holds neither a model .* nor rows"),
         ("lost shard", "holds 1 of 2 shards"),
-        ("columns", "need the same columns; they differ in verdict"),
+        ("columns", "need the same columns, .* differ in verdict"),
         ("no rows", "There is no row in"),
         ("torn", "is incomplete: trainer_state.json"),
         ("pickled", "holds no weights as safetensors"),
@@ -542,7 +542,7 @@ def test_what_others_said_is_shown_and_asked_about(tmp_path, monkeypatch, capsys
     push = ["push", "--input", str(tmp_path / "rows"), "--repo_id", "me/x"]
     cli.main([*push, "--dry_run"])
     said = capsys.readouterr().out
-    assert ("These rows hold what tools or users said" in said) == (shown is not None)
+    assert ("These rows hold texts of tools or users" in said) == (shown is not None)
     assert (shown or "") in said
     if shown:
         with pytest.raises(ValueError, match=r"rows was not pushed.* --yes"):
@@ -557,7 +557,7 @@ def test_what_others_said_is_shown_and_asked_about(tmp_path, monkeypatch, capsys
     capsys.readouterr()
     with pytest.raises(ValueError, match="Pushing needs an account"):
         cli.main([*push, "--yes"])
-    assert ("These rows hold what tools or users said" in capsys.readouterr().out) == (shown is not None)
+    assert ("These rows hold texts of tools or users" in capsys.readouterr().out) == (shown is not None)
 
 
 def test_messages_that_are_kept_as_json_are_shown(tmp_path):
@@ -565,9 +565,9 @@ def test_messages_that_are_kept_as_json_are_shown(tmp_path):
     calling = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
     row = {"prompt": "a", "completion": [calling, {"role": "tool", "content": "secret"}], "reward": 1.0}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    assert said_by_others(tmp_path / "rows.jsonl") == ["tool: secret"]
+    assert texts_by_others(tmp_path / "rows.jsonl") == ["tool: secret"]
     save_rows(load_rows(tmp_path / "rows.jsonl"), tmp_path / "rows")
-    assert said_by_others(tmp_path / "rows") == ["tool: secret"]
+    assert texts_by_others(tmp_path / "rows") == ["tool: secret"]
 
 
 def test_what_is_shown_is_of_all_files(tmp_path):
@@ -575,7 +575,9 @@ def test_what_is_shown_is_of_all_files(tmp_path):
         told = [{"role": "tool", "content": f"file {n}, row {m}"} for m in range(9)]
         rows = Dataset.from_dict({"prompt": ["a"] * 9, "completion": [[TRAJECTORY[0], each] for each in told]})
         rows.to_parquet(shard_path(tmp_path, n, 3))
-    assert said_by_others(tmp_path) == [f"tool: file {n}, row {m}" for m, n in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))]
+    assert texts_by_others(tmp_path) == [
+        f"tool: file {n}, row {m}" for m, n in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))
+    ]
 
 
 def test_parts_of_a_trajectory_are_counted_once(tmp_path):

@@ -32,7 +32,7 @@ def imported(tmp_path):
 
 def made(name, record, **settings):
     reader = RecordReader(ReadingArguments(format=name, **settings), Path())
-    rows = reader._rows(reader._checked(record))
+    rows = reader._rows(reader._check_fields(record))
     table = to_table(rows, [""] * len(rows), reader.columns, bool(rows) and isinstance(rows[0]["prompt"], list))
     return from_table(table)
 
@@ -145,12 +145,12 @@ def test_results_that_verifiers_wrote(imported):
     ("name", "record", "message"),
     [
         ("openai", {"request": {"messages": [{"role": "user", "content": "a"}]}, "response": {"choices": [{}]}},
-         r"line 1: it is malformed \(KeyError: 'message'\)"),
-        ("openai", {"request": "{}", "response": "{}"}, r"line 1: it is malformed \(AttributeError: "),
+         r"line 1: the record is malformed \(KeyError: 'message'\)"),
+        ("openai", {"request": "{}", "response": "{}"}, r"line 1: the record is malformed \(AttributeError: "),
         ("verifiers", {**TRACE, "nodes": [node("user", [1], [False]), node("assistant", [5, 6], [True], [-1.0], 0)]},
          "line 1: node 1 has 2 token_ids, 1 values in mask and 1 logprobs"),
-        ("verifiers", {**TRACE, "nodes": None}, r"line 1: it is malformed \(TypeError: "),
-        ("nemo-rl", {**NEMO, "token_ids": []}, r"line 1: it is malformed \(IndexError: "),
+        ("verifiers", {**TRACE, "nodes": None}, r"line 1: the record is malformed \(TypeError: "),
+        ("nemo-rl", {**NEMO, "token_ids": []}, r"line 1: the record is malformed \(IndexError: "),
         ("verl", {**VERL, "input": None}, r"line 1: its prompt is null"),
     ],
 )  # fmt: skip

@@ -44,7 +44,7 @@ def test_rows_of_several_files_in_several_shards(tmp_path, monkeypatch, capsys):
     assert rows["answer"][:] == [str(n // 2 + 1) for n in range(20)]
     assert len(set(rows["problem_id"])) == 10
     said = capsys.readouterr().out
-    assert "verl decodes without special tokens" in said
+    assert "without special tokens" in said
     assert f"Rows in {tmp_path / 'rows'}/: 20." in said
 
 
@@ -120,7 +120,7 @@ def test_records_without_a_reward_can_be_left_out(tmp_path, capsys):
     assert rows["completion"][:] == [" 3."]
     (tmp_path / "rewards.jsonl").write_text('{"id": " 2.", "reward": 1}')
     by_text = {"rewards": tmp_path / "rewards.jsonl", "id_field": "output"}
-    with pytest.raises(ValueError, match=r"line 1: --rewards .*output ' 0\.'.* --skip_unrewarded"):
+    with pytest.raises(ValueError, match=r"line 1: .*--rewards .*output ' 0\.'.* --skip_unrewarded"):
         imported(source, tmp_path / "second", **by_text)
     assert imported(source, tmp_path / "second", skip_unrewarded=True, **by_text)["completion"][:] == [" 2."]
 
@@ -187,7 +187,7 @@ def test_rewards_of_fields_inside_and_of_a_second_file(tmp_path):
     second = lines(tmp_path / "rewards.jsonl", [{"id": f"u{n}", "reward": -n} for n in range(4)])
     rows = imported(source, tmp_path / "b", rewards=second, id_field="uid")
     assert rows["reward"][:] == [0.0, -1.0, -2.0, -3.0]
-    with pytest.raises(ValueError, match="both say what a record is worth"):
+    with pytest.raises(ValueError, match="both set the reward of a record"):
         ImportArguments(format="verl", rewards=str(second), reward_fields=["score"])
 
 

@@ -453,7 +453,7 @@ def test_a_baseline_given_to_train_is_applied_to_rows_that_were_not_curated(scor
     assert rewards("other", tmp_path / "curated", baseline=0.5) == [-1.5, 0.5]
     assert rewards("silent", tmp_path / "curated") == [-1.5, 0.5]
     assert rewards("same", tmp_path / "curated", baseline=".50") == [-1.5, 0.5]
-    refused = r"baseline=0\.9, but the rows of .*curated were chosen with baseline=0\.5"
+    refused = r"baseline=0\.9, but topr curate .*curated with baseline=0\.5"
     with pytest.raises(ValueError, match=refused):
         rewards("unheard", tmp_path / "curated", baseline=0.9)
     with pytest.raises(ValueError, match=refused):  # in place, too

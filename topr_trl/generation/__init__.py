@@ -1,1 +1,1 @@
-"""Sample completions, with transformers or with vLLM."""
+"""Sample completions with transformers or with vLLM."""

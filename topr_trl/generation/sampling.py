@@ -1,4 +1,4 @@
-"""Share settings, prompts, stop tokens and rows between sampling with transformers and with vLLM."""
+"""Settings, prompts, stop tokens and rows for sampling with transformers and with vLLM."""
 
 import math
 from dataclasses import dataclass, field
@@ -47,17 +47,20 @@ class SamplingArguments:
         ValueError: a setting has a wrong type or is outside its range.
     """
 
-    num_generations: int = field(default=16, metadata={"help": "Completions per prompt."})
-    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature."})
+    num_generations: int = field(default=16, metadata={"help": "Number of completions per prompt."})
+    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature, above 0."})
     top_p: float = field(
-        default=1.0, metadata={"help": "Sample from the most likely tokens that hold this much probability."}
+        default=1.0, metadata={"help": "Probability mass of the most likely tokens to sample from, in (0, 1]."}
     )
-    top_k: int = field(default=500, metadata={"help": "Sample from the k most likely tokens."})
-    max_new_tokens: int = field(default=512, metadata={"help": "Longest completion, in tokens."})
-    sampling_batch_size: int = field(default=512, metadata={"help": "Completions generated at once."})
+    top_k: int = field(default=500, metadata={"help": "Number of most likely tokens to sample from."})
+    max_new_tokens: int = field(default=512, metadata={"help": "Maximum length of a completion, in tokens."})
+    sampling_batch_size: int = field(default=512, metadata={"help": "Number of completions generated together."})
     greedy: bool = field(
         default=False,
-        metadata={"help": "Draw one more completion per prompt at temperature 0, for evaluation; never trained on."},
+        metadata={
+            "help": "Draw one more completion per prompt at temperature 0. These rows are for evaluation, and trainers "
+            "refuse them."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -71,11 +74,14 @@ class SamplingArguments:
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], not {self.top_p}.")
         if self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, not {self.top_k}; one above the vocabulary keeps every token.")
+            raise ValueError(
+                f"top_k must be at least 1, not {self.top_k}. To keep all tokens, set it above the size of the "
+                "vocabulary."
+            )
 
 
 def draws_of(args: SamplingArguments) -> list[tuple[float, int]]:
-    """Return temperature and completions per prompt of each draw: the samples, then the greedy completion if any."""
+    """Return the temperature and the completions per prompt of each draw: the samples, then the greedy completion."""
     return [(args.temperature, args.num_generations), *([(GREEDY, 1)] if args.greedy else [])]
 
 
@@ -83,6 +89,12 @@ def encode_prompts(
     tokenizer: PreTrainedTokenizerBase, problems: Dataset, args: SamplingArguments, context: int | None
 ) -> list[list[int]]:
     """Return the token ids of the prompts.
+
+    Args:
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
+        problems ([`~datasets.Dataset`]): Problems with the column `prompt`.
+        args ([`SamplingArguments`]): Sampling settings.
+        context (`int`, *optional*): Context length of the model. With None, the length is not checked.
 
     Raises:
         ValueError: the longest prompt and `max_new_tokens` do not fit in the context of the model.
@@ -98,7 +110,7 @@ def encode_prompts(
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig) -> list[int]:
-    """Return the tokens that end a completion, from the tokenizer and from the model."""
+    """Return the ids of the tokens that end a completion, for the tokenizer or for the model."""
     own = generation_config.eos_token_id
     return sorted({tokenizer.eos_token_id, *([own] if isinstance(own, int) else own or [])} - {None})
 
@@ -116,8 +128,18 @@ def sampled_row(
 ) -> dict[str, Any]:
     """Return a row of `topr_trl.data.rows` without a reward.
 
-    `sampler_logps` are the log-probabilities of the model before temperature and filters. A greedy row (temperature 0)
-    has the `top_p` and `top_k` of the samples, although they had no effect on it.
+    A greedy row has the `top_p` and `top_k` of the samples, although they had no effect on it.
+
+    Args:
+        problem (`dict`): Columns of the problem.
+        sample_id (`int`): Position in the sampling order of the problem.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer that decodes the completion.
+        prompt_ids (`list[int]`): Token ids of the prompt.
+        completion_ids (`list[int]`): Token ids of the completion.
+        finish_reason (`str`): `"stop"` or `"length"`.
+        sampler_logps (`list[float]`): Log-probabilities of the model before temperature and filters, one per token.
+        args ([`SamplingArguments`]): Sampling settings.
+        temperature (`float`): Temperature of this completion, 0 for a greedy one.
     """
     return {
         **problem,

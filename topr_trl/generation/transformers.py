@@ -82,7 +82,10 @@ def sample_completions(
     check_finite(model, "The model to sample from")
     state = PartialState()
     if len(problems) < state.num_processes:
-        raise ValueError(f"{len(problems)} problems are too few for {state.num_processes} processes; each needs one.")
+        raise ValueError(
+            f"{len(problems)} problems are too few for {state.num_processes} processes. Use at most one process per "
+            "problem."
+        )
     problems = problems.shard(state.num_processes, state.process_index, contiguous=True)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     prompt_ids = encode_prompts(tokenizer, problems, args, context)
@@ -95,7 +98,7 @@ def sample_completions(
     rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
     others = {} if state.is_main_process else {"disable": True}  # `disable=None` would override TQDM_DISABLE
     total = len(order) * sum(count for _, count, _ in draws)
-    with _kept_generators(), tqdm(total=total, desc=description, **others) as progress:
+    with _restored_generators(), tqdm(total=total, desc=description, **others) as progress:
         for temperature, count, config in draws:
             step = max(args.sampling_batch_size // count, 1)
             for start in range(0, len(order), step):
@@ -105,7 +108,7 @@ def sample_completions(
                 batch_problems = problems.select(batch).to_list()
                 for n, tokens in enumerate(drawn):
                     i, problem = batch[n // count], batch_problems[n // count]
-                    ids, reason = _cut(tokens, config.eos_token_id, tokenizer, stop_strings, args.max_new_tokens)
+                    ids, reason = _trim(tokens, config.eos_token_id, tokenizer, stop_strings, args.max_new_tokens)
                     rows[i].append(
                         sampled_row(problem, len(rows[i]), tokenizer, prompt_ids[i], ids, reason,
                                     logps[n][: len(ids)], args, temperature)
@@ -142,25 +145,25 @@ def _generation_config(
     )
 
 
-def _kept_generators() -> AbstractContextManager[None]:
-    """Restore the state of torch's global generators, which `generate` uses, at the end."""
+def _restored_generators() -> AbstractContextManager[None]:
+    """Restore the state of torch's global random generators, which `generate` uses, at the end."""
     accelerator = torch.accelerator.current_accelerator()
-    kind = accelerator.type if accelerator is not None else "cuda"  # without an accelerator there are no such devices
+    kind = accelerator.type if accelerator is not None else "cuda"  # Without an accelerator, the device count is 0.
     return torch.random.fork_rng(range(torch.accelerator.device_count()), device_type=kind)
 
 
 def _generate(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt_ids: list[list[int]], config: GenerationConfig
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Return the tokens that were sampled for a batch of prompts, with padding, and their log-probabilities."""
+    """Return the sampled tokens of a batch of prompts, with padding, and their log-probabilities."""
     recorder, pad, width = _RecordLogps(), config.pad_token_id, max(map(len, prompt_ids))
-    # `tokenizer.pad` would need a pad token.
+    # Padded by hand, because `tokenizer.pad` needs a pad token.
     padded = torch.tensor([[pad] * (width - len(ids)) + ids for ids in prompt_ids], device=model.device)
     mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompt_ids], device=model.device)
     processors = LogitsProcessorList([recorder])
     if pad not in config.eos_token_id:
         processors.append(SuppressTokensLogitsProcessor([pad]))
-    with _sampling_by(model, config):
+    with _only_config(model, config):
         generated = model.generate(padded, attention_mask=mask, tokenizer=tokenizer, logits_processor=processors)
     return generated[:, width:].tolist(), recorder.finish(generated).tolist()
 
@@ -170,27 +173,30 @@ class _RecordLogps(LogitsProcessor):
 
     def __init__(self) -> None:
         self._logps: list[torch.Tensor] = []
-        self._scores: torch.Tensor | None = None  # of the token that is sampled next
+        self._scores: torch.Tensor | None = None  # scores of the last step, whose token is not known yet
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self._note_drawn(input_ids)
+        self._record_last_token(input_ids)
         self._scores = scores
         return scores
 
-    def _note_drawn(self, input_ids: torch.Tensor) -> None:
+    def _record_last_token(self, input_ids: torch.Tensor) -> None:
         if self._scores is not None:
             drawn = self._scores.gather(1, input_ids[:, -1:]).squeeze(1)
             self._logps.append((drawn - self._scores.logsumexp(1)).float())
 
     def finish(self, generated: torch.Tensor) -> torch.Tensor:
         """Return (B, T) float32 log-probabilities of all sampled tokens."""
-        self._note_drawn(generated)
+        self._record_last_token(generated)
         return torch.stack(self._logps, dim=1)
 
 
 @contextmanager
-def _sampling_by(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
-    """Hide the model's own generation settings, which `generate` would add, for instance a repetition penalty."""
+def _only_config(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
+    """Put the model in evaluation mode, and hide its own generation config.
+
+    `generate` would add settings of the model's own config, such as a repetition penalty.
+    """
     owners = [model, model.get_base_model()] if is_peft_model(model) else [model]
     own_configs, was_training = [owner.generation_config for owner in owners], model.training
     model.generation_config = config
@@ -203,10 +209,10 @@ def _sampling_by(model: PreTrainedModel, config: GenerationConfig) -> Iterator[N
         model.train(was_training)
 
 
-def _cut(
+def _trim(
     tokens: list[int], eos: list[int], tokenizer: PreTrainedTokenizerBase, stop_strings: tuple[str, ...], longest: int
 ) -> tuple[list[int], str]:
-    """Return a completion without the padding of its batch, and its finish reason. Stop tokens and texts stay."""
+    """Return a completion without padding, and its finish reason. Stop tokens and stop strings are kept."""
     ends = [n for n, token in enumerate(tokens) if token in eos or token == tokenizer.pad_token_id]
     if not ends:
         return tokens, "length" if len(tokens) >= longest else "stop"

@@ -14,18 +14,23 @@ from topr_trl.settings.checks import check_types
 
 @dataclass
 class VLLMArguments:
-    """Settings for the engine. `topr sample --help` describes them, and their names are those of TRL's `GRPOConfig`."""
+    """Settings for the vLLM engine. They have the names of TRL's `GRPOConfig`; `topr sample --help` describes them."""
 
-    vllm_tensor_parallel_size: int = field(default=1, metadata={"help": "GPUs that share a model."})
+    vllm_tensor_parallel_size: int = field(default=1, metadata={"help": "Number of GPUs that share a model."})
     vllm_gpu_memory_utilization: float = field(
-        default=0.9, metadata={"help": "Share of a GPU's memory that the engine takes."}
+        default=0.9, metadata={"help": "Share of a GPU's memory that the engine uses."}
     )
     vllm_max_model_length: int | None = field(
-        default=None, metadata={"help": "Longest prompt and completion. Default: the model's context."}
+        default=None,
+        metadata={"help": "Maximum length of prompt and completion, in tokens. Default: the model's context."},
     )
-    # For a float32 checkpoint, "auto" would be half precision.
-    vllm_dtype: str = field(default="auto", metadata={"help": "'auto', 'bfloat16', 'float32', ..."})
-    vllm_enforce_eager: bool = field(default=False, metadata={"help": "Skip compilation: starts sooner, runs slower."})
+    vllm_dtype: str = field(
+        default="auto",
+        metadata={"help": "Dtype: auto, bfloat16, float32, ... With auto, float32 checkpoints use half precision."},
+    )
+    vllm_enforce_eager: bool = field(
+        default=False, metadata={"help": "Skip compilation. The engine starts faster and runs slower."}
+    )
 
     def __post_init__(self) -> None:
         check_types(self, VLLMArguments)
@@ -38,7 +43,18 @@ _ON_THE_CPU = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8_192}
 def start_engine(
     model: str, args: VLLMArguments, seed: int = 0, revision: str | None = None, trust_remote_code: bool = False
 ) -> Any:
-    """Return a `vllm.LLM` with safetensors from a folder or the Hub. Its memory is freed when this process ends."""
+    """Return a `vllm.LLM` with safetensors from a folder or the Hub. Its memory is freed when this process ends.
+
+    Args:
+        model (`str`): Folder or name of the model.
+        args (`VLLMArguments`): Settings of the engine.
+        seed (`int`, *optional*, defaults to `0`): Seed of the engine.
+        revision (`str`, *optional*): Revision of a model on the Hub.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether to run code that comes with the model.
+
+    Raises:
+        ImportError: vLLM is not installed.
+    """
     # The engine runs in this process, because a child process would outlive a killed parent and keep its memory.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     try:
@@ -97,7 +113,7 @@ def sample_completions_with_vllm(
         generation_config = GenerationConfig()
     eos = stop_tokens(tokenizer, generation_config)
     pad = tokenizer.pad_token_id
-    never = {pad: -100} if pad is not None and pad not in eos else None  # as with transformers
+    never = {pad: -100} if pad is not None and pad not in eos else None  # Same as with transformers.
     # One call for all draws, so greedy completions share batches with the others.
     requests = [(i, temperature, count) for temperature, count in draws_of(args) for i in range(len(prompt_ids))]
     params = [
@@ -111,7 +127,7 @@ def sample_completions_with_vllm(
             include_stop_str_in_output=True,
             stop_token_ids=eos,
             logit_bias=never,
-            logprobs=0,  # only that of the sampled token
+            logprobs=0,  # Only for the sampled token.
             seed=seed + i * args.num_generations,  # The engine adds 0 to n - 1.
             flat_logprobs=True,
         )

@@ -1,4 +1,4 @@
-"""Models and rows on the Hugging Face Hub."""
+"""Push models and rows to the Hugging Face Hub."""
 
 from topr_trl.hub.push import PushArguments, push_command, push_to_hub
 

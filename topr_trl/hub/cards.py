@@ -1,4 +1,4 @@
-"""The card of a dataset: what its rows are, and how they were made."""
+"""Write the card of a dataset of rows, and the evaluation results in a model's card."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,40 +13,45 @@ from topr_trl.trainers.model_card import PAPER, TAGS, markdown_table
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "n>1B")
 
 COLUMNS = {
-    "prompt": "what the model was asked",
-    "completion": "what the model wrote",
-    "reward": "the reward of the completion",
-    "reward_after_baseline": "the reward minus the baseline in rows that were chosen for training; empty in the others",
-    "label": "true where the completion is good: a reward of +1, otherwise -1",
+    "prompt": "prompt that the model completed",
+    "completion": "completion that the model wrote",
+    "reward": "reward of the completion",
+    "reward_after_baseline": "reward minus baseline in the rows chosen for training; null in the others",
+    "label": "true for a good completion (reward +1), false for a bad one (reward -1)",
     "prompt_ids": "token ids of the prompt",
     "completion_ids": "token ids of the completion, including its stop token",
-    "completion_mask": "1 for tokens of `completion_ids` that the model wrote, 0 for what it read in between",
-    "problem_id": "the problem; rows with the same id are completions for the same problem",
-    "rollout_id": "rows with the same id are parts of one trajectory, with one reward",
-    "sample_id": "position in the order in which the problem's completions were drawn",
-    "finish_reason": "`stop`, or `length` where the completion was cut off",
-    "sampler_logps": "log-probability of each token, as the sampler reported it while it wrote",
-    "temperature": "temperature at which the completion was sampled; 0 for a greedy completion",
-    "top_p": "share of the probability that was sampled from",
-    "top_k": "number of tokens that were sampled from",
-    "logprobs_mode": "whether `sampler_logps` are the model's own (raw) or after temperature and filters (processed)",
-    "mu_logps": "log μ of each token or of the completion, under the model that wrote it; empty if not needed",
+    "completion_mask": "1 for tokens of `completion_ids` that the model wrote, 0 for context between its turns",
+    "problem_id": "id of the problem; completions for the same problem share it",
+    "rollout_id": "id of the trajectory; its parts share the id and the reward",
+    "sample_id": "position in the sampling order of the problem's completions",
+    "finish_reason": "`stop`, or `length` if the completion was cut off",
+    "sampler_logps": "log-probability of each token, as the sampler reported it",
+    "temperature": "sampling temperature; 0 for a greedy completion",
+    "top_p": "probability mass of the tokens that were sampled from",
+    "top_k": "number of the most likely tokens that were sampled from",
+    "logprobs_mode": "whether `sampler_logps` are from before (raw) or after (processed) temperature and filters",
+    "mu_logps": "log μ of each token or of the completion, under the model that wrote it; null if not needed",
     "mu_fingerprint": "fingerprint of the model that computed `mu_logps`",
-    "answer": "the right answer, in normal form",
-    "extracted": "the answer that was found in the completion, in normal form; empty if there is none",
+    "answer": "right answer, in normal form",
+    "extracted": "answer found in the completion, in normal form; null if there is none",
     "verdict": "`correct`, `incorrect`, or `invalid` if there is no answer",
-    "score": "a verifier's score of the completion",
-    "question": "the problem without the prompt around it",
-    "solution": "a worked solution of the problem",
-    "subject": "the problem's subject",
-    "level": "the problem's difficulty",
-    "tools": "for the chat template",
-    "chat_template_kwargs": "for the chat template",
+    "score": "score that a verifier gave the completion",
+    "question": "problem without the rest of the prompt",
+    "solution": "worked solution of the problem",
+    "subject": "subject of the problem",
+    "level": "difficulty of the problem",
+    "tools": "tools for the chat template",
+    "chat_template_kwargs": "arguments for the chat template",
 }
 
 
 def results_metadata(evaluation: Evaluation, dataset: str) -> list[EvalResult]:
-    """The results of an evaluation for a model card's metadata; `dataset` is the problems' name on the Hub."""
+    """Return the results of an evaluation for the metadata of a model card.
+
+    Args:
+        evaluation (`Evaluation`): Evaluation of the model.
+        dataset (`str`): Name on the Hub of the dataset of test problems.
+    """
     curves = {"pass": evaluation.pass_at, "maj": evaluation.maj_at}
     found = {"greedy": evaluation.greedy} if evaluation.greedy else {}
     found |= {f"{measure}@{k}": estimate for measure, curve in curves.items() for k, estimate in curve.items()}
@@ -68,15 +73,16 @@ def dataset_card(
     sampling: Json,
     mu_fingerprints: Sequence[str],
 ) -> DatasetCard:
-    """The card of a dataset of rows.
+    """Write the card of a dataset of rows.
 
     Args:
-        columns: names and types.
-        counts: names and counts, for a table.
-        num_rows: of all files together.
-        files: the name or pattern of the files of rows; readers load these and nothing else.
-        sampling: see `topr_trl.pipeline.lineage.sampling_of`.
-        mu_fingerprints: of the models that computed log μ.
+        repo_id (`str`): Repository on the Hub.
+        columns (`Mapping[str, str]`): Type of each column.
+        counts (`Mapping[str, str]`): Counts of rows by name, shown in a table.
+        num_rows (`int`): Number of rows in all files.
+        files (`str`): Name or pattern of the files of rows, which `load_dataset` reads.
+        sampling (`dict`): Inputs of the stage `sample`, see `topr_trl.pipeline.lineage.sampling_of`.
+        mu_fingerprints (`Sequence[str]`): Fingerprints of the models that computed log μ.
     """
     split, made = sampling.get("split", "train"), facts_of_sampling(sampling)
     if mu_fingerprints:

@@ -1,4 +1,4 @@
-"""The files of one commit to the Hub."""
+"""Describe the files of one commit to the Hub."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,13 +9,15 @@ README = "README.md"
 
 @dataclass(frozen=True)
 class Parcel:
-    """Files by their names in the repository, as paths or as contents.
+    """Files to push in one commit.
 
     Attributes:
-        repo_type: `"model"` or `"dataset"`.
-        files: including the card, `README.md`.
-        left_out: files of the folder that are not pushed.
-        replaces: patterns of files in the repository that are removed, such as the shards of another model.
+        repo_type (`str`): `"model"` or `"dataset"`.
+        files (`Mapping[str, Path | bytes]`): Local file or content of each file, by its name in the repository.
+            They include the card, `README.md`.
+        left_out (`tuple[str, ...]`): Names of files in the folder that are not pushed.
+        replaces (`tuple[str, ...]`): Patterns of files to remove from the repository, such as the shards of an
+            earlier model.
     """
 
     repo_type: str
@@ -25,6 +27,7 @@ class Parcel:
 
     @property
     def card(self) -> str:
+        """Return the text of the card."""
         content = self.files[README]
         assert isinstance(content, bytes)
         return content.decode()

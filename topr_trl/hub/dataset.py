@@ -1,4 +1,4 @@
-"""Rows for the Hub: the shards as they are, their manifest, and a card with counts."""
+"""Prepare rows for the Hub: unchanged shards, their manifest, and a card with counts."""
 
 import json
 from collections import Counter
@@ -23,72 +23,83 @@ from topr_trl.pipeline.lineage import sampling_of
 _COUNTED = (
     "reward", "reward_after_baseline", "label", "verdict", "finish_reason", "mu_fingerprint",
 )  # fmt: skip
-_SHOWN, _LONG = 5, 300  # texts that are shown before they are published, and characters of each
-_MOST_VALUES = 6  # of a column; with more, only their number and range are shown
+_MOST_TEXTS, _MOST_CHARACTERS = 5, 300  # limits for the texts that the user sees before they are published
+_MOST_VALUES = 6  # largest number of distinct values of a column that the card lists
 
 
 def holds_rows(path: Path) -> bool:
-    """Whether a folder or a file holds rows with a prompt and a completion."""
+    """Return whether a folder or file holds rows with a prompt and a completion."""
     files = sorted(path.glob("*.parquet"))[:1] if path.is_dir() else [path]
     files = [file for file in files if file.suffix in TABLE_SUFFIXES]
     columns = set(columns_of(files[0])) if files else set()
     return "prompt" in columns and bool({"completion", "completion_ids"} & columns)
 
 
-def said_by_others(path: Path) -> list[str]:
-    """A few of the texts that the model did not write: results of tools, turns of users that answer it.
+def texts_by_others(path: Path) -> list[str]:
+    """Return a few texts in completions that the model did not write: tool results and later turns of users.
 
-    From the first rows of each shard that have some. Where only a mask tells them apart, it is the completion that they
-    are in, or how many token ids.
+    The texts come from the first rows with such texts of each shard. For rows that mark them only with a mask, return
+    the whole completion, or the number of token ids.
     """
-    by_shard = [list(islice(_said_by_others(shard), _SHOWN)) for shard in shards_of(path)]
+    by_shard = [list(islice(_texts_by_others_in(shard), _MOST_TEXTS)) for shard in shards_of(path)]
     in_turn = (text for of_place in zip_longest(*by_shard) for text in of_place if text is not None)
-    return [text[:_LONG] for text in islice(in_turn, _SHOWN)]
+    return [text[:_MOST_CHARACTERS] for text in islice(in_turn, _MOST_TEXTS)]
 
 
-def _said_by_others(shard: Path) -> Iterator[str]:
+def _texts_by_others_in(shard: Path) -> Iterator[str]:
     table = read_shard(shard, ("prompt", "completion", MASK, "sampler_logps"))
     if not have_masks(from_table(table)):
         table = table.select([name for name in ("prompt", "completion") if name in table.column_names])
-    for row in from_table(table):  # decoded: `datasets` may keep messages as JSON
-        for messages, at_first in ((row.get("prompt"), True), (row.get("completion"), False)):
+    for row in from_table(table):  # `from_table` decodes messages that `datasets` keeps as JSON.
+        for messages, is_prompt in ((row.get("prompt"), True), (row.get("completion"), False)):
             if is_conversational({"messages": messages}):
-                yield from _not_the_models(messages, at_first)
+                yield from _messages_by_others(messages, is_prompt)
         mask, logps, text = (row.get(name) for name in (MASK, "sampler_logps", "completion"))
         read = [value is None for value in logps or ()] if mask is None else [not value for value in mask]
         if any(read) and not is_conversational({"messages": text}):
             yield text if isinstance(text, str) and text else f"{sum(read)} token ids in completion_ids"
 
 
-def _not_the_models(messages: list[dict[str, Any]], at_first: bool) -> Iterator[str]:
-    """Messages that are not the assistant's; `at_first` the task itself, before its first turn, is not listed."""
+def _messages_by_others(messages: list[dict[str, Any]], is_prompt: bool) -> Iterator[str]:
+    """Yield the messages of tools and users. In a prompt, skip the task before the first other turn."""
+    is_task = is_prompt
     for message in messages:
-        at_first = at_first and message["role"] in ("system", "developer", "user")
-        if message["role"] not in ("assistant", "system", "developer") and not at_first:
+        is_task = is_task and message["role"] in ("system", "developer", "user")
+        if message["role"] not in ("assistant", "system", "developer") and not is_task:
             yield f"{message['role']}: {message['content']}"
 
 
 @dataclass
 class Counts:
-    """Counts of rows: columns with their types, number of rows, problems, and values of some columns."""
+    """Counts of rows for a card.
+
+    Attributes:
+        columns (`dict[str, str]`): Type of each column.
+        rows (`int`): Number of rows.
+        alone (`int`): Number of rows that are a whole rollout.
+        rollouts (`set`): Ids of the rollouts with several rows.
+        problems (`set`): Ids of the problems.
+        values (`dict[str, Counter]`): Counts of the values of some columns.
+    """
 
     columns: dict[str, str] = field(default_factory=dict)
     rows: int = 0
-    alone: int = 0  # rows that are no parts of a rollout
+    alone: int = 0
     rollouts: set[Any] = field(default_factory=set)
     problems: set[Any] = field(default_factory=set)
     values: dict[str, Counter[Any]] = field(default_factory=dict)
 
     def facts(self) -> dict[str, str]:
+        """Return the counts as text, by name."""
         trajectories = self.alone + len(self.rollouts)
         facts = {"rows": f"{self.rows:,}", "trajectories": f"{trajectories:,}"}
         facts = facts if trajectories < self.rows else {"completions": f"{self.rows:,}"}
         facts["problems"] = f"{len(self.problems):,}"
         for name, counter in self.values.items():
             if name == "mu_fingerprint":
-                continue  # shown among the settings
+                continue  # The card lists fingerprints in another table.
             if len(counter) <= _MOST_VALUES:
-                parts = [f"{_named(value)}: {n:,} ({n / self.rows:.1%})" for value, n in counter.most_common()]
+                parts = [f"{_value_text(value)}: {n:,} ({n / self.rows:.1%})" for value, n in counter.most_common()]
             else:
                 numbers = [value for value in counter if isinstance(value, float)]
                 parts = [f"{len(counter):,} values"]
@@ -97,12 +108,16 @@ class Counts:
         return facts
 
 
-def _named(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return "none" if value is None else f"{value:+g}" if isinstance(value, float) else str(value)
 
 
 def counts_of(shards: list[Path]) -> Counts:
-    """Count rows, one shard after the other; a ValueError if columns differ, or there is no row."""
+    """Count the rows of shards.
+
+    Raises:
+        ValueError: two shards have different columns, or there is no row.
+    """
     found = Counts()
     for shard in shards:
         table = read_shard(shard)
@@ -110,7 +125,8 @@ def counts_of(shards: list[Path]) -> Counts:
         found.columns = found.columns or columns
         if odd := sorted(set(found.columns) ^ set(columns)):
             raise ValueError(
-                f"{shard}: all files of rows need the same columns; they differ in {', '.join(odd)}. Write them again."
+                f"{shard}: all files of rows need the same columns, and they differ in {', '.join(odd)}. Write the "
+                "files again with the same columns."
             )
         found.rows += len(table)
         rollouts = table[ROLLOUT] if ROLLOUT in columns else pa.nulls(len(table))
@@ -124,35 +140,46 @@ def counts_of(shards: list[Path]) -> Counts:
             counted = pc.value_counts(table[name]).to_pylist()
             found.values.setdefault(name, Counter()).update({each["values"]: each["counts"] for each in counted})
     if found.rows == 0:
-        raise ValueError(f"There is no row in {shards[0].parent}.")
+        raise ValueError(f"There is no row in {shards[0].parent}. Name a folder with rows.")
     return found
 
 
 def _without_paths(path: Path) -> bytes:
-    """A manifest in which paths of this machine are cut to their last part; what its fingerprint depends on stays."""
+    """Return a manifest without local paths. Its fingerprint does not change, since it depends only on the files."""
     known = json.loads(path.read_text())
-    for stage in known["stages"].values() if "stages" in known else [known]:
+    for stage in known["stages"].values():
         stage["sources"] = {}
-        stage["inputs"] = _cut(stage["inputs"])
+        stage["inputs"] = _paths_to_names(stage["inputs"])
     return json.dumps(known, indent=1).encode()
 
 
-def _cut(value: Any) -> Any:
-    """JSON in which each absolute path is its last part."""
+def _paths_to_names(value: Any) -> Any:
+    """Return JSON in which the last part replaces each absolute path."""
     if isinstance(value, dict):
-        return {name: _cut(inner) for name, inner in value.items()}
+        return {name: _paths_to_names(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_cut(inner) for inner in value]
+        return [_paths_to_names(inner) for inner in value]
     return Path(value).name if isinstance(value, str) and value.startswith("/") else value
 
 
 def pack_rows(path: Path, repo_id: str) -> Parcel:
-    """A folder of shards, or a file of rows, as a dataset; see `topr_trl.hub.push.pack`."""
+    """Prepare a folder or file of rows for a dataset repository.
+
+    Args:
+        path (`Path`): Folder of shards, or file of rows.
+        repo_id (`str`): Repository on the Hub.
+
+    Returns:
+        The files to push.
+
+    Raises:
+        ValueError: two shards have different columns, or there is no row.
+    """
     shards = shards_of(path)
     found = counts_of(shards)
     files: dict[str, Path | bytes] = {shard.name: shard for shard in shards}
     if (note := path / manifest.NAME).is_file():
-        # With it, a folder that was loaded from the Hub is complete for the stages.
+        # Stages can read a folder that was downloaded from the Hub only with its manifest.
         files[manifest.NAME] = _without_paths(note)
     names = "*.parquet" if path.is_dir() else path.name
     computed_by = sorted(filter(None, found.values.get("mu_fingerprint", [])))

@@ -1,4 +1,4 @@
-"""Models for the Hub: the weights as safetensors, what is needed to load them, and a card."""
+"""Prepare models for the Hub: weights as safetensors, the files needed to load them, and a card."""
 
 import json
 from dataclasses import fields
@@ -33,7 +33,7 @@ from topr_trl.trainers.checkpoints import STATE, check_files, is_whole_checkpoin
 from topr_trl.trainers.model_card import adapt, add_section, model_card, training_facts
 
 MODEL_CONFIGS = ("config.json", "adapter_config.json")
-# As save_pretrained names them; other files of a folder are not pushed.
+# Names that `save_pretrained` uses. Other files are not pushed.
 _WANTED = (
     "*.safetensors", "*.safetensors.index.json", "config.json", "adapter_config.json", "generation_config.json",
     "*processor_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*",
@@ -42,12 +42,27 @@ _WANTED = (
 
 
 def holds_model(folder: Path) -> bool:
-    """Whether a folder holds a model, or an adapter."""
+    """Return whether a folder holds a model or an adapter."""
     return any((folder / name).is_file() for name in MODEL_CONFIGS)
 
 
 def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str | Path | None) -> Parcel:
-    """A model's folder, or a checkpoint, as a model; see `topr_trl.hub.push.pack`."""
+    """Prepare a model or a checkpoint for a model repository.
+
+    Args:
+        folder (`Path`): Folder of the model.
+        repo_id (`str`): Repository on the Hub.
+        before (`str` or `Path`, *optional*): Results of `topr evaluate` before training.
+        after (`str` or `Path`, *optional*): Results of `topr evaluate` after training.
+
+    Returns:
+        The files to push.
+
+    Raises:
+        ValueError: weights are missing, damaged or pickled, the results are of different problems, or it is not known
+            how the model was trained.
+        FileNotFoundError: there are no results in `before` or `after`.
+    """
     files = _files_of(folder)
     card, picture = _card_of(folder, repo_id), None
     results, sampling = _results(folder, before, after)
@@ -55,12 +70,13 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
     sizes = sorted({evaluation.num_problems for evaluation in evaluations.values()})
     if len(sizes) > 1:
         raise ValueError(
-            f"Results before and after are of {sizes[0]} and {sizes[1]} problems. Evaluate both on the same problems."
+            f"The results before and after training are of {sizes[0]} and {sizes[1]} problems. Evaluate both on the "
+            "same problems."
         )
     if evaluations:
         dataset = name_on_the_hub(sampling.get("test_dataset_name") or sampling.get("dataset_name"))
         if sampling.get("num_test_problems"):
-            dataset = None  # not a result of the whole split
+            dataset = None  # The metadata must only hold results on the whole split.
         how = f"{problems_of(sampling)}, temperature {sampling['temperature']:g}" if sampling else None
         with TemporaryDirectory() as aside:
             add_section(card, Evaluations(evaluations).write_card_section(Path(aside), how))
@@ -79,22 +95,28 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
 
 
 def _files_of(folder: Path) -> dict[str, Path | bytes]:
-    """Return the files that loading a model needs; a ValueError if weights are pickled, missing or damaged."""
+    """Return the files needed to load a model.
+
+    Raises:
+        ValueError: the checkpoint is incomplete, or weights are pickled, missing or damaged.
+    """
     if _is_checkpoint(folder) and not is_whole_checkpoint(folder):
         raise ValueError(
-            f"{folder} is incomplete: {STATE}, which is written last, is missing or truncated. Push another checkpoint."
+            f"{folder} is incomplete: {STATE}, the last file of a checkpoint, is missing or truncated. Push another "
+            "checkpoint."
         )
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise ValueError(
-            f"{folder} holds no weights as safetensors. Load the model and save it with save_pretrained; merge the "
-            "shards of FSDP or DeepSpeed first."
+            f"{folder} holds no weights as safetensors. Load the model and save it with save_pretrained. Before that, "
+            "merge the shards of FSDP or DeepSpeed, if there are any."
         )
     for index in folder.glob("*.safetensors.index.json"):
         needed = set(json.loads(index.read_text())["weight_map"].values())
         if missing := sorted(needed - {path.name for path in weights}):
             raise ValueError(
-                f"{folder} lacks {len(missing)} of {len(needed)} files of weights, such as {missing[0]}. Save it again."
+                f"{folder} lacks {len(missing)} of {len(needed)} files of weights, such as {missing[0]}. Save the "
+                "model again."
             )
     check_files(folder)
     config = folder / "config.json"
@@ -108,23 +130,23 @@ def _is_checkpoint(folder: Path) -> bool:
     return folder.name.startswith("checkpoint-") or folder.name == "last-checkpoint"
 
 
-# Cards.
-
-
 def _readme_of(folder: Path) -> Path:
-    """The card that the trainer wrote. A checkpoint's is beside it; inside there is at most PEFT's empty template."""
+    """Return the path of the card that the trainer wrote. For a checkpoint, it is in the folder above.
+
+    PEFT writes an empty template into checkpoints.
+    """
     return (folder.parent if _is_checkpoint(folder) else folder) / README
 
 
 def _card_of(folder: Path, repo_id: str) -> ModelCard:
-    """The card: from the manifests if the stage `train` made the model, otherwise the trainer's."""
+    """Return the card: made from the manifests if the stage `train` made the model, else the card of the trainer."""
     steps, readme = lineage(stage_folder(folder)), _readme_of(folder)
     if "train" in steps:
         return _card_of_stage(folder, repo_id, steps)
     if not readme.is_file():
         raise ValueError(
-            f"How {folder} was trained is not known: there is no {readme}. Write it with "
-            "trainer.create_model_card(), or put your own card there."
+            f"How {folder} was trained is not known: there is no {readme}. Write this file with "
+            "trainer.create_model_card(), or write your own card."
         )
     card: ModelCard = ModelCard.load(readme)
     adapt(card, repo_id, _last_step(folder) if _is_checkpoint(folder) else None)
@@ -155,7 +177,7 @@ def _card_of_stage(folder: Path, repo_id: str, steps: dict[str, Stage]) -> Model
         pipeline_tag="text-generation",
     )
     return model_card(
-        data, repo_id, facts, problems=problems_of(sampling), prompt=_a_prompt(stage),
+        data, repo_id, facts, problems=problems_of(sampling), prompt=_example_prompt(stage),
         max_new_tokens=sampling.get("max_new_tokens"),
     )  # fmt: skip
 
@@ -164,19 +186,16 @@ def _last_step(folder: Path) -> int:
     return int(json.loads((folder / STATE).read_text())["global_step"])
 
 
-def _a_prompt(model: Path) -> Any:
-    """A prompt that the model was trained on, if its rows are beside it."""
+def _example_prompt(model: Path) -> Any:
+    """Return a prompt that the model was trained on, or None if there is no folder `rollouts` beside the model."""
     shards = (from_table(read_shard(path, ["prompt"])) for path in sorted(model.parent.glob("rollouts/*.parquet")))
     return next((rows[0]["prompt"] for rows in shards if len(rows)), None)
 
 
-# Evaluations.
-
-
 def _results(folder: Path, before: str | Path | None, after: str | Path | None) -> tuple[dict[str, Path], Json]:
-    """Folders of results by name, and how the tested completions were drawn, as far as known.
+    """Return the folders of results by name, and the inputs of `sample` for them, or {} if they are not known.
 
-    Those that are given; otherwise the loop's, if its manifests say that they are of these weights.
+    Without `before` and `after`, use the results of the loop if its manifests show that they are of these weights.
     """
     given = {name: Path(path) for name, path in (("before", before), ("after", after)) if path}
     if given:
@@ -194,5 +213,5 @@ def _results(folder: Path, before: str | Path | None, after: str | Path | None) 
 def _read_evaluation(path: Path) -> Evaluation:
     file = path / EVALUATION if path.is_dir() else path
     if not file.is_file():
-        raise FileNotFoundError(f"There is no {file}: --before and --after name folders of topr evaluate.")
+        raise FileNotFoundError(f"There is no {file}: name folders that topr evaluate wrote with --before and --after.")
     return read_evaluation(file)

@@ -1,4 +1,4 @@
-"""`topr push`: a model or rows to the Hub, with a card. Models are pushed as safetensors; pickles are never pushed."""
+"""Push a model or rows to the Hub, with a card (`topr push`). Models are pushed as safetensors, never as pickles."""
 
 import sys
 from dataclasses import dataclass, field
@@ -10,42 +10,51 @@ from huggingface_hub.utils import httpx, validate_repo_id
 
 from topr_trl import __version__
 from topr_trl.hub.commit import Parcel
-from topr_trl.hub.dataset import holds_rows, pack_rows, said_by_others
+from topr_trl.hub.dataset import holds_rows, pack_rows, texts_by_others
 from topr_trl.hub.model import MODEL_CONFIGS, holds_model, pack_model
 from topr_trl.pipeline import manifest
 
 
 @dataclass
 class PushArguments:
-    """Settings of `topr push`; see `push_to_hub`."""
+    """Settings of `topr push`, see `push_to_hub`."""
 
     input: str = field(metadata={"help": "Folder of a model, a checkpoint or rows, or a file of rows."})
     repo_id: str = field(metadata={"help": "Repository on the Hub: name or owner/name."})
-    private: bool = field(default=False, metadata={"help": "Make the repository private, if it is new."})
+    private: bool = field(default=False, metadata={"help": "Make the repository private if it is new."})
     before: str | None = field(
-        default=None, metadata={"help": "Results of topr evaluate before training. Default: the loop's."}
+        default=None,
+        metadata={"help": "Results of topr evaluate before training. Default: the results of the loop."},
     )
-    after: str | None = field(default=None, metadata={"help": "Results after training. Default: the loop's."})
+    after: str | None = field(
+        default=None, metadata={"help": "Results of topr evaluate after training. Default: the results of the loop."}
+    )
     yes: bool = field(
-        default=False, metadata={"help": "Publish what tools and users said in trajectories without being asked."}
+        default=False,
+        metadata={"help": "Do not ask before publishing texts of tools and users in trajectories."},
     )
-    dry_run: bool = field(default=False, metadata={"help": "Print what would be pushed, and the card; push nothing."})
+    dry_run: bool = field(default=False, metadata={"help": "Print the files and the card without pushing them."})
 
 
 def push_command(args: PushArguments) -> None:
-    """The command: push, or print what would be pushed. Of trajectories it shows what others said, and asks.
+    """Run `topr push`. Before pushing trajectories, show some texts of tools and users, and ask.
+
+    Args:
+        args (`PushArguments`): Settings of the command.
 
     Raises:
-        ValueError: see `push_to_hub`; or what it shows was not agreed to, or the terminal is not interactive.
+        ValueError: the input cannot be pushed, or the user did not agree to publish these texts.
+        FileNotFoundError: the input does not exist.
     """
     path = Path(args.input)
-    if path.exists() and holds_rows(path) and (texts := said_by_others(path)):
+    if path.exists() and holds_rows(path) and (texts := texts_by_others(path)):
         shown = "\n".join(f"  {' '.join(text.split())}" for text in texts)
         print(
-            f"These rows hold what tools or users said, in which there may be secrets. Some of it:\n{shown}", flush=True
+            f"These rows hold texts of tools or users, which can contain secrets. Some of the texts:\n{shown}",
+            flush=True,
         )
         if not (args.yes or args.dry_run):
-            _ask(args.input)
+            _confirm(args.input)
     if args.dry_run:
         validate_repo_id(args.repo_id)
         parcel = pack(Path(args.input), args.repo_id, args.before, args.after)
@@ -55,10 +64,11 @@ def push_command(args: PushArguments) -> None:
         print(f"Pushed: {commit.repo_url}")
 
 
-def _ask(name: str) -> None:
+def _confirm(name: str) -> None:
+    """Ask the user whether to publish. Raise a ValueError if the answer is no, or if there is no terminal."""
     remedy = "Look through the rows, and add --yes to publish them."
     if not sys.stdin.isatty():
-        raise ValueError(f"{name} was not pushed: it holds what tools or users said. {remedy}")
+        raise ValueError(f"{name} was not pushed: it holds texts of tools or users. {remedy}")
     if input("Publish it? [y/N] ").strip().lower() not in ("y", "yes"):
         raise ValueError(f"{name} was not pushed. {remedy}")
 
@@ -73,17 +83,24 @@ def push_to_hub(
     """Push a model, a checkpoint or rows, with a card, in one commit.
 
     Args:
-        folder: what to push; of a checkpoint only the model.
-        repo_id: `name` or `owner/name`; the repository is created if it does not exist.
-        private: see `huggingface_hub.create_repo`.
-        before, after: folders of `topr evaluate`, for the table and the picture on a model's card; default: those of
-            the loop that trained it.
+        folder (`str` or `Path`):
+            Folder of a model, a checkpoint or rows, or a file of rows. Of a checkpoint, only the model is pushed.
+        repo_id (`str`):
+            Repository on the Hub: `name` or `owner/name`. It is created if it does not exist.
+        private (`bool`, *optional*):
+            Whether a new repository is private, see `huggingface_hub.create_repo`.
+        before (`str` or `Path`, *optional*):
+            Folder that `topr evaluate` wrote before training, for the results on a model's card. Default: the results
+            of the loop that trained the model.
+        after (`str` or `Path`, *optional*):
+            Folder that `topr evaluate` wrote after training. Default: as for `before`.
 
     Returns:
-        The commit; `commit.repo_url` is the repository.
+        [`~huggingface_hub.CommitInfo`]: the commit. Its `repo_url` is the address of the repository.
 
     Raises:
-        ValueError, FileNotFoundError: see `pack`; or there is no token. Nothing has been sent.
+        ValueError: the folder cannot be pushed (see `pack`), or there is no token. Nothing was sent.
+        FileNotFoundError: the folder or its shards do not exist. Nothing was sent.
         OSError: the Hub cannot be reached, or refuses the push.
     """
     validate_repo_id(repo_id)
@@ -104,7 +121,7 @@ def push_to_hub(
             commit_message=f"Push {Path(folder).absolute().name}",
             repo_type=parcel.repo_type,
         )
-    except (httpx.TransportError, RuntimeError) as error:  # a file whose upload fails raises a RuntimeError
+    except (httpx.TransportError, RuntimeError) as error:  # A failed upload of a file is a RuntimeError.
         raise ConnectionError(f"{repo_id} was not pushed: {error.__cause__ or error}.") from error
 
 
@@ -115,12 +132,18 @@ def _is_stale(path: str, parcel: Parcel) -> bool:
 
 
 def pack(folder: Path, repo_id: str, before: str | Path | None = None, after: str | Path | None = None) -> Parcel:
-    """The files of a folder that are pushed, and its card; see `push_to_hub`.
+    """Return the files to push for a folder, with a card. The arguments are those of `push_to_hub`.
+
+    Args:
+        folder (`Path`): Folder of a model, a checkpoint or rows, or a file of rows.
+        repo_id (`str`): Repository on the Hub.
+        before (`str` or `Path`, *optional*): Results of `topr evaluate` before training.
+        after (`str` or `Path`, *optional*): Results of `topr evaluate` after training.
 
     Raises:
-        FileNotFoundError: there is no such folder, or shards are missing.
-        ValueError: it holds neither a model nor rows, it is not finished, files are damaged, or how the model was
-            trained is not known.
+        FileNotFoundError: the folder does not exist, or shards are missing.
+        ValueError: the folder holds neither a model nor rows, a stage has not finished, files are damaged, or it is not
+            known how the model was trained.
     """
     if not folder.exists():
         raise FileNotFoundError(f"There is no {folder} to push.")
@@ -128,13 +151,13 @@ def pack(folder: Path, repo_id: str, before: str | Path | None = None, after: st
     if holds_model(folder):
         return pack_model(folder, repo_id, before, after)
     if before or after:
-        raise ValueError(f"--before and --after are for the card of a model, and {folder} holds none. Leave them out.")
+        raise ValueError(f"--before and --after are for the card of a model, and {folder} holds none. Remove them.")
     if holds_rows(folder):
         return pack_rows(folder, repo_id)
     inside = {path.parent for name in (*MODEL_CONFIGS, "*.parquet") for path in folder.rglob(name)} - {folder}
     newest_first = sorted(inside, key=lambda path: -path.stat().st_mtime_ns)
     found = [str(path) for path in newest_first if holds_model(path) or holds_rows(path)]
-    hint = f" There are {', '.join(found[:6])}{' and others' if found[6:] else ''}." if found else ""
+    hint = f" Push one of {', '.join(found[:6])}{' and others' if found[6:] else ''}." if found else ""
     raise ValueError(
         f"{folder} holds neither a model (config.json and *.safetensors) nor rows (*.parquet with a prompt and a "
         f"completion).{hint}"

@@ -1,4 +1,4 @@
-"""Formats of other systems, by the name that `topr import --format` has for them."""
+"""Formats of other systems, by their name in `topr import --format`."""
 
 from topr_trl.importing import (
     chat_messages,

@@ -1,10 +1,10 @@
-"""Runs as lists of messages, one per line: `{"messages": [...], "tools": [...], "reward": 1}`."""
+"""Read runs as lists of messages, one run per line: `{"messages": [...], "tools": [...], "reward": 1}`."""
 
 from topr_trl.importing.records import Format, Record, Row, message, row_of_run, tools_as_json
 
 
 def rows(record: Record) -> list[Row]:
-    """One row of messages, with calls of tools; none without a turn of the assistant."""
+    """Return one row of messages with tool calls. Return [] if there is no turn of the assistant."""
     return row_of_run(list(map(message, record["messages"])), tools=tools_as_json(record.get("tools")))
 
 
@@ -15,6 +15,6 @@ FORMAT = Format(
     rewards=None,
     columns=("problem_id", "tools"),
     required=frozenset({"messages"}),
-    optional=None,  # logs have times, users and more
-    loses="The turns of the assistant are learned from; what the user or a tool said between them is context.",
+    optional=None,  # Logs have further fields, such as times and users.
+    loses="The trainer learns from the turns of the assistant. Turns of users and tools between them are context.",
 )

@@ -1,4 +1,4 @@
-"""Public sets with several graded generations of each problem, as OpenR1-Math-220k has them."""
+"""Read public datasets with several graded generations per problem, such as OpenR1-Math-220k."""
 
 from topr_trl.importing.records import Format, NotOfFormat, Record, Row, finish_reason
 
@@ -6,7 +6,7 @@ _REQUIRED = ("problem", "generations", "correctness_math_verify")
 
 
 def rows(record: Record) -> list[Row]:
-    """A row for each generation; one that is right is worth +1, another -1."""
+    """Return a row for each graded generation. The reward is +1 if it is right, and -1 if it is wrong."""
     generations, right = record["generations"], record["correctness_math_verify"]
     reasons = record.get("finish_reasons") or [None] * len(generations)
     if not len(generations) == len(right) == len(reasons):
@@ -37,5 +37,5 @@ FORMAT = Format(
         "solution", "answer", "problem_type", "question_type", "source", "uuid", "is_reasoning_complete",
         "correctness_llama", "finish_reasons", "correctness_count", "messages",
     }),
-    loses="Each problem of that set has at least one right generation, so it says little about how hard problems are.",
+    loses="Each problem of this dataset has at least one right generation, so problems look easier than they are.",
 )  # fmt: skip

@@ -1,13 +1,13 @@
-"""NeMo-RL's `train_data_step{N}.jsonl`."""
+"""Read NeMo-RL's `train_data_step{N}.jsonl`."""
 
 from topr_trl.importing.records import Format, Record, Row
 
 
 def rows(record: Record) -> list[Row]:
-    """One row of token ids, or none if the loss left the sample out.
+    """Return one row of token ids. Return [] if the sample was masked in the loss.
 
-    Each value is a batch of one sample, padded on the right. Log-probabilities stand at their own token, and are 0 at
-    tokens that the policy did not generate.
+    Each value is a batch with one sample, padded on the right. Each log-probability has the position of its token, and
+    is 0 for tokens that the policy did not generate.
     """
     one = {name: value[0] if isinstance(value, list) else value for name, value in record.items()}
     ids, mask, logps = (
@@ -20,7 +20,7 @@ def rows(record: Record) -> list[Row]:
     texts = one["content"]
     return [
         {
-            "prompt": texts[0], "completion": "".join(texts[1:]),  # to read; the ids are what counts
+            "prompt": texts[0], "completion": "".join(texts[1:]),  # For readers. The trainer uses the ids.
             "prompt_ids": ids[:first], "completion_ids": ids[first:], "completion_mask": mask[first:],
             "sampler_logps": [logp if own else None for logp, own in zip(logps[first:], mask[first:], strict=True)],
         }
@@ -37,6 +37,6 @@ FORMAT = Format(
         "content", "rewards", "input_lengths", "token_ids", "token_loss_mask", "generation_logprobs"
     }),
     optional=frozenset({"sample_loss_mask", "advantages", "prev_logprobs", "filtered_rewards", "agent_ref", "idx"}),
-    loses="Rewards are those that NeMo-RL trained on, scaled and shaped. The temperature is not in these files: if it "
-    "was not 1, add a column temperature.",
+    loses="Rewards are the scaled and shaped rewards that NeMo-RL trained on. These files do not have the temperature: "
+    "if it was not 1, set --temperature.",
 )  # fmt: skip

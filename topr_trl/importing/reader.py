@@ -1,4 +1,4 @@
-"""Records of other systems' files as rows: what the format says of them, and settings and second files."""
+"""Convert records of other systems to rows, with the format, the settings, and files of rewards and requests."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,65 +31,73 @@ from topr_trl.settings.checks import check_choice, check_types, existing
 class ReadingArguments:
     """Settings for reading records of other systems."""
 
-    format: str = field(default="", metadata={"help": f"What the files are: {', '.join(FORMATS)}. Required."})
+    format: str = field(default="", metadata={"help": f"Format of the files: {', '.join(FORMATS)}. Required."})
     reward_fields: list[str] | None = field(
         default=None,
-        metadata={"help": "Fields whose sum is the reward (info.score is inside info), if not the format's."},
+        metadata={"help": "Fields to add up as the reward, such as info.score. Default: the format's reward."},
     )
     rewards: str | None = field(
-        default=None, metadata={"help": "File of rewards: lines of JSON with id and reward, joined by --id_field."}
+        default=None,
+        metadata={"help": "File of rewards: one JSON object per line with id and reward. See --id_field."},
     )
     requests: str | None = field(
-        default=None, metadata={"help": "Requests of a batch (OpenAI, vLLM), joined by their custom_id."}
+        default=None,
+        metadata={"help": "Input file of a batch (OpenAI, vLLM), whose requests are matched by custom_id."},
     )
-    id_field: str = field(default="id", metadata={"help": "Field that --rewards knows a record by."})
+    id_field: str = field(default="id", metadata={"help": "Field of a record that matches an id in --rewards."})
     skip_unrewarded: bool = field(
-        default=False, metadata={"help": "Leave out records whose reward is missing; they are counted and named."}
+        default=False, metadata={"help": "Skip records without a reward. The summary counts and lists them."}
     )
     problem_field: str | None = field(
         default=None,
-        metadata={"help": "Field with the name of the problem, whose records are compared; else equal prompts are."},
+        metadata={"help": "Field with the id of the problem. Default: the format's field, or a hash of the prompt."},
     )
     rollout_field: str | None = field(
         default=None,
-        metadata={"help": "Field with the name of the run, where each request of a run is a record of its own."},
+        metadata={"help": "Field with the id of the run, if each record is one request of a longer run."},
     )
     temperature: float | None = field(
-        default=None, metadata={"help": "Temperature at which all were sampled, whatever the files say."}
+        default=None, metadata={"help": "Sampling temperature of all rows. It replaces values in the files."}
     )
     logprobs_mode: str | None = field(
         default=None,
         metadata={
-            "help": "What the logged log-probabilities are of: raw_logprobs (the model) or processed_logprobs (after "
+            "help": "Kind of the logged log-probabilities: raw_logprobs (of the model) or processed_logprobs (after "
             "temperature and filters)."
         },
     )
     ignore_fields: list[str] | None = field(
-        default=None, metadata={"help": "Fields that are not the format's and are left out."}
+        default=None, metadata={"help": "Fields to ignore that the format does not have."}
     )
 
     def __post_init__(self) -> None:
         check_types(self, ReadingArguments)
         if not self.format:
-            raise ValueError(f"Say what the files are with --format: {', '.join(FORMATS)}.")
+            raise ValueError(f"Name the format of the files with --format: {', '.join(FORMATS)}.")
         check_choice(self, format=tuple(FORMATS))
         if self.ignore_fields and FORMATS[self.format].optional is None:
-            raise ValueError(f"ignore_fields: records of format {self.format} may have any fields. Leave it out.")
+            raise ValueError(f"ignore_fields: records of format {self.format} may have any fields. Remove it.")
         if self.temperature is not None and not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature must be above 0, not {self.temperature}.")
         if self.logprobs_mode is not None:
             check_choice(self, logprobs_mode=LOGPROBS_MODES)
         if self.rollout_field is not None and ROLLOUT in FORMATS[self.format].columns:
-            raise ValueError(f"rollout_field: a record of format {self.format} is a whole run. Leave it out.")
+            raise ValueError(f"rollout_field: a record of format {self.format} is a whole run. Remove it.")
         for name in ("rewards", "requests"):
             if getattr(self, name) is not None:
                 existing(getattr(self, name), f"--{name}")
         if self.rewards is not None and self.reward_fields:
-            raise ValueError("rewards and reward_fields both say what a record is worth. Keep one of them.")
+            raise ValueError("rewards and reward_fields both set the reward of a record. Keep one of them.")
 
 
 class Part(NamedTuple):
-    """Rows of some records with the places of these, and the places of records that gave no row, by reason."""
+    """Rows of the records of a shard.
+
+    Attributes:
+        rows (`list[Row]`): Rows.
+        places (`list[str]`): File and position of the record of each row.
+        left_out (`dict[str, list[str]]`): Files and positions of records without a row, by the reason.
+    """
 
     rows: list[Row]
     places: list[str]
@@ -97,20 +105,30 @@ class Part(NamedTuple):
 
 
 def short_place(place: str, source: Path) -> str:
-    """A file, or a record in it, by its path inside of what is imported: what is kept may be published."""
+    """Return a place relative to the imported folder or file, because manifests with absolute paths may be published.
+
+    Args:
+        place (`str`): Path of a file, or the place of a record in it.
+        source (`Path`): Folder or file that is imported.
+    """
     return place.removeprefix(f"{source if source.is_dir() else source.parent}{os.sep}")
 
 
 @dataclass
 class _Run:
-    """Problem and reward that the records of a run share."""
+    """Problem and reward of a run, which its records share."""
 
     problem: str | None = None
     reward: float | None = None
 
 
 def numbers_in(record: Any, inside: str = "") -> list[str]:
-    """The fields of a record that hold a number, or true or false: `reward`, `info.score`."""
+    """Return the names of the fields of a record that hold a number or a bool, such as `reward` or `info.score`.
+
+    Args:
+        record (`Any`): Record.
+        inside (`str`, *optional*): Prefix of the names, for fields of an inner record.
+    """
     if not isinstance(record, dict):
         return []
     return [
@@ -121,13 +139,18 @@ def numbers_in(record: Any, inside: str = "") -> list[str]:
 
 
 class RecordReader:
-    """Reads records of a format, with what the settings and second files say of them."""
+    """Reader that converts records of a format to rows.
+
+    Args:
+        args (`ReadingArguments`): Settings.
+        source (`Path`): Folder or file that is imported.
+    """
 
     def __init__(self, args: ReadingArguments, source: Path) -> None:
         self.args, self.source = args, source
         self.format: Format = FORMATS[args.format]
-        self.rewards = _by_id(args.rewards, "id", "reward")
-        self.requests = _by_id(args.requests, "custom_id", "body")
+        self.rewards = _read_by_id(args.rewards, "id", "reward")
+        self.requests = _read_by_id(args.requests, "custom_id", "body")
         self.runs: dict[str, _Run] = {}
         has_reward = self.format.rewards is not None or args.reward_fields or self.rewards is not None
         self._for_all = {
@@ -140,27 +163,41 @@ class RecordReader:
         self.columns = tuple(dict.fromkeys((*self.format.columns, *more, *self._for_all)))
 
     def find_runs(self, records: Iterable[tuple[str, bytes | Record]]) -> None:
-        """Look for the problem and the reward of each run in all records, before `read` gives them to its rows."""
+        """Collect the problem and the reward of each run from all records. Call this before `read`.
+
+        Args:
+            records (`Iterable`): Place and content of each record.
+
+        Raises:
+            ValueError: a record does not match the format, or a run has two rewards.
+        """
         for place, raw in records:
             if (record := parsed(raw)) is None:
                 continue
-            with self._place_named(place), suppress(Evaluated):
-                record = self._checked(record)
+            with self._errors_with(place), suppress(Evaluated):
+                record = self._check_fields(record)
                 name = self._run_name(record)
                 run = self.runs.setdefault(name, _Run())
                 with suppress(Unrewarded):
                     for reward in self._rewards(record, 1) or ():
                         if run.reward not in (None, reward):
                             raise NotOfFormat(
-                                f"its reward is {reward:g}, where an earlier record of run {name} has {run.reward:g}: "
-                                "a run has one reward, at one of its records or at all"
+                                f"its reward is {reward:g}, and an earlier record of run {name} has {run.reward:g}: "
+                                "give the same reward to all records of a run, or only to one of them"
                             )
                         run.reward = reward
-                if run.problem is None and (rows := self._made(record)):
+                if run.problem is None and (rows := self._usable_rows(record)):
                     run.problem = self._problem(record, rows)
 
     def read(self, records: Iterable[tuple[str, bytes | Record]]) -> Part:
-        """Rows of the records of a shard."""
+        """Convert the records of a shard.
+
+        Args:
+            records (`Iterable`): Place and content of each record.
+
+        Raises:
+            ValueError: a record does not match the format, or has no reward.
+        """
         part = Part([], [], {"broken": [], "calls": [], "empty": [], "evaluated": [], "unrewarded": []})
 
         def leave_out(why: str) -> None:
@@ -169,15 +206,15 @@ class RecordReader:
         for place, raw in records:
             if (record := parsed(raw)) is None:
                 if isinstance(raw, bytes) and raw.strip() == b"[":
-                    raise ValueError(f"{place}: it begins a JSON array: write one record per line.")
+                    raise ValueError(f"{place}: a JSON array starts here. Write one record per line instead.")
                 leave_out("broken")
                 continue
             try:
-                with self._place_named(place):
-                    rows = self._rows(self._checked(record))
+                with self._errors_with(place):
+                    rows = self._rows(self._check_fields(record))
             except Unrewarded as error:
                 if not self.args.skip_unrewarded:
-                    raise ValueError(f"{place}: {error}. --skip_unrewarded leaves such records out.") from None
+                    raise ValueError(f"{place}: {error}. To skip such records, use --skip_unrewarded.") from None
                 leave_out("unrewarded")
                 continue
             except Evaluated:
@@ -193,8 +230,8 @@ class RecordReader:
         return part
 
     @contextmanager
-    def _place_named(self, place: str) -> Iterator[None]:
-        """Turn an error in a record into a ValueError that says where the record is."""
+    def _errors_with(self, place: str) -> Iterator[None]:
+        """Turn an error in a record into a ValueError with the place of the record."""
         try:
             yield
         except Unrewarded:
@@ -203,24 +240,25 @@ class RecordReader:
             raise ValueError(f"{place}: {error}.") from None
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise ValueError(
-                f"{place}: it is malformed ({type(error).__name__}: {error}). The format is that of "
-                f"{self.format.source}."
+                f"{place}: the record is malformed ({type(error).__name__}: {error}). The format {self.args.format} is "
+                f"defined by {self.format.source}."
             ) from error
 
-    def _checked(self, record: Any) -> Record:
+    def _check_fields(self, record: Any) -> Record:
         args = self.args
         named = [*(args.reward_fields or ()), args.problem_field or "", args.rollout_field or ""]
         self.format.check(record, [*(args.ignore_fields or ()), *(name.partition(".")[0] for name in named)])
         if self.requests is None:
             return record
-        return {**record, "request": _found(self.requests, record, "custom_id", "--requests", NotOfFormat)}
+        return {**record, "request": _value_by_id(self.requests, record, "custom_id", "--requests", NotOfFormat)}
 
-    def _made(self, record: Record) -> list[Row | None]:
+    def _usable_rows(self, record: Record) -> list[Row | None]:
+        """Return the rows of a record, with None for an empty completion. Return [] if all are empty."""
         found = [row if row and _holds_completion(row) else None for row in self.format.rows(record)]
         return found if any(found) else []
 
     def _rows(self, record: Record) -> list[Row]:
-        found = self._made(record)
+        found = self._usable_rows(record)
         rows = [row for row in found if row]
         if not rows:
             return []
@@ -235,24 +273,26 @@ class RecordReader:
             _check_rewards(rows)
         for row in rows:
             if row.get("prompt") is None and not row.get("prompt_ids"):
-                raise NotOfFormat("its prompt is null")
+                raise NotOfFormat("its prompt is null: fill it in, or remove the record")
             row.update(self._for_all)
         return rows
 
     def _problem(self, record: Record, rows: Sequence[Row | None]) -> str:
-        """The name of a record's problem: by the settings, or else by the format or the prompt of the first row."""
+        """Return the id of a record's problem, from `problem_field`, or from the first row: its id or its prompt."""
         if self.args.problem_field:
-            return str(_dig(record, self.args.problem_field, NotOfFormat))
+            return str(_field_value(record, self.args.problem_field, NotOfFormat))
         first = next(row for row in rows if row)
         return str(first.get("problem_id") or hash_prompts([first.get("prompt_ids") or first["prompt"]])[0])
 
     def _run_name(self, record: Record) -> str:
-        return str(_dig(record, self.args.rollout_field or "", NotOfFormat))
+        return str(_field_value(record, self.args.rollout_field or "", NotOfFormat))
 
     def _add_run(self, record: Record, found: Sequence[Row | None]) -> None:
-        """To the row of a record: its run, with the problem and the reward of that."""
+        """Add the id, the problem and the reward of its run to the row of a record."""
         if len(found) > 1:
-            raise NotOfFormat(f"it has {len(found)} completions, which cannot all be a part of one run")
+            raise NotOfFormat(
+                f"it has {len(found)} completions, and a record of a run must have one: remove --rollout_field"
+            )
         name = self._run_name(record)
         run = self.runs[name]
         if "reward" in self.columns and run.reward is None:
@@ -270,17 +310,17 @@ class RecordReader:
                     row["reward"] = float(reward)
 
     def _rewards(self, record: Record, rollouts: int) -> list[float] | None:
-        """Return the rewards of a record's rollouts, by the settings or the format; None if its rows have them."""
+        """Return one reward per rollout of a record. Return None if the rows of the format have their own rewards."""
         if self.rewards is not None:
-            values = {"reward": _found(self.rewards, record, self.args.id_field, "--rewards", Unrewarded)}
+            values = {"reward": _value_by_id(self.rewards, record, self.args.id_field, "--rewards", Unrewarded)}
         elif self.args.reward_fields:
-            values = {name: _dig(record, name, Unrewarded) for name in self.args.reward_fields}
+            values = {name: _field_value(record, name, Unrewarded) for name in self.args.reward_fields}
         elif self.format.rewards is None:
             return None
         elif len(values := self.format.rewards(record)) != 1:
             which = f"{', '.join(values)} may all be" if values else "no number can be"
             raise NotOfFormat(f"{which} the reward: name the fields to add up with --reward_fields")
-        # A reward function may have had nothing to say, if another had.
+        # A reward function can return None for a completion that another function rewards.
         known = {name: value for name, value in values.items() if value is not None}
         if not known:
             raise Unrewarded(f"its reward is null ({', '.join(values)})")
@@ -291,16 +331,16 @@ class RecordReader:
             if len(numbers) != rollouts:
                 raise NotOfFormat(
                     f"{name} holds {len(numbers)} reward(s) for {rollouts} completion(s): it must be a list with one "
-                    "for each"
+                    "reward per completion"
                 )
         return [float(sum(numbers)) for numbers in zip(*by_rollout.values(), strict=True)]
 
 
 def _holds_completion(row: Row) -> bool:
-    """Whether there is a token or a text to learn from."""
+    """Return whether the completion of a row has a token or a text."""
     completion = row["completion"]
-    if isinstance(completion, list) and all(isinstance(said, dict) for said in completion):
-        completion = any(value for said in completion for name, value in said.items() if name != "role")
+    if isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion):
+        completion = any(value for turn in completion for name, value in turn.items() if name != "role")
     return bool(row.get("completion_ids") or completion)
 
 
@@ -316,8 +356,8 @@ def _check_number(name: str, number: Any) -> None:
         raise NotOfFormat(f"{name} is {number!r}, and a reward must be a finite number")
 
 
-def _by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
-    """Values of a second file by id; None if there is none."""
+def _read_by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
+    """Return the values of the field `name` in a file of records, by the value of `by`. Return None without a file."""
     if path is None:
         return None
     file, found = Path(path), {}
@@ -326,20 +366,21 @@ def _by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
         if not isinstance(record, dict) or not {by, name} <= set(record) or not isinstance(record[by], str | int):
             raise ValueError(f"{place} must be JSON with the fields {by} (text or a number) and {name}.")
         if record[by] in found:
-            raise ValueError(f"{place} has the {by} {record[by]!r}, which an earlier line has, too.")
+            raise ValueError(f"{place} has the same {by} as an earlier line: {record[by]!r}. Remove one of the lines.")
         found[record[by]] = record[name]
     return found
 
 
-def _found(values: dict[Any, Any], record: Record, by: str, option: str, error: type[NotOfFormat]) -> Any:
-    known_by = _dig(record, by, NotOfFormat)
-    if not isinstance(known_by, str | int) or known_by not in values:
-        raise error(f"{option} has nothing for the {by} {known_by!r}")
-    return values[known_by]
+def _value_by_id(values: dict[Any, Any], record: Record, by: str, option: str, error: type[NotOfFormat]) -> Any:
+    """Return the value for the id of a record. Raise `error` if there is none."""
+    identifier = _field_value(record, by, NotOfFormat)
+    if not isinstance(identifier, str | int) or identifier not in values:
+        raise error(f"the file of {option} has no line for the {by} {identifier!r}")
+    return values[identifier]
 
 
-def _dig(record: Record, path: str, error: type[NotOfFormat]) -> Any:
-    """The value of a field, or of one inside it: `info.score`; an error if there is none."""
+def _field_value(record: Record, path: str, error: type[NotOfFormat]) -> Any:
+    """Return the value of a field, or of an inner field such as `info.score`. Raise `error` if it does not exist."""
     value: Any = record
     for name in path.split("."):
         if not isinstance(value, dict) or name not in value:

@@ -1,4 +1,4 @@
-"""Shared parts of the formats of other systems: records in files, checked fields, and rows."""
+"""Read the files of other systems and check their records, for all formats."""
 
 import io
 import json
@@ -30,10 +30,10 @@ MESSAGES = pa.list_(
 IDS, LOGPS = pa.list_(pa.int32()), pa.list_(pa.float32())
 TEXT, NUMBER = pa.string(), pa.float64()
 _COMPRESSED = (".zst", ".gz")
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a character beyond 16 bits is two of them in JSON
-_LONG = 60  # characters of a value in a message
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # JSON writes a character above 16 bits as a pair of surrogates
+_MOST_CHARACTERS = 60  # maximum length of a value in a message
 
-# What rows may have besides prompt and completion.
+# Columns that rows can have in addition to prompt and completion.
 COLUMNS: dict[str, pa.DataType] = {
     "prompt_ids": IDS, "completion_ids": IDS, "completion_mask": pa.list_(pa.int8()), "sampler_logps": LOGPS,
     "reward": NUMBER, "problem_id": TEXT, "rollout_id": TEXT, "finish_reason": TEXT, "answer": TEXT, "tools": TEXT,
@@ -42,31 +42,35 @@ COLUMNS: dict[str, pa.DataType] = {
 
 
 class NotOfFormat(ValueError):
-    """A record is not what the format says: a field is missing, unknown or of another kind."""
+    """Error for a record that does not match its format: a field is missing, unknown or has another type."""
 
 
 class Unrewarded(NotOfFormat):
-    """Nothing says what a record is worth."""
+    """Error for a record without a reward."""
 
 
 class Evaluated(Exception):
-    """A record of an evaluation, whose completions are not to be learned from."""
+    """Signal that a record comes from an evaluation, so that it must not be used for training."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format that rows can be made of.
+    """Format of another system, and its conversion to rows.
 
     Attributes:
-        source: the project, its version or commit, and the file that writes this: `required` and `optional` are from
-            there.
-        suffix: of the files.
-        rows: what a record becomes; None for a completion without anything to learn from. They may have a `reward`.
-        rewards: else the numbers of a record that may be its reward, by name; none if such files have no reward.
-        columns: of `COLUMNS`, what its rows may have besides prompt, completion, problem_id and reward.
-        required, optional: the fields of a record; no `optional` if there may be any, such as one for each reward.
-        loses: what such files do not have, and what that means.
-        without_repeats: of the files by name those whose records are not in others.
+        source (`str`): Project, version and file that write the format. `required` and `optional` come from there.
+        suffix (`str`): Suffix of the files.
+        rows (`Callable`): Function that converts a record to rows, which may have a `reward`. It returns None for an
+            empty completion.
+        rewards (`Callable`, *optional*): Function that returns the numbers of a record that can be its reward, by name.
+            None if the rows have a `reward`, or the files have none.
+        columns (`tuple[str, ...]`): Columns of `COLUMNS` that the rows may have, besides prompt, completion, problem_id
+            and reward.
+        required (`frozenset[str]`): Required fields of a record.
+        optional (`frozenset[str]`, *optional*): Other fields of a record. With None, all fields are allowed.
+        loses (`str`): Information that the files lack, and the consequences, for the user.
+        without_repeats (`Callable`): Function that removes files whose records are also in other files. The files are
+            sorted by name.
     """
 
     source: str
@@ -83,7 +87,15 @@ class Format:
         assert set(self.columns) <= set(COLUMNS), f"{set(self.columns) - set(COLUMNS)} are no columns of rows"
 
     def check(self, record: Any, ignored: Iterable[str] = ()) -> None:
-        """A `NotOfFormat` that names the fields that are missing, or that this format does not know."""
+        """Check the fields of a record.
+
+        Args:
+            record (`Any`): Record.
+            ignored (`Iterable[str]`, *optional*): Unknown fields to accept.
+
+        Raises:
+            NotOfFormat: a field is missing or unknown.
+        """
         if not isinstance(record, dict):
             raise NotOfFormat(f"it must be a JSON object, and is a {type(record).__name__}: write one record per line")
         if missing := sorted(self.required - set(record)):
@@ -92,56 +104,56 @@ class Format:
         known = self.required | (set(record) if self.optional is None else self.optional) | set(ignored)
         if unknown := sorted(set(record) - known):
             raise NotOfFormat(
-                f"it has {', '.join(unknown)}, which {self.source} does not write. Name fields that may be left out "
+                f"it has {', '.join(unknown)}, which {self.source} does not write. To ignore such fields, name them "
                 "with --ignore_fields"
             )
 
 
 def files_of(path: Path, suffix: str) -> list[Path]:
-    """The files of a folder (and of those in it) by name, or the one file.
+    """Return the files in a folder and its subfolders, sorted by name. For a file, return the file.
+
+    Args:
+        path (`Path`): Folder or file.
+        suffix (`str`): Suffix of the files. Compressed files have a second suffix.
 
     Raises:
-        ValueError: there is none with this suffix, or there are others beside them.
+        ValueError: the folder has no file with this suffix, or has files of other formats, too.
     """
     if path.is_file():
         return [path]
     found, *others = (_files_in(path, kind) for kind in (suffix, *({".jsonl", ".parquet"} - {suffix})))
-    kinds = {_plain(files[0]).suffix for files in others if files}
+    kinds = {_uncompressed(files[0]).suffix for files in others if files}
     if not found:
-        kinds = {_plain(file).suffix for file in path.rglob("*") if file.is_file()} - {""}
+        kinds = {_uncompressed(file).suffix for file in path.rglob("*") if file.is_file()} - {""}
     if not found or kinds:
         more = f"; it has {' and '.join(sorted(kinds))} files" if kinds else ""
-        raise ValueError(f"{path} must hold {suffix} files of this format alone{more}. Name a file, or another folder.")
-    for file, following in pairwise(found):  # a compressed copy comes right after the file
-        if _plain(file) == _plain(following):
+        raise ValueError(f"{path} must hold only {suffix} files of this format{more}. Name a file, or another folder.")
+    for file, following in pairwise(found):  # A compressed copy comes right after its file.
+        if _uncompressed(file) == _uncompressed(following):
             raise ValueError(f"{file} and {following} hold the same records. Remove one, or name a file.")
     return found
 
 
 def _files_in(folder: Path, suffix: str) -> list[Path]:
-    """By name, compressed ones too."""
+    """Return the files with a suffix, compressed or not, sorted by name."""
     found = (file for end in ("", *_COMPRESSED) for file in folder.rglob(f"*{suffix}{end}"))
-    return sorted(found, key=lambda file: (_plain(file), file))
+    return sorted(found, key=lambda file: (_uncompressed(file), file))
 
 
-def _plain(file: Path) -> Path:
-    """The name that a file has when it is not compressed."""
+def _uncompressed(file: Path) -> Path:
+    """Return the name of a file without the suffix of compression."""
     return file.with_suffix("") if file.suffix in _COMPRESSED else file
 
 
 def count_records(files: Sequence[Path]) -> list[int]:
-    """Lines or rows of each file."""
-    return [rows_of(path) if path.suffix == ".parquet" else _lines(path) for path in files]
-
-
-def _lines(path: Path) -> int:
-    return sum(1 for _ in _read_lines(path))
+    """Return the number of records (lines or rows) in each file."""
+    return [rows_of(path) if path.suffix == ".parquet" else sum(1 for _ in _read_lines(path)) for path in files]
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not empty, with their numbers; a truncated file ends with one that is not valid JSON."""
+    """Yield the lines that are not empty, with their numbers. For a truncated file, the last line is not valid JSON."""
     number = 0
-    with io.BufferedReader(pa.input_stream(path)) as file:  # decompresses by the suffix of the file
+    with io.BufferedReader(pa.input_stream(path)) as file:  # `input_stream` decompresses, according to the suffix.
         try:
             for number, line in enumerate(file, 1):
                 if line.strip():
@@ -153,7 +165,11 @@ def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
-    """Records with their place; lines as they are, see `parsed`: those that are skipped need not be."""
+    """Yield the place and the content of each record. Lines are not parsed, because callers skip some of them.
+
+    Args:
+        path (`Path`): File of records.
+    """
     if path.suffix == ".parquet":
         rows = (row for batch in pq.ParquetFile(path).iter_batches(1_024) for row in batch.to_pylist())
         yield from ((f"{path}, row {n}", row) for n, row in enumerate(rows))
@@ -162,7 +178,11 @@ def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
 
 
 def parsed(raw: bytes | Record) -> Any:
-    """Parse a line; None if it is not valid JSON or has an unpaired surrogate (text cut inside an emoji)."""
+    """Parse a line. Return None if it is not valid JSON, or has an unpaired surrogate (from text cut inside an emoji).
+
+    Args:
+        raw (`bytes` or `dict`): Line, or a record of a table, which is returned unchanged.
+    """
     if not isinstance(raw, bytes):
         return raw
     try:
@@ -175,10 +195,16 @@ def parsed(raw: bytes | Record) -> Any:
 
 
 def to_table(made: list[Row], places: list[str], columns: Sequence[str], conversational: bool) -> pa.Table:
-    """Rows as a table of these columns, whose prompts are text or messages.
+    """Convert rows to a table.
+
+    Args:
+        made (`list[Row]`): Rows.
+        places (`list[str]`): Place of the record of each row, for messages.
+        columns (`Sequence[str]`): Columns of the table, in addition to prompt and completion.
+        conversational (`bool`): Whether prompts and completions are messages. Otherwise, they are text.
 
     Raises:
-        ValueError: a value is of another kind; it names the place of its record.
+        ValueError: a value has another type. The message names the place of its record.
     """
     text = MESSAGES if conversational else TEXT
     found = {}
@@ -186,7 +212,9 @@ def to_table(made: list[Row], places: list[str], columns: Sequence[str], convers
         values = [row.get(name) for row in made]
         if (array := _array(values, kind)) is None:
             wrong = next(n for n, value in enumerate(values) if _array([value], kind) is None)
-            raise ValueError(f"{places[wrong]}: its {name} is {_short(values[wrong])}, and must be {_kind(kind)}.")
+            raise ValueError(
+                f"{places[wrong]}: its {name} is {_shortened(values[wrong])}, and must be {_describe_type(kind)}."
+            )
         found[name] = array
     return pa.table(found)
 
@@ -198,24 +226,29 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array | None:
         return None
 
 
-def _short(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = json.dumps(value, default=repr)
-    return text if len(text) <= _LONG else f"{text[:_LONG]}..."
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
-def _kind(kind: pa.DataType) -> str:
+def _describe_type(kind: pa.DataType) -> str:
     names = {TEXT: "text", NUMBER: "a number", MESSAGES: "messages", IDS: "token ids"}
     return names.get(kind, "a list of numbers")
 
 
-# Parts of records that several formats share.
+# Several formats use the functions below.
 
 
 def message(given: Mapping[str, Any]) -> Row:
-    """A message of a chat as `MESSAGES` has it: arguments of calls as JSON; text of content that comes in parts.
+    """Convert a chat message to the type `MESSAGES`.
+
+    Arguments of tool calls become JSON, and content in several parts becomes one text.
+
+    Args:
+        given (`Mapping[str, Any]`): Message in OpenAI's format.
 
     Raises:
-        NotOfFormat: it has no role, or shows images.
+        NotOfFormat: the message has no role, or contains images.
     """
     if "role" not in given:
         raise NotOfFormat(f"a message has no role; it has {', '.join(sorted(given))}")
@@ -224,7 +257,8 @@ def message(given: Mapping[str, Any]) -> Row:
     except ValueError as error:
         raise NotOfFormat(str(error)) from None
     calls = [_call(json.loads(call) if isinstance(call, str) else call) for call in given.get("tool_calls") or ()]
-    calls += [_call(given["function_call"])] if given.get("function_call") else []  # OpenAI's, before 2023-11
+    if given.get("function_call"):  # OpenAI's API used this field before 2023-11.
+        calls.append(_call(given["function_call"]))
     return {
         "role": given["role"], "content": content, "tool_calls": calls or None, "name": given.get("name"),
         "reasoning_content": given.get("reasoning_content") or given.get("reasoning"),
@@ -233,32 +267,37 @@ def message(given: Mapping[str, Any]) -> Row:
 
 
 def row_of_run(messages: list[Row], **columns: Any) -> list[Row]:
-    """One row, whose completion begins with the first turn of the assistant; none without such a turn."""
+    """Return one row, whose completion starts with the first turn of the assistant. Return [] without such a turn.
+
+    Args:
+        messages (`list[Row]`): Messages of the run.
+        columns: Other columns of the row.
+    """
     first = next((n for n, each in enumerate(messages) if each["role"] == "assistant"), None)
     return [] if first is None else [{"prompt": messages[:first], "completion": messages[first:], **columns}]
 
 
 def text_or_messages(given: object) -> object:
-    """Text as it is, messages each as `message` has it."""
+    """Convert the messages in a list with `message`. Return a text unchanged."""
     return [message(each) for each in given] if isinstance(given, list) else given
 
 
 def _call(given: Mapping[str, Any]) -> Row:
-    """A call of a tool; its name and arguments may be in `function`, or beside its id."""
+    """Convert a tool call. Its name and arguments can be in the field `function` or next to its id."""
     function = given.get("function") or given
     arguments = _as_json(function.get("arguments"))
     return {"id": given.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
 def has_broken_call(row: Row) -> bool:
-    """Whether arguments of a tool call are not valid JSON, as after a cut, and no token ids say what was written."""
-    said = [
-        each
+    """Return whether a tool call without token ids has arguments that are not valid JSON, for instance truncated."""
+    turns = [
+        turn
         for name in ("prompt", "completion")
         if isinstance(row[name], list) and not row.get(f"{name}_ids")
-        for each in row[name]
+        for turn in row[name]
     ]
-    calls = (call for each in said if isinstance(each, dict) for call in each.get("tool_calls") or ())
+    calls = (call for turn in turns if isinstance(turn, dict) for call in turn.get("tool_calls") or ())
     return any(parsed((call["function"]["arguments"] or "{}").encode()) is None for call in calls)
 
 
@@ -267,7 +306,13 @@ def _as_json(arguments: Any) -> str:
 
 
 def tools_as_json(tools: Any) -> str | None:
-    """Tools as JSON (in a table each would have the parameters of all), with name and parameters in `function`."""
+    """Return tools as JSON, with their name and parameters in the field `function`.
+
+    A table cannot hold tools as structs, because each tool would get the parameters of all tools.
+
+    Args:
+        tools (`Any`): List of tools, or JSON, which is returned unchanged.
+    """
     if not tools or isinstance(tools, str):
         return tools or None
     return json.dumps([tool if "function" in tool else {"type": "function", "function": tool} for tool in tools])
@@ -278,5 +323,5 @@ _FINISHED = {"stop": "stop", "length": "length", "tool_calls": "stop", "eos": "s
 
 
 def finish_reason(given: str | None) -> str | None:
-    """`stop` or `length`; None for anything else."""
+    """Convert the finish reason of another system to `"stop"` or `"length"`. Return None for an unknown reason."""
     return _FINISHED.get(given or "")

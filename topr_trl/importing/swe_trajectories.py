@@ -1,4 +1,4 @@
-"""Public sets of agents that fix software, with the outcome of the tests: nebius' of SWE-agent and of OpenHands."""
+"""Read Nebius' public datasets of software agents (SWE-agent and OpenHands), with the outcome of the tests."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ _ROLES = {"system": "system", "user": "user", "ai": "assistant"}
 
 
 def _outcome(value: Any) -> float | None:
-    """Return 1 if the tests passed, -1 if they failed, None if they did not run."""
+    """Return 1 if the tests passed, -1 if they failed, and None if they did not run."""
     return None if value is None else 1.0 if value else -1.0
 
 
 def rows_of_swe_agent(record: Record) -> list[Row]:
-    """One row of messages; none without a turn of the agent."""
+    """Return one row of messages. Return [] if there is no turn of the agent."""
     messages = [
         message({"role": _ROLES[each["role"]], "content": each["text"] or each["system_prompt"]})
         for each in record["trajectory"]
@@ -22,7 +22,7 @@ def rows_of_swe_agent(record: Record) -> list[Row]:
 
 
 def rows_of_openhands(record: Record) -> list[Row]:
-    """One row of messages with calls of tools; none without a turn of the agent."""
+    """Return one row of messages with tool calls. Return [] if there is no turn of the agent."""
     messages = list(map(message, record["trajectory"]))
     return row_of_run(messages, problem_id=record["instance_id"], tools=tools_as_json(record["tools"]))
 

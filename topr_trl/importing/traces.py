@@ -1,8 +1,8 @@
-"""`traces.jsonl` of verifiers from 0.2 on, which prime-rl writes too: trees of messages with the tokens of each.
+"""Read `traces.jsonl` of verifiers (0.2 and later) and of prime-rl: trees of messages with their tokens.
 
-A line is an episode with its traces, or a trace alone (0.2). A trace is a tree; each path from its root to a leaf is
-what the model read and wrote, as tokens if the sampler gave them. Several leaves are parts of one rollout: a message
-that an earlier path has is context in a later one, so that it counts once.
+A line is an episode with its traces, or a single trace (0.2). A trace is a tree of messages. Each path from the root to
+a leaf is a sequence that the model read and wrote, with tokens if the sampler returned them. The paths of a trace are
+the parts of one rollout. A message that is also on an earlier path is context on later paths, so that it counts once.
 """
 
 from typing import Any
@@ -23,10 +23,11 @@ _OF_TRACE = frozenset({
 
 
 def rows(record: Record) -> list[Row]:
-    """A row for each path of each trace that a policy in training has finished.
+    """Return a row for each path of each trace that finished and comes from a trainable agent.
 
     Raises:
-        Evaluated: prime-rl logs evaluations in the same place, and all traces are of one.
+        NotOfFormat: a trace lacks a field.
+        Evaluated: all traces come from an evaluation.
     """
     traces = record.get("traces", [record])
     found, evaluated = [], 0
@@ -36,19 +37,20 @@ def rows(record: Record) -> list[Row]:
         if _is_evaluation(trace, record):
             evaluated += 1
         elif trace.get("ok", True) and (trace.get("agent") or {}).get("trainable", True):
-            found += _of_trace(trace, record)
+            found += _rows_of_trace(trace, record)
     if evaluated == len(traces) > 0:
         raise Evaluated
     return found
 
 
 def _is_evaluation(trace: Record, episode: Record) -> bool:
-    """Whether prime-rl evaluated with it, and did not train: it logs both in one place."""
+    """Return whether a trace comes from an evaluation. prime-rl logs training and evaluation to the same file."""
     kind = (trace.get("info") or {}).get("kind")
     return "eval" in (kind, ((episode.get("run") or {}).get("work") or {}).get("type"))
 
 
-def _of_trace(trace: Record, episode: Record) -> list[Row]:
+def _rows_of_trace(trace: Record, episode: Record) -> list[Row]:
+    """Return a row for each path of a trace on which the model wrote something new."""
     nodes = trace["nodes"]
     parents = {node.get("parent") for node in nodes}
     paths = [_path(nodes, leaf) for leaf in range(len(nodes)) if leaf not in parents]
@@ -65,7 +67,7 @@ def _of_trace(trace: Record, episode: Record) -> list[Row]:
     }  # fmt: skip
     made, seen = [], set[int]()
     for path in paths:
-        row = _of_path(nodes, path, seen)
+        row = _row_of_path(nodes, path, seen)
         if row is not None:
             call = _last_call(trace, nodes, path)
             sampling = call.get("sampling") or {}
@@ -86,8 +88,11 @@ def _path(nodes: list[Record], leaf: int) -> list[int]:
     return path[::-1]
 
 
-def _of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | None:
-    """Messages, and tokens where there are any; None if the model wrote nothing new."""
+def _row_of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | None:
+    """Return a row with the messages of a path, and its tokens if the nodes have them.
+
+    Return None if the model wrote nothing on this path that is not on an earlier path (`seen`).
+    """
     own = [n for n in path if nodes[n].get("sampled") and n not in seen]
     if not own:
         return None
@@ -105,7 +110,7 @@ def _of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | None
                 f"node {n} has {tokens} token_ids, {len(node['mask'])} values in mask and {known_logps} logprobs"
             )
         is_own = [bool(value) and n in own for value in node["mask"]]
-        values = iter(node.get("logprobs") or ())  # of the tokens in the mask alone
+        values = iter(node.get("logprobs") or ())  # They are only of the tokens in the mask.
         for own_token, in_mask in zip(is_own, node["mask"], strict=True):
             value = next(values, None) if in_mask else None
             logps.append(value if own_token else None)
@@ -122,7 +127,7 @@ def _of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | None
 
 
 def _reward(trace: Record) -> float | None:
-    """The sum of the scores with their weights, None without any; up to 0.2 they were weighted already."""
+    """Return the weighted sum of the scores, or None if there are none. Version 0.2 wrote weighted scores."""
     parts: list[Any] = [part for part in trace["rewards"].values() if part is not None]
     if not parts:
         return None
@@ -130,7 +135,7 @@ def _reward(trace: Record) -> float | None:
 
 
 def _last_call(trace: Record, nodes: list[Record], path: list[int]) -> Record:
-    """The request that wrote the last turn of a path; empty if the trace does not tell."""
+    """Return the request that wrote the last turn of a path. Return {} if the trace does not have it."""
     last = next(n for n in reversed(path) if nodes[n].get("sampled"))
     calls: list[Record] = [call for call in trace.get("calls") or () if call.get("node") == last]
     return calls[-1] if calls else {}
@@ -153,5 +158,6 @@ FORMAT = Format(
     ),
     required=frozenset({"id"}),
     optional=_OF_EPISODE | _OF_TRACE,
-    loses="From verifiers 0.4.0 on, log-probabilities have four decimals: up to 0.05 over 1,000 tokens.",
+    loses="In verifiers 0.4.0 and later, log-probabilities have four decimals. Over 1,000 tokens, the errors can add "
+    "up to 0.05.",
 )  # fmt: skip

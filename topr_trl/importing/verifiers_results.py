@@ -1,4 +1,4 @@
-"""`results.jsonl` of verifiers up to 0.3.1, which `vf-eval --save-results` writes."""
+"""Read `results.jsonl` of verifiers up to 0.3.1, which `vf-eval --save-results` writes."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from topr_trl.importing.records import Format, NotOfFormat, Record, Row, text_or
 
 
 def rows(record: Record) -> list[Row]:
-    """One row of text or messages, or as many as its tokens need; none for a rollout that failed.
+    """Return one row of text or messages, or one row for each part of a rollout. Return [] for a failed rollout.
 
-    With the state column `trajectory` there may be tokens of each turn. Turns whose prompt begins with what came before
-    are one row; another begins where it does not.
+    The state column `trajectory` can have the tokens of each turn. Turns form one row while the prompt of each turn
+    starts with the tokens of the turns before it. Otherwise, a new row starts.
     """
     if record.get("error") or not record["completion"]:
         return []
@@ -29,6 +29,7 @@ def rows(record: Record) -> list[Row]:
 
 
 def _parts(turns: list[dict[str, Any]]) -> list[Row]:
+    """Return the token columns of each part of a rollout."""
     parts: list[Row] = []
     for turn in turns:
         ids, mask, logps = (turn[f"completion_{name}"] for name in ("ids", "mask", "logprobs"))
@@ -64,7 +65,7 @@ FORMAT = Format(
         "finish_reason", "answer", "tools",
     ),
     required=frozenset({"example_id", "prompt", "completion", "reward"}),
-    optional=None,  # each metric is a field, too, and so are state columns
-    loses="Tokens are there only if the state column trajectory was saved (vf-eval -C trajectory). At which "
-    "temperature they were sampled is in metadata.json: if not at 1, add a column temperature.",
+    optional=None,  # Metrics and state columns are fields, too.
+    loses="Tokens are included only if the state column trajectory was saved (vf-eval -C trajectory). The temperature "
+    "is in metadata.json: if it was not 1, set --temperature.",
 )  # fmt: skip

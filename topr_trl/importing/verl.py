@@ -1,16 +1,16 @@
-"""verl's `{step}.jsonl`, written to `trainer.rollout_data_dir`."""
+"""Read verl's `{step}.jsonl`, which it writes to `trainer.rollout_data_dir`."""
 
 from topr_trl.importing.records import Format, Record, Row
 
 
 def rows(record: Record) -> list[Row]:
-    """One row of text; the answer if it is one."""
+    """Return one row of text, with the right answer if it is a text or a number."""
     answer, uid = record.get("gts"), record.get("uid")
     return [
         {
             "prompt": record["input"], "completion": record["output"],
             "answer": str(answer) if isinstance(answer, str | int | float) else None,
-            "problem_id": uid.rsplit("_", 2)[0] if uid else None,  # behind it: which rollout, and which part of it
+            "problem_id": uid.rsplit("_", 2)[0] if uid else None,  # The suffix numbers the rollout and its part.
         }
     ]  # fmt: skip
 
@@ -22,7 +22,7 @@ FORMAT = Format(
     rewards=lambda record: {"score": record["score"]},
     columns=("problem_id", "answer"),
     required=frozenset({"input", "output", "score", "step"}),
-    optional=None,  # what the reward function returns beside the score
-    loses="verl decodes without special tokens and logs neither tokens nor log-probabilities: prompts lack the tokens "
-    "of the chat template, and a completion that was cut off looks like one that ended.",
+    optional=None,  # Values that the reward function returns, in addition to the score, are fields.
+    loses="verl logs decoded text without special tokens, token ids or log-probabilities. Prompts lack the tokens of "
+    "the chat template, and a truncated completion looks like a complete one.",
 )

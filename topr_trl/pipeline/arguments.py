@@ -1,4 +1,4 @@
-"""Settings that several stages share, and those of the commands that run stages, `topr iterate` and `topr trial`."""
+"""Define the settings that several stages share, and the settings of `topr iterate` and `topr trial`."""
 
 import re
 import shlex
@@ -23,31 +23,38 @@ from topr_trl.trainers.checkpoints import refuse_adapter
 BACKENDS = ("transformers", "vllm")
 SPLITS = ("train", "test")
 TESTS = ("auto", "answers", "rewards")
-GREEDY_HELP = "Also draw one completion per test problem at temperature 0, and report its accuracy; never trained on."
+GREEDY_HELP = "Also draw one completion per test problem at temperature 0 and report its accuracy."
 
 
 @dataclass
 class FolderArguments:
-    """Where a stage reads and writes."""
+    """Settings for the input and the output folder of a stage."""
 
-    input: str | None = field(default=None, metadata={"help": "Folder of rows, or a file of them."})
+    input: str | None = field(default=None, metadata={"help": "Folder or file of rows."})
     output_dir: str | None = field(
         default=None,
-        metadata={
-            "help": "Folder to write. If it is the input, which other stages have written, columns are added there."
-        },
+        metadata={"help": "Folder to write. With the same folder as --input, the stage adds columns to its rows."},
     )
 
     @property
     def source(self) -> Path:
-        """The path to read; a ValueError or FileNotFoundError if it is not named or not there."""
+        """Return the path to read.
+
+        Raises:
+            ValueError: `input` is not set.
+            FileNotFoundError: the path does not exist.
+        """
         if self.input is None:
             raise ValueError("This command reads rows: name their folder or file with --input.")
         return existing(self.input, "--input")
 
     @property
     def folder(self) -> Path:
-        """The folder to write; a ValueError if it is not named."""
+        """Return the folder to write.
+
+        Raises:
+            ValueError: `output_dir` is not set.
+        """
         if self.output_dir is None:
             raise ValueError("Name the folder to write with --output_dir.")
         return Path(self.output_dir)
@@ -55,10 +62,12 @@ class FolderArguments:
 
 @dataclass
 class SeedArguments:
-    """Seed settings."""
+    """Settings for the seed."""
 
-    seed: int = field(default=42, metadata={"help": "Seed."})
-    iteration: int = field(default=0, metadata={"help": "Iteration of the loop; also mixed into the seed."})
+    seed: int = field(default=42, metadata={"help": "Random seed."})
+    iteration: int = field(
+        default=0, metadata={"help": "Iteration of the loop. Each iteration uses other random numbers."}
+    )
 
 
 @dataclass
@@ -66,17 +75,25 @@ class ProblemArguments:
     """Settings for the problems to sample and their prompts."""
 
     task: str = field(default="gsm8k", metadata={"help": f"Task: {' or '.join(TASKS)}."})
-    dataset_name: str | None = field(default=None, metadata={"help": "Hub name or file; default: built-in problems."})
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Dataset on the Hub, or file of problems. Default: built-in problems."}
+    )
     test_dataset_name: str | None = field(
-        default=None, metadata={"help": "Test problems; default: the test split of dataset_name."}
+        default=None, metadata={"help": "Dataset of test problems. Default: the test split of dataset_name."}
     )
-    num_train_problems: int | None = field(default=None, metadata={"help": "Use only the first N. Default: all."})
-    num_test_problems: int | None = field(default=None, metadata={"help": "Use only the first N. Default: all."})
-    num_shots: int | None = field(default=None, metadata={"help": "Examples in the prompt. Default: the task's."})
+    num_train_problems: int | None = field(
+        default=None, metadata={"help": "Use only the first N training problems. Default: all."}
+    )
+    num_test_problems: int | None = field(
+        default=None, metadata={"help": "Use only the first N test problems. Default: all."}
+    )
+    num_shots: int | None = field(
+        default=None, metadata={"help": "Number of worked examples in the prompt. Default: as in the paper."}
+    )
     training_shots: bool = field(
-        default=False, metadata={"help": "Take the examples in the prompt from the training problems (MATH)."}
+        default=False, metadata={"help": "Draw the worked examples from the training problems (MATH only)."}
     )
-    problems_per_shard: int = field(default=64, metadata={"help": "Problems per file of rows."})
+    problems_per_shard: int = field(default=64, metadata={"help": "Number of problems per shard of rows."})
 
     def __post_init__(self) -> None:
         check_types(self, ProblemArguments)
@@ -84,30 +101,35 @@ class ProblemArguments:
         check_at_least(1, self, "problems_per_shard", "num_train_problems", "num_test_problems")
         check_at_least(0, self, "num_shots")
         if self.test_dataset_name is None and str(self.dataset_name).endswith(TABLE_SUFFIXES):
-            raise ValueError("A file has no test split: name the test problems with --test_dataset_name.")
+            raise ValueError(
+                f"dataset_name={self.dataset_name} is a file, which has no test split: name the test problems with "
+                "--test_dataset_name."
+            )
         if self.test_dataset_name is not None and self.dataset_name is None:
             raise ValueError(
-                f"test_dataset_name={self.test_dataset_name}: without dataset_name, built-in problems are used. Set "
-                "dataset_name as well; to test only, to the same problems."
+                f"test_dataset_name={self.test_dataset_name} has no effect without dataset_name. Set dataset_name as "
+                "well. If you only test, give it the same value."
             )
         if self.training_shots and self.task_of_problems is not TASKS["math"]:
             raise ValueError(
-                "training_shots draws from MATH's training problems: it needs task=math and a dataset_name."
+                "training_shots draws worked examples from MATH's training problems: set task=math and dataset_name."
             )
         if self.num_shots is None:
             self.num_shots = self.task_of_problems.num_shots
 
     @property
     def task_of_problems(self) -> Task:
-        """The task, or that of the built-in problems."""
+        """Return the task. The built-in problems always use the task gsm8k."""
         return TASKS["gsm8k" if self.dataset_name is None else self.task]
 
 
 @dataclass
 class BackendArguments(VLLMArguments):
-    """Settings for the backend that samples."""
+    """Settings for the sampling backend."""
 
-    sampling_backend: str = field(default="transformers", metadata={"help": f"What samples: {' or '.join(BACKENDS)}."})
+    sampling_backend: str = field(
+        default="transformers", metadata={"help": f"Library that samples: {' or '.join(BACKENDS)}."}
+    )
 
     def __post_init__(self) -> None:
         check_types(self, BackendArguments)
@@ -120,33 +142,37 @@ PLACEHOLDERS = {"sampling_launcher": ("host", "worker"), "training_launcher": ("
 
 @dataclass
 class LaunchArguments(BackendArguments):
-    """How a command that runs stages starts their processes."""
+    """Settings for starting the processes of stages."""
 
-    sampling_workers: int = field(default=1, metadata={"help": "Sampling processes."})
-    sampling_python: str | None = field(default=None, metadata={"help": "Python of the environment with vLLM."})
-    accelerate_config: str | None = field(default=None, metadata={"help": "Accelerate's config for training."})
-    sampling_devices: list[str] | None = field(
-        default=None, metadata={"help": "GPUs of sampling and log μ, as in CUDA_VISIBLE_DEVICES. Default: all."}
+    sampling_workers: int = field(default=1, metadata={"help": "Number of sampling processes."})
+    sampling_python: str | None = field(
+        default=None, metadata={"help": "Python interpreter of an environment with vLLM, used for sampling."}
     )
-    training_devices: list[str] | None = field(default=None, metadata={"help": "GPUs of training. Default: all."})
+    accelerate_config: str | None = field(
+        default=None, metadata={"help": "Config file of Accelerate, used for training and log μ."}
+    )
+    sampling_devices: list[str] | None = field(
+        default=None, metadata={"help": "GPUs for sampling and log μ, as in CUDA_VISIBLE_DEVICES. Default: all."}
+    )
+    training_devices: list[str] | None = field(default=None, metadata={"help": "GPUs for training. Default: all."})
     sampling_launcher: str | None = field(
         default=None,
-        metadata={"help": "Command that starts a sampling process, such as srun; may have {host} {worker}."},
+        metadata={"help": "Command that starts a sampling process, such as srun. Placeholders: {host} {worker}."},
     )
     training_launcher: str | None = field(
         default=None,
-        metadata={"help": "Command that starts training or log μ on a machine; may have {host} {node} {port}."},
+        metadata={"help": "Command that starts training or log μ on a machine. Placeholders: {host} {node} {port}."},
     )
     sampling_hosts: list[str] | None = field(
-        default=None, metadata={"help": "Machines of sampling and log μ: what {host} stands for."}
+        default=None, metadata={"help": "Machines for sampling and log μ. They replace {host} in the launchers."}
     )
     training_hosts: list[str] | None = field(
-        default=None, metadata={"help": "Machines of training, and of log μ if there are no sampling_hosts."}
+        default=None, metadata={"help": "Machines for training. They also compute log μ if sampling_hosts is not set."}
     )
-    retries: int = field(default=0, metadata={"help": "How often a process that failed is started again."})
+    retries: int = field(default=0, metadata={"help": "How many times to restart a failed process."})
 
     def __post_init__(self) -> None:
-        check_types(self, LaunchArguments)  # text, for a list, would be taken apart
+        check_types(self, LaunchArguments)  # A str instead of a list would be split into characters.
         super().__post_init__()
         check_at_least(1, self, "sampling_workers")
         check_at_least(0, self, "retries")
@@ -158,7 +184,10 @@ class LaunchArguments(BackendArguments):
             if "{host}" in (getattr(self, name) or "") and not getattr(self, hosts):
                 raise ValueError(f"{name} has {{host}}: name the machines with {hosts}.")
             if getattr(self, name) and getattr(self, gpus):
-                raise ValueError(f"{gpus} are GPUs of this machine, and {name} starts processes elsewhere. Keep one.")
+                raise ValueError(
+                    f"{gpus} are GPUs of this machine, and {name} starts processes on other machines. Keep only one of "
+                    "the two."
+                )
             try:
                 shlex.split(getattr(self, name) or "")
             except ValueError as error:
@@ -171,11 +200,11 @@ class LaunchArguments(BackendArguments):
                 existing(getattr(self, name), f"--{name}")
 
     def devices_of(self, stage: str) -> list[str] | None:
-        """The GPUs that are named for a stage."""
+        """Return the GPUs that the settings name for a stage, or None."""
         return self.training_devices if stage == "train" else self.sampling_devices
 
     def hosts_of(self, stage: str) -> list[str]:
-        """The machines that are named for a stage."""
+        """Return the machines that the settings name for a stage."""
         own = {"train": self.training_hosts, "log-mu": self.sampling_hosts or self.training_hosts}
         return own.get(stage, self.sampling_hosts) or []
 
@@ -189,8 +218,12 @@ def validate_model(settings: ModelConfig, whole: bool) -> None:
     Convert a single module name to a list. TRL unwraps lists of one name, and PEFT treats a string as a regular
     expression of whole paths, which a name such as `q_proj` never matches.
 
+    Args:
+        settings ([`~trl.ModelConfig`]): Settings of the model.
+        whole (`bool`): Whether to refuse a folder that has only an adapter.
+
     Raises:
-        ValueError: two settings contradict each other; or the model's folder holds an adapter and has to be `whole`.
+        ValueError: two settings contradict each other, or the folder has only an adapter and `whole` is set.
     """
     ModelConfig.__post_init__(settings)
     for name in ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save"):
@@ -203,9 +236,9 @@ def validate_model(settings: ModelConfig, whole: bool) -> None:
 
 @dataclass
 class RunArguments(SamplingArguments, LaunchArguments, OfflineTOPRConfig, ModelConfig):
-    """Settings of commands that run the stages of sampling and training."""
+    """Settings of the commands that run stages: `topr iterate` and `topr trial`."""
 
-    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints of a training that are kept."})
+    save_total_limit: int | None = field(default=1, metadata={"help": "Number of checkpoints to keep per training."})
     greedy: bool = field(default=True, metadata={"help": GREEDY_HELP})
 
     def __post_init__(self) -> None:
@@ -217,21 +250,24 @@ class RunArguments(SamplingArguments, LaunchArguments, OfflineTOPRConfig, ModelC
 
 @dataclass
 class IterateArguments(ProblemArguments, RunArguments):
-    """Settings of `topr iterate`: those of its stages, and how it runs them."""
+    """Settings of `topr iterate`: the settings of its stages, and how to run them."""
 
     output_dir: str | None = field(default="topr-run", metadata={"help": "Folder to write."})
-    iterations: int = field(default=1, metadata={"help": "Rounds of sampling and training."})
+    iterations: int = field(default=1, metadata={"help": "Number of iterations: sample, then train."})
     overlap: int = field(
         default=0,
         metadata={
-            "help": "Sample and train at the same time: rows of an iteration are by a model that is so many iterations "
-            "older than the newest. 0: one after the other."
+            "help": "Sample and train at the same time. The rows of an iteration then come from a model that is this "
+            "many iterations older. Default: 0, sample and train in turns."
         },
     )
     rows: str | None = field(
-        default=None, metadata={"help": "Folder or file of rows to train on first, instead of sampling."}
+        default=None,
+        metadata={"help": "Folder or file of rows. The first iteration trains on them and does not sample."},
     )
-    num_generations_eval: int = field(default=16, metadata={"help": "Completions per test problem (the paper: 64)."})
+    num_generations_eval: int = field(
+        default=16, metadata={"help": "Number of completions per test problem (64 in the paper)."}
+    )
 
     def __post_init__(self) -> None:
         ProblemArguments.__post_init__(self)
@@ -243,27 +279,33 @@ class IterateArguments(ProblemArguments, RunArguments):
 
     @property
     def folder(self) -> Path:
-        """The folder to write."""
+        """Return the folder to write."""
         return Path(self.output_dir or "topr-run")
 
 
 @dataclass
 class TrialArguments(FolderArguments, RunArguments):
-    """Settings of `topr trial`: those of its stages, and how much it tries."""
+    """Settings of `topr trial`: the settings of its stages, and the size of the trial."""
 
-    input: str | None = field(default=None, metadata={"help": "Folder of rows, or a file of them, with rewards."})
+    input: str | None = field(default=None, metadata={"help": "Folder or file of rows with rewards."})
     output_dir: str | None = field(default="topr-trial", metadata={"help": "Folder to write."})
-    task: str = field(default="gsm8k", metadata={"help": f"{' or '.join(TASKS)}; topr sample notes that of its rows."})
-    trial_rows: int = field(default=2_560, metadata={"help": "Rows that each training reads, at most."})
-    held_out_problems: int = field(default=400, metadata={"help": "Problems to test on, at most a third of all."})
+    task: str = field(
+        default="gsm8k",
+        metadata={"help": f"Task of the rows: {' or '.join(TASKS)}. Rows written by topr sample have their own."},
+    )
+    trial_rows: int = field(default=2_560, metadata={"help": "Maximum number of rows that each training reads."})
+    held_out_problems: int = field(
+        default=400, metadata={"help": "Number of problems to test on. At most a third of all problems is held out."}
+    )
     test_by: str = field(
         default="auto",
         metadata={
-            "help": "'answers': sample the held-out problems and judge; 'rewards': weight the rewards of their rows; "
-            "'auto': the first if a judge agrees with the rows."
+            "help": "How to test on the held-out problems. 'answers': sample completions and judge them. 'rewards': "
+            "estimate the mean reward from the logged rows, without sampling. 'auto': answers if the judge agrees with "
+            "the logged rewards, else rewards."
         },
     )
-    num_generations_eval: int = field(default=8, metadata={"help": "Completions per held-out problem."})
+    num_generations_eval: int = field(default=8, metadata={"help": "Number of completions per held-out problem."})
 
     def __post_init__(self) -> None:
         RunArguments.__post_init__(self)
@@ -273,19 +315,23 @@ class TrialArguments(FolderArguments, RunArguments):
 
 
 def field_names(*kinds: type, without: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the names of the settings of dataclasses, each once, in order."""
+    """Return the names of the settings of dataclasses, each once, in order.
+
+    Args:
+        kinds (`type`): Dataclasses of settings.
+        without (`Collection[str]`, *optional*): Names to leave out.
+    """
     return tuple(dict.fromkeys(f.name for kind in kinds for f in fields(kind) if f.init and f.name not in without))
 
 
 ADAPTER_SETTINGS = tuple(
     name for name in field_names(ModelConfig) if name.startswith(("use_peft", "lora_", "use_rs", "use_do"))
 )
-NOT_FOR_COMMANDS = ("resume_from_checkpoint",)  # a command finds its own checkpoints
-# Settings of the commands that run stages.
+NOT_FOR_COMMANDS = ("resume_from_checkpoint",)  # A command finds its own checkpoints.
 LOOP_SETTINGS = field_names(IterateArguments, without=NOT_FOR_COMMANDS)
 TRIAL_SETTINGS = field_names(
     TrialArguments,
-    # A trial tries these.
+    # Each arm of a trial sets these.
     without=(*field_names(CurationArguments), *NOT_FOR_COMMANDS, "preset", "a_pos", "b_pos", "a_neg", "b_neg"),
 )
 
@@ -293,19 +339,19 @@ Kind = TypeVar("Kind")
 
 
 def stage_args(kind: type[Kind], settings: object, **changes: object) -> Kind:
-    """Copy the settings that a stage shares with a command, and change some.
+    """Copy the settings that a stage shares with a command, and change some of them.
 
     Args:
-        kind (`type`): The stage's dataclass of settings.
+        kind (`type`): Dataclass of the stage's settings.
         settings (`object`): Settings of the command.
-        changes: Other values by name.
+        changes: Values that replace those of the command, by name.
     """
     names = {f.name for f in fields(kind) if f.init and hasattr(settings, f.name)}  # type: ignore[arg-type]
     return kind(**{name: deepcopy(getattr(settings, name)) for name in names} | changes)
 
 
 def seed_of(stage: str, seed: int, iteration: int, split: str = "train", shard: int = 0) -> int:
-    """A seed for a stage of an iteration and split, and a shard of it; below 2^31."""
-    of_stage = 2 * ("sample", "curate", "train").index(stage) + (split == "test")
-    entropy = [seed, iteration, of_stage, shard + 1]  # ends in no zero: those are ignored
+    """Return a seed below 2^31 that differs between stages, iterations, splits and shards."""
+    stage_number = 2 * ("sample", "curate", "train").index(stage) + (split == "test")
+    entropy = [seed, iteration, stage_number, shard + 1]  # SeedSequence ignores zeros at the end.
     return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)

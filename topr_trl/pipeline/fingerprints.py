@@ -1,4 +1,7 @@
-"""Describe rows, weights and settings in a stage's inputs, so that equal inputs are recognized wherever they are."""
+"""Describe rows, weights and settings for the inputs of a stage.
+
+Rows and weights are described by their content, so a stage recognizes them after they were moved.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,23 +17,23 @@ _QUANTIZATION = ("load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb
 
 
 def rows_read(source: Path, folder: Path) -> Json:
-    """Return the fingerprint of the rows; empty if they are in the stage's own folder, whose manifest knows them."""
+    """Return the fingerprint of the rows. Return {} if the rows are in the stage's own folder."""
     return {} if source.resolve() == folder.resolve() else {"input": manifest.fingerprint(source)}
 
 
 def values_of(settings: object, names: Iterable[str]) -> Json:
-    """Return settings by name, as JSON. Names that this version of a library lacks are left out."""
+    """Return the values of settings as JSON, by name. Skip names that the installed version of a library lacks."""
     values = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
     return {name: value.to_dict() if hasattr(value, "to_dict") else value for name, value in values.items()}
 
 
 def absolute(name: str | None) -> str | None:
-    """Return the absolute path of a local file or folder; a name that may be one of the Hub stays as it is."""
+    """Return the absolute path of a local file or folder. Return any other name unchanged."""
     return str(Path(name).absolute()) if name and Path(name).exists() else name
 
 
 def weights_read(settings: ModelConfig) -> Json:
-    """Return the model's name, or the fingerprint of weights that a stage made, wherever they are now."""
+    """Return the name of the model, or the fingerprint of its weights if a stage wrote them."""
     path = Path(model_path(settings))
     how = {"dtype": settings.dtype, "attention": settings.attn_implementation}
     if settings.load_in_8bit or settings.load_in_4bit:
@@ -42,17 +45,17 @@ def weights_read(settings: ModelConfig) -> Json:
 
 
 def task_of_rows(source: Path, task: str) -> str:
-    """Return the task that rows were sampled for, if the stage `sample` wrote them; else the given one.
+    """Return the task that rows were sampled for. Return `task` if the stage `sample` did not write them.
 
     Raises:
-        ValueError: the rows were sampled for a task that this version lacks.
+        ValueError: the rows were sampled for an unknown task.
     """
     known = manifest.read(source)
     sampled = known.stages.get("sample") if known else None
     found: str = sampled["inputs"].get("task", task) if sampled else task
     if found not in TASKS:
         raise ValueError(
-            f"{source / manifest.NAME} says that its rows are of the task {found!r}, and there are "
-            f"{', '.join(TASKS)}: they were sampled by another version."
+            f"{source / manifest.NAME} names the unknown task {found!r}; known tasks are {', '.join(TASKS)}. Sample "
+            "the rows again, or use the version of topr_trl that wrote them."
         )
     return found

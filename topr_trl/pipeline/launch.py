@@ -1,4 +1,4 @@
-"""Start the processes of the stages that hold a model (sampling, log μ, training), on their machines and GPUs."""
+"""Start the processes of the stages that load a model (sampling, log μ, training), on their machines and GPUs."""
 
 import os
 import random
@@ -32,9 +32,19 @@ from topr_trl.settings.unsupported import offloads_optimizer, refuse_adafactor
 
 
 def check_launch(command: str, settings: RunArguments) -> None:
-    """Raise a ValueError or ImportError if the processes of a command cannot be started, or could not resume."""
+    """Check before a long run that the processes of a command can start and resume.
+
+    Args:
+        command (`str`): Name of the command, for messages.
+        settings (`RunArguments`): Settings of the command.
+
+    Raises:
+        ValueError: two settings contradict each other, or the machine has too few GPUs.
+        ImportError: vLLM or DeepSpeed is needed and not installed.
+        FileNotFoundError: the program of a launcher does not exist.
+    """
     if settings.save_only_model:
-        raise ValueError("save_only_model leaves no checkpoint to resume from: leave it out.")
+        raise ValueError("save_only_model=True saves checkpoints from which a training cannot resume: remove it.")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError(f"Start topr {command} in one process; name Accelerate's settings with --accelerate_config.")
     _check_accelerate(settings)
@@ -48,7 +58,8 @@ def check_launch(command: str, settings: RunArguments) -> None:
     if gpus and needed > gpus and not settings.sampling_launcher:
         raise ValueError(
             f"{settings.sampling_workers} sampling_workers of vllm_tensor_parallel_size="
-            f"{settings.vllm_tensor_parallel_size} need {needed} GPUs, and there are {gpus} to sample with."
+            f"{settings.vllm_tensor_parallel_size} need {needed} GPUs, and there are {gpus} to sample with. Use fewer "
+            "workers, or name more GPUs with --sampling_devices."
         )
 
 
@@ -56,7 +67,7 @@ def _check_accelerate(settings: RunArguments) -> None:
     config = _accelerate_settings(settings.accelerate_config)
     if not isinstance(config, dict):
         raise ValueError(
-            f"{settings.accelerate_config} must hold settings of Accelerate, as `accelerate config` writes them."
+            f"{settings.accelerate_config} is not a config file of Accelerate. Write one with `accelerate config`."
         )
     sharding = config.get("distributed_type")
     fsdp_version = (config.get("fsdp_config") or {}).get("fsdp_version", 1)
@@ -77,28 +88,32 @@ def _check_accelerate(settings: RunArguments) -> None:
     if machines > 1 and "{host}" not in (settings.training_launcher or ""):
         raise ValueError(
             f"{settings.accelerate_config} has num_machines={machines}: say how a process is started on each of them, "
-            "as in --training_launcher 'srun --nodes 1 --ntasks 1 --nodelist {host}', and name them with "
+            "as in --training_launcher 'srun --nodes 1 --ntasks 1 --nodelist {host}', and name the machines with "
             "--training_hosts."
         )
     for stage, name in (("train", "training_hosts"), ("log-mu", "sampling_hosts")):
         if (found := len(settings.hosts_of(stage))) < machines > 1:
-            raise ValueError(f"{settings.accelerate_config} has num_machines={machines}, and {name} has {found}.")
+            raise ValueError(
+                f"{settings.accelerate_config} has num_machines={machines}, and {name} has {found}. Name one host per "
+                f"machine with --{name}."
+            )
 
 
 def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop: Event) -> Json:
-    """Run a stage to its end in processes of its own. Their memory, GPU memory included, is free when they end.
+    """Run a stage in its own processes. All of their memory, including GPU memory, is freed when they end.
 
     Args:
         stage (`Stage`): The stage.
-        launch (`LaunchArguments`): How its processes are started.
-        log (`Path`, *optional*): File to which their output is added. Default: the output of this process.
-        stop (`Event`): Ends them when it is set.
+        launch (`LaunchArguments`): Settings for starting processes.
+        log (`Path`, *optional*): File to append the output of the processes to. By default, they write to the output
+            of this process.
+        stop (`Event`): Event that ends the processes when it is set.
 
     Returns:
-        The stage's entry in the manifest; its `seconds` include those of the sampling workers.
+        The stage's entry in the manifest. Its `seconds` include the time of the sampling workers.
 
     Raises:
-        ChildProcessError: a process failed more often than it may be started again, or was stopped.
+        ChildProcessError: a process failed more than `launch.retries` times, or was stopped.
     """
     program = ["-m", "topr_trl", stage.name, "--config", str(write_settings(stage))]
     with ExitStack() as opened:
@@ -107,7 +122,7 @@ def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop
             program = [launch.sampling_python or sys.executable, *program]
             if launch.sampling_workers > 1 or launch.sampling_launcher:
                 return _run_workers(stage, program, launch, log, output, stop)
-            started = partial(_start_here, program, stage.name, launch, output)
+            started = partial(_start_local, program, stage.name, launch, output)
         else:
             started = partial(_start_nodes, program, stage.name, launch, output)
         group = ProcessGroup(started, lambda: "finished" in stage.entry())
@@ -118,7 +133,7 @@ def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop
 def _run_workers(
     stage: Sample, program: list[str], launch: LaunchArguments, log: Path | None, output: IO[bytes] | None, stop: Event
 ) -> Json:
-    """Draw the shards in several processes, and finish the stage in this one."""
+    """Sample the shards in several processes, and finish the stage in this process."""
     began, workers = time.monotonic(), []
     for k in range(launch.sampling_workers):
         worker = f"{k}/{launch.sampling_workers}"
@@ -130,38 +145,38 @@ def _run_workers(
     return done | {"seconds": done["seconds"] + sampled}
 
 
-def _start_here(command: list[str], stage: str, launch: LaunchArguments, output: IO[bytes] | None) -> list[Process]:
+def _start_local(command: list[str], stage: str, launch: LaunchArguments, output: IO[bytes] | None) -> list[Process]:
     return [start(command, devices(stage, launch), output)]
 
 
 def _start_worker(command: list[str], k: int, launch: LaunchArguments, output: IO[bytes] | None) -> list[Process]:
     if launch.sampling_launcher:
-        launcher = _filled(launch.sampling_launcher, host=_host("sample", launch, k), worker=k)
+        launcher = _fill_placeholders(launch.sampling_launcher, host=_host("sample", launch, k), worker=k)
         return [start(launcher + command, [], output, is_launcher=True)]
     return [start(command, worker_devices(devices("sample", launch), k, launch.vllm_tensor_parallel_size), output)]
 
 
 def _start_nodes(program: list[str], stage: str, launch: LaunchArguments, output: IO[bytes] | None) -> list[Process]:
-    """The processes of a stage that trains or computes log μ, on each of its machines."""
+    """Start a stage that trains or computes log μ on each of its machines, and return the processes."""
     config, port, first = launch.accelerate_config, random.randrange(*_PORTS), _host(stage, launch, 0)
     accelerate = ["-m", "accelerate.commands.launch", "--config_file", config] if config else []
     if config and launch.devices_of(stage):
         accelerate += ["--num_processes", str(len(devices(stage, launch)))]
     machines, started = num_machines(config), []
     for node in range(machines):
-        # Two stages may start at the same time on one machine: there Accelerate looks for a port that is free.
+        # Two stages may start on one machine at the same time. With port 0, Accelerate picks a free port.
         where = ["--machine_rank", node, "--main_process_ip", first, "--main_process_port", port]
         place = (where if machines > 1 else ["--main_process_port", 0]) if config else []
         command = [sys.executable, *accelerate, *map(str, place), *program]
         if launch.training_launcher:
             host = _host(stage, launch, node)
-            command = _filled(launch.training_launcher, host=host, node=node, port=port) + command
+            command = _fill_placeholders(launch.training_launcher, host=host, node=node, port=port) + command
         started.append(start(command, devices(stage, launch), output, is_launcher=bool(launch.training_launcher)))
     return started
 
 
 def _host(stage: str, launch: LaunchArguments, number: int) -> str:
-    """Return the host of a worker or node; "" if no hosts are named."""
+    """Return the host of a worker or node. Return "" if the settings name no hosts."""
     hosts = launch.hosts_of(stage)
     return hosts[number % len(hosts)] if hosts else ""
 
@@ -169,56 +184,68 @@ def _host(stage: str, launch: LaunchArguments, number: int) -> str:
 _PORTS = (20_000, 32_000)  # below the ephemeral ports
 
 
-def _filled(launcher: str, **places: str | int) -> list[str]:
-    """The words of a launcher, with its placeholders filled in."""
+def _fill_placeholders(launcher: str, **places: str | int) -> list[str]:
+    """Return the words of a launcher, with its placeholders filled in."""
     for name, value in places.items():
         launcher = launcher.replace(f"{{{name}}}", str(value))
     return shlex.split(launcher)
 
 
 def num_machines(accelerate_config: str | None) -> int:
-    """On how many machines Accelerate's settings start processes."""
+    """Return the number of machines in a config file of Accelerate. Return 1 without a file."""
     return int(_accelerate_settings(accelerate_config).get("num_machines") or 1)
 
 
 def _accelerate_settings(path: str | None) -> Any:
-    """Read a file of Accelerate's settings; empty if none is named."""
+    """Read a config file of Accelerate. Return {} without a file."""
     return yaml.safe_load(Path(path).read_text()) if path else {}
 
 
 def write_settings(stage: Stage[Any]) -> Path:
-    """Write the settings of a stage that differ from the defaults to a YAML file beside its folder."""
+    """Write the settings of a stage that differ from the defaults to a YAML file beside its folder.
+
+    Returns:
+        The path of the file.
+    """
     args = stage.args
-    # Settings whose default depends on the machine, or on the task.
+    # The defaults of these settings depend on the machine or on the task.
     always = {name: getattr(args, name) for name in ("use_cpu", "bf16", "fp16", "num_shots") if hasattr(args, name)}
-    default, given = (_plain(one) for one in (type(args)(**always), args))
+    default, given = (_settings_for_yaml(each) for each in (type(args)(**always), args))
     own = {name: given[name] for name in stage.setting_names() if name in always or given[name] != default[name]}
-    own["model_name_or_path"] = model_path(args)  # always named: defaults of the bundled model are the loop's
+    # Without a model, the stage would apply the defaults for the bundled model over the settings of the loop.
+    own["model_name_or_path"] = model_path(args)
     path = stage.folder.parent / f"{stage.name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(own))
     return path
 
 
-def _plain(args: FolderArguments) -> Json:
-    """Return settings as YAML holds them."""
-    if hasattr(args, "to_dict"):  # of transformers
+def _settings_for_yaml(args: FolderArguments) -> Json:
+    """Return the values of settings that YAML can hold, by name."""
+    if hasattr(args, "to_dict"):  # a subclass of transformers.TrainingArguments
         plain: Json = args.to_dict()
-        return plain | {name: getattr(args, name, None) for name in ("eos_token", "pad_token")}  # it hides all *_token
+        # `to_dict` hides the values of all settings whose name ends in _token.
+        return plain | {name: getattr(args, name, None) for name in ("eos_token", "pad_token")}
     return {field.name: getattr(args, field.name) for field in fields(args)}
 
 
 def devices(stage: str, launch: LaunchArguments) -> list[str]:
-    """The GPUs of a stage: those that are named for its side, or all that this process was given by name.
+    """Return the GPUs of a stage: those in the settings, else those in `CUDA_VISIBLE_DEVICES`.
 
-    Empty where none are named: the stage sees what this process sees.
+    Return [] if neither names a GPU. The stage then sees the GPUs that this process sees.
     """
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return launch.devices_of(stage) or [name for name in given.split(",") if name]
 
 
 def worker_devices(of_stage: list[str], worker: int, each: int) -> list[str]:
-    """Return a worker's share of the stage's devices; after the last device comes the first again."""
+    """Return the devices of a worker. Workers share devices if there are too few.
+
+    Args:
+        of_stage (`list[str]`): Devices of the stage.
+        worker (`int`): Number of the worker.
+        each (`int`): Number of devices per worker.
+    """
     first = worker * each
     if not of_stage and "CUDA_VISIBLE_DEVICES" not in os.environ:
         return [str(n) for n in range(first, first + each)]

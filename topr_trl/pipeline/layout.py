@@ -1,13 +1,13 @@
-"""Where a run of `topr iterate` has its files.
+"""Name the folders in a run of `topr iterate`.
 
 run/
-    base/                the model that the loop starts with
+    base/                the starting model
         test/rollouts/       rows of the test problems
         test/results/        evaluation.json, evaluation.txt, pictures
     iteration-1/
-        rollouts/        rows that are trained on
-        model/           weights after training on them
-        test/            as above, of this model
+        rollouts/        rows to train on
+        model/           weights after training
+        test/            test of this model, as in base/
     iteration-2/ ...
 """
 
@@ -20,12 +20,12 @@ _BASE, _ITERATION, _TEST, _RESULTS = "base", "iteration-", "test", "results"
 
 
 def iteration_folder(run: Path, number: int) -> Path:
-    """The folder of an iteration; that of the model that the loop starts with for 0."""
+    """Return the folder of an iteration. Iteration 0 is the starting model."""
     return run / (f"{_ITERATION}{number}" if number else _BASE)
 
 
 def iteration_folders(run: Path) -> list[Path]:
-    """Return the folders of iterations that have begun, in order, from the first on."""
+    """Return the folders of all iterations that have started, in order, without the starting model."""
     found = [path for path in run.glob(f"{_ITERATION}*") if path.name.removeprefix(_ITERATION).isdigit()]
     return sorted(found, key=lambda path: int(path.name.removeprefix(_ITERATION)))
 
@@ -36,17 +36,17 @@ def test_folder(iteration: Path) -> Path:
 
 
 def results_folder(iteration: Path) -> Path:
-    """The results of the test of an iteration."""
+    """Return the folder with the test results of an iteration."""
     return test_folder(iteration) / _RESULTS
 
 
 def begun(run: Path) -> bool:
-    """Whether a loop has made anything in a folder."""
+    """Return whether a loop has written to a folder."""
     return test_folder(iteration_folder(run, 0)).is_dir() or iteration_folder(run, 1).is_dir()
 
 
 def check_own(run: Path) -> None:
-    """Raise a ValueError for a folder with files that no loop has written."""
+    """Raise a ValueError if a folder has files that no loop wrote."""
     others = [path for path in sorted(run.glob("*")) if not path.name.startswith(LOCK)]
     if others and not begun(run):
         raise ValueError(f"{run} has {others[0].name}, which topr did not write. Name an empty folder.")

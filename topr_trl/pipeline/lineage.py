@@ -1,4 +1,4 @@
-"""Read from manifests which stages made a folder, and the folders before it."""
+"""Trace how a folder was made, through the manifests of the folders that its stages read."""
 
 from pathlib import Path
 
@@ -10,20 +10,20 @@ from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json, Manifest, Stage
 from topr_trl.pipeline.model_loading import BUNDLED
 
-ADAPTER = "adapter"  # in a model's folder: what was trained, and then merged into it
+ADAPTER = "adapter"  # subfolder of a model's folder: the trained adapter, which was merged into the model
 
 
 def stage_folder(folder: Path) -> Path:
-    """The folder of the stage that wrote this one: itself, or the one whose checkpoint or adapter it is."""
+    """Return the folder of the stage that wrote a folder. For a checkpoint or an adapter, this is a folder above."""
     if folder.parent.name == manifest.WORK:
         return folder.parent.parent
     return folder.parent if folder.name == ADAPTER and (folder.parent / manifest.NAME).is_file() else folder
 
 
 def lineage(folder: Path) -> dict[str, Stage]:
-    """The stages of a folder and of those that it was made from, by name; of two with one name the newer.
+    """Return the stages of a folder and of the folders it was made from, by name.
 
-    A folder that is no longer there, or has changed since, ends it.
+    Of two stages with the same name, keep the newer one. Stop at a folder that was removed or changed.
     """
     stages: dict[str, Stage] = {}
     for known in _walk(folder, "input"):
@@ -32,38 +32,38 @@ def lineage(folder: Path) -> dict[str, Stage]:
 
 
 def sampling_of(folder: Path) -> Json:
-    """Return the inputs of the sampling at the beginning of a lineage; empty if they are not known."""
+    """Return the inputs of the stage `sample` that wrote the rows of a lineage. Return {} if they are unknown."""
     return lineage(folder).get("sample", {}).get("inputs", {})
 
 
 def weights_of(inputs: Json) -> Json:
-    """Return the weights that a stage used: the fingerprint of a stage's folder, or a name."""
+    """Return the weights in the inputs of a stage: a fingerprint, or the name and revision of a model."""
     names = ("weights",) if "weights" in inputs else ("model", "revision")
     return {name: inputs.get(name) for name in names}
 
 
 def older_weights(folder: Path) -> list[Json]:
-    """The weights that the trainings which led to this model's folder have started from, the newest first."""
+    """Return the starting weights of each training that led to a model, the newest first."""
     return [weights_of(known.last["inputs"]) for known in _walk(folder, "weights")]
 
 
 def first_weights(folder: Path) -> Json:
-    """The weights that the loop which made this model's folder has started from."""
+    """Return the starting weights of the first training that led to a model."""
     return older_weights(folder)[-1]
 
 
-def _walk(folder: Path, what: str) -> list[Manifest]:
-    """The manifests of a folder and of those before, along the `sources` of that name."""
+def _walk(folder: Path, source: str) -> list[Manifest]:
+    """Return the manifests of a folder and of its ancestors, following the `sources` with the given name."""
     found: list[Manifest] = []
     seen: set[Path] = set()
     while (known := _read(folder)) is not None and folder.resolve() not in seen:
         seen.add(folder.resolve())
         found.append(known)
-        step = next((stage for stage in known.stages.values() if what in stage["sources"]), None)
+        step = next((stage for stage in known.stages.values() if source in stage["sources"]), None)
         if step is None:
             break
-        folder = folder / str(step["sources"][what])
-        if _read(folder) is None or manifest.fingerprint(folder) != step["inputs"].get(what):
+        folder = folder / str(step["sources"][source])
+        if _read(folder) is None or manifest.fingerprint(folder) != step["inputs"].get(source):
             break
     return found
 
@@ -71,15 +71,15 @@ def _walk(folder: Path, what: str) -> list[Manifest]:
 def _read(folder: Path) -> Manifest | None:
     try:
         return manifest.read(folder)
-    except ValueError:  # damaged: what came before is not known
+    except ValueError:  # A damaged manifest ends the lineage.
         return None
 
 
-# In words, for cards; nothing where it is not known.
+# Descriptions for cards. They are None or empty where the manifests do not know.
 
 
 def name_on_the_hub(name: str | None) -> str | None:
-    """A model's or data set's name if it is one of the Hub: no file, no folder."""
+    """Return a name that can be a repository of the Hub. Return None for a local file or folder."""
     if name is None or name.endswith(TABLE_SUFFIXES) or Path(name).exists():
         return None
     try:
@@ -90,7 +90,7 @@ def name_on_the_hub(name: str | None) -> str | None:
 
 
 def problems_of(sampling: Json) -> str | None:
-    """The problems that were sampled, as Markdown."""
+    """Return Markdown that names the sampled problems, from the inputs of `sample`."""
     if not sampling:
         return None
     name = sampling["dataset_name"]
@@ -104,7 +104,7 @@ def problems_of(sampling: Json) -> str | None:
 
 
 def writer_of(sampling: Json) -> str | None:
-    """The model that wrote the completions, as Markdown."""
+    """Return Markdown that names the model that wrote the completions, from the inputs of `sample`."""
     if not sampling:
         return None
     if "weights" in sampling:
@@ -116,11 +116,11 @@ def writer_of(sampling: Json) -> str | None:
 
 
 def facts_of_sampling(sampling: Json) -> dict[str, str]:
-    """How completions were drawn."""
+    """Return the sampling settings as text, by name, from the inputs of `sample`."""
     if not sampling:
         return {}
     backend, shots = sampling["sampling_backend"], sampling["num_shots"]
-    greedy = ", and a greedy one" if sampling.get("greedy") else ""  # version 0.2 had none
+    greedy = ", and a greedy one" if sampling.get("greedy") else ""  # Manifests of version 0.2 lack `greedy`.
     return {
         "problems": f"{problems_of(sampling)}, split `{sampling['split']}`",
         "prompt": f"{shots or 'no'} worked example{'s' * (shots != 1)} before the problem",

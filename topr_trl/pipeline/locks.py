@@ -1,4 +1,4 @@
-"""Locks on folders: one process works in a folder, or in a part of it, at a time."""
+"""Lock folders, so that only one process writes to a folder, or to a part of it, at a time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,14 +6,22 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-LOCK = ".lock"  # how the names of lock files begin
+LOCK = ".lock"  # prefix of the names of lock files
 
 
 @contextmanager
 def lock(folder: Path, part: str = "") -> Iterator[None]:
-    """Let one process work in a folder (or a part of it) at a time; it ends with the process, however that ends.
+    """Hold the lock of a folder, or of a part of it. Wait while another process holds it.
 
-    Waits for a process that a killed loop left behind. Raises a ValueError if `folder` is a file.
+    The lock is released when the process ends, even if it is killed. A killed loop can leave a process that still
+    works, and a new loop waits for it.
+
+    Args:
+        folder (`Path`): Folder to lock. It is created if it does not exist.
+        part (`str`, *optional*): Name of a part of the work, which has its own lock.
+
+    Raises:
+        ValueError: `folder` is a file.
     """
     if folder.is_file():
         raise ValueError(f"{folder} is a file: name a folder to write.")
@@ -31,7 +39,7 @@ def lock(folder: Path, part: str = "") -> Iterator[None]:
 
 
 def others_work(folder: Path, part: str) -> bool:
-    """Whether processes hold other parts of a folder than this one."""
+    """Return whether processes hold locks on other parts of a folder."""
     return any(_is_held(path) for path in folder.glob(f"{LOCK}-*") if path.name != f"{LOCK}{part}")
 
 
@@ -45,7 +53,7 @@ def _is_held(path: Path) -> bool:
 
 @contextmanager
 def lock_all(folder: Path) -> Iterator[None]:
-    """A lock on the folder, and on each of its parts in turn: waits until all workers are done."""
+    """Lock a folder after all workers have released its parts."""
     with lock(folder):
         for path in sorted(folder.glob(f"{LOCK}-*")):
             with lock(folder, path.name.removeprefix(LOCK)):

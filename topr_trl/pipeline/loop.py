@@ -1,7 +1,7 @@
-"""The loop over the stages: sample, score, curate, log-mu, train, evaluate, again and again.
+"""Run the loop over the stages: sample, score, curate, log-mu, train, evaluate, once per iteration.
 
-Sampling and training take turns, or run at the same time. It can be killed at any moment and started again with the
-same command: finished stages are skipped, the others continue from their last shard or checkpoint.
+Sampling and training take turns, or run at the same time with `overlap`. A loop can be killed at any moment. Started
+again with the same command, it skips finished stages and continues the others from their last shard or checkpoint.
 """
 
 import time
@@ -32,10 +32,11 @@ SAMPLING_SIDE, TRAINING_SIDE = "sampling", "training"  # the sides of an overlap
 
 
 def sides_of(loop: IterateArguments) -> dict[str, list[Step]]:
-    """The steps of the loop, in order: of its two sides if they overlap, else of one without a name.
+    """Return the steps of the loop in order, by side.
 
-    With `overlap` N the rows of iteration i are by the model of iteration i - 1 - N, or by the one that the loop starts
-    with; log μ of a row is that of its writer. The training of iteration i starts from the model of iteration i - 1.
+    Without `overlap`, there is one side, named `""`. With `overlap` N, the sides `sampling` and `training` run at the
+    same time. The model of iteration i - 1 - N, or the starting model, then writes the rows of iteration i and computes
+    their log μ. The training of iteration i always starts from the model of iteration i - 1.
     """
     parts = _StepsOfIterations(loop)
     training = [parts.training(i) for i in range(1, loop.iterations + 1)]
@@ -46,7 +47,7 @@ def sides_of(loop: IterateArguments) -> dict[str, list[Step]]:
     if not loop.overlap:
         together = [[*of_rows, step, *test] for of_rows, step, test in zip(rows, training, tests[1:], strict=True)]
         return {"": [*tests[0], *(step for of_iteration in together for step in of_iteration)]}
-    # What training may wait for comes before tests.
+    # Sample the rows that training waits for before the tests.
     ahead = loop.overlap + 1
     sampling = [step for of_rows in rows[:ahead] for step in of_rows] + tests[0]
     for i in range(1, loop.iterations + 1):
@@ -55,7 +56,7 @@ def sides_of(loop: IterateArguments) -> dict[str, list[Step]]:
 
 
 class _StepsOfIterations:
-    """The steps of the iterations; 0 is the model that the loop starts with."""
+    """Make the steps of each iteration. Iteration 0 is the starting model."""
 
     def __init__(self, loop: IterateArguments) -> None:
         self.loop = loop
@@ -64,7 +65,7 @@ class _StepsOfIterations:
         return str(self._folder(iteration) / "model") if iteration else self.loop.model_name_or_path
 
     def rows(self, iteration: int, training: list[Step]) -> list[Step]:
-        """Return the steps that make an iteration's rows: sample, then all stages with `in_loop`, in their order."""
+        """Return the steps that make the rows of an iteration: `sample`, then all stages with `in_loop`, in order."""
         loop, rows = self.loop, str(self._folder(iteration) / ROLLOUTS)
         source = loop.rows if iteration == 1 and loop.rows else rows
         writer = max(iteration - 1 - loop.overlap, 0)
@@ -88,7 +89,7 @@ class _StepsOfIterations:
         return Step(Train(args))
 
     def testing(self, iteration: int, training: list[Step]) -> list[Step]:
-        """Return the steps that test an iteration's model: sample, score, evaluate."""
+        """Return the steps that test the model of an iteration: sample, score, evaluate."""
         loop, folder = self.loop, self._folder(iteration)
         rows = str(test_folder(folder) / ROLLOUTS)
         sampling = self._sampling(rows, iteration, iteration, split="test", num_generations=loop.num_generations_eval)
@@ -109,11 +110,14 @@ class _StepsOfIterations:
 
 
 def iterate(loop: IterateArguments) -> None:
-    """Run the loop to its end, or from where it stopped.
+    """Run the loop, or continue it where it stopped.
+
+    Args:
+        loop (`IterateArguments`): Settings of the loop.
 
     Raises:
-        ValueError: a folder holds results for other settings, or settings cannot work together.
-        ChildProcessError: a stage failed; its messages say why.
+        ValueError: a folder holds results for other settings, or two settings contradict each other.
+        ChildProcessError: a stage failed.
     """
     check(loop)
     began, out = time.monotonic(), loop.folder
@@ -145,7 +149,13 @@ def _time_of(side: str, total: float, spent: StageTimes) -> str:
 
 
 def check(loop: IterateArguments) -> None:
-    """Raise a ValueError or ImportError for what would fail in a later stage, after hours of sampling."""
+    """Check everything that would otherwise fail in a later stage, after hours of sampling.
+
+    Raises:
+        ValueError: the folder holds other files, rows cannot be trained on, or two settings contradict each other.
+        FileNotFoundError: a file does not exist.
+        ImportError: a package that the settings need is not installed.
+    """
     layout.check_own(loop.folder)
     check_launch("iterate", loop)
     for split in ("train", "test"):
@@ -158,7 +168,7 @@ def check(loop: IterateArguments) -> None:
     if loop.log_mu == "sampler" and loop.temperature != 1:
         raise ValueError(
             f"log_mu='sampler' and temperature={loop.temperature:g}: `topr sample` keeps the model's own "
-            "log-probabilities, at temperature 1. Set log_mu='trainer'."
+            "log-probabilities, which are at temperature 1. Set log_mu='trainer', or temperature=1."
         )
 
 
@@ -182,12 +192,12 @@ def check_trainable(path: Path) -> None:
 def _check_overlap(loop: IterateArguments) -> None:
     if loop.overlap and loop.training_launcher and not (loop.sampling_hosts and loop.training_hosts):
         raise ValueError(
-            "overlap computes log μ while another iteration trains: name the machines of each with --sampling_hosts "
-            "and --training_hosts, and put {host} into training_launcher."
+            "overlap computes log μ while another iteration trains: name machines for both with --sampling_hosts and "
+            "--training_hosts, and put {host} into training_launcher."
         )
     is_here = not (loop.sampling_launcher or loop.training_launcher)
     if loop.overlap and is_here and torch.cuda.device_count() and not (loop.sampling_devices and loop.training_devices):
         raise ValueError(
-            "overlap runs sampling and training at the same time, and each would use all GPUs: name those of each with "
-            "--sampling_devices and --training_devices. Both may name the same ones if memory allows."
+            "overlap runs sampling and training at the same time, and each would use all GPUs: name GPUs for both with "
+            "--sampling_devices and --training_devices. They can share a GPU if its memory is large enough."
         )

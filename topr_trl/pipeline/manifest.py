@@ -1,6 +1,7 @@
-"""Manifests: what each stage was given and made, beside its files, so that finished work is not done again.
+"""Read and write manifests, which record the inputs and the files of finished stages.
 
-A folder may hold the work of several stages, one after the other: those that add columns to the same rows.
+A manifest is a file in the folder that the stage writes. A finished stage is skipped while its inputs stay the same.
+Several stages can work in one folder, one after the other, if they add columns to the same rows.
 """
 
 import hashlib
@@ -15,23 +16,23 @@ from typing import Any
 from topr_trl.data.tables import atomic_write
 from topr_trl.pipeline.locks import LOCK
 
-# Readers of data sets (pandas, pyarrow, datasets) skip names that begin with _ or ., and read the shards beside it.
+# pandas, pyarrow and datasets skip names that start with _ or . when they read a folder.
 NAME = "_manifest.json"
-WORK = "work"  # the folder in a stage's folder for what is not its result; removed when it is finished
-_NOT_FINISHED = "{} is not finished: run the stage that writes it to its end first."
+WORK = "work"  # subfolder for temporary files and checkpoints, removed when the stage finishes
+_NOT_FINISHED = "{} is not finished: run the stage that writes it again until it finishes."
 
 Json = dict[str, Any]
-Stage = Json  # `inputs`, `sources`; when it is finished: `rows`, `finished`, and what else it tells
+Stage = Json  # entry of a stage: `inputs` and `sources`; after it finished also `rows`, `finished` and its notes
 
 
 @dataclass
 class Manifest:
-    """The stages that worked in a folder, and its files.
+    """Record of the stages that worked in a folder, and of its files.
 
     Attributes:
-        stages: by name, in the order in which they worked here.
-        files: size in `bytes` and `sha256` of each, after the last stage that was finished.
-        discarded: whether they were removed when nothing was to read them again.
+        stages (`dict[str, dict]`): Entries of the stages by name, in the order in which they ran.
+        files (`dict[str, dict]`): Size (`bytes`) and checksum (`sha256`) of each file after the last finished stage.
+        discarded (`bool`): Whether the files were removed because no later stage reads them.
     """
 
     stages: dict[str, Stage] = field(default_factory=dict)
@@ -40,12 +41,12 @@ class Manifest:
 
     @property
     def finished(self) -> bool:
-        """Whether all stages have finished."""
+        """Return whether all stages have finished."""
         return all("finished" in stage for stage in self.stages.values())
 
     @property
     def last(self) -> Stage:
-        """The stage that came last."""
+        """Return the entry of the last stage."""
         return list(self.stages.values())[-1]
 
 
@@ -53,19 +54,19 @@ NEW, RESTART, BEGUN, DAMAGED, FINISHED = "new", "restart", "begun", "damaged", "
 
 
 def state(folder: Path, stage: str, inputs: Json, made: bool = True, defaults: Mapping[str, Any] | None = None) -> str:
-    """Return how far a stage is in its folder. Changes no file.
+    """Return the state of a stage in its folder, without changing a file.
 
     Args:
-        folder (`Path`): The folder that the stage writes.
+        folder (`Path`): Folder that the stage writes.
         stage (`str`): Name of the stage.
-        inputs (`dict`): Everything that the result depends on, as JSON.
-        made (`bool`, defaults to `True`): Whether the stage has written results there. If not, it may start again with
-            other inputs.
-        defaults (`dict`, *optional*): Values of inputs that an older manifest lacks.
+        inputs (`dict`): Settings and files that determine the result, as JSON.
+        made (`bool`, defaults to `True`): Whether the stage has written results to the folder. A stage without results
+            can restart with other inputs.
+        defaults (`dict`, *optional*): Values for inputs that an older manifest lacks.
 
     Returns:
-        `NEW`, `RESTART` (begun with other inputs, nothing written), `BEGUN`, `DAMAGED` (finished, but files are missing
-        or of another size), or `FINISHED`.
+        `NEW`, `RESTART` (started with other inputs, no results), `BEGUN` (started, not finished), `DAMAGED` (finished,
+        but files are missing or have another size), or `FINISHED`.
 
     Raises:
         ValueError: the folder holds results for other inputs, an unfinished stage, or files that topr did not write.
@@ -80,11 +81,11 @@ def state(folder: Path, stage: str, inputs: Json, made: bool = True, defaults: M
         if not known.finished:
             raise ValueError(_NOT_FINISHED.format(folder))
         return NEW
-    if changed := _changed(there["inputs"], json.loads(json.dumps(inputs)), defaults or {}):
+    if changed := _describe_changes(there["inputs"], json.loads(json.dumps(inputs)), defaults or {}):
         if made or "finished" in there:
             raise ValueError(
                 f"{folder} holds results for other settings ({'; '.join(changed)}). Use another output_dir, or remove "
-                "the folder and those of later stages."
+                "this folder and the folders of later stages."
             )
         return RESTART
     if "finished" not in there:
@@ -100,17 +101,21 @@ def begin(
     made: bool = True,
     defaults: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Open a stage's folder: create it, or remove what is in the way of the stage.
+    """Prepare the folder of a stage: create its manifest, or remove damaged and temporary files.
 
     Args:
-        folder, stage, inputs, made, defaults: as for `state`.
-        sources (`dict`, *optional*): Folders that the stage reads, relative to its own.
+        folder (`Path`): Folder that the stage writes.
+        stage (`str`): Name of the stage.
+        inputs (`dict`): Settings and files that determine the result, as JSON.
+        sources (`dict`, *optional*): Folders that the stage reads, as paths relative to `folder`.
+        made (`bool`, defaults to `True`): Whether the stage has written results to the folder.
+        defaults (`dict`, *optional*): Values for inputs that an older manifest lacks.
 
     Returns:
         Whether the stage has finished.
 
     Raises:
-        ValueError: as for `state`.
+        ValueError: the folder holds results for other inputs, an unfinished stage, or files that topr did not write.
     """
     found, known = state(folder, stage, inputs, made, defaults), read(folder) or Manifest()
     if found == RESTART or (found == FINISHED and known.finished):
@@ -118,7 +123,7 @@ def begin(
     if found in (NEW, RESTART):
         known.stages[stage] = {"inputs": json.loads(json.dumps(inputs)), "sources": dict(sources or {})}
         _write(folder, known)
-    if found == DAMAGED:  # each stage that worked here makes the missing files again
+    if found == DAMAGED:  # All stages of this folder run again, and write only the missing files.
         for name in _damaged(folder, known):
             (folder / name).unlink(missing_ok=True)
         for entry in known.stages.values():
@@ -127,17 +132,17 @@ def begin(
     return found == FINISHED
 
 
-_OF_FILES = ("input", "compare", "rewards", "requests", "problems")  # inputs that are fingerprints
+_FINGERPRINTS = ("input", "compare", "rewards", "requests", "problems")  # inputs that are fingerprints of files
 
 
-def _changed(there: Json, now: Json, defaults: Mapping[str, Any]) -> list[str]:
-    """Return the inputs that differ, each with both values; a missing input has its default."""
+def _describe_changes(there: Json, now: Json, defaults: Mapping[str, Any]) -> list[str]:
+    """Return a description of each input that differs. A missing input has its default."""
     found = []
     for name in sorted({**there, **now}):
         before, after = there.get(name, defaults.get(name)), now.get(name, defaults.get(name))
         if not same_value(before, after):
             found.append(
-                f"{name}: " + ("not the same files" if name in _OF_FILES else f"{before!r} there, {after!r} now")
+                f"{name}: " + ("not the same files" if name in _FINGERPRINTS else f"{before!r} there, {after!r} now")
             )
     return found
 
@@ -153,7 +158,7 @@ def same_value(one: object, other: object) -> bool:
 
 
 def forget(folder: Path, stage: str) -> None:
-    """Undo `begin` for a stage that wrote nothing."""
+    """Remove a stage that wrote no results from the manifest."""
     known = read(folder)
     assert known is not None
     del known.stages[stage]
@@ -165,9 +170,15 @@ def forget(folder: Path, stage: str) -> None:
 
 
 def finish(folder: Path, stage: str, rows: int, **notes: object) -> None:
-    """Write down that a stage is finished: the folder's files with sizes and checksums, its rows, and notes.
+    """Record in the manifest that a stage has finished, with the sizes and checksums of all files in the folder.
 
-    Folders in it that have manifests of their own are left to those.
+    Files in subfolders with their own manifest are left out.
+
+    Args:
+        folder (`Path`): Folder of the stage.
+        stage (`str`): Name of the stage.
+        rows (`int`): Number of rows.
+        notes: Other values for the stage's entry, as JSON.
     """
     known = read(folder)
     assert known is not None
@@ -182,27 +193,30 @@ def finish(folder: Path, stage: str, rows: int, **notes: object) -> None:
 
 
 def clean(folder: Path) -> None:
-    """Remove what finished stages no longer need."""
+    """Remove the temporary files of finished stages."""
     shutil.rmtree(folder / WORK, ignore_errors=True)
     for partial in folder.glob("*.partial"):
         partial.unlink(missing_ok=True)
 
 
 def discard(folder: Path) -> None:
-    """Remove what finished stages made, when nothing will read it again; they stay finished."""
+    """Remove the result files of finished stages to free disk space. The stages stay finished."""
     known = read(folder)
     assert known is not None
     assert known.finished
     known.discarded = True
-    _write(folder, known)  # before the first is gone: a kill in between is no damage
+    _write(folder, known)  # Written first, so that missing files do not count as damage after a kill.
     for name in known.files:
         (folder / name).unlink(missing_ok=True)
 
 
 def check_whole(path: Path) -> None:
-    """Raise a ValueError for a folder whose stages are not finished, or that has lost files since.
+    """Check that the stages of a folder have finished and that its files are still there.
 
-    A file, or a folder without a manifest, is taken as it is.
+    A file, or a folder without a manifest, passes.
+
+    Raises:
+        ValueError: a stage has not finished, or files are missing or have another size.
     """
     known = read(path)
     if known is None:
@@ -213,12 +227,12 @@ def check_whole(path: Path) -> None:
         raise ValueError(f"The files of {path} were removed after use. Run the stage again, with another output_dir.")
     if damaged := _damaged(path, known):
         raise ValueError(
-            f"{path} has lost or truncated files since it was finished: {', '.join(damaged[:3])}. Make it again."
+            f"{path} has lost or truncated files since it was finished: {', '.join(damaged[:3])}. Run the stage again."
         )
 
 
 def _damaged(folder: Path, known: Manifest) -> list[str]:
-    """Files that are missing or of another size. An unfinished stage may be replacing them."""
+    """Return the files that are missing or have another size. Return [] while a stage may be replacing files."""
 
     def whole(path: Path, size: int) -> bool:
         return path.is_file() and path.stat().st_size == size
@@ -229,30 +243,30 @@ def _damaged(folder: Path, known: Manifest) -> list[str]:
 
 
 def results(folder: Path) -> list[Path]:
-    """The files that stages have made here, without those of folders inside that have a manifest of their own."""
+    """Return the result files in a folder, without those in subfolders that have their own manifest."""
     others = {path.parent for path in folder.rglob(NAME)} - {folder}
     return [
         path
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not _is_aside(path.relative_to(folder)) and not others & set(path.parents)
+        if path.is_file() and _is_result(path.relative_to(folder)) and not others & set(path.parents)
     ]
 
 
-def _is_aside(path: Path) -> bool:
-    """Whether a file in a stage's folder is none of its results."""
-    return path.name == NAME or _is_hidden(path) or path.suffix == ".partial" or path.parts[0] == WORK
+def _is_result(path: Path) -> bool:
+    """Return whether a file in a stage's folder is a result, not the manifest, a lock or a temporary file."""
+    return path.name != NAME and not _is_hidden(path) and path.suffix != ".partial" and path.parts[0] != WORK
 
 
 def _is_hidden(path: Path) -> bool:
-    """Locks, and what other programs leave beside files, such as the `.cache` of `hf download`."""
+    """Return whether a path is hidden: a lock, or a file of another program, such as the `.cache` of `hf download`."""
     return any(part.startswith(".") for part in path.parts)
 
 
 def read(folder: Path) -> Manifest | None:
-    """The manifest of a folder, None if there is none.
+    """Return the manifest of a folder. Return None if there is none.
 
     Raises:
-        ValueError: it is damaged, or names files outside of the folder (those would be removed with it).
+        ValueError: the manifest is damaged, or lists a file outside of the folder, which `discard` would remove.
     """
     path = folder / NAME
     if not path.is_file():
@@ -268,24 +282,24 @@ def read(folder: Path) -> Manifest | None:
     if not whole:
         raise ValueError(f"{path} is damaged. Remove {folder}, and run the command again.")
     for name in names:
-        # The file itself may be a link: in the Hub's cache all are.
+        # Check the parent, because the file itself can be a link. All files in the Hub's cache are links.
         if (
             Path(name).name in ("", "..")
             or "\0" in name
             or not (folder / name).parent.resolve().is_relative_to(folder.resolve())
         ):
-            raise ValueError(f"{path} names a file outside of its folder ({name}): no stage writes that. Remove it.")
+            raise ValueError(f"{path} names a file outside of its folder ({name}), which no stage does. Remove {path}.")
     return known
 
 
 def fingerprint(path: Path) -> str:
-    """A short hash of the content of files, which for what finished stages made their manifest knows."""
+    """Return a short hash of the content of a file or folder. For a finished stage, take it from the manifest."""
     known = read(path)
     if known is not None and known.finished:
         content: object = known.files
     else:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        # A stage may write into a folder of what it reads.
+        # Skip subfolders of stages: a stage may write to a subfolder of its input.
         stages = {file.parent for file in files if file.name == NAME or file.name.startswith(LOCK)} - {path}
         content = [
             [file.name, _sha256(file)]

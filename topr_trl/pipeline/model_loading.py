@@ -1,4 +1,4 @@
-"""The model and tokenizer that a stage's settings name."""
+"""Load the model and the tokenizer of a stage."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
     from topr_trl.pipeline.stages.sample import SampleArguments
     from topr_trl.pipeline.training import TrainArguments
 
-BUNDLED = "the bundled model of 0.3"  # in manifests; version 0.2 had another model
+BUNDLED = "the bundled model of 0.3"  # name in manifests, since version 0.2 bundled another model
 
 
 def model_path(settings: ModelConfig) -> str:
-    """The model's folder or name; that of the bundled one if there is none."""
+    """Return the folder or name of the model. Without a name, return the folder of the bundled model."""
     return settings.model_name_or_path or str(arithmetic.CARELESS_MODEL)
 
 
 def loading(settings: "SampleArguments | TrainArguments") -> dict[str, Any]:
-    """How a model is loaded, for `from_pretrained`."""
+    """Return the arguments of `from_pretrained` for the settings of a stage."""
     given = {"dtype": settings.dtype, "revision": settings.model_revision,
              "attn_implementation": settings.attn_implementation,
              "quantization_config": get_quantization_config(settings)}  # fmt: skip
-    # Never None, with which transformers asks on the terminal.
+    # With None, transformers would ask the user on the terminal.
     trust = {"trust_remote_code": bool(settings.trust_remote_code)}
     known = {name: value for name, value in given.items() if value is not None}
     return from_safetensors(model_path(settings), {**known, **trust})
 
 
 def load_tokenizer(settings: "SampleArguments | TrainArguments") -> PreTrainedTokenizerBase:
-    """The model's tokenizer; its stop token pads if it has no pad token."""
+    """Load the tokenizer of the model. Without a pad token, pad with the stop token."""
     tokenizer = AutoTokenizer.from_pretrained(
         model_path(settings), revision=settings.model_revision, trust_remote_code=bool(settings.trust_remote_code)
     )

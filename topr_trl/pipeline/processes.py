@@ -1,4 +1,4 @@
-"""Processes that run together: started, watched, ended with this one, and started again where one fails."""
+"""Start groups of processes, watch them, restart them after a failure, and end them with this process."""
 
 import ctypes
 import os
@@ -17,27 +17,34 @@ from typing import IO
 
 Process = subprocess.Popen[bytes]
 
-_LINES = 30  # of its log that are shown of a stage that failed
-_PAUSE = 10.0  # seconds before processes are started again
-_GRACE = 60.0  # seconds in which a process that is asked to end does so
+_LINES = 30  # number of log lines to show after a failure
+_PAUSE = 10.0  # seconds to wait before a restart
+_GRACE = 60.0  # seconds between SIGTERM and SIGKILL
 
 
 @dataclass
 class ProcessGroup:
-    """Processes that run together: where one fails, all are ended, and started again.
+    """Processes that run together. If one fails, all of them are ended and restarted.
 
-    A launcher may say nothing of a lost machine: exit status 0 alone is not trusted, `has_finished` has to say so, too.
+    Attributes:
+        start (`Callable`): Function that starts the processes.
+        has_finished (`Callable`): Function that checks that the work is done. Exit status 0 is not enough, because a
+            launcher can exit with 0 after losing a machine.
+        processes (`list`): Running processes.
+        failures (`int`): Number of failures so far.
+        pause (`float`): Time of the next start, as of `time.monotonic`.
+        is_done (`bool`): Whether the work is done.
     """
 
     start: Callable[[], list[Process]]
     has_finished: Callable[[], bool] = lambda: True
     processes: list[Process] = field(default_factory=list)
     failures: int = 0
-    pause: float = 0.0  # begin again at this time
+    pause: float = 0.0
     is_done: bool = False
 
     def failure(self) -> str:
-        """Return why the group failed, "" if it did not; and note when all is done."""
+        """Return why the group failed, or "" if it did not fail. Set `is_done` when the work is done."""
         codes = [process.poll() for process in self.processes]
         if failed := [code for code in codes if code]:
             return f"failed with exit status {failed[0]}"
@@ -49,7 +56,7 @@ class ProcessGroup:
         return ""
 
     def end(self) -> None:
-        """End the processes, and what they have started on this machine: asked first, then killed."""
+        """End the processes and their children on this machine, first with SIGTERM, then with SIGKILL."""
         for process in self.processes:
             if process.poll() is None:
                 process.terminate()
@@ -57,7 +64,7 @@ class ProcessGroup:
             try:
                 process.wait(_GRACE)
             except subprocess.TimeoutExpired:
-                process.kill()  # alone: what srun leaves behind ends its tasks elsewhere
+                process.kill()  # Not its group: the rest of srun's processes end its tasks on other machines.
                 process.wait()
             else:
                 _kill_group(process)
@@ -65,20 +72,23 @@ class ProcessGroup:
 
 
 def _kill_group(process: Process) -> None:
-    """Kill what a process has started and left: `accelerate launch` leaves its one process behind."""
-    with suppress(OSError, AttributeError):  # nothing is left, or not POSIX
+    """Kill the children that a process left behind, as `accelerate launch` does with a single process."""
+    with suppress(OSError, AttributeError):  # No process is left, or the system is not POSIX.
         os.killpg(process.pid, _KILL)
 
 
 def run_process_groups(groups: list[ProcessGroup], stage: str, retries: int, log: Path | None, stop: Event) -> None:
-    """Run groups of processes until all are done; one that fails is started again.
+    """Run groups of processes until all are done. Restart a group that fails. On return, no process is running.
 
     Args:
-        stage: whose they are, for messages.
-        log: file that their output goes to, if it does not go where that of this process goes.
+        groups (`list[ProcessGroup]`): Groups to run.
+        stage (`str`): Name of the stage, for messages.
+        retries (`int`): Maximum number of restarts of a group.
+        log (`Path`, *optional*): File with the output of the processes, if they do not share the output of this one.
+        stop (`Event`): Event that ends all groups when it is set.
 
     Raises:
-        ChildProcessError: one failed more than `retries` times, or `stop` was set. All have ended by then.
+        ChildProcessError: a group failed more than `retries` times, or `stop` was set.
     """
     try:
         while not all(group.is_done for group in groups):
@@ -90,7 +100,7 @@ def run_process_groups(groups: list[ProcessGroup], stage: str, retries: int, log
                     group.failures += 1
                     group.pause = time.monotonic() + _PAUSE
                     if group.failures > retries:
-                        raise ChildProcessError(_message(stage, failure, log))
+                        raise ChildProcessError(_describe_failure(stage, failure, log))
                     print(
                         f"A process of the stage {stage} {failure}; starting it again (retry {group.failures} of "
                         f"{retries}).",
@@ -103,23 +113,29 @@ def run_process_groups(groups: list[ProcessGroup], stage: str, retries: int, log
             group.end()
 
 
-def _message(stage: str, failure: str, log: Path | None) -> str:
+def _describe_failure(stage: str, failure: str, log: Path | None) -> str:
+    """Print the end of the log, and return the message for the user."""
     if log is not None:
         print(*log.read_text(errors="replace").splitlines()[-_LINES:], sep="\n", flush=True)
     return (
         f"The stage {stage} {failure}; its output is {f'in {log}' if log else 'above'}. "
-        "What was finished is kept: the same command continues from there."
+        "Finished work is kept: run the same command again to continue."
     )
 
 
 def start(command: list[str], gpus: list[str], output: IO[bytes] | None, is_launcher: bool = False) -> Process:
-    """Start a process, in a group of its own, that ends with this one.
+    """Start a process in its own process group. It ends when this process ends.
 
-    What a launcher starts may be on another machine. It is asked to end, and passes that on.
+    Args:
+        command (`list[str]`): Program and its arguments.
+        gpus (`list[str]`): GPUs that the process may use. With [], it sees the GPUs of this process.
+        output (`IO[bytes]`, *optional*): File for the output. By default, the process shares the output of this one.
+        is_launcher (`bool`, defaults to `False`): Whether the program starts processes on other machines. A launcher
+            gets SIGTERM instead of SIGKILL, so that it can end those processes.
     """
     environment = {**os.environ, _LOOP: str(os.getpid())}
     if is_launcher:
-        del environment[_LOOP]  # no process of that machine
+        del environment[_LOOP]  # This process id has no meaning on another machine.
     elif gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     ended = partial(_end_with_parent, signal.SIGTERM if is_launcher else _KILL)
@@ -129,12 +145,13 @@ def start(command: list[str], gpus: list[str], output: IO[bytes] | None, is_laun
     )  # fmt: skip
 
 
-# A stage ends when its loop is killed (Linux; elsewhere it finishes its work, and a new loop waits for it). The loop
-# asks the kernel for that for its children; those of a launcher in between ask for themselves, which may be too late.
+# On Linux, a stage ends when its loop is killed. On other systems, it finishes its work, and a new loop waits for it.
+# The loop asks the kernel to end its children. Grandchildren behind `accelerate launch` ask for themselves in
+# `end_with_the_loop`, and the loop may have ended before they do.
 
 _LOOP = "TOPR_LOOP"
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has none
-_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked up before a fork, not after
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # Not loaded after a fork, which is unsafe.
 
 
 def _end_with_parent(by: signal.Signals) -> None:
@@ -144,17 +161,17 @@ def _end_with_parent(by: signal.Signals) -> None:
 
 
 def end_processes_on_signals() -> None:
-    """For a loop: SIGTERM and a closed terminal (SIGHUP) end it as an error does, and so what it has started."""
+    """Let SIGTERM and SIGHUP (a closed terminal) end the loop as an error does, so that its processes end, too."""
     if threading.current_thread() is not threading.main_thread():
         return
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # Under nohup, SIGHUP stays ignored.
             signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
 def end_with_the_loop() -> None:
-    """For a process that a loop may have started: end when the loop does, at once if it has ended already."""
+    """End this process when the loop that started it ends. Do nothing if no loop started it."""
     loop = os.environ.get(_LOOP)
     if loop is None:
         return

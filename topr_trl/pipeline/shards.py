@@ -1,4 +1,4 @@
-"""Shards of rows: stages add columns to them, each replaced as a whole, and they say which stages they went through."""
+"""Read and write shards of rows. A shard's metadata lists the stages that wrote it and the columns of each stage."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -22,23 +22,27 @@ from topr_trl.data.tables import (
 from topr_trl.pipeline import stages as registry
 from topr_trl.pipeline.manifest import Json
 
-CHOSEN = "reward_after_baseline"  # R of the rows that `curate` has chosen; null in the others
-MU_COLUMNS = ("mu_logps", "mu_fingerprint")  # log μ of each token, and the model that it was computed with
-_STAGES = b"topr_trl.stages"  # in the metadata of a shard
+CHOSEN = "reward_after_baseline"  # reward minus baseline in the rows that `curate` chose, null in the others
+MU_COLUMNS = ("mu_logps", "mu_fingerprint")  # log μ of each token, and the fingerprint of the model that computed it
+_STAGES = b"topr_trl.stages"  # key in the metadata of a shard
 _NOTES = b"topr_trl.notes"
 
-ColumnsByStage = dict[str, list[str]]  # the stages that a shard went through, and the columns that each added
+ColumnsByStage = dict[str, list[str]]  # the columns that each stage added, by the name of the stage
 
 
 def count_rows(folder: Path) -> int:
-    """Rows of all shards."""
+    """Return the number of rows in all shards of a folder."""
     return sum(map(rows_of, shards_of(folder)))
 
 
 def write_shard(table: pa.Table, path: Path, stages: ColumnsByStage, notes: Json | None = None) -> None:
-    """Write rows that stages have worked on; the file appears, or is replaced, as a whole.
+    """Write a shard. The file is replaced in one step, so a killed process leaves no partial shard.
 
-    `notes` are kept until a stage writes the shard again.
+    Args:
+        table (`pyarrow.Table`): Rows.
+        path (`Path`): File to write.
+        stages (`ColumnsByStage`): Stages that wrote the rows, with the columns of each.
+        notes (`dict`, *optional*): Notes about the shard, as JSON. The next stage that writes the shard removes them.
     """
     more = {_NOTES: json.dumps(notes).encode()} if notes else {}
     write_parquet(from_table(table), path, {_STAGES: json.dumps(stages).encode(), **more})
@@ -51,26 +55,26 @@ def notes_of(shard: Path) -> Json:
 
 
 def stages_of(shard: Path) -> ColumnsByStage:
-    """The stages that a shard went through, and the columns that each added."""
+    """Return the stages that wrote a shard, with the columns that each stage added."""
     metadata = schema_of(shard).metadata if shard.suffix == ".parquet" else None
     stages: ColumnsByStage = json.loads((metadata or {}).get(_STAGES, b"{}"))
     return stages
 
 
 def has_shards_of(stage: str, folder: Path) -> bool:
-    """Whether a stage has written a shard of a folder. One that cannot be read is made again."""
-    return any(_has_been_through(stage, shard) for shard in folder.glob("*.parquet"))
+    """Return whether a stage has written a shard in a folder."""
+    return any(_was_written_by(stage, shard) for shard in folder.glob("*.parquet"))
 
 
-def _has_been_through(stage: str, shard: Path) -> bool:
+def _was_written_by(stage: str, shard: Path) -> bool:
     try:
         return stage in stages_of(shard)
-    except ValueError:
+    except ValueError:  # A damaged shard is written again.
         return False
 
 
-def _without(stage: str, stages: ColumnsByStage) -> tuple[ColumnsByStage, set[str]]:
-    """The stages before this one, and the columns that it and those after it added: another run makes them again."""
+def _split_at(stage: str, stages: ColumnsByStage) -> tuple[ColumnsByStage, set[str]]:
+    """Return the stages before the given one, and the columns that this stage and later ones added."""
     first = registry.load(stage).order
     later = {name for name in stages if registry.load(name).order >= first}
     added = {column for name in later for column in stages[name]}
@@ -78,20 +82,23 @@ def _without(stage: str, stages: ColumnsByStage) -> tuple[ColumnsByStage, set[st
 
 
 def columns_before(stage: str, source: Path) -> list[str]:
-    """The columns that all shards have without what this stage and those after it added."""
+    """Return the columns that all shards share, without the columns that this stage and later ones added."""
     shards = shards_of(source)
-    kept = [set(columns_of(shard)) - _without(stage, stages_of(shard))[1] for shard in shards]
+    kept = [set(columns_of(shard)) - _split_at(stage, stages_of(shard))[1] for shard in shards]
     return [name for name in columns_of(shards[0]) if all(name in names for names in kept)]
 
 
 def add_columns(
     source: Path, folder: Path, stage: str, columns: Callable[[int, pa.Table], pa.Table], description: str
 ) -> None:
-    """Let a stage add columns to each shard of `source`, into the shards of `folder`, those that are missing.
+    """Add the columns of a stage to each shard of `source`, and write the shards to `folder`. Skip finished shards.
 
     Args:
-        columns: from the number of a shard and its rows to the same rows with the columns.
-        description: for the progress bar.
+        source (`Path`): Folder or file of rows.
+        folder (`Path`): Folder to write. It can be the same as `source`.
+        stage (`str`): Name of the stage.
+        columns (`Callable`): Function of the number of a shard and its rows, which returns the rows with the columns.
+        description (`str`): Text beside the progress bar.
     """
     shards = shards_of(source)
     same = source.resolve() == folder.resolve()
@@ -99,7 +106,7 @@ def add_columns(
         path = shard if same else shard_path(folder, k, len(shards))
         if path.is_file() and stage in stages_of(path):
             continue
-        before, added = _without(stage, stages_of(shard))
+        before, added = _split_at(stage, stages_of(shard))
         table = read_shard(shard).drop_columns(sorted(added))
         result = columns(k, table)
         write_shard(result, path, {**before, stage: [n for n in result.column_names if n not in table.column_names]})
@@ -107,7 +114,7 @@ def add_columns(
 
 @contextmanager
 def naming(shard: Path) -> Iterator[None]:
-    """Rows are counted by shard, so errors name theirs."""
+    """Add the name of the shard to a ValueError, because row numbers in messages count from the start of a shard."""
     try:
         yield
     except ValueError as error:

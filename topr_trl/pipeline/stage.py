@@ -1,6 +1,6 @@
-"""Base class of a stage. A stage writes a folder, and does not run again while its inputs stay the same.
+"""Base class of a stage. A stage writes a folder, and is skipped while its inputs stay the same.
 
-Adding a stage means adding a module to `topr_trl/pipeline/stages/` with one subclass. The module's name is the command,
+To add a stage, add a module with one subclass to `topr_trl/pipeline/stages/`. The name of the module is the command,
 and the first line of its docstring is the help of the command.
 """
 
@@ -23,7 +23,7 @@ from topr_trl.pipeline.arguments import FolderArguments, field_names
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import model_path
 
-Made = tuple[int, Json]  # what `make` returns: the number of rows, and notes for the manifest
+Made = tuple[int, Json]  # result of `make`: the number of rows, and notes for the manifest
 Settings = TypeVar("Settings", bound=FolderArguments, covariant=True)
 
 
@@ -34,13 +34,13 @@ class Stage(ABC, Generic[Settings]):
 
     Attributes:
         settings (`type`): Dataclass of settings, a subclass of `FolderArguments`.
-        outcome (`str`): Last line that the command prints; `{folder}` and `{rows:,}` are filled in.
-        order (`int`, *optional*): Place among the stages that write rows. A stage that runs again removes the columns
-            of stages with a higher `order`. The loop runs the stages with `in_loop` in this order.
+        outcome (`str`): Last line that the command prints. It can contain `{folder}` and `{rows:,}`.
+        order (`int`, *optional*): Position among the stages that write rows. A stage that runs again removes the
+            columns of stages with a higher `order`. The loop runs the stages with `in_loop` in this order.
         adds_columns (`bool`, defaults to `False`): Whether `make` adds columns to rows with `self.add_columns`.
         in_loop (`bool`, defaults to `False`): Whether `topr iterate` runs the stage on the rows of each iteration.
-        runs_apart (`bool`, defaults to `False`): Whether the loop starts processes for the stage. Their memory, GPU
-            memory included, is free again when they end.
+        runs_apart (`bool`, defaults to `False`): Whether the loop runs the stage in its own processes. All of their
+            memory, including GPU memory, is freed when they end.
         on_several_processes (`bool`, defaults to `False`): Whether `accelerate launch` may start the stage.
 
     Example:
@@ -69,12 +69,12 @@ class Stage(ABC, Generic[Settings]):
 
     @property
     def folder(self) -> Path:
-        """The folder to write."""
+        """Return the folder to write."""
         return self.args.folder
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
-        """Return the settings that the command takes. Default: all fields of `settings`."""
+        """Return the settings of the command. By default, these are all fields of `settings`."""
         return field_names(cls.settings)
 
     @abstractmethod
@@ -83,7 +83,7 @@ class Stage(ABC, Generic[Settings]):
 
     @abstractmethod
     def make(self) -> Made:
-        """Write the result, or the part of it that is missing.
+        """Write the result. If a killed run left a part of it, write only the missing part.
 
         Returns:
             The number of rows, and notes for the manifest.
@@ -93,18 +93,22 @@ class Stage(ABC, Generic[Settings]):
         """Return the folders and files that the stage reads.
 
         Raises:
-            ValueError: no input is named.
+            ValueError: `input` is not set.
             FileNotFoundError: the input does not exist.
         """
         return [self.args.source]
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return what a command prints about a finished stage, from its entry in the manifest."""
+        """Return the summary that the command prints after the stage has finished.
+
+        Args:
+            done (`dict`): Entry of the stage in the manifest.
+        """
         return ""
 
     def is_finished(self) -> bool:
-        """Return whether the stage has finished with the same inputs. Changes no file.
+        """Return whether the stage has finished with the same inputs, without changing a file.
 
         Raises:
             ValueError: the folder holds results for other inputs.
@@ -116,10 +120,10 @@ class Stage(ABC, Generic[Settings]):
         return self._check_folder() == manifest.FINISHED
 
     def run(self) -> Json:
-        """Run the stage to its end, or do nothing if it has finished.
+        """Run the stage, unless it has finished already.
 
         Returns:
-            The stage's entry in the manifest; empty on all processes but the main one.
+            The stage's entry in the manifest. Processes other than the main one get {}.
 
         Raises:
             ValueError: the folder holds results for other settings, the input is not finished, or a stage that runs in
@@ -128,7 +132,7 @@ class Stage(ABC, Generic[Settings]):
         state = PartialState(cpu=getattr(self.args, "use_cpu", False))
         if state.num_processes > 1 and not self.on_several_processes:
             raise ValueError(f"The stage {self.name} runs in one process; start it without accelerate launch.")
-        self.check_sources()  # before the folder to write is made
+        self.check_sources()  # Checked before the output folder is created.
         with locks.lock_all(self.folder) if state.is_main_process else nullcontext():
             with state.main_process_first():
                 finished = self.begin()
@@ -137,28 +141,28 @@ class Stage(ABC, Generic[Settings]):
                 try:
                     rows, notes = self.make()
                 except Exception:
-                    if state.is_main_process and not self._has_made():
-                        manifest.forget(self.folder, self.name)  # so that corrected settings are accepted
+                    if state.is_main_process and not self._has_results():
+                        manifest.forget(self.folder, self.name)  # Lets the user run it with other settings.
                     raise
-                # The other processes end here: merging and checksums of a large model take longer than they would wait.
+                # The other processes end here. They would time out during the checksums of a large model.
                 if state.is_main_process:
                     seconds = round(time.monotonic() - started, 3)
                     manifest.finish(self.folder, self.name, rows, **notes, seconds=seconds)
         return self.entry() if state.is_main_process else {}
 
     def clean_up(self) -> None:
-        """Remove work that a process left behind when it was killed at the very end of a stage."""
+        """Remove temporary files that a process left if it was killed at the very end of a stage."""
         known = manifest.read(self.folder)
         if known is not None and known.finished:
             manifest.clean(self.folder)
 
     def entry(self) -> Json:
-        """Return the stage's entry in the manifest of its folder; empty if there is none."""
+        """Return the stage's entry in the manifest of its folder. Return {} if there is none."""
         known = manifest.read(self.folder)
         return known.stages.get(self.name, {}) if known is not None else {}
 
     def begin(self, others_work: bool = False) -> bool:
-        """Open the folder for this stage, as `manifest.begin` does.
+        """Prepare the folder for this stage, see `manifest.begin`.
 
         Args:
             others_work (`bool`, defaults to `False`): Whether other processes of this stage write to the folder.
@@ -167,10 +171,15 @@ class Stage(ABC, Generic[Settings]):
             Whether the stage has finished.
         """
         sources = {name: relpath(path.resolve(), self.folder.resolve()) for name, path in self._read_from().items()}
-        return manifest.begin(self.folder, self.name, sources=sources, **self._identity(others_work))
+        return manifest.begin(self.folder, self.name, sources=sources, **self._manifest_arguments(others_work))
 
     def check_sources(self) -> None:
-        """Refuse to read folders that are missing, unfinished or damaged."""
+        """Check that the folders to read exist, are finished and have all of their files.
+
+        Raises:
+            ValueError: a folder is unfinished or damaged.
+            FileNotFoundError: a path does not exist.
+        """
         for path in self.sources():
             if path.resolve() != self.folder.resolve():
                 manifest.check_whole(path)
@@ -180,19 +189,25 @@ class Stage(ABC, Generic[Settings]):
         shards.add_columns(self.args.source, self.folder, self.name, columns, description)
 
     def _check_folder(self) -> str:
-        return manifest.state(self.folder, self.name, **self._identity())
+        return manifest.state(self.folder, self.name, **self._manifest_arguments())
 
-    def _identity(self, others_work: bool = False) -> dict[str, Any]:
+    def _manifest_arguments(self, others_work: bool = False) -> dict[str, Any]:
         now = self.inputs()
-        return {"inputs": now, "made": others_work or self._has_made(), "defaults": self.defaults(now)}
+        return {"inputs": now, "made": others_work or self._has_results(), "defaults": self.defaults(now)}
 
     def defaults(self, now: Mapping[str, Any]) -> Json:
-        """Return values of inputs that a manifest of an older version lacks: default settings, and today's files."""
+        """Return values for inputs that a manifest of an older version lacks.
+
+        These are the defaults of the settings. For the fingerprint of files, they are the current value.
+
+        Args:
+            now (`Mapping`): Current inputs.
+        """
         known = {f.name: f.default for f in fields(self.args) if f.default is not MISSING}
         return {**known, "problems": now.get("problems")}
 
-    def _has_made(self) -> bool:
-        """Return whether the folder has results of this stage that would be lost, or mixed with new ones."""
+    def _has_results(self) -> bool:
+        """Return whether the folder has results of this stage that a run with other settings would lose or mix."""
         work = self.folder / manifest.WORK
         kept = [*work.glob("checkpoint-*"), *work.glob("final"), *work.glob("log_mu*")]
         if self.adds_columns:
@@ -200,7 +215,7 @@ class Stage(ABC, Generic[Settings]):
         return bool(kept) or bool(manifest.results(self.folder))
 
     def _read_from(self) -> dict[str, Path]:
-        """Return the folders that `lineage` follows from here."""
+        """Return the folders that `lineage` follows: the input, and the weights if a stage wrote them."""
         found = {}
         if self.args.input and Path(self.args.input).resolve() != self.folder.resolve():
             found["input"] = Path(self.args.input)

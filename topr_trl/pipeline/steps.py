@@ -1,4 +1,4 @@
-"""Steps: stages that run one after the other, or on two sides at the same time. Finished steps are skipped."""
+"""Run stages as steps, one after the other or on two sides at the same time. Finished steps are skipped."""
 
 import os
 import sys
@@ -17,11 +17,11 @@ from topr_trl.pipeline.stage import Stage
 
 @dataclass
 class Step:
-    """A stage in a sequence.
+    """Stage in a sequence.
 
     Attributes:
         stage (`Stage`): The stage with its settings.
-        after (`Step`, *optional*): Step of another side that has to finish first.
+        after (`Step`, *optional*): Step of the other side that has to finish first.
         finished (`Event`): Set when the step has finished.
     """
 
@@ -32,7 +32,13 @@ class Step:
 
 @dataclass
 class StageTimes:
-    """Seconds: of the stages that ran, of starting processes for them, and of waiting for another side."""
+    """Seconds that steps spent.
+
+    Attributes:
+        stages (`float`): Seconds in the stages.
+        starts (`float`): Seconds for starting processes.
+        waits (`float`): Seconds of waiting for the other side.
+    """
 
     stages: float = 0.0
     starts: float = 0.0
@@ -42,16 +48,22 @@ class StageTimes:
 def run_steps(
     steps: Iterable[Step], launch: LaunchArguments, out: Path, count: int, side: str = "", stop: Event | None = None
 ) -> StageTimes:
-    """Run steps in order, each once; which come later may depend on what earlier ones have found.
+    """Run steps in order.
 
     Args:
-        out: their folders are in it.
-        count: of the steps, for the titles.
-        side: its name, if there is another. The output of its processes then goes to a file, `STAGE.log`.
-        stop: ends the step that runs, and leaves out the others.
+        steps (`Iterable[Step]`): Steps. An iterator can choose the next step from the results of earlier ones.
+        launch (`LaunchArguments`): Settings for starting processes.
+        out (`Path`): Folder that contains the folders of the steps, for titles.
+        count (`int`): Number of steps, for titles.
+        side (`str`, *optional*): Name of the side, if there are two. The processes of its stages then write their
+            output to a file, `STAGE.log`.
+        stop (`Event`, *optional*): Event that ends the running step and skips the others when it is set.
+
+    Returns:
+        The seconds that the steps spent.
 
     Raises:
-        ChildProcessError: a stage failed, and its messages say why; or `stop` was set.
+        ChildProcessError: a stage failed, or `stop` was set.
     """
     spent, stop = StageTimes(), stop or Event()
     for number, step in enumerate(steps, 1):
@@ -63,32 +75,40 @@ def run_steps(
             raise ChildProcessError(f"The stage {step.stage.name} was stopped.")
         if stage.is_finished():
             stage.clean_up()
-            _say(f"{title}: done before")
+            _print_line(f"{title}: done before")
             step.finished.set()
             continue
-        _say(title)
+        _print_line(title)
         started = time.monotonic()
         if stage.runs_apart:
-            log, said = stage.folder.parent / f"{stage.name}.log" if side else None, ""
+            log, summary = stage.folder.parent / f"{stage.name}.log" if side else None, ""
             done = run_apart(stage, launch, log, stop)
             spent.starts += time.monotonic() - started - done["seconds"]
         else:
             done = stage.run()
-            said = stage.summary(done)
+            summary = stage.summary(done)
         spent.stages += done["seconds"]
         step.finished.set()
-        if side:  # the other one may have printed in between
-            said = f"{title}: {time.monotonic() - started:.0f} s. {said}".strip()
-        if said:
-            _say(said)
+        if side:  # Repeat the title, because the other side may have printed lines since.
+            summary = f"{title}: {time.monotonic() - started:.0f} s. {summary}".strip()
+        if summary:
+            _print_line(summary)
     return spent
 
 
 def run_sides(sides: Mapping[str, Sequence[Step]], launch: LaunchArguments, out: Path) -> dict[str, StageTimes]:
-    """Run sides at the same time, each in its order; a step waits for the one that it comes `after`.
+    """Run the sides at the same time, each in its own order. A step waits for its `after`.
+
+    Args:
+        sides (`Mapping[str, Sequence[Step]]`): Steps of each side, by name.
+        launch (`LaunchArguments`): Settings for starting processes.
+        out (`Path`): Folder that contains the folders of the steps, for titles.
+
+    Returns:
+        The seconds that each side spent, by name.
 
     Raises:
-        ChildProcessError: a stage failed, and its messages say why. The other side was stopped.
+        ChildProcessError: a stage failed. The other side was stopped.
     """
     stop = Event()
     with ThreadPoolExecutor(len(sides)) as pool:
@@ -98,17 +118,17 @@ def run_sides(sides: Mapping[str, Sequence[Step]], launch: LaunchArguments, out:
         try:
             return {runs[run]: run.result() for run in as_completed(runs)}
         finally:
-            stop.set()  # if one has failed, the other ends
+            stop.set()  # After a failure on one side, end the other.
 
 
-def _say(line: str) -> None:
-    """At once: `print` writes the end of the line apart, and both sides may print."""
+def _print_line(line: str) -> None:
+    """Print a line in one write. `print` writes the line break separately, so lines of two sides could mix."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def _wait_for(step: Step | None, stop: Event) -> float:
-    """Seconds until it was finished."""
+    """Wait until a step has finished, and return the seconds."""
     started = time.monotonic()
     while step is not None and not step.finished.wait(0.1):
         if stop.is_set():

@@ -1,4 +1,4 @@
-"""Trainers for the stages `log-mu` and `train`: an `OfflineTOPRTrainer` on the rows that `curate` has chosen."""
+"""Make the trainer of the stages `log-mu` and `train`: an `OfflineTOPRTrainer` on the rows that `curate` chose."""
 
 import shutil
 from copy import copy
@@ -26,47 +26,51 @@ from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.trainers.checkpoints import is_whole_checkpoint
 from topr_trl.trainers.offline import OfflineTOPRTrainer
 
-# Settings that log π of a row depends on, besides the weights.
+# Settings, besides the weights, that determine log π of a row.
 FORWARD = ("bf16", "fp16", "model_init_kwargs", "chat_template_path", "eos_token", "pad_token")
 RATIO = ("preset", "a_pos", "b_pos", "a_neg", "b_neg", "ratio_level", "log_mu")
 
 
 @dataclass
 class TrainArguments(FolderArguments, OfflineTOPRConfig, ModelConfig):
-    """Settings of `topr train`; `topr log-mu` takes those of them that log μ depends on."""
+    """Settings of `topr train`. `topr log-mu` uses a subset of them."""
 
-    output_dir: str | None = field(default=None, metadata={"help": "Folder to write: the model."})
-    save_total_limit: int | None = field(default=1, metadata={"help": "Checkpoints that are kept while training."})
+    output_dir: str | None = field(default=None, metadata={"help": "Folder to write the model to."})
+    save_total_limit: int | None = field(default=1, metadata={"help": "Number of checkpoints to keep during training."})
     iteration: int = SeedArguments.iteration
 
     def __post_init__(self) -> None:
         output_dir = self.output_dir
         validate_model(self, whole=True)
         OfflineTOPRConfig.__post_init__(self)
-        self.output_dir = output_dir  # where there is none, transformers has named one
+        self.output_dir = output_dir  # transformers replaces None with a default name.
         check_at_least(0, self, "iteration")
         if self.push_to_hub:
             raise ValueError(
-                "push_to_hub is for a trainer in your own script. Push what a command has made when it is finished: "
-                "topr push --input FOLDER --repo_id NAME."
+                "push_to_hub is a setting for trainers in your own script. Push the result of a command after it has "
+                "finished: topr push --input FOLDER --repo_id NAME."
             )
 
 
 def adapter_settings(args: TrainArguments) -> Json:
-    """Return the settings of LoRA, for a stage's inputs."""
+    """Return the settings of LoRA for the inputs of a stage."""
     return {"peft": values_of(args, ADAPTER_SETTINGS) if args.use_peft else None}
 
 
 def check_rows_per_step(trainer: OfflineTOPRTrainer, work: Path, state: PartialState) -> None:
-    """Refuse to resume with another number of rows per step: the result would be that of neither."""
+    """Check that a resumed training has the same number of rows per step as when it started.
+
+    Raises:
+        ValueError: the number of rows per step has changed.
+    """
     args, path = trainer.args, work / "rows_per_step"
     rows = str(args.per_device_train_batch_size * args.gradient_accumulation_steps * state.num_processes)
     known = path.read_text() if path.is_file() else rows
     state.wait_for_everyone()
     if known != rows:
         raise ValueError(
-            f"This training was started with {known} rows per step, and now there are {rows}: use as many processes as "
-            f"then, or remove {work.parent} to start again."
+            f"This training was started with {known} rows per step, and now there are {rows}. Use the same number of "
+            f"processes as before, or remove {work.parent} to start again."
         )
     if state.is_main_process and not path.is_file():
         work.mkdir(parents=True, exist_ok=True)
@@ -75,7 +79,19 @@ def check_rows_per_step(trainer: OfflineTOPRTrainer, work: Path, state: PartialS
 
 
 def trainer_of_rows(args: TrainArguments, all_rows: bool = False) -> tuple[OfflineTOPRTrainer, NDArray[np.int64]]:
-    """A trainer for the rows of `args.source`, and which of them it got: those that `curate` has chosen, if it has."""
+    """Make a trainer for the rows of `args.source`.
+
+    Args:
+        args (`TrainArguments`): Settings.
+        all_rows (`bool`, defaults to `False`): Whether to ignore the curation settings of the trainer, and the columns
+            that `log-mu` added.
+
+    Returns:
+        The trainer, and the positions of its rows in the source. If `curate` chose rows, the trainer gets only those.
+
+    Raises:
+        ValueError: the rows cannot be trained on, or the settings differ from those of `curate`.
+    """
     work, own = args.folder / manifest.WORK, copy(args)
     own.output_dir, own.seed = str(work), seed_of("train", args.seed, args.iteration)
     own.model_init_kwargs = {**loading(args), **(args.model_init_kwargs or {})}
@@ -83,16 +99,16 @@ def trainer_of_rows(args: TrainArguments, all_rows: bool = False) -> tuple[Offli
         rows = read_table(
             *shards_of(args.source),
             cache_dir=work / "cache",
-            # Shards that this stage has written before, and was then killed, have columns that the others lack.
+            # After a kill of `log-mu`, some shards have its columns and others do not.
             columns=columns_before("log-mu", args.source) if all_rows else None,
         )
     places, curated = np.arange(len(rows)), CHOSEN in rows.column_names
-    if MU_COLUMNS[1] in rows.column_names and _by_its_writer(args.source, model_path(args)):
-        rows = rows.remove_columns(MU_COLUMNS[1])  # of an older model of this loop
+    if MU_COLUMNS[1] in rows.column_names and _has_log_mu_of_writer(args.source, model_path(args)):
+        rows = rows.remove_columns(MU_COLUMNS[1])  # The trainer would refuse the fingerprint of an older model.
     if curated:
         places = np.flatnonzero(rows.data[CHOSEN].is_valid())
         rows = rows.remove_columns("reward").rename_column(CHOSEN, "reward").select(places)
-        _refuse_another_choice(args)
+        _check_choice(args)
         own.baseline, own.effective_positive_share = 0.0, None
     if curated or all_rows:
         own.curation, own.iteration_size = "none", None
@@ -102,8 +118,8 @@ def trainer_of_rows(args: TrainArguments, all_rows: bool = False) -> tuple[Offli
     return trainer, places
 
 
-def _by_its_writer(rows: Path, model: str) -> bool:
-    """Whether log μ of rows was computed with the weights that wrote them, from which a model has been trained."""
+def _has_log_mu_of_writer(rows: Path, model: str) -> bool:
+    """Return whether the writer of the rows computed their log μ, and `model` was trained from that writer."""
     done = lineage(rows)
     if not {"sample", "log-mu"} <= set(done):
         return False
@@ -111,10 +127,10 @@ def _by_its_writer(rows: Path, model: str) -> bool:
     return writer == scorer and writer in older_weights(Path(model))
 
 
-def _refuse_another_choice(args: TrainArguments) -> None:
-    """Rows that `curate` has chosen are not chosen again, so settings that say otherwise would have no effect.
+def _check_choice(args: TrainArguments) -> None:
+    """Raise a ValueError if a curation setting differs from the one that `curate` used, since it would have no effect.
 
-    A default value contradicts nothing: it may not have been given at all.
+    Default values pass, because the user may not have set them.
     """
     defaults = CurationArguments()
     there = lineage(args.source).get("curate", {}).get("inputs", {})
@@ -122,15 +138,21 @@ def _refuse_another_choice(args: TrainArguments) -> None:
         value = getattr(args, name)
         if not any(manifest.same_value(value, other) for other in (there[name], getattr(defaults, name))):
             raise ValueError(
-                f"{name}={value}, but the rows of {args.source} were chosen with {name}={there[name]} by topr curate. "
-                f"Leave {name} out, or curate them again."
+                f"{name}={value}, but topr curate chose the rows of {args.source} with {name}={there[name]}. Remove "
+                f"{name}, or run topr curate again."
             )
 
 
 def merge_adapter(adapter: Path, args: TrainArguments) -> None:
+    """Merge an adapter into its model, and save the model, the tokenizer and the adapter to the folder of a stage.
+
+    Args:
+        adapter (`Path`): Folder of the adapter.
+        args (`TrainArguments`): Settings of the stage.
+    """
     from peft import AutoPeftModelForCausalLM
 
-    unset_hf_deepspeed_config()  # under ZeRO-3 loading would shard the model and wait for the other processes
+    unset_hf_deepspeed_config()  # Under ZeRO-3, loading would shard the model and wait for the other processes.
     how = {name: value for name, value in loading(args).items() if name != "quantization_config"}
     AutoPeftModelForCausalLM.from_pretrained(adapter, **how).merge_and_unload().save_pretrained(args.folder)
     load_tokenizer(args).save_pretrained(args.folder)
@@ -138,7 +160,10 @@ def merge_adapter(adapter: Path, args: TrainArguments) -> None:
 
 
 def last_whole_checkpoint(run: Path, state: PartialState) -> str | None:
-    """The newest checkpoint that was written to its end (its trainer_state.json comes last); others are removed."""
+    """Return the newest complete checkpoint of a run, or None. Remove incomplete checkpoints.
+
+    All processes must call this function together.
+    """
     found = sorted(run.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     whole = [path for path in found if is_whole_checkpoint(path)]
     state.wait_for_everyone()

@@ -1,6 +1,7 @@
-"""A trial: short trainings with a few settings on a part of the rows, tested on problems that none of them has seen.
+"""Run a trial: short trainings with several settings on a part of the rows, tested on held-out problems.
 
-First each share of positives at the learning rate that is given, then the two best at a third and at three times of it.
+The first round tries each arm at the given learning rate. The second round tries the two best arms at a third of the
+learning rate and at three times the learning rate.
 """
 
 from collections.abc import Iterator
@@ -31,19 +32,19 @@ from topr_trl.pipeline.training import TrainArguments
 from topr_trl.pipeline.trial_split import GIVEN_LOG_MU, HELD_OUT, PROBLEMS, TRAINING_ROWS, Split, split
 from topr_trl.trainers.checkpoints import check_files
 
-_FACTORS = (1 / 3, 3.0)  # of the learning rate, in the second round
+_FACTORS = (1 / 3, 3.0)  # factors of the learning rate in the second round
 _ARMS_IN_SECOND_ROUND = 2
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A setting that is tried.
+    """Settings that a trial tests.
 
     Attributes:
-        name: of its folder.
-        label: in tables.
-        settings: of `topr train`, besides the learning rate.
-        factor: of the learning rate that was given.
+        name (`str`): Name of the arm's folder.
+        label (`str`): Name of the arm in tables.
+        settings (`dict[str, Any]`): Settings of `topr train`, without the learning rate.
+        factor (`float`, defaults to `1.0`): Factor of the given learning rate.
     """
 
     name: str
@@ -52,16 +53,16 @@ class Arm:
     factor: float = 1.0
 
     def rate(self, trial: TrialArguments) -> float:
-        """The learning rate, to three digits."""
+        """Return the learning rate of the arm, rounded to three digits."""
         return float(f"{trial.learning_rate * self.factor:.3g}")
 
     def at(self, factor: float) -> "Arm":
-        """The same at another learning rate."""
+        """Return the arm with the learning rate multiplied by `factor`."""
         word = "low" if factor < 1 else "high"
         return Arm(f"{self.name}-{word}-rate", self.label, self.settings, factor)
 
     def with_equal_steps(self, epochs: float, positive_share: float) -> "Arm":
-        """The same with as many steps as `epochs` over all rows have, if it reads the positives alone."""
+        """Return an arm that takes as many steps as `epochs` over all rows. Only arms of positives change."""
         if self.settings.get("curation") != "positives":
             return self
         return replace(self, settings={**self.settings, "num_train_epochs": round(epochs / positive_share, 2)})
@@ -77,19 +78,21 @@ ARMS = (
     Arm("positives-only", "positives only", {"preset": "positives_only"}),
     Arm("positives-repeated", "positives, repeated", {"curation": "positives"}),  # see `with_equal_steps`
 )
-DEFAULT = "share-50"  # the name of the arm that trains as the default baseline, the mean, does
+DEFAULT = "share-50"  # name of the arm that trains like the default baseline, the mean
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of a trial.
+    """Results of a trial. The arm None is the model before training.
 
     Attributes:
-        values: by arm, and before any training under None, the mean reward or accuracy on each held-out problem.
-        by_answers: whether values are shares of right answers that were sampled; otherwise mean rewards, estimated.
-        effective_samples: by arm; see `OffPolicyValues`. Empty where completions were sampled.
-        trained_rows: rows that each training has read.
-        greedy: by arm, whether the greedy answer to each held-out problem is right. Empty without greedy answers.
+        values (`dict`): Accuracy or mean reward on each held-out problem, by arm.
+        by_answers (`bool`): Whether `values` are accuracies of sampled completions. Otherwise, they are mean rewards,
+            estimated from the logged rows.
+        effective_samples (`dict`): Effective sample size by arm, see `OffPolicyValues`. Empty if `by_answers`.
+        trained_rows (`int`): Number of rows that each training read.
+        greedy (`dict`): Whether the greedy answer to each held-out problem is right, by arm. Empty without greedy
+            answers.
     """
 
     values: dict[Arm | None, NDArray[np.float64]]
@@ -100,11 +103,18 @@ class Outcome:
 
 
 def run_trial(trial: TrialArguments) -> Outcome:
-    """Run a trial to its end, or from where it stopped.
+    """Run a trial, or continue it where it stopped.
+
+    Args:
+        trial (`TrialArguments`): Settings of the trial.
+
+    Returns:
+        The results.
 
     Raises:
-        ValueError, FileNotFoundError: settings or rows do not fit; before anything is trained, where it can be known.
-        ChildProcessError: a stage failed; its messages say why.
+        ValueError: the rows cannot be used for a trial, or two settings contradict each other.
+        FileNotFoundError: a file does not exist.
+        ChildProcessError: a stage failed.
     """
     check_launch("trial", trial)
     source = trial.source
@@ -112,7 +122,10 @@ def run_trial(trial: TrialArguments) -> Outcome:
     check_files(model_path(trial))
     out = trial.folder
     if out.resolve().is_relative_to(source.resolve()):
-        raise ValueError(f"The results cannot be in the folder of the rows: name another --output_dir than {out}.")
+        raise ValueError(
+            f"--output_dir={out} is inside {source}, and results cannot be in the folder of the rows. Name another "
+            "folder."
+        )
     with locks.lock(out):
         rows = split(trial, source, out / "rows", {arm.name: arm.settings for arm in ARMS})
         parts = _StepsOfTrial(trial, out, rows)
@@ -120,11 +133,8 @@ def run_trial(trial: TrialArguments) -> Outcome:
         return parts.outcome()
 
 
-# Stages.
-
-
 class _Tested(NamedTuple):
-    """Results of one arm: values by problem, effective samples, and greedy answers by problem, if there are any."""
+    """Test results of one arm; see `Outcome` for the fields."""
 
     values_P: NDArray[np.float64]
     effective_samples: float
@@ -132,16 +142,16 @@ class _Tested(NamedTuple):
 
 
 class _StepsOfTrial:
-    """The steps of a trial, in order; later ones depend on what earlier ones have found."""
+    """Make the steps of a trial. The second round depends on the results of the first."""
 
     def __init__(self, trial: TrialArguments, out: Path, rows: Split) -> None:
         self.trial, self.out, self.rows = trial, out, rows
         epochs = trial.num_train_epochs
         self.first = [arm.with_equal_steps(epochs, rows.positive_share) for arm in ARMS if arm.name in rows.settings]
         self.found: dict[Arm | None, _Tested] = {}
-        of_testing = 2 if rows.by_answers else 1
+        test_steps = 2 if rows.by_answers else 1
         arms = len(self.first) + _ARMS_IN_SECOND_ROUND * len(_FACTORS)
-        self.count = of_testing + arms * (1 + of_testing)
+        self.count = test_steps + arms * (1 + test_steps)
 
     def steps(self) -> Iterator[Step]:
         yield from self._testing(None)
@@ -158,7 +168,7 @@ class _StepsOfTrial:
         changes = {"input": rows, "output_dir": model, "learning_rate": arm.rate(self.trial)}
         yield Step(Train(stage_args(TrainArguments, self.trial, **changes, **arm.settings)))
         yield from self._testing(arm)
-        manifest.discard(self._folder(arm) / "model")  # eleven of them would fill a disk
+        manifest.discard(self._folder(arm) / "model")  # Models of all arms would fill a disk.
 
     def _testing(self, arm: Arm | None) -> Iterator[Step]:
         rows = str(self._folder(arm) / ROLLOUTS)
@@ -175,10 +185,12 @@ class _StepsOfTrial:
         else:
             held_out = self.out / "rows" / HELD_OUT
             rewards = np.unique(_read(held_out)["reward"])
-            # Every row needs its log-probability: none is to be 0 after the baseline.
-            between = float(rewards[:2].mean()) if len(rewards) > 1 else float(rewards[0]) - 1
-            every = {"preset": "opr", "baseline": str(between), "log_mu": "trainer"}
-            changes = {"input": str(held_out), "output_dir": rows, "model_name_or_path": model, **every}
+            # The trainer skips rows whose reward equals the baseline, so choose a baseline that no reward equals.
+            baseline = float(rewards[:2].mean()) if len(rewards) > 1 else float(rewards[0]) - 1
+            changes = {
+                "input": str(held_out), "output_dir": rows, "model_name_or_path": model,
+                "preset": "opr", "baseline": str(baseline), "log_mu": "trainer",
+            }  # fmt: skip
             yield Step(ComputeLogMu(stage_args(TrainArguments, self.trial, **changes)))
         self.found[arm] = self._values_of(arm)
 
@@ -186,7 +198,7 @@ class _StepsOfTrial:
         return self.out / ("base" if arm is None else arm.name)
 
     def outcome(self) -> Outcome:
-        """Return the results of all arms, and of the model before training."""
+        """Return the results of all arms and of the model before training."""
         by_answers, found = self.rows.by_answers, self.found.items()
         values = {arm: tested.values_P for arm, tested in found}
         samples = {} if by_answers else {arm: tested.effective_samples for arm, tested in found}
@@ -201,9 +213,9 @@ class _StepsOfTrial:
             greedy_P = None if samples.greedy_P is None else samples.greedy_P[order]
             return _Tested(expected_pass(samples, 1)[order], float(samples.num_samples), greedy_P)
         table, base = _read(rows), _read(self._folder(None) / ROLLOUTS)
-        # The log μ that rows brought is of who wrote them; rows without any were written by the model before.
-        mu = base[GIVEN_LOG_MU].to_numpy() if GIVEN_LOG_MU in base.column_names else _sums(base)
-        values = off_policy_values(_sums(table) - mu, table["reward"].to_numpy(), table["problem_id"].to_numpy())
+        # Without log μ in the given rows, assume that the model before training wrote them.
+        mu = base[GIVEN_LOG_MU].to_numpy() if GIVEN_LOG_MU in base.column_names else _sum_log_mu(base)
+        values = off_policy_values(_sum_log_mu(table) - mu, table["reward"].to_numpy(), table["problem_id"].to_numpy())
         return _Tested(values.values_P, values.effective_samples)
 
 
@@ -212,5 +224,5 @@ def _read(folder: Path) -> pa.Table:
     return pa.concat_tables([read_shard(shard, columns) for shard in shards_of(folder)])
 
 
-def _sums(table: pa.Table) -> NDArray[np.float64]:
+def _sum_log_mu(table: pa.Table) -> NDArray[np.float64]:
     return np.array([float(np.sum(logps)) for logps in table["mu_logps"].to_pylist()])

@@ -1,4 +1,4 @@
-"""The rows of a trial: problems that are held out, rows of the others to train on, and what can be tried on them."""
+"""Split the rows of a trial into rows to train on and held-out problems, and select the arms that fit the rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,21 +23,22 @@ from topr_trl.pipeline.shards import CHOSEN, MU_COLUMNS
 from topr_trl.rewards import CORRECT, text_of
 from topr_trl.tasks import TASKS
 
-TRAINING_ROWS, HELD_OUT, PROBLEMS = "training", "held-out", "problems.parquet"  # in the folder of a split
-GIVEN_LOG_MU = "given_log_mu"  # of held-out rows that brought log μ: its sum
-_JUDGED = 200  # rows that are judged again, to see whether the judge is theirs
-_ALIKE = 0.95  # share of them that must get the verdict that they have
+TRAINING_ROWS, HELD_OUT, PROBLEMS = "training", "held-out", "problems.parquet"  # names in the folder of a split
+GIVEN_LOG_MU = "given_log_mu"  # column of held-out rows: sum of the log μ that came with the row
+_JUDGED = 200  # number of rows to judge again, to check that the judge agrees with their rewards
+_ALIKE = 0.95  # share of these rows on which the judge must agree
 
 
 @dataclass(frozen=True)
 class Split:
-    """The rows of a trial after they were split.
+    """Result of splitting the rows of a trial.
 
     Attributes:
-        by_answers: whether the held-out problems are sampled and judged; otherwise their rows' rewards are weighted.
-        rows: to train on.
-        positive_share: of them, by their rewards as they are.
-        settings: names of those that can be tried on these rows, and differ on them.
+        by_answers (`bool`): Whether to test by sampling and judging completions of the held-out problems. Otherwise,
+            the mean reward is estimated from their logged rows.
+        rows (`int`): Number of rows to train on.
+        positive_share (`float`): Share of these rows whose reward is at least the mean.
+        settings (`list[str]`): Names of the arms that fit the rows.
     """
 
     by_answers: bool
@@ -47,13 +48,16 @@ class Split:
 
 
 def split(trial: TrialArguments, source: Path, folder: Path, settings: Mapping[str, Mapping[str, Any]]) -> Split:
-    """Write the rows to train on and the held-out ones, of other problems; once.
+    """Write the rows to train on and the held-out problems or rows, unless they are written already.
 
     Args:
-        settings: of `topr train`, by name.
+        trial (`TrialArguments`): Settings of the trial.
+        source (`Path`): Folder or file of rows.
+        folder (`Path`): Folder to write.
+        settings (`Mapping`): Settings of `topr train` for each arm, by the name of the arm.
 
     Raises:
-        ValueError: the rows are of too few problems, their rewards are all the same, or they cannot be tested.
+        ValueError: the rows have too few problems, all rewards are equal, or the rows cannot be tested.
     """
     names = ("trial_rows", "held_out_problems", "test_by", "seed")
     wanted = {"input": manifest.fingerprint(source), **{name: getattr(trial, name) for name in names}}
@@ -61,9 +65,9 @@ def split(trial: TrialArguments, source: Path, folder: Path, settings: Mapping[s
         wanted["task"] = task_of_rows(trial.source, trial.task)
     if not manifest.begin(folder, "split", wanted, {"input": relpath(source.resolve(), folder.resolve())}, made=False):
         try:
-            rows, training, tested, made = _plan(trial, source, folder, settings)
+            rows, training, tested, made = _choose_rows(trial, source, folder, settings)
         except Exception:
-            manifest.forget(folder, "split")  # nothing is written yet, and other rows may follow
+            manifest.forget(folder, "split")  # Nothing is written yet, so the user can try other rows.
             raise
         save_rows(rows.select(training), folder / TRAINING_ROWS)
         if made.by_answers:
@@ -80,24 +84,25 @@ def split(trial: TrialArguments, source: Path, folder: Path, settings: Mapping[s
     return Split(entry["by_answers"], entry["rows"], entry["positive_share"], entry["settings"])
 
 
-def _plan(
+def _choose_rows(
     trial: TrialArguments, source: Path, folder: Path, settings: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Dataset, NDArray[np.int64], Dataset, Split]:
-    """The rows, which of them to train on, the held-out problems or rows, and what is said of them."""
-    rows = _as_they_came(load_rows(source, cache_dir=folder / manifest.WORK))
+    """Return the rows, the positions of the rows to train on, the held-out problems or rows, and the split."""
+    rows = _without_stage_columns(load_rows(source, cache_dir=folder / manifest.WORK))
     training_temperatures(rows)
     rewards, of_row = reward_column(rows), rollouts_of(rows).of_first_row(problem_column(rows))
     problems = np.unique(of_row, return_inverse=True)[1]
     count = int(problems.max()) + 1
     if count < 6:
         raise ValueError(
-            f"A trial tests on problems that it does not train on, and needs at least 6; {source} has {count}."
+            f"A trial holds out problems to test on, and needs at least 6; {source} has {count}. Add rows of other "
+            "problems."
         )
     rng = np.random.default_rng(trial.seed)
     order = rng.permutation(count)
     held_out = min(trial.held_out_problems, count // 3)
     tested = np.flatnonzero(np.isin(problems, order[:held_out]))
-    # Whole problems: the mean of a problem is one of the baselines.
+    # Take whole problems, because one of the arms uses the mean reward of each problem.
     sizes = np.bincount(problems)[order[held_out:]].cumsum()
     enough = int(np.searchsorted(sizes, trial.trial_rows)) + 1
     training = np.flatnonzero(np.isin(problems, order[held_out:][:enough]))
@@ -105,36 +110,36 @@ def _plan(
     if len(names) < 2:
         raise ValueError(
             f"There is nothing to choose between: the rewards of the {len(training)} rows to train on are all "
-            f"{rewards[training][0]:g}. A trial needs good and bad rows."
+            f"{rewards[training][0]:g}. Use rows with different rewards."
         )
     positive_share = float((rewards[training] >= rewards[training].mean()).mean())
     if "reward" not in rows.column_names:
         rows = rows.add_column("reward", rewards)
-    by_answers = _by_answers(trial, rows.select(tested), rewards[tested])
+    by_answers = _can_judge(trial, rows.select(tested), rewards[tested])
     _, first, numbers = np.unique(problems[tested], return_index=True, return_inverse=True)
     if by_answers:
         kept = rows.select(tested[first]).select_columns(["prompt", "answer"])
         kept = kept.add_column("problem_id", np.arange(held_out))
     elif len(tested) < 2 * held_out:
         raise ValueError(
-            f"The {held_out} held-out problems have {len(tested)} rows: to weight their rewards a trial needs several "
-            "completions of each problem."
+            f"The {held_out} held-out problems have {len(tested)} rows: to estimate rewards, a trial needs several "
+            "completions of each problem. Add rows, or use --test_by answers."
         )
     else:
-        kept = _to_weight(rows.select(tested), numbers)
+        kept = _prepare_held_out(rows.select(tested), numbers)
     return rows, training, kept, Split(by_answers, len(training), positive_share, names)
 
 
-def _as_they_came(rows: Dataset) -> Dataset:
-    """Without what stages have added to choose rows and to train on them."""
+def _without_stage_columns(rows: Dataset) -> Dataset:
+    """Drop the columns that `curate` and `log-mu` added."""
     gone = {CHOSEN}
-    if MU_COLUMNS[1] in rows.column_names:  # computed by a stage, for the rows that were chosen
+    if MU_COLUMNS[1] in rows.column_names:  # `log-mu` computed both columns. Users give `mu_logps` alone.
         gone |= set(MU_COLUMNS)
     return rows.remove_columns(sorted(gone & set(rows.column_names)))
 
 
 def _is_worth_trying(settings: Mapping[str, Any], rewards: FloatArray, problems: NDArray[np.int64]) -> bool:
-    """Whether a setting can be tried on rows, and is not the same as another on them."""
+    """Return whether an arm can train on the rows and differs from the other arms there."""
     if settings.get("baseline") == "group_mean":
         means = np.bincount(problems, rewards) / np.maximum(np.bincount(problems), 1)
         return bool((rewards != means[problems]).any())
@@ -144,24 +149,28 @@ def _is_worth_trying(settings: Mapping[str, Any], rewards: FloatArray, problems:
         except ValueError:
             return False
         return True
-    if settings.get("baseline") == "0":  # without a negative it is positives only
+    if settings.get("baseline") == "0":  # Without negative rewards, this is the arm `positives-only`.
         return bool((rewards < 0).any())
     return bool((rewards != rewards[0]).any())
 
 
-def _by_answers(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> bool:
-    """Whether held-out problems can be sampled and judged, by a judge that agrees with the rows' rewards."""
+def _can_judge(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> bool:
+    """Return whether to test by answers: the task's judge can judge the rows and agrees with their rewards.
+
+    Raises:
+        ValueError: `test_by` is `"answers"`, and the judge cannot judge the rows or does not agree.
+    """
     if trial.test_by == "rewards":
         return False
     some = rows.select(range(min(_JUDGED, len(rows))))
-    texts = (
+    can_read = (
         {"prompt", "completion", "answer"} <= set(rows.column_names)
         and all(isinstance(text, str) for name in ("prompt", "answer") for text in some[name])
         and not any(isinstance(token, int) for completion in some["completion"] for token in completion[:1])
     )
     task = task_of_rows(trial.source, trial.task)
     agreed = 0.0
-    if texts:
+    if can_read:
         written = [text_of(completion, i) for i, completion in enumerate(some["completion"])]
         verdicts = [verdict for verdict, _ in TASKS[task].judge(written, some["answer"][:])]
         agreed = float(np.mean([(v == CORRECT) == (r > 0) for v, r in zip(verdicts, rewards, strict=False)]))
@@ -169,26 +178,30 @@ def _by_answers(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> bo
         return True
     if trial.test_by == "answers":
         why = (
-            f"the judge of the task {task} agrees with the rewards of {agreed:.0%} of the rows" if texts
+            f"the judge of the task {task} agrees with the rewards of {agreed:.0%} of the rows" if can_read
             else f"the rows need the columns prompt and answer (text) and completion; found {rows.column_names}"
         )  # fmt: skip
         raise ValueError(
-            f"test_by='answers': {why}. Name another --task, or weight the rewards of held-out rows: --test_by rewards."
+            f"test_by='answers': {why}. Name another --task, or use the logged rewards with --test_by rewards."
         )
     return False
 
 
-def _to_weight(rows: Dataset, numbers: NDArray[np.int64]) -> Dataset:
-    """Held-out rows for the log-probabilities of each model."""
+def _prepare_held_out(rows: Dataset, numbers: NDArray[np.int64]) -> Dataset:
+    """Return held-out rows for computing log-probabilities, with the sum of the given log μ.
+
+    Raises:
+        ValueError: a rollout can have several rows, or some rows lack log μ.
+    """
     if ROLLOUT in rows.column_names:
         raise ValueError(
-            f"A trial cannot weight the rewards of rollouts that are split into several rows ({ROLLOUT}). If the "
-            "answers can be judged, use --test_by answers; otherwise give it the rollouts that are one row."
+            f"A trial cannot estimate rewards if a rollout has several rows (column {ROLLOUT}). If the answers can be "
+            "judged, use --test_by answers. Otherwise, give it only rollouts of one row, without the column."
         )
     rows = explicit_masks(rows)
     if MU_COLUMNS[0] in rows.column_names:
         known = checked_column(rows, MU_COLUMNS[0], lambda logps: logps is not None, "log μ", "Drop the column.")
         rows = rows.add_column(GIVEN_LOG_MU, [float(np.sum(logps)) for logps in known])
-    # The trained models are no samplers of these rows.
+    # These columns belong to the writer of the rows, not to the models of the trial.
     gone = [name for name in (*MU_COLUMNS, "sampler_logps", "problem_id") if name in rows.column_names]
     return rows.remove_columns(gone).add_column("problem_id", numbers)

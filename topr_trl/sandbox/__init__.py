@@ -1,4 +1,4 @@
-"""Run programs that a model wrote, in processes of their own."""
+"""Run programs that a model wrote in a sandbox."""
 
 from topr_trl.sandbox.unit_tests import run_tests
 

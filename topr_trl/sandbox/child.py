@@ -1,8 +1,8 @@
-"""Runs programs: the worker's side of `topr_trl.sandbox.unit_tests`. It imports only the standard library.
+"""Run programs in a worker process, for `topr_trl.sandbox.unit_tests`. Only the standard library is imported.
 
-A worker enters its own namespaces once. For each program it forks a supervisor, and the supervisor forks the child that
-runs the program. The supervisor kills the child, and all processes that the child started, when the child is done or
-when the control pipe closes: the worker holds its other end, so it closes when the worker is killed, too.
+A worker enters its own namespaces once. For each program, it forks a supervisor, and the supervisor forks the child
+that runs the program. The supervisor kills the child and all of its descendants when the child ends, or when the
+control pipe closes. The worker holds the other end of this pipe, so the pipe also closes when the worker is killed.
 """
 
 import ctypes
@@ -22,12 +22,12 @@ from typing import Any
 if sys.platform == "linux":
     import resource
 
-NO_PROGRAM = "no program"  # the result for a text that does not compile
-NOT_STARTED = "not started"  # the result if the sandbox failed, and not the program
-RAN = "ran\n"  # the program's own output comes after this
+NO_PROGRAM = "no program"  # result for a text that does not compile
+NOT_STARTED = "not started"  # result if the sandbox failed before the program started
+RAN = "ran\n"  # prefix of the results of a program that started
 
-_PROCESSES = 16  # per program, threads included
-_FILE_BYTES = 1 << 20  # per file that a program writes; all of its files together: four times that
+_PROCESSES = 16  # limit per program, including threads
+_FILE_BYTES = 1 << 20  # limit per file; the limit for all files of a program is four times as large
 _OPEN_FILES = 64
 _RESULT_BYTES = 1 << 20
 _RESULT_FD, _STARTED, _REFUSED, _COMPILED = 3, b"\n", b"-", b"+"
@@ -44,7 +44,12 @@ _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _CAPABILITY_VERSION_3 = 36, 38, 0
 
 
 def canonical(value: Any) -> str:
-    """One line of text that equal values share (`1 == 1.0 == True`). Methods of subclasses are never called.
+    """Return one line of text for a value. Equal values (`1 == 1.0 == True`) have the same text.
+
+    Methods of subclasses are never called, since a program could define them.
+
+    Args:
+        value (`Any`): Value to write as text.
 
     Raises:
         TypeError: the value holds something other than None, numbers, text, bytes, lists, tuples, sets and dicts.
@@ -70,28 +75,39 @@ def canonical(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """A program, and how it is run."""
+    """Program to run, with its limits.
+
+    Attributes:
+        program (`str`): Source text.
+        calls (`list[str]`): Expressions to evaluate after the program.
+        seconds (`float`): Limit of wall-clock time.
+        memory (`int`): Limit of address space, in bytes.
+        directory (`str`): Working directory.
+        isolated (`bool`): Whether the program runs in its own namespaces.
+        user (`int`, *optional*): Id of the user who runs the program. Default: the user of the worker.
+    """
 
     program: str
     calls: list[str]
     seconds: float
-    memory: int  # bytes of address space
-    directory: str  # where it works
-    isolated: bool  # whether it has its own namespaces
-    user: int | None  # who runs it, if not the worker's user
+    memory: int
+    directory: str
+    isolated: bool
+    user: int | None
 
 
 def run(item: list[Any] | None) -> str:
     """Run a program and evaluate calls in it.
 
     Args:
-        item: `[program, calls, seconds, memory]`, or None to only ask how strong the sandbox is.
+        item (`list`, *optional*): `[program, calls, seconds, memory]`. With None, only check the sandbox.
 
     Returns:
-        `RAN` and one line per call: the canonical text of its value, or `!` and the name of an exception; fewer lines
-        if the program ended early, `!Timeout` if it took too long. `NO_PROGRAM` if it does not compile, `NOT_STARTED`
-        if the sandbox failed. A program can only influence what comes after `RAN`. For None: which protections are
-        missing on this machine, empty if none.
+        `NO_PROGRAM` if the program does not compile, `NOT_STARTED` if the sandbox failed. Otherwise, `RAN` and one line
+        per call: the canonical text of its value, or `!` and the name of an exception. There are fewer lines if the
+        program ended early, and `!Timeout` if it took too long. A program can only affect the text after `RAN`.
+
+        For None, a description of the protections that this machine lacks, or `""` if it lacks none.
     """
     refused, user = enter_namespaces(), unprivileged_user()
     if item is None:
@@ -111,7 +127,7 @@ def run(item: list[Any] | None) -> str:
         return NOT_STARTED
     if supervisor == 0:
         os.close(held_open)
-        _and_exit(lambda: _supervise(job, to_results, control))
+        _run_and_exit(lambda: _supervise(job, to_results, control))
     os.close(to_results)
     os.close(control)
     try:
@@ -140,8 +156,8 @@ def _read(results: int, seconds: float) -> str:
     return f"{RAN}!Timeout"
 
 
-def _and_exit(work: Callable[[], object]) -> None:
-    """Do the work of a forked process, in which no code of the worker must run afterwards."""
+def _run_and_exit(work: Callable[[], object]) -> None:
+    """Do some work in a forked process, and exit without running any further code of the worker."""
     code = 1
     try:
         work()
@@ -150,20 +166,20 @@ def _and_exit(work: Callable[[], object]) -> None:
         os._exit(code)
 
 
-def _works(work: Callable[[], object]) -> bool:
-    """Whether something succeeds, tried in another process."""
+def _succeeds(work: Callable[[], object]) -> bool:
+    """Return whether some work succeeds in a forked process."""
     child = os.fork()
     if child == 0:
-        _and_exit(work)
+        _run_and_exit(work)
     return os.waitpid(child, 0)[1] == 0
 
 
 @cache
 def enter_namespaces() -> str:
-    """Give up the network, writable files, other processes and the directories of `_hidden`.
+    """Give up access to the network, to writing files, to other processes and to private directories.
 
     Returns:
-        What the kernel refuses; empty if nothing.
+        A description of the protection that the kernel refuses, or `""` if it refuses none.
     """
     user, group = os.geteuid(), os.getegid()
     os.umask(0o022)
@@ -175,9 +191,9 @@ def enter_namespaces() -> str:
                 with open(f"/proc/self/{file}", "w") as opened:
                     opened.write(content)
         _libc("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
-        if not _works(_own_processes_and_files):
+        if not _succeeds(_enter_program_namespaces):
             raise OSError("PID namespaces")
-        for directory in _hidden():
+        for directory in _directories_to_hide():
             _hide(directory, kept={os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)})
         attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY)
         size = ctypes.c_size_t(ctypes.sizeof(attributes))
@@ -187,14 +203,14 @@ def enter_namespaces() -> str:
     return ""
 
 
-def _hidden() -> list[str]:
-    """Directories with other processes' environments, sockets, keys and tokens."""
+def _directories_to_hide() -> list[str]:
+    """Return the directories to hide, which contain environments of processes, sockets, keys and tokens."""
     places = ["/proc", "/run", "/tmp", "/var/tmp", os.path.expanduser("~")]
     return [place for place in map(os.path.realpath, places) if os.path.isdir(place) and place != "/"]
 
 
 def _hide(directory: str, kept: set[str]) -> None:
-    """Mount an empty directory over this one; only the directories of `kept` stay visible in it."""
+    """Mount an empty directory over a directory. Only the directories in `kept` stay visible in it."""
     inside = [path for path in kept if os.path.commonpath([path, directory]) == directory]
     trees = {path: _libc("syscall", _SYS_OPEN_TREE, _AT_FDCWD, path.encode(), _CLONED_TREE) for path in inside}
     _libc("mount", b"tmpfs", directory.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, b"size=64k,mode=0755")
@@ -206,17 +222,23 @@ def _hide(directory: str, kept: set[str]) -> None:
 
 @cache
 def unprivileged_user() -> int | None:
-    """The user who runs programs where the worker is root: an id that no account has, one per worker.
+    """Return the id of the user who runs programs if the worker is root. No account has this id.
 
-    It cannot write root's files or signal root's processes, and the limit on processes, which does not bind root,
-    counts only its own. None if the worker is not root, or if other users cannot read Python's own files.
+    The user cannot write root's files or signal root's processes. The limit on processes applies to this user, but
+    would not apply to root. Each worker has another id, so that workers do not share the limit.
+
+    Returns:
+        The id. None if the worker is not root, or if other users cannot read the files of Python.
     """
     user = 61_184 + os.getpid() % 4_096  # systemd's range for temporary users
-    return user if os.geteuid() == 0 and _works(lambda: _become(user, os.__file__)) else None
+    return user if os.geteuid() == 0 and _succeeds(lambda: _switch_user(user, os.__file__)) else None
 
 
-def _own_processes_and_files() -> None:
-    """New namespaces: all processes of the PID namespace end with its first, the next fork; /dev/shm is empty."""
+def _enter_program_namespaces() -> None:
+    """Enter namespaces with their own process ids and an empty /dev/shm.
+
+    The next fork is the first process of the PID namespace. When it ends, the kernel kills all others.
+    """
     _libc("unshare", _CLONE_NEWPID | _CLONE_NEWNS)
     size = f"size={4 * _FILE_BYTES},mode=0777".encode()
     _libc("mount", b"tmpfs", b"/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, size)
@@ -224,31 +246,31 @@ def _own_processes_and_files() -> None:
 
 def _supervise(job: Job, to_results: int, control: int) -> None:
     if job.isolated:
-        _own_processes_and_files()
+        _enter_program_namespaces()
     else:
         _libc("prctl", _PR_SET_CHILD_SUBREAPER, 1)
     child = os.fork()
     if child == 0:
-        _and_exit(lambda: _run_program(job, to_results))
+        _run_and_exit(lambda: _run_program(job, to_results))
     os.close(to_results)
     select.select([control, os.pidfd_open(child)], [], [])
-    for kill in (os.killpg, os.kill):  # the first process of a PID namespace takes the others with it
+    for kill in (os.killpg, os.kill):  # Killing the first process of a PID namespace kills the others, too.
         with suppress(ProcessLookupError):
             kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    while not job.isolated and (left := _children()):  # processes that left the group
+    while not job.isolated and (left := _children()):  # Some processes may have left the process group.
         for orphan in left:
             os.kill(orphan, signal.SIGKILL)
             os.waitpid(orphan, 0)
 
 
 def _children() -> list[int]:
-    """Children of this process, including adopted descendants (`PR_SET_CHILD_SUBREAPER`)."""
+    """Return the children of this process, including adopted descendants (`PR_SET_CHILD_SUBREAPER`)."""
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return [int(pid) for pid in file.read().split()]
 
 
-def _become(user: int, and_read: str = os.devnull) -> None:
+def _switch_user(user: int, and_read: str = os.devnull) -> None:
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
@@ -263,7 +285,7 @@ def _run_program(job: Job, to_results: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    os.closerange(_RESULT_FD + 1, 256)  # among them the worker's pipes
+    os.closerange(_RESULT_FD + 1, 256)  # These include the pipes of the worker.
     _drop_rights(job)
     os.write(_RESULT_FD, _STARTED)
     space = {"__name__": "program"}
@@ -272,7 +294,7 @@ def _run_program(job: Job, to_results: int) -> None:
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
         os.write(_RESULT_FD, _REFUSED)
         return
-    os.write(_RESULT_FD, _COMPILED)  # before the program runs
+    os.write(_RESULT_FD, _COMPILED)  # Written before the program runs, so that it cannot fake this line.
     try:
         exec(compiled, space)
     except BaseException as error:
@@ -297,7 +319,7 @@ def _drop_rights(job: Job) -> None:
     for limit, value in limits.items():
         resource.setrlimit(limit, (value, value))
     if job.user is not None:
-        _become(job.user)
+        _switch_user(job.user)
     _libc("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     header, none = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
     _libc("capset", ctypes.byref(header), ctypes.byref(none))

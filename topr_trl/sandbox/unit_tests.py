@@ -1,7 +1,7 @@
-"""Programs that a model wrote, run in a sandbox and judged by their unit tests.
+"""Run programs that a model wrote in a sandbox, and judge them by unit tests.
 
-The calls of the tests are evaluated in the program's process; their values come back as text and are compared here. The
-right values never enter the sandbox, so a program passes only by computing them.
+The sandbox evaluates the calls of the tests and returns the values as text. The comparison runs in this process. The
+right values never enter the sandbox, so a program can only pass by computing them.
 """
 
 import ast
@@ -17,32 +17,38 @@ from topr_trl.sandbox.child import NO_PROGRAM, NOT_STARTED, RAN, canonical
 from topr_trl.sandbox.worker_pool import WorkerPool
 from topr_trl.user_warnings import warn_user
 
-_SECONDS_AROUND = 15.0  # to start and end a program
+_SECONDS_AROUND = 15.0  # extra time for starting and ending a program
 
 
 def run_tests(
     programs: Sequence[str], tests: Sequence[str], seconds: float = 3.0, memory_mb: int = 256
 ) -> list[Judgement]:
-    """Judge Python programs by their unit tests, several at a time. A `topr_trl.rewards.Judge` whose truths are tests.
+    """Judge Python programs by their unit tests, in several processes. It is a `topr_trl.rewards.Judge`.
 
     Args:
-        programs: source texts. They are never run in this process.
-        tests: one text per program, lines of the form `assert CALL == LITERAL`, as in `assert f([1, 2]) == 3`.
-        seconds: wall-clock limit for a program and its tests.
-        memory_mb: MiB of address space for each of its processes.
+        programs (`Sequence[str]`):
+            Source texts. They never run in this process.
+        tests (`Sequence[str]`):
+            Tests of each program: lines of the form `assert CALL == LITERAL`, as in `assert f([1, 2]) == 3`.
+        seconds (`float`, *optional*, defaults to `3.0`):
+            Limit of wall-clock time for a program and its tests.
+        memory_mb (`int`, *optional*, defaults to `256`):
+            Limit of address space for each process of a program, in MiB.
 
     Returns:
-        One verdict and answer per program: `"correct"` and its tests if all pass, `"invalid"` and None if it does not
-        compile, otherwise `"incorrect"` and the values of the calls, one per line (`!` and a name where a call raised
-        or the program ended). Programs that behave alike share an answer.
+        `list[Judgement]`: one verdict and answer per program. If all tests pass, they are `"correct"` and the tests. If
+        the program does not compile, they are `"invalid"` and None. Otherwise, they are `"incorrect"` and the values
+        of the calls, one per line. A line `!` with a name stands for an exception or for an early end.
 
     Raises:
-        OSError: this is not Linux.
-        RuntimeError: the sandbox itself failed.
-        ValueError: tests have another form, there is none, or a limit is not positive.
+        OSError: the system is not Linux.
+        RuntimeError: the sandbox failed.
+        ValueError: tests have another form, a program has no test, or a limit is not positive.
     """
     if seconds <= 0 or memory_mb < 1:
-        raise ValueError(f"A program needs time and memory: seconds={seconds}, memory_mb={memory_mb}.")
+        raise ValueError(
+            f"A program needs time and memory: set seconds={seconds} and memory_mb={memory_mb} to positive values."
+        )
     pairs = list(zip(programs, tests, strict=True))
     distinct = list(dict.fromkeys(pairs))
     items = [[program, parse_tests(text)[0], seconds, memory_mb << 20] for program, text in distinct]
@@ -52,7 +58,9 @@ def run_tests(
         with tqdm(total=len(items), desc="Running tests", unit="program", delay=5, leave=False) as progress:
             found = dict(zip(distinct, pool.map(items, progress.update), strict=True))
     if NOT_STARTED in found.values():
-        raise RuntimeError("The sandbox could not start a program. Has the machine no memory or processes left?")
+        raise RuntimeError(
+            "The sandbox could not start a program. Check that the machine has free memory and process slots."
+        )
     return [_judgement(found[pair], pair[1]) for pair in pairs]
 
 
@@ -65,10 +73,13 @@ def _judgement(found: str | None, tests: str) -> Judgement:
 
 @lru_cache(maxsize=65_536)
 def parse_tests(tests: str) -> tuple[list[str], list[str]]:
-    """The calls of tests, and their right values in canonical text.
+    """Return the calls of tests, and their right values as canonical text.
+
+    Args:
+        tests (`str`): Lines of the form `assert CALL == LITERAL`.
 
     Raises:
-        ValueError: a line is not `assert CALL == LITERAL`, or there is none.
+        ValueError: a line has another form, or there is no line.
     """
     calls, values = [], []
     try:
@@ -84,27 +95,27 @@ def parse_tests(tests: str) -> tuple[list[str], list[str]]:
             f"Tests must be lines `assert CALL == LITERAL`, as in `assert f([1, 2]) == 3`; found {tests!r} ({error})."
         ) from None
     if not calls:
-        raise ValueError(f"There is no test in {tests!r}: every program would pass.")
+        raise ValueError(f"There is no test in {tests!r}, so every program would pass. Add a line with `assert`.")
     return calls, values
 
 
 @lru_cache(maxsize=4)
 def _pool(seconds: float, memory_mb: int) -> WorkerPool:
     if sys.platform != "linux":
-        raise OSError(f"The sandbox needs Linux, and this is {sys.platform}. Run this in a Linux container.")
+        raise OSError(f"The sandbox needs Linux, and this is {sys.platform}. Run it in a Linux container.")
     pool = WorkerPool(
         Path(__file__).with_name("child.py"), "run", seconds=seconds + _SECONDS_AROUND,
         memory=(memory_mb + 256) << 20,
-        # A fixed seed of hashes: a program whose result depends on the order of a set always gives the same.
+        # With a fixed hash seed, programs that depend on the order of a set have reproducible results.
         environment={"PYTHONHASHSEED": "0"},
     )  # fmt: skip
     refused = pool.map([None])[0]
     if refused is None:
-        raise RuntimeError("The sandbox could not be entered; its message is above.")
+        raise RuntimeError("The sandbox did not start; its message is above.")
     if refused:
         warn_user(
-            f"The sandbox is weaker here than it can be: {refused}. Programs have their limits of time and memory, but "
-            "can reach the network, and change files and processes as their user can. Run models that you do not "
-            "trust in a container. See docs/examples.md."
+            f"The sandbox is weaker here than it can be: {refused}. Time and memory of programs are limited, but "
+            "programs can reach the network and change all files and processes of their user. Run models that you do "
+            "not trust in a container. See docs/examples.md."
         )
     return pool

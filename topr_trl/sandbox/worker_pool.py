@@ -1,8 +1,8 @@
-"""Worker processes for items that may hang, crash or use all memory; a worker is killed when one does.
+"""Run a function in worker processes, on items that may hang, crash or use all memory.
 
-A worker is a fresh Python that reads items from its standard input and writes results to its standard output, one line
-of JSON each. It is started from files, not by importing this package: it holds no PyTorch, starts quickly, and inherits
-no GPU from its parent. It ends with its parent: at the end of its input or, while stuck in an item, by its own alarm.
+A worker is a new Python process that reads items from its standard input and writes results to its standard output, one
+line of JSON each. It does not import this package, so it starts quickly, without PyTorch and without a GPU. A worker
+ends when its parent ends: it sees the end of its input or, if it hangs in an item, its own alarm ends it.
 """
 
 import atexit
@@ -27,16 +27,22 @@ _SECONDS_TO_START = 120.0
 
 
 class WorkerPool:
-    """Calls a function on items in worker processes, with limits of time and memory per item.
+    """Pool of worker processes that call a function, with limits of time and memory. A worker at its limit is killed.
 
     Args:
-        file: the Python file that defines the function; it should import little.
-        function: its name. Its argument and result must be JSON.
-        workers: processes, started when there is work for them; default: one per core that this process may use,
-            divided among the processes of `accelerate launch`.
-        seconds: limit per item, from when a started worker gets it.
-        memory: bytes of address space per worker (Linux).
-        environment: environment variables of the workers; default: those of this process.
+        file (`Path`):
+            Python file that defines the function. Its imports should be fast.
+        function (`str`):
+            Name of the function. Its argument and its result must be JSON.
+        workers (`int`, *optional*):
+            Maximum number of processes. They start when there is work. Default: one per core that this process may
+            use, divided among the processes of `accelerate launch`.
+        seconds (`float`, *optional*, defaults to `5.0`):
+            Limit of wall-clock time per item.
+        memory (`int`, *optional*, defaults to 2 GiB):
+            Limit of address space per worker, in bytes. It applies only on Linux.
+        environment (`Mapping[str, str]`, *optional*):
+            Environment variables of the workers. Default: the variables of this process.
     """
 
     def __init__(
@@ -49,7 +55,9 @@ class WorkerPool:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         if seconds <= 0 or (workers is not None and workers < 1):
-            raise ValueError(f"A pool needs a worker and time: workers={workers}, seconds={seconds}.")
+            raise ValueError(
+                f"A pool needs a worker and time: set workers={workers} and seconds={seconds} to positive values."
+            )
         self._command = [sys.executable, "-P", __file__, str(file), function, str(seconds), str(memory)]
         self._limit = workers or _cores()
         self._seconds = seconds
@@ -60,11 +68,16 @@ class WorkerPool:
         atexit.register(self.close)
 
     def map(self, items: Sequence[Any], done: Callable[[int], object] = lambda count: None) -> list[Any]:
-        """The results in the order of the items (JSON); None where a worker was killed, died or raised.
+        """Return the results in the order of the items.
 
-        `done` is called with 1 after each item, for a progress bar.
+        Args:
+            items (`Sequence`): Arguments of the function, as JSON.
+            done (`Callable`, *optional*): Function that is called with 1 after each item, for a progress bar.
+
+        Returns:
+            The results. A result is None if the function raised, or if its worker died or was killed.
         """
-        if os.getpid() != self._owner:  # a fork: the workers belong to the parent
+        if os.getpid() != self._owner:  # This process is a fork, and the workers belong to the parent.
             self._workers, self._lock, self._owner = [], Lock(), os.getpid()
         with self._lock:
             while len(self._workers) < min(self._limit, len(items)):
@@ -72,7 +85,7 @@ class WorkerPool:
             try:
                 return self._map(items, done)
             except BaseException:
-                self._end_workers()  # or they would answer the next call with results of this one
+                self._end_workers()  # Otherwise, the next call would get results of this one.
                 raise
 
     def _start(self) -> "_Worker":
@@ -81,7 +94,7 @@ class WorkerPool:
     def _map(self, items: Sequence[Any], done: Callable[[int], object]) -> list[Any]:
         results: list[Any] = [None] * len(items)
         waiting = deque(range(len(items)))
-        tried_again: set[int] = set()  # a worker may have been killed while it was idle
+        tried_again: set[int] = set()  # Items are tried twice, since a worker may have died before it got the item.
         finished = 0
         while finished < len(items):
             for worker in self._workers:
@@ -125,7 +138,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process and the item that it works on."""
+    """Worker process, with the item that it works on."""
 
     def __init__(self, command: list[str], seconds: float, environment: Mapping[str, str] | None) -> None:
         self.process = subprocess.Popen(
@@ -148,11 +161,11 @@ class _Worker:
         self.item, self.result, self.finished = index, None, False
         self.deadline = time.monotonic() + self.seconds
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it was killed while idle; `read` will see it
+        with suppress(BrokenPipeError):  # The worker died while it was idle, and `read` will notice.
             self.process.stdin.write(json.dumps(item).encode() + b"\n")
 
     def read(self) -> bool:
-        """Take its output; False at the end of it."""
+        """Read the available output. Return False at its end, after the worker has died."""
         read = os.read(self.output, 1 << 16)
         self._read += read
         while b"\n" in self._read:
@@ -164,7 +177,7 @@ class _Worker:
         return bool(read)
 
     def end(self) -> None:
-        with self.process:  # closes its pipes, and waits for it
+        with self.process:  # Closes the pipes, and waits for the process.
             self.process.kill()
 
 
@@ -174,8 +187,8 @@ def _cores() -> int:
 
 
 def _serve(file: str, name: str, seconds: float, memory: int) -> None:
-    """The loop of a worker: one result per item, None where the function raises."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, and the worker with it
+    """Run the loop of a worker. Write one result per item, or None if the function raises."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends the worker.
     logging.disable(logging.CRITICAL)
     if sys.platform == "linux":
         import resource
@@ -189,13 +202,13 @@ def _serve(file: str, name: str, seconds: float, memory: int) -> None:
     sys.modules["served"] = module
     spec.loader.exec_module(module)
     function = getattr(module, name)
-    # Libraries that print must not write into the results.
+    # Redirect output that libraries print, so that it does not mix with the results.
     output = os.fdopen(os.dup(1), "wb", buffering=0)
     for printed in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), printed)
     output.write(_READY + b"\n")
     for line in sys.stdin.buffer:
-        # The unhandled alarm ends the process whatever it is doing; the parent, if it is alive, kills it earlier.
+        # The alarm has no handler, so it ends the process. A living parent kills the process earlier.
         signal.setitimer(signal.ITIMER_REAL, 2 * seconds + 1)
         try:
             result = function(json.loads(line))

@@ -1,9 +1,9 @@
-"""The built-in task: generated word problems in GSM8K's format, and their solutions.
+"""Generate word problems in GSM8K's format, and their solutions: the built-in task.
 
-With this task the whole loop of the paper (sample, score, curate, train, evaluate) runs on a laptop without a download.
-The bundled model learned from an author with a misconception: where a problem says "3 boxes with 4 pens each", the
-author adds 3 and 4, most of the time. So the model's most likely answer to most problems is wrong. The author also gets
-a step wrong now and then, and sometimes does not state the answer.
+With this task, the whole loop of the paper (sample, score, curate, train, evaluate) runs on a laptop without a
+download. The bundled model learned from solutions of an author with a misconception. For "3 boxes with 4 pens each",
+the author adds 3 and 4 most of the time. Therefore, the model's most likely answer to most problems is wrong. The
+author also makes random mistakes, and sometimes does not state the answer.
 """
 
 import random
@@ -15,13 +15,13 @@ from typing import NamedTuple
 import torch
 from datasets import Dataset
 
-# The bundled model and its tokenizer, made by scripts/make_careless_model.py.
+# Folder of the bundled model and its tokenizer, made by scripts/make_careless_model.py.
 CARELESS_MODEL = Path(__file__).parent / "careless_model"
 
-# A smaller model that checks solutions just as carelessly; made by the same script with --verifier.
+# Folder of a smaller model that verifies solutions with similar mistakes, made by the same script with --verifier.
 CARELESS_VERIFIER = Path(__file__).parent / "careless_verifier"
 
-# Settings for the bundled model: it is small, so it learns with large steps.
+# Defaults for the bundled model. It is small, so it needs a high learning rate.
 CARELESS_SETTINGS = {
     "max_new_tokens": 96, "num_shots": 0, "num_train_problems": 400, "num_test_problems": 400,
     "learning_rate": 1e-4, "optim": "adamw_torch", "per_device_train_batch_size": 32,
@@ -36,11 +36,11 @@ _BOXES = ("bags", "boxes", "packs", "jars", "trays")
 
 
 class Sentence(NamedTuple):
-    """A sentence of the story with its placeholders, and what it does to the running total.
+    """Template of a sentence in a problem, and its effect on the running total.
 
     Attributes:
-        text: with `{name}`, `{things}`, `{boxes}`, `{x}` and `{y}`.
-        symbol: `"+"` adds x, `"-"` subtracts x, `"+*"` adds x times y.
+        text (`str`): Text with the placeholders `{name}`, `{things}`, `{boxes}`, `{x}` and `{y}`.
+        symbol (`str`): `"+"` adds x, `"-"` subtracts x, `"+*"` adds x times y.
     """
 
     text: str
@@ -52,12 +52,12 @@ EACH = Sentence("{name} gets {x} {boxes} with {y} {things} each.", "+*")
 FINDS = Sentence("{name} finds {x} more.", "+")
 GIVES = Sentence("{name} gives away {x}.", "-")
 
-# A step's sentence is drawn from these: `EACH` for two in five.
+# The sentence of a step is drawn from these, so `EACH` has a probability of 2 in 5.
 SENTENCES = (EACH, EACH, OF, FINDS, GIVES)
 
 
 class Step(NamedTuple):
-    """A step of a problem: its sentence and its numbers; `y` is 1 where the sentence has no `{y}`."""
+    """Step of a problem: its sentence and its numbers. `y` is 1 if the sentence has no `{y}`."""
 
     sentence: Sentence
     x: int
@@ -66,7 +66,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """A word problem: its text, the start value, and the steps that lead to the answer."""
+    """Word problem: its text, the start value, the steps and the answer."""
 
     question: str
     start: int
@@ -78,16 +78,16 @@ def make_problem(rng: random.Random, num_steps: int = 2, sentences: Sequence[Sen
     """Draw a problem of `num_steps` steps. The running total never falls below zero.
 
     Args:
-        rng (`random.Random`): source of randomness.
-        num_steps (`int`, *optional*, defaults to `2`): steps of the problem.
-        sentences (`Sequence[Sentence]`, *optional*): sentences to draw from; one that is listed twice is drawn twice
-            as often.
+        rng (`random.Random`): Source of randomness.
+        num_steps (`int`, *optional*, defaults to `2`): Number of steps.
+        sentences (`Sequence[Sentence]`, *optional*): Sentences to draw from. A sentence that is listed twice is drawn
+            twice as often.
 
     Raises:
-        ValueError: no sentence adds, so a total could run out.
+        ValueError: no sentence adds, so the total could reach zero.
     """
     if all(sentence.symbol == "-" for sentence in sentences):
-        raise ValueError("sentences needs one that adds, such as FINDS.")
+        raise ValueError("sentences needs one that adds. Add a sentence such as FINDS.")
     name, things, boxes = rng.choice(_NAMES), rng.choice(_THINGS), rng.choice(_BOXES)
     total = start = rng.randint(2, 30)
     written, steps = [f"{name} has {start} {things}."], []
@@ -111,14 +111,14 @@ def make_problem(rng: random.Random, num_steps: int = 2, sentences: Sequence[Sen
 def solve(
     problem: Problem, result: Callable[[int], int] = int, times: Callable[[Sentence], str] = lambda sentence: "*"
 ) -> str:
-    """Return a worked solution that ends with `The answer is N.`
+    """Return a worked solution, which ends with "The answer is N.".
 
     Args:
-        problem ([`Problem`]): the problem.
-        result (`Callable[[int], int]`, *optional*): maps each right value to the value that the author finds. Later
-            steps use what the author found.
-        times (`Callable[[Sentence], str]`, *optional*): the operation, `"*"` or `"+"`, that the author chooses for a
-            sentence that asks for a product.
+        problem ([`Problem`]): Problem to solve.
+        result (`Callable[[int], int]`, *optional*): Function that maps the right value of a step to the value that the
+            author writes. Later steps use the written value.
+        times (`Callable[[Sentence], str]`, *optional*): Function that returns the operation, `"*"` or `"+"`, that the
+            author uses for a sentence with a product.
     """
     total, lines = problem.start, []
     for sentence, x, y in problem.steps:
@@ -137,15 +137,15 @@ def solve(
 def arithmetic_dataset(
     num_problems: int, seed: int = 0, num_steps: int = 2, sentences: Sequence[Sentence] = SENTENCES
 ) -> Dataset:
-    """Return problems in GSM8K's shape: columns `question` and `answer` (worked solution, then `#### N`).
+    """Return problems in GSM8K's format: columns `question` and `answer` (worked solution, then `#### N`).
 
-    The same seed always gives the same problems; two seeds share practically none.
+    The same seed always gives the same problems. Different seeds share almost no problems.
 
     Args:
-        num_problems (`int`): number of rows.
-        seed (`int`, *optional*, defaults to `0`): seed of the problems.
-        num_steps (`int`, *optional*, defaults to `2`): steps of each problem.
-        sentences (`Sequence[Sentence]`, *optional*): sentences to draw from, see [`make_problem`].
+        num_problems (`int`): Number of rows.
+        seed (`int`, *optional*, defaults to `0`): Seed of the problems.
+        num_steps (`int`, *optional*, defaults to `2`): Number of steps of each problem.
+        sentences (`Sequence[Sentence]`, *optional*): Sentences to draw from, see [`make_problem`].
     """
     rng = random.Random(seed)
     problems = [make_problem(rng, num_steps, sentences) for _ in range(num_problems)]

@@ -1,4 +1,4 @@
-"""GSM8K (arXiv 2110.14168): few-shot chain-of-thought prompt, answer after "The answer is"."""
+"""GSM8K (arXiv 2110.14168): few-shot chain-of-thought prompts, with the answer after "The answer is"."""
 
 import re
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from topr_trl.data.rows import need_columns, text_column
 from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 from topr_trl.rewards import CORRECT, Judgement, verdict
 
-# End a completion besides the stop token: a base model goes on with the next question of the prompt.
+# Texts that end a completion, since a base model continues with another question as in the prompt.
 STOP_STRINGS = ("\nQuestion:",)
 
-# Eight worked examples of our own, in the style of chain-of-thought prompting (arXiv 2201.11903).
+# Eight worked examples, written for this package in the style of chain-of-thought prompting (arXiv 2201.11903).
 EXEMPLARS = """\
 Question: A florist has 24 tulips and buys 3 bunches of 8 tulips each. How many tulips are there now?
 Answer: 3 bunches of 8 tulips are 3 * 8 = 24 tulips. Together with the first 24 that is 24 + 24 = 48. The answer is 48.
@@ -45,14 +45,14 @@ Answer: Each minute the tank gains 9 - 2 = 7 liters. It takes 63 / 7 = 9 minutes
 
 _STATED = ("The answer is", "the answer is")
 _NUMBER = re.compile(r"(?P<number>-?(?:\d[\d,]*(?:\.\d+)?|\.\d+))(?:/(?P<bottom>\d{1,9})(?!\d|\.\d))?")
-_PLAIN_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)")  # no exponent: 1e999999 would take a megabyte in normal form
+_PLAIN_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)")  # No exponent, since 1e999999 would have a million digits.
 _CURRENCY = str.maketrans("", "", "\\$€£")
-_LONGEST_ANSWER = 40  # characters; longer runs of digits are not answers and would take long to parse
-_EXACT = Context(prec=_LONGEST_ANSWER)  # Decimal rounds to 28 digits by default
+_LONGEST_ANSWER = 40  # in characters; longer numbers are not answers and would be slow to parse
+_EXACT = Context(prec=_LONGEST_ANSWER)  # The default rounds to 28 digits.
 
 
 def normalize_number(text: str) -> str | None:
-    """A number in normal form: no thousands separators, no trailing zeros, no `-0`; None if it is not one."""
+    """Return a number in normal form: no thousands separators, no trailing zeros, no `-0`. Else return None."""
     text = text.strip().rstrip(".").replace(",", "")
     if len(text) > _LONGEST_ANSWER or not _PLAIN_NUMBER.fullmatch(text):
         return None
@@ -60,9 +60,15 @@ def normalize_number(text: str) -> str | None:
 
 
 def extract_answer(completion: str) -> str | None:
-    """The number after the last "The answer is", in normal form; None if there is none (the paper's *invalid*).
+    """Return the number after the last "The answer is", in normal form.
 
-    Currency signs, units and other words between the phrase and the number, up to the end of the line, are skipped.
+    Currency signs, units and other words between the phrase and the number are skipped, up to the end of the line.
+
+    Args:
+        completion (`str`): Completion.
+
+    Returns:
+        The number. None if there is no such number; the paper calls these completions *invalid*.
     """
     start = max(completion.rfind(phrase) for phrase in _STATED)
     if start < 0:
@@ -76,13 +82,16 @@ def extract_answer(completion: str) -> str | None:
     value, bottom = normalize_number(number["number"]), number["bottom"]
     if value is None or not bottom:
         return value
-    return str(Fraction(value) / int(bottom)) if int(bottom) else None  # an integer if it is one
+    return str(Fraction(value) / int(bottom)) if int(bottom) else None
 
 
 def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
-    """Verdicts on completions, and the numbers that they state.
+    """Return a verdict on each completion, and the number that it states.
 
-    A right answer may be a number in any form, or GSM8K's own column, which ends in `#### N`.
+    Args:
+        completions (`Sequence[str]`): Completions.
+        truths (`Sequence[str]`): Right answers: numbers in any form, or values of GSM8K's column `answer`, which end
+            in `#### N`.
     """
     judgements: list[Judgement] = []
     for completion, truth in zip(completions, truths, strict=True):
@@ -93,27 +102,45 @@ def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
 
 
 def build_prompt(question: str, num_shots: int = 8) -> str:
-    """The prompt: `num_shots` worked examples, of at most eight, then the question."""
+    """Return a prompt: worked examples, then the question.
+
+    Args:
+        question (`str`): Question.
+        num_shots (`int`, *optional*, defaults to `8`): Number of worked examples, at most 8.
+
+    Raises:
+        ValueError: `num_shots` is outside of its range.
+    """
     if not 0 <= num_shots <= len(EXEMPLARS):
         raise ValueError(f"num_shots must be between 0 and {len(EXEMPLARS)}, not {num_shots}.")
     return "\n\n".join([*EXEMPLARS[:num_shots], f"Question: {question.strip()}\nAnswer:"])
 
 
 def prepare(dataset: Dataset, num_shots: int = 8) -> Dataset:
-    """Rows of GSM8K's shape to problems: columns `problem_id`, `question`, `prompt`, `answer` (normal form).
+    """Convert rows in GSM8K's format to problems.
+
+    Args:
+        dataset ([`~datasets.Dataset`]): Rows with the columns `question` and `answer`.
+        num_shots (`int`, *optional*, defaults to `8`): Number of worked examples in the prompt.
+
+    Returns:
+        [`~datasets.Dataset`]: columns `problem_id`, `question`, `prompt` and `answer` (in normal form).
 
     Raises:
-        ValueError: a column is missing or holds no text, or an answer does not end in `#### N` with a number N.
+        ValueError: a column is missing or does not hold text, or an answer does not end in `#### N` with a number N.
     """
     needed = ("question", "answer")
-    need_columns(dataset.column_names, needed, "Rows of GSM8K's shape")
+    need_columns(dataset.column_names, needed, "Rows in GSM8K's format")
     for name in needed:
         text_column(dataset, name)
 
     def convert(row: dict[str, str], index: int) -> dict[str, object]:
         answer = normalize_number(row["answer"].rpartition("####")[2]) if "####" in row["answer"] else None
         if answer is None:
-            raise ValueError(f"Row {index}: the answer does not end in `#### N`: {row['answer'][-60:]!r}.")
+            raise ValueError(
+                f"Row {index}: the answer must end in `#### N` with a number N; it ends in {row['answer'][-60:]!r}. "
+                "Fix or drop the row."
+            )
         question = row["question"].strip()
         prompt = build_prompt(question, num_shots)
         return {"problem_id": index, "question": question, "prompt": prompt, "answer": answer}
@@ -122,7 +149,12 @@ def prepare(dataset: Dataset, num_shots: int = 8) -> Dataset:
 
 
 def load(name_or_path: str, split: str) -> Dataset:
-    """Rows of GSM8K's shape: a `.jsonl`, `.json` or `.parquet` file (`split` is not used), or a dataset of the Hub."""
+    """Load rows in GSM8K's format.
+
+    Args:
+        name_or_path (`str`): Dataset on the Hub, or a `.jsonl`, `.json` or `.parquet` file.
+        split (`str`): Split of a dataset on the Hub. It is ignored for a file.
+    """
     if name_or_path.endswith(TABLE_SUFFIXES):
         return read_table(name_or_path)
     return load_dataset(name_or_path, "main", split=split)

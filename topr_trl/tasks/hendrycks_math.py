@@ -1,4 +1,4 @@
-r"""MATH (arXiv 2103.03874): four worked examples in the prompt, the answer in `\boxed{}`, judged by math-verify."""
+r"""MATH (arXiv 2103.03874): few-shot prompts, with the answer in `\boxed{}`, judged by math-verify."""
 
 import random
 import re
@@ -16,10 +16,10 @@ from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 from topr_trl.rewards import CORRECT, INVALID, Judgement
 from topr_trl.sandbox.worker_pool import WorkerPool
 
-# End a completion besides the stop token: a base model goes on with the next problem of the prompt.
+# Texts that end a completion, since a base model continues with another problem as in the prompt.
 STOP_STRINGS = ("\nProblem:",)
 
-# Four worked examples of our own, of four subjects.
+# Four worked examples of different subjects, written for this package.
 EXEMPLARS = (
     (
         "Find all real $x$ with $2x^2 - 7x + 3 = 0$. Separate your answers by a comma.",
@@ -45,10 +45,10 @@ EXEMPLARS = (
     ),
 )
 
-_LONGEST = 1_000  # characters; a longer answer is correct only if it is literally the right one
-_LAST_CHARACTERS = 100_000  # of a completion, searched for a box
+_LONGEST = 1_000  # in characters; a longer answer is correct only if it is literally equal to the right one
+_LAST_CHARACTERS = 100_000  # number of characters at the end of a completion in which to look for a box
 _TOKEN = re.compile(
-    r"(?P<box>\\{1,4}(?:boxed|fbox)\s{0,9}\{)|"  # bounded: else a run of backslashes takes quadratic time
+    r"(?P<box>\\{1,4}(?:boxed|fbox)\s{0,9}\{)|"  # Bounded, since many backslashes would take quadratic time.
     r"\\{1,4}(?:boxed|fbox)(?:\s{0,9}(?P<fraction>\\[dt]?frac\s?(?:\d\d|\{[^{}]{1,99}\}\{[^{}]{1,99}\}))|"
     r"\s{1,9}(?P<bare>[^\s{}$\\]+)|(?P<digit>\d))|\\.|(?P<brace>[{}])",
     re.S,
@@ -56,12 +56,18 @@ _TOKEN = re.compile(
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""The content of the last box that is closed: `\boxed{...}`, `\fbox{...}` or `\boxed 5`.
+    r"""Return the content of the last closed box: `\boxed{...}`, `\fbox{...}` or `\boxed 5`.
 
-    None if there is no such box or it is empty. Of nested boxes the inner one is the last. Takes linear time.
+    If boxes are nested, the inner one counts as the last. The search takes linear time.
+
+    Args:
+        text (`str`): Completion or solution.
+
+    Returns:
+        The content. None if there is no closed box, or if the last one is empty.
     """
     text = text[-_LAST_CHARACTERS:]
-    open_braces: list[int | None] = []  # where the content of a box begins; None for other braces
+    open_braces: list[int | None] = []  # start of the content of a box, or None for other braces
     last, content = -1, ""
     for token in _TOKEN.finditer(text):
         if token["box"]:
@@ -78,16 +84,21 @@ def extract_boxed(text: str) -> str | None:
 
 
 def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
-    r"""Verdicts on completions, from worker processes that are killed after five seconds on one answer.
+    r"""Return a verdict on each completion, and its answer.
 
-    A completion is *invalid* if it has no box, the box is empty, or its content cannot be parsed as an answer in that
-    time (unless it is literally the right one).
+    Worker processes compare the answers, with a limit of five seconds per answer. A completion is *invalid* if it has
+    no box, if the box is empty, or if its content cannot be parsed in time. An answer that is literally equal to the
+    right one is always correct.
+
+    Args:
+        completions (`Sequence[str]`): Completions.
+        truths (`Sequence[str]`): Right answers.
 
     Raises:
         ImportError: math-verify is not installed.
     """
     pairs = [(extract_boxed(completion), truth) for completion, truth in zip(completions, truths, strict=True)]
-    # Completions of a prompt often agree: each answer is judged once.
+    # Judge each distinct answer once, because completions of a prompt often agree.
     distinct = list(dict.fromkeys((a, b) for a, b in pairs if a and a != b and max(len(a), len(b)) <= _LONGEST))
     judged: dict[Any, Any] = {}
     if distinct:
@@ -97,16 +108,16 @@ def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
     judgements: list[Judgement] = []
     for given, truth in pairs:
         found = (CORRECT, None) if given == truth else judged.get((given, truth))
-        verdict, canonical = found or (INVALID, None)  # None: its worker was killed
+        verdict, canonical = found or (INVALID, None)  # The result is None if the worker was killed.
         judgements.append((verdict, truth if verdict == CORRECT else canonical))
     return judgements
 
 
 @lru_cache(maxsize=1)
 def pool() -> WorkerPool:
-    """The workers of `judge`, shared by all callers in this process."""
+    """Return the worker pool of `judge`, which all callers in this process share."""
     if find_spec("math_verify") is None:
-        raise ImportError("MATH's answers are judged by math-verify: pip install 'topr_trl[math]'.")
+        raise ImportError("The task math needs math-verify to judge answers: pip install 'topr_trl[math]'.")
     return WorkerPool(Path(__file__).with_name("math_equal.py"), "judge")
 
 
@@ -114,11 +125,19 @@ Exemplars = Sequence[tuple[str, str]]
 
 
 def draw_exemplars(rows: Dataset, num_shots: int, seed: int = 0, longest: int = 800) -> Exemplars:
-    r"""Worked examples from training rows, of as many subjects as possible.
+    r"""Draw worked examples from training rows, from as many subjects as possible.
 
-    Only solutions of at most `longest` characters with a box are drawn; a ValueError if too few rows have one.
+    Args:
+        rows ([`~datasets.Dataset`]): Rows with the columns `problem` and `solution`, and optionally `subject` or
+            `type`.
+        num_shots (`int`): Number of examples.
+        seed (`int`, *optional*, defaults to `0`): Seed of the draw.
+        longest (`int`, *optional*, defaults to `800`): Maximum length of a solution, in characters.
+
+    Raises:
+        ValueError: a column is missing, or too few rows have a short solution with a box.
     """
-    _need_text(rows, ("problem", "solution"))
+    _check_text_columns(rows, ("problem", "solution"))
     order = random.Random(seed).sample(range(len(rows)), len(rows))
     column = next((name for name in ("subject", "type") if name in rows.column_names), None)
     chosen: list[tuple[str, str]] = []
@@ -136,40 +155,55 @@ def draw_exemplars(rows: Dataset, num_shots: int, seed: int = 0, longest: int = 
             break
     chosen = [*chosen, *rest][:num_shots]
     if len(chosen) < num_shots:
-        raise ValueError(f"num_shots is {num_shots}, but only {len(chosen)} rows have a short boxed solution.")
+        raise ValueError(
+            f"num_shots is {num_shots}, but only {len(chosen)} rows have a short boxed solution. Lower num_shots."
+        )
     return chosen
 
 
 def build_prompt(problem: str, num_shots: int = 4, exemplars: Exemplars = EXEMPLARS) -> str:
-    """The prompt: `num_shots` worked examples, then the problem. An example that is the problem itself is left out."""
+    """Return a prompt: worked examples, then the problem. Skip an example that is the problem itself.
+
+    Args:
+        problem (`str`): Problem.
+        num_shots (`int`, *optional*, defaults to `4`): Number of worked examples.
+        exemplars (`Exemplars`, *optional*): Pairs of a problem and its solution.
+    """
     problem = problem.strip()
     shots = [f"Problem: {q}\nSolution: {worked}\n\n" for q, worked in exemplars if q != problem]
     return "".join(shots[:num_shots]) + f"Problem: {problem}\nSolution:"
 
 
 def prepare(dataset: Dataset, num_shots: int = 4, exemplars: Exemplars = EXEMPLARS) -> Dataset:
-    r"""Rows of MATH's shape to problems: columns `problem_id`, `question`, `prompt`, `answer`, `subject`, `level`.
+    r"""Convert rows in MATH's format to problems.
 
-    The answer is the column `answer`, or the last box of `solution`. `subject` and `level` are there if known.
+    The answer is the column `answer`, or the last box in `solution`.
 
     Args:
-        dataset: columns `problem`, `answer` or `solution`, and perhaps `subject` or `type`, and `level` (`"Level 5"`).
-        num_shots: worked examples in the prompt.
-        exemplars: pairs of a problem and its solution.
+        dataset ([`~datasets.Dataset`]): Rows with the columns `problem`, and `answer` or `solution`. The columns
+            `subject` or `type`, and `level` (such as `"Level 5"`), are optional.
+        num_shots (`int`, *optional*, defaults to `4`): Number of worked examples in the prompt.
+        exemplars (`Exemplars`, *optional*): Pairs of a problem and its solution.
+
+    Returns:
+        [`~datasets.Dataset`]: columns `problem_id`, `question`, `prompt` and `answer`. The columns `subject` and
+        `level` are included if they are known.
 
     Raises:
-        ValueError: a column is missing or holds no text, a row has no answer, or there are too few exemplars.
+        ValueError: a column is missing or does not hold text, a row has no answer, or there are too few exemplars.
     """
     if not 0 <= num_shots <= len(exemplars):
         raise ValueError(f"num_shots must be between 0 and {len(exemplars)}, not {num_shots}.")
     truth = "answer" if "answer" in dataset.column_names else "solution"
-    _need_text(dataset, ("problem", truth))
+    _check_text_columns(dataset, ("problem", truth))
     subject = next((name for name in ("subject", "type") if name in dataset.column_names), None)
 
     def convert(row: dict[str, Any], index: int) -> dict[str, Any]:
         answer = (row[truth] or "").strip() if truth == "answer" else extract_boxed(row[truth] or "")
         if not answer:
-            raise ValueError(f"Row {index}: no answer in column {truth!r}: {(row[truth] or '')[-60:]!r}.")
+            raise ValueError(
+                f"Row {index}: column {truth!r} holds no answer: {(row[truth] or '')[-60:]!r}. Fix or drop the row."
+            )
         problem = {
             "problem_id": index,
             "question": row["problem"].strip(),
@@ -186,22 +220,28 @@ def prepare(dataset: Dataset, num_shots: int = 4, exemplars: Exemplars = EXEMPLA
 
 
 def _level(level: Any) -> int | None:
-    """`"Level 5"`, `"5"` or 5; MATH has a few rows of `"Level ?"`."""
+    """Return the level of a value such as `"Level 5"`, `"5"` or 5. Return None for `"Level ?"`, which MATH has."""
     digits = str(level).removeprefix("Level").strip()
     return int(digits) if digits.isdecimal() and len(digits) < 10 else None
 
 
-def _need_text(rows: Dataset, needed: tuple[str, ...]) -> None:
-    need_columns(rows.column_names, needed, "Rows of MATH's shape")
+def _check_text_columns(rows: Dataset, needed: tuple[str, ...]) -> None:
+    need_columns(rows.column_names, needed, "Rows in MATH's format")
     for name in needed:
         text_column(rows, name, may_be_empty=name != "problem")
 
 
 def load(name_or_path: str, split: str) -> Dataset:
-    """Rows of MATH's shape: a `.jsonl`, `.json` or `.parquet` file (`split` is not used), or a dataset of the Hub.
+    """Load rows in MATH's format.
 
-    If the configurations of a dataset are subjects, all are loaded, with their names in the column `subject`. A dataset
-    without such a split is a ValueError.
+    If a dataset has one configuration per subject, all of them are loaded. Their names are the column `subject`.
+
+    Args:
+        name_or_path (`str`): Dataset on the Hub, or a `.jsonl`, `.json` or `.parquet` file.
+        split (`str`): Split of a dataset on the Hub. It is ignored for a file.
+
+    Raises:
+        ValueError: the dataset does not have the split.
     """
     if name_or_path.endswith(TABLE_SUFFIXES):
         return read_table(name_or_path)

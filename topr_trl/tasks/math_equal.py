@@ -1,10 +1,16 @@
-r"""Whether two answers in LaTeX are the same: structure first, then numbers exactly, then math-verify.
+r"""Compare two answers in LaTeX: first their structure, then exact numbers and words, then with math-verify.
 
-Tuples, intervals, lists, sets, unions and matrices are compared part by part, numbers as fractions, words as words.
-Only the rest goes to math-verify, which takes (2, 1) and (3, 1) both for empty intervals, 34_5 and 34_6 both for 34, R
-and r for the same letter, 0.3333333 for a third, and 3m for a length of 3.
+Tuples, intervals, lists, sets, unions and matrices are compared part by part, and numbers as fractions. Only the other
+parts go to math-verify, because it makes these mistakes:
 
-It runs in the processes of `topr_trl.sandbox.worker_pool`, because a power tower can hang it, and imports no PyTorch.
+- It reads (2, 1) and (3, 1) as empty intervals, and so as equal.
+- It reads 34_5 and 34_6 as 34.
+- It does not distinguish R from r.
+- It accepts 0.3333333 for a third.
+- It reads 3m as a length of 3.
+
+The module runs in the processes of `topr_trl.sandbox.worker_pool`, because a power tower can make it hang. It does not
+import PyTorch.
 """
 
 import re
@@ -36,7 +42,7 @@ _TEXT_UNIT = re.compile(rf"(?<=[\d\w}})\]])\s*{_WORD}\s*\{{(?P<words>[^{{}}]*)\}
 _BARE_UNIT = re.compile(rf"(?<=[\d}})])\s*(?:{_BARE_UNITS})(?:\s+(?:{_BARE_UNITS}))*{_POWER}\s*\.?$")
 _DEGREES = re.compile(r"(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|°|\\degree)\s*$")
 _PERCENT = re.compile(r"(?:\\?%|\bpercent)\s*$")
-# Words after a number that are not units.
+# Words that change the value of a number before them, so that they are not units.
 _MEANS_SOMETHING = re.compile(
     r"\b(?:and|or|hundred|thousand|million|billion|trillion|dozen|mod|base|if|when|for|more|less|fewer|least|most|pi|"
     r"factorial|squared|cubed|(?![mMsghlLCFNJVWK]\b)[a-zA-Z]|[ap]\.?m)\b(?!\^)"
@@ -49,18 +55,22 @@ _UNICODE = str.maketrans({"−": "-", "–": "-", "×": r"\times ", "·": r"\cdo
 
 
 def normalize(text: str) -> str:
-    r"""Remove what does not change the value: layout, spaces, currency, units, degrees, thousands separators."""
+    r"""Return an answer without layout, spaces, currency, units, degrees and thousands separators.
+
+    Args:
+        text (`str`): Answer in LaTeX.
+    """
     text = _THIN_THOUSANDS.sub("", text.translate(_UNICODE).strip())
     text = _SPACE.sub(" ", _LAYOUT.sub("", _CURRENCY.sub("", text))).strip()
     text = _ALL_REALS.sub(r"(-\\infty,\\infty)", text)
     text = re.sub(rf"\s*{_WORD}\s*\{{\s*(?:,?\s*and|,?\s*or|,)\s*\}}\s*", ",", text)
-    # Not inside \text{}: "3 \text{ or more}" is not a list.
+    # Do not split at an "or" in \text{}, because "3 \text{ or more}" is not a list.
     text = re.sub(rf"({_WORD}\s*\{{[^{{}}]*\}})|\s*,?\s+(?:and|or)\s+", lambda match: match[1] or ",", text)
     text = text.removesuffix(".").strip()
     text = re.sub(rf"{_WORD}\s*\{{\s*([ie]|[-+]?[\d.,]*\d)\s*\}}", r"\1", text)
     if _SPACED_THOUSANDS.fullmatch(text):
         text = text.replace(" ", "")
-    for _ in range(3):  # "5 \text{ square} \text{ cm}", "60^\circ \text{ C}"
+    for _ in range(3):  # Some units have several parts: "5 \text{ square} \text{ cm}", "60^\circ \text{ C}".
         text = _without_unit(text)
     text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text)
     text = re.sub(r"\\frac\s*(\d)", r"\\frac{\1}", text)
@@ -74,7 +84,7 @@ def normalize(text: str) -> str:
     text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
     text = re.sub(r"\\varnothing|\\\{\s*\\\}", r"\\emptyset", text)
     text = re.sub(r"\s*([,;=<>+&|/()\[\]])\s*", r"\1", text).strip()
-    return re.sub(r"^(?:[a-zA-Z]|\([a-zA-Z](?:,[a-zA-Z])+\))=(?=\()", "", text)  # A = (8, -2)
+    return re.sub(r"^(?:[a-zA-Z]|\([a-zA-Z](?:,[a-zA-Z])+\))=(?=\()", "", text)  # Drops the name in "A = (8, -2)".
 
 
 def _without_unit(text: str) -> str:
@@ -101,7 +111,13 @@ _NUMBERS = tuple(
 
 
 def as_number(text: str) -> Fraction | None:
-    """The exact value of an integer, decimal, fraction, mixed number, repeating decimal or `2 * 10^3`; else None."""
+    """Return the exact value of a number, or None for other text.
+
+    A number is an integer, a decimal, a fraction, a mixed number, a repeating decimal, or a product such as `2 * 10^3`.
+
+    Args:
+        text (`str`): Normalized answer.
+    """
     for pattern in _NUMBERS:
         match = pattern.fullmatch(text)
         if match is None:
@@ -125,7 +141,7 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def _split(text: str, separators: tuple[str, ...]) -> list[str]:
-    """Cut at separators outside of all brackets."""
+    """Split at separators that are outside of all brackets."""
     parts, depth, start, i = [], 0, 0, 0
     while i < len(text):
         if text.startswith((r"\begin{", r"\end{"), i):
@@ -145,8 +161,8 @@ def _split(text: str, separators: tuple[str, ...]) -> list[str]:
 _BRACKETS = re.compile(r"([(\[])(.+)([)\]])|(\\\{)(.+)(\\\})", re.S)
 
 
-def _outer(text: str) -> tuple[str, str, str] | None:
-    """Opening bracket, content and closing bracket, if one pair encloses the whole text."""
+def _outer_brackets(text: str) -> tuple[str, str, str] | None:
+    """Return the opening bracket, the content and the closing bracket if one pair encloses the text. Else None."""
     match = _BRACKETS.fullmatch(text)
     if match is None:
         return None
@@ -154,7 +170,7 @@ def _outer(text: str) -> tuple[str, str, str] | None:
     depth = 0
     for letter in content:
         depth += (letter in _OPENING) - (letter in _CLOSING)
-        if depth < 0:  # the first bracket is closed before the end
+        if depth < 0:  # The first bracket is closed before the end.
             return None
     return (opening, content.strip(), closing) if depth == 0 else None
 
@@ -163,11 +179,12 @@ _MATRIX = re.compile(r"\\begin\{([pbBvV]?matrix|array)\}(?:\{[lcr|]*\})?((?:(?!\
 
 _PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
 
-# ("atom", text), ("list" or "set" or "union", parts), ("tuple", brackets, parts), ("matrix", kind, rows)
+# ("atom", text), ("list" or "set" or "union", parts), ("tuple", brackets, parts), ("matrix" or "determinant", rows)
 Structure = tuple[Any, ...]
 
 
 def _structure(text: str) -> Structure:
+    """Return the kind of a normalized answer and its parts."""
     if match := _MATRIX.fullmatch(text):
         rows = [row.strip() for row in re.split(r"\\\\", match[2]) if row.strip()]
         kind = "determinant" if match[1] in ("vmatrix", "Vmatrix") else "matrix"
@@ -176,7 +193,7 @@ def _structure(text: str) -> Structure:
         return ("union", parts)
     if len(parts := _split(text, (",", ";"))) > 1:
         return ("list", parts)
-    if outer := _outer(text):
+    if outer := _outer_brackets(text):
         opening, inner, closing = outer
         parts = _split(inner, (",", ";"))
         if opening == r"\{":
@@ -193,7 +210,7 @@ def _structure(text: str) -> Structure:
 
 
 def _elements(structure: Structure) -> list[str]:
-    """The elements of a list or set; one with `±` counts as two."""
+    """Return the elements of a list or set. An element with `±` counts as two."""
     parts: list[str] = []
     for part in structure[-1]:
         inner = _structure(part)
@@ -202,7 +219,11 @@ def _elements(structure: Structure) -> list[str]:
 
 
 def same(given: str, truth: str) -> bool:
-    """Whether two normalized answers are equal.
+    """Return whether two normalized answers are equal.
+
+    Args:
+        given (`str`): Answer of a completion.
+        truth (`str`): Right answer.
 
     Raises:
         ValueError: a part of `given` cannot be parsed.
@@ -217,14 +238,14 @@ def same(given: str, truth: str) -> bool:
         return bool(a[1] == b[1]) and _same_in_order(a[2], b[2])
     if kinds <= {"list", "set"}:
         return _same_in_any_order(_elements(a), _elements(b))
-    if kinds == {"tuple", "list"}:  # "3, 5" for (3, 5)
+    if kinds == {"tuple", "list"}:  # "3, 5" is the same as (3, 5).
         return "()" in (a[1], b[1]) and _same_in_order(a[-1], b[-1])
     if kinds in ({"union"}, {"union", "tuple"}):
         parts_agree = a[0] == b[0] and _same_in_any_order(a[1], b[1])
         return parts_agree or _same_by_math_verify(given, truth)
     if kinds in ({"matrix"}, {"determinant"}):
         return len(a[1]) == len(b[1]) and all(_same_in_order(x, y) for x, y in zip(a[1], b[1], strict=True))
-    if kinds == {"matrix", "tuple"}:  # a vector may be written either way
+    if kinds == {"matrix", "tuple"}:  # A vector can be written as a matrix or as a tuple.
         (_, rows), (_, brackets, parts) = (a, b) if a[0] == "matrix" else (b, a)
         cells = [cell for row in rows for cell in row]
         if brackets != "()" or 1 not in (len(rows), len(rows[0])):
@@ -232,10 +253,10 @@ def same(given: str, truth: str) -> bool:
         return _same_in_order(cells, parts) if a[0] == "matrix" else _same_in_order(parts, cells)
     if kinds == {"set", "atom"}:
         return len(a[1]) == 1 and same(a[1][0], truth) if a[0] == "set" else len(b[1]) == 1 and same(given, b[1][0])
-    if kinds in ({"matrix", "atom"}, {"determinant", "atom"}):  # a factor before a matrix, the value of a determinant
-        return _same_by_math_verify(given, truth)
+    if kinds in ({"matrix", "atom"}, {"determinant", "atom"}):
+        return _same_by_math_verify(given, truth)  # A factor before a matrix, or the value of a determinant.
     if kinds <= {"atom", "tuple", "union"} and re.search(r"[<>]|\\[gl]eq|\\neq?(?![a-z])", given + truth):
-        return _same_by_math_verify(given, truth)  # x > 3 and (3, \infty)
+        return _same_by_math_verify(given, truth)  # Such as x > 3 and (3, \infty).
     _check_readable(given)
     return False
 
@@ -261,19 +282,19 @@ _TEXT = re.compile(rf"{_WORD}\s*\{{(?P<words>[^{{}}]*)\}}")
 _BARE_WORDS = re.compile(r"\(?[A-Za-z][A-Za-z' -]*\)?")
 
 
-def _based(text: str) -> tuple[str, int] | None:
+def _digits_and_base(text: str) -> tuple[str, int] | None:
     """Digits and base of a number such as 204_5."""
     match = _BASED.fullmatch(text)
     return (match["digits"], int(match["b"] or match["c"])) if match else None
 
 
-def _words(text: str) -> str | None:
-    """The words of \\text{}, if any, in lower case and without the brackets of `(B)`."""
+def _words_in_text(text: str) -> str | None:
+    r"""Return the words of \text{}, in lower case and without the brackets of `(B)`. Return None for other text."""
     match = _TEXT.fullmatch(text)
-    return (_bare(match["words"]) or None) if match else None
+    return (_normalize_words(match["words"]) or None) if match else None
 
 
-def _bare(words: str) -> str:
+def _normalize_words(words: str) -> str:
     words = " ".join(words.casefold().replace(".", " ").split()).strip("() ")
     return re.sub(r"^(?:an?|the) ", "", words)
 
@@ -282,17 +303,17 @@ def _same_atoms(given: str, truth: str) -> bool:
     percent = [bool(_PERCENT.search(text)) for text in (given, truth)]
     if any(percent):
         bare = [normalize(_PERCENT.sub("", text)) for text in (given, truth)]
-        if same(*bare):  # 50 for 50%: the question asks for the percentage
+        if same(*bare):  # Accept 50 for 50%, because the question may ask for a percentage.
             return True
         x, y = map(as_number, bare)
         return x is not None and y is not None and x * (100 if percent[1] else 1) == y * (100 if percent[0] else 1)
     if (x := as_number(given)) is not None and (y := as_number(truth)) is not None:
         return x == y
-    if _based(given) or _based(truth):
-        return _based(given) == _based(truth)
-    words = _words(given), _words(truth)
+    if _digits_and_base(given) or _digits_and_base(truth):
+        return _digits_and_base(given) == _digits_and_base(truth)
+    words = _words_in_text(given), _words_in_text(truth)
     if words[0] is not None or words[1] is not None:
-        a, b = (w if w is not None else _bare(t) if _BARE_WORDS.fullmatch(t) else None
+        a, b = (w if w is not None else _normalize_words(t) if _BARE_WORDS.fullmatch(t) else None
                   for w, t in zip(words, (given, truth), strict=True))  # fmt: skip
         if a is None:
             _check_readable(given)
@@ -302,7 +323,14 @@ def _same_atoms(given: str, truth: str) -> bool:
 
 @lru_cache(maxsize=256)
 def parse_formula(text: str) -> Any:
-    """The SymPy object of a formula; a ValueError if it cannot be parsed."""
+    """Return the SymPy object of a formula.
+
+    Args:
+        text (`str`): Formula in LaTeX.
+
+    Raises:
+        ValueError: the formula cannot be parsed, or has no value.
+    """
     if re.search(r"(?<![_\d.])\d[\d.]*\s+[\d.]", text) or not re.search(r"[a-zA-Z\d]", text):
         raise ValueError(f"not a formula: {text!r}")
     imaginary = re.search(r"(?<![a-zA-Z])i(?![a-zA-Z])|\di(?![a-zA-Z])|\\i(?:math)?(?![a-zA-Z])", text)
@@ -311,7 +339,7 @@ def parse_formula(text: str) -> Any:
             text,
             is_real=not imaginary,
             convert_degrees=True,
-            # With units, the m of 3m would be one; malformed operators are searched for across braces.
+            # With `units`, the m of 3m would be a unit. `malformed_operators` searches across braces.
             normalization_config=NormalizationConfig(
                 basic_latex=True, units=False, malformed_operators=False, nits=True, boxed="none", equations=False
             ),
@@ -334,15 +362,15 @@ def _same_by_math_verify(given: str, truth: str) -> bool:
         return False
     if "matrix}" in given + truth:
         a, b = a.doit(), b.doit()
-    if _differ_at_a_point(a, b):  # fast; math-verify would expand both first
+    if _differ_at_a_point(a, b):  # This check is fast, and math-verify would expand both formulas first.
         return False
-    # 12 decimals: 0.333333 is not a third. The worker pool limits the time.
+    # With 12 decimals, 0.333333 is not a third. There is no timeout, because the worker pool limits the time.
     equal = bool(verify(b, a, float_rounding=12, timeout_seconds=None, allow_set_relation_comp=True))
     return equal and _are_close(a, b)
 
 
 def _differ_at_a_point(a: Any, b: Any) -> bool:
-    """Whether two formulas have clearly different values at one point with positive coordinates."""
+    """Return whether two formulas have clearly different values at a fixed point with positive coordinates."""
     if not all(isinstance(x, sympy.Expr) for x in (a, b)):
         return False
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
@@ -354,20 +382,20 @@ def _differ_at_a_point(a: Any, b: Any) -> bool:
 
 
 def _are_close(a: Any, b: Any) -> bool:
-    """Whether two values agree in their leading digits: to 12 decimals 2^-98 and 2^-99 are both 0."""
+    """Return whether two values agree in their leading digits. Rounded to 12 decimals, 2^-98 and 2^-99 are both 0."""
     if not all(isinstance(x, sympy.Expr) and not x.free_symbols for x in (a, b)):
         return True
     a, b = sympy.N(a, 30), sympy.N(b, 30)
     apart = a != b and abs(a - b) > 1e-11 * abs(b)
-    return apart not in (True, sympy.true)  # if undecided, math-verify's answer stands
+    return apart not in (True, sympy.true)  # If SymPy cannot decide, accept the result of math-verify.
 
 
 def _check_readable(text: str) -> None:
-    """Raise ValueError if a part of an answer cannot be parsed."""
+    """Raise a ValueError if a part of an answer cannot be parsed."""
     structure = _structure(text)
     if structure[0] == "atom":
         atom = _PERCENT.sub("", structure[1]).strip()
-        if _words(atom) is None and as_number(atom) is None and not _based(atom):
+        if _words_in_text(atom) is None and as_number(atom) is None and not _digits_and_base(atom):
             parse_formula(atom)
         return
     for part in structure[-1]:
@@ -375,11 +403,15 @@ def _check_readable(text: str) -> None:
             _check_readable(cell)
 
 
-_MOST_TERMS = 200  # larger formulas are not expanded: slow, and the form would be long
+_MOST_TERMS = 200  # Larger formulas are not expanded, because that is slow and the result would be long.
 
 
 def canonical_answer(text: str) -> str:
-    """A form of a normalized answer that equal answers usually share, for counting votes."""
+    """Return a form of an answer that equal answers usually share, for counting votes.
+
+    Args:
+        text (`str`): Normalized answer.
+    """
     structure = _structure(text)
     if structure[0] == "tuple":
         return structure[1][0] + ", ".join(map(canonical_answer, structure[2])) + structure[1][1]
@@ -393,9 +425,9 @@ def canonical_answer(text: str) -> str:
     atom = re.sub(r"^[a-zA-Z]=", "", _PERCENT.sub("", structure[1]).strip())
     if (value := as_number(atom)) is not None:
         return str(value)
-    if based := _based(atom):
+    if based := _digits_and_base(atom):
         return f"{based[0]}_{based[1]}"
-    if (words := _words(atom)) is not None:
+    if (words := _words_in_text(atom)) is not None:
         return words
     return _canonical_formula(atom)
 
@@ -421,11 +453,14 @@ def _canonical_formula(text: str) -> str:
 
 
 def judge(pair: list[str]) -> list[str | None]:
-    """Verdict and canonical answer for `[given, truth]`.
+    """Return the verdict on an answer, and its canonical form.
+
+    Args:
+        pair (`list[str]`): The given answer and the right answer. The caller limits their length.
 
     Returns:
-        `["correct", None]`, `["incorrect", canonical form]` or `["invalid", None]`; the last if the answer is empty, or
-        cannot be parsed and is not literally the truth. The caller limits the length of both.
+        `["correct", None]`, `["incorrect", canonical form]` or `["invalid", None]`. An answer is invalid if it is
+        empty, or if it cannot be parsed and is not literally equal to the right answer.
     """
     given, truth = pair[0].strip(), pair[1].strip()
     if not re.search(r"[^\s{}()\[\]$.,;]", given):

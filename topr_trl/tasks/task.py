@@ -1,4 +1,4 @@
-"""The class of a task, and the tasks of the paper."""
+"""Class of a task, and the tasks of the paper."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,15 +11,16 @@ from topr_trl.tasks import arithmetic, gsm8k, hendrycks_math
 
 @dataclass(frozen=True)
 class Task:
-    """Problems, prompts and a judge.
+    """Task: problems, prompts and a judge.
 
     Attributes:
-        name: as in `--task`.
-        load: `(name_or_path, split)` to rows.
-        prepare: `(rows, num_shots)` to problems: columns `problem_id`, `prompt`, `answer`.
-        num_shots: worked examples in the prompt, as in the paper.
-        stop_strings: what ends a completion besides the stop token.
-        judge: gives verdicts on completions, see `topr_trl.rewards.Judge`.
+        name (`str`): Name of the task, as in `--task`.
+        load (`Callable`): Function of a name or path and a split, which returns rows.
+        prepare (`Callable`): Function of rows and `num_shots`, which returns problems with the columns `problem_id`,
+            `prompt` and `answer`.
+        num_shots (`int`): Number of worked examples in the prompt, as in the paper.
+        stop_strings (`tuple[str, ...]`): Texts that end a completion, in addition to the stop token.
+        judge (`Judge`): Function that returns verdicts on completions, see `topr_trl.rewards.Judge`.
     """
 
     name: str
@@ -30,9 +31,14 @@ class Task:
     judge: Judge
 
     def first_rows(self, name_or_path: str | None, split: str, count: int | None) -> Dataset:
-        """The first `count` rows of a data set (None: all), not prepared yet.
+        """Return the first rows of a dataset, without prompts.
 
-        Without a name: built-in problems in GSM8K's format (None: 400 of them), others for `"test"` than for `"train"`.
+        Without a dataset, generate built-in problems in GSM8K's format. The two splits have different problems.
+
+        Args:
+            name_or_path (`str`, *optional*): Dataset on the Hub, or a file.
+            split (`str`): `"train"` or `"test"`.
+            count (`int`, *optional*): Number of rows. Default: all rows, or 400 built-in problems.
         """
         if name_or_path is None:
             rows = arithmetic.arithmetic_dataset(count or 400, seed=1 if split == "train" else 2)

@@ -1,9 +1,9 @@
-"""Generative verifier (arXiv 2503.14286, Sec. 4.4): a model that reasons about a solution and rates it right or wrong.
+"""Generative verifier (arXiv 2503.14286, Sec. 4.4): a model that reasons about a solution and judges it.
 
-A verification is a completion like any other: its prompt holds a solution, its answer is yes or no, its reward +1 for
-the right answer, else -1. So problems made here go through the same stages: `sample_completions`,
-`score_completions(rows, judge)`, `OfflineTOPRTrainer`, `evaluate_rows` (pass@1 is the verifier's accuracy).
-Another model may have written the solutions.
+A verification is a completion. Its prompt contains a solution, and its answer is yes or no. The reward is +1 for the
+right answer and -1 otherwise. Therefore, the problems made here go through the usual stages: `sample_completions`,
+`score_completions(rows, judge)`, `OfflineTOPRTrainer` and `evaluate_rows`, where pass@1 is the accuracy of the
+verifier. The solutions can come from another model.
 """
 
 import re
@@ -22,30 +22,41 @@ TEMPLATE = (
     "Question: {question}\nAnswer:{solution}\n\nIs the answer right? Check each step, then end with "
     '"Verdict: yes" or "Verdict: no".\nCheck:'
 )
-# End a verification besides the stop token: a base model goes on with the next question.
+# Texts that end a verification, since a base model continues with another question.
 STOP_STRINGS = ("\nQuestion:",)
 _PLACE = re.compile(r"\{question\}|\{solution\}")
-# "Verdict: no", "**Verdict**: **yes**", "Verdict: \\boxed{no}"; not "Verdict: no errors".
+# Matches "Verdict: no", "**Verdict**: **yes**" and "Verdict: \\boxed{no}", but not "Verdict: no errors".
 _VERDICT = re.compile(
     r"verdict\W{1,16}(?:(?:boxed|text(?:bf)?|mathbf)\W{1,3}){0,2}(yes|no)\b(?![ \t]+[a-z])", re.IGNORECASE
 )
 
 
 def extract_verdict(text: str) -> str | None:
-    """`"yes"` or `"no"` after the last "Verdict:"; None where there is none (invalid)."""
+    """Return `"yes"` or `"no"` after the last "Verdict:". Return None if there is none; the verification is invalid."""
     found = _VERDICT.findall(text)
     return found[-1].lower() if found else None
 
 
 def judge(texts: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
-    """Verdicts on verifications, for `score_completions` and `answer_reward`."""
+    """Return a verdict on each verification, and its answer, for `score_completions` and `answer_reward`.
+
+    Args:
+        texts (`Sequence[str]`): Verifications.
+        truths (`Sequence[str]`): Right answers, `"yes"` or `"no"`.
+    """
     answers = [extract_verdict(text) for text in texts]
     return [(verdict(answer, truth), answer) for answer, truth in zip(answers, truths, strict=True)]
 
 
 def build_prompt(question: str, solution: str, template: str = TEMPLATE) -> str:
-    """The prompt of a verification."""
-    # Not str.format, and both at once: questions and solutions may hold braces.
+    """Return the prompt of a verification.
+
+    Args:
+        question (`str`): Question.
+        solution (`str`): Solution to verify.
+        template (`str`, *optional*): Text with the placeholders `{question}` and `{solution}`.
+    """
+    # Not `str.format`, because questions and solutions can contain braces.
     texts = {"{question}": question.strip(), "{solution}": solution}
     return _PLACE.sub(lambda place: texts[place.group()], template)
 
@@ -53,15 +64,21 @@ def build_prompt(question: str, solution: str, template: str = TEMPLATE) -> str:
 def verification_problems(
     solutions: Dataset, template: str = TEMPLATE, balanced: bool = False, seed: int = 0
 ) -> Dataset:
-    """Each solution as a problem for a verifier.
+    """Convert solutions to problems for a verifier.
 
     Args:
-        solutions: scored rows: columns `question`, `completion` and `verdict` (`score_completions`).
-        template: text with the placeholders `{question}` and `{solution}`.
-        balanced: drop solutions at random, by `seed`, until as many are right as are wrong. The paper keeps all.
+        solutions ([`~datasets.Dataset`]):
+            Scored rows with the columns `question`, `completion` and `verdict`, see `score_completions`.
+        template (`str`, *optional*):
+            Text with the placeholders `{question}` and `{solution}`.
+        balanced (`bool`, *optional*, defaults to `False`):
+            Whether to drop random solutions until as many are right as wrong. The paper keeps all solutions.
+        seed (`int`, *optional*, defaults to `0`):
+            Seed for dropping solutions.
 
     Returns:
-        Columns `problem_id` (the row of the solution in `solutions`), `prompt` and `answer` (`"yes"`, `"no"`).
+        [`~datasets.Dataset`]: columns `problem_id` (row number in `solutions`), `prompt` and `answer` (`"yes"` or
+        `"no"`).
 
     Raises:
         ValueError: a column is missing or does not hold text, the template lacks a placeholder, or no solution is left.
@@ -72,7 +89,10 @@ def verification_problems(
     right = np.array(verdict_column(solutions)) == CORRECT
     chosen = _balance(right, seed) if balanced else np.arange(len(right))
     if len(chosen) == 0:
-        raise ValueError(f"There is nothing to verify: {right.sum()} of {len(right)} solutions are right.")
+        raise ValueError(
+            f"There is nothing to verify: {right.sum()} of {len(right)} solutions are right. Add solutions, or set "
+            "balanced=False."
+        )
 
     def problem(row: dict[str, str], index: int) -> dict[str, object]:
         return {
@@ -92,24 +112,32 @@ def _balance(right: NDArray[np.bool_], seed: int) -> NDArray[np.int64]:
 
 
 def solution_scores(verifications: Dataset, num_solutions: int) -> list[float]:
-    """The verifier's rating of each solution: the share of its verifications (invalid ones included) that say yes.
+    """Return the score of each solution: the share of its verifications that say yes. Invalid ones count as no.
 
     Args:
-        verifications: scored rows of `verification_problems`: columns `problem_id` and `extracted`.
-        num_solutions: rows of the solutions that they verify.
+        verifications ([`~datasets.Dataset`]):
+            Scored rows of `verification_problems`, with the columns `problem_id` and `extracted`.
+        num_solutions (`int`):
+            Number of solutions.
 
     Returns:
-        One score in [0, 1] per solution, for the column `score` of weighted self-consistency and best-of-n.
+        `list[float]`: one score in [0, 1] per solution. Use it as the column `score` for weighted self-consistency and
+        best-of-n.
 
     Raises:
-        ValueError: a solution has no verification.
+        ValueError: a solution has no verification, or a `problem_id` is outside of the solutions.
     """
     places = np.array(verifications["problem_id"][:], dtype=np.int64)
     if len(places) and not 0 <= places.min() <= places.max() < num_solutions:
-        raise ValueError(f"Verifications are of solutions {places.min()} to {places.max()}; there are {num_solutions}.")
+        raise ValueError(
+            f"Verifications are of solutions {places.min()} to {places.max()}; there are {num_solutions}. Set "
+            "num_solutions to the number of solutions."
+        )
     says_yes = np.array([verdict == YES for verdict in verifications["extracted"]], dtype=float)
     count = np.bincount(places, minlength=num_solutions)
     yes = np.bincount(places, says_yes, minlength=num_solutions)
     if (count == 0).any():
-        raise ValueError(f"{int((count == 0).sum())} of {num_solutions} solutions have no verification.")
+        raise ValueError(
+            f"{int((count == 0).sum())} of {num_solutions} solutions have no verification. Verify each solution."
+        )
     return [float(share) for share in yes / count]

@@ -1,7 +1,7 @@
-"""The stages of an iteration, one module each (arXiv 2503.14286, Sec. 4).
+"""Stages of an iteration, one module each (arXiv 2503.14286, Sec. 4).
 
-A module's name is its command, and the first line of its docstring is the command's help. Modules are imported on first
-use, because most of them need torch, and `topr --help` should not wait for it.
+The name of a module is the command, and the first line of its docstring is the help of the command. Modules are
+imported on first use, because most of them need torch, and `topr --help` should be fast.
 """
 
 import ast
@@ -23,7 +23,7 @@ def descriptions() -> dict[str, str]:
 
 
 def command_of(module: str) -> str:
-    """Return the command that a module holds: `log-mu` for `log_mu`, `import` for `import_`."""
+    """Return the command of a module: `log-mu` for `log_mu`, `import` for `import_`."""
     return module.rstrip("_").replace("_", "-")
 
 
@@ -45,6 +45,6 @@ def load(command: str) -> Any:
 
 
 def row_stages() -> list[Any]:
-    """Return the classes of the stages that write rows, in the order in which they work on them."""
+    """Return the classes of the stages that write rows, sorted by `order`."""
     found = [load(command) for command in descriptions()]
     return sorted((stage for stage in found if stage.order is not None), key=lambda stage: stage.order)

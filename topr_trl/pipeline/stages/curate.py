@@ -20,7 +20,7 @@ from topr_trl.pipeline.stage import Made, Stage
 from topr_trl.settings.arguments import CurationArguments
 from topr_trl.settings.checks import check_at_least
 
-# Settings that decide which rows are trained on, and their R.
+# Settings that determine the chosen rows and their reward after the baseline.
 CHOICE = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")
 
 
@@ -34,22 +34,22 @@ class CurateArguments(FolderArguments, SeedArguments, CurationArguments):
 
 
 class Curate(Stage[CurateArguments]):
-    """R of the chosen rows in the column `reward_after_baseline`; null in all others."""
+    """Stage that writes `reward_after_baseline` for the chosen rows, and null for all others."""
 
     settings = CurateArguments
-    outcome = "Rows in {folder}/: {rows:,}; column reward_after_baseline says which are trained on."
+    outcome = "Rows in {folder}/: {rows:,}. The column reward_after_baseline is set in the rows to train on."
     order = 20
     adds_columns = True
     in_loop = True
 
     def inputs(self) -> Json:
-        """Return the rows, and the settings of the choice."""
+        """Return the rows and the curation settings."""
         return {**rows_read(self.args.source, self.folder), **values_of(self.args, (*CHOICE, "seed", "iteration"))}
 
     def make(self) -> Made:
-        """Choose among the rows of all shards."""
+        """Choose rows from all shards, and write the new column."""
         args, shards = self.args, shards_of(self.args.source)
-        columns = [_columns_of(shard) for shard in shards]
+        columns = [_read_columns(shard) for shard in shards]
         sampling_order = [of_shard.samples for of_shard in columns if of_shard.samples is not None]
         rewards = np.concatenate([of_shard.rewards for of_shard in columns])
         rollouts = Rollouts.of([rollout for of_shard in columns for rollout in of_shard.rollouts])
@@ -62,7 +62,7 @@ class Curate(Stage[CurateArguments]):
             rewards[firsts],
             problems[firsts],
             seed_of("curate", args.seed, args.iteration),
-            # Without it in every shard, the order of the rows is the sampling order.
+            # If a shard lacks the column, the order of the rows is the sampling order.
             np.concatenate(sampling_order)[firsts] if len(sampling_order) == len(columns) else None,
         )
         if len(chosen_rewards) == 0:
@@ -81,12 +81,12 @@ class Curate(Stage[CurateArguments]):
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return how many rows were chosen, and their positives."""
+        """Return a description of the chosen rows."""
         return f"Chosen: {done['curated']}."
 
 
 class _Columns(NamedTuple):
-    """Columns of a shard that the choice depends on; `samples` are places in the sampling order."""
+    """Columns of a shard that the choice depends on. `samples` are positions in the sampling order."""
 
     rewards: NDArray[np.float64]
     problems: NDArray[Any]
@@ -94,7 +94,7 @@ class _Columns(NamedTuple):
     rollouts: list[Any]
 
 
-def _columns_of(shard: Path) -> _Columns:
+def _read_columns(shard: Path) -> _Columns:
     names = columns_of(shard)
     need_columns(names, ("prompt", "reward"), f"{shard}: rows to choose from, as topr score writes them,")
     problem = ("problem_id",) if "problem_id" in names else ("prompt", "prompt_ids")

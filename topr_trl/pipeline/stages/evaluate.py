@@ -1,4 +1,4 @@
-"""Compute pass@k, maj@k and more of a model or of rows, alone or beside another run."""
+"""Evaluate a model or rows: pass@k, maj@k and greedy accuracy, also compared with another run."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,15 +12,17 @@ from topr_trl.pipeline.stage import Made, Stage
 from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.settings.checks import check_at_least
 
-REPORT = "evaluation.txt"  # the tables
+REPORT = "evaluation.txt"  # file with the tables
 
 
 @dataclass
 class EvaluateArguments(SampleArguments):
     """Settings of `topr evaluate`."""
 
-    compare: str | None = field(default=None, metadata={"help": "Folder or file of rows of a second run."})
-    num_generations_eval: int = field(default=16, metadata={"help": "Completions per test problem (the paper: 64)."})
+    compare: str | None = field(default=None, metadata={"help": "Folder or file of rows of another run."})
+    num_generations_eval: int = field(
+        default=16, metadata={"help": "Number of completions per test problem (64 in the paper)."}
+    )
     greedy: bool = field(default=True, metadata={"help": GREEDY_HELP})
     split: str = "test"
 
@@ -30,28 +32,28 @@ class EvaluateArguments(SampleArguments):
 
 
 class Evaluate(Stage[EvaluateArguments]):
-    """Tables, JSON and a picture of scored rows, alone or beside those of another run."""
+    """Stage that writes tables, JSON and a picture for scored rows, also compared with another run."""
 
     settings = EvaluateArguments
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
-        """Return the settings of sampling that apply to test problems, and the stage's own."""
+        """Return the sampling settings that apply to test problems, and the settings of this stage."""
         without = ("num_generations", "split", "worker", "iteration", *ADAPTER_SETTINGS)
         return field_names(EvaluateArguments, without=without)
 
     def sources(self) -> list[Path]:
-        """Return the rows, and those to compare with."""
+        """Return the rows, and the rows to compare with."""
         return [Path(path) for path in (self.args.input, self.args.compare) if path is not None]
 
     def inputs(self) -> Json:
-        """Return the rows, those to compare with, and the seed of the bootstrap."""
+        """Return the rows, the rows to compare with, and the seed of the bootstrap."""
         assert self.args.input is not None
         second = {"compare": manifest.fingerprint(Path(self.args.compare))} if self.args.compare else {}
         return {"input": manifest.fingerprint(Path(self.args.input)), **second, "seed": self.args.seed}
 
     def make(self) -> Made:
-        """Write the tables, see `write_report`."""
+        """Write the report, see `write_report`."""
         sources = self.sources()
         names = run_names(*sources) if len(sources) == 2 else ["estimate"]
         runs = {name: read_samples(source) for name, source in zip(names, sources, strict=True)}

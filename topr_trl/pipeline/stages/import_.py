@@ -1,4 +1,4 @@
-"""Turn files of other systems into rows."""
+"""Convert rollout files of other systems into rows."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,8 +21,8 @@ from topr_trl.pipeline.shards import notes_of, write_shard
 from topr_trl.pipeline.stage import Made, Stage
 
 RECORDS_PER_SHARD = 1_000
-_LOOKED_AT = 100  # records, for fields that may be the reward
-_NAMED = 5  # places of what was left out that the summary lists
+_RECORDS_TO_INSPECT = 100  # number of records in which to look for fields that may be the reward
+_MOST_PLACES = 5  # number of skipped records that the summary lists, for each reason
 
 
 @dataclass
@@ -30,20 +30,20 @@ class ImportArguments(FolderArguments, ReadingArguments):
     """Settings of `topr import`."""
 
     input: str | None = field(
-        default=None, metadata={"help": "A file that another system wrote, or a folder of such files. Required."}
+        default=None, metadata={"help": "File of another system, or a folder of such files. Required."}
     )
     output_dir: str | None = field(default=None, metadata={"help": "Folder to write rows to. Required."})
 
 
 class Import(Stage[ImportArguments]):
-    """Rows of the records in files of other systems, `RECORDS_PER_SHARD` records per shard."""
+    """Stage that converts records of other systems into rows, `RECORDS_PER_SHARD` records per shard."""
 
     settings = ImportArguments
     outcome = "Rows in {folder}/: {rows:,}."
     order = 0
 
     def inputs(self) -> Json:
-        """Return the files, and all settings."""
+        """Return the files and all settings."""
         args = self.args
         named = {"rewards": args.rewards, "requests": args.requests}
         second = {name: manifest.fingerprint(Path(path)) for name, path in named.items() if path}
@@ -51,10 +51,10 @@ class Import(Stage[ImportArguments]):
         return {"input": manifest.fingerprint(args.source), **second, **values_of(args, own)}
 
     def make(self) -> Made:
-        """Write the shards that are missing.
+        """Write the missing shards.
 
         Raises:
-            ValueError: a record is not of the format; the message names file and line.
+            ValueError: a record does not match the format. The message names the file and the line.
         """
         args = self.args
         reader = RecordReader(args, args.source)
@@ -65,9 +65,11 @@ class Import(Stage[ImportArguments]):
             raise ValueError(f"{args.source} has no record.")
         if args.rollout_field:
             reader.find_runs(tqdm(chain.from_iterable(map(read_records, files)), desc="Finding runs", unit="record"))
-        conversational: bool | None = None  # whether prompts are messages: by the first row
-        waiting: list[tuple[Path, Part]] = []  # shards before it, whose columns have its types
-        for k, records in enumerate(tqdm(_parts(files), total=shards, desc=f"Importing {args.format}", unit="shard")):
+        conversational: bool | None = None  # whether prompts are messages, as in the first row; None before it is read
+        waiting: list[tuple[Path, Part]] = []  # shards to write once `conversational` is known
+        for k, records in enumerate(
+            tqdm(_records_by_shard(files), total=shards, desc=f"Importing {args.format}", unit="shard")
+        ):
             path = shard_path(self.folder, k, shards)
             if conversational is not None and path.is_file():
                 continue
@@ -84,17 +86,17 @@ class Import(Stage[ImportArguments]):
             waiting.clear()
         if waiting:
             raise ValueError(f"{args.source}: none of its records holds a completion to learn from.")
-        rows, notes = _summary(self.folder, reader)
+        rows, notes = _count_columns(self.folder, reader)
         repeated = [short_place(str(file), args.source) for file in found if file not in files]
-        notes["left_out"]["repeated"] = _first(repeated)
+        notes["left_out"]["repeated"] = _count_places(repeated)
         if "reward" not in reader.columns:
-            seen = (numbers_in(parsed(raw)) for _, raw in islice(read_records(files[0]), _LOOKED_AT))
+            seen = (numbers_in(parsed(raw)) for _, raw in islice(read_records(files[0]), _RECORDS_TO_INSPECT))
             notes["numbers"] = list(dict.fromkeys(chain.from_iterable(seen)))
         return rows, notes
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return what rows have, and what was left out."""
+        """Return a description of the rows and of the skipped records."""
         return _describe(done)
 
 
@@ -115,51 +117,52 @@ _LEFT_OUT = {
 
 
 def _describe(done: Json) -> str:
-    """Return what rows have, and what was left out."""
+    """Return a description of the rows and of the skipped records, one sentence per line."""
     rows, rollouts, problems = done["rows"], done["rollouts"], done["problems"]
     has = [f"{name}{'' if n == rows else f' in {n:,}'}" for name, n in done["filled"].items() if n]
-    said = [f"Format: {done['format']}. Rows have {', '.join(has)}."]
+    lines = [f"Format: {done['format']}. Rows have {', '.join(has)}."]
     if done["lacking"]:
-        said.append(f"Not in these files: {', '.join(done['lacking'])}.")
+        lines.append(f"Not in these files: {', '.join(done['lacking'])}.")
     runs = f"{rollouts:,} runs" if rollouts < rows else f"{rows:,} row{'s' * (rows != 1)}"
     if 1 < rollouts == problems:
-        said.append(f"{runs}, each of another problem: if some are of the same one, name it with --problem_field, as "
-                    'topr trial, baseline="group_mean" and curation by problem compare those.')  # fmt: skip
+        lines.append(f"{runs}, each of another problem. If some of them share a problem, name its field with "
+                     '--problem_field. topr trial, baseline="group_mean" and some curation rules group rows by '
+                     "problem.")  # fmt: skip
     else:
-        said.append(f"{runs} of {problems:,} problem{'s' * (problems != 1)}.")
+        lines.append(f"{runs} of {problems:,} problem{'s' * (problems != 1)}.")
     if not done["filled"].get("reward"):
         numbers = f" ({', '.join(found)} hold numbers)" if (found := done.get("numbers")) else ""
-        said.append(f"There are no rewards: name their fields{numbers} with --reward_fields, or a second file "
-                    "(--rewards), or score rows that have an answer.")  # fmt: skip
+        lines.append(f"There are no rewards. Name their fields{numbers} with --reward_fields, name a file of rewards "
+                     "with --rewards, or run topr score if the rows have answers.")  # fmt: skip
     if done["temperatures"][1:] or 0 in done["temperatures"]:
         found = ", ".join(f"{value:g}" for value in done["temperatures"])
-        said.append(f"They were sampled at temperatures {found}, and the trainer takes one that is above 0: import "
-                    "files of one, or set --temperature.")  # fmt: skip
+        lines.append(f"The rows were sampled at temperatures {found}. The trainer needs one temperature above 0: "
+                     "import files of one temperature, or set --temperature.")  # fmt: skip
     for kind, (one, more) in _LEFT_OUT.items():
         found = done["left_out"].get(kind, {"count": 0, "first": []})
         count, first = found["count"], found["first"]
         if count:
-            said.append(f"{count} {one if count == 1 else more}: {', '.join(first)}{', ...' * (count > len(first))}.")
+            lines.append(f"{count} {one if count == 1 else more}: {', '.join(first)}{', ...' * (count > len(first))}.")
     if not done["filled"].get("sampler_logps"):
-        said.append("There are no log-probabilities: log μ will be that of the model that training starts from, which "
-                    "stands for the one that wrote the rows.")  # fmt: skip
-    return "\n".join([*said, done["loses"]]).strip()
+        lines.append("There are no log-probabilities. The starting model of the training will compute log μ, as if it "
+                     "had written the rows.")  # fmt: skip
+    return "\n".join([*lines, done["loses"]]).strip()
 
 
-def _parts(files: Sequence[Path]) -> Iterator[list[tuple[str, bytes | Record]]]:
-    """The records of each shard, which are of one file."""
+def _records_by_shard(files: Sequence[Path]) -> Iterator[list[tuple[str, bytes | Record]]]:
+    """Yield the records of each shard. A shard holds records of one file only."""
     for file in files:
         records = read_records(file)
         while part := list(islice(records, RECORDS_PER_SHARD)):
             yield part
 
 
-def _first(places: list[str]) -> Json:
-    return {"count": len(places), "first": places[:_NAMED]}
+def _count_places(places: list[str]) -> Json:
+    return {"count": len(places), "first": places[:_MOST_PLACES]}
 
 
-def _summary(folder: Path, reader: RecordReader) -> tuple[int, Json]:
-    """Rows, and for the manifest what they have and what was left out."""
+def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
+    """Return the number of rows, and notes for the manifest: values per column, problems, and skipped records."""
     filled, rows, temperatures = Counter[str](), 0, set[float | None]()
     problems, runs = set[str](), set[str]()
     left_out: dict[str, list[str]] = {}
@@ -181,6 +184,6 @@ def _summary(folder: Path, reader: RecordReader) -> tuple[int, Json]:
         "filled": dict(filled),
         "lacking": [name for name in reader.columns if not filled[name]],
         "temperatures": sorted({1.0 if value is None else value for value in temperatures}),
-        "left_out": {kind: _first(places) for kind, places in left_out.items()},
+        "left_out": {kind: _count_places(places) for kind, places in left_out.items()},
         "loses": reader.format.loses,
     }

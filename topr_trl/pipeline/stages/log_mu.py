@@ -31,7 +31,7 @@ _TRAINER_SETTINGS = (
 
 
 class ComputeLogMu(Stage[TrainArguments]):
-    """Columns with log μ of the chosen rows whose weight depends on it, and the fingerprint of the model."""
+    """Stage that writes log μ of the chosen rows that need it, and the fingerprint of the model."""
 
     settings = TrainArguments
     outcome = "log μ is in {folder}/."
@@ -43,12 +43,12 @@ class ComputeLogMu(Stage[TrainArguments]):
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
-        """Return the settings of `topr train` that log μ depends on."""
+        """Return the settings of `topr train` that affect log μ."""
         own = field_names(FolderArguments, ModelConfig, LossArguments, without=("length_normalization",))
         return (*own, *(name for name in _TRAINER_SETTINGS if name in field_names(TrainArguments)))
 
     def inputs(self) -> Json:
-        """Return the rows, which say which of them were chosen, and the weights and settings of the forward pass."""
+        """Return the rows, the weights, and the settings of the forward pass."""
         args = self.args
         names = ("baseline", "effective_positive_share", *RATIO, *FORWARD, "seed", "iteration")
         return {
@@ -57,12 +57,13 @@ class ComputeLogMu(Stage[TrainArguments]):
         }  # fmt: skip
 
     def make(self) -> Made:
-        """Compute log μ with a trainer, which resumes its parts, and write it into the shards."""
+        """Compute log μ with a trainer, which resumes after a kill, and write it to the shards."""
         trainer, places = trainer_of_rows(self.args, all_rows=True)
         distance = trainer.compute_log_mu()
-        computed = self.folder / manifest.WORK / LOG_MU_FILE  # written by the trainer
+        computed = self.folder / manifest.WORK / LOG_MU_FILE
         if PartialState().is_main_process:
-            known = read_log_mu(computed) if computed.is_file() else None  # no row needs it, or all have it already
+            # The trainer writes no file if no row needs log μ, or if all rows have it already.
+            known = read_log_mu(computed) if computed.is_file() else None
             starts = np.cumsum([0, *map(rows_of, shards_of(self.args.source))])
             places_in_known = np.full(starts[-1], -1)
             places_in_known[places] = np.arange(len(places))
@@ -82,10 +83,10 @@ class ComputeLogMu(Stage[TrainArguments]):
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return how far the sampler's log-probabilities are from the trainer's."""
+        """Return the difference between the log-probabilities of the sampler and of the trainer."""
         if not (distance := done["sampler_distance"]):
             return ""
         return (
-            f"Sampler and trainer differ by {distance['token']:.2g} per token, {distance['response']:.2g} per "
-            "completion."
+            f"The log-probabilities of sampler and trainer differ by {distance['token']:.2g} per token and "
+            f"{distance['response']:.2g} per completion."
         )

@@ -1,4 +1,4 @@
-"""Draw completions for problems."""
+"""Sample completions for problems."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -43,15 +43,17 @@ _INPUTS = ("num_generations", "greedy", "temperature", "top_p", "top_k", "max_ne
 class SampleArguments(
     FolderArguments, SeedArguments, ModelConfig, ProblemArguments, SamplingArguments, BackendArguments
 ):
-    """Settings of `topr sample`, and of `topr evaluate` where it samples."""
+    """Settings of `topr sample`, and of `topr evaluate` when it samples."""
 
     split: str = field(default="train", metadata={"help": "Problems to sample: train or test."})
-    worker: str | None = field(default=None, metadata={"help": "k/n: sample only the shards k, k + n, ..."})
+    worker: str | None = field(
+        default=None, metadata={"help": "Sample only a share of the shards: k/n samples shards k, k + n, ..."}
+    )
     use_cpu: bool = field(default=False, metadata={"help": "Sample on the CPU."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Allow running code that comes with the model."})
 
     def __post_init__(self) -> None:
-        validate_model(self, whole=self.sampling_backend == "vllm")  # transformers samples with an adapter, too
+        validate_model(self, whole=self.sampling_backend == "vllm")  # transformers can load an adapter, vLLM cannot.
         ProblemArguments.__post_init__(self)
         SamplingArguments.__post_init__(self)
         BackendArguments.__post_init__(self)
@@ -64,7 +66,7 @@ class SampleArguments(
 
 
 class Sample(Stage[SampleArguments]):
-    """Completions of the problems, `problems_per_shard` problems per shard; shards that exist are kept."""
+    """Stage that samples completions, `problems_per_shard` problems per shard. Existing shards are kept."""
 
     settings = SampleArguments
     outcome = "Completions in {folder}/: {rows:,}."
@@ -73,11 +75,11 @@ class Sample(Stage[SampleArguments]):
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
-        """Return all settings but those of adapters."""
+        """Return all settings except the settings of adapters."""
         return field_names(SampleArguments, without=("input", *ADAPTER_SETTINGS))
 
     def sources(self) -> list[Path]:
-        """Return nothing: problems are checked when they are loaded."""
+        """Return []. Problems are checked when they are loaded."""
         return []
 
     def inputs(self) -> Json:
@@ -88,7 +90,7 @@ class Sample(Stage[SampleArguments]):
         names.add("vllm_dtype" if args.sampling_backend == "vllm" else "sampling_batch_size")
         data = [args.dataset_name, *([args.test_dataset_name] if args.split == "test" else [])]
         named = ("dataset_name", "test_dataset_name")
-        # Files are known by their content, a dataset of the Hub by its name alone.
+        # A file is identified by its content, a dataset on the Hub only by its name.
         files = [Path(name) for name in data if name and Path(name).exists()]
         return {
             "task": args.task_of_problems.name,
@@ -99,45 +101,45 @@ class Sample(Stage[SampleArguments]):
         }
 
     def run(self) -> Json:
-        """Run the stage, or one worker's part of it, which leaves the manifest to the process that started it."""
+        """Run the stage, or the share of one worker. A worker does not finish the manifest."""
         if PartialState(cpu=self.args.use_cpu).num_processes > 1:
             raise ValueError(
-                "The stage sample runs in one process; start it without accelerate launch. For several sampling "
-                "processes start each with --worker k/n."
+                "The stage sample runs in one process; start it without accelerate launch. To sample in n processes, "
+                "start each of them with --worker k/n."
             )
         if self.args.worker is None:
             return super().run()
         with ExitStack() as held:
-            with locks.lock(self.folder):  # not while another process finishes the stage
+            with locks.lock(self.folder):  # Wait if another process is finishing the stage.
                 part = f"-{self.args.worker.replace('/', '-of-')}"
                 held.enter_context(locks.lock(self.folder, part))
                 finished = self.begin(locks.others_work(self.folder, part))
             if not finished:
-                self._draw()
+                self._sample_shards()
         return {}
 
     def make(self) -> Made:
-        """Draw the shards that are missing."""
-        self._draw()
+        """Sample the missing shards."""
+        self._sample_shards()
         return count_rows(self.folder), {}
 
     def missing_shards(self, worker: str | None = None) -> list[int]:
-        """Return the numbers of the shards that are missing, of all or of one worker's share.
+        """Return the numbers of the missing shards.
 
         Args:
-            worker (`str`, *optional*): `"k/n"` for every n-th shard from k on.
+            worker (`str`, *optional*): `"k/n"` for every n-th shard, starting at k. Default: all shards.
         """
         count = self._count_shards(load_problems(self.args, self.args.split))
-        return _missing(self.folder, _own_shards(worker, count), count)
+        return _missing_shards(self.folder, _shards_of_worker(worker, count), count)
 
     def _count_shards(self, problems: Dataset) -> int:
         return -(-len(problems) // self.args.problems_per_shard)
 
-    def _draw(self) -> None:
+    def _sample_shards(self) -> None:
         args, problems = self.args, load_problems(self.args, self.args.split)
         count, size = self._count_shards(problems), args.problems_per_shard
-        own = _own_shards(args.worker, count)
-        missing = _missing(self.folder, own, count)
+        own = _shards_of_worker(args.worker, count)
+        missing = _missing_shards(self.folder, own, count)
         if not missing:
             return
         draw = _sampler(args)
@@ -148,17 +150,17 @@ class Sample(Stage[SampleArguments]):
             write_shard(rows.with_format("arrow")[:], shard_path(self.folder, k, count), {self.name: []})
 
 
-def _own_shards(worker: str | None, count: int) -> range:
+def _shards_of_worker(worker: str | None, count: int) -> range:
     first, step = map(int, (worker or "0/1").split("/"))
     return range(first, count, step)
 
 
-def _missing(folder: Path, own: range, count: int) -> list[int]:
+def _missing_shards(folder: Path, own: range, count: int) -> list[int]:
     return [k for k in own if not shard_path(folder, k, count).is_file()]
 
 
 def _sampler(args: SampleArguments) -> Callable[[Dataset, int], Dataset]:
-    """Load the model, and return a function that draws completions for problems with a seed."""
+    """Load the model, and return a function that samples completions for problems with a seed."""
     stops = args.task_of_problems.stop_strings
     if args.sampling_backend == "vllm":
         engine = start_engine(model_path(args), args, args.seed, args.model_revision, args.trust_remote_code)

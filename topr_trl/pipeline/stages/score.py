@@ -1,4 +1,4 @@
-"""Compare answers with the right ones: verdicts and rewards."""
+"""Judge the answers of rows: write verdicts and rewards."""
 
 from dataclasses import dataclass, field
 
@@ -21,14 +21,17 @@ from topr_trl.tasks import TASKS
 class ScoreArguments(FolderArguments):
     """Settings of `topr score`."""
 
-    task: str = field(default="gsm8k", metadata={"help": f"{' or '.join(TASKS)}; topr sample notes that of its rows."})
+    task: str = field(
+        default="gsm8k",
+        metadata={"help": f"Task of the rows: {' or '.join(TASKS)}. Rows written by topr sample have their own."},
+    )
 
     def __post_init__(self) -> None:
         check_choice(self, task=tuple(TASKS))
 
 
 class Score(Stage[ScoreArguments]):
-    """Verdicts and rewards of rows. Rows that already have a reward keep it."""
+    """Stage that writes verdicts and rewards. Rows that already have a reward keep it."""
 
     settings = ScoreArguments
     outcome = "Rows with rewards in {folder}/: {rows:,}."
@@ -41,7 +44,7 @@ class Score(Stage[ScoreArguments]):
         return {**rows_read(self.args.source, self.folder), "task": self._task}
 
     def make(self) -> Made:
-        """Judge the completions of each shard."""
+        """Judge the completions of each shard, and count the verdicts."""
         judge, shards = TASKS[self._task].judge, shards_of(self.args.source)
 
         def scored(k: int, table: pa.Table) -> pa.Table:
@@ -69,7 +72,7 @@ class Score(Stage[ScoreArguments]):
         counts = {**done["scored"]}
         kept = counts.pop("kept", 0)
         parts = [f"{n:,} {verdict}" for verdict, n in counts.items() if n]
-        return ", ".join(parts + ([f"{kept:,} keep the reward that they came with"] if kept else [])) + "."
+        return ", ".join(parts + ([f"{kept:,} kept their reward"] if kept else [])) + "."
 
     @property
     def _task(self) -> str:

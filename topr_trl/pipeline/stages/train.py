@@ -1,4 +1,4 @@
-"""Train on the rows."""
+"""Train a model on rows with offline TOPR."""
 
 import shutil
 
@@ -34,9 +34,9 @@ _STEPS = (
 
 
 class Train(Stage[TrainArguments]):
-    """A model trained with offline TOPR, for one epoch unless the settings say otherwise.
+    """Stage that trains a model with offline TOPR, by default for one epoch.
 
-    An adapter (PEFT) is merged into the model, on the CPU, and kept in `adapter/` beside it.
+    With PEFT, the adapter is merged into the model on the CPU and also saved in the subfolder `adapter/`.
     """
 
     settings = TrainArguments
@@ -46,11 +46,14 @@ class Train(Stage[TrainArguments]):
 
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
-        """Return all settings of the trainer that make sense for a command."""
+        """Return all settings of the trainer that apply to a command."""
         return field_names(TrainArguments, without=NOT_FOR_COMMANDS)
 
     def inputs(self) -> Json:
-        """Return rows, weights and settings. The number of processes is left out: the loop does not know it."""
+        """Return the rows, the weights and the settings.
+
+        The number of processes is not included, because the loop does not know it.
+        """
         args = self.args
         return {
             **rows_read(args.source, self.folder), **weights_read(args), **adapter_settings(args),
@@ -58,7 +61,7 @@ class Train(Stage[TrainArguments]):
         }  # fmt: skip
 
     def make(self) -> Made:
-        """Train from the last whole checkpoint, and save the model."""
+        """Train, starting from the last complete checkpoint if there is one, and save the model."""
         folder, state = self.folder, PartialState()
         work = folder / manifest.WORK
         trainer, _ = trainer_of_rows(self.args)
@@ -66,7 +69,7 @@ class Train(Stage[TrainArguments]):
         trainer.train(resume_from_checkpoint=last_whole_checkpoint(work, state))
         trainer.save_model(str(work / "final"))
         state.wait_for_everyone()
-        if state.is_main_process:  # alone, see `Stage.run`
+        if state.is_main_process:  # The other processes do not wait, see `Stage.run`.
             if self.args.use_peft:
                 merge_adapter(work / "final", self.args)
             else:
