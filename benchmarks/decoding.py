@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
 
 from topr_trl import SamplingArguments
-from topr_trl.generation.sampling import encode_prompts, sampled_row, stop_tokens
+from topr_trl.generation.settings import encode_prompts, sampled_row, stop_tokens
 
 DRAWS = 3  # raise it when a seed gives other completions than before: what is compared must be of the same rows
 ROWS = 512  # at once

@@ -28,7 +28,7 @@ from benchmarks.cells import Cell, Store, timed
 from benchmarks.performance.timing import in_turn, peak_memory, quiet, seconds_per_step
 from benchmarks.performance.work import VARIANTS, WORDS, Build, Case, candidates, even, offline_topr
 from benchmarks.setting import CACHE, HERE
-from topr_trl.cli.gpu_memory import GIB, Shape, training_flops
+from topr_trl.cli.memory_estimate import GIB, Shape, training_flops
 from topr_trl.cli.memory_plan import KNOWN
 
 PEAK = 989.0  # TFLOPS of an H100 or H200 in bfloat16

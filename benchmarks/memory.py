@@ -22,7 +22,7 @@ from trl.kernels import chunked_logprob
 
 from benchmarks.cells import versions
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
-from topr_trl.cli.gpu_memory import Shape, memory
+from topr_trl.cli.memory_estimate import Shape, memory
 from topr_trl.tasks.arithmetic import CARELESS_MODEL
 
 ROOT = Path(__file__).parents[1]

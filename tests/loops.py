@@ -3,8 +3,8 @@
 from typing import Any
 
 from topr_trl.pipeline import stages
-from topr_trl.pipeline.arguments import FolderArguments, IterateArguments
 from topr_trl.pipeline.loop import sides_of
+from topr_trl.pipeline.settings import FolderArguments, IterateArguments
 from topr_trl.pipeline.stage import Stage
 from topr_trl.pipeline.steps import Step
 

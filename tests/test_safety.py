@@ -18,8 +18,8 @@ from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrai
 from topr_trl.cli import main as cli
 from topr_trl.cli.memory_plan import PlanArguments, plan_command
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.arguments import ProblemArguments
 from topr_trl.pipeline.problems import load_problems
+from topr_trl.pipeline.settings import ProblemArguments
 from topr_trl.pipeline.stages.sample import SampleArguments, _sampler
 from topr_trl.tasks import arithmetic, gsm8k, hendrycks_math
 

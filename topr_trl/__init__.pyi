@@ -5,7 +5,7 @@ from .evaluation.answers import Samples, samples_of
 from .evaluation.bootstrap import Difference, compare
 from .evaluation.estimates import Evaluation, evaluate_rows, evaluate_samples
 from .evaluation.report import Evaluations
-from .generation.sampling import SamplingArguments
+from .generation.settings import SamplingArguments
 from .generation.transformers import sample_completions
 from .loss import PRESETS, TruncationLimits, objective, taper, topr_loss, truncated_weights
 from .rewards import score_completions

@@ -15,9 +15,9 @@ from benchmarks.cells import Cell, Store, Unfinished
 from benchmarks.experiments import protocols
 from benchmarks.setting import OF_OTHER_TASKS, PROFILES, Profile, base_model, model_hash, problems, sample, tokenizer
 from topr_trl import save_rows
-from topr_trl.cli.trial import recommend
+from topr_trl.cli.trial_report import recommend
 from topr_trl.pipeline import trial
-from topr_trl.pipeline.arguments import TrialArguments
+from topr_trl.pipeline.settings import TrialArguments
 
 BASES = ("slips-30", "misconception-10", "sure-17", "wanders-10")
 CODE = "code"  # the rows of examples/code_generation.py, whose rewards are all that a trial knows

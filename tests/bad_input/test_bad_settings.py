@@ -7,7 +7,7 @@ from transformers import TrainingArguments
 
 from topr_trl import OfflineTOPRConfig, SamplingArguments, TOPRConfig
 from topr_trl.cli.memory_plan import PlanArguments
-from topr_trl.pipeline.arguments import BackendArguments, IterateArguments, ProblemArguments
+from topr_trl.pipeline.settings import BackendArguments, IterateArguments, ProblemArguments
 from topr_trl.pipeline.stages.sample import SampleArguments
 
 __all__ = ["kit"]

@@ -39,9 +39,10 @@ from topr_trl.pipeline import manifest
 from topr_trl.pipeline.lineage import lineage
 from topr_trl.rewards import VERDICTS, score_completions
 from topr_trl.sandbox.worker_pool import WorkerPool
-from topr_trl.settings.arguments import CurationArguments, LossArguments
 from topr_trl.settings.config import OfflineTOPRConfig
-from topr_trl.tasks import gsm8k, hendrycks_math, math_equal
+from topr_trl.settings.shared import CurationArguments, LossArguments
+from topr_trl.tasks import gsm8k, hendrycks_math
+from topr_trl.tasks import math_equality as math_equal
 from topr_trl.trainers.metrics import row_metrics
 
 TEXT, NUMBER = (pa.string(), st.text()), (pa.float64(), st.floats())

@@ -25,10 +25,10 @@ from topr_trl.data.tokenization import tokenize_row
 from topr_trl.data.trajectories import rollouts_of
 from topr_trl.evaluation.off_policy import off_policy_values
 from topr_trl.importing import FORMATS
-from topr_trl.importing.reader import ReadingArguments, RecordReader
+from topr_trl.importing.record_to_rows import ReadingArguments, RecordReader
 from topr_trl.importing.records import to_table
 from topr_trl.pipeline import trial_split as held_out
-from topr_trl.pipeline.arguments import TrialArguments
+from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.trial import ARMS
 from topr_trl.trainers.metrics import DEAD_WEIGHT
 from topr_trl.trainers.replay import ReplayBuffer, ReplayRow, check_logged

@@ -20,8 +20,8 @@ from topr_trl.cli import main as cli
 from topr_trl.cli import parsing as settings
 from topr_trl.cli.parsing import parse, settings_of
 from topr_trl.pipeline import manifest, stages
-from topr_trl.pipeline.arguments import IterateArguments
 from topr_trl.pipeline.launch import write_settings
+from topr_trl.pipeline.settings import IterateArguments
 from topr_trl.tasks import arithmetic
 
 COMMANDS = cli.commands()

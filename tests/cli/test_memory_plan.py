@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.memory import BUCKET, MODEL, RESULT
 from topr_trl.cli import main as cli
-from topr_trl.cli.gpu_memory import (
+from topr_trl.cli.memory_estimate import (
     DEEPSPEED_BUCKET,
     DEEPSPEED_LIVE,
     Shape,
@@ -18,7 +18,7 @@ from topr_trl.cli.gpu_memory import (
     memory,
 )
 from topr_trl.cli.memory_plan import KNOWN, PlanArguments
-from topr_trl.pipeline.arguments import IterateArguments
+from topr_trl.pipeline.settings import IterateArguments
 
 
 @pytest.fixture(scope="module")

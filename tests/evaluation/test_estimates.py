@@ -16,7 +16,7 @@ from topr_trl.evaluation.estimates import (
     weighted_sc_estimate,
     weighted_sc_solved,
 )
-from topr_trl.evaluation.pass_at_k import expected_best, expected_maj, expected_pass
+from topr_trl.evaluation.pass_and_maj_at_k import expected_best, expected_maj, expected_pass
 
 
 def majority(answers):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from topr_trl.generation.sampling import SamplingArguments, encode_prompts
+from topr_trl.generation.settings import SamplingArguments, encode_prompts
 from topr_trl.generation.transformers import sample_completions
 from topr_trl.tasks import arithmetic, gsm8k
 

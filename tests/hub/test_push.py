@@ -27,10 +27,10 @@ from topr_trl.hub.dataset import texts_by_others
 from topr_trl.hub.push import _is_stale, pack
 from topr_trl.importing import FORMATS
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.arguments import IterateArguments, stage_args
 from topr_trl.pipeline.lineage import first_weights, lineage
+from topr_trl.pipeline.settings import IterateArguments, stage_args
 from topr_trl.pipeline.stages.curate import CurateArguments
-from topr_trl.pipeline.training import TrainArguments
+from topr_trl.pipeline.trainer_of_rows import TrainArguments
 from topr_trl.trainers.model_card import PAPER, add_section
 
 HERE = Path(__file__).parent

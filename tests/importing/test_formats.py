@@ -12,7 +12,7 @@ from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, load_rows
 from topr_trl.cli import main
 from topr_trl.data.tables import from_table
 from topr_trl.importing import FORMATS
-from topr_trl.importing.reader import ReadingArguments, RecordReader
+from topr_trl.importing.record_to_rows import ReadingArguments, RecordReader
 from topr_trl.importing.records import NotOfFormat, Unrewarded, to_table
 
 WRITTEN = Path(__file__).parent / "written"  # by the formats' own programs, which are kept beside the files

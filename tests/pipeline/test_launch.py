@@ -13,11 +13,12 @@ import pytest
 import yaml
 
 from tests.loops import stage_of
-from topr_trl.pipeline import launch, manifest, processes
-from topr_trl.pipeline.arguments import IterateArguments
+from topr_trl.pipeline import child_processes as processes
+from topr_trl.pipeline import launch, manifest
 from topr_trl.pipeline.launch import check_launch, devices, worker_devices
+from topr_trl.pipeline.settings import IterateArguments
 from topr_trl.pipeline.stages.sample import SampleArguments
-from topr_trl.pipeline.training import TrainArguments
+from topr_trl.pipeline.trainer_of_rows import TrainArguments
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"
 

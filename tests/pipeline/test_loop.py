@@ -18,10 +18,10 @@ from tests.loops import stage_of
 from topr_trl import load_rows
 from topr_trl.cli.parsing import parse
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.arguments import IterateArguments
 from topr_trl.pipeline.launch import write_settings
 from topr_trl.pipeline.lineage import weights_of
 from topr_trl.pipeline.loop import check, sides_of
+from topr_trl.pipeline.settings import IterateArguments
 
 KILLS = int(os.environ.get("KILLS", 3))  # of each loop that is killed; make test-all KILLS=20
 CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate_configs"

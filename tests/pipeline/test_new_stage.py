@@ -10,7 +10,7 @@ from tests.loops import steps_of
 from topr_trl import load_rows
 from topr_trl.cli import main
 from topr_trl.pipeline import manifest, stages
-from topr_trl.pipeline.arguments import IterateArguments
+from topr_trl.pipeline.settings import IterateArguments
 from topr_trl.pipeline.steps import run_steps
 
 FILE = '''"""Count the characters of completions."""
@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 import pyarrow.compute as pc
 
 from topr_trl.data.tables import rows_of, set_column, shards_of
-from topr_trl.pipeline.arguments import FolderArguments
-from topr_trl.pipeline.fingerprints import rows_read
+from topr_trl.pipeline.settings import FolderArguments
+from topr_trl.pipeline.stage_inputs import rows_read
 from topr_trl.pipeline.stage import Stage
 
 

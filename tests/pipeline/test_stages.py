@@ -17,15 +17,20 @@ from tests.loops import stage_of
 from topr_trl import load_rows
 from topr_trl.data.tables import shards_of
 from topr_trl.pipeline import locks, manifest, shards
-from topr_trl.pipeline.arguments import seed_of
 from topr_trl.pipeline.lineage import facts_of_sampling, first_weights, lineage, sampling_of, weights_of
+from topr_trl.pipeline.settings import seed_of
 from topr_trl.pipeline.shards import write_shard
 from topr_trl.pipeline.stages import sample, train
 from topr_trl.pipeline.stages.curate import CurateArguments
 from topr_trl.pipeline.stages.evaluate import Evaluate, EvaluateArguments
 from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.pipeline.stages.score import ScoreArguments
-from topr_trl.pipeline.training import TrainArguments, check_rows_per_step, last_whole_checkpoint, trainer_of_rows
+from topr_trl.pipeline.trainer_of_rows import (
+    TrainArguments,
+    check_rows_per_step,
+    last_whole_checkpoint,
+    trainer_of_rows,
+)
 from topr_trl.tasks import arithmetic
 from topr_trl.trainers.fingerprints import model_fingerprint
 

@@ -12,14 +12,14 @@ from datasets import Value
 from tests.loops import stage_of
 from topr_trl import load_rows, save_rows
 from topr_trl.cli import main
-from topr_trl.cli.trial import _plain, _said, _settings, _table, recommend
+from topr_trl.cli.trial_report import _plain, _said, _settings, _table, recommend
 from topr_trl.data.tables import read_table
 from topr_trl.evaluation.answers import encode
 from topr_trl.pipeline import manifest, stages
 from topr_trl.pipeline import trial as trials
-from topr_trl.pipeline.arguments import TrialArguments
 from topr_trl.pipeline.lineage import lineage
 from topr_trl.pipeline.problems import load_problems
+from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.pipeline.stages.score import ScoreArguments
 from topr_trl.pipeline.trial import ARMS, DEFAULT, Outcome, run_trial

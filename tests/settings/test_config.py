@@ -15,7 +15,7 @@ from transformers.trainer_utils import SaveStrategy
 from trl import GRPOConfig, SFTConfig, TrlParser
 
 from topr_trl import OfflineTOPRConfig, TOPRConfig, TruncationLimits
-from topr_trl.settings.arguments import CurationArguments
+from topr_trl.settings.shared import CurationArguments
 from topr_trl.settings.unsupported import GRPO_ONLY, LIKE_TOPR, SFT_ONLY, offloads_optimizer, refuse_settings
 
 CPU = {"bf16": False, "use_cpu": True}

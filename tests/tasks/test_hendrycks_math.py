@@ -8,15 +8,15 @@ import pytest
 from datasets import Dataset
 
 from topr_trl import evaluate_rows
-from topr_trl.pipeline.arguments import ProblemArguments
 from topr_trl.pipeline.problems import load_problems
+from topr_trl.pipeline.settings import ProblemArguments
 from topr_trl.rewards import answer_reward, score_completions
 from topr_trl.sandbox.worker_pool import WorkerPool
 from topr_trl.tasks import TASKS, hendrycks_math
 from topr_trl.tasks.hendrycks_math import extract_boxed
 
 pytest.importorskip("math_verify", reason="needs the extra math")
-from topr_trl.tasks import math_equal
+from topr_trl.tasks import math_equality as math_equal
 
 MATH_500 = Path(__file__).parents[3] / "shared" / "data" / "math500_test.jsonl"
 needs_data = pytest.mark.skipif(not MATH_500.is_file(), reason="MATH-500 is not beside this checkout")

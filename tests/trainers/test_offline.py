@@ -9,7 +9,7 @@ from datasets import Dataset
 from reference import fresh_model
 
 from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer
-from topr_trl.data.samplers import StepsSortedByLength
+from topr_trl.data.batch_samplers import StepsSortedByLength
 from topr_trl.loss import topr_loss
 from topr_trl.tasks import arithmetic
 from topr_trl.trainers import dataset_checks as offline_rows

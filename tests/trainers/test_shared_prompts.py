@@ -32,7 +32,7 @@ from transformers import (
 from trl.trainer.utils import add_fused_lm_head
 
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, TOPRConfig, TOPRTrainer
-from topr_trl.data.samplers import StepsOfGroups
+from topr_trl.data.batch_samplers import StepsOfGroups
 from topr_trl.tasks import arithmetic, gsm8k
 from topr_trl.trainers.shared_prompts import (
     SharedPrompts,

@@ -7,17 +7,17 @@ from typing import Any
 
 from topr_trl.cli.evaluate import evaluate_command
 from topr_trl.cli.help import help_of
-from topr_trl.cli.index import write_index
 from topr_trl.cli.main import HELP
 from topr_trl.cli.memory_plan import plan_command
 from topr_trl.cli.parsing import kind_of, parse
 from topr_trl.cli.run_report import plot_command
-from topr_trl.cli.trial import trial_command
+from topr_trl.cli.settings_index import write_index
+from topr_trl.cli.trial_report import trial_command
 from topr_trl.hub import push_command
 from topr_trl.pipeline import stages
-from topr_trl.pipeline.arguments import LaunchArguments
+from topr_trl.pipeline.child_processes import end_processes_on_signals, end_with_the_loop
 from topr_trl.pipeline.loop import iterate
-from topr_trl.pipeline.processes import end_processes_on_signals, end_with_the_loop
+from topr_trl.pipeline.settings import LaunchArguments
 from topr_trl.pipeline.stage import Stage
 
 # Commands that are no stage, and `evaluate`, which runs other stages first.

@@ -6,10 +6,10 @@ from topr_trl.data.tables import columns_of, shards_of
 from topr_trl.evaluation.answers import NEEDED, check_columns, encode, read_samples, run_names
 from topr_trl.evaluation.bootstrap import matched
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.arguments import stage_args
-from topr_trl.pipeline.layout import ROLLOUTS
 from topr_trl.pipeline.model_loading import model_path
 from topr_trl.pipeline.problems import load_problems
+from topr_trl.pipeline.run_folders import ROLLOUTS
+from topr_trl.pipeline.settings import stage_args
 from topr_trl.pipeline.shards import naming
 from topr_trl.pipeline.stages.evaluate import REPORT, Evaluate, EvaluateArguments
 from topr_trl.pipeline.stages.sample import Sample, SampleArguments

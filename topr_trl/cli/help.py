@@ -5,9 +5,9 @@ import argparse
 from trl import ModelConfig, SFTConfig, TrlParser
 
 from topr_trl.cli.parsing import kind_of, select_fields, settings_of
-from topr_trl.generation.sampling import SamplingArguments
-from topr_trl.pipeline.arguments import BackendArguments, LaunchArguments, field_names
-from topr_trl.settings.arguments import CurationArguments, LossArguments
+from topr_trl.generation.settings import SamplingArguments
+from topr_trl.pipeline.settings import BackendArguments, LaunchArguments, field_names
+from topr_trl.settings.shared import CurationArguments, LossArguments
 
 WIDTH = 100
 # Settings that the short help shows. Commands that take no more than this many are shown whole.

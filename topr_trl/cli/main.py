@@ -11,7 +11,7 @@ from difflib import get_close_matches
 import yaml
 
 from topr_trl import __version__
-from topr_trl.cli.index import read_index
+from topr_trl.cli.settings_index import read_index
 from topr_trl.pipeline import stages
 
 _OTHERS = {

@@ -7,7 +7,7 @@ from typing import Any
 from tabulate import tabulate
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig, Qwen3Config
 
-from topr_trl.cli.gpu_memory import (
+from topr_trl.cli.memory_estimate import (
     GIB,
     STATE_BYTES,
     STRATEGIES,
@@ -20,7 +20,7 @@ from topr_trl.cli.gpu_memory import (
     training_flops,
 )
 from topr_trl.curation import CURATIONS, ROWS_PER_PROBLEM
-from topr_trl.pipeline.arguments import IterateArguments
+from topr_trl.pipeline.settings import IterateArguments
 from topr_trl.settings.checks import check_at_least, check_choice, check_types
 
 GSM8K_TESTS = 1_319

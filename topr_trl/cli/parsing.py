@@ -16,14 +16,14 @@ from topr_trl.cli.memory_plan import PlanArguments
 from topr_trl.cli.run_report import PlotArguments
 from topr_trl.hub import PushArguments
 from topr_trl.pipeline import stages
-from topr_trl.pipeline.arguments import (
+from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.settings import (
     LOOP_SETTINGS,
     TRIAL_SETTINGS,
     IterateArguments,
     TrialArguments,
     field_names,
 )
-from topr_trl.pipeline.manifest import Json
 from topr_trl.settings.checks import check_type
 from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 

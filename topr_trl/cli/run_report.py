@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from topr_trl.cli import html as page
 from topr_trl.cli.run_report_curves import PANELS, draw, has, last_step
 from topr_trl.evaluation.report import EVALUATION, Evaluations, read_evaluation
-from topr_trl.pipeline import layout, manifest
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline import run_folders as layout
 from topr_trl.trainers.checkpoints import STATE
 
 _RECENT_ROWS = 2_000  # that are searched for rows worth a look

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from topr_trl.evaluation.answers import Samples
 from topr_trl.evaluation.estimates import powers_of_two
-from topr_trl.evaluation.pass_at_k import expected_maj, expected_pass
+from topr_trl.evaluation.pass_and_maj_at_k import expected_maj, expected_pass
 
 _DRAWS = 10_000
 _DIGITS = 12  # digits of a mean that are compared, since means of equal values can differ by rounding

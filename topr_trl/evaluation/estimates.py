@@ -10,7 +10,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from topr_trl.evaluation.answers import RIGHT_CODE, Samples, encode, samples_of
-from topr_trl.evaluation.pass_at_k import expected_best, expected_maj, expected_pass
+from topr_trl.evaluation.pass_and_maj_at_k import expected_best, expected_maj, expected_pass
 from topr_trl.rewards import CORRECT, INCORRECT, INVALID
 
 _DRAWS = 100  # number of draws in the paper

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from topr_trl.data.sampler_logps import GREEDY
-from topr_trl.generation.sampling import SamplingArguments, draws_of, encode_prompts, sampled_row, stop_tokens
+from topr_trl.generation.settings import SamplingArguments, draws_of, encode_prompts, sampled_row, stop_tokens
 from topr_trl.trainers.checkpoints import check_finite
 
 

@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 from transformers import GenerationConfig
 
-from topr_trl.generation.sampling import SamplingArguments, draws_of, encode_prompts, sampled_row, stop_tokens
+from topr_trl.generation.settings import SamplingArguments, draws_of, encode_prompts, sampled_row, stop_tokens
 from topr_trl.settings.checks import check_types
 
 

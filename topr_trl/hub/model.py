@@ -14,7 +14,6 @@ from topr_trl.evaluation.report import EVALUATION, PICTURE, Evaluations, read_ev
 from topr_trl.hub.cards import results_metadata
 from topr_trl.hub.commit import README, Parcel
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.layout import iteration_folder, results_folder
 from topr_trl.pipeline.lineage import (
     ADAPTER,
     facts_of_sampling,
@@ -27,8 +26,9 @@ from topr_trl.pipeline.lineage import (
     weights_of,
 )
 from topr_trl.pipeline.manifest import Json, Stage
+from topr_trl.pipeline.run_folders import iteration_folder, results_folder
 from topr_trl.pipeline.stages.curate import CHOICE
-from topr_trl.settings.arguments import TOPRArguments
+from topr_trl.settings.shared import TOPRArguments
 from topr_trl.trainers.checkpoints import STATE, check_files, is_whole_checkpoint
 from topr_trl.trainers.model_card import adapt, add_section, model_card, training_facts
 

@@ -17,15 +17,15 @@ from typing import IO, Any
 import torch
 import yaml
 
-from topr_trl.pipeline.arguments import (
+from topr_trl.pipeline.child_processes import Process, ProcessGroup, run_process_groups, start
+from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.model_loading import model_path
+from topr_trl.pipeline.settings import (
     PLACEHOLDERS,
     FolderArguments,
     LaunchArguments,
     RunArguments,
 )
-from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.model_loading import model_path
-from topr_trl.pipeline.processes import Process, ProcessGroup, run_process_groups, start
 from topr_trl.pipeline.stage import Stage
 from topr_trl.pipeline.stages.sample import Sample
 from topr_trl.settings.unsupported import offloads_optimizer, refuse_adafactor

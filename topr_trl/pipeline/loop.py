@@ -13,19 +13,20 @@ from topr_trl.data.rows import need_columns
 from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
 from topr_trl.evaluation.report import EVALUATION, Evaluations, read_evaluation
-from topr_trl.pipeline import layout, locks, stages
-from topr_trl.pipeline.arguments import IterateArguments, field_names, stage_args
+from topr_trl.pipeline import locks, stages
+from topr_trl.pipeline import run_folders as layout
 from topr_trl.pipeline.launch import check_launch
-from topr_trl.pipeline.layout import MODEL, ROLLOUTS, iteration_folder, results_folder, test_folder
 from topr_trl.pipeline.model_loading import model_path
 from topr_trl.pipeline.problems import load_problems
+from topr_trl.pipeline.run_folders import MODEL, ROLLOUTS, iteration_folder, results_folder, test_folder
+from topr_trl.pipeline.settings import IterateArguments, field_names, stage_args
 from topr_trl.pipeline.shards import naming
 from topr_trl.pipeline.stages.evaluate import Evaluate, EvaluateArguments
 from topr_trl.pipeline.stages.sample import Sample, SampleArguments
 from topr_trl.pipeline.stages.score import Score, ScoreArguments
 from topr_trl.pipeline.stages.train import Train
 from topr_trl.pipeline.steps import StageTimes, Step, run_sides, run_steps
-from topr_trl.pipeline.training import TrainArguments
+from topr_trl.pipeline.trainer_of_rows import TrainArguments
 from topr_trl.trainers.checkpoints import check_files
 
 SAMPLING_SIDE, TRAINING_SIDE = "sampling", "training"  # the sides of an overlapped loop

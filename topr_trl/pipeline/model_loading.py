@@ -10,7 +10,7 @@ from topr_trl.trainers.checkpoints import from_safetensors
 
 if TYPE_CHECKING:
     from topr_trl.pipeline.stages.sample import SampleArguments
-    from topr_trl.pipeline.training import TrainArguments
+    from topr_trl.pipeline.trainer_of_rows import TrainArguments
 
 BUNDLED = "the bundled model of 0.3"  # name in manifests, since version 0.2 bundled another model
 

@@ -2,7 +2,7 @@
 
 from datasets import Dataset
 
-from topr_trl.pipeline.arguments import ProblemArguments
+from topr_trl.pipeline.settings import ProblemArguments
 from topr_trl.tasks import hendrycks_math
 
 

@@ -19,9 +19,9 @@ from trl import ModelConfig
 
 from topr_trl.pipeline import locks, manifest, shards
 from topr_trl.pipeline import stages as registry
-from topr_trl.pipeline.arguments import FolderArguments, field_names
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import model_path
+from topr_trl.pipeline.settings import FolderArguments, field_names
 
 Made = tuple[int, Json]  # result of `make`: the number of rows, and notes for the manifest
 Settings = TypeVar("Settings", bound=FolderArguments, covariant=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from topr_trl.pipeline.arguments import LaunchArguments
 from topr_trl.pipeline.launch import run_apart
+from topr_trl.pipeline.settings import LaunchArguments
 from topr_trl.pipeline.stage import Stage
 
 

@@ -16,19 +16,19 @@ from numpy.typing import NDArray
 from topr_trl.data.tables import read_shard, shards_of
 from topr_trl.evaluation.answers import read_samples
 from topr_trl.evaluation.off_policy import off_policy_values
-from topr_trl.evaluation.pass_at_k import expected_pass
+from topr_trl.evaluation.pass_and_maj_at_k import expected_pass
 from topr_trl.pipeline import locks, manifest
-from topr_trl.pipeline.arguments import TrialArguments, stage_args
-from topr_trl.pipeline.fingerprints import task_of_rows
 from topr_trl.pipeline.launch import check_launch
-from topr_trl.pipeline.layout import ROLLOUTS
 from topr_trl.pipeline.model_loading import model_path
+from topr_trl.pipeline.run_folders import ROLLOUTS
+from topr_trl.pipeline.settings import TrialArguments, stage_args
+from topr_trl.pipeline.stage_inputs import task_of_rows
 from topr_trl.pipeline.stages.log_mu import ComputeLogMu
 from topr_trl.pipeline.stages.sample import Sample, SampleArguments
 from topr_trl.pipeline.stages.score import Score, ScoreArguments
 from topr_trl.pipeline.stages.train import Train
 from topr_trl.pipeline.steps import Step, run_steps
-from topr_trl.pipeline.training import TrainArguments
+from topr_trl.pipeline.trainer_of_rows import TrainArguments
 from topr_trl.pipeline.trial_split import GIVEN_LOG_MU, HELD_OUT, PROBLEMS, TRAINING_ROWS, Split, split
 from topr_trl.trainers.checkpoints import check_files
 

@@ -17,9 +17,9 @@ from topr_trl.data.sampler_logps import training_temperatures
 from topr_trl.data.tables import load_rows, save_rows, write_parquet
 from topr_trl.data.trajectories import rollouts_of
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.arguments import TrialArguments
-from topr_trl.pipeline.fingerprints import task_of_rows
+from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.shards import CHOSEN, MU_COLUMNS
+from topr_trl.pipeline.stage_inputs import task_of_rows
 from topr_trl.rewards import CORRECT, text_of
 from topr_trl.tasks import TASKS
 

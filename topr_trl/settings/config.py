@@ -7,11 +7,11 @@ from typing import Any
 
 from trl import GRPOConfig, SFTConfig
 
-from topr_trl.settings.arguments import (
+from topr_trl.settings.checks import check_type
+from topr_trl.settings.shared import (
     ReplayArguments,
     TOPRArguments,
 )
-from topr_trl.settings.checks import check_type
 from topr_trl.settings.unsupported import (
     GRPO_ONLY,
     LIKE_OFFLINE_TOPR,

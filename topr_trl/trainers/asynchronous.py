@@ -19,7 +19,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample, _AsyncRolloutLoop
 
 from topr_trl.loss import weighted_loss
-from topr_trl.settings.arguments import Baseline, LossArguments, parse_baseline
+from topr_trl.settings.shared import Baseline, LossArguments, parse_baseline
 from topr_trl.settings.unsupported import GRPO_ONLY, LIKE_TOPR, refuse_settings
 from topr_trl.trainers.base import TOPRMixin, path_as_text, settings_for
 

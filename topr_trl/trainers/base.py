@@ -33,7 +33,6 @@ from topr_trl.trainers.checkpoints import (
     refuse_adapter,
 )
 from topr_trl.trainers.completions_table import RowWeights
-from topr_trl.trainers.diagnostics import warn_if_dead
 from topr_trl.trainers.forward_checks import (
     LogProbs,
     depends_on_batch,
@@ -50,6 +49,7 @@ from topr_trl.trainers.quantization import (
     keep_gradients_of_4bit_layers,
 )
 from topr_trl.trainers.shared_prompts import SharedPrompts, why_not_shared
+from topr_trl.trainers.training_warnings import warn_if_dead
 from topr_trl.user_warnings import warn_user
 
 Config = TypeVar("Config", TOPRConfig, OfflineTOPRConfig)

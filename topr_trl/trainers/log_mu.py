@@ -30,7 +30,7 @@ from topr_trl.data.tokenized_rows import column, completion_lengths, lengths_of,
 from topr_trl.data.trajectories import PARTS
 from topr_trl.loss import TruncationLimits
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
-from topr_trl.trainers.diagnostics import sampler_distance
+from topr_trl.trainers.training_warnings import sampler_distance
 from topr_trl.user_warnings import warn_user
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class LogMu:
             `ratio_level="token"` (T,) float32 values. Rows with a column `mu_logps` are not in it.
         sampler_distance (`dict[str, float]`):
             Distance between log μ of the training rows and their `sampler_logps`. See
-            `topr_trl.trainers.diagnostics.sampler_distance`.
+            `topr_trl.trainers.training_warnings.sampler_distance`.
     """
 
     def __init__(self, args: OfflineTOPRConfig, accelerator: Accelerator) -> None:

@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers.training_args import OptimizerNames
 
 from topr_trl import __version__
-from topr_trl.settings.arguments import TOPRArguments
+from topr_trl.settings.shared import TOPRArguments
 
 PAPER: dict[str, str] = {
     "title": "Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs",

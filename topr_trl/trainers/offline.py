@@ -17,6 +17,7 @@ from trl import SFTTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from topr_trl.baseline import FloatArray, subtract_baseline
+from topr_trl.data.batch_samplers import FilledRows, FilledSampler, StepsOfGroups, StepsSortedByLength, rows_together
 from topr_trl.data.collator import Collator, join_sequences, unflatten
 from topr_trl.data.rows import (
     id_column,
@@ -25,7 +26,6 @@ from topr_trl.data.rows import (
     reward_column,
 )
 from topr_trl.data.sampler_logps import temperature_of
-from topr_trl.data.samplers import FilledRows, FilledSampler, StepsOfGroups, StepsSortedByLength, rows_together
 from topr_trl.data.tokenization import tokenize
 from topr_trl.data.tokenized_rows import COLUMNS, check_tokens, lengths_of, part_saved_by_sharing, prompt_groups
 from topr_trl.data.trajectories import join_parts, rollouts_of

@@ -39,17 +39,17 @@ from trl.trainer.utils import nanstd, split_pixel_values_by_grid, unsplit_pixel_
 
 from topr_trl.baseline import BASELINES
 from topr_trl.curation import Curated
-from topr_trl.data.samplers import ReseededSampler
+from topr_trl.data.batch_samplers import ReseededSampler
 from topr_trl.data.tokenization import without_second_bos
 from topr_trl.rewards import checked
 from topr_trl.settings.config import TOPRConfig
 from topr_trl.settings.unsupported import needs_metric_for_best_model
 from topr_trl.trainers.base import path_as_text, settings_for
 from topr_trl.trainers.completions_table import WEIGHT_COLUMNS, DisplayedFloat
-from topr_trl.trainers.diagnostics import SilentBatches, warn_if_far
 from topr_trl.trainers.forward_checks import count_positions_from_mask, learned_positions, text_model
-from topr_trl.trainers.replay.trainer import ReplayMixin, check_replay
+from topr_trl.trainers.replay.mixin import ReplayMixin, check_replay
 from topr_trl.trainers.shared_prompts import prompts_together, remove_shared_prompts
+from topr_trl.trainers.training_warnings import SilentBatches, warn_if_far
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -12,13 +12,13 @@ from topr_trl.data.rows import ROLLOUT, finite_rewards, id_column, need_columns,
 from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures
 from topr_trl.data.tables import columns_of, from_table, read_shard, set_column, shards_of
 from topr_trl.data.trajectories import Rollouts, rollout_ids
-from topr_trl.pipeline.arguments import FolderArguments, SeedArguments, seed_of
-from topr_trl.pipeline.fingerprints import rows_read, values_of
 from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.settings import FolderArguments, SeedArguments, seed_of
 from topr_trl.pipeline.shards import CHOSEN, naming
 from topr_trl.pipeline.stage import Made, Stage
-from topr_trl.settings.arguments import CurationArguments
+from topr_trl.pipeline.stage_inputs import rows_read, values_of
 from topr_trl.settings.checks import check_at_least
+from topr_trl.settings.shared import CurationArguments
 
 # Settings that determine the chosen rows and their reward after the baseline.
 CHOICE = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")

@@ -6,8 +6,8 @@ from pathlib import Path
 from topr_trl.evaluation.answers import read_samples, run_names
 from topr_trl.evaluation.report import EVALUATION, read_evaluation, write_report
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.arguments import ADAPTER_SETTINGS, GREEDY_HELP, field_names
 from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.settings import ADAPTER_SETTINGS, GREEDY_HELP, field_names
 from topr_trl.pipeline.stage import Made, Stage
 from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.settings.checks import check_at_least

@@ -11,14 +11,14 @@ from tqdm.auto import tqdm
 from topr_trl.data.rows import ROLLOUT
 from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import read_shard, shard_path, shards_of
-from topr_trl.importing.reader import Part, ReadingArguments, RecordReader, numbers_in, short_place
+from topr_trl.importing.record_to_rows import Part, ReadingArguments, RecordReader, numbers_in, short_place
 from topr_trl.importing.records import Record, count_records, files_of, parsed, read_records, to_table
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.arguments import FolderArguments
-from topr_trl.pipeline.fingerprints import values_of
 from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.settings import FolderArguments
 from topr_trl.pipeline.shards import notes_of, write_shard
 from topr_trl.pipeline.stage import Made, Stage
+from topr_trl.pipeline.stage_inputs import values_of
 
 RECORDS_PER_SHARD = 1_000
 _RECORDS_TO_INSPECT = 100  # number of records in which to look for fields that may be the reward

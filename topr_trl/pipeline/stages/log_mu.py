@@ -7,19 +7,19 @@ from trl import ModelConfig
 
 from topr_trl.data.tables import rows_of, set_column, shards_of
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.arguments import FolderArguments, field_names
-from topr_trl.pipeline.fingerprints import rows_read, values_of, weights_read
 from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.settings import FolderArguments, field_names
 from topr_trl.pipeline.shards import MU_COLUMNS
 from topr_trl.pipeline.stage import Made, Stage
-from topr_trl.pipeline.training import (
+from topr_trl.pipeline.stage_inputs import rows_read, values_of, weights_read
+from topr_trl.pipeline.trainer_of_rows import (
     FORWARD,
     RATIO,
     TrainArguments,
     adapter_settings,
     trainer_of_rows,
 )
-from topr_trl.settings.arguments import LossArguments
+from topr_trl.settings.shared import LossArguments
 from topr_trl.trainers.log_mu import LOG_MU_FILE, read_log_mu
 
 _TRAINER_SETTINGS = (

@@ -12,11 +12,14 @@ from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
 from topr_trl.data.tables import shard_path
-from topr_trl.generation.sampling import SamplingArguments
+from topr_trl.generation.settings import SamplingArguments
 from topr_trl.generation.transformers import sample_completions
 from topr_trl.generation.vllm import sample_completions_with_vllm, start_engine
 from topr_trl.pipeline import locks, manifest
-from topr_trl.pipeline.arguments import (
+from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.model_loading import load_tokenizer, loading, model_path
+from topr_trl.pipeline.problems import load_problems
+from topr_trl.pipeline.settings import (
     ADAPTER_SETTINGS,
     SPLITS,
     BackendArguments,
@@ -27,12 +30,9 @@ from topr_trl.pipeline.arguments import (
     seed_of,
     validate_model,
 )
-from topr_trl.pipeline.fingerprints import absolute, values_of, weights_read
-from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.model_loading import load_tokenizer, loading, model_path
-from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.shards import count_rows, write_shard
 from topr_trl.pipeline.stage import Made, Stage
+from topr_trl.pipeline.stage_inputs import absolute, values_of, weights_read
 from topr_trl.settings.checks import check_at_least, check_choice
 
 _INPUTS = ("num_generations", "greedy", "temperature", "top_p", "top_k", "max_new_tokens", "sampling_backend",

@@ -7,11 +7,11 @@ import pyarrow.compute as pc
 
 from topr_trl.data.rows import finite_rewards, need_columns
 from topr_trl.data.tables import from_table, read_shard, rows_of, shards_of
-from topr_trl.pipeline.arguments import FolderArguments
-from topr_trl.pipeline.fingerprints import rows_read, task_of_rows
 from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.settings import FolderArguments
 from topr_trl.pipeline.shards import count_rows, naming, stages_of
 from topr_trl.pipeline.stage import Made, Stage
+from topr_trl.pipeline.stage_inputs import rows_read, task_of_rows
 from topr_trl.rewards import VERDICTS, score_completions
 from topr_trl.settings.checks import check_choice
 from topr_trl.tasks import TASKS

@@ -5,12 +5,12 @@ import shutil
 from accelerate import PartialState
 
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.arguments import NOT_FOR_COMMANDS, field_names
-from topr_trl.pipeline.fingerprints import rows_read, values_of, weights_read
 from topr_trl.pipeline.manifest import Json
+from topr_trl.pipeline.settings import NOT_FOR_COMMANDS, field_names
 from topr_trl.pipeline.stage import Made, Stage
+from topr_trl.pipeline.stage_inputs import rows_read, values_of, weights_read
 from topr_trl.pipeline.stages.curate import CHOICE
-from topr_trl.pipeline.training import (
+from topr_trl.pipeline.trainer_of_rows import (
     FORWARD,
     RATIO,
     TrainArguments,

@@ -12,11 +12,11 @@ import numpy as np
 from trl import ModelConfig
 
 from topr_trl.data.tables import TABLE_SUFFIXES
-from topr_trl.generation.sampling import SamplingArguments
+from topr_trl.generation.settings import SamplingArguments
 from topr_trl.generation.vllm import VLLMArguments
-from topr_trl.settings.arguments import CurationArguments
 from topr_trl.settings.checks import check_at_least, check_choice, check_types, existing
 from topr_trl.settings.config import OfflineTOPRConfig
+from topr_trl.settings.shared import CurationArguments
 from topr_trl.tasks import TASKS, Task
 from topr_trl.trainers.checkpoints import refuse_adapter
 

@@ -13,7 +13,7 @@ from topr_trl.cli import html as page
 from topr_trl.evaluation.bootstrap import Difference, paired_bootstrap, share_best
 from topr_trl.evaluation.estimates import Estimate, greedy_estimate
 from topr_trl.evaluation.report import plain_table
-from topr_trl.pipeline.arguments import TrialArguments
+from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.trial import DEFAULT, Arm, Outcome, run_trial
 
 _BEFORE = "before training"  # the label of the model that no arm has changed

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from topr_trl.trainers.diagnostics import SilentBatches, sampler_distance, warn_if_dead, warn_if_far
+from topr_trl.trainers.training_warnings import SilentBatches, sampler_distance, warn_if_dead, warn_if_far
 
 
 def said(check, *args):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from topr_trl.evaluation.answers import encode
-from topr_trl.evaluation.pass_at_k import expected_best, expected_maj, expected_pass, pass_at_k
+from topr_trl.evaluation.pass_and_maj_at_k import expected_best, expected_maj, expected_pass, pass_at_k
 
 
 @pytest.mark.parametrize(("samples", "correct", "k"), [(6, 2, 1), (6, 2, 3), (6, 0, 2), (6, 6, 1), (5, 1, 5)])

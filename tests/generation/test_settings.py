@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from datasets import Dataset
 
-from topr_trl.generation.sampling import SamplingArguments, draws_of
+from topr_trl.generation.settings import SamplingArguments, draws_of
 from topr_trl.generation.vllm import sample_completions_with_vllm
 from topr_trl.tasks import arithmetic
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from topr_trl.data.rows import refuse_images
-from topr_trl.settings.arguments import REPLAYED_BATCHES
 from topr_trl.settings.config import TOPRConfig
+from topr_trl.settings.shared import REPLAYED_BATCHES
 from topr_trl.trainers.base import TOPRMixin, say
 from topr_trl.trainers.fingerprints import mu_fingerprint
 from topr_trl.trainers.log_mu import check_fingerprints

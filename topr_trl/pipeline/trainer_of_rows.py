@@ -13,16 +13,16 @@ from trl import ModelConfig, get_peft_config
 
 from topr_trl.data.tables import atomic_write, read_table, shards_of
 from topr_trl.pipeline import manifest
-from topr_trl.pipeline.arguments import ADAPTER_SETTINGS, FolderArguments, SeedArguments, seed_of, validate_model
-from topr_trl.pipeline.fingerprints import values_of
 from topr_trl.pipeline.lineage import ADAPTER, lineage, older_weights, weights_of
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import load_tokenizer, loading, model_path
+from topr_trl.pipeline.settings import ADAPTER_SETTINGS, FolderArguments, SeedArguments, seed_of, validate_model
 from topr_trl.pipeline.shards import CHOSEN, MU_COLUMNS, columns_before
+from topr_trl.pipeline.stage_inputs import values_of
 from topr_trl.pipeline.stages.curate import CHOICE
-from topr_trl.settings.arguments import CurationArguments
 from topr_trl.settings.checks import check_at_least
 from topr_trl.settings.config import OfflineTOPRConfig
+from topr_trl.settings.shared import CurationArguments
 from topr_trl.trainers.checkpoints import is_whole_checkpoint
 from topr_trl.trainers.offline import OfflineTOPRTrainer
 

@@ -8,7 +8,7 @@ from datasets import Dataset
 from torch.utils.data import BatchSampler
 from trl.trainer.utils import RepeatSampler
 
-from topr_trl.data.samplers import (
+from topr_trl.data.batch_samplers import (
     FilledRows,
     FilledSampler,
     ReseededSampler,
