@@ -4,7 +4,6 @@ The name of a module is the command, and the first line of its docstring is the 
 imported on first use, because most of them need torch, and `topr --help` should be fast.
 """
 
-import ast
 import pkgutil
 from functools import cache
 from importlib import import_module
@@ -17,8 +16,8 @@ def descriptions() -> dict[str, str]:
     """Return the help of each stage by its command, without importing it."""
     found = {}
     for module in pkgutil.iter_modules(__path__):
-        tree = ast.parse(Path(module.module_finder.path, f"{module.name}.py").read_text(encoding="utf-8"))  # type: ignore[union-attr]
-        found[command_of(module.name)] = (ast.get_docstring(tree) or "").partition("\n")[0]
+        with Path(module.module_finder.path, f"{module.name}.py").open(encoding="utf-8") as file:  # type: ignore[union-attr]
+            found[command_of(module.name)] = file.readline().strip().strip('"')
     return found
 
 
