@@ -60,7 +60,8 @@ def store(tmp_path) -> Store:
 
 def test_tables_of_a_store(store):
     table = results_page.controls_table(store, "pass@1")
-    assert "| base model at its best | 30.0 (T = 0.7) |" in table
+    assert "| base model, T = 1 | 25.0 |" in table
+    assert "| base model, best temperature | 30.0 (T = 0.7) |" in table
     assert "| TOPR (default) | **80.0 ± 1.2** |" in table  # two standard errors of 0.01, over the root of three seeds
     assert "| KTO | ahead on 4, by 20 | ahead on 4, by 20 |" in results_page.against_table(store)
     (_, header, rows), *_ = temperatures.tables(store)
@@ -74,7 +75,7 @@ def test_a_method_below_the_base_models_best_temperature_is_not_bold(store):
     better = {"0.3": decoded(0.1, 0.795), "0.7": decoded(0.1, 0.3), "1": decoded(0.1, 0.25)}
     store.add(temperatures.cell(controls.BASES[0]), better, 60.0, "")
     table = results_page.controls_table(store, "pass@1")
-    assert "| base model at its best | 79.5 (T = 0.3) |" in table
+    assert "| base model, best temperature | 79.5 (T = 0.3) |" in table
     assert "| TOPR (default) | 80.0 ± 1.2 |" in table
 
 
@@ -82,7 +83,8 @@ def test_without_results_the_page_says_so(tmp_path):
     nothing = Store(tmp_path / "nothing")
     text = results_page.write(nothing, tmp_path / "page.md", nothing).read_text()
     assert text.count(f"-->{report.NOT_YET}<!--/-->") == PAGE.read_text().count("<!--/-->")
-    assert text.count(f"\n\n{report.NOT_YET}\n\n<!-- end -->") == 7
+    assert text.count(f"\n\n{report.NOT_YET}\n\n<!-- end -->") == 4
+    assert text.count(results_page.IN_PROGRESS) == 1
     assert report.NOT_YET in report.appendix(nothing)
 
 
@@ -122,6 +124,9 @@ def test_tables_of_a_pretrained_model(real):
     assert "| TOPR (default) | 33.3 ± 41.3 | 50.0 ± 35.8 | 50.0 ± 0.0 | 75.0 ± 0.0 | 10.0 ± 0.0 |" in table
     assert "c = 0" not in table
     assert "| positives repeated | -16.7 ± 32.7 | +0.0 ± 0.0 |" in results_page.real_differences(real)
+    section = results_page.real_section(real)
+    assert results_page.IN_PROGRESS not in section
+    assert section.count("TOPR (default)") == 3  # a row in two tables, and the header of the third
     strata = results_page.real_strata(real)
     assert "0 of 8 (problems: 2) | 1 or 2 of 8 (problems: 2) | 3 or more of 8 (problems: 2)" in strata
     assert "| untrained | 0.0 | 18.8 | 75.0 |" in strata
