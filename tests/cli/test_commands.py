@@ -63,8 +63,9 @@ def refusal(command, given):
 
 @pytest.mark.parametrize(("command", "other"), PAIRS)
 def test_settings_of_another_command_are_refused_by_name(command, other, own, tmp_path):
-    for name in others_of(command, other):
-        for given in ([f"--{name}", "1"], [f"--{name}=1"], [f"--{name.replace('_', '-')}", "1"]):
+    for number, name in enumerate(others_of(command, other)):
+        forms = ([f"--{name}", "1"], [f"--{name}=1"], [f"--{name.replace('_', '-')}", "1"])
+        for given in forms[: 3 if number == 0 else 1]:
             message = refusal(command, given)
             assert message.startswith(f"There is no setting --{name}. It is a setting of topr ")
             assert other in message.partition("topr ")[2].rstrip(".").split(", ")
@@ -138,7 +139,7 @@ def test_evaluate_names_its_own_setting(own):
 def test_a_config_file(own):
     file = own(num_generations=3, top_p=0.5)[1]
     for given in (["--config", file], [f"--config={file}"]):
-        found = parse("sample", settings.split_config(given))
+        found = parse("sample", cli.split_config(given))
         assert (found.num_generations, found.top_p, found.temperature) == (3, 0.5, 1.0)
         assert parse("sample", ["--config", file, "--num_generations", "4"]).num_generations == 4
 

@@ -131,7 +131,7 @@ def test_all_rows_weigh_alike_also_where_some_were_not_chosen(make, steps, scale
 
 def test_rows_without_a_reward_count_as_they_do_without_replay(make, monkeypatch):
     scored = [1.0, -1.0, None, None, None, None, None, None]
-    monkeypatch.setattr("test_trainer_replay.coin", lambda completions, **_: scored)
+    monkeypatch.setitem(globals(), "coin", lambda completions, **_: scored)
     trainer = make()
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
@@ -275,7 +275,7 @@ def test_logged_rows_are_there_from_the_beginning_and_log_mu_is_of_the_starting_
 def test_equal_rewards_of_a_first_batch_are_not_warned_of_beside_logged_rows_or_in_a_resumed_run(
     make, tmp_path, recwarn, monkeypatch
 ):
-    monkeypatch.setattr("test_trainer_replay.coin", lambda completions, **_: [0.0] * len(completions))
+    monkeypatch.setitem(globals(), "coin", lambda completions, **_: [0.0] * len(completions))
 
     def warned():
         return [str(w.message) for w in recwarn if "nothing to learn" in str(w.message)]

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import sys
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,11 @@ def _path() -> Path:
 
 
 def _made_with() -> list[Any]:
-    """Return what the index depends on, as JSON: the code and the libraries."""
+    """Return what the index depends on, as JSON: the code, the libraries and the stages."""
+    return [*_versions(), sorted(stages.descriptions())]
+
+
+@cache
+def _versions() -> tuple[str | int, ...]:
     newest = max(file.stat().st_mtime_ns for file in _PACKAGE.rglob("*.py"))
-    libraries = [version("trl"), version("transformers"), sys.version]
-    return [__version__, *libraries, newest, sorted(stages.descriptions())]
+    return __version__, version("trl"), version("transformers"), sys.version, newest

@@ -118,7 +118,7 @@ def pool() -> WorkerPool:
     """Return the worker pool of `judge`, which all callers in this process share."""
     if find_spec("math_verify") is None:
         raise ImportError("The task math needs math-verify to judge answers: pip install 'topr_trl[math]'.")
-    return WorkerPool(Path(__file__).with_name("math_equal.py"), "judge")
+    return WorkerPool(Path(__file__).with_name("math_equality.py"), "judge")
 
 
 Exemplars = Sequence[tuple[str, str]]
