@@ -138,7 +138,7 @@ def test_evaluate_names_its_own_setting(own):
 def test_a_config_file(own):
     file = own(num_generations=3, top_p=0.5)[1]
     for given in (["--config", file], [f"--config={file}"]):
-        found = parse("sample", settings.split_config(given))
+        found = parse("sample", cli.split_config(given))
         assert (found.num_generations, found.top_p, found.temperature) == (3, 0.5, 1.0)
         assert parse("sample", ["--config", file, "--num_generations", "4"]).num_generations == 4
 
