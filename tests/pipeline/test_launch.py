@@ -138,11 +138,11 @@ def test_launchers_that_lack_something_are_refused(tmp_path):
     config = yaml.safe_load((CONFIGS / "ddp.yaml").read_text()) | {"num_machines": 2, "num_processes": 2}
     (tmp_path / "two.yaml").write_text(yaml.safe_dump(config))
     two = {"accelerate_config": str(tmp_path / "two.yaml")}
-    with pytest.raises(ValueError, match=r"num_machines=2: say how a process is started on each of them"):
+    with pytest.raises(ValueError, match="num_machines=2: set --training_launcher"):
         check_launch("iterate", loop(tmp_path, **two))
     with pytest.raises(ValueError, match="num_machines=2, and training_hosts has 1"):
         check_launch("iterate", loop(tmp_path, **two, training_launcher="env H={host}", training_hosts=["a"]))
-    with pytest.raises(ValueError, match="num_machines=2: say how a process is started on each of them"):
+    with pytest.raises(ValueError, match="num_machines=2: set --training_launcher"):
         check_launch("iterate", loop(tmp_path, **two, training_launcher="env H=1", training_hosts=["a", "b"]))
     enough = {"training_launcher": "env H={host}", "training_hosts": ["a", "b"]}
     check_launch("iterate", loop(tmp_path, **two, **enough))
@@ -254,7 +254,7 @@ def test_a_loop_that_is_asked_to_end_ends_what_it_has_started(tmp_path):
     stage = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
     launcher.write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {stage!r}])\n")
     program.write_text(
-        "import sys, threading\nfrom topr_trl.pipeline import processes\n"
+        "import sys, threading\nfrom topr_trl.pipeline import child_processes as processes\n"
         f"processes.end_processes_on_signals()\nlog = open({str(tmp_path / 'log')!r}, 'wb')\n"
         f"start = lambda: [processes.start([sys.executable, {str(launcher)!r}], [], log, is_launcher=True)]\n"
         "processes.run_process_groups([processes.ProcessGroup(start)], 'train', 0, None, threading.Event())\n"
