@@ -68,7 +68,7 @@ def _group_of(name: str, kind: type) -> str:
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Formatter that shows each setting only with underscores. TRL also adds each setting with hyphens."""
+    """Formatter that shows each setting only with underscores. The parser also accepts hyphens."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=WIDTH)
