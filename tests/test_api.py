@@ -16,7 +16,7 @@ from trl import ModelConfig
 
 import topr_trl
 from topr_trl.cli.main import commands
-from topr_trl.cli.parsing import kind_of, settings_of
+from topr_trl.cli.parsing import settings_class, settings_of
 
 WRITTEN = Path(__file__).with_name("api.txt")
 
@@ -30,7 +30,7 @@ def api() -> str:
 
 def settings_beyond_trl(command: str) -> list[str]:
     """The settings that a command takes, with their defaults; those of TRL's classes are TRL's to change."""
-    kind = kind_of(command)
+    kind = settings_class(command)
     ours = [cls for cls in inspect.getmro(kind) if cls.__module__.startswith("topr_trl")]
     own = {name for cls in ours for name in inspect.get_annotations(cls)}
     lines = []

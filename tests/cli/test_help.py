@@ -7,13 +7,13 @@ import pytest
 
 from topr_trl.cli import help as cli_help
 from topr_trl.cli import main as cli
-from topr_trl.cli.help import WIDTH, help_of
+from topr_trl.cli.help import WIDTH, format_help
 from topr_trl.cli.parsing import settings_of
 
 
 @pytest.mark.parametrize("command", cli.commands())
 def test_the_short_help_shows_few_settings_and_the_long_one_all(command):
-    short, everything = help_of(command, "Text."), help_of(command, "Text.", everything=True)
+    short, everything = format_help(command, "Text."), format_help(command, "Text.", everything=True)
     names = settings_of(command)
     for text in (short, everything):
         assert text.startswith(f"usage: topr {command} [--config FILE] [settings]\n\nText.\n")
@@ -31,12 +31,12 @@ def test_important_settings_exist():
 
 
 def test_settings_are_in_groups():
-    text = help_of("iterate", "Text.")
+    text = format_help("iterate", "Text.")
     titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert titles == ["Data:", "Model:", "Algorithm:", "Training:", "Sampling:", "Machines:"]
     training = text.partition("Training:")[2].partition("Sampling:")[0]
     assert "--learning_rate" in training
-    assert "Settings:" in help_of("score", "Text.")
+    assert "Settings:" in format_help("score", "Text.")
 
 
 def test_the_second_help_and_a_typing_error_need_no_torch(tmp_path, monkeypatch):
@@ -49,7 +49,9 @@ def test_the_second_help_and_a_typing_error_need_no_torch(tmp_path, monkeypatch)
     first, second = (run("main(['score', '--help'])").stdout for _ in range(2))
     assert first.endswith("True\n")
     assert second.endswith("False\n")
-    assert first.removesuffix("True\n") == second.removesuffix("False\n") == help_of("score", cli.commands()["score"])
+    assert (
+        first.removesuffix("True\n") == second.removesuffix("False\n") == format_help("score", cli.commands()["score"])
+    )
     wrong = run("try: main(['score', '--taks', 'math'])", "except ValueError as error: print(error)").stdout
     assert wrong == "There is no setting --taks. Did you mean --task?\nFalse\n"
     other = run("try: main(['score', '--worker', '0/2'])", "except ValueError as error: print(error)").stdout

@@ -134,9 +134,9 @@ def test_what_is_left_out_is_planned_as_the_loop_runs_it(capsys):
     assert {name: getattr(IterateArguments, name) for name in planned} == planned
     cli.main(["plan", "--gpus", "4"])
     printed = capsys.readouterr().out
-    assert "Assumed, as by default: model_name_or_path=8b, nodes=1, gpu_memory=80.0, " in printed
+    assert "Defaults: model_name_or_path=8b, nodes=1, gpu_memory=80.0, " in printed
     assert "optim=adafactor" in printed
-    assert "num_train_problems=7473 (GSM8K's)" in printed
+    assert "num_train_problems=7473 (GSM8K)" in printed
     assert "log μ of at most 119,568 rows" in printed  # without curation all are trained on
     assert PlanArguments(curation="anna_karenina").trained_rows == 50_000  # the paper's
     assert PlanArguments(curation="anna_karenina", iteration_size=70_000).trained_rows == 70_000
@@ -180,9 +180,9 @@ def test_command(capsys):
     cli.main(["plan"])
     printed = capsys.readouterr().out
     assert "not with adafactor" in printed
-    assert "for 22,423 of a test" in printed  # 16 samples and a greedy completion of 1,319 problems
+    assert "for 22,423 test completions" in printed  # 16 samples and a greedy completion of 1,319 problems
     cli.main(["plan", "--greedy", "false"])
-    assert "for 21,104 of a test" in capsys.readouterr().out
+    assert "for 21,104 test completions" in capsys.readouterr().out
     cli.main(["plan", "--model", "70b"])
     assert "which does not fit: raise vllm_tensor_parallel_size" in capsys.readouterr().out
     with pytest.raises(ValueError, match="There is no model 'nosuch'"):

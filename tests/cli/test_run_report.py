@@ -10,7 +10,7 @@ import pytest
 from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer
 from topr_trl.cli import main as cli
 from topr_trl.cli.run_report import read_run, render, rows_to_show
-from topr_trl.cli.run_report_curves import PANELS, draw, has, series
+from topr_trl.cli.run_report_curves import PANELS, draw_panel, has_metric, series
 from topr_trl.evaluation.answers import encode
 from topr_trl.evaluation.report import write_report
 from topr_trl.pipeline import manifest
@@ -110,7 +110,7 @@ def test_a_loop(run, tmp_path):
     assert "10 optimizer steps in 3 iterations" in page
     assert "pass@1" in page
     # Steps of an iteration count on from those before.
-    axes = draw(next(p for p in PANELS if p.title == "Loss"), found.histories).axes[0]
+    axes = draw_panel(next(p for p in PANELS if p.title == "Loss"), found.histories).axes[0]
     drawn = [
         line.get_xdata().tolist()
         for line in axes.lines
@@ -167,19 +167,19 @@ def test_rows_worth_a_look():
     table = pa.table({"advantage": advantages, "weight": weights, "name": [str(i) for i in range(15)]})
     kinds = {kind: [row["name"] for row in rows] for kind, rows in rows_to_show(table).items()}
     assert kinds == {
-        "Negatives of most weight": ["14", "13", "12", "11", "10"],
-        "Negatives of least weight": ["3", "4", "5", "6", "7"],
+        "Negatives with the highest weights": ["14", "13", "12", "11", "10"],
+        "Negatives with the lowest weights": ["3", "4", "5", "6", "7"],
         "Positives": ["0", "1"],
     }
     table = table.append_column("log_ratio", pa.array([0.5, 2.0, *[-1.0] * 13]))
-    assert [row["name"] for kind, rows in rows_to_show(table).items() if "likely" in kind for row in rows] == ["1", "0"]
+    assert [row["name"] for kind, rows in rows_to_show(table).items() if "π/μ" in kind for row in rows] == ["1", "0"]
 
 
 def test_rows_without_a_weight_yet_are_not_shown():
     table = pa.table({"advantage": [-1.0] * 9, "weight": [0.5, None, None, 0.1, None, 0.2, 0.3, 0.4, 0.6]})
     table = table.append_column("name", pa.array(list("abcdefghi")))
     kinds = {kind: [row["name"] for row in rows] for kind, rows in rows_to_show(table).items()}
-    assert kinds == {"Negatives of most weight": list("iahgf"), "Negatives of least weight": ["d"]}
+    assert kinds == {"Negatives with the highest weights": list("iahgf"), "Negatives with the lowest weights": ["d"]}
 
 
 def test_an_earlier_log_outlives_a_training_that_does_not_begin(run, rows):
@@ -213,11 +213,11 @@ def test_series():
     assert steps.tolist() == [1, 4]
     assert values.tolist() == [1.0, 3.0]
     assert len(series(history, "nothing")[0]) == 0
-    assert not has(PANELS[0], history)
+    assert not has_metric(PANELS[0], history)
 
 
 def test_long_runs_are_smoothed_at_the_right_height():
     history = [{"step": step, "loss": 5 + (-1.0) ** step} for step in range(1, 1001)]
-    pale, bold = draw(next(p for p in PANELS if p.title == "Loss"), {"run": history}).axes[0].lines
+    pale, bold = draw_panel(next(p for p in PANELS if p.title == "Loss"), {"run": history}).axes[0].lines
     assert np.ptp(pale.get_ydata()) == 2
     assert np.abs(bold.get_ydata() - 5).max() < 0.1

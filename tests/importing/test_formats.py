@@ -126,7 +126,7 @@ def test_packed_lines_and_episodes_of_an_evaluation(imported, tmp_path, capsys):
         with pa.output_stream(tmp_path / name) as file:
             file.write("".join(json.dumps(each) + "\n" for each in records).encode())
     assert len(imported("verifiers", tmp_path)) == 4
-    assert "\n2 records are of evaluations and are left out: " in capsys.readouterr().out
+    assert "\n2 records come from evaluations and are left out: " in capsys.readouterr().out
     assert len(imported("verifiers", tmp_path / "00001.jsonl.gz")) == 2
 
 

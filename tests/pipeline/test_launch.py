@@ -138,11 +138,11 @@ def test_launchers_that_lack_something_are_refused(tmp_path):
     config = yaml.safe_load((CONFIGS / "ddp.yaml").read_text()) | {"num_machines": 2, "num_processes": 2}
     (tmp_path / "two.yaml").write_text(yaml.safe_dump(config))
     two = {"accelerate_config": str(tmp_path / "two.yaml")}
-    with pytest.raises(ValueError, match=r"num_machines=2: say how a process is started on each of them"):
+    with pytest.raises(ValueError, match="num_machines=2: set --training_launcher"):
         check_launch("iterate", loop(tmp_path, **two))
     with pytest.raises(ValueError, match="num_machines=2, and training_hosts has 1"):
         check_launch("iterate", loop(tmp_path, **two, training_launcher="env H={host}", training_hosts=["a"]))
-    with pytest.raises(ValueError, match="num_machines=2: say how a process is started on each of them"):
+    with pytest.raises(ValueError, match="num_machines=2: set --training_launcher"):
         check_launch("iterate", loop(tmp_path, **two, training_launcher="env H=1", training_hosts=["a", "b"]))
     enough = {"training_launcher": "env H={host}", "training_hosts": ["a", "b"]}
     check_launch("iterate", loop(tmp_path, **two, **enough))

@@ -12,7 +12,13 @@ from datasets import Value
 from tests.loops import stage_of
 from topr_trl import load_rows, save_rows
 from topr_trl.cli import main
-from topr_trl.cli.trial_report import _plain, _said, _settings, _table, recommend
+from topr_trl.cli.trial_report import (
+    _describe_recommendation,
+    _format_table,
+    _results_as_json,
+    _settings_of_arm,
+    recommend,
+)
 from topr_trl.data.tables import read_table
 from topr_trl.evaluation.answers import encode
 from topr_trl.pipeline import manifest, stages
@@ -153,7 +159,7 @@ def test_rows_without_answers_are_tested_by_their_rewards(scored, tmp_path):
 def test_the_recommended_settings_are_those_that_were_tried(tmp_path):
     (arm,) = (arm for arm in ARMS if arm.settings.get("curation") == "positives" and arm.name == "positives-repeated")
     arm = arm.with_equal_steps(1.0, 0.25)
-    settings = _settings(trial(tmp_path, tmp_path / "out"), arm)
+    settings = _settings_of_arm(trial(tmp_path, tmp_path / "out"), arm)
     assert settings.items() >= {"curation": "positives", "num_train_epochs": 4.0, "max_grad_norm": 1.0}.items()
 
 
@@ -244,17 +250,19 @@ def test_greedy_accuracy_is_beside_that_of_samples(tmp_path):
     outcome = outcome_of(right)
     found = recommend(outcome.values)
     assert found.best == ARMS[0]  # ranked by the samples
-    header, _, best, before = _table(args, outcome, found).splitlines()
+    header, _, best, before = _format_table(args, outcome, found).splitlines()
     assert re.split(r" {2,}", header)[-3] == "right answers at T=0.7 (%)"
     assert "right answers at T=0 (%)" in header
     assert "  25.0 ± 43.3  " in best  # sqrt(0.25 · 0.75 / 4) = 0.2165
     assert "  75.0 ± 43.3  " in before
-    assert "ranked by the answers that were sampled at temperature 0.7" in _said(args, outcome, found)
-    plain = _plain(args, outcome, found)["arms"]
+    assert "ranked by the answers that were sampled at temperature 0.7" in _describe_recommendation(
+        args, outcome, found
+    )
+    plain = _results_as_json(args, outcome, found)["arms"]
     assert [arm["greedy"]["value"] for arm in plain] == [0.25, 0.75]
     without = outcome_of({})
-    assert "T=0 (%)" not in _table(args, without, found)
-    assert [arm["greedy"] for arm in _plain(args, without, found)["arms"]] == [None, None]
+    assert "T=0 (%)" not in _format_table(args, without, found)
+    assert [arm["greedy"] for arm in _results_as_json(args, without, found)["arms"]] == [None, None]
 
 
 def test_greedy_answers_are_in_the_order_of_the_problems(scored, tmp_path, monkeypatch):

@@ -1,0 +1,1 @@
+"""The command `topr`: its arguments, its help, and the commands that are not stages."""

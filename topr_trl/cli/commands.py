@@ -1,4 +1,4 @@
-"""Run `topr COMMAND`, and print what came out."""
+"""Run `topr COMMAND`, and print the result."""
 
 import logging
 from collections.abc import Callable
@@ -6,10 +6,10 @@ from importlib.util import find_spec
 from typing import Any
 
 from topr_trl.cli.evaluate import evaluate_command
-from topr_trl.cli.help import help_of
+from topr_trl.cli.help import format_help
 from topr_trl.cli.main import HELP
 from topr_trl.cli.memory_plan import plan_command
-from topr_trl.cli.parsing import kind_of, parse
+from topr_trl.cli.parsing import parse, settings_class
 from topr_trl.cli.run_report import plot_command
 from topr_trl.cli.settings_index import write_index
 from topr_trl.cli.trial_report import trial_command
@@ -20,7 +20,7 @@ from topr_trl.pipeline.loop import iterate
 from topr_trl.pipeline.settings import LaunchArguments
 from topr_trl.pipeline.stage import Stage
 
-# Commands that are no stage, and `evaluate`, which runs other stages first.
+# Functions of the commands that are not stages. `evaluate` is a stage, but its command runs other stages first.
 COMMANDS: dict[str, Callable[[Any], None]] = {
     "evaluate": evaluate_command,
     "iterate": iterate,
@@ -36,16 +36,19 @@ def run(command: str, given: list[str], description: str) -> None:
 
     Args:
         command (`str`): Name of the command.
-        given (`list[str]`): The arguments that follow the name.
-        description (`str`): First line of its help.
+        given (`list[str]`): Arguments after the name.
+        description (`str`): First line of the help.
+
+    Raises:
+        ImportError: a tracker in `report_to` is not installed.
     """
     end_with_the_loop()
-    if issubclass(kind_of(command), LaunchArguments):
+    if issubclass(settings_class(command), LaunchArguments):
         end_processes_on_signals()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     write_index()
     if HELP & set(given):
-        print(help_of(command, description, everything="--help_all" in given), end="")
+        print(format_help(command, description, everything="--help_all" in given), end="")
         return
     args = parse(command, given)
     wanted = [name for name in ("tensorboard", "trackio", "wandb") if name in (getattr(args, "report_to", None) or ())]
@@ -58,7 +61,7 @@ def run(command: str, given: list[str], description: str) -> None:
 
 
 def run_stage(stage: Stage[Any]) -> None:
-    """Run a stage, and print its summary and outcome."""
+    """Run a stage, and print its summary and the last line of its command."""
     if done := stage.run():
         lines = (stage.summary(done), stage.outcome.format(**done, folder=stage.folder))
         print(*filter(None, lines), sep="\n", flush=True)

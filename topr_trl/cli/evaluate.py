@@ -1,4 +1,4 @@
-"""The command `topr evaluate`: a model or rows in, tables, JSON and a picture out."""
+"""Run `topr evaluate`: sample and score where needed, then run the stage `evaluate`."""
 
 from pathlib import Path
 
@@ -18,13 +18,17 @@ from topr_trl.settings.checks import existing
 
 
 def evaluate_command(args: EvaluateArguments) -> None:
-    """Make what the stage `evaluate` lacks, run it, and print what it found.
+    """Sample and score the rows if needed, run the stage `evaluate`, and print its tables.
 
-    Without `--input` the test problems are sampled, to `rollouts/` in the output folder; rows without `extracted` are
-    scored, to `scored/`. A command that is started again continues.
+    Without `--input`, the command samples completions for the test problems into `rollouts/` in the output folder. If
+    rows lack the column `extracted`, it scores them into `scored/`. If it was stopped, it continues where it stopped.
+
+    Args:
+        args (`EvaluateArguments`): Settings of the command.
 
     Raises:
-        ValueError, FileNotFoundError: settings or rows do not fit; before anything is sampled, where it can be known.
+        ValueError: settings or rows cannot be used. Most of these errors are raised before sampling starts.
+        FileNotFoundError: `input` or `compare` does not exist.
     """
     out, into = args.folder, args.folder / "scored"
     source = None if args.input is None else existing(args.input, "--input")
@@ -34,24 +38,24 @@ def evaluate_command(args: EvaluateArguments) -> None:
             manifest.check_whole(path)
             check_evaluable(path)
     if second is not None:
-        first_name, second_name = _names(args, source, second)
-        second, into = _scored(args, second, into / second_name), into / first_name
+        first_name, second_name = _names_of_runs(args, source, second)
+        second, into = _score_if_needed(args, second, into / second_name), into / first_name
     if source is None:
         if second is not None:
-            _check_problems(args, second)
+            _check_same_problems(args, second)
         source = out / ROLLOUTS
         count = args.num_generations_eval
         Sample(stage_args(SampleArguments, args, output_dir=str(source), num_generations=count)).run()
         into = source
-    source = _scored(args, source, into)
+    source = _score_if_needed(args, source, into)
     compared = None if second is None else str(second)
     Evaluate(stage_args(EvaluateArguments, args, input=str(source), compare=compared)).run()
     tables = (out / REPORT).read_text(encoding="utf-8")
     print(f"{tables}\nEvaluated the rows in {source}. Tables, JSON and a picture are in {out}/.", flush=True)
 
 
-def _names(args: EvaluateArguments, source: Path | None, second: Path) -> list[str]:
-    """Folder names for the scored rows of two runs; the tables use them as headings."""
+def _names_of_runs(args: EvaluateArguments, source: Path | None, second: Path) -> list[str]:
+    """Return names for the folders of two runs' scored rows. The tables use them as headings."""
     if source is not None:
         return run_names(source, second)
     model = Path(model_path(args)).name
@@ -59,27 +63,35 @@ def _names(args: EvaluateArguments, source: Path | None, second: Path) -> list[s
 
 
 def check_evaluable(path: Path) -> None:
-    """Raise a ValueError for rows that can neither be evaluated nor scored."""
+    """Check that rows can be evaluated or scored.
+
+    Args:
+        path (`Path`): File or folder of the rows.
+
+    Raises:
+        ValueError: a column is missing, or rows have a reward but no extracted answer.
+    """
     for shard in shards_of(path):
         columns = columns_of(shard)
         with naming(shard):
             check_columns(columns, (*NEEDED[:2], ("extracted", "completion")))
         if "extracted" not in columns and "reward" in columns:
             raise ValueError(
-                f"{shard}: rows have a reward and no `extracted` answer. Drop the column `reward` to have them scored."
+                f"{shard}: rows have a reward but no `extracted` answer. Drop the column `reward`, and they will be "
+                "scored."
             )
 
 
-def _scored(args: EvaluateArguments, source: Path, into: Path) -> Path:
-    """Where the rows are with their extracted answers: there already, or after the stage `score`."""
+def _score_if_needed(args: EvaluateArguments, source: Path, into: Path) -> Path:
+    """Return the path of the rows with extracted answers. If `source` lacks them, score the rows into `into`."""
     if all("extracted" in columns_of(shard) for shard in shards_of(source)):
         return source
     Score(stage_args(ScoreArguments, args, input=str(source), output_dir=str(into))).run()
     return into
 
 
-def _check_problems(args: EvaluateArguments, second: Path) -> None:
-    """Before sampling: the run to compare with must have the problems that will be sampled."""
+def _check_same_problems(args: EvaluateArguments, second: Path) -> None:
+    """Check before sampling that the run to compare with has the problems to sample."""
     problems = load_problems(args, "test")
     nothing = [[None] for _ in range(len(problems))]
     matched(encode(nothing, problems["answer"][:], problem_ids=problems["problem_id"][:]), read_samples(second))

@@ -1,17 +1,16 @@
-"""Help of `topr COMMAND`: the settings that matter most, or all of them, in groups."""
+"""Format the help of `topr COMMAND`: the most important settings, or all settings, in groups."""
 
 import argparse
 
 from trl import ModelConfig, SFTConfig, TrlParser
 
-from topr_trl.cli.parsing import kind_of, select_fields, settings_of
+from topr_trl.cli.parsing import select_fields, settings_class, settings_of
 from topr_trl.generation.settings import SamplingArguments
 from topr_trl.pipeline.settings import BackendArguments, LaunchArguments, field_names
 from topr_trl.settings.shared import CurationArguments, LossArguments
 
 WIDTH = 100
-# Settings that the short help shows. Commands that take no more than this many are shown whole.
-_MOST = 26
+_MAX_IN_SHORT_HELP = 26  # if a command has more settings, its short help shows only those in _IMPORTANT
 _IMPORTANT = (
     "input", "output_dir", "task", "dataset_name", "test_dataset_name", "rows", "iterations", "overlap", "trial_rows",
     "held_out_problems", "compare", "model_name_or_path", "use_peft", "load_in_4bit", "baseline",
@@ -20,7 +19,7 @@ _IMPORTANT = (
     "sampling_backend", "sampling_workers", "accelerate_config", "report_to", "format", "reward_fields", "rewards",
     "problem_field", "temperature", "gpus", "nodes", "gpu_memory", "prompt_tokens", "optim", "lora_parameters",
 )  # fmt: skip
-# Settings of these classes form a group each; all others are data.
+# Classes whose settings form a group. All other settings are in the group Data.
 _GROUPS: dict[str, tuple[type, ...]] = {
     "Model": (ModelConfig,),
     "Algorithm": (LossArguments, CurationArguments),
@@ -31,18 +30,18 @@ _GROUPS: dict[str, tuple[type, ...]] = {
 _TITLES = ("Data", "Model", "Algorithm", "Training", "Sampling", "Machines")
 
 
-def help_of(command: str, description: str, everything: bool = False) -> str:
+def format_help(command: str, description: str, everything: bool = False) -> str:
     """Return the help of a command.
 
     Args:
         command (`str`): Name of the command.
-        description (`str`): First line.
-        everything (`bool`, defaults to `False`): Whether to list all settings, or the most important ones.
+        description (`str`): First line of the help.
+        everything (`bool`, defaults to `False`): Whether to list all settings instead of the most important ones.
     """
     names = settings_of(command)
-    short = [name for name in names if name in _IMPORTANT] if len(names) > _MOST else list(names)
+    short = [name for name in names if name in _IMPORTANT] if len(names) > _MAX_IN_SHORT_HELP else list(names)
     shown = list(names) if everything else short
-    kind = kind_of(command)
+    kind = settings_class(command)
     groups = {title: [name for name in shown if _group_of(name, kind) == title] for title in _TITLES}
     parts = []
     for title, own in groups.items():
@@ -69,13 +68,13 @@ def _group_of(name: str, kind: type) -> str:
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Show each setting once: argparse would repeat it with hyphens."""
+    """Formatter that shows each setting only with underscores. The parser also accepts hyphens."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=WIDTH)
 
     def add_argument(self, action: argparse.Action) -> None:
-        # `--no_x` is an alias of `--x false`.
+        # The help leaves out `--no_x`, which means `--x false`.
         if not action.option_strings[0].startswith("--no_"):
             super().add_argument(action)
 

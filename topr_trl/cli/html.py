@@ -1,4 +1,4 @@
-"""Pages of HTML that need no server: one template, pictures inside."""
+"""Render HTML pages that contain their pictures and need no server."""
 
 import base64
 import io
@@ -10,25 +10,38 @@ if TYPE_CHECKING:
 
 
 def render(template: str, **values: Any) -> str:
-    """A template of this folder with its values; texts are escaped."""
+    """Render a template of this folder. Text values are escaped.
+
+    Args:
+        template (`str`): File name of the template.
+        values: Values of the template's variables.
+
+    Returns:
+        The page.
+    """
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["number"] = _number
+    environment.filters["number"] = _format_number
     return environment.from_string(Path(__file__).with_name(template).read_text("utf-8")).render(**values)
 
 
-def svg(figure: "Figure") -> str:
-    """A figure for `src`."""
+def figure_source(figure: "Figure") -> str:
+    """Return a figure as the value of an image's `src`."""
     content = io.BytesIO()
     figure.savefig(content, format="svg", metadata={"Date": None})
-    return source(content.getvalue(), "svg+xml")
+    return picture_source(content.getvalue(), "svg+xml")
 
 
-def source(picture: bytes, kind: str) -> str:
-    """A picture for `src`: `kind` is "png" or "svg+xml"."""
+def picture_source(picture: bytes, kind: str) -> str:
+    """Return a picture as the value of an image's `src`.
+
+    Args:
+        picture (`bytes`): Content of the picture's file.
+        kind (`str`): `"png"` or `"svg+xml"`.
+    """
     return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "–" if value is None or value != value else f"{value:.3g}"

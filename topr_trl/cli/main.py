@@ -1,4 +1,4 @@
-"""The command `topr`: the stages of an iteration, and the loop over them."""
+"""Run the command `topr`: choose a command, check the names of its settings, and print its help."""
 
 import argparse
 import io
@@ -14,30 +14,30 @@ from topr_trl import __version__
 from topr_trl.cli.settings_index import read_index
 from topr_trl.pipeline import stages
 
-_OTHERS = {
-    "iterate": "Run sample, score, curate, log-mu, train and evaluate in a loop that survives being killed.",
-    "trial": "Try settings on a part of the rows, test on held-out problems, and recommend one.",
+_WITHOUT_STAGE = {
+    "iterate": "Run sample, score, curate, log-mu, train and evaluate in a loop that can be killed and continued.",
+    "trial": "Train with several settings on a part of the rows, test on held-out problems, and recommend one.",
     "plan": "Estimate GPU memory and the time of a step before you start.",
-    "plot": "Draw a run, finished or not, as one HTML page: evaluations, curves, rows by weight.",
+    "plot": "Draw a finished or running run as one HTML page with evaluations, curves and rows.",
     "push": "Upload a model or rows to the Hugging Face Hub, with a card.",
 }
 _ORDER = ("iterate", "trial", "import", "sample", "score", "curate", "log-mu", "train", "evaluate")
 
 
 def commands() -> dict[str, str]:
-    """Return the help of each command, in the order in which they are listed."""
-    found = {**stages.descriptions(), **_OTHERS}
+    """Return the first line of the help of each command, in the order in which `topr --help` lists them."""
+    found = {**stages.descriptions(), **_WITHOUT_STAGE}
     return {name: found[name] for name in dict.fromkeys((*_ORDER, *found))}
 
 
 def console() -> None:
-    """Entry point: user errors print as one line, with `--debug` as a traceback."""
+    """Run the command line of this process. Print a user error as one line, or with `--debug` as a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # not every terminal can show μ
+            stream.reconfigure(errors="replace")  # some terminals cannot show μ
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"  # without a line of this package
-    warnings.filterwarnings("ignore", "`gradient_checkpointing` is deprecated", FutureWarning)  # TRL's default
+    warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"  # the default adds a line of code
+    warnings.filterwarnings("ignore", "`gradient_checkpointing` is deprecated", FutureWarning)  # TRL sets it by default
     try:
         main(arguments)
     except (ValueError, OSError, ImportError, FloatingPointError, yaml.YAMLError) as error:
@@ -46,24 +46,24 @@ def console() -> None:
         message = " ".join(str(error).split())
         sys.exit(f"topr {arguments[0]}: {message} (--debug shows where)")
     except KeyboardInterrupt:
-        print(f"\ntopr {arguments[0]}: stopped. The same command continues from what is finished.", file=sys.stderr)
+        print(f"\ntopr {arguments[0]}: stopped. Run the same command again to continue.", file=sys.stderr)
         sys.exit(130)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        # All is written. Taking gloo down while another process still works aborts or hangs now and then (torch 2.13),
-        # and the launcher would end the others for that.
+        # All files are written. If gloo shuts down while another process still works, it sometimes aborts or hangs
+        # (torch 2.13), and the launcher would then end the other processes.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
 
 
 HELP = {"-h", "--help", "--help_all"}
-_NOT_NEEDED = {
+_HINTS = {
     "resume_from_checkpoint": "A command that was stopped continues from its last checkpoint when it is run again.",
 }
 
 
 def split_config(arguments: Sequence[str]) -> list[str]:
-    """Split `--config=FILE` in two, because TRL reads `--config FILE` only."""
+    """Split `--config=FILE` into two arguments, because TRL reads only `--config FILE`."""
     parts = [part.split("=", 1) if part.startswith("--config=") else [part] for part in arguments]
     return [word for words in parts for word in words]
 
@@ -80,12 +80,12 @@ def unknown_setting(command: str, name: str, where: str, names: Collection[str],
     Args:
         command (`str`): Name of the command.
         name (`str`): Name of the setting.
-        where (`str`): Where it was given; empty for the command line.
-        names (`Collection[str]`): Settings of the command.
-        others (`Sequence[str]`): Commands that take the setting.
+        where (`str`): Text that names its YAML file, or `""` for the command line.
+        names (`Collection[str]`): Names of the command's settings.
+        others (`Sequence[str]`): Names of the commands that take the setting.
     """
-    if name in _NOT_NEEDED:
-        hint = _NOT_NEEDED[name]
+    if name in _HINTS:
+        hint = _HINTS[name]
     elif others:
         hint = f"It is a setting of topr {', '.join(others)}."
     elif similar := get_close_matches(name, names, 1):
@@ -96,7 +96,15 @@ def unknown_setting(command: str, name: str, where: str, names: Collection[str],
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; user errors are a ValueError, an OSError, an ImportError or a FloatingPointError."""
+    """Run a command.
+
+    Args:
+        arguments (`Sequence[str]`, *optional*): Name of the command, and its arguments. Default: those of this process.
+
+    Raises:
+        ValueError, OSError, ImportError, FloatingPointError: the user can correct the error. `console` prints the
+            message as one line.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     known = commands()
     if not arguments or arguments[0] not in known:
@@ -107,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             description="TOPR (arXiv 2503.14286).\n\n"
             + "\n".join(f"  {name:<10} {text}" for name, text in known.items()),
-            epilog="topr COMMAND --help lists the settings of a command; --config FILE reads them from YAML.",
+            epilog="topr COMMAND --help lists the settings of a command. --config FILE reads them from a YAML file.",
         )
         parser.add_argument("--version", action="version", version=f"topr_trl {__version__}")
         parser.add_argument("command", choices=known, metavar="COMMAND")
@@ -121,6 +129,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in sorted(settings_given(given) - {*names, *index["flags"][command]}):
             others = [other for other in known if name in index["settings"].get(other, ())]
             raise ValueError(unknown_setting(command, name, "", names, others))
-    from topr_trl.cli.commands import run  # imports torch and TRL, which takes seconds
+    from topr_trl.cli.commands import run  # takes seconds, because it imports torch and TRL
 
     run(command, given, known[command])

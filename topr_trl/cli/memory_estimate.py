@@ -1,4 +1,4 @@
-"""Memory of a GPU and operations of a step, computed from the shape of a model."""
+"""Estimate the memory of a GPU and the floating-point operations of a step from the shape of a model."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 GIB = 2**30
 STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3", "zero3_offload")
-DEEPSPEED_BUCKET = 500_000_000  # elements per bucket of gradients, its default
-DEEPSPEED_LIVE = 1_000_000_000  # parameters that ZeRO-3 keeps whole, its default
-# Bytes of a parameter in 4 bits: half a byte, and a float32 scale for each block of 64.
+DEEPSPEED_BUCKET = 500_000_000  # DeepSpeed's default: elements per bucket of gradients
+DEEPSPEED_LIVE = 1_000_000_000  # DeepSpeed's default: parameters that ZeRO-3 keeps unsharded
+# Bytes per parameter in 4 bits: half a byte, and one float32 scale per block of 64 parameters.
 FOUR_BIT = 0.5 + 4 / 64
-# State of an optimizer in bytes per parameter; Adafactor's depends on the parameter's shape.
+# Optimizer state in bytes per parameter. Adafactor is not listed, because its state depends on parameter shapes.
 STATE_BYTES = {
     "adamw_torch": 8, "adamw_torch_fused": 8, "adamw_bnb_8bit": 2, "paged_adamw_8bit": 2, "adamw_torch_8bit": 2,
     "sgd": 0,
@@ -21,27 +21,45 @@ STATE_BYTES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """Numbers of parameters and sizes of a model, on which its memory depends."""
+    """Parameter counts and sizes of a model that determine its memory.
 
-    total: int  # parameters
-    largest: int  # those of the largest module without its submodules, as DeepSpeed counts; mostly the embedding
-    block: int  # those of a decoder layer
-    factored: int  # elements of Adafactor's state: one row and one column of a matrix, a vector in full
+    Attributes:
+        total (`int`): Number of parameters.
+        largest (`int`): Number of parameters of the largest module without its submodules, as DeepSpeed counts. This
+            module is usually the embedding.
+        block (`int`): Number of parameters of a decoder layer.
+        factored (`int`): Number of elements of Adafactor's state: one row and one column per matrix, and all elements
+            of a vector.
+        hidden (`int`): Width of the hidden states.
+        intermediate (`int`): Width of the feed-forward layers.
+        layers (`int`): Number of decoder layers.
+        vocabulary (`int`): Number of tokens in the vocabulary.
+        queries (`int`): Total width of the query heads.
+        keys (`int`): Total width of the key heads.
+        linear (`int`, defaults to `0`): Number of parameters of the linear layers, without the head. QLoRA stores them
+            in 4 bits.
+        is_tied (`bool`, defaults to `False`): Whether the head shares the weights of the embedding.
+    """
+
+    total: int
+    largest: int
+    block: int
+    factored: int
     hidden: int
     intermediate: int
     layers: int
     vocabulary: int
-    queries: int  # width of all query heads
-    keys: int  # width of all key heads
-    linear: int = 0  # parameters of linear layers without the head, which QLoRA stores in 4 bits
-    is_tied: bool = False  # the head is the embedding
+    queries: int
+    keys: int
+    linear: int = 0
+    is_tied: bool = False
 
     @classmethod
     def of(cls, config: PretrainedConfig) -> "Shape":
-        """The shape of a model, built on the meta device: nothing is allocated."""
+        """Return the shape of a model. The model is built on the meta device, which allocates no memory."""
         with init_empty_weights():
             model = AutoModelForCausalLM.from_config(config)
-        model.tie_weights()  # they came apart on the meta device
+        model.tie_weights()  # The meta device separates tied weights.
         text, parameters = config.get_text_config(), list(model.parameters())
         lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
         heads = text.num_attention_heads
@@ -70,19 +88,29 @@ class Shape:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one GPU that trains, with gradients accumulated over several batches."""
+    """Memory in bytes of one GPU in training, with gradients accumulated over several batches.
 
-    weights: float  # as they are stored
-    optimizer: float  # its state, and its own float32 weights where it keeps some
-    gradients: float  # as they are accumulated
-    buffers: float  # sharded weights gathered for use, casts, and buckets for reducing gradients
-    activations: float  # what backward needs
-    step: float  # all copies of gradients while the optimizer steps, and the step's temporary tensors
-    log_mu: float  # the pass over the rows that computes log μ before training, weights included
+    Attributes:
+        weights (`float`): Stored weights.
+        optimizer (`float`): Optimizer state, and the optimizer's float32 copy of the weights if it has one.
+        gradients (`float`): Accumulated gradients.
+        buffers (`float`): Gathered shards of weights, casts, and buckets for reducing gradients.
+        activations (`float`): Activations that the backward pass needs.
+        step (`float`): All copies of the gradients during the optimizer step, and its temporary tensors.
+        log_mu (`float`): Memory of the pass that computes log μ before training, including weights.
+    """
+
+    weights: float
+    optimizer: float
+    gradients: float
+    buffers: float
+    activations: float
+    step: float
+    log_mu: float
 
     @property
     def total(self) -> float:
-        """The larger of two peaks: during backward and during the optimizer step."""
+        """Return the larger of two peaks: in the backward pass and in the optimizer step."""
         return self.weights + self.optimizer + max(self.gradients + self.buffers + self.activations, self.step)
 
 
@@ -97,21 +125,29 @@ def memory(
     bucket: int = DEEPSPEED_BUCKET,
     four_bit: bool = False,
 ) -> Memory:
-    """Memory of one of `gpus` GPUs in bfloat16 mixed precision.
+    """Estimate the memory of each GPU in bfloat16 mixed precision.
 
-    DDP and FSDP2 keep float32 weights and cast them for computing. DeepSpeed keeps bfloat16 weights, and float32
-    copies of weights and gradients for its step. It flattens parameters, so Adafactor has no matrices to factor.
-    FSDP2 is counted with `sync_each_batch`: without it, it accumulates unsharded gradients, 2 bytes per parameter.
+    DDP and FSDP2 keep float32 weights and cast them for computation. DeepSpeed keeps bfloat16 weights, and float32
+    copies of weights and gradients for its step. DeepSpeed flattens parameters, so Adafactor has no matrices to factor.
+    The estimate for FSDP2 assumes `sync_each_batch`. Without it, FSDP2 accumulates unsharded gradients, which take 2
+    bytes per parameter.
 
     Args:
-        strategy: one of `STRATEGIES`.
-        gpus: on all nodes.
-        optim: one of `STATE_BYTES`, or `"adafactor"`.
-        tokens: of the rows of one batch on one GPU, padding included.
-        checkpointing: whether activations are recomputed, and only the inputs of layers kept.
-        trained: number of trained parameters, if not all (LoRA). The others are stored in bfloat16.
-        bucket: DeepSpeed's `reduce_bucket_size` in elements, allocated whatever the size of the model.
-        four_bit: whether the frozen linear layers are stored in 4 bits (QLoRA).
+        shape (`Shape`): Shape of the model.
+        strategy (`str`): One of `STRATEGIES`.
+        gpus (`int`): Number of GPUs on all nodes.
+        optim (`str`, defaults to `"adamw_torch_fused"`): One of `STATE_BYTES`, or `"adafactor"`.
+        tokens (`int`, defaults to `1536`): Number of tokens in one batch on one GPU, including padding.
+        checkpointing (`bool`, defaults to `True`): Whether only the inputs of layers are kept, and other activations
+            are recomputed.
+        trained (`int`, *optional*): Number of trained parameters (LoRA). The other parameters are stored in bfloat16.
+            Default: all parameters are trained.
+        bucket (`int`, defaults to `DEEPSPEED_BUCKET`): DeepSpeed's `reduce_bucket_size` in elements. It is allocated
+            in full even for a small model.
+        four_bit (`bool`, defaults to `False`): Whether the frozen linear layers are stored in 4 bits (QLoRA).
+
+    Returns:
+        [`Memory`]: the estimate.
     """
     t = float(shape.total if trained is None else trained)
     frozen_bytes = 2.0 * (shape.total - t)
@@ -122,16 +158,16 @@ def memory(
     own = t / shards
     factored = optim == "adafactor" and not deepspeed and trained is None
     state = 4 * shape.factored / shards if factored else own * (4 if optim == "adafactor" else STATE_BYTES[optim])
-    # Adafactor has two float32 copies of a parameter while it steps on it; AdamW has one of all parameters.
+    # In its step, Adafactor needs two float32 copies of one parameter at a time, and AdamW one copy of all parameters.
     largest = min(own, shape.largest / shards)
     temporary = {"adafactor": 8 * (own if deepspeed else largest), "adamw_torch": 4 * own}.get(optim, 0)
     activations = tokens * activation_bytes(shape, checkpointing, autocast=strategy == "ddp")
-    head = 4.0 * shape.vocabulary * shape.hidden if trained is None else 0.0  # its gradient is summed in float32
-    if strategy == "ddp":  # autocast keeps its casts for backward; DDP's buckets are as large as the gradients
+    head = 4.0 * shape.vocabulary * shape.hidden if trained is None else 0.0  # float32 sum of the head's gradient
+    if strategy == "ddp":  # Autocast keeps casts for the backward pass. DDP's buckets are as large as the gradients.
         buckets = 4 * t if gpus > 1 else 0.0
         weights, gradients, buffers = 4 * t + frozen_bytes, 4 * t, 2 * t + buckets
         step = gradients + buckets + temporary
-    elif strategy == "fsdp2":  # the embedding; two layers and one being fetched, and their gradients
+    elif strategy == "fsdp2":  # Buffers: the embedding, and three layers (one is prefetched) with their gradients.
         weights, gradients = (4 * t + frozen_bytes) / gpus, 4 * own
         buffers = 2.0 * shape.largest + 6 * (1 + t / shape.total) * shape.block
         step = gradients + temporary
@@ -140,13 +176,13 @@ def memory(
         weights = (2 * t + frozen_bytes) / (1 if strategy in ("zero1", "zero2") else gpus)
         gradients = 2 * t if strategy == "zero1" else 2 * own
         buffers = 2.0 * bucket
-        step = max(8 * own, 6 * own + temporary)  # gradients in bfloat16 and float32, briefly twice in bfloat16
+        step = max(8 * own, 6 * own + temporary)  # float32 and bfloat16 gradients; for a short time two bfloat16 copies
         if strategy.startswith("zero3"):
             buffers += 2.0 * min(shape.total, DEEPSPEED_LIVE) + 4 * shape.largest
             step = 6 * own + buffers + temporary
         if strategy == "zero3_offload":
             weights = state = gradients = step = 0.0
-    if four_bit:  # a matrix in bfloat16, while it is used
+    if four_bit:  # the matrix in use, cast to bfloat16
         buffers += 2.0 * shape.hidden * shape.intermediate
     layer = tokens * activation_bytes(shape, False, autocast=strategy == "ddp") / shape.layers
     log_mu = weights + (state if deepspeed else 0.0) + buffers + layer
@@ -154,10 +190,16 @@ def memory(
 
 
 def activation_bytes(shape: Shape, checkpointing: bool, autocast: bool) -> float:
-    """Bytes per token that backward needs in bfloat16 with fused attention, counted on layers of Llama.
+    """Return the bytes per token that the backward pass needs in bfloat16 with fused attention.
 
-    With bfloat16 weights a layer keeps 16 hidden + 8 intermediate + 4 (queries + keys) bytes; with float32 weights
-    under autocast 10 hidden more, since the residual stream is float32 then.
+    The formulas were counted on layers of Llama. With bfloat16 weights, a layer keeps 16 hidden + 8 intermediate +
+    4 (queries + keys) bytes. With float32 weights under autocast, the residual stream is float32, so a layer keeps
+    another 10 hidden bytes.
+
+    Args:
+        shape (`Shape`): Shape of the model.
+        checkpointing (`bool`): Whether only the inputs of layers are kept, and other activations are recomputed.
+        autocast (`bool`): Whether the weights are float32 and are cast by autocast.
     """
     layer = (26 if autocast else 16) * shape.hidden + 8 * shape.intermediate + 4 * (shape.queries + shape.keys)
     layer_input = (4 if autocast else 2) * shape.hidden
@@ -165,29 +207,33 @@ def activation_bytes(shape: Shape, checkpointing: bool, autocast: bool) -> float
 
 
 def forward_flops(shape: Shape, tokens: int) -> float:
-    """Floating-point operations of a forward pass over one row (arXiv 2204.02311, App. B)."""
-    looked_up = 0 if shape.is_tied else shape.vocabulary * shape.hidden  # that costs nothing
+    """Return the floating-point operations of a forward pass over one row (arXiv 2204.02311, App. B)."""
+    looked_up = 0 if shape.is_tied else shape.vocabulary * shape.hidden  # looking up an embedding costs no operations
     weights = 2 * (shape.total - looked_up) * tokens
-    return weights + 2 * shape.layers * shape.queries * tokens**2  # causal attention: half of 4 · width · length²
+    return weights + 2 * shape.layers * shape.queries * tokens**2  # Causal attention needs half of 4 · width · length².
 
 
 def training_flops(shape: Shape, tokens: int, checkpointing: bool) -> float:
-    """Floating-point operations of one row's forward and backward pass, and of recomputation."""
+    """Return the floating-point operations of the forward and backward pass over one row, with recomputation."""
     return forward_flops(shape, tokens) * (4 if checkpointing else 3)
 
 
 def decoding_seconds(shape: Shape, sequences: int, tokens: float, bandwidth: float, flops: float) -> float:
-    """Seconds in which an engine adds a token to each of its sequences: it reads weights and cache, and multiplies.
+    """Return the seconds that an engine needs to add one token to each of its sequences.
+
+    This is the time to read its weights and caches, or the time to multiply, whichever is longer.
 
     Args:
-        sequences: that it writes at the same time.
-        tokens: in the cache of each, on average.
-        bandwidth, flops: bytes and floating-point operations in a second, those that are reached, of all its GPUs.
+        shape (`Shape`): Shape of the model.
+        sequences (`int`): Number of sequences that the engine samples at the same time.
+        tokens (`float`): Mean number of tokens in the cache of a sequence.
+        bandwidth (`float`): Bytes per second that all GPUs of the engine read in practice.
+        flops (`float`): Floating-point operations per second that all GPUs of the engine reach in practice.
     """
     read = 2 * shape.total + sequences * tokens * cache_bytes(shape)
     return max(read / bandwidth, 2 * shape.total * sequences / flops)
 
 
 def cache_bytes(shape: Shape) -> int:
-    """Bytes per token of keys and values in vLLM's cache, bfloat16."""
+    """Return the bytes per token of the bfloat16 keys and values in vLLM's cache."""
     return 2 * 2 * shape.layers * shape.keys

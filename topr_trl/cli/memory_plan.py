@@ -1,4 +1,4 @@
-"""The command `topr plan`: memory of a GPU and time of a step, before anything is started."""
+"""Run `topr plan`, which estimates the memory of a GPU and the time of a step without starting a model."""
 
 from dataclasses import dataclass, field, fields
 from textwrap import fill
@@ -24,9 +24,10 @@ from topr_trl.pipeline.settings import IterateArguments
 from topr_trl.settings.checks import check_at_least, check_choice, check_types
 
 GSM8K_TESTS = 1_319
-GSM8K_PROBLEMS = 7_473  # planned where no number is given: how many a data set has is known when it is loaded
+GSM8K_PROBLEMS = 7_473  # default, because the size of a dataset is unknown before it is loaded
 OPTIMIZERS = (*STATE_BYTES, "adafactor")
-# Shapes that need no download: of Llama 3.1, and 14b of Qwen3. Llama 3 has the same, and a context of 8,192.
+# Shapes that need no download: Llama 3.1 (8b, 70b) and Qwen3 (14b). Llama 3 has the shapes of Llama 3.1, but a context
+# of 8,192 tokens.
 _LLAMA_3: dict[str, Any] = {"vocab_size": 128_256, "num_key_value_heads": 8, "max_position_embeddings": 131_072}
 KNOWN = {
     "8b": LlamaConfig(hidden_size=4_096, intermediate_size=14_336, num_hidden_layers=32, num_attention_heads=32,
@@ -40,50 +41,58 @@ KNOWN = {
 
 @dataclass
 class PlanArguments:
-    """Settings of `topr plan`. Those of the loop have the same names and defaults, so that its YAML can be planned."""
+    """Settings of `topr plan`. They share names and defaults with `topr iterate`, so the two can read one YAML file."""
 
     model_name_or_path: str = field(
         default="8b",
         metadata={"help": "Hub name, folder, or '8b', '70b' (Llama 3.1), '14b' (Qwen3).", "aliases": ["--model"]},
     )
-    nodes: int = field(default=1, metadata={"help": "Nodes."})
-    gpus: int = field(default=8, metadata={"help": "GPUs per node."})
-    gpu_memory: float = field(default=80.0, metadata={"help": "GiB per GPU."})
-    gpu_tflops: float = field(default=989.0, metadata={"help": "Peak of a GPU in bfloat16, TFLOPS (H100 SXM: 989)."})
-    mfu: float = field(default=0.4, metadata={"help": "Share of the peak that is reached."})
-    gpu_bandwidth: float = field(default=3.35, metadata={"help": "Memory bandwidth of a GPU, TB/s (H100 SXM: 3.35)."})
+    nodes: int = field(default=1, metadata={"help": "Number of nodes."})
+    gpus: int = field(default=8, metadata={"help": "Number of GPUs per node."})
+    gpu_memory: float = field(default=80.0, metadata={"help": "Memory of a GPU in GiB."})
+    gpu_tflops: float = field(default=989.0, metadata={"help": "Peak TFLOPS of a GPU in bfloat16 (H100 SXM: 989)."})
+    mfu: float = field(default=0.4, metadata={"help": "Share of the peak TFLOPS that a GPU reaches."})
+    gpu_bandwidth: float = field(default=3.35, metadata={"help": "Memory bandwidth of a GPU in TB/s (H100 SXM: 3.35)."})
     mbu: float = field(default=0.6, metadata={"help": "Share of the bandwidth that sampling reaches."})
     optim: str = field(default=IterateArguments.optim, metadata={"help": f"Optimizer: {', '.join(OPTIMIZERS)}."})
-    use_peft: bool = field(default=IterateArguments.use_peft, metadata={"help": "Train an adapter (lora_parameters)."})
-    lora_parameters: int | None = field(default=None, metadata={"help": "Trained parameters, if not all."})
+    use_peft: bool = field(
+        default=IterateArguments.use_peft, metadata={"help": "Train an adapter. Needs lora_parameters."}
+    )
+    lora_parameters: int | None = field(default=None, metadata={"help": "Number of trained parameters. Default: all."})
     load_in_4bit: bool = field(
         default=IterateArguments.load_in_4bit, metadata={"help": "Store the frozen linear layers in 4 bits (QLoRA)."}
     )
     per_device_train_batch_size: int = field(
-        default=IterateArguments.per_device_train_batch_size, metadata={"help": "Rows per GPU and batch."}
+        default=IterateArguments.per_device_train_batch_size, metadata={"help": "Number of rows per GPU and batch."}
     )
-    prompt_tokens: int = field(default=1_024, metadata={"help": "Tokens per prompt (the default: 8-shot GSM8K)."})
-    max_new_tokens: int = field(default=IterateArguments.max_new_tokens, metadata={"help": "Tokens per completion."})
+    prompt_tokens: int = field(
+        default=1_024, metadata={"help": "Number of tokens per prompt. The default is for 8-shot GSM8K."}
+    )
+    max_new_tokens: int = field(
+        default=IterateArguments.max_new_tokens, metadata={"help": "Number of tokens per completion."}
+    )
     gradient_checkpointing: bool = field(
         default=getattr(IterateArguments, "gradient_checkpointing", True),  # transformers 6 will remove it
-        metadata={"help": "Recompute activations; keep only layer inputs."},
+        metadata={"help": "Keep only the inputs of layers, and recompute other activations."},
     )
     num_train_problems: int | None = field(
-        default=None, metadata={"help": f"Problems per iteration. Default: GSM8K's {GSM8K_PROBLEMS:,}."}
+        default=None, metadata={"help": f"Number of problems per iteration. Default: GSM8K's {GSM8K_PROBLEMS:,}."}
     )
     num_generations: int = field(
-        default=IterateArguments.num_generations, metadata={"help": "Completions per problem."}
+        default=IterateArguments.num_generations, metadata={"help": "Number of completions per problem."}
     )
-    curation: str = field(default=IterateArguments.curation, metadata={"help": f"Curation: {', '.join(CURATIONS)}."})
+    curation: str = field(
+        default=IterateArguments.curation, metadata={"help": f"Curation rule: {', '.join(CURATIONS)}."}
+    )
     iteration_size: int | None = field(
         default=IterateArguments.iteration_size,
-        metadata={"help": "Rows to train on per iteration, at most. Default: that of the curation."},
+        metadata={"help": "Maximum number of rows to train on per iteration. Default: the size of the curation rule."},
     )
     num_test_problems: int | None = field(
-        default=None, metadata={"help": f"Test problems after each iteration. Default: GSM8K's {GSM8K_TESTS:,}."}
+        default=None, metadata={"help": f"Number of test problems. Default: GSM8K's {GSM8K_TESTS:,}."}
     )
     num_generations_eval: int = field(
-        default=IterateArguments.num_generations_eval, metadata={"help": "Completions per test problem."}
+        default=IterateArguments.num_generations_eval, metadata={"help": "Number of completions per test problem."}
     )
     greedy: bool = field(
         default=IterateArguments.greedy,
@@ -94,7 +103,7 @@ class PlanArguments:
         metadata={"help": "If above 0, also show how to divide the GPUs between sampling and training."},
     )
     vllm_tensor_parallel_size: int = field(
-        default=IterateArguments.vllm_tensor_parallel_size, metadata={"help": "GPUs per vLLM engine."}
+        default=IterateArguments.vllm_tensor_parallel_size, metadata={"help": "Number of GPUs per vLLM engine."}
     )
 
     def __post_init__(self) -> None:
@@ -116,26 +125,28 @@ class PlanArguments:
                 raise ValueError(f"{name} must be in (0, 1], not {getattr(self, name)}.")
         if self.all_gpus % self.vllm_tensor_parallel_size:
             raise ValueError(
-                f"vllm_tensor_parallel_size={self.vllm_tensor_parallel_size} does not divide {self.nodes} x "
-                f"{self.gpus} GPUs."
+                f"vllm_tensor_parallel_size={self.vllm_tensor_parallel_size} does not divide the number of "
+                f"GPUs, {self.nodes} x {self.gpus}. Set it to a divisor."
             )
         if self.overlap and self.gpus % self.vllm_tensor_parallel_size:
             raise ValueError(
                 f"vllm_tensor_parallel_size={self.vllm_tensor_parallel_size} does not divide the {self.gpus} GPUs of a "
-                "node, and overlap divides nodes. Plan engines that fit in a node."
+                "node. With overlap, each node must hold whole engines. Set it to a divisor."
             )
         check_choice(self, optim=OPTIMIZERS, curation=CURATIONS)
 
     @property
     def all_gpus(self) -> int:
+        """Return the number of GPUs on all nodes."""
         return self.nodes * self.gpus
 
     @property
     def strategies(self) -> tuple[str, ...]:
+        """Return the sharding strategies to plan for. With 4-bit weights, only DDP has been tested."""
         return STRATEGIES[:1] if self.load_in_4bit else STRATEGIES
 
     def memory(self, shape: Shape, strategy: str, gpus: int) -> Memory:
-        """Memory of one of `gpus` GPUs."""
+        """Return the memory of each of `gpus` GPUs with these settings."""
         tokens = self.per_device_train_batch_size * self.row_tokens
         return memory(
             shape, strategy, gpus, self.optim, tokens, self.gradient_checkpointing, self.lora_parameters,
@@ -144,27 +155,32 @@ class PlanArguments:
 
     @property
     def row_tokens(self) -> int:
+        """Return the number of tokens per row."""
         return self.prompt_tokens + self.max_new_tokens
 
     @property
     def problems(self) -> int:
+        """Return the number of problems per iteration."""
         return self.num_train_problems or GSM8K_PROBLEMS
 
     @property
     def trained_rows(self) -> int:
-        """Rows per iteration, at most: how many a rule finds is known when completions have their rewards."""
+        """Return the maximum number of trained rows per iteration. The exact number depends on the rewards."""
         sampled = self.problems * self.num_generations
-        papers = round(ROWS_PER_PROBLEM * self.problems) if self.curation == "anna_karenina" else sampled
-        return min(self.iteration_size or papers, sampled)
+        largest = round(ROWS_PER_PROBLEM * self.problems) if self.curation == "anna_karenina" else sampled
+        return min(self.iteration_size or largest, sampled)
 
 
 def plan_command(args: PlanArguments) -> None:
-    """Print what is assumed, and tables of memory and time.
+    """Print the assumed settings, and tables of memory and time.
+
+    Args:
+        args (`PlanArguments`): Settings of the command.
 
     Raises:
-        ValueError: there is no such model, or the rows are longer than its context, so that the trainers refuse them.
+        ValueError: the model does not exist, or its context is shorter than the rows, which the trainers would reject.
     """
-    config = _config_of(args.model_name_or_path)
+    config = _load_config(args.model_name_or_path)
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
     if context is not None and args.row_tokens > context:
         raise ValueError(
@@ -172,11 +188,11 @@ def plan_command(args: PlanArguments) -> None:
             f"{args.row_tokens:,}. Plan shorter rows, or name a model with a longer context."
         )
     shape = Shape.of(config)
-    parts = [_heading(args, shape), _memory_table(args, shape), _times(args, shape)]
-    print(*parts, *([_splits(args, shape)] if args.overlap else []), sep="\n\n")
+    parts = [_describe_settings(args, shape), _memory_table(args, shape), _describe_times(args, shape)]
+    print(*parts, *([_describe_divisions(args, shape)] if args.overlap else []), sep="\n\n")
 
 
-def _config_of(model: str) -> PretrainedConfig:
+def _load_config(model: str) -> PretrainedConfig:
     try:
         return KNOWN.get(model) or AutoConfig.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -186,13 +202,13 @@ def _config_of(model: str) -> PretrainedConfig:
         ) from error
 
 
-def _heading(args: PlanArguments, shape: Shape) -> str:
+def _describe_settings(args: PlanArguments, shape: Shape) -> str:
     trained = "" if args.lora_parameters is None else f", {args.lora_parameters / 1e6:,.0f} million trained"
     trained += ", linear layers in 4 bits" * args.load_in_4bit
     assumed = [f"{f.name}={f.default}" for f in fields(args) if f.default and getattr(args, f.name) == f.default]
     if args.num_train_problems is None:
-        assumed.append(f"num_train_problems={GSM8K_PROBLEMS} (GSM8K's)")
-    defaults = fill(f"Assumed, as by default: {', '.join(assumed)}", 120)
+        assumed.append(f"num_train_problems={GSM8K_PROBLEMS} (GSM8K)")
+    defaults = fill(f"Defaults: {', '.join(assumed)}", 120)
     return (
         f"{args.model_name_or_path}: {shape.total / 1e9:.2f} billion parameters{trained}; {args.nodes} x {args.gpus} "
         f"GPUs of {args.gpu_memory:g} GiB; {args.per_device_train_batch_size} x {args.row_tokens:,} tokens per GPU; "
@@ -208,33 +224,35 @@ def _memory_table(args: PlanArguments, shape: Shape) -> str:
     for strategy in args.strategies:
         m = args.memory(shape, strategy, args.all_gpus)
         parts = (m.weights, m.optimizer, m.gradients, m.buffers, m.activations, m.step, m.total, m.log_mu)
-        fits = "fits" if m.total < _usable(args) else "too large"
-        if not _works_with(strategy, args.optim):
+        fits = "fits" if m.total < _usable_bytes(args) else "too large"
+        if not _supports_optimizer(strategy, args.optim):
             fits = f"not with {args.optim}"
         rows.append([strategy, *(f"{part / GIB:.1f}" for part in parts), fits])
     trained = shape.total if args.lora_parameters is None else args.lora_parameters
     host = (16 * trained + 2 * shape.total) / args.nodes / GIB
     align = ("left", *["right"] * (len(header) - 2), "left")
-    advice = "" if any(row[-1] == "fits" for row in rows) else fill(f"Nothing fits. {_advice(args)}", 120) + "\n"
+    advice = (
+        "" if any(row[-1] == "fits" for row in rows) else fill(f"Nothing fits. {_advise_less_memory(args)}", 120) + "\n"
+    )
     table = (
         f"{tabulate(rows, header, disable_numparse=True, colalign=align)}\n{advice}"
-        "Peak: weights and optimizer, and the larger of gradients + buffers + activations, and of the step.\n"
+        "Peak: weights + optimizer + the larger of (gradients + buffers + activations) and step.\n"
     )
     if args.load_in_4bit:
-        return f"{table}FSDP2 and ZeRO were not tried with load_in_4bit."
+        return f"{table}FSDP2 and ZeRO have not been tested with load_in_4bit."
     return (
-        f"{table}zero3_offload: also {host:,.0f} GiB of each node's own memory.\n"
-        "fsdp2: with sync_each_batch in accelerator_config; else unsharded gradients are accumulated, "
+        f"{table}zero3_offload: each node also needs {host:,.0f} GiB of host memory.\n"
+        "fsdp2: set sync_each_batch in accelerator_config. Without it, each GPU accumulates unsharded gradients, "
         f"{2 * trained / GIB:,.1f} GiB."
     )
 
 
-def _advice(args: PlanArguments) -> str:
+def _advise_less_memory(args: PlanArguments) -> str:
     """Return a sentence with settings that need less memory."""
     steps = {
         f"per_device_train_batch_size=1 (now {args.per_device_train_batch_size})": args.per_device_train_batch_size > 1,
         "gradient_checkpointing": not args.gradient_checkpointing,
-        "optim=adamw_torch_fused, with which fsdp2 and zero3_offload can be used": args.optim == "adafactor",
+        "optim=adamw_torch_fused, which fsdp2 and zero3_offload support": args.optim == "adafactor",
         "more nodes, or GPUs with more memory": True,
         "an adapter (use_peft, lora_parameters)": args.lora_parameters is None,
         "load_in_4bit": args.use_peft and not args.load_in_4bit,
@@ -243,13 +261,13 @@ def _advice(args: PlanArguments) -> str:
     return f"Less memory is needed with {'; '.join(step for step, helps in steps.items() if helps)}."
 
 
-def _times(args: PlanArguments, shape: Shape) -> str:
+def _describe_times(args: PlanArguments, shape: Shape) -> str:
     engine_gpus, weights = args.vllm_tensor_parallel_size, 2 * shape.total
-    sequences = _sequences(args, shape)
+    sequences = _sequences_per_engine(args, shape)
     room = f"room for {sequences:,} sequences of {args.row_tokens:,} tokens per engine"
     step = args.per_device_train_batch_size * args.all_gpus
     row = _training_hours(args, shape, args.all_gpus) / args.trained_rows * 3600
-    completions, tested = args.problems * args.num_generations, _tested(args)
+    completions, tested = args.problems * args.num_generations, _test_completions(args)
     lines = [
         f"vLLM, {engine_gpus} GPU(s) per engine: weights {weights / engine_gpus / GIB:.1f} GiB per GPU, "
         f"{room if sequences > 0 else 'which does not fit: raise vllm_tensor_parallel_size'}",
@@ -262,19 +280,21 @@ def _times(args: PlanArguments, shape: Shape) -> str:
         hours = [_sampling_hours(args, shape, args.all_gpus, n) for n in (completions, tested)]
         lines.append(
             f"Sampling at {args.mbu:.0%} of the bandwidth, all completions of full length: {hours[0]:.2f} h, and "
-            f"{hours[1]:.2f} h for {tested:,} of a test"
+            f"{hours[1]:.2f} h for {tested:,} test completions"
         )
     return "\n".join(lines)
 
 
-def _splits(args: PlanArguments, shape: Shape) -> str:
-    """How GPUs can be divided between the two sides of an overlapped loop, and what waits for what."""
-    if _sequences(args, shape) <= 0:
+def _describe_divisions(args: PlanArguments, shape: Shape) -> str:
+    """Return a table of ways to divide the GPUs between sampling and training, and of the side that waits."""
+    if _sequences_per_engine(args, shape) <= 0:
         return "Sampling does not fit, so no division of the GPUs can be planned."
-    # Whole engines on one node, whole nodes of several.
+    # Divide one node by engines, and several nodes by nodes.
     unit = args.vllm_tensor_parallel_size if args.nodes == 1 else args.gpus
     found = {
-        n: _sides(args, shape, n) for n in range(unit, args.all_gpus, unit) if _fits(args, shape, n, args.all_gpus - n)
+        n: _hours_of_sides(args, shape, n)
+        for n in range(unit, args.all_gpus, unit)
+        if _fits_divided(args, shape, n, args.all_gpus - n)
     }
     if not found:
         return (
@@ -289,61 +309,65 @@ def _splits(args: PlanArguments, shape: Shape) -> str:
          f"{'training' if sampling > training else 'sampling'} waits {abs(sampling - training):.2f}"]
         for n in near for sampling, training in [found[n]]
     ]  # fmt: skip
-    turns = sum(_sides(args, shape, args.all_gpus, args.all_gpus))
+    turns = sum(_hours_of_sides(args, shape, args.all_gpus, args.all_gpus))
     table = tabulate(rows, ("GPUs: sampling + training", "sampling, log μ, test", "training", "iteration, hours", ""),
                      disable_numparse=True, colalign=("left", "right", "right", "right", "left"))  # fmt: skip
     ends = fill(
-        f"* is best. In turns, each on all GPUs: {turns:.2f} hours, without the time in which processes and engines "
-        "start, which overlap hides. If both sides scale as assumed here, overlap gains no more than that; it gains up "
-        "to half where the GPUs of a side cannot serve the other.",
+        f"* marks the best division. Without overlap, both sides take turns on all GPUs: {turns:.2f} hours, plus the "
+        "time to start processes and engines, which overlap hides. If both sides scale as assumed here, overlap saves "
+        "only that start time. If one side cannot use the GPUs of the other, overlap saves up to half of the time.",
         120,
     )
     return f"{table}\n{ends}"
 
 
-def _usable(args: PlanArguments) -> float:
-    """Bytes of a GPU; the rest is for CUDA, NCCL and what the allocator cannot use."""
+def _usable_bytes(args: PlanArguments) -> float:
+    """Return the usable bytes of a GPU. CUDA, NCCL and fragmentation take the rest."""
     return 0.92 * GIB * args.gpu_memory
 
 
-def _works_with(strategy: str, optim: str) -> bool:
-    """See `topr_trl.settings.unsupported.refuse_adafactor`."""
+def _supports_optimizer(strategy: str, optim: str) -> bool:
+    """Whether an optimizer works with a sharding strategy, see `topr_trl.settings.unsupported.refuse_adafactor`."""
     return optim != "adafactor" or strategy not in ("fsdp2", "zero3_offload")
 
 
-def _fits(args: PlanArguments, shape: Shape, training_gpus: int, sampling_gpus: int) -> bool:
-    """Whether training fits on GPUs of one side, and log μ on those of the other, without offloading."""
+def _fits_divided(args: PlanArguments, shape: Shape, training_gpus: int, sampling_gpus: int) -> bool:
+    """Whether training fits on its GPUs, and computing log μ on the GPUs for sampling, without offloading."""
 
-    def of(gpus: int) -> list[Memory]:
-        # Offloading fits nearly always, and the times here are not its own.
-        strategies = [s for s in args.strategies if s != "zero3_offload" and _works_with(s, args.optim)]
+    def by_strategy(gpus: int) -> list[Memory]:
+        # Offloading nearly always fits, but these estimates of times do not apply to it.
+        strategies = [s for s in args.strategies if s != "zero3_offload" and _supports_optimizer(s, args.optim)]
         return [args.memory(shape, s, gpus) for s in strategies]
 
-    most = _usable(args)
-    return any(m.total < most for m in of(training_gpus)) and any(m.log_mu < most for m in of(sampling_gpus))
+    most = _usable_bytes(args)
+    return any(m.total < most for m in by_strategy(training_gpus)) and any(
+        m.log_mu < most for m in by_strategy(sampling_gpus)
+    )
 
 
-def _sides(args: PlanArguments, shape: Shape, training_gpus: int, sampling_gpus: int = 0) -> tuple[float, float]:
-    """Hours of an iteration's sampling, log μ and test, and of its training."""
+def _hours_of_sides(
+    args: PlanArguments, shape: Shape, training_gpus: int, sampling_gpus: int = 0
+) -> tuple[float, float]:
+    """Return the hours per iteration of the sampling side (sampling, log μ, test) and of the training side."""
     gpus = sampling_gpus or args.all_gpus - training_gpus
-    completions = args.problems * args.num_generations + _tested(args)
+    completions = args.problems * args.num_generations + _test_completions(args)
     sampling = _sampling_hours(args, shape, gpus, completions) + _log_mu_hours(args, shape, gpus)
     return sampling, _training_hours(args, shape, training_gpus)
 
 
-def _tested(args: PlanArguments) -> int:
+def _test_completions(args: PlanArguments) -> int:
     return (args.num_test_problems or GSM8K_TESTS) * (args.num_generations_eval + args.greedy)
 
 
-def _sequences(args: PlanArguments, shape: Shape) -> int:
-    """Return how many sequences of full length fit in the cache of an engine."""
+def _sequences_per_engine(args: PlanArguments, shape: Shape) -> int:
+    """Return the number of full-length sequences that fit in the cache of an engine."""
     free = 0.9 * args.gpu_memory * GIB * args.vllm_tensor_parallel_size - 2 * shape.total
     return int(free / (cache_bytes(shape) * args.row_tokens))
 
 
 def _sampling_hours(args: PlanArguments, shape: Shape, gpus: int, completions: int) -> float:
     engine_gpus = args.vllm_tensor_parallel_size
-    sequences = min(_sequences(args, shape), -(-completions * engine_gpus // gpus))
+    sequences = min(_sequences_per_engine(args, shape), -(-completions * engine_gpus // gpus))
     seconds = decoding_seconds(
         shape, sequences, args.prompt_tokens + args.max_new_tokens / 2,
         args.gpu_bandwidth * 1e12 * args.mbu * engine_gpus, args.gpu_tflops * 1e12 * args.mfu * engine_gpus,
@@ -352,14 +376,14 @@ def _sampling_hours(args: PlanArguments, shape: Shape, gpus: int, completions: i
 
 
 def _log_mu_hours(args: PlanArguments, shape: Shape, gpus: int) -> float:
-    return args.trained_rows * forward_flops(shape, args.row_tokens) / _rate(args, gpus) / 3600
+    return args.trained_rows * forward_flops(shape, args.row_tokens) / _flops_per_second(args, gpus) / 3600
 
 
 def _training_hours(args: PlanArguments, shape: Shape, gpus: int) -> float:
     of_a_row = training_flops(shape, args.row_tokens, args.gradient_checkpointing)
-    return args.trained_rows * of_a_row / _rate(args, gpus) / 3600
+    return args.trained_rows * of_a_row / _flops_per_second(args, gpus) / 3600
 
 
-def _rate(args: PlanArguments, gpus: int) -> float:
-    """Floating-point operations in a second."""
+def _flops_per_second(args: PlanArguments, gpus: int) -> float:
+    """Return the floating-point operations per second of several GPUs."""
     return args.gpu_tflops * 1e12 * args.mfu * gpus

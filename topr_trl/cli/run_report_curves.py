@@ -1,4 +1,4 @@
-"""Pictures of a training: what `topr_trl.trainers.metrics` and the trainers log, over the steps."""
+"""Draw the metrics that trainers log, over the optimizer steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,23 +9,31 @@ from numpy.typing import NDArray
 
 from topr_trl.evaluation.plots import COLORS
 
-_MOST_POINTS = 200  # more are drawn pale, under their running mean
-_WINDOW = 25  # points of the running mean
+_MAX_POINTS = 200  # a line with more points is drawn pale, under its running mean
+_SMOOTHING_POINTS = 25  # number of points in the running mean
 _LINES = tuple(zip(COLORS, ("-", "--", ":"), strict=False))
 
 
 @dataclass
 class Panel:
-    """Metrics drawn in one panel."""
+    """Panel of a page, which draws some metrics.
+
+    Attributes:
+        title (`str`): Title.
+        meaning (`str`): Caption that explains the lines.
+        lines (`Mapping[str, str]`): Metrics, by the label of their line.
+        band (`tuple[str, str]`, *optional*): Metrics at the lower and upper edge of a band around the first line.
+        scale (`str`, defaults to `"linear"`): `"linear"`, `"log"`, or `"share"` for values from 0 to 1.
+    """
 
     title: str
-    meaning: str  # how to read it
-    lines: Mapping[str, str]  # labels, each with the name of its metric
-    band: tuple[str, str] | None = None  # metrics that bound a band around the first line
-    scale: str = "linear"  # or "log" or "share" (0 to 1)
+    meaning: str
+    lines: Mapping[str, str]
+    band: tuple[str, str] | None = None
+    scale: str = "linear"
 
 
-def _ratio(sign: str, meaning: str) -> Panel:
+def _log_ratio_panel(sign: str, meaning: str) -> Panel:
     name = f"topr/log_ratio/{sign}"
     return Panel(
         f"log π/μ of {sign}",
@@ -36,31 +44,46 @@ def _ratio(sign: str, meaning: str) -> Panel:
 
 
 PANELS = (
-    Panel("Reward", "Mean reward of completions sampled in training, and of held-out rows, if there are any.",
+    Panel("Reward", "Mean reward of the completions sampled in training, and of held-out rows if the run has any.",
           {"sampled": "reward", "held out": "eval_reward"}),
-    Panel("Loss", "Not a measure of success: its weights change, and it may rise while the model improves.",
+    Panel("Loss", "The loss does not measure success. Its weights change, and it can rise while the model improves.",
           {"training": "loss", "held out": "eval_loss"}),
     Panel("Weights of negatives",
-          "Mean w; share of tapered ones (w < 1); share of dead ones (w < 0.01), which teach nothing.",
+          "Mean weight w, share of tapered negatives (w < 1), and share of dead negatives (w < 0.01). The model learns "
+          "nothing from dead negatives.",
           {"mean weight": "topr/weight_mean_negatives", "tapered": "topr/negatives_tapered",
            "dead": "topr/negatives_dead"}, scale="share"),
-    _ratio("negatives", "Falls below 0 as the model unlearns them, and w falls with it; the band holds 90% of "
-           "the completions. If it keeps falling while w stays at 1, the model collapses."),
-    _ratio("positives", "Rises as the model learns them. If it falls, the model loses right answers too."),
+    _log_ratio_panel(
+        "negatives",
+        "The ratio falls below 0 as the model unlearns negatives, and w falls with it. The band contains 90% of the "
+        "completions. If the ratio keeps falling while w stays at 1, the model collapses.",
+    ),
+    _log_ratio_panel(
+        "positives",
+        "The ratio rises as the model learns positives. If it falls, the model also loses right answers.",
+    ),
     Panel("Positives",
-          "Share of rows with R > 0, their share of Σ |R|, and of Σ w|R|, which counts after the taper.",
+          "Share of positives (R > 0) in the number of rows, in Σ |R|, and in Σ w|R|, which includes the taper.",
           {"of rows": "topr/positive_share", "of |R|": "topr/effective_positive_share",
            "of w|R|": "topr/realized_positive_share"}, scale="share"),
-    Panel("Gradient norm", "Before clipping. A steady rise is an early sign of a collapse.",
+    Panel("Gradient norm", "Norm before clipping. A steady rise is an early sign of a collapse.",
           {"norm": "grad_norm"}, scale="log"),
-    Panel("Length of completions", "Tokens. After a sudden change, look at the rows below.",
+    Panel("Length of completions", "Number of tokens. After a sudden change, look at the rows below.",
           {"mean": "completions/mean_length"}),
-    Panel("Entropy", "Of the next token. Near 0 the model repeats itself.", {"mean": "entropy"}),
+    Panel("Entropy", "Entropy of the next token. Near 0, the model repeats itself.", {"mean": "entropy"}),
 )  # fmt: skip
 
 
 def series(history: Sequence[Mapping[str, Any]], name: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Steps and values, each (n,), of a metric in a log; values are finite."""
+    """Return the steps and the finite values of a metric.
+
+    Args:
+        history (`Sequence[Mapping]`): `log_history` of a trainer.
+        name (`str`): Name of the metric.
+
+    Returns:
+        Two arrays of shape (n,): steps and values.
+    """
     points = {e["step"]: float(e[name]) for e in history if isinstance(e.get(name), int | float)}
     steps, values = np.array(list(points)), np.array(list(points.values()))
     known = np.isfinite(values)
@@ -68,20 +91,25 @@ def series(history: Sequence[Mapping[str, Any]], name: str) -> tuple[NDArray[Any
 
 
 def last_step(history: Sequence[Mapping[str, Any]]) -> int:
+    """Return the last optimizer step in a log. Return 0 if the log is empty."""
     return max((entry.get("step", 0) for entry in history), default=0)
 
 
-def has(panel: Panel, history: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a log has a metric of the panel."""
+def has_metric(panel: Panel, history: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a log has a metric of the panel's lines."""
     return any(len(series(history, name)[0]) for name in panel.lines.values())
 
 
-def draw(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
+def draw_panel(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
     """Draw a panel as a matplotlib figure.
 
     Args:
-        panel: one of `PANELS`.
-        histories: the `log_history` of successive trainings, by name; steps continue from one to the next.
+        panel (`Panel`): One of `PANELS`.
+        histories (`Mapping`): `log_history` of successive trainings, by name. The steps of a training continue
+            those of the training before it.
+
+    Returns:
+        `matplotlib.figure.Figure`: the figure.
     """
     from matplotlib.figure import Figure
 
@@ -93,7 +121,7 @@ def draw(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
             steps, values = series(history, metric)
             if len(steps) == 0:
                 continue
-            _line(axes, steps + start, values, look, None if label in seen else label)
+            _draw_line(axes, steps + start, values, look, None if label in seen else label)
             seen.add(label)
         if panel.band is not None:
             low, high = (series(history, border) for border in panel.band)
@@ -117,12 +145,13 @@ def draw(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
     return figure
 
 
-def _line(axes: Any, steps: NDArray[Any], values: NDArray[Any], look: tuple[str, str], label: str | None) -> None:
+def _draw_line(axes: Any, steps: NDArray[Any], values: NDArray[Any], look: tuple[str, str], label: str | None) -> None:
+    """Draw a line, and smooth it with a running mean if it has many points."""
     color, style = look
-    many = len(steps) > _MOST_POINTS
+    many = len(steps) > _MAX_POINTS
     if many:
         axes.plot(steps, values, color=color, linewidth=0.8, alpha=0.25)
-        window = np.ones(_WINDOW)
+        window = np.ones(_SMOOTHING_POINTS)
         values = np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
     marker = "o" if len(steps) < 15 else None
     axes.plot(steps, values, style, color=color, linewidth=1.6, label=label, marker=marker, markersize=3)

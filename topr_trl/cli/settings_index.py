@@ -1,4 +1,4 @@
-"""Keep the names and the help of all settings between runs, so that help and typing errors need not import torch."""
+"""Cache the names and the help of all settings in a file, so that help and typing errors need not import torch."""
 
 import hashlib
 import json
@@ -16,31 +16,35 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def read_index() -> dict[str, Any] | None:
-    """Return the settings by command (`settings`), other options (`flags`), and help texts (`help`).
+    """Read the index.
 
-    None if no command has been run since the package, TRL or transformers changed.
+    Returns:
+        The names of settings (`settings`), the other options (`flags`) and the short and long help (`help`), each by
+        command. `None` if no command has run since the package, TRL, transformers or Python changed.
     """
     try:
-        found: dict[str, Any] = json.loads(_path().read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(_index_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if found.get("made_with") == _made_with() else None
+    return found if found.get("made_with") == _versions() else None
 
 
 def write_index() -> None:
-    """Write the index for `read_index`, unless it is up to date or the user's cache folder cannot be written."""
-    from topr_trl.cli.help import help_of
+    """Write the index, unless it is up to date. Do nothing if the user's cache folder is not writable."""
+    from topr_trl.cli.help import format_help
     from topr_trl.cli.main import commands
     from topr_trl.cli.parsing import flags_of, settings_of
 
     if read_index():
         return
-    path, known = _path(), commands()
+    path, known = _index_file(), commands()
     index = {
-        "made_with": _made_with(),
+        "made_with": _versions(),
         "settings": {name: settings_of(name) for name in known},
         "flags": {name: sorted(flags_of(name)) for name in known},
-        "help": {name: [help_of(name, text), help_of(name, text, everything=True)] for name, text in known.items()},
+        "help": {
+            name: [format_help(name, text), format_help(name, text, everything=True)] for name, text in known.items()
+        },
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,18 +55,18 @@ def write_index() -> None:
         return
 
 
-def _path() -> Path:
-    """Return the file of the index: one for each installation of the package."""
+def _index_file() -> Path:
+    """Return the path of the index. Each installation of the package has its own."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return cache / "topr_trl" / f"settings-{hashlib.sha256(str(_PACKAGE).encode()).hexdigest()[:16]}.json"
 
 
-def _made_with() -> list[Any]:
-    """Return what the index depends on, as JSON: the code, the libraries and the stages."""
-    return [*_versions(), sorted(stages.descriptions())]
+def _versions() -> list[Any]:
+    """Return the versions of the code and the libraries that the index depends on, and the stages, as JSON."""
+    return [*_code_and_libraries(), sorted(stages.descriptions())]
 
 
 @cache
-def _versions() -> tuple[str | int, ...]:
+def _code_and_libraries() -> tuple[str | int, ...]:
     newest = max(file.stat().st_mtime_ns for file in _PACKAGE.rglob("*.py"))
     return __version__, version("trl"), version("transformers"), sys.version, newest

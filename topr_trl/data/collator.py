@@ -1,4 +1,4 @@
-"""Collate tokenized rows to batches, and split flat batches into rows.
+"""Collate tokenized rows into batches, and split flat batches into rows.
 
 Parts of a rollout run as separate sequences and are rejoined after the forward pass.
 """
@@ -40,7 +40,7 @@ class Collator:
 
     The forward skips rows with R = 0, which have no gradient. If all rows have R = 0, it computes one of them. `idle`
     is the number of skipped rows, whose numbers are the last in `row`. Rows without a reward (`FilledRows`) do not
-    count. If a batch has only such rows, one of them is computed.
+    count. If no row of a batch has a reward, one row is computed.
 
     Args:
         collate: TRL's collator.
@@ -95,7 +95,7 @@ class Collator:
         return batch
 
     def _known(self, row: dict[str, Any]) -> Any:
-        """Return log μ from the row, or the computed one. A row that needs no log μ can hold any value."""
+        """Return log μ of the row, or else the computed log μ. If the row needs no log μ, the value can be anything."""
         return row.get("mu_logps", self.log_mu.get((row["dataset"], row["row"])))
 
     def _by_token(self, row: dict[str, Any]) -> FloatArray | list[float]:
@@ -130,7 +130,7 @@ def _parts(row: dict[str, Any]) -> list[dict[str, list[int]]]:
 def join_sequences(values_ST: Tensor, parts: list[int]) -> Tensor:
     """Concatenate the (S, T) values of a row's sequences to (B, T') values of rows.
 
-    `parts` are the numbers of sequences of the rows. Padding stays between the sequences, where the mask is 0.
+    `parts` has the number of sequences of each row. Padding stays between the sequences, and the mask is 0 there.
     """
     if len(parts) == len(values_ST):
         return values_ST

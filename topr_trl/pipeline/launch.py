@@ -87,9 +87,9 @@ def _check_accelerate(settings: RunArguments) -> None:
     machines = num_machines(settings.accelerate_config)
     if machines > 1 and "{host}" not in (settings.training_launcher or ""):
         raise ValueError(
-            f"{settings.accelerate_config} has num_machines={machines}: say how a process is started on each of them, "
-            "as in --training_launcher 'srun --nodes 1 --ntasks 1 --nodelist {host}', and name the machines with "
-            "--training_hosts."
+            f"{settings.accelerate_config} has num_machines={machines}: set --training_launcher to a command that "
+            "starts a process on a machine, such as 'srun --nodes 1 --ntasks 1 --nodelist {host}', and name the "
+            "machines with --training_hosts."
         )
     for stage, name in (("train", "training_hosts"), ("log-mu", "sampling_hosts")):
         if (found := len(settings.hosts_of(stage))) < machines > 1:
@@ -212,7 +212,7 @@ def write_settings(stage: Stage[Any]) -> Path:
     always = {name: getattr(args, name) for name in ("use_cpu", "bf16", "fp16", "num_shots") if hasattr(args, name)}
     default, given = (_settings_for_yaml(each) for each in (type(args)(**always), args))
     own = {name: given[name] for name in stage.setting_names() if name in always or given[name] != default[name]}
-    # Without a model, the stage would apply the defaults for the bundled model over the settings of the loop.
+    # Without a model, the defaults for the bundled model would override the settings of the loop.
     own["model_name_or_path"] = model_path(args)
     path = stage.folder.parent / f"{stage.name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)

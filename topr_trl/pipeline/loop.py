@@ -48,7 +48,7 @@ def sides_of(loop: IterateArguments) -> dict[str, list[Step]]:
     if not loop.overlap:
         together = [[*of_rows, step, *test] for of_rows, step, test in zip(rows, training, tests[1:], strict=True)]
         return {"": [*tests[0], *(step for of_iteration in together for step in of_iteration)]}
-    # Sample the rows that training waits for before the tests.
+    # Training waits for these rows, so sample them before the tests.
     ahead = loop.overlap + 1
     sampling = [step for of_rows in rows[:ahead] for step in of_rows] + tests[0]
     for i in range(1, loop.iterations + 1):

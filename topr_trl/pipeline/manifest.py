@@ -22,7 +22,7 @@ WORK = "work"  # subfolder for temporary files and checkpoints, removed when the
 _NOT_FINISHED = "{} is not finished: run the stage that writes it again until it finishes."
 
 Json = dict[str, Any]
-Stage = Json  # entry of a stage: `inputs` and `sources`; after it finished also `rows`, `finished` and its notes
+Stage = Json  # entry of a stage: `inputs`, `sources`, and once it has finished, `rows`, `finished` and its notes
 
 
 @dataclass

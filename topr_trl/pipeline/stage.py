@@ -108,7 +108,7 @@ class Stage(ABC, Generic[Settings]):
         return ""
 
     def is_finished(self) -> bool:
-        """Return whether the stage has finished with the same inputs, without changing a file.
+        """Return whether the stage has finished with the same inputs. No file is changed.
 
         Raises:
             ValueError: the folder holds results for other inputs.
@@ -144,7 +144,7 @@ class Stage(ABC, Generic[Settings]):
                     if state.is_main_process and not self._has_results():
                         manifest.forget(self.folder, self.name)  # Lets the user run it with other settings.
                     raise
-                # The other processes end here. They would time out during the checksums of a large model.
+                # The other processes do not wait for the checksums, because they would time out with a large model.
                 if state.is_main_process:
                     seconds = round(time.monotonic() - started, 3)
                     manifest.finish(self.folder, self.name, rows, **notes, seconds=seconds)
@@ -198,7 +198,7 @@ class Stage(ABC, Generic[Settings]):
     def defaults(self, now: Mapping[str, Any]) -> Json:
         """Return values for inputs that a manifest of an older version lacks.
 
-        These are the defaults of the settings. For the fingerprint of files, they are the current value.
+        A missing setting has its default. A missing fingerprint (`problems`) has its current value.
 
         Args:
             now (`Mapping`): Current inputs.
@@ -207,7 +207,10 @@ class Stage(ABC, Generic[Settings]):
         return {**known, "problems": now.get("problems")}
 
     def _has_results(self) -> bool:
-        """Return whether the folder has results of this stage that a run with other settings would lose or mix."""
+        """Return whether the folder has results of this stage.
+
+        A run with other settings would mix these results with its own, or replace them.
+        """
         work = self.folder / manifest.WORK
         kept = [*work.glob("checkpoint-*"), *work.glob("final"), *work.glob("log_mu*")]
         if self.adds_columns:

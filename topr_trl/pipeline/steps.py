@@ -51,7 +51,7 @@ def run_steps(
     """Run steps in order.
 
     Args:
-        steps (`Iterable[Step]`): Steps. An iterator can choose the next step from the results of earlier ones.
+        steps (`Iterable[Step]`): Steps. An iterator can use the results of earlier steps to choose the next one.
         launch (`LaunchArguments`): Settings for starting processes.
         out (`Path`): Folder that contains the folders of the steps, for titles.
         count (`int`): Number of steps, for titles.

@@ -1,1 +1,1 @@
-"""The trainers, and what they share."""
+"""Trainers, and the modules that they share."""

@@ -62,7 +62,7 @@ class Curate(Stage[CurateArguments]):
             rewards[firsts],
             problems[firsts],
             seed_of("curate", args.seed, args.iteration),
-            # If a shard lacks the column, the order of the rows is the sampling order.
+            # If a shard lacks `sample_id`, rows are in sampling order.
             np.concatenate(sampling_order)[firsts] if len(sampling_order) == len(columns) else None,
         )
         if len(chosen_rewards) == 0:

@@ -1,4 +1,4 @@
-"""Evaluate a model or rows: pass@k, maj@k and greedy accuracy, also compared with another run."""
+"""Evaluate a model or rows with pass@k, maj@k and greedy accuracy, and compare two runs."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,7 @@ class EvaluateArguments(SampleArguments):
 
 
 class Evaluate(Stage[EvaluateArguments]):
-    """Stage that writes tables, JSON and a picture for scored rows, also compared with another run."""
+    """Stage that writes tables, JSON and a picture for the scored rows of one run, or for a comparison of two runs."""
 
     settings = EvaluateArguments
 

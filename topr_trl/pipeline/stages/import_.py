@@ -111,7 +111,10 @@ _LEFT_OUT = {
     ),
     "unrewarded": ("record has no reward and is left out", "records have no reward and are left out"),
     "empty": ("record holds no completion to learn from", "records hold no completion to learn from"),
-    "evaluated": ("record is of an evaluation and is left out", "records are of evaluations and are left out"),
+    "evaluated": (
+        "record comes from an evaluation and is left out",
+        "records come from evaluations and are left out",
+    ),
     "repeated": ("file repeats the one before it and is left out", "files repeat those before them and are left out"),
 }
 
@@ -125,9 +128,9 @@ def _describe(done: Json) -> str:
         lines.append(f"Not in these files: {', '.join(done['lacking'])}.")
     runs = f"{rollouts:,} runs" if rollouts < rows else f"{rows:,} row{'s' * (rows != 1)}"
     if 1 < rollouts == problems:
-        lines.append(f"{runs}, each of another problem. If some of them share a problem, name its field with "
-                     '--problem_field. topr trial, baseline="group_mean" and some curation rules group rows by '
-                     "problem.")  # fmt: skip
+        lines.append(f"{runs}, each for a different problem. If some of them share a problem, name the field with the "
+                     'problem with --problem_field. topr trial, baseline="group_mean" and some curation rules group '
+                     "rows by problem.")  # fmt: skip
     else:
         lines.append(f"{runs} of {problems:,} problem{'s' * (problems != 1)}.")
     if not done["filled"].get("reward"):

@@ -57,7 +57,7 @@ class ComputeLogMu(Stage[TrainArguments]):
         }  # fmt: skip
 
     def make(self) -> Made:
-        """Compute log μ with a trainer, which resumes after a kill, and write it to the shards."""
+        """Compute log μ with a trainer, and write it to the shards. After a kill, the trainer resumes."""
         trainer, places = trainer_of_rows(self.args, all_rows=True)
         distance = trainer.compute_log_mu()
         computed = self.folder / manifest.WORK / LOG_MU_FILE

@@ -1,4 +1,4 @@
-"""Store rows of earlier generation batches for replay, with log μ of the time when they were fresh."""
+"""Store rows of earlier generation batches for replay, with log μ from their first forward."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -59,9 +59,9 @@ class ReplayRow:
 class ReplayBuffer:
     """Buffer of the rows that one process can replay.
 
-    The trainer calls `begin` with each generation batch, and `note` after each forward. It calls `settle` before the
-    next batch, which adds the rows whose log μ is known from a forward. A row with R = 0 is never added. A negative
-    with a weight below `DEAD_WEIGHT` is removed.
+    The trainer calls `begin` with each generation batch, `note` after each forward, and `settle` before the next batch.
+    `settle` adds the rows whose log μ is known from a forward. It never adds a row with R = 0, and removes negatives
+    with a weight below `DEAD_WEIGHT`.
 
     Example:
 
@@ -159,7 +159,7 @@ class ReplayBuffer:
             if number in self._logps and rewards[place] != 0
         ]
 
-    # Log μ of logged rows without it, and checkpoints.
+    # Methods for logged rows that lack log μ, and for checkpoints.
 
     def without_log_mu(self, limits: TruncationLimits) -> list[ReplayRow]:
         """Return the rows whose weight depends on log μ, but whose log μ is unknown."""
@@ -167,7 +167,7 @@ class ReplayBuffer:
         return [row for row, needs in zip(self.rows, needed, strict=True) if needs and row.mu_logps.isnan().any()]
 
     def set_log_mu(self, logps: dict[int, Tensor]) -> None:
-        """Set unknown log μ of rows, by their number. A tensor may have more values than the completion has tokens."""
+        """Fill in unknown log μ, by row number. A tensor may have more values than the completion has tokens."""
         for place, row in enumerate(self.rows):
             if row.number in logps:
                 computed = logps[row.number][: len(row.mu_logps)]
@@ -179,7 +179,7 @@ class ReplayBuffer:
         self.rows = [replace(row, step=0) for row in self.rows]
 
     def remove(self, rows: list[ReplayRow]) -> None:
-        """Remove rows, which are identified by their numbers."""
+        """Remove the rows that have the numbers of the given rows."""
         gone = {row.number for row in rows}
         self.rows = [row for row in self.rows if row.number not in gone]
 
@@ -207,7 +207,7 @@ _READ = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool
 
 
 def _row(batch: dict[str, Tensor], place: int, mu_logps_T: Tensor, step: int) -> ReplayRow:
-    """Return a row of a generation batch on the CPU, without its padding."""
+    """Return a row of a generation batch without padding, on the CPU."""
     length = int(batch["completion_mask"][place].sum())
     own = batch["tool_mask"][place, :length] if "tool_mask" in batch else torch.ones(length)
     written = own != 0
