@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-IN_THE_WHEEL = ["topr_trl/py.typed", "topr_trl/__init__.pyi", "topr_trl/experimental/__init__.pyi"] + [
+IN_THE_WHEEL = ["topr_trl/py.typed", "topr_trl/__init__.pyi", "topr_trl/trainers/model_card.md"] + [
     f"topr_trl/tasks/{model}/{file}"
     for model in ("careless_model", "careless_verifier")
     for file in ("config.json", "model.safetensors", "tokenizer.json")
