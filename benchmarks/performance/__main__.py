@@ -132,6 +132,10 @@ def log_mu(sizes: Sizes, say: Say) -> dict[str, Any]:
 
 # Tokens of a prompt and of a completion, and completions of a prompt in a micro-batch; 1: eight prompts.
 SHARED = ((300, 85, 8), (64, 85, 4), (300, 85, 1), (1_024, 512, 16))
+# Further points, with six layers: time and memory.
+GRID = ((64, 85, 4), (300, 85, 4), (1_024, 85, 4), (64, 85, 16), (300, 85, 16), (1_024, 85, 16), (64, 512, 8),
+        (300, 512, 8), (1_024, 512, 8), (300, 85, 64))  # fmt: skip
+GRID_LAYERS = 6
 DEMO = even(42, float(np.log(38)))  # tokens of `make demo`
 CHECKPOINTED = 12_000  # tokens of a micro-batch above which activations are computed again
 
@@ -199,6 +203,21 @@ def _like_the_demo(sizes: Sizes, say: Say) -> dict[str, list[float]]:
     builds = {"topr": offline_topr(share_prompts=True), "topr, not shared": offline_topr(share_prompts=False)}
     measures = {name: lambda b=build: seconds_per_step(b, case) for name, build in builds.items()}
     return in_turn(measures, 3, lambda name: say(f"as the demo: {name}"))  # type: ignore[arg-type]
+
+
+def shared_grid(sizes: Sizes, say: Say) -> dict[str, Any]:
+    """Rows that share prompts: seconds of a step and its memory, at more points and with fewer layers."""
+    config = smollm2(2, 1_024) if sizes.is_small else smollm2(GRID_LAYERS)
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for lengths in GRID[:1] if sizes.is_small else GRID:
+        case, one_step = _point(config, *lengths), _point(config, *lengths, steps=1)
+        name = _named(*lengths)
+        found[name] = {}
+        for variant, build in _SHARING.items():
+            say(f"{name}: {variant}")
+            seconds = seconds_per_step(build, case)
+            found[name][variant] = {"seconds": seconds, "bytes": peak_memory(build, one_step)}
+    return {"shared grid": found}
 
 
 def precision(sizes: Sizes, say: Say) -> dict[str, Any]:
@@ -278,6 +297,7 @@ PARTS = {
     "shared_prompts": shared_prompts, "precision": precision, "offline": offline, "generating": generating,
     "memory": memory, "log_mu": log_mu, "processes": two_processes, "files": files, "loop": loop,
 }  # fmt: skip
+FURTHER = {"shared_grid": shared_grid}  # by name only: 40 minutes of a core
 
 
 def processes(sizes: Sizes) -> dict[str, list[float]]:
@@ -311,7 +331,8 @@ def worker(size: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.performance", description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "parts", nargs="*", choices=[[], *PARTS], metavar="part", help=f"one of {', '.join(PARTS)}; default: all"
+        "parts", nargs="*", choices=[[], *PARTS, *FURTHER], metavar="part",
+        help=f"one of {', '.join((*PARTS, *FURTHER))}; default: all but {', '.join(FURTHER)}",
     )  # fmt: skip
     parser.add_argument("--small", action="store_true", help="try everything out, in two minutes")
     parser.add_argument("--report", action="store_true", help="time nothing; fill in docs/performance.md")
@@ -338,7 +359,7 @@ def main() -> None:
             seconds_per_step(VARIANTS[name], sizes.case(GSM8K, steps=2, accumulation=1))
         for name in args.parts or PARTS:
             began = time.perf_counter()
-            content["results"] |= PARTS[name](sizes, say)
+            content["results"] |= {**PARTS, **FURTHER}[name](sizes, say)
             content["runs"][name] = {
                 "machine": machine(), "threads": torch.get_num_threads(), "versions": versions(),
                 "date": time.strftime("%Y-%m-%d"), "seconds": round(time.perf_counter() - began),

@@ -23,6 +23,7 @@ def write(content: dict[str, Any], page: Path = PAGE) -> Path:
         "runs": lambda: runs(content["runs"]),
         "goals": lambda: goals_table(found),
         "shared": lambda: shared(found["shared prompts"]),
+        "grid": lambda: grid(found.get("shared grid", {})),
         "rounding": lambda: rounding(found["precision"]["log_ratio"]),
     }
     return fill_page(PAGE, page, tables, {name: partial(number, found) for name, number in NUMBERS.items()})
@@ -128,6 +129,19 @@ def shared(found: dict[str, dict[str, list[float]]]) -> str:
                      *(f"{ratio:.2f}×" for ratio in ratios)])  # fmt: skip
     header = ["prompt", "completion", "completions", "step", "faster than SFT", "than not shared", "log μ"]
     return table(header, rows)
+
+
+def grid(found: dict[str, dict[str, dict[str, float]]]) -> str:
+    """Return the table of the grid of shared prompts: ratios of time and of memory."""
+    rows = []
+    for name, variants in found.items():
+        prompt, completion, samples = (int(number) for number in re.findall(r"\d+", name))
+        ours, alone, sft = (variants[each] for each in ("topr", "topr, not shared", "sft"))
+        rows.append([
+            f"{prompt:,}", f"{completion}", f"{samples}", f"{sft['seconds'] / ours['seconds']:.2f}×",
+            f"{alone['seconds'] / ours['seconds']:.2f}×", f"{ours['bytes'] / sft['bytes']:.2f}×",
+        ])  # fmt: skip
+    return table(["prompt", "completion", "completions", "faster than SFT", "than not shared", "memory / SFT"], rows)
 
 
 def rounding(found: dict[str, dict[str, float]]) -> str:
