@@ -8,7 +8,7 @@
 How they are run:
 
 - `experiments/`: one declaration for each: methods, rates, seeds, how a cell is run.
-- `experiment.py`: tuning, and which cells to run. `cells.py`: what is kept, and the pool.
+- `experiment.py` tunes rates and plans cells. `cells.py` stores their results and runs them in a pool.
 - `methods.py`: methods by name. `loops/`: offline, rounds, online, stale.
 
 On what:

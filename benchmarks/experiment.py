@@ -42,7 +42,7 @@ class Experiment:
         finalists: number of choices that are run with all seeds, by method; otherwise one.
         level: choices that end so close to the best one are run with all seeds, too.
         tuned: gives the choice of a method and measure, if it is not chosen by trying.
-        shows: measures in the table; by default those that choose.
+        shows: measures in the table. Default: the measures that choose the learning rates.
     """
 
     claim: str

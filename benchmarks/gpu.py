@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from math import log
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -66,9 +67,7 @@ def work(cell: Cell, tiny: bool, peak_tflops: float) -> dict[str, Any]:
     prompt, completion, samples = cell["point"]
     config, rows = SHAPES[cell["model"]], 8
     steps = 3 if tiny else 5
-    data = candidates(
-        steps * rows, even(completion, float(torch.tensor(prompt).log())), WORDS, positives=0.25, samples=samples
-    )
+    data = candidates(steps * rows, even(completion, log(prompt)), WORDS, positives=0.25, samples=samples)
     settings = {"use_cpu": tiny, "bf16": not tiny, "gradient_checkpointing": cell["checkpointing"],
                 "train_sampling_strategy": "sequential"}  # fmt: skip
     case = Case(config, data, rows, 1, settings)

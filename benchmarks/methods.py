@@ -326,7 +326,7 @@ METHODS: dict[str, Method] = {
     **{name: Method(label, _trl(**settings)) for name, (label, settings) in TRL_LOSSES.items()},
     "asymre": Method("AsymRE", _direct(tapered("reinforce"), asymre_rewards)),
     "m2po": Method("M2PO", _direct(m2po_loss, whitened)),
-    # What other systems ship under TOPR's name.
+    # Variants that other systems call TOPR.
     "topr_token": Method("“TOPR” per token", _direct(tapered("topr", "token"))),
     "topr_geometric": Method("“TOPR”, geometric mean", _direct(tapered("topr", "geometric"))),
     "topr_group_sign": Method("“TOPR”, GRPO's advantages", _direct(tapered("topr"), whitened)),

@@ -305,7 +305,7 @@ def _count(folder: Path) -> int:
 
 
 def run(setup: Setup, store: Store, hours: float | None = None, workers: int = 1, command: str = "") -> None:
-    """Run the cells that are not in the store; each starts commands of its own, so threads are enough."""
+    """Run the missing cells. Threads are enough, because each cell does its work in subprocesses."""
     began = time.monotonic()
     running: dict[Future[tuple[dict[str, Any], float]], Cell] = {}
     with ThreadPoolExecutor(workers) as pool:

@@ -1,4 +1,4 @@
-"""Compare 20 rounds in which the model writes its own rows, and what is left of the variety of answers.
+"""Compare methods over 20 rounds of training on the model's own rows, and measure how varied its answers stay.
 
 Each run has the rate that is best after four rounds; some are also run at lower rates.
 """

@@ -1,6 +1,6 @@
 """Train in rounds, as the paper's loop does: the model writes candidates, and trains one epoch on chosen ones.
 
-Each round and each seed has a random number of its own, 100 · seed + round.
+The random seed of a round is 100 · seed + round.
 """
 
 from collections.abc import Callable

@@ -104,7 +104,7 @@ _START = """
 
 
 def _apart(code: str) -> tuple[float, int]:
-    """Run code in a process of its own, and return its seconds from `start` on and the most bytes of its own memory."""
+    """Run code in a new process. Return its seconds after `start`, and the peak of its private memory in bytes."""
     program = f"""
 import resource, sys, threading, time, warnings
 warnings.simplefilter("ignore")

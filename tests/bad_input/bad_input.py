@@ -27,7 +27,7 @@ MESSAGES: dict[str, str] = {}  # by the `given` of each case that was run
 
 @dataclass(frozen=True)
 class Kept:
-    """What the error leaves as it was, in words, and the function that checks it."""
+    """State that an error leaves unchanged: its description, and the function that checks it."""
 
     text: str
     check: Callable[[Any], None]

@@ -6,12 +6,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from topr_trl.cli.evaluate import evaluate_command
-from topr_trl.cli.help import format_help
-from topr_trl.cli.main import HELP
 from topr_trl.cli.memory_plan import plan_command
 from topr_trl.cli.parsing import parse, settings_class
 from topr_trl.cli.run_report import plot_command
-from topr_trl.cli.settings_index import write_index
 from topr_trl.cli.trial_report import trial_command
 from topr_trl.hub import push_command
 from topr_trl.pipeline import stages
@@ -31,13 +28,12 @@ COMMANDS: dict[str, Callable[[Any], None]] = {
 }
 
 
-def run(command: str, given: list[str], description: str) -> None:
+def run(command: str, given: list[str]) -> None:
     """Run a command.
 
     Args:
         command (`str`): Name of the command.
         given (`list[str]`): Arguments after the name.
-        description (`str`): First line of the help.
 
     Raises:
         ImportError: a tracker in `report_to` is not installed.
@@ -46,10 +42,6 @@ def run(command: str, given: list[str], description: str) -> None:
     if issubclass(settings_class(command), LaunchArguments):
         end_processes_on_signals()
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    write_index()
-    if HELP & set(given):
-        print(format_help(command, description, everything="--help_all" in given), end="")
-        return
     args = parse(command, given)
     wanted = [name for name in ("tensorboard", "trackio", "wandb") if name in (getattr(args, "report_to", None) or ())]
     if missing := [name for name in wanted if not find_spec(name)]:

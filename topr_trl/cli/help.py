@@ -17,7 +17,7 @@ _IMPORTANT = (
     "effective_positive_share", "curation", "learning_rate", "num_train_epochs", "per_device_train_batch_size",
     "gradient_accumulation_steps", "num_generations", "num_generations_eval", "temperature", "max_new_tokens",
     "sampling_backend", "sampling_workers", "accelerate_config", "report_to", "format", "reward_fields", "rewards",
-    "problem_field", "temperature", "gpus", "nodes", "gpu_memory", "prompt_tokens", "optim", "lora_parameters",
+    "problem_field", "gpus", "nodes", "gpu_memory", "prompt_tokens", "optim", "lora_parameters",
 )  # fmt: skip
 # Classes whose settings form a group. All other settings are in the group Data.
 _GROUPS: dict[str, tuple[type, ...]] = {

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 import yaml
 
 from topr_trl import __version__
-from topr_trl.cli.settings_index import read_index
+from topr_trl.cli.settings_index import read_index, write_index
 from topr_trl.pipeline import stages
 
 _WITHOUT_STAGE = {
@@ -56,7 +56,6 @@ def console() -> None:
         os._exit(0)
 
 
-HELP = {"-h", "--help", "--help_all"}
 _HINTS = {
     "resume_from_checkpoint": "A command that was stopped continues from its last checkpoint when it is run again.",
 }
@@ -121,14 +120,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.add_argument("command", choices=known, metavar="COMMAND")
         parser.parse_args(arguments[:1])
     command, given = arguments[0], split_config(arguments[1:])
-    if (index := read_index()) and command in index["settings"]:
-        if HELP & set(given):
-            print(index["help"][command]["--help_all" in given], end="")
-            return
-        names = index["settings"][command]
-        for name in sorted(settings_given(given) - {*names, *index["flags"][command]}):
-            others = [other for other in known if name in index["settings"].get(other, ())]
-            raise ValueError(unknown_setting(command, name, "", names, others))
+    index = read_index() or write_index()
+    if {"-h", "--help", "--help_all"} & set(given):
+        print(index["help"][command]["--help_all" in given], end="")
+        return
+    names = index["settings"][command]
+    if unknown := sorted(settings_given(given) - {*names, *index["flags"][command]}):
+        others = [other for other in known if unknown[0] in index["settings"][other]]
+        raise ValueError(unknown_setting(command, unknown[0], "", names, others))
     from topr_trl.cli.commands import run  # takes seconds, because it imports torch and TRL
 
-    run(command, given, known[command])
+    run(command, given)

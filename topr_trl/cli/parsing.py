@@ -68,7 +68,7 @@ def parse(command: str, given: list[str]) -> Any:
     flags = flags_of(command)
     refuse_unknown(command, in_arguments - flags, "")
     in_yaml = set(config) - {"env"}
-    if command not in ("plot", "push"):  # so that they can read the YAML file of a loop
+    if command not in ("plot", "push"):  # All other commands can read the YAML file of a loop.
         in_yaml -= set(settings_of("iterate"))
     refuse_unknown(command, in_yaml, f" (in {given[given.index('--config') + 1]})" if config else "")
     for name, hint in get_type_hints(kind).items():

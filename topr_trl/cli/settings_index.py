@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -29,14 +30,17 @@ def read_index() -> dict[str, Any] | None:
     return found if found.get("made_with") == _versions() else None
 
 
-def write_index() -> None:
-    """Write the index, unless it is up to date. Do nothing if the user's cache folder is not writable."""
+def write_index() -> dict[str, Any]:
+    """Make the index, and write it if the user's cache folder is writable. This imports torch and TRL.
+
+    Returns:
+        The index, as `read_index` reads it.
+    """
     from topr_trl.cli.help import format_help
     from topr_trl.cli.main import commands
     from topr_trl.cli.parsing import flags_of, settings_of
+    from topr_trl.data.tables import atomic_write
 
-    if read_index():
-        return
     path, known = _index_file(), commands()
     index = {
         "made_with": _versions(),
@@ -46,13 +50,11 @@ def write_index() -> None:
             name: [format_help(name, text), format_help(name, text, everything=True)] for name, text in known.items()
         },
     }
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.partial")
-        part.write_text(json.dumps(index), encoding="utf-8")
-        part.replace(path)
-    except OSError:
-        return
+        with atomic_write(path) as partial:
+            partial.write_text(json.dumps(index), encoding="utf-8")
+    return index
 
 
 def _index_file() -> Path:
@@ -63,7 +65,7 @@ def _index_file() -> Path:
 
 def _versions() -> list[Any]:
     """Return the versions of the code and the libraries that the index depends on, and the stages, as JSON."""
-    return [*_code_and_libraries(), sorted(stages.descriptions())]
+    return [*_code_and_libraries(), sorted(stages.modules())]
 
 
 @cache

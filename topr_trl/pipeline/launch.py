@@ -20,6 +20,7 @@ import yaml
 from topr_trl.pipeline.child_processes import Process, ProcessGroup, run_process_groups, start
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import model_path
+from topr_trl.pipeline.problems import load_problems
 from topr_trl.pipeline.settings import (
     PLACEHOLDERS,
     FolderArguments,
@@ -135,10 +136,11 @@ def _run_workers(
 ) -> Json:
     """Sample the shards in several processes, and finish the stage in this process."""
     began, workers = time.monotonic(), []
+    count = stage.count_shards(load_problems(stage.args, stage.args.split))
     for k in range(launch.sampling_workers):
         worker = f"{k}/{launch.sampling_workers}"
         started = partial(_start_worker, [*program, "--worker", worker], k, launch, output)
-        workers.append(ProcessGroup(started, lambda w=worker: not stage.missing_shards(w)))  # type: ignore[misc]
+        workers.append(ProcessGroup(started, lambda w=worker: not stage.missing_shards(w, count)))  # type: ignore[misc]
     run_process_groups(workers, stage.name, launch.retries, log, stop)
     sampled = time.monotonic() - began
     done = stage.run()

@@ -117,7 +117,7 @@ class Stage(ABC, Generic[Settings]):
         if known is None or self.name not in known.stages:
             return False
         self.check_sources()
-        return self._check_folder() == manifest.FINISHED
+        return manifest.state(self.folder, self.name, **self._manifest_arguments()) == manifest.FINISHED
 
     def run(self) -> Json:
         """Run the stage, unless it has finished already.
@@ -187,9 +187,6 @@ class Stage(ABC, Generic[Settings]):
     def add_columns(self, columns: Callable[[int, pa.Table], pa.Table], description: str) -> None:
         """Add columns to each shard of the input, see `shards.add_columns`."""
         shards.add_columns(self.args.source, self.folder, self.name, columns, description)
-
-    def _check_folder(self) -> str:
-        return manifest.state(self.folder, self.name, **self._manifest_arguments())
 
     def _manifest_arguments(self, others_work: bool = False) -> dict[str, Any]:
         now = self.inputs()

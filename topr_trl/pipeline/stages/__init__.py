@@ -15,10 +15,18 @@ from typing import Any
 def descriptions() -> dict[str, str]:
     """Return the help of each stage by its command, without importing it."""
     found = {}
-    for module in pkgutil.iter_modules(__path__):
-        with Path(module.module_finder.path, f"{module.name}.py").open(encoding="utf-8") as file:  # type: ignore[union-attr]
-            found[command_of(module.name)] = file.readline().strip().strip('"')
+    for command, file in modules().items():
+        with file.open(encoding="utf-8") as text:
+            found[command] = text.readline().strip().strip('"')
     return found
+
+
+def modules() -> dict[str, Path]:
+    """Return the file of each stage by its command."""
+    return {
+        command_of(module.name): Path(module.module_finder.path, f"{module.name}.py")  # type: ignore[union-attr]
+        for module in pkgutil.iter_modules(__path__)
+    }
 
 
 def command_of(module: str) -> str:
@@ -33,8 +41,7 @@ def load(command: str) -> Any:
     Args:
         command (`str`): Name of the command, such as `"log-mu"`.
     """
-    names = {command_of(module.name): module.name for module in pkgutil.iter_modules(__path__)}
-    module = import_module(f"{__name__}.{names[command]}")
+    module = import_module(f"{__name__}.{modules()[command].stem}")
     found = [
         each for each in vars(module).values()
         if isclass(each) and each.__module__ == module.__name__ and getattr(each, "name", None) == command
@@ -45,5 +52,5 @@ def load(command: str) -> Any:
 
 def row_stages() -> list[Any]:
     """Return the classes of the stages that write rows, sorted by `order`."""
-    found = [load(command) for command in descriptions()]
+    found = [load(command) for command in modules()]
     return sorted((stage for stage in found if stage.order is not None), key=lambda stage: stage.order)

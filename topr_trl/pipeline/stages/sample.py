@@ -123,28 +123,29 @@ class Sample(Stage[SampleArguments]):
         self._sample_shards()
         return count_rows(self.folder), {}
 
-    def missing_shards(self, worker: str | None = None) -> list[int]:
+    def count_shards(self, problems: Dataset) -> int:
+        """Return the number of shards that hold the completions of these problems."""
+        return -(-len(problems) // self.args.problems_per_shard)
+
+    def missing_shards(self, worker: str | None, count: int) -> list[int]:
         """Return the numbers of the missing shards.
 
         Args:
-            worker (`str`, *optional*): `"k/n"` for every n-th shard, starting at k. Default: all shards.
+            worker (`str`, *optional*): `"k/n"` for every n-th shard, starting at k. `None` for all shards.
+            count (`int`): Number of all shards, missing or not.
         """
-        count = self._count_shards(load_problems(self.args, self.args.split))
-        return _missing_shards(self.folder, _shards_of_worker(worker, count), count)
-
-    def _count_shards(self, problems: Dataset) -> int:
-        return -(-len(problems) // self.args.problems_per_shard)
+        return [k for k in _shards_of_worker(worker, count) if not shard_path(self.folder, k, count).is_file()]
 
     def _sample_shards(self) -> None:
         args, problems = self.args, load_problems(self.args, self.args.split)
-        count, size = self._count_shards(problems), args.problems_per_shard
-        own = _shards_of_worker(args.worker, count)
-        missing = _missing_shards(self.folder, own, count)
+        count, size = self.count_shards(problems), args.problems_per_shard
+        missing = self.missing_shards(args.worker, count)
         if not missing:
             return
         draw = _sampler(args)
-        progress = {"desc": f"Sampling {args.split} problems", "unit": "shard", "initial": len(own) - len(missing)}
-        for k in tqdm(missing, total=len(own), **progress):
+        own = len(_shards_of_worker(args.worker, count))
+        progress = {"desc": f"Sampling {args.split} problems", "unit": "shard", "initial": own - len(missing)}
+        for k in tqdm(missing, total=own, **progress):
             part = problems.select(range(k * size, min((k + 1) * size, len(problems))))
             rows = draw(part, seed_of("sample", args.seed, args.iteration, args.split, k))
             write_shard(rows.with_format("arrow")[:], shard_path(self.folder, k, count), {self.name: []})
@@ -153,10 +154,6 @@ class Sample(Stage[SampleArguments]):
 def _shards_of_worker(worker: str | None, count: int) -> range:
     first, step = map(int, (worker or "0/1").split("/"))
     return range(first, count, step)
-
-
-def _missing_shards(folder: Path, own: range, count: int) -> list[int]:
-    return [k for k in own if not shard_path(folder, k, count).is_file()]
 
 
 def _sampler(args: SampleArguments) -> Callable[[Dataset, int], Dataset]:
