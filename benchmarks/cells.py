@@ -78,13 +78,16 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> str:
-    """Return processor and number of cores, without the machine's name."""
+    """Return the GPU if there is one, the processor and the number of cores, without the machine's name."""
+    import torch
+
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
         names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
         model = names[0] if names else model
-    return f"{model}, {os.cpu_count()} cores"
+    gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
+    return f"{gpu}{model}, {os.cpu_count()} cores"
 
 
 def run(cells: list[Cell], work: Any, store: Store, workers: int, command: str, description: str) -> None:

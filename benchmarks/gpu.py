@@ -14,7 +14,7 @@ import gc
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from math import log
 from pathlib import Path
 from statistics import median
@@ -46,19 +46,16 @@ BUILDS: dict[str, Build] = {
     "topr, not shared": offline_topr(brings_log_mu=True, share_prompts=False),
     "sft": VARIANTS["sft"],
 }
-SIZES = real_model.Sizes(
-    problems=1_500, tuning_problems=400, test_problems=1_319, validation_problems=400, calculations=99
-)
+SIZES = real_model.Sizes(problems=1_500, apart=1_500, test_problems=1_319, validation_problems=400, calculations=99)
 
 
 def step_cells(tiny: bool) -> list[Cell]:
     """Return the cells of the steps: each shape with each point, with and without checkpointed activations."""
-    shapes, points = (("tiny",), ((16, 8, 4),)) if tiny else (("0.5b", "8b"), POINTS)
+    small = [("tiny", (16, 8, 4), False)] if tiny else [("0.5b", point, False) for point in POINTS]
+    large = [("tiny", (16, 8, 4), True)] if tiny else [("8b", point, True) for point in POINTS]
     return [
         {"claim": "gpu_steps", "model": shape, "point": list(point), "checkpointing": checkpointing}
-        for shape in shapes
-        for point in points
-        for checkpointing in (True, False)
+        for shape, point, checkpointing in small + large
     ]
 
 
@@ -70,10 +67,19 @@ def work(cell: Cell, tiny: bool, peak_tflops: float) -> dict[str, Any]:
     data = candidates(steps * rows, even(completion, log(prompt)), WORDS, positives=0.25, samples=samples)
     settings = {"use_cpu": tiny, "bf16": not tiny, "gradient_checkpointing": cell["checkpointing"],
                 "train_sampling_strategy": "sequential"}  # fmt: skip
-    case = Case(config, data, rows, 1, settings)
-    measures = {name: lambda build=build: seconds_per_step(build, case) for name, build in BUILDS.items()}
+    kind = {} if tiny else {"device": "cuda", "dtype": torch.bfloat16}
+    case = Case(config, data, rows, 1, settings, **kind)
+    peaks: dict[str, int] = {}
+
+    def measure(name: str) -> float:
+        _forget()
+        seconds = seconds_per_step(BUILDS[name], case)
+        peaks[name] = peak_memory(BUILDS[name], case) if tiny else torch.cuda.max_memory_allocated()
+        return seconds
+
+    measures = {name: partial(measure, name) for name in BUILDS}
     try:
-        times = in_turn(measures, 2, lambda name: print(f"  {name}", flush=True))  # type: ignore[arg-type]
+        times = in_turn(measures, 2 if cell["model"] != "8b" else 1, lambda name: print(f"  {name}", flush=True))
     except torch.cuda.OutOfMemoryError:
         return {"failed": "out of memory"}
     # Operations that are needed: each row alone, nothing recomputed. Sharing can therefore exceed the peak.
@@ -84,22 +90,18 @@ def work(cell: Cell, tiny: bool, peak_tflops: float) -> dict[str, Any]:
             "seconds": median(times[name]),
             "tokens_per_second": tokens / median(times[name]),
             "mfu": flops / median(times[name]) / (peak_tflops * 1e12),
-            "peak_gib": _peak(BUILDS[name], case, tiny) / GIB,
+            "peak_gib": peaks[name] / GIB,
         }
         for name in BUILDS
     }
 
 
-def _peak(build: Build, case: Case, on_cpu: bool) -> int:
-    """Return the most bytes allocated in two steps."""
-    short = replace(case, rows=case.rows[: 2 * case.micro_batch])
-    if on_cpu:
-        return peak_memory(build, short)
+def _forget() -> None:
+    """Free the GPU's memory, and begin to count its peak."""
     gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    seconds_per_step(build, short)
-    return torch.cuda.max_memory_allocated()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def run_steps(store: Store, tiny: bool, peak_tflops: float, until: float) -> bool:

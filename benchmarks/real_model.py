@@ -3,6 +3,7 @@
 python -m benchmarks.real_model --model_name_or_path Qwen/Qwen2.5-Coder-0.5B-Instruct \\
     --train gsm8k_train.jsonl --test gsm8k_test.jsonl            # days on two cores; continues where it stopped
 python -m benchmarks.real_model ... --workers 2 --hours 2        # two runs side by side; begins none after two hours
+python -m benchmarks.real_model ... --device cuda --workers 4    # minutes on one H100
 
 Expectations: benchmarks/real_model.md. Each step of a run is a `topr` command, which continues where it was killed, and
 reads rows that are drawn once per repetition. Rows, weights and the text of GSM8K stay in the cache, outside git;
@@ -11,12 +12,15 @@ results name problems by their place in the file.
 
 import argparse
 import json
+import multiprocessing
+import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +37,9 @@ from topr_trl import evaluate_rows, load_rows
 from topr_trl.data.tables import shards_of
 
 RATES = (1e-5, 3e-5, 1e-4)
-REPETITIONS = 3
+FURTHER = 1  # rates to try beyond these, where the best one is at an end
+REPETITIONS = 5
+FIRST = 3  # repetitions that all methods have before any has more
 TEMPERATURES = (0.3, 0.7)  # of the untrained model, besides 0 and 1
 VOTES = 4  # completions of pass@k and maj@k
 SCORE = "greedy and pass@1"  # the mean of both chooses a rate, so that one model is tested per method
@@ -43,13 +49,14 @@ SCORE = "greedy and pass@1"  # the mean of both chooses a rate, so that one mode
 class Sizes:
     """Numbers of problems, completions and rows."""
 
-    problems: int = 400  # of a repetition
-    tuning_problems: int = 125
+    problems: int = 125  # of a repetition, and of the one that chooses rates
+    apart: int = 400  # problems from where a repetition begins to where the next one does
     completions: int = 8
     test_problems: int = 300
     validation_problems: int = 150
     test_completions: int = 4
     step_rows: int = 64
+    micro_batch: int = 8  # rows of a step that are computed together
     calculations: int = 2  # of a problem, at most
 
 
@@ -62,11 +69,15 @@ class Method:
         rows: `"all"`, `"balanced"`, where right answers are repeated until they are half of the rows and each wrong one
             is read at most once, or `"right"`, the right answers.
         repeated: whether rows are read again until there are as many steps as with all rows.
+        optional: whether it is run after the other methods.
+        trl: `"dpo"`, `"kto"` or `"grpo"` for a trainer of TRL's instead of `topr train`.
     """
 
     settings: tuple[str, ...] = ()
     rows: str = "all"
     repeated: bool = False
+    optional: bool = False
+    trl: str = ""
 
 
 METHODS = {
@@ -76,6 +87,10 @@ METHODS = {
     "TOPR, c = 0": Method(("--baseline", "0")),
     "positives once": Method(("--baseline", "0"), "right"),
     "TOPR, balanced reads, 80%": Method(("--effective_positive_share", "0.8"), "balanced"),
+    "TOPR, group_mean": Method(("--baseline", "group_mean"), optional=True),
+    "KTO": Method(optional=True, trl="kto"),
+    "DPO": Method(optional=True, trl="dpo"),
+    "GRPO (TRL's loss, offline)": Method(optional=True, trl="grpo"),
 }
 
 
@@ -90,6 +105,8 @@ class Setup:
         sizes: numbers of problems, completions and rows.
         sampling: further settings of `topr sample` and `topr evaluate`.
         training: further settings of `topr log-mu` and `topr train`.
+        save_steps: steps between checkpoints of a training.
+        graph_sampling: whether `benchmarks.graph_sampling` stands in for transformers' `generate`.
         sampling_python: Python of the environment that samples.
     """
 
@@ -100,6 +117,8 @@ class Setup:
     sizes: Sizes = Sizes()
     sampling: tuple[str, ...] = ()
     training: tuple[str, ...] = ()
+    save_steps: int = 5
+    graph_sampling: bool = False
     sampling_python: str = sys.executable
 
     @property
@@ -108,21 +127,28 @@ class Setup:
         return Path(self.model).name
 
 
-def experiment(model: str) -> Experiment:
-    """Return the comparison with a model."""
+def experiment(model: str, problems: int = Sizes.problems) -> Experiment:
+    """Return the comparison with a model and so many problems per repetition."""
     methods = {name: {"method": name} for name in METHODS}
-    return Experiment("real_model", methods, rates(*RATES), range(REPETITIONS), (SCORE,), fields={"model": model})
+    return Experiment(
+        "real_model", methods, rates(*RATES), range(REPETITIONS), (SCORE,),
+        fields={"model": model, "problems": problems}, further=FURTHER,
+    )  # fmt: skip
 
 
 def untrained_cell(model: str) -> Cell:
     return {"claim": "real_model", "model": model, "method": "untrained"}
 
 
-def cells(model: str, store: Store) -> list[Cell]:
-    """Return the cells that can be planned now: rates of all methods first, then one repetition after the other."""
-    planned = experiment(model).cells(store)
-    planned.sort(key=lambda cell: -1 if cell["seed"] == TUNING_SEED else cell["seed"])
-    return [untrained_cell(model), *planned]
+def cells(model: str, store: Store, problems: int = Sizes.problems) -> list[Cell]:
+    """Return the cells that can be planned now: rates first, then repetitions; optional methods come later."""
+    planned = experiment(model, problems).cells(store)
+    return [untrained_cell(model), *sorted(planned, key=_turn)]
+
+
+def _turn(cell: Cell) -> tuple[bool, bool, int]:
+    seed = -1 if cell["seed"] == TUNING_SEED else cell["seed"]
+    return seed >= FIRST, METHODS[cell["method"]].optional, seed
 
 
 def open_store(results: Path) -> Store:
@@ -139,28 +165,43 @@ def work(cell: Cell, setup: Setup) -> dict[str, Any]:
     if cell["method"] == "untrained":
         return _untrained(setup)
     seed, method = cell["seed"], METHODS[cell["method"]]
-    with _making_rows:
+    with _making_rows[seed]:
         rows = _rows(setup, seed)
     folder = setup.folder / "runs" / f"{cell['method'].replace(' ', '-')}-{cell['learning_rate']:g}-{seed}"
     model, tested = folder / "model", folder / "test"
     if not (tested / "evaluation.json").is_file():
-        steps = _count(rows["all"]) // setup.sizes.step_rows
-        length = ("--max_steps", str(steps)) if method.repeated else ()
-        micro_batch = min(setup.sizes.completions, setup.sizes.step_rows)
-        _topr(
-            setup, "train", "--input", rows[method.rows], "--output_dir", model, "--model_name_or_path", setup.model,
-            "--learning_rate", cell["learning_rate"], "--seed", seed, "--optim", "adamw_torch",
-            "--per_device_train_batch_size", micro_batch,
-            "--gradient_accumulation_steps", setup.sizes.step_rows // micro_batch,
-            "--use_peft", "--lora_r", "32", "--lora_alpha", "64", "--lora_target_modules", "all-linear",
-            "--gradient_checkpointing", "false", "--save_steps", "5", "--logging_steps", "1", "--report_to", "none",
-            *method.settings, *length, *setup.training,
-        )  # fmt: skip
+        _train(setup, method, rows, model, cell["learning_rate"], seed)
         _evaluate(setup, str(model), tested, 1.0, "validation" if seed == TUNING_SEED else "test")
     for weights in model.glob("*.safetensors"):  # gigabytes; the adapter stays
         weights.unlink()
     counts = {name: _count(path) for name, path in rows.items()}
     return {**_read_test(tested), "rows": counts, **_end_of_log(model)}
+
+
+def _train(setup: Setup, method: Method, rows: dict[str, Path], model: Path, rate: float, seed: int) -> None:
+    """Train with a method, and write the model."""
+    sizes = setup.sizes
+    steps = _count(rows["all"]) // sizes.step_rows
+    if method.trl:
+        if model.is_dir():
+            return
+        cpu = "--use_cpu" in setup.training
+        part = model.with_name("part")
+        arguments = {"learning_rate": rate, "seed": seed, "max_steps": steps, "use_cpu": cpu, "bf16": True,
+                     "per_device_train_batch_size": min(sizes.micro_batch, 16)}  # fmt: skip
+        _fork(setup, _trl, method.trl, rows[method.rows], setup.model, part, arguments, sizes.step_rows)
+        part.rename(model)
+        return
+    length = ("--max_steps", str(steps)) if method.repeated else ()
+    _topr(
+        setup, "train", "--input", rows[method.rows], "--output_dir", model, "--model_name_or_path", setup.model,
+        "--learning_rate", rate, "--seed", seed, "--optim", "adamw_torch",
+        "--per_device_train_batch_size", sizes.micro_batch,
+        "--gradient_accumulation_steps", sizes.step_rows // sizes.micro_batch,
+        "--use_peft", "--lora_r", "32", "--lora_alpha", "64", "--lora_target_modules", "all-linear",
+        "--gradient_checkpointing", "false", "--save_steps", setup.save_steps, "--logging_steps", "1",
+        "--report_to", "none", *method.settings, *length, *setup.training,
+    )  # fmt: skip
 
 
 def _untrained(setup: Setup) -> dict[str, Any]:
@@ -175,7 +216,7 @@ def _untrained(setup: Setup) -> dict[str, Any]:
 
 # Rows of a repetition: drawn, scored and with log μ, once for all methods.
 
-_making_rows = threading.Lock()
+_making_rows: dict[int, threading.Lock] = defaultdict(threading.Lock)
 
 
 def _rows(setup: Setup, seed: int) -> dict[str, Path]:
@@ -195,7 +236,7 @@ def _rows(setup: Setup, seed: int) -> dict[str, Path]:
     _topr(
         setup, "log-mu", "--input", drawn, "--output_dir", drawn, "--model_name_or_path", setup.model,
         "--baseline", "0",
-        "--per_device_train_batch_size", sizes.completions, "--per_device_eval_batch_size", sizes.completions,
+        "--per_device_train_batch_size", sizes.micro_batch, "--per_device_eval_batch_size", sizes.micro_batch,
         *setup.training,
     )  # fmt: skip
     table = pa.concat_tables([pq.read_table(path) for path in shards_of(drawn)], promote_options="default")
@@ -224,14 +265,10 @@ def _problems(setup: Setup, split: str, seed: int = 0) -> Path:
     lines = (setup.test if split == "test" else setup.train).read_text(encoding="utf-8").splitlines()
     easy = [i for i, line in enumerate(lines) if json.loads(line)["answer"].count("<<") <= sizes.calculations]
     order = np.random.default_rng(0).permutation(easy)
-    first_tuning = REPETITIONS * sizes.problems
-    first_validation = first_tuning + sizes.tuning_problems
-    places = {
-        "test": order[: sizes.test_problems],
-        "train": order[seed * sizes.problems : (seed + 1) * sizes.problems],
-        "tuning": order[first_tuning:first_validation],
-        "validation": order[first_validation : first_validation + sizes.validation_problems],
-    }[split]
+    starts = {"train": seed * sizes.apart, "tuning": REPETITIONS * sizes.apart, "test": 0}
+    starts["validation"] = starts["tuning"] + sizes.problems
+    counts = {"test": sizes.test_problems, "validation": sizes.validation_problems}
+    places = order[starts[split] :][: counts.get(split, sizes.problems)]
     path = setup.folder / "problems" / f"{split}-{seed}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{lines[i]}\n" for i in places), encoding="utf-8")
@@ -264,12 +301,64 @@ def _topr(setup: Setup, *words: object, python: str = sys.executable) -> None:
     Raises:
         RuntimeError: it failed.
     """
-    log = setup.folder / "log.txt"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a") as file:
-        done = subprocess.run([python, "-m", "topr_trl", *map(str, words)], stdout=file, stderr=file, check=False)
+    given = list(map(str, words))
+    if python == sys.executable:
+        _fork(setup, _command, given, setup.graph_sampling)
+        return
+    with _log(setup).open("a") as file:
+        done = subprocess.run([python, "-m", "topr_trl", *given], stdout=file, stderr=file, check=False)
     if done.returncode:
-        raise RuntimeError(f"topr {words[0]} failed with {done.returncode}: see {log}.")
+        raise RuntimeError(f"topr {given[0]} failed with {done.returncode}: see {_log(setup)}.")
+
+
+def _fork(setup: Setup, function: Callable[..., None], *args: Any) -> None:
+    """Call a function in a fork of a process that has imported everything, because imports take seconds.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    child = _FORKS.Process(target=_logged, args=(_log(setup), function, *args))
+    child.start()
+    child.join()
+    if child.exitcode:
+        raise RuntimeError(f"{function.__name__} {args[0]} failed with {child.exitcode}: see {_log(setup)}.")
+
+
+def _log(setup: Setup) -> Path:
+    setup.folder.mkdir(parents=True, exist_ok=True)
+    return setup.folder / "log.txt"
+
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload([
+    "topr_trl.cli.commands", "topr_trl.trainers.offline", "topr_trl.tasks.gsm8k", "benchmarks.trl_on_rows",
+    *(f"topr_trl.pipeline.stages.{name}" for name in ("sample", "score", "log_mu", "train", "evaluate")),
+    "matplotlib.pyplot", "transformers.models.qwen2.modeling_qwen2", "benchmarks.real_model",
+])  # fmt: skip
+
+
+def _logged(log: Path, function: Callable[..., None], *args: Any) -> None:
+    with log.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    function(*args)
+
+
+def _command(words: list[str], graph_sampling: bool) -> None:
+    from topr_trl.cli.main import console
+
+    if graph_sampling:
+        from benchmarks.graph_sampling import install
+
+        install()
+    sys.argv = ["topr", *words]
+    console()
+
+
+def _trl(*args: Any) -> None:
+    from benchmarks.trl_on_rows import train
+
+    train(*args)
 
 
 def _read_test(folder: Path) -> dict[str, Any]:
@@ -294,10 +383,9 @@ def _read_test(folder: Path) -> dict[str, Any]:
 def _end_of_log(model: Path) -> dict[str, Any]:
     """Return the number of steps, and what became of the negatives."""
     state = json.loads((model / "trainer_state.json").read_text())
-    last = [log for log in state["log_history"] if "loss" in log][-1]
-    return {"steps": state["global_step"], "negatives": {
-        name: last.get(f"topr/{name}") for name in ("weight_mean_negatives", "negatives_dead")
-    }}  # fmt: skip
+    last = next((log for log in reversed(state["log_history"]) if "topr/negatives_dead" in log), {})
+    negatives = {name: last.get(f"topr/{name}") for name in ("weight_mean_negatives", "negatives_dead")}
+    return {"steps": state["global_step"], "negatives": negatives}
 
 
 def _count(folder: Path) -> int:
@@ -310,7 +398,11 @@ def run(setup: Setup, store: Store, hours: float | None = None, workers: int = 1
     running: dict[Future[tuple[dict[str, Any], float]], Cell] = {}
     with ThreadPoolExecutor(workers) as pool:
         while True:
-            todo = [cell for cell in store.unfinished(cells(setup.name, store)) if cell not in running.values()]
+            todo = [
+                cell
+                for cell in store.unfinished(cells(setup.name, store, setup.sizes.problems))
+                if cell not in running.values()
+            ]
             late = hours is not None and time.monotonic() - began > 3600 * hours
             for cell in todo[: 0 if late else workers - len(running)]:
                 print(f"{time.strftime('%H:%M')} {cell}", flush=True)
@@ -332,15 +424,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--sampling_python", default=sys.executable, help="Python of the environment with vLLM")
     parser.add_argument("--sampling_backend", default="vllm")
     parser.add_argument("--hours", type=float, help="begin no run after so many hours; default: run all")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--workers", type=int, default=1, help="runs side by side")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     args = parser.parse_args(argv)
-    cpu = ("--use_cpu", "true", "--bf16", "true")
-    engine = ("--vllm_dtype", "bfloat16", "--vllm_max_model_length", "1024") if args.sampling_backend == "vllm" else ()
+    sampling: tuple[str, ...] = ("--sampling_backend", args.sampling_backend)
+    if args.sampling_backend == "vllm":
+        sampling += ("--vllm_dtype", "bfloat16", "--vllm_max_model_length", "1024")
+    else:
+        sampling += ("--dtype", "bfloat16", "--sampling_batch_size", "1600", "--problems_per_shard", "400")
+    if args.device == "cpu":
+        sizes, training = Sizes(), ("--use_cpu", "true", "--bf16", "true", "--share_prompts", "true")
+        if args.sampling_backend == "transformers":
+            sampling += ("--use_cpu", "true")
+    else:
+        sizes, training = Sizes(micro_batch=16), ("--bf16", "true")
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # else the check prevents the use of CUDA in forks
     setup = Setup(
         args.model_name_or_path, args.train.resolve(), args.test.resolve(),
-        CACHE / "real_model" / Path(args.model_name_or_path).name,
-        sampling=("--sampling_backend", args.sampling_backend, *engine), training=(*cpu, "--share_prompts", "true"),
+        CACHE / "real_model" / Path(args.model_name_or_path).name, sizes,
+        sampling=sampling, training=training, save_steps=5 if args.device == "cpu" else 1_000,
+        graph_sampling=args.device == "cuda" and args.sampling_backend == "transformers",
         sampling_python=args.sampling_python,
     )  # fmt: skip
     command = " ".join(["python -m benchmarks.real_model", *sys.argv[1:]])

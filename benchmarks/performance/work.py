@@ -74,6 +74,7 @@ class Case:
         rows: all of them; a run trains on each once.
         micro_batch, accumulation: rows of a forward, and forwards of a step.
         settings: of all trainers.
+        device, dtype: of the model when it is made.
     """
 
     model: LlamaConfig
@@ -81,6 +82,8 @@ class Case:
     micro_batch: int
     accumulation: int
     settings: dict[str, Any]
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
 
     def arguments(self, folder: str) -> dict[str, Any]:
         return {
@@ -95,7 +98,8 @@ class Case:
         """Return a model with random weights."""
         torch.manual_seed(0)
         # A copy: trainers set `use_cache=False` in the configuration, with which a later model would generate.
-        return LlamaForCausalLM._from_config(copy.deepcopy(self.model), dtype=torch.float32)
+        with torch.device(self.device):
+            return LlamaForCausalLM._from_config(copy.deepcopy(self.model), dtype=self.dtype)
 
 
 Build = Callable[[Case, str, list[TrainerCallback]], Any]

@@ -14,10 +14,10 @@ from topr_trl.tasks import arithmetic
 @pytest.fixture
 def setup(tmp_path):
     for name, seed in (("train", 1), ("test", 2)):
-        arithmetic.arithmetic_dataset(60, seed=seed).to_json(tmp_path / f"{name}.jsonl")
+        arithmetic.arithmetic_dataset(120, seed=seed).to_json(tmp_path / f"{name}.jsonl")
     return Setup(
         str(arithmetic.CARELESS_MODEL), tmp_path / "train.jsonl", tmp_path / "test.jsonl", tmp_path / "work",
-        Sizes(problems=8, tuning_problems=4, completions=4, test_problems=6, validation_problems=4,
+        Sizes(problems=8, apart=8, completions=4, test_problems=6, validation_problems=4,
               test_completions=2, step_rows=8),
         sampling=("--use_cpu", "true", "--num_shots", "0", "--max_new_tokens", "60"),
         training=("--use_cpu", "true", "--bf16", "false"),
@@ -31,7 +31,7 @@ def test_problems_are_used_once(setup):
         for split, seed in parts
         for line in real_model._problems(setup, split, seed).read_text().splitlines()
     ]
-    assert len(set(questions)) == len(questions) == 3 * 8 + 4 + 4
+    assert len(set(questions)) == len(questions) == 3 * 8 + 8 + 4
 
 
 def test_hard_problems_are_left_out(setup):
@@ -64,17 +64,18 @@ def test_workers_run_each_cell_once_and_rates_before_repetitions(setup, tmp_path
     monkeypatch.setattr(real_model, "work", work)
     store = Store(tmp_path / "results")
     real_model.run(setup, store, workers=2)
-    assert len(order) == len({json.dumps(cell) for cell in order}) == 1 + len(METHODS) * (len(RATES) + 2)
-    assert not store.unfinished(cells(setup.name, store))
-    seeds = [cell["seed"] for cell in order if "seed" in cell]
-    assert seeds[: len(METHODS) * len(RATES)] == [TUNING_SEED] * len(METHODS) * len(RATES)
+    runs = len(RATES) + real_model.FURTHER + 2  # the highest rate is the best one, so a higher one is tried
+    assert len(order) == len({json.dumps(cell) for cell in order}) == 1 + len(METHODS) * runs
+    assert not store.unfinished(cells(setup.name, store, 8))
+    rates = [name for name, method in METHODS.items() if not method.optional for _ in RATES]
+    assert [cell["method"] for cell in order[1:] if cell["seed"] == TUNING_SEED][: len(rates)] == rates
     real_model.run(setup, store, hours=0.0)  # does nothing
     assert len(order) == len(store.finished)
 
 
 @pytest.mark.slow
 def test_a_run_and_its_continuation(setup, monkeypatch):
-    cell = experiment(setup.name).cell("TOPR, balanced reads, 80%", {"learning_rate": 1e-4}, 0)
+    cell = experiment(setup.name, 8).cell("TOPR, balanced reads, 80%", {"learning_rate": 1e-4}, 0)
     found = work(cell, setup)
     assert found["rows"]["all"] == found["rows"]["balanced"] == 32 > found["rows"]["right"]
     assert found["steps"] == 4
