@@ -35,6 +35,13 @@ def test_rows(model, tokenizer, problems):
     assert rows["completion"][:] != sample_completions(model, tokenizer, problems, args, seed=6)["completion"][:]
 
 
+def test_sampling_is_without_cudnn_attention(model, tokenizer, problems):
+    """It would plan each step anew, because the cache grows by a token."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    sample_completions(model, tokenizer, problems, SamplingArguments(num_generations=1, max_new_tokens=2))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_global_generators_are_left_as_they_were(model, tokenizer, problems):
     args = SamplingArguments(num_generations=2, max_new_tokens=8)
     accelerators = range(torch.accelerator.device_count())

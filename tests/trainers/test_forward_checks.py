@@ -295,6 +295,14 @@ def test_the_check_runs_as_the_trainers_forward_does(make, model, tokenizer, tmp
 
 
 @pytest.mark.parametrize("make", [offline, online])
+def test_cudnn_attention_is_off(make, model, tokenizer, tmp_path):
+    """Its backward can return NaN on an H100 (pytorch/pytorch#196678)."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    make(model, tokenizer, tmp_path)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.parametrize("make", [offline, online])
 def test_a_tuned_prompt(make, model, tokenizer, tmp_path):
     tuned = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
     make(tuned, tokenizer, tmp_path)

@@ -21,6 +21,7 @@ from transformers import (
 from topr_trl.data.sampler_logps import GREEDY
 from topr_trl.generation.settings import SamplingArguments, draws_of, encode_prompts, sampled_row, stop_tokens
 from topr_trl.trainers.checkpoints import check_finite
+from topr_trl.trainers.forward_checks import avoid_cudnn_attention
 
 
 @torch.no_grad()
@@ -80,6 +81,7 @@ def sample_completions(
         FloatingPointError: a weight of the model is NaN or infinite.
     """
     check_finite(model, "The model to sample from")
+    avoid_cudnn_attention()
     state = PartialState()
     if len(problems) < state.num_processes:
         raise ValueError(

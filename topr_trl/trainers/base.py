@@ -35,6 +35,7 @@ from topr_trl.trainers.checkpoints import (
 from topr_trl.trainers.completions_table import RowWeights
 from topr_trl.trainers.forward_checks import (
     LogProbs,
+    avoid_cudnn_attention,
     depends_on_batch,
     probes,
     text_model,
@@ -108,6 +109,7 @@ class TOPRMixin(Trainer):
         self._warned_about_dead = self._said_share = False
         self._evaluations: CardSection | None = None
         self._metric_prefix = "eval"  # metric prefix of the current evaluation
+        avoid_cudnn_attention()
         adapter = adapter_weights(args[0] if args else kwargs.get("model"))
         super().__init__(*args, **kwargs)
         _refuse_adapted_tokens(self.model)

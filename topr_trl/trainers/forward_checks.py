@@ -34,6 +34,15 @@ def text_model(model: Any) -> Any:
     return model.get_base_model() if is_peft_model(model) else model
 
 
+def avoid_cudnn_attention() -> None:
+    """Let torch compute attention without cuDNN in this process.
+
+    With a mask, cuDNN's backward can return NaN on an H100 or H200 (pytorch/pytorch#196678, torch 2.11 to 2.13), and
+    cuDNN plans each new shape anew, which takes up to a second. Flash and memory-efficient attention do neither.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def turn_off_noise(model: nn.Module) -> list[str]:
     """Set dropout, stochastic depth and router jitter of all modules to 0.
 
