@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks import real_model
 from benchmarks.cells import Store, Unfinished
 from benchmarks.decoded import GREEDY
-from benchmarks.experiment import Experiment
+from benchmarks.experiment import TUNING_SEED, Experiment
 from benchmarks.experiments import (
     ALL,
     against_positives,
@@ -246,6 +246,8 @@ def real_section(store: Store) -> str:
          "temperature.", real_table),
         ("TOPR's default minus each method, in points, paired by seed and problem:", real_differences),
         ("pass@1 by how many of eight answers of the untrained model are right:", real_strata),
+        ("The choice of learning rates: greedy accuracy and pass@1 on 150 other problems, one run each. Bold: chosen.",
+         real_rates),
     ):  # fmt: skip
         try:
             found += [lead, made(store)]
@@ -263,10 +265,14 @@ def real_table(store: Store) -> str:
     measures = ("greedy", "pass@1", "maj@4", "pass@4", "invalid")
     best = max(untrained["1"]["greedy"], *(found["pass@1"] for found in untrained.values()))
     rows = [
-        [f"untrained, T = {at}", *(percent(found[name]) if name in found else "" for name in measures)]
+        [f"untrained, T = {at}", *(percent(found[name]) if name in found else "" for name in measures), ""]
         for at, found in untrained.items()
     ]
-    for method, ends in _real_ends(store).items():
+    try:
+        methods = _real_ends(store)
+    except Unfinished:
+        methods = {}
+    for method, ends in methods.items():
         shown = []
         for name in measures:
             if name in ("greedy", "pass@1"):
@@ -274,21 +280,23 @@ def real_table(store: Store) -> str:
                 shown.append(f"**{found.percent()}**" if found.low > best else found.percent())
             else:
                 shown.append(interval([one[name] for one in ends.values()]).percent())
-        rows.append([method, *shown])
-    return table(["", *measures], rows)
+        rows.append([method, *shown, str(len(ends))])
+    return table(["", *measures, "runs"], rows)
 
 
 def real_differences(store: Store) -> str:
     """Return a table of TOPR's default minus each other method on the pretrained model, paired by seed and problem."""
     rows, ends = [], _real_ends(store)
-    if TOPR not in ends:
-        raise Unfinished(f"{TOPR} has not been run")
     for method, others in ends.items():
         if method == TOPR:
             continue
         gaps = []
         for name in ("greedy", "pass@1"):
-            pairs = [(_by_problem(ends[TOPR][seed], name), _by_problem(others[seed], name)) for seed in others]
+            pairs = [
+                (_by_problem(ends[TOPR][seed], name), _by_problem(others[seed], name))
+                for seed in others
+                if seed in ends[TOPR]
+            ]
             gaps.append(marked(over_problems([np.subtract(*pair).tolist() for pair in pairs])))
         rows.append([method, *gaps])
     return table(["TOPR (default) minus", "greedy", "pass@1"], rows)
@@ -306,6 +314,24 @@ def real_strata(store: Store) -> str:
     return table(["", *columns], rows)
 
 
+def real_rates(store: Store) -> str:
+    """Return a table of greedy accuracy and pass@1 of the runs that choose a learning rate, by method and rate."""
+    experiment, found = real_model.experiment(REAL), {}
+    for cell, result in store.results(experiment.cells(store)):
+        if cell["seed"] == TUNING_SEED:
+            found[cell["method"], cell["learning_rate"]] = f"{percent(result['greedy'])}, {percent(result['pass@1'])}"
+    if not found:
+        raise Unfinished("no rates have been tried")
+    tried = sorted({rate for _, rate in found})
+    rows = []
+    for method in dict.fromkeys(method for method, _ in found):
+        best = experiment.best(store, method) or {}
+        shown = [found.get((method, rate), "") for rate in tried]
+        rows.append([method, *(f"**{text}**" if rate == best.get("learning_rate") else text
+                               for rate, text in zip(tried, shown, strict=True))])  # fmt: skip
+    return table(["", *(f"{rate:g}" for rate in tried)], rows)
+
+
 def _untrained(store: Store) -> dict[str, dict[str, Any]]:
     """Return the results of the untrained pretrained model by temperature."""
     found = store.get(real_model.untrained_cell(REAL))
@@ -315,10 +341,13 @@ def _untrained(store: Store) -> dict[str, dict[str, Any]]:
 
 
 def _real_ends(store: Store) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return the results by seed of each method that has all of them."""
+    """Return the results by seed of each method that has enough of them, once TOPR's default has."""
     experiment = real_model.experiment(REAL)
     ends = {method: experiment.ends(store, method, real_model.SCORE) for method in experiment.methods}
-    return {method: found for method, found in ends.items() if len(found) == len(experiment.seeds)}
+    enough = {method: found for method, found in ends.items() if len(found) >= real_model.FIRST}
+    if TOPR not in enough:
+        raise Unfinished(f"{TOPR} has not been run")
+    return enough
 
 
 def _by_problem(result: dict[str, Any], measure: str) -> list[float]:
