@@ -87,3 +87,11 @@ def test_a_run_and_its_continuation(setup, monkeypatch):
     monkeypatch.setattr(real_model, "_topr", lambda setup, *words, **_: commands.append(words[0]))
     assert work(cell, setup) == found
     assert not commands
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.trl])
+def test_trainers_of_trl_read_the_same_rows(method, setup):
+    found = work(experiment(setup.name, 8).cell(method, {"learning_rate": 1e-4}, 0), setup)
+    assert found["steps"] == 4
+    assert len(found["right_by_problem"]) == 6
