@@ -67,7 +67,7 @@ def logs(draw):
 @given(logs(), st.booleans())
 def test_records_of_other_systems(log, skips):
     name, records = log
-    fields = ["reward"] if name in ("messages", "openai") else None
+    fields = ["reward"] if FORMATS[name].rewards is None and "reward" in EXAMPLES[name] else None
     reader = RecordReader(ReadingArguments(format=name, reward_fields=fields, skip_unrewarded=skips), Path(__file__))
     lines = FORMATS[name].suffix == ".jsonl"
     with refused_by_name("log, line "):

@@ -172,7 +172,7 @@ def test_every_format_is_in_the_guide():
 
 def test_missing_fields_and_other_formats(tmp_path):
     source = lines(tmp_path / "list.jsonl", ["[1]\n"])
-    with pytest.raises(ValueError, match="JSON object, and is a list"):
+    with pytest.raises(ValueError, match="JSON object, and is a int"):
         imported(source, tmp_path / "rows")
     assert not (tmp_path / "rows" / "_manifest.json").exists()
     with pytest.raises(ValueError, match=r"format .* graded, .*, verl, not 'pickle'"):

@@ -13,6 +13,9 @@ from topr_trl.data.rows import LARGEST_REWARD, ROLLOUT, hash_prompts
 from topr_trl.data.sampler_logps import LOGPROBS_MODE, LOGPROBS_MODES, TEMPERATURE
 from topr_trl.data.trajectories import Rollouts
 from topr_trl.importing import FORMATS
+from topr_trl.importing.input_settings import InputArguments, as_chat, as_number, with_named_fields
+from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.recognition import format_of, messages_fields, recognize
 from topr_trl.importing.records import (
     Evaluated,
     Format,
@@ -20,6 +23,7 @@ from topr_trl.importing.records import (
     Record,
     Row,
     Unrewarded,
+    files_of,
     has_broken_call,
     parsed,
     read_records,
@@ -28,14 +32,9 @@ from topr_trl.settings.checks import check_choice, check_types, existing
 
 
 @dataclass
-class ReadingArguments:
+class ReadingArguments(InputArguments):
     """Settings for reading records of other systems."""
 
-    format: str = field(default="", metadata={"help": f"Format of the files: {', '.join(FORMATS)}. Required."})
-    reward_fields: list[str] | None = field(
-        default=None,
-        metadata={"help": "Fields to add up as the reward, such as info.score. Default: the format's reward."},
-    )
     rewards: str | None = field(
         default=None,
         metadata={"help": "File of rewards: one JSON object per line with id and reward. See --id_field."},
@@ -44,10 +43,10 @@ class ReadingArguments:
         default=None,
         metadata={"help": "Input file of a batch (OpenAI, vLLM), whose requests are matched by custom_id."},
     )
-    id_field: str = field(default="id", metadata={"help": "Field of a record that matches an id in --rewards."})
-    skip_unrewarded: bool = field(
-        default=False, metadata={"help": "Skip records without a reward. The summary counts and lists them."}
+    where: list[str] | None = field(
+        default=None, metadata={"help": "Read only records with these values, such as filter=strict-match."}
     )
+    id_field: str = field(default="id", metadata={"help": "Field of a record that matches an id in --rewards."})
     problem_field: str | None = field(
         default=None,
         metadata={"help": "Field with the id of the problem. Default: the format's field, or a hash of the prompt."},
@@ -72,22 +71,45 @@ class ReadingArguments:
 
     def __post_init__(self) -> None:
         check_types(self, ReadingArguments)
-        if not self.format:
-            raise ValueError(f"Name the format of the files with --format: {', '.join(FORMATS)}.")
-        check_choice(self, format=tuple(FORMATS))
-        if self.ignore_fields and FORMATS[self.format].optional is None:
-            raise ValueError(f"ignore_fields: records of format {self.format} may have any fields. Remove it.")
+        self.check_input()
+        self.where_values  # noqa: B018  # raises for a wrong pair
+        if self.format is not None:
+            self.check_format(self.format)
         if self.temperature is not None and not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature must be above 0, not {self.temperature}.")
         if self.logprobs_mode is not None:
             check_choice(self, logprobs_mode=LOGPROBS_MODES)
-        if self.rollout_field is not None and ROLLOUT in FORMATS[self.format].columns:
-            raise ValueError(f"rollout_field: a record of format {self.format} is a whole run. Remove it.")
         for name in ("rewards", "requests"):
             if getattr(self, name) is not None:
                 existing(getattr(self, name), f"--{name}")
         if self.rewards is not None and self.reward_fields:
             raise ValueError("rewards and reward_fields both set the reward of a record. Keep one of them.")
+
+    def check_format(self, name: str) -> None:
+        """Check that the settings fit a format.
+
+        Args:
+            name (`str`): Name of the format.
+
+        Raises:
+            ValueError: a setting has no effect with this format.
+        """
+        if self.ignore_fields and FORMATS[name].optional is None:
+            raise ValueError(f"ignore_fields: records of format {name} may have any fields. Remove it.")
+        if self.rollout_field is not None and ROLLOUT in FORMATS[name].columns:
+            raise ValueError(f"rollout_field: a record of format {name} is a whole run. Remove it.")
+
+    @property
+    def where_values(self) -> dict[str, str]:
+        """Return the values that fields must have, by the name of the field.
+
+        Raises:
+            ValueError: a pair is not of the form field=value.
+        """
+        pairs = [pair.partition("=") for pair in self.where or ()]
+        if wrong := [name for name, is_pair, _ in pairs if not (name and is_pair)]:
+            raise ValueError(f"where must be pairs such as filter=strict-match, not {wrong[0]!r}.")
+        return {name: value for name, _, value in pairs}
 
 
 class Part(NamedTuple):
@@ -112,6 +134,20 @@ def short_place(place: str, source: Path) -> str:
         source (`Path`): Folder or file that is imported.
     """
     return place.removeprefix(f"{source if source.is_dir() else source.parent}{os.sep}")
+
+
+def recognize_source(args: InputArguments, source: Path) -> str:
+    """Return the format of a file or folder, from the settings or from its first records.
+
+    Args:
+        args (`InputArguments`): Settings.
+        source (`Path`): Folder or file that is imported.
+    """
+    if args.messages_field:
+        return "messages"
+    if args.prompt_field and args.completion_field:
+        return "table"
+    return recognize(files_of(source, ""))
 
 
 @dataclass
@@ -148,7 +184,12 @@ class RecordReader:
 
     def __init__(self, args: ReadingArguments, source: Path) -> None:
         self.args, self.source = args, source
-        self.format: Format = FORMATS[args.format]
+        self.name: str = args.format or recognize_source(args, source)
+        args.check_format(self.name)
+        self.format: Format = FORMATS[self.name]
+        self.chat = self.format.chat if args.chat is None else args.chat
+        self.labels, self.where = args.labels, args.where_values
+        self.same: Any = None  # value of the field that must be the same in all records
         self.rewards = _read_by_id(args.rewards, "id", "reward")
         self.requests = _read_by_id(args.requests, "custom_id", "body")
         self.runs: dict[str, _Run] = {}
@@ -171,10 +212,10 @@ class RecordReader:
         Raises:
             ValueError: a record does not match the format, or a run has two rewards.
         """
-        for place, raw in records:
-            if (record := parsed(raw)) is None:
+        for place, record in self._split(records):
+            if record is None or self._is_other(record):
                 continue
-            with self._errors_with(place), suppress(Evaluated):
+            with self._errors_with(place, record), suppress(Evaluated):
                 record = self._check_fields(record)
                 name = self._run_name(record)
                 run = self.runs.setdefault(name, _Run())
@@ -198,19 +239,20 @@ class RecordReader:
         Raises:
             ValueError: a record does not match the format, or has no reward.
         """
-        part = Part([], [], {"broken": [], "calls": [], "empty": [], "evaluated": [], "unrewarded": []})
+        part = Part([], [], {name: [] for name in ("broken", "calls", "empty", "evaluated", "unrewarded", "where")})
 
         def leave_out(why: str) -> None:
             part.left_out[why].append(short_place(place, self.source))
 
-        for place, raw in records:
-            if (record := parsed(raw)) is None:
-                if isinstance(raw, bytes) and raw.strip() == b"[":
-                    raise ValueError(f"{place}: a JSON array starts here. Write one record per line instead.")
+        for place, record in self._split(records):
+            if record is None:
                 leave_out("broken")
                 continue
+            if self._is_other(record):
+                leave_out("where")
+                continue
             try:
-                with self._errors_with(place):
+                with self._errors_with(place, record):
                     rows = self._rows(self._check_fields(record))
             except Unrewarded as error:
                 if not self.args.skip_unrewarded:
@@ -229,28 +271,75 @@ class RecordReader:
                 leave_out("empty")
         return part
 
+    def _split(self, records: Iterable[tuple[str, bytes | Record]]) -> Iterator[tuple[str, Any]]:
+        """Yield the place and the content of each record, split as the format does. A broken line is None."""
+        split = self.format.records
+        for place, raw in records:
+            record = parsed(raw)
+            if split is None or not isinstance(record, dict):
+                yield place, record
+                continue
+            with self._errors_with(place, record):
+                inner = list(split(record))
+            if len(inner) == 1:
+                yield place, inner[0]
+            else:
+                yield from ((f"{place}, part {n}", each) for n, each in enumerate(inner, 1))
+
+    def _is_other(self, record: Any) -> bool:
+        """Return whether a record has another value than `where` asks for."""
+        return isinstance(record, dict) and any(str(record.get(name)) != value for name, value in self.where.items())
+
     @contextmanager
-    def _errors_with(self, place: str) -> Iterator[None]:
-        """Turn an error in a record into a ValueError with the place of the record."""
+    def _errors_with(self, place: str, record: Any) -> Iterator[None]:
+        """Turn an error in a record into a ValueError with its place, and the format that it looks like."""
         try:
             yield
         except Unrewarded:
             raise
         except NotOfFormat as error:
-            raise ValueError(f"{place}: {error}.") from None
+            raise ValueError(f"{place}: {error}.{self._hint(record)}") from None
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            raise ValueError(
-                f"{place}: the record is malformed ({type(error).__name__}: {error}). The format {self.args.format} is "
-                f"defined by {self.format.source}."
-            ) from error
+            hint = self._hint(record) or f" The format {self.name} is defined by {self.format.source}."
+            raise ValueError(f"{place}: the record is malformed ({type(error).__name__}: {error}).{hint}") from error
+
+    def _hint(self, record: Any) -> str:
+        """Return a sentence that names another format, if a record looks like one. Otherwise, return ""."""
+        likely = format_of(record)
+        if likely in (None, self.name):
+            return ""
+        return (
+            f" It does not look like {self.name}. It looks like {likely}: use --format {likely}, or leave --format out."
+        )
 
     def _check_fields(self, record: Any) -> Record:
         args = self.args
-        named = [*(args.reward_fields or ()), args.problem_field or "", args.rollout_field or ""]
+        named = [*(args.reward_fields or ()), args.problem_field or "", args.rollout_field or "", *self.where]
+        if isinstance(record, dict):
+            record = self._with_names_of_format(record)
         self.format.check(record, [*(args.ignore_fields or ()), *(name.partition(".")[0] for name in named)])
         if self.requests is None:
             return record
         return {**record, "request": _value_by_id(self.requests, record, "custom_id", "--requests", NotOfFormat)}
+
+    def _with_names_of_format(self, record: Record) -> Record:
+        """Return a record whose fields have the names of the format, and check the field that must be the same."""
+        record = with_named_fields(record, self.args)
+        if self.name == "messages" and (self.args.messages_field or "messages" not in record):
+            fields = [self.args.messages_field] if self.args.messages_field else messages_fields(record)
+            if len(fields) > 1:
+                raise NotOfFormat(f"{', '.join(fields)} may all hold its messages: name one with --messages_field")
+            for name in fields:
+                record = {**record, "messages": parsed_json(_field_value(record, name, NotOfFormat))}
+        if (same := self.format.same) is not None:
+            value = record.get(same)
+            if self.same not in (None, value):
+                raise NotOfFormat(
+                    f"its {same} is {value}, and an earlier record has {self.same}: both have the same completions. "
+                    f"Choose one with --where {same}={self.same}"
+                )
+            self.same = value
+        return record
 
     def _usable_rows(self, record: Record) -> list[Row | None]:
         """Return the rows of a record, with None for an empty completion. Return [] if all are empty."""
@@ -271,6 +360,8 @@ class RecordReader:
                 row["problem_id"] = problem if self.args.problem_field else row.get("problem_id") or problem
         if "reward" in self.columns:
             _check_rewards(rows)
+        if self.chat:
+            rows = [as_chat(row) for row in rows]
         for row in rows:
             if row.get("prompt") is None and not row.get("prompt_ids"):
                 raise NotOfFormat("its prompt is null: fill it in, or remove the record")
@@ -321,7 +412,8 @@ class RecordReader:
             which = f"{', '.join(values)} may all be" if values else "no number can be"
             raise NotOfFormat(f"{which} the reward: name the fields to add up with --reward_fields")
         # A reward function can return None for a completion that another function rewards.
-        known = {name: value for name, value in values.items() if value is not None}
+        numbers_by_name = {name: as_number(name, value, self.labels) for name, value in values.items()}
+        known = {name: value for name, value in numbers_by_name.items() if value is not None}
         if not known:
             raise Unrewarded(f"its reward is null ({', '.join(values)})")
         by_rollout = {name: value if isinstance(value, list) else [value] for name, value in known.items()}

@@ -4,6 +4,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 from topr_trl.data.messages import plain_content
 from topr_trl.data.sampler_logps import LOGPROBS_MODE, SAMPLING
 from topr_trl.data.tables import rows_of, unreadable
+from topr_trl.importing import csv_tables, eval_archives, json_documents
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -59,7 +61,7 @@ class Format:
 
     Attributes:
         source (`str`): Project, version and file that write the format. `required` and `optional` come from there.
-        suffix (`str`): Suffix of the files.
+        suffix (`str`): Suffix of the files: `.jsonl` for JSON in any layout, or `""` for any kind of file.
         rows (`Callable`): Function that converts a record to rows, which may have a `reward`. It returns None for an
             empty completion.
         rewards (`Callable`, *optional*): Function that returns the numbers of a record that can be its reward, by name.
@@ -71,6 +73,10 @@ class Format:
         loses (`str`): Information that the files lack, and the consequences, for the user.
         without_repeats (`Callable`): Function that removes files whose records are also in other files. The files are
             sorted by name.
+        records (`Callable`): Function that splits what a file holds into records, for instance a document into its
+            samples.
+        same (`str`, *optional*): Field that must be the same in all records of an import.
+        chat (`bool`, defaults to `False`): Whether text is what a user and a chat model said.
     """
 
     source: str
@@ -82,6 +88,9 @@ class Format:
     optional: frozenset[str] | None = frozenset()
     loses: str = ""
     without_repeats: Callable[[list[Path]], list[Path]] = list
+    records: Callable[[Record], Iterable[Record]] | None = None
+    same: str | None = None
+    chat: bool = False
 
     def __post_init__(self) -> None:
         assert set(self.columns) <= set(COLUMNS), f"{set(self.columns) - set(COLUMNS)} are no columns of rows"
@@ -121,7 +130,9 @@ def files_of(path: Path, suffix: str) -> list[Path]:
     """
     if path.is_file():
         return [path]
-    found, *others = (_files_in(path, kind) for kind in (suffix, *({".jsonl", ".parquet"} - {suffix})))
+    known = _LIKE.get(suffix, (suffix,)) if suffix else SUFFIXES
+    suffix = next((kind for kind in known if _files_in(path, kind)), suffix or "JSON, CSV or parquet")
+    found, *others = (_files_in(path, kind) for kind in (suffix, *sorted(set(_OWN_FORMAT) - {suffix})))
     kinds = {_uncompressed(files[0]).suffix for files in others if files}
     if not found:
         kinds = {_uncompressed(file).suffix for file in path.rglob("*") if file.is_file()} - {""}
@@ -134,10 +145,21 @@ def files_of(path: Path, suffix: str) -> list[Path]:
     return found
 
 
+SUFFIXES = (".jsonl", ".parquet", ".eval", ".csv", ".tsv", ".ndjson", ".traj", ".json")
+_OWN_FORMAT = (".jsonl", ".parquet", ".csv", ".tsv", ".eval")  # A folder must hold files of one of these suffixes only.
+# Suffixes to look for, by the suffix of the format. The first one counts, because `.json` files may describe a run.
+_LIKE = {".jsonl": (".jsonl", ".ndjson", ".traj", ".json"), ".eval": (".eval", ".json")}
+
+
 def _files_in(folder: Path, suffix: str) -> list[Path]:
     """Return the files with a suffix, compressed or not, sorted by name."""
     found = (file for end in ("", *_COMPRESSED) for file in folder.rglob(f"*{suffix}{end}"))
-    return sorted(found, key=lambda file: (_uncompressed(file), file))
+    return sorted(found, key=_by_name)
+
+
+def _by_name(file: Path) -> tuple[Path, Path]:
+    """Return the key that sorts a file and its compressed copy next to each other."""
+    return _uncompressed(file), file
 
 
 def _uncompressed(file: Path) -> Path:
@@ -147,7 +169,31 @@ def _uncompressed(file: Path) -> Path:
 
 def count_records(files: Sequence[Path]) -> list[int]:
     """Return the number of records (lines or rows) in each file."""
-    return [rows_of(path) if path.suffix == ".parquet" else sum(1 for _ in _read_lines(path)) for path in files]
+    return [_count(path) for path in files]
+
+
+def _count(path: Path) -> int:
+    kind = _uncompressed(path).suffix
+    if kind == ".parquet":
+        return rows_of(path)
+    if kind == eval_archives.SUFFIX:
+        return eval_archives.count_samples(path)
+    if kind in csv_tables.SUFFIXES:
+        return csv_tables.count_rows(path)
+    with _readable(path):
+        by_lines = json_documents.is_by_lines(path)
+    return sum(1 for _ in (_read_lines(path) if by_lines else json_documents.read_documents(path)))
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Add the name of a file to errors of reading it, for instance of decompression."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -173,6 +219,18 @@ def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
     if path.suffix == ".parquet":
         rows = (row for batch in pq.ParquetFile(path).iter_batches(1_024) for row in batch.to_pylist())
         yield from ((f"{path}, row {n}", row) for n, row in enumerate(rows))
+        return
+    kind = _uncompressed(path).suffix
+    if kind == eval_archives.SUFFIX:
+        yield from ((f"{path}, {name}", sample) for name, sample in eval_archives.read_samples(path))
+        return
+    if kind in csv_tables.SUFFIXES:  # The header is row 1, as in a spreadsheet.
+        yield from ((f"{path}, row {n}", row) for n, row in enumerate(csv_tables.read_table(path), 2))
+        return
+    with _readable(path):
+        by_lines = json_documents.is_by_lines(path)
+    if not by_lines:
+        yield from ((f"{path}, record {n}", item) for n, item in enumerate(json_documents.read_documents(path), 1))
         return
     yield from ((f"{path}, line {n}", line) for n, line in _read_lines(path))
 

@@ -23,13 +23,18 @@ def rows(record: Record) -> list[Row]:
     turns = record.get("trajectory") or []
     if not turns or not all(turn.get("tokens") for turn in turns):
         return [{**shared, "prompt": prompt, "completion": completion}]
-    parts = _parts([turn["tokens"] for turn in turns])
+    parts = join_turns([turn["tokens"] for turn in turns])
     rollout = str(turns[0]["trajectory_id"]) if len(parts) > 1 else None
     return [{**shared, "prompt": prompt, "completion": completion, "rollout_id": rollout, **part} for part in parts]
 
 
-def _parts(turns: list[dict[str, Any]]) -> list[Row]:
-    """Return the token columns of each part of a rollout."""
+def join_turns(turns: list[dict[str, Any]]) -> list[Row]:
+    """Return the token columns of each part of a rollout.
+
+    Args:
+        turns (`list[dict]`): Tokens of each turn: `prompt_ids`, `completion_ids`, `completion_mask` and
+            `completion_logprobs`.
+    """
     parts: list[Row] = []
     for turn in turns:
         ids, mask, logps = (turn[f"completion_{name}"] for name in ("ids", "mask", "logprobs"))

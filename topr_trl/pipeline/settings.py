@@ -14,6 +14,7 @@ from trl import ModelConfig
 from topr_trl.data.tables import TABLE_SUFFIXES
 from topr_trl.generation.settings import SamplingArguments
 from topr_trl.generation.vllm import VLLMArguments
+from topr_trl.importing.input_settings import InputArguments
 from topr_trl.settings.checks import check_at_least, check_choice, check_types, existing
 from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.settings.shared import CurationArguments
@@ -249,7 +250,7 @@ class RunArguments(SamplingArguments, LaunchArguments, OfflineTOPRConfig, ModelC
 
 
 @dataclass
-class IterateArguments(ProblemArguments, RunArguments):
+class IterateArguments(ProblemArguments, InputArguments, RunArguments):
     """Settings of `topr iterate`: the settings of its stages, and how to run them."""
 
     output_dir: str | None = field(default="topr-run", metadata={"help": "Folder to write."})
@@ -284,7 +285,7 @@ class IterateArguments(ProblemArguments, RunArguments):
 
 
 @dataclass
-class TrialArguments(FolderArguments, RunArguments):
+class TrialArguments(FolderArguments, InputArguments, RunArguments):
     """Settings of `topr trial`: the settings of its stages, and the size of the trial."""
 
     input: str | None = field(default=None, metadata={"help": "Folder or file of rows with rewards."})

@@ -12,6 +12,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from trl import ModelConfig, get_peft_config
 
 from topr_trl.data.tables import atomic_write, read_table, shards_of
+from topr_trl.importing.input_settings import InputArguments
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.lineage import ADAPTER, lineage, older_weights, weights_of
 from topr_trl.pipeline.manifest import Json
@@ -32,7 +33,7 @@ RATIO = ("preset", "a_pos", "b_pos", "a_neg", "b_neg", "ratio_level", "log_mu")
 
 
 @dataclass
-class TrainArguments(FolderArguments, OfflineTOPRConfig, ModelConfig):
+class TrainArguments(FolderArguments, InputArguments, OfflineTOPRConfig, ModelConfig):
     """Settings of `topr train`. `topr log-mu` uses a subset of them."""
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder to write the model to."})

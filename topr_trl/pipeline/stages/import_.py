@@ -68,7 +68,7 @@ class Import(Stage[ImportArguments]):
         conversational: bool | None = None  # whether prompts are messages, as in the first row; None before it is read
         waiting: list[tuple[Path, Part]] = []  # shards to write once `conversational` is known
         for k, records in enumerate(
-            tqdm(_records_by_shard(files), total=shards, desc=f"Importing {args.format}", unit="shard")
+            tqdm(_records_by_shard(files), total=shards, desc=f"Importing {reader.name}", unit="shard")
         ):
             path = shard_path(self.folder, k, shards)
             if conversational is not None and path.is_file():
@@ -115,6 +115,7 @@ _LEFT_OUT = {
         "record comes from an evaluation and is left out",
         "records come from evaluations and are left out",
     ),
+    "where": ("record does not match --where and is left out", "records do not match --where and are left out"),
     "repeated": ("file repeats the one before it and is left out", "files repeat those before them and are left out"),
 }
 
@@ -123,7 +124,11 @@ def _describe(done: Json) -> str:
     """Return a description of the rows and of the skipped records, one sentence per line."""
     rows, rollouts, problems = done["rows"], done["rollouts"], done["problems"]
     has = [f"{name}{'' if n == rows else f' in {n:,}'}" for name, n in done["filled"].items() if n]
-    lines = [f"Format: {done['format']}. Rows have {', '.join(has)}."]
+    title = f"Recognized as {recognized}" if (recognized := done.get("recognized")) else "Format"
+    lines = [f"{title}: {done['format']}. Rows have {', '.join(has)}."]
+    if done.get("chat"):
+        lines.append("Text became chat messages, so the chat template of the model applies. For plain text, set --chat "
+                     "false.")  # fmt: skip
     if done["lacking"]:
         lines.append(f"Not in these files: {', '.join(done['lacking'])}.")
     runs = f"{rollouts:,} runs" if rollouts < rows else f"{rows:,} row{'s' * (rows != 1)}"
@@ -182,6 +187,8 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
             left_out.setdefault(kind, []).extend(places)
     return rows, {
         "format": reader.format.source,
+        "recognized": None if reader.args.format else reader.name,
+        "chat": reader.chat,
         "problems": len(problems),
         "rollouts": len(runs) + rows - filled[ROLLOUT],
         "filled": dict(filled),

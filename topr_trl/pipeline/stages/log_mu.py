@@ -6,6 +6,7 @@ from accelerate import PartialState
 from trl import ModelConfig
 
 from topr_trl.data.tables import rows_of, set_column, shards_of
+from topr_trl.importing.input_settings import InputArguments
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import FolderArguments, field_names
@@ -44,7 +45,9 @@ class ComputeLogMu(Stage[TrainArguments]):
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
         """Return the settings of `topr train` that affect log μ."""
-        own = field_names(FolderArguments, ModelConfig, LossArguments, without=("length_normalization",))
+        own = field_names(
+            FolderArguments, InputArguments, ModelConfig, LossArguments, without=("length_normalization",)
+        )
         return (*own, *(name for name in _TRAINER_SETTINGS if name in field_names(TrainArguments)))
 
     def inputs(self) -> Json:
