@@ -55,7 +55,7 @@ def read_documents(path: Path) -> Iterator[Any]:
     """
     decoder, text, place, in_array, done = json.JSONDecoder(), "", 0, False, 0
     with pa.input_stream(path) as raw:
-        file = _TextReader(raw)
+        file = _TextReader(raw, path)
         text = file.read(_CHUNK).lstrip("\ufeff" + _SPACE)
         in_array = text[:1] == "["
         place = int(in_array)
@@ -82,8 +82,8 @@ def read_documents(path: Path) -> Iterator[Any]:
 class _TextReader:
     """Reader of UTF-8 text from a stream of bytes, which may be cut inside a character."""
 
-    def __init__(self, raw: Any) -> None:
-        self.raw, self.rest = raw, b""
+    def __init__(self, raw: Any, path: Path) -> None:
+        self.raw, self.path, self.rest = raw, path, b""
 
     def read(self, size: int) -> str:
         """Return about `size` characters, or `""` at the end."""
@@ -94,8 +94,11 @@ class _TextReader:
             text, self.rest = data.decode("utf-8"), b""
         except UnicodeDecodeError as error:
             if error.reason != "unexpected end of data" or len(data) - error.start > 3:
-                raise ValueError(f"it is not UTF-8 ({error})") from None
+                raise self._not_utf8(error) from None
             text, self.rest = data[: error.start].decode("utf-8"), data[error.start :]
             if not text:
-                raise ValueError(f"it is not UTF-8 ({error})") from None
+                raise self._not_utf8(error) from None
         return text
+
+    def _not_utf8(self, error: UnicodeDecodeError) -> ValueError:
+        return ValueError(f"{self.path} is not UTF-8 ({error.reason}). Save it as UTF-8.")

@@ -182,7 +182,7 @@ def _count(path: Path) -> int:
         return csv_tables.count_rows(path)
     with _readable(path):
         by_lines = json_documents.is_by_lines(path)
-    return sum(1 for _ in (_read_lines(path) if by_lines else json_documents.read_documents(path)))
+        return sum(1 for _ in (_read_lines(path) if by_lines else json_documents.read_documents(path)))
 
 
 @contextmanager
@@ -192,7 +192,7 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise
-    except OSError as error:
+    except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from error
 
 
@@ -217,8 +217,9 @@ def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
         path (`Path`): File of records.
     """
     if path.suffix == ".parquet":
-        rows = (row for batch in pq.ParquetFile(path).iter_batches(1_024) for row in batch.to_pylist())
-        yield from ((f"{path}, row {n}", row) for n, row in enumerate(rows))
+        with _readable(path):
+            rows = (row for batch in pq.ParquetFile(path).iter_batches(1_024) for row in batch.to_pylist())
+            yield from ((f"{path}, row {n}", row) for n, row in enumerate(rows))
         return
     kind = _uncompressed(path).suffix
     if kind == eval_archives.SUFFIX:
@@ -228,11 +229,10 @@ def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
         yield from ((f"{path}, row {n}", row) for n, row in enumerate(csv_tables.read_table(path), 2))
         return
     with _readable(path):
-        by_lines = json_documents.is_by_lines(path)
-    if not by_lines:
-        yield from ((f"{path}, record {n}", item) for n, item in enumerate(json_documents.read_documents(path), 1))
-        return
-    yield from ((f"{path}, line {n}", line) for n, line in _read_lines(path))
+        if json_documents.is_by_lines(path):
+            yield from ((f"{path}, line {n}", line) for n, line in _read_lines(path))
+        else:
+            yield from ((f"{path}, record {n}", item) for n, item in enumerate(json_documents.read_documents(path), 1))
 
 
 def parsed(raw: bytes | Record) -> Any:
