@@ -104,7 +104,7 @@ def test_a_long_table_is_read_in_parts(tmp_path, monkeypatch):
     ("content", "given", "words"),
     [
         (ROWS.replace("up", "sideways"), (), r"a\.csv, row 2: thumbs is 'sideways'.*--label_values"),
-        (ROWS, ("--label_values", "up=1"), r"row 3: thumbs is 'down', which --label_values does not map"),
+        (ROWS, ("--label_values", "up=1"), r"row 3: thumbs is 'down', which --label_values does not have"),
         (ROWS, ("--label_values", "up:1"), r"label_values must be pairs such as up=1 down=0, not 'up:1'"),
         ("question,query,response,score\na,b,c,1\n", (), "question, query may all hold the prompt.*--prompt_field"),
         ("question,response,score,rating\na,b,1,1\n", (), "score, rating may all be the reward.*--reward_fields"),
@@ -116,7 +116,7 @@ def test_a_long_table_is_read_in_parts(tmp_path, monkeypatch):
         ("question,question,response\na,b,c\n", (), "two columns of the name 'question'"),
         ('prompt,response,score\n"[{\'role\': \'user\'}]",b,1\n', (), "its prompt looks like messages.*not valid JSON"),
         ("a,b\n1,2\n", (), "not recognized: its records have a, b.*--prompt_field.*--completion_field"),
-        (ROWS, ("--format", "messages"), "not look like messages.*looks like table: use --format table"),
+        (ROWS, ("--format", "messages"), "looks like table .*Use --format table.*As messages, it is refused: it lacks"),
         (ROWS, ("--prompt_field", "asked", "--completion_field", "response"), "it has no column asked"),
     ],
 )  # fmt: skip

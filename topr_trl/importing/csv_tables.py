@@ -43,11 +43,13 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
         with csv.open_csv(path, **options) as reader:
             yield from reader
     except (pa.ArrowException, OSError) as error:
-        why = " ".join(str(error).split())
-        remedy = "Save it as UTF-8 (in Excel: CSV UTF-8)" if "UTF8" in why else "Save it again as CSV or TSV"
-        raise ValueError(
-            f"{path} cannot be read as a table: {why}. {remedy}, or write one JSON object per line."
-        ) from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: BaseException) -> ValueError:
+    why = " ".join(str(error).split()).rstrip(".")
+    remedy = "Save it as UTF-8 (in Excel: CSV UTF-8)" if "UTF8" in why else "Fix this row"
+    return ValueError(f"{path} cannot be read as a table: {why}. {remedy}, or write one JSON object per line.")
 
 
 def _header(path: Path) -> tuple[list[str], str]:

@@ -116,8 +116,8 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
     try:
         return float(text)
     except ValueError:
-        mapped = "which --label_values does not map" if labels else "and a reward must be a finite number"
-        raise NotOfFormat(f"{name} is {text[:40]!r}, {mapped}: add {text[:20]}=1, say, to --label_values") from None
+        why = "which --label_values does not have" if labels else "and a reward must be a finite number"
+        raise NotOfFormat(f"{name} is {text[:40]!r}, {why}. Give labels numbers: --label_values up=1 down=0") from None
 
 
 def with_named_fields(record: Record, args: InputArguments) -> Record:

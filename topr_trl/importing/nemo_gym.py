@@ -41,7 +41,7 @@ def _count_turns(completion: list[Row]) -> int:
 
 
 FORMAT = Format(
-    source="NeMo-Gym (nemo_gym/rollout_collection.py at 00536e7, nemo_gym/openai_utils.py at 009d2fe)",
+    source="NeMo-Gym, with the Responses API (nemo_gym/rollout_collection.py at 00536e7, openai_utils.py at 009d2fe)",
     suffix=".jsonl",
     rows=rows,
     rewards=lambda record: {"reward": record["reward"]},

@@ -7,8 +7,8 @@ from typing import Any
 
 from topr_trl.importing.records import Format, NotOfFormat, Record, Row, finish_reason, text_or_messages
 
-PROMPTS = ("prompt", "question", "instruction", "input", "query", "user", "user_message", "user_input", "human",
-           "problem", "request", "message")  # fmt: skip
+PROMPTS = ("prompt", "question", "instruction", "input", "query", "user_message", "user_input", "human", "problem",
+           "message")  # fmt: skip
 COMPLETIONS = ("completion", "response", "answer", "output", "assistant", "assistant_message", "bot", "bot_response",
                "model_output", "reply", "generation", "ai_response")  # fmt: skip
 REWARDS = ("reward", "score", "rating", "label", "feedback", "thumbs", "thumb", "vote", "stars", "user_rating",
@@ -44,7 +44,7 @@ def normalized(name: Any) -> str:
 
 def has_columns(record: Mapping[str, Any]) -> bool:
     """Return whether a record has a column for a prompt, and another one for a completion."""
-    names = {normalized(name) for name in record}
+    names = {normalized(name) for name, value in record.items() if not isinstance(value, Mapping)}
     return bool(names & set(PROMPTS) and names & set(COMPLETIONS))
 
 

@@ -298,18 +298,21 @@ class RecordReader:
         except Unrewarded:
             raise
         except NotOfFormat as error:
-            raise ValueError(f"{place}: {error}.{self._hint(record)}") from None
+            raise ValueError(f"{place}: {self._hint(record)}{error}.") from None
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            hint = self._hint(record) or f" The format {self.name} is defined by {self.format.source}."
-            raise ValueError(f"{place}: the record is malformed ({type(error).__name__}: {error}).{hint}") from error
+            raise ValueError(
+                f"{place}: {self._hint(record)}the record is malformed ({type(error).__name__}: {error}). The format "
+                f"{self.name} is defined by {self.format.source}."
+            ) from error
 
     def _hint(self, record: Any) -> str:
-        """Return a sentence that names another format, if a record looks like one. Otherwise, return ""."""
+        """Return the start of a message that names another format, if a record looks like one. Otherwise, return ""."""
         likely = format_of(record)
         if likely in (None, self.name):
             return ""
         return (
-            f" It does not look like {self.name}. It looks like {likely}: use --format {likely}, or leave --format out."
+            f"it looks like {likely} ({FORMATS[likely].source}). Use --format {likely}, or leave --format out. As "
+            f"{self.name}, it is refused: "
         )
 
     def _check_fields(self, record: Any) -> Record:
