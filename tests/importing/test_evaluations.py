@@ -93,6 +93,16 @@ def test_logs_of_inspect_that_are_damaged_or_unusual(tmp_path):
         archive.writestr("header.json", "{}")
     with pytest.raises(ValueError, match=r"b\.eval, samples/1_epoch_1\.json: a\.x, a\.y may all be the reward"):
         imported(tmp_path, tmp_path / "b.eval")
+    with zipfile.ZipFile(tmp_path / "c.eval", "w") as archive:
+        archive.writestr("samples/1_epoch_1/sample.json", "{}")
+        archive.writestr("header.json", "{}")
+    with pytest.raises(ValueError, match=r"c\.eval .*samples are in chunks.*inspect log convert"):
+        imported(tmp_path, tmp_path / "c.eval")
+    failed = {**sample["messages"][5], "error": {"type": "timeout", "message": "too slow"}}
+    graded = [*sample["events"], {"event": "model", "tools": []}]
+    changed = {**sample, "messages": [*sample["messages"][:5], failed, *sample["messages"][6:]], "events": graded}
+    (row,) = inspect_logs.rows(changed)
+    assert (row["completion"][1]["content"], "legs" in row["tools"]) == ("Error: too slow", True)
     assert inspect_logs.rows({**sample, "error": {"message": "timeout"}}) == []
     attached = {**sample, "messages": [{"role": "user", "content": "attachment://abc"}, *sample["messages"][4:]]}
     with pytest.raises(NotOfFormat, match="no attachment abc"):

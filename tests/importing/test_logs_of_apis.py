@@ -165,5 +165,7 @@ def test_conversations_of_sharegpt():
     assert turns(row["completion"]) == [("assistant", None, None, [{"name": "legs", "arguments": "{}"}]),
                                         ("tool", "FOUR", None, []), ("assistant", "12", None, [])]  # fmt: skip
     assert sharegpt.rows({"conversations": [{"from": "human", "value": "a"}]}) == []
+    with pytest.raises(NotOfFormat, match="it has images"):
+        sharegpt.rows({"conversations": [], "images": ["a.png"]})
     with pytest.raises(NotOfFormat, match="a turn is from 'narrator'; known are system, human"):
         sharegpt.rows({"conversations": [{"from": "narrator", "value": "a"}]})

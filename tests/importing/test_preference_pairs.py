@@ -7,6 +7,7 @@ from topr_trl.importing.records import NotOfFormat
 
 ASKED, RIGHT, WRONG = ({"role": role, "content": text} for role, text in (("user", "3 + 4?"), ("assistant", "7"),
                                                                              ("assistant", "8")))  # fmt: skip
+SYSTEM = {"role": "system", "content": "Add."}
 EARLIER = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 
 
@@ -30,6 +31,9 @@ USER, ANSWERS = ("user", "3 + 4?"), [([("assistant", "7")], 1.0), ([("assistant"
         ({"prompt": "3 + 4?", "chosen": [RIGHT], "rejected": [WRONG]}, [USER]),
         ({"question": "3 + 4?", "chosen": "7", "rejected": "8"}, [USER]),
         ({"system": "Add.", "question": "3 + 4?", "chosen": "7", "rejected": "8"}, [("system", "Add."), USER]),
+        ({"prompt": [SYSTEM, ASKED], "chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]},
+         [("system", "Add."), USER]),
+        ({"instruction": "3 + 4?", "input": "", "chosen": "7", "rejected": "8"}, [USER]),
         ({"chosen": [*EARLIER, ASKED, RIGHT], "rejected": [*EARLIER, ASKED, WRONG]},
          [("user", "Hi"), ("assistant", "Hello"), USER]),
     ],
@@ -76,6 +80,15 @@ def test_pairs_that_teach_nothing_are_no_rows(record):
         ({"chosen": "7", "rejected": [WRONG], "prompt": "a"}, "one of chosen and rejected is text"),
         ({"chosen": [RIGHT], "rejected": [WRONG]}, "there is no prompt"),
         ({"chosen": [ASKED, RIGHT], "rejected": [EARLIER[0], WRONG]}, "do not start with the same messages"),
+        ({"prompt": "9?", "chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]}, "prompt is not that of the messages"),
+        (
+            {"instruction": "a", "input": "b", "chosen": "7", "rejected": "8"},
+            "instruction, input may all hold the prompt",
+        ),
+        (
+            {"question": [{"role": "human", "content": "a"}], "chosen": "7", "rejected": "8"},
+            "the role 'human'; known are",
+        ),
         ({"chosen": 3, "rejected": {"a": 1}}, "rejected is .* must be text or messages"),
     ],
 )

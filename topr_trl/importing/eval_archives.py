@@ -29,10 +29,7 @@ def read_samples(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 sample = json.loads(_content(archive, member))
                 yield member.filename, {**sample, "eval": header.get("eval"), "plan": header.get("plan")}
     except (zipfile.BadZipFile, pa.ArrowException, OSError, json.JSONDecodeError, UnicodeError, struct.error) as error:
-        raise ValueError(
-            f"{path} cannot be read as a log of inspect_ai: {error}. Copy it again, or write JSON with `inspect log "
-            "convert --to json`."
-        ) from None
+        raise _unreadable(path, error) from None
 
 
 def count_samples(path: Path) -> int:
@@ -41,11 +38,20 @@ def count_samples(path: Path) -> int:
         with zipfile.ZipFile(path) as archive:
             return len(_members(archive))
     except (zipfile.BadZipFile, OSError) as error:
-        raise ValueError(f"{path} cannot be read as a log of inspect_ai: {error}. Copy it again.") from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: BaseException) -> ValueError:
+    return ValueError(
+        f"{path} cannot be read as a log of inspect_ai: {error}. Copy it again, or write JSON with `inspect log "
+        "convert --to json`."
+    )
 
 
 def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     found = [each for each in archive.infolist() if each.filename.startswith("samples/")]
+    if any(each.filename.endswith("/sample.json") for each in found):
+        raise zipfile.BadZipFile("its samples are in chunks")
     return [each for each in found if each.filename.endswith(".json")]
 
 

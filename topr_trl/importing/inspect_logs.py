@@ -86,7 +86,7 @@ def _message(given: Record) -> Row:
         more = {"tool_call_id": given.get("tool_call_id")}
         content = given["content"]
         if given["role"] == "tool" and given.get("error"):
-            content = (given["error"] or {}).get("message") or content
+            content = f"Error: {given['error']['message']}"  # as providers with OpenAI's API send it
         return other(given["role"], content, **more)
     calls = []
     for asked in given.get("tool_calls") or ():
@@ -99,9 +99,9 @@ def _message(given: Record) -> Row:
 
 
 def _tools(record: Record) -> list[Record] | None:
-    """Return the tools of the last request to the model."""
-    asked = [event for event in record.get("events") or () if event.get("event") == "model"]
-    return asked[-1].get("tools") or None if asked else None
+    """Return the tools of the last request that had some. A scorer may ask a model after it, without tools."""
+    asked = [event for event in record.get("events") or () if event.get("event") == "model" and event.get("tools")]
+    return asked[-1]["tools"] if asked else None
 
 
 FORMAT = Format(

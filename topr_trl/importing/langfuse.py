@@ -5,6 +5,7 @@ from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.prompt_tables import check_roles
 from topr_trl.importing.records import Format, NotOfFormat, Record, Row, message, text_or_messages, tools_as_json
 
 _NOT_A_COMPLETION = ("SPAN", "EVENT", "TOOL", "CHAIN", "AGENT", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
@@ -39,6 +40,7 @@ def rows(record: Record) -> list[Row]:
     if not isinstance(prompt, str | list):
         raise NotOfFormat(f"its input has no messages; it has {', '.join(asked)}")
     completion = _completion(output, isinstance(prompt, list))
+    check_roles(prompt)
     return [
         {
             "prompt": text_or_messages(prompt), "completion": completion,

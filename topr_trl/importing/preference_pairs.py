@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from topr_trl.importing.prompt_tables import PROMPTS, normalized, plain, with_system
+from topr_trl.importing.prompt_tables import PROMPTS, column_of, normalized, plain, with_system
 from topr_trl.importing.records import Format, NotOfFormat, Record, Row, tools_as_json
 
 _MARKERS = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|assistant|>\n", "[/INST]")  # start of the model's text
@@ -15,7 +15,7 @@ def rows(record: Record) -> list[Row]:
         return []
     if type(chosen) is not type(rejected):
         raise NotOfFormat("one of chosen and rejected is text, and the other is a list of messages")
-    name = next((each for each in ("prompt", *record) if each in record and normalized(each) in PROMPTS), None)
+    name = _prompt_name(record, chosen)
     prompt = None if name is None else plain(record[name], name)
     if isinstance(chosen, list):
         prompt, chosen, rejected = _split_messages(prompt, chosen, rejected)
@@ -38,11 +38,21 @@ def rows(record: Record) -> list[Row]:
     ]
 
 
+def _prompt_name(record: Record, chosen: Any) -> str | None:
+    """Return the name of the field with the prompt. Return None if the pair has its prompt inside of both runs."""
+    if record.get("prompt"):
+        return "prompt"
+    has_prompt_inside = isinstance(chosen, list) and chosen[0]["role"] != "assistant"
+    if has_prompt_inside or not any(normalized(name) in PROMPTS for name in record):
+        return None
+    return column_of(record, PROMPTS, "prompt", "Rename the right one to prompt")
+
+
 def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tuple[Any, list[Row], list[Row]]:
     """Return the prompt, and the messages of both runs after it.
 
     The prompt is the field `prompt` if both runs start with a turn of the assistant. Otherwise, it is the messages that
-    both runs share.
+    both runs share, and the field `prompt` must agree with them.
     """
     if chosen[0]["role"] == rejected[0]["role"] == "assistant":
         if prompt is None:
@@ -56,9 +66,15 @@ def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tupl
     if not shared or any(run[shared:] and run[shared]["role"] != "assistant" for run in (chosen, rejected)):
         raise NotOfFormat("chosen and rejected do not start with the same messages, followed by the assistant's turn")
     own = chosen[:shared]
-    if isinstance(prompt, list) and prompt[: len(own)] != own[: len(prompt)]:
-        own = [*prompt, *own]
+    if isinstance(prompt, list) and prompt[-len(own) :] == own:
+        own = prompt  # It can have a system prompt that the runs lack.
+    elif not (prompt is None or (own[: len(prompt)] == prompt if isinstance(prompt, list) else _is_among(prompt, own))):
+        raise NotOfFormat("its prompt is not that of the messages in chosen. Remove one of the two")
     return own, chosen[shared:], rejected[shared:]
+
+
+def _is_among(text: str, messages: list[Row]) -> bool:
+    return any((each["content"] or "").strip() == text.strip() for each in messages)
 
 
 def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:

@@ -14,27 +14,29 @@ COMPLETIONS = ("completion", "response", "answer", "output", "assistant", "assis
 REWARDS = ("reward", "score", "rating", "label", "feedback", "thumbs", "thumb", "vote", "stars", "user_rating",
            "user_feedback", "rated", "like", "liked", "helpful")  # fmt: skip
 _SYSTEM = ("system", "system_prompt")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 _MESSAGES = re.compile(r"\s*\[\s*\{\s*['\"]")  # text that holds a list of objects
 
 
-def column_of(record: Mapping[str, Any], names: Sequence[str], setting: str, what: str) -> str:
+def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy: str) -> str:
     """Return the name of the column that holds the prompt or the completion of a record.
 
     Args:
         record (`Mapping`): Record.
         names (`Sequence[str]`): Names to look for, in lower case. The first one wins if it is there.
-        setting (`str`): Setting that names the column, for messages.
         what (`str`): Content of the column, for messages.
+        remedy (`str`): What to do if there is not exactly one such column, for messages.
 
     Raises:
         NotOfFormat: there is no such column, or more than one.
     """
     found = [name for name in record if normalized(name) in names]
+    found = [name for name in found if record[name] not in (None, "")] or found[:1]
     exact = [name for name in found if normalized(name) == names[0]]
     if len(exact) == 1 or len(found) == 1:
         return (exact or found)[0]
     which = f"{', '.join(found)} may all hold the {what}" if found else f"it has no column for the {what}"
-    raise NotOfFormat(f"{which}; it has {', '.join(map(str, record))}. Name the column with {setting}")
+    raise NotOfFormat(f"{which}; it has {', '.join(map(str, record))}. {remedy}")
 
 
 def normalized(name: Any) -> str:
@@ -67,14 +69,30 @@ def plain(value: Any, name: str) -> Any:
         return str(value)
     if not isinstance(value, str | list | None):
         raise NotOfFormat(f"its {name} is {str(value)[:60]}, and must be text or messages")
-    return text_or_messages(value)
+    found = text_or_messages(value)
+    check_roles(found)
+    return found
+
+
+def check_roles(messages: Any) -> None:
+    """Check that messages have roles that chat templates know, because some templates drop other ones.
+
+    Args:
+        messages (`Any`): Messages, or a text, which passes.
+
+    Raises:
+        NotOfFormat: a message has another role.
+    """
+    for each in messages if isinstance(messages, list) else ():
+        if each["role"] not in ROLES:
+            raise NotOfFormat(f"a message has the role {each['role']!r}; known are {', '.join(ROLES)}")
 
 
 def rows(record: Record) -> list[Row]:
     """Return one row. Return [] if the prompt or the completion is empty."""
-    prompt_name = column_of(record, PROMPTS, "--prompt_field", "prompt")
+    prompt_name = column_of(record, PROMPTS, "prompt", "Name the column with --prompt_field")
     others = {name: value for name, value in record.items() if name != prompt_name}
-    completion_name = column_of(others, COMPLETIONS, "--completion_field", "completion")
+    completion_name = column_of(others, COMPLETIONS, "completion", "Name the column with --completion_field")
     prompt, completion = plain(record[prompt_name], prompt_name), plain(record[completion_name], completion_name)
     if not prompt or not completion:
         return []

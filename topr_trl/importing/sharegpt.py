@@ -15,6 +15,8 @@ _CALL = "function_call"  # role of LLaMA-Factory for a turn that is a tool call 
 
 def rows(record: Record) -> list[Row]:
     """Return one row of messages. Return [] if there is no turn of the assistant."""
+    if record.get("image") or record.get("images"):
+        raise NotOfFormat("it has images: only text can be trained on offline")
     turns = [_message(turn) for turn in record["conversations"]]
     if record.get("system") and not (turns and turns[0]["role"] == "system"):
         turns.insert(0, message({"role": "system", "content": record["system"]}))
