@@ -17,7 +17,7 @@
 | `mu_fingerprint` | text | fingerprint of the model that computed `mu_logps` |
 | `temperature`, `top_p`, `top_k` | numbers | sampling settings, see `topr_trl.data.sampler_logps` |
 | `logprobs_mode` | `"raw_logprobs"` or `"processed_logprobs"` | kind of `sampler_logps`, in vLLM's terms |
-| `tools`, `chat_template_kwargs` | | arguments of the chat template, as in TRL |
+| `tools`, `chat_template_kwargs` | as in TRL, or as JSON | arguments of the chat template |
 
 Token ids take precedence over text. Text that is tokenized again has no stop token, and can have other tokens.
 

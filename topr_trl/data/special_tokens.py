@@ -28,6 +28,15 @@ def rfind_between_specials(part: str, text: str, start: int, tokenizer: PreTrain
     return place
 
 
+def find_between_specials(part: str, text: str, start: int, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the first index of a part, from `start` on, at which the part does not split a special token, or -1."""
+    specials = _special_texts(tokenizer, len(tokenizer))
+    place = text.find(part, start)
+    while place >= 0 and (_splits(specials, text, place) or _splits(specials, text, place + len(part))):
+        place = text.find(part, place + 1)
+    return place
+
+
 @lru_cache(maxsize=8)
 def _special_texts(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[str, ...]:
     """Return the texts of special tokens with at least two characters."""
