@@ -100,6 +100,12 @@ def reward_column(rows: Dataset) -> NDArray[np.float64]:
         ValueError: there is no row, a required column is missing, or a row has a wrong reward or label.
     """
     columns = set(rows.column_names)
+    if {"chosen", "rejected"} <= columns and not {"reward", "label"} & columns:
+        raise ValueError(
+            f"The rows are preference pairs, with the columns {rows.column_names}. Make two rows of each pair with topr "
+            "import; or with trl.unpair_preference_dataset, after dataset.map(trl.extract_prompt) if chosen and rejected "
+            "start with the prompt."
+        )
     if "prompt" not in columns or not {"completion", "completion_ids"} & columns or not {"reward", "label"} & columns:
         raise ValueError(
             "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "

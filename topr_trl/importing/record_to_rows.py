@@ -13,18 +13,22 @@ from topr_trl.data.rows import LARGEST_REWARD, ROLLOUT, hash_prompts
 from topr_trl.data.sampler_logps import LOGPROBS_MODE, LOGPROBS_MODES, TEMPERATURE
 from topr_trl.data.trajectories import Rollouts
 from topr_trl.importing import FORMATS
+from topr_trl.importing.completions import holds_completion, last_turn, turns_of, without_unknown_logps
 from topr_trl.importing.records import (
-    Evaluated,
     Format,
+    LeftOut,
     NotOfFormat,
     Record,
     Row,
     Unrewarded,
+    Unusable,
     has_broken_call,
     parsed,
     read_records,
 )
 from topr_trl.settings.checks import check_choice, check_types, existing
+
+ALL_TURNS, LAST_TURN = "all_turns", "last_turn"
 
 
 @dataclass
@@ -47,6 +51,20 @@ class ReadingArguments:
     id_field: str = field(default="id", metadata={"help": "Field of a record that matches an id in --rewards."})
     skip_unrewarded: bool = field(
         default=False, metadata={"help": "Skip records without a reward. The summary counts and lists them."}
+    )
+    skip_unusable: bool = field(
+        default=False,
+        metadata={
+            "help": "Skip records that cannot be used, such as those with an image or a NaN reward. The summary counts "
+            "and lists them."
+        },
+    )
+    completion: str = field(
+        default=ALL_TURNS,
+        metadata={
+            "help": "Turns to learn from: all_turns of a conversation, or the last_turn, if the reward is of that turn "
+            "alone."
+        },
     )
     problem_field: str | None = field(
         default=None,
@@ -74,7 +92,7 @@ class ReadingArguments:
         check_types(self, ReadingArguments)
         if not self.format:
             raise ValueError(f"Name the format of the files with --format: {', '.join(FORMATS)}.")
-        check_choice(self, format=tuple(FORMATS))
+        check_choice(self, format=tuple(FORMATS), completion=(ALL_TURNS, LAST_TURN))
         if self.ignore_fields and FORMATS[self.format].optional is None:
             raise ValueError(f"ignore_fields: records of format {self.format} may have any fields. Remove it.")
         if self.temperature is not None and not 0 < self.temperature < float("inf"):
@@ -83,6 +101,11 @@ class ReadingArguments:
             check_choice(self, logprobs_mode=LOGPROBS_MODES)
         if self.rollout_field is not None and ROLLOUT in FORMATS[self.format].columns:
             raise ValueError(f"rollout_field: a record of format {self.format} is a whole run. Remove it.")
+        if self.rollout_field is not None and self.completion == LAST_TURN:
+            raise ValueError(
+                "completion='last_turn' and rollout_field: all turns of a run share one reward. Remove one of the two "
+                "settings."
+            )
         for name in ("rewards", "requests"):
             if getattr(self, name) is not None:
                 existing(getattr(self, name), f"--{name}")
@@ -96,12 +119,14 @@ class Part(NamedTuple):
     Attributes:
         rows (`list[Row]`): Rows.
         places (`list[str]`): File and position of the record of each row.
-        left_out (`dict[str, list[str]]`): Files and positions of records without a row, by the reason.
+        left_out (`dict[str, list[str]]`): Files and positions of completions and records without a row, by the reason.
+        several_turns (`int`): Number of rows whose completion had several turns of the model.
     """
 
     rows: list[Row]
     places: list[str]
     left_out: dict[str, list[str]]
+    several_turns: int
 
 
 def short_place(place: str, source: Path) -> str:
@@ -174,7 +199,7 @@ class RecordReader:
         for place, raw in records:
             if (record := parsed(raw)) is None:
                 continue
-            with self._errors_with(place), suppress(Evaluated):
+            with suppress(Unusable), self._errors_with(place):
                 record = self._check_fields(record)
                 name = self._run_name(record)
                 run = self.runs.setdefault(name, _Run())
@@ -186,7 +211,7 @@ class RecordReader:
                                 "give the same reward to all records of a run, or only to one of them"
                             )
                         run.reward = reward
-                if run.problem is None and (rows := self._usable_rows(record)):
+                if run.problem is None and (rows := _rows_in(self._completions(record))):
                     run.problem = self._problem(record, rows)
 
     def read(self, records: Iterable[tuple[str, bytes | Record]]) -> Part:
@@ -198,43 +223,33 @@ class RecordReader:
         Raises:
             ValueError: a record does not match the format, or has no reward.
         """
-        part = Part([], [], {"broken": [], "calls": [], "empty": [], "evaluated": [], "unrewarded": []})
-
-        def leave_out(why: str) -> None:
-            part.left_out[why].append(short_place(place, self.source))
-
+        part, several_turns = Part([], [], {reason.value: [] for reason in LeftOut}, 0), 0
         for place, raw in records:
-            if (record := parsed(raw)) is None:
-                if isinstance(raw, bytes) and raw.strip() == b"[":
-                    raise ValueError(f"{place}: a JSON array starts here. Write one record per line instead.")
-                leave_out("broken")
-                continue
+            record = parsed(raw)
+            if record is None and isinstance(raw, bytes) and raw.strip() == b"[":
+                raise ValueError(f"{place}: a JSON array starts here. Write one record per line instead.")
             try:
                 with self._errors_with(place):
-                    rows = self._rows(self._check_fields(record))
-            except Unrewarded as error:
-                if not self.args.skip_unrewarded:
-                    raise ValueError(f"{place}: {error}. To skip such records, use --skip_unrewarded.") from None
-                leave_out("unrewarded")
-                continue
-            except Evaluated:
-                leave_out("evaluated")
-                continue
-            usable = [row for row in rows if not has_broken_call(row)]
-            part.rows.extend(usable)
-            part.places.extend([place] * len(usable))
-            if len(usable) < len(rows):
-                leave_out("calls")
-            elif not rows:
-                leave_out("empty")
-        return part
+                    found = [LeftOut.BROKEN] if record is None else self._rows(self._check_fields(record))
+            except Unusable as error:
+                found = [error.reason]
+            for row in found or [LeftOut.EMPTY]:
+                if isinstance(row, LeftOut):
+                    part.left_out[row].append(short_place(place, self.source))
+                else:
+                    several_turns += turns_of(row) > 1
+                    part.rows.append(self._cut(row))
+                    part.places.append(place)
+        return part._replace(several_turns=several_turns)
 
     @contextmanager
     def _errors_with(self, place: str) -> Iterator[None]:
         """Turn an error in a record into a ValueError with the place of the record."""
         try:
             yield
-        except Unrewarded:
+        except Unusable as error:
+            if not getattr(self.args, error.option):
+                raise ValueError(f"{place}: {error}. To skip such records, use --{error.option}.") from None
             raise
         except NotOfFormat as error:
             raise ValueError(f"{place}: {error}.") from None
@@ -252,20 +267,23 @@ class RecordReader:
             return record
         return {**record, "request": _value_by_id(self.requests, record, "custom_id", "--requests", NotOfFormat)}
 
-    def _usable_rows(self, record: Record) -> list[Row | None]:
-        """Return the rows of a record, with None for an empty completion. Return [] if all are empty."""
-        found = [row if row and _holds_completion(row) else None for row in self.format.rows(record)]
-        return found if any(found) else []
+    def _completions(self, record: Record) -> list[Row | LeftOut]:
+        """Return the rows of a record, without a reward, and the reason for each completion without a row."""
+        return [
+            row if isinstance(row, LeftOut) else row if row and holds_completion(row) else LeftOut.EMPTY
+            for row in self.format.rows(record)
+        ]
 
-    def _rows(self, record: Record) -> list[Row]:
-        found = self._usable_rows(record)
-        rows = [row for row in found if row]
-        if not rows:
-            return []
+    def _rows(self, record: Record) -> list[Row | LeftOut]:
+        found = self._completions(record)
+        if not (rows := _rows_in(found)):
+            return found
+        # An empty completion has a place in a list of rewards.
+        placed = [row for row in found if not isinstance(row, LeftOut) or row is LeftOut.EMPTY]
         if self.args.rollout_field:
-            self._add_run(record, found)
+            self._add_run(record, placed)
         else:
-            self._add_rewards(record, found)
+            self._add_rewards(record, placed)
             problem = self._problem(record, rows)
             for row in rows:
                 row["problem_id"] = problem if self.args.problem_field else row.get("problem_id") or problem
@@ -273,21 +291,30 @@ class RecordReader:
             _check_rewards(rows)
         for row in rows:
             if row.get("prompt") is None and not row.get("prompt_ids"):
-                raise NotOfFormat("its prompt is null: fill it in, or remove the record")
+                raise Unusable("its prompt is null")
+            if self.args.completion == LAST_TURN and row.get(ROLLOUT) is not None:
+                raise Unusable("it is a run in several parts, so its last turn is not known (completion is last_turn)")
             row.update(self._for_all)
-        return rows
+        return [
+            row if isinstance(row, LeftOut) else LeftOut.CALLS if has_broken_call(row) else without_unknown_logps(row)
+            for row in found
+        ]
 
-    def _problem(self, record: Record, rows: Sequence[Row | None]) -> str:
+    def _cut(self, row: Row) -> Row:
+        """Return a row with the turns that `completion` asks for."""
+        return last_turn(row) if self.args.completion == LAST_TURN and turns_of(row) > 1 else row
+
+    def _problem(self, record: Record, rows: Sequence[Row]) -> str:
         """Return the id of a record's problem, from `problem_field`, or from the first row: its id or its prompt."""
         if self.args.problem_field:
             return str(_field_value(record, self.args.problem_field, NotOfFormat))
-        first = next(row for row in rows if row)
+        first = rows[0]
         return str(first.get("problem_id") or hash_prompts([first.get("prompt_ids") or first["prompt"]])[0])
 
     def _run_name(self, record: Record) -> str:
         return str(_field_value(record, self.args.rollout_field or "", NotOfFormat))
 
-    def _add_run(self, record: Record, found: Sequence[Row | None]) -> None:
+    def _add_run(self, record: Record, found: Sequence[Row | LeftOut]) -> None:
         """Add the id, the problem and the reward of its run to the row of a record."""
         if len(found) > 1:
             raise NotOfFormat(
@@ -298,15 +325,15 @@ class RecordReader:
         if "reward" in self.columns and run.reward is None:
             raise Unrewarded(f"no record of its run {name} has a reward")
         for row in found:
-            if row:
+            if not isinstance(row, LeftOut):
                 row.update({ROLLOUT: name, "problem_id": run.problem, "reward": run.reward})
 
-    def _add_rewards(self, record: Record, rows: Sequence[Row | None]) -> None:
-        rollouts = Rollouts.of([row and row.get(ROLLOUT) for row in rows])
+    def _add_rewards(self, record: Record, rows: Sequence[Row | LeftOut]) -> None:
+        rollouts = Rollouts.of([None if isinstance(row, LeftOut) else row.get(ROLLOUT) for row in rows])
         rewards = self._rewards(record, len(rollouts.counts_R))
         if rewards is not None:
             for n, reward in zip(rollouts.order_N, np.repeat(rewards, rollouts.counts_R), strict=True):
-                if row := rows[n]:
+                if not isinstance(row := rows[n], LeftOut):
                     row["reward"] = float(reward)
 
     def _rewards(self, record: Record, rollouts: int) -> list[float] | None:
@@ -336,12 +363,8 @@ class RecordReader:
         return [float(sum(numbers)) for numbers in zip(*by_rollout.values(), strict=True)]
 
 
-def _holds_completion(row: Row) -> bool:
-    """Return whether the completion of a row has a token or a text."""
-    completion = row["completion"]
-    if isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion):
-        completion = any(value for turn in completion for name, value in turn.items() if name != "role")
-    return bool(row.get("completion_ids") or completion)
+def _rows_in(found: Iterable[Row | LeftOut]) -> list[Row]:
+    return [row for row in found if not isinstance(row, LeftOut)]
 
 
 def _check_rewards(rows: Sequence[Row]) -> None:
@@ -353,7 +376,8 @@ def _check_rewards(rows: Sequence[Row]) -> None:
 
 def _check_number(name: str, number: Any) -> None:
     if not isinstance(number, int | float) or not abs(number) <= LARGEST_REWARD:
-        raise NotOfFormat(f"{name} is {number!r}, and a reward must be a finite number")
+        error = Unusable if isinstance(number, float) else NotOfFormat
+        raise error(f"{name} is {number!r}, and a reward must be a finite number")
 
 
 def _read_by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
