@@ -114,7 +114,7 @@ def test_cut_thinking_that_a_template_does_not_write_is_refused(imported, read, 
     rows, _ = imported(case, "openai", *SCORE)
     with pytest.raises(ValueError, match="'Let me count the le'"):
         read(rows[1], "qwen2_5")
-    rows.select([1]).to_json(tmp_path / "cut.jsonl")
+    rows.select([1, 0]).to_json(tmp_path / "cut.jsonl")
     command = ["train", "--input", str(tmp_path / "cut.jsonl"), "--model_name_or_path", model_of("qwen2_5")]
     with pytest.raises(ValueError, match=r"Row 0 of the train dataset: .*'Let me count the le'"):
         main.main([*command, "--output_dir", str(tmp_path / "out"), "--use_cpu", "True", "--bf16", "False",
@@ -222,6 +222,6 @@ def test_results_of_old_verifiers(imported, read):
 
 
 def test_pairs_are_no_rows(model_of, tmp_path):
-    with pytest.raises(ValueError, match=r"preference pairs.* two rows of each pair .* extract_prompt"):
+    with pytest.raises(ValueError, match=r"preference pairs.* two rows of each pair.*extract_prompt"):
         main.main(["train", "--input", str(CASES / "pairs.jsonl"), "--model_name_or_path", model_of("qwen2_5"),
                    "--output_dir", str(tmp_path / "out"), "--use_cpu", "True", "--bf16", "False"])  # fmt: skip

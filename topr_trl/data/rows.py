@@ -102,9 +102,9 @@ def reward_column(rows: Dataset) -> NDArray[np.float64]:
     columns = set(rows.column_names)
     if {"chosen", "rejected"} <= columns and not {"reward", "label"} & columns:
         raise ValueError(
-            f"The rows are preference pairs, with the columns {rows.column_names}. Make two rows of each pair with topr "
-            "import; or with trl.unpair_preference_dataset, after dataset.map(trl.extract_prompt) if chosen and rejected "
-            "start with the prompt."
+            f"The rows are preference pairs, with the columns {rows.column_names}. Make two rows of each pair: with "
+            "topr import, or with trl.unpair_preference_dataset. If chosen and rejected start with the prompt, first "
+            "split it off with dataset.map(trl.extract_prompt)."
         )
     if "prompt" not in columns or not {"completion", "completion_ids"} & columns or not {"reward", "label"} & columns:
         raise ValueError(

@@ -93,8 +93,12 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
     return TokenizedRow(prompt, completion, None if own.all() else own.tolist())
 
 
-# The trainer sets these arguments of the chat template itself.
-_OWN_OPTIONS = {"tools", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict"}
+# The trainer sets these arguments when it renders messages.
+_OWN_OPTIONS = {
+    "tools", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict",
+    "return_assistant_tokens_mask", "tokenizer_kwargs", "tokenizer", "messages", "conversation", "example",
+    "processing_class",
+}  # fmt: skip
 
 
 def template_options(given: object) -> dict[str, Any]:

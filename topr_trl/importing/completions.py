@@ -21,7 +21,7 @@ def turns_of(row: Row) -> int:
     if row.get("completion_ids"):
         return len(_runs(row.get("completion_mask") or [1]))
     completion = row["completion"]
-    return sum(map(is_learned, completion)) if isinstance(completion, list) else 1
+    return len(_learned(completion)) if isinstance(completion, list) else 1
 
 
 def last_turn(row: Row) -> Row:
@@ -34,7 +34,7 @@ def last_turn(row: Row) -> Row:
             if row.get(name) is not None:
                 row[name] = row[name][start:]
     if isinstance(completion := row["completion"], list):
-        start = max(n for n, message in enumerate(completion) if is_learned(message))
+        start = _learned(completion)[-1]
         row["prompt"] = [*row["prompt"], *completion[:start]]
         row["completion"] = completion[start:]
     return row
@@ -60,6 +60,11 @@ def is_known(logp: float | None) -> bool:
 
 
 _UNKNOWN = -9999.0
+
+
+def _learned(messages: list[Row]) -> list[int]:
+    """Return the index of each turn of the model."""
+    return [n for n, message in enumerate(messages) if isinstance(message, dict) and is_learned(message)]
 
 
 def _runs(mask: list[int]) -> list[int]:
