@@ -61,11 +61,10 @@ def test_words_of_messages_are_no_definitions_of_tools(tokenizer):
 
 
 def test_a_parameter_that_is_left_out():
-    assert missing_of_tools(TOOLS, "multiply(a)") == "b of the tool multiply"
+    assert missing_of_tools(TOOLS, "multiply(a)") == "the parameter b of the tool multiply"
     assert missing_of_tools(TOOLS, "multiply(a, b)") is None
-    assert (
-        missing_of_tools([{"name": "run"}, None, {"function": None}, {"name": "x", "parameters": []}], "run x") is None
-    )
+    odd = [{"name": "run"}, None, {"function": None}, {"name": "x", "parameters": []}, {"function": {"name": [None]}}]
+    assert missing_of_tools(odd, "run x [None]") is None
 
 
 def test_thinking_is_needed_until_the_user_speaks_again():

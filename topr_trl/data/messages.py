@@ -15,6 +15,7 @@ def tokenize_turns(
     prompt: Messages,
     completion: Messages,
     tokenizer: PreTrainedTokenizerBase,
+    /,
     tools: Any = None,
     truncated: bool = False,
     **kwargs: Any,

@@ -32,11 +32,15 @@ def end_of_turn(message: dict[str, Any], context: str, text: str, tokenizer: Pre
     Raises:
         CannotWrite: the text lacks a part of the message, or has thinking that the model did not write.
     """
-    count = _count_said(message, squeezed(context), squeezed(text), tokenizer)
+    visible = squeezed(text)
+    count = _count_said(message, squeezed(context), visible, tokenizer)
     if message.get("tool_calls"):
         return len(text)
-    visible = [place for place, character in enumerate(text) if not character.isspace()]
-    said = visible[count - 1] + 1 if count else 0
+    said, behind = len(text), len(visible) - count
+    while behind:
+        said -= 1
+        behind -= not text[said].isspace()
+    said = len(text[:said].rstrip())
     content = message["content"]
     trailing = content[len(content.rstrip()) :]
     return said + len(trailing) if text.startswith(trailing, said) else said
@@ -129,13 +133,13 @@ def _without(text: str, spans: list[tuple[int, int]]) -> str:
 
 def missing_of_tools(tools: Any, text: str) -> str | None:
     """Return the first name of a tool, or of a parameter of a tool, that a text lacks."""
-    functions = [tool.get("function", tool) for tool in tools if isinstance(tool, dict)]
-    for function in functions:
-        if isinstance(function, dict):
-            properties = _dict(_dict(function.get("parameters")).get("properties"))
-            for name in (function.get("name"), *properties):
-                if str(name or "") not in text:
-                    return f"{name} of the tool {function.get('name')}" if name in properties else f"the tool {name}"
+    for function in (tool.get("function", tool) for tool in tools if isinstance(tool, dict)):
+        tool = str(_dict(function).get("name") or "")
+        if tool not in text:
+            return f"the tool {tool}"
+        for name in _dict(_dict(_dict(function).get("parameters")).get("properties")):
+            if name not in text:
+                return f"the parameter {name} of the tool {tool}"
     return None
 
 

@@ -49,7 +49,7 @@ class Rendered(NamedTuple):
 
 def is_learned(message: dict[str, Any]) -> bool:
     """Whether a message of a completion is a turn to learn from. A turn with weight 0 is context, as for OpenAI."""
-    return bool(message["role"] == "assistant" and message.get("weight", 1))
+    return bool(message.get("role") == "assistant" and message.get("weight", 1))
 
 
 def render_turns(
@@ -89,7 +89,7 @@ def _render_first_way(
     for way, template in ways:
         chosen = {**options, "chat_template": template}
         try:
-            check_tools(tokenizer, chosen)
+            _check_tools(tokenizer, chosen)
             return way(prompt, completion, tokenizer, chosen)
         except CannotWrite as error:
             refusal = error
@@ -108,7 +108,7 @@ def _opens_thinking(prompt: Messages, tokenizer: PreTrainedTokenizerBase, option
     """Whether the tokenizer's own template opens thinking in the generation prompt."""
     template = _templates(tokenizer, str(tokenizer.chat_template))[0][0]
     try:
-        text = render(tokenizer, prompt, add_generation_prompt=True, **{**options, "chat_template": template})
+        text = _render(tokenizer, prompt, add_generation_prompt=True, **{**options, "chat_template": template})
     except CannotWrite:
         return False
     return bool(text.rstrip().endswith("<think>"))
@@ -135,7 +135,24 @@ def _templates(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> tuple[
     return tuple(dict.fromkeys((own, trls))), supports_tool_calling(tokenizer)
 
 
-def check_tools(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> None:
+def render_prompt(prompt: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> str:
+    """Return messages as the text that a text completion continues. A last message of the assistant stays open.
+
+    Raises:
+        CannotWrite: the template omits or refuses a message or a tool.
+        ValueError: the last message is neither the user's, a tool's nor the assistant's.
+    """
+    role = prompt[-1]["role"]
+    if role not in ("user", "tool", "assistant"):
+        raise ValueError(f"the last message of its prompt has the role {role}, and must be the user's or a tool's")
+    is_open = role == "assistant"
+    text = _render(tokenizer, prompt, add_generation_prompt=not is_open, continue_final_message=is_open, **options)
+    _check_tools(tokenizer, options)
+    check_context(prompt, text, tokenizer)
+    return str(text)
+
+
+def _check_tools(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> None:
     """Check that a template writes the definitions of the tools in its options.
 
     Raises:
@@ -153,7 +170,7 @@ def _missing_tools(tokenizer: PreTrainedTokenizerBase, options: str) -> str | No
     """Return a tool or a parameter that a template leaves out. A row's own messages could have the same words."""
     given = json.loads(options)
     try:
-        text = render(tokenizer, [{"role": "user", "content": "?"}], add_generation_prompt=True, **given)
+        text = _render(tokenizer, [{"role": "user", "content": "?"}], add_generation_prompt=True, **given)
     except CannotWrite:  # The template needs other messages, so its result is unknown.
         return None
     return missing_of_tools(given["tools"], text)
@@ -163,7 +180,7 @@ def _by_prefixes(
     prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
 ) -> Rendered:
     def rendered_text(messages: Messages, before_a_turn: bool) -> str:
-        return str(render(tokenizer, messages, add_generation_prompt=before_a_turn, **options))
+        return str(_render(tokenizer, messages, add_generation_prompt=before_a_turn, **options))
 
     def added(text: str, known: str) -> str:
         if not text.startswith(known):
@@ -196,12 +213,12 @@ def _by_markers(
     prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
 ) -> Rendered:
     messages, places = [*prompt, *completion], [n for n, m in enumerate(completion) if m["role"] == "assistant"]
-    text = render(tokenizer, messages, **options)
-    whole = render(
+    text = _render(tokenizer, messages, **options)
+    whole = _render(
         tokenizer, messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True,
         tokenizer_kwargs={"return_offsets_mapping": True}, **options,
     )  # fmt: skip
-    known = render(
+    known = _render(
         tokenizer, prompt, tokenize=True, return_dict=False, add_generation_prompt=is_learned(completion[0]), **options
     )
     ids, spans = whole["input_ids"], whole["offset_mapping"]
@@ -217,7 +234,7 @@ def _by_markers(
         if not is_learned(completion[n]):
             continue
         context = text[behind : _behind(spans, start)]
-        before = render(tokenizer, [*prompt, *completion[:n]], add_generation_prompt=True, **options)
+        before = _render(tokenizer, [*prompt, *completion[:n]], add_generation_prompt=True, **options)
         # A block can include the generation prompt, which the model did not write.
         opening = before.rpartition(context)[2] if context and context in before else ""
         start += common_prefix_length(ids[start:end], token_ids(opening, tokenizer))
@@ -246,7 +263,7 @@ def _behind(spans: list[tuple[int, int]], count: int) -> int:
     return spans[count - 1][1] if count else 0
 
 
-def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, tokenize: bool = False, **options: Any) -> Any:
+def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, /, tokenize: bool = False, **options: Any) -> Any:
     """Return messages as text, or tokenized, by a chat template.
 
     Raises:

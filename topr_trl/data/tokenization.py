@@ -11,12 +11,11 @@ import pyarrow.compute as pc
 from datasets import Dataset, Features, List, Value
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
-from trl import apply_chat_template, is_conversational
+from trl import is_conversational
 
 from topr_trl.data.masks import MASK, apply_masks, have_masks, is_list, written
 from topr_trl.data.messages import plain_messages, plain_tools, stop_token, tokenize_turns
-from topr_trl.data.rendered_parts import check_context
-from topr_trl.data.rendering import check_tools, token_ids
+from topr_trl.data.rendering import render_prompt, token_ids
 from topr_trl.data.rows import MalformedRow
 
 
@@ -69,11 +68,8 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
                 prompt, completion, tokenizer, row.get("tools"), truncated, **kwargs
             )
             return TokenizedRow(prompt, completion, None if all(is_own) else is_own)
-        messages, tools = plain_messages(prompt), plain_tools(row.get("tools"))
-        text = apply_chat_template({"prompt": messages}, tokenizer, tools, **kwargs)["prompt"]
-        check_tools(tokenizer, {"tools": tools, **kwargs})
-        check_context(messages, text, tokenizer)
-        prompt = token_ids(text, tokenizer)
+        options = {"tools": plain_tools(row.get("tools")), **kwargs}
+        prompt = token_ids(render_prompt(plain_messages(prompt), tokenizer, options), tokenizer)
     if isinstance(prompt, str):
         prompt = encode_prompt(prompt, tokenizer)
     if isinstance(completion, str):
@@ -95,9 +91,8 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
 
 # The trainer sets these arguments when it renders messages.
 _OWN_OPTIONS = {
-    "tools", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict",
-    "return_assistant_tokens_mask", "tokenizer_kwargs", "tokenizer", "messages", "conversation", "example",
-    "processing_class",
+    "tools", "truncated", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict",
+    "return_assistant_tokens_mask", "tokenizer_kwargs",
 }  # fmt: skip
 
 
