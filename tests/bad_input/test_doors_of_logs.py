@@ -69,11 +69,13 @@ def logs(draw):
 
 
 @few
-@given(logs(), st.booleans())
-def test_records_of_other_systems(log, skips):
+@given(logs(), st.booleans(), st.sampled_from(["all_turns", "last_turn"]))
+def test_records_of_other_systems(log, skips, turns):
     name, records = log
     fields = ["reward"] if FORMATS[name].rewards is None and "reward" in EXAMPLES[name] else None
-    reader = RecordReader(ReadingArguments(format=name, reward_fields=fields, skip_unrewarded=skips), Path(__file__))
+    skip = {"skip_unrewarded": skips, "skip_unusable": skips}
+    args = ReadingArguments(format=name, reward_fields=fields, completion=turns, **skip)
+    reader = RecordReader(args, Path(__file__))
     lines = FORMATS[name].suffix == ".jsonl"
     with refused_by_name("log, line "):
         part = reader.read(
@@ -152,8 +154,13 @@ CONTENT = st.text() | st.none() | st.lists(st.just({"type": "text", "text": "a"}
 CALLS = st.none() | st.lists(damaged(CALL), max_size=2)
 TURNS = st.lists(
     st.fixed_dictionaries(
-        {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": CONTENT},
-        optional={"tool_calls": CALLS, "tool_call_id": st.text(max_size=3), "reasoning_content": st.none() | st.text()},
+        {"role": st.sampled_from(["system", "user", "assistant", "tool", "function"]), "content": CONTENT},
+        optional={
+            "tool_calls": CALLS,
+            "tool_call_id": st.text(max_size=3),
+            "reasoning_content": st.none() | st.text(),
+            "weight": st.sampled_from([0, 1, None]) | JSON,
+        },
     ),
     min_size=1,
     max_size=5,
@@ -161,9 +168,11 @@ TURNS = st.lists(
 
 
 @few
-@given(TURNS, TURNS, st.none() | st.just('[{"type": "function", "function": {"name": "run"}}]') | st.text())
-def test_runs_of_agents_to_tokens(prompt, completion, tools):
-    check_tokens_of({"prompt": prompt, "completion": completion, **({"tools": tools} if tools is not None else {})})
+@given(TURNS, TURNS, st.none() | st.just('[{"type": "function", "function": {"name": "run"}}]') | st.text(),
+       st.none() | st.just({"enable_thinking": False}) | JSON)  # fmt: skip
+def test_runs_of_agents_to_tokens(prompt, completion, tools, options):
+    row = {"prompt": prompt, "completion": completion, "tools": tools, "chat_template_kwargs": options}
+    check_tokens_of({name: value for name, value in row.items() if value is not None})
 
 
 IDS = (pa.list_(pa.int64()), st.lists(st.integers(0, 50), max_size=4))

@@ -103,7 +103,7 @@ def test_logs_of_inspect_that_are_damaged_or_unusual(tmp_path):
     changed = {**sample, "messages": [*sample["messages"][:5], failed, *sample["messages"][6:]], "events": graded}
     (row,) = inspect_logs.rows(changed)
     assert (row["completion"][1]["content"], "legs" in row["tools"]) == ("Error: too slow", True)
-    assert inspect_logs.rows({**sample, "error": {"message": "timeout"}}) == []
+    assert inspect_logs.rows({**sample, "error": {"message": "timeout"}}) == ["failed"]
     attached = {**sample, "messages": [{"role": "user", "content": "attachment://abc"}, *sample["messages"][4:]]}
     with pytest.raises(NotOfFormat, match="no attachment abc"):
         inspect_logs.rows(attached)

@@ -80,8 +80,12 @@ def test_responses_that_messages_cannot_hold(request_, output, why):
 
 
 def test_failed_and_empty_responses_are_no_rows():
-    for body in (response(status="failed"), response(THOUGHT | {"content": []}), response()):
-        assert responses_api.rows({"request": {"input": "a"}, "response": body}) == []
+    for body, found in (
+        (response(status="failed"), ["failed"]),
+        (response(THOUGHT | {"content": []}), []),
+        (response(), []),
+    ):
+        assert responses_api.rows({"request": {"input": "a"}, "response": body}) == found
 
 
 def rollout(*output, **more):
@@ -107,7 +111,7 @@ def test_rollouts_of_nemo_gym():
     rows = nemo_gym.rows(rollout(*rewritten))
     assert [row["completion_ids"] for row in rows] == [[3, 4], [5]]
     assert {row["rollout_id"] for row in rows} == {"3-0-x"}
-    assert nemo_gym.rows(rollout(SAID, _ng_failure_class="timeout")) == []
+    assert nemo_gym.rows(rollout(SAID, _ng_failure_class="timeout")) == ["failed"]
 
 
 def completion(text, **more):

@@ -121,8 +121,9 @@ def test_other_runs_of_langsmith():
         assert (row["temperature"], row["finish_reason"]) == (0.7, "length")
     (row,) = langsmith.rows(run({"prompts": ["a ="]}, {"generations": [[{"text": " 7"}]]}))
     assert (row["prompt"], row["completion"]) == ("a =", " 7")
-    for record in (run(asked, said, run_type="chain"), run(asked, None), run(asked, said, error="timeout")):
-        assert langsmith.rows(record) == []
+    others = {"other": {"run_type": "chain"}, "failed": {"error": "timeout"}}
+    assert [langsmith.rows(run(asked, said, **more)) for more in others.values()] == [[name] for name in others]
+    assert langsmith.rows(run(asked, None)) == []
     with pytest.raises(NotOfFormat, match="no answer that is known; they have x"):
         langsmith.rows(run(asked, {"x": 1}))
     message = {"lc": 1, "id": ["langchain", "AIMessage"], "kwargs": {"content": "12"}}
@@ -164,7 +165,7 @@ def test_events_and_printed_spans():
                 "resourceLogs": [{"scopeLogs": [{"logRecords": [event, twice]}]}],
             }
         )
-        if opentelemetry.rows(each)
+        if opentelemetry.rows(each) != ["other"]
     ]
     assert [each["evaluations"] for each in found] == [{"score": 1}]
     plain = {
@@ -181,4 +182,4 @@ def test_events_and_printed_spans():
     ):
         with pytest.raises(NotOfFormat, match=why):
             opentelemetry.rows({"attributes": attributes})
-    assert opentelemetry.rows({"attributes": {"http.method": "GET"}}) == []
+    assert opentelemetry.rows({"attributes": {"http.method": "GET"}}) == ["other"]

@@ -64,13 +64,13 @@ def test_runs_that_part_at_an_earlier_turn_of_the_assistant():
 @pytest.mark.parametrize(
     "record",
     [
-        {"prompt": "a", "chosen": "b", "rejected": "b"},
         {"prompt": "a", "chosen": "", "rejected": "b"},
         {"chosen": [ASKED, RIGHT], "rejected": [ASKED]},
     ],
 )
 def test_pairs_that_teach_nothing_are_no_rows(record):
     assert rows(record) == []
+    assert rows({"prompt": "a", "chosen": "b", "rejected": "b"}) == ["tied"]
 
 
 @pytest.mark.parametrize(

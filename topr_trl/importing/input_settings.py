@@ -14,6 +14,7 @@ _KNOWN_LABELS = {
     **dict.fromkeys(("false", "no", "down", "thumbs down", "thumbs_down", "bad", "negative", "dislike"), 0.0),
     **dict.fromkeys(("incorrect", "👎"), 0.0),
 }  # fmt: skip
+ALL_TURNS, LAST_TURN = "all_turns", "last_turn"
 _PAIR = re.compile(r"(?P<label>.+)=(?P<value>[^=]*)")
 
 
@@ -34,6 +35,20 @@ class InputArguments:
     )
     skip_unrewarded: bool = field(
         default=False, metadata={"help": "Skip records without a reward. The summary counts and lists them."}
+    )
+    skip_unusable: bool = field(
+        default=False,
+        metadata={
+            "help": "Skip records that cannot be used, such as those with an image or a NaN reward. The summary counts "
+            "and lists them."
+        },
+    )
+    completion: str = field(
+        default=ALL_TURNS,
+        metadata={
+            "help": "Turns to learn from: all_turns of a conversation, or the last_turn, if the reward is of that turn "
+            "alone."
+        },
     )
     prompt_field: str | None = field(
         default=None, metadata={"help": "Column of a table with the prompt. Default: prompt, question, ..."}
@@ -57,6 +72,7 @@ class InputArguments:
         """
         if self.format is not None:
             check_choice(self, format=tuple(FORMATS))
+        check_choice(self, completion=(ALL_TURNS, LAST_TURN))
         self.labels  # noqa: B018  # raises for a wrong pair
         if self.messages_field and self.format not in (None, "messages"):
             raise ValueError(

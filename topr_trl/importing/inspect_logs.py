@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from topr_trl.importing.message_parts import assistant, call, other
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, finish_reason, tools_as_json
+from topr_trl.importing.records import Format, LeftOut, Record, Row, Unusable, finish_reason, tools_as_json
 
 _ATTACHED = "attachment://"
 _VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
@@ -24,10 +24,10 @@ def samples(record: Record) -> Iterator[Record]:
         yield {**sample, "eval": record.get("eval"), "plan": record.get("plan")}
 
 
-def rows(record: Record) -> list[Row]:
-    """Return one row of messages. Return [] for a sample that failed, or without a turn that the model generated."""
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return one row of messages. Return [] for a sample without a turn that the model generated."""
     if record.get("error"):
-        return []
+        return [LeftOut.FAILED]
     attached = record.get("attachments") or {}
     found = [(_is_generated(each), _message(_resolved(each, attached))) for each in record["messages"]]
     first = next((n for n, (is_generated, _) in enumerate(found) if is_generated), None)
@@ -35,7 +35,7 @@ def rows(record: Record) -> list[Row]:
         return []
     messages = [each for _, each in found]
     if any(each["role"] == "assistant" and not is_generated for is_generated, each in found[first:]):
-        raise NotOfFormat("it has a turn of the assistant that the model did not write, after turns that it wrote")
+        raise Unusable("it has a turn of the assistant that the model did not write, after turns that it wrote")
     target, plan = record.get("target"), record.get("plan") or {}
     config = {**((record.get("eval") or {}).get("model_generate_config") or {}), **(plan.get("config") or {})}
     choices = (record.get("output") or {}).get("choices") or [{}]
@@ -74,7 +74,7 @@ def _resolved(value: Any, attached: Record) -> Any:
     if isinstance(value, str) and value.startswith(_ATTACHED):
         name = value.removeprefix(_ATTACHED)
         if name not in attached:
-            raise NotOfFormat(f"it has no attachment {name}")
+            raise Unusable(f"it has no attachment {name}")
         return attached[name]
     if isinstance(value, dict):
         return {name: _resolved(each, attached) for name, each in value.items()}
@@ -91,7 +91,7 @@ def _message(given: Record) -> Row:
     calls = []
     for asked in given.get("tool_calls") or ():
         if asked.get("parse_error"):
-            raise NotOfFormat(
+            raise Unusable(
                 "it has a tool call that inspect_ai could not parse, so the words of the model are not known"
             )
         calls.append(call(asked["function"], asked["arguments"], asked.get("id")))

@@ -6,7 +6,7 @@ from typing import Any
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.prompt_tables import check_roles
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, message, text_or_messages, tools_as_json
+from topr_trl.importing.records import Format, LeftOut, Record, Row, Unusable, message, text_or_messages, tools_as_json
 
 _NOT_A_COMPLETION = ("SPAN", "EVENT", "TOOL", "CHAIN", "AGENT", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
 
@@ -27,10 +27,12 @@ def observations(record: Record) -> Iterator[Record]:
         yield {**each, "scores": {score["name"]: score.get("value") for score in own}}
 
 
-def rows(record: Record) -> list[Row]:
-    """Return one row of messages or text. Return [] for an observation that is not a generation."""
-    if str(record.get("type") or "GENERATION").upper() in _NOT_A_COMPLETION or record.get("level") == "ERROR":
-        return []
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return one row of messages or text."""
+    if str(record.get("type") or "GENERATION").upper() in _NOT_A_COMPLETION:
+        return [LeftOut.OTHER]
+    if record.get("level") == "ERROR":
+        return [LeftOut.FAILED]
     given, output = parsed_json(record["input"]), parsed_json(record["output"])
     if not given or not output:
         return []
@@ -38,7 +40,7 @@ def rows(record: Record) -> list[Row]:
     settings = parsed_json(_get(record, "modelParameters", "model_parameters")) or {}
     prompt = asked.get("messages", asked.get("prompt"))
     if not isinstance(prompt, str | list):
-        raise NotOfFormat(f"its input has no messages; it has {', '.join(asked)}")
+        raise Unusable(f"its input has no messages; it has {', '.join(asked)}")
     completion = _completion(output, isinstance(prompt, list))
     check_roles(prompt)
     return [
@@ -67,7 +69,7 @@ def _completion(output: Any, is_chat: bool) -> Any:
     if isinstance(output, str):
         return text_or_messages([{"role": "assistant", "content": output}]) if is_chat else output
     if not isinstance(output, dict) or not {"content", "tool_calls"} & set(output):
-        raise NotOfFormat(f"its output is {str(output)[:60]}, and must be text or one message of the assistant")
+        raise Unusable(f"its output is {str(output)[:60]}, and must be text or one message of the assistant")
     return [message({"role": "assistant", **output})]
 
 

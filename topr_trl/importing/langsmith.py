@@ -4,7 +4,16 @@ from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.message_parts import assistant, call, other, parsed_json, split_parts
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, finish_reason, text_or_messages, tools_as_json
+from topr_trl.importing.records import (
+    Format,
+    LeftOut,
+    Record,
+    Row,
+    Unusable,
+    finish_reason,
+    text_or_messages,
+    tools_as_json,
+)
 
 _ROLES = {
     "human": "user", "HumanMessage": "user", "user": "user", "ai": "assistant", "AIMessage": "assistant",
@@ -13,10 +22,14 @@ _ROLES = {
 }  # fmt: skip
 
 
-def rows(record: Record) -> list[Row]:
-    """Return one row of messages, or of text for a model without chat. Return [] for other runs and for failed ones."""
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return one row of messages, or of text for a model without chat."""
     inputs, outputs = parsed_json(record["inputs"]), parsed_json(record.get("outputs"))
-    if record["run_type"] != "llm" or record.get("error") or not inputs or not outputs:
+    if record["run_type"] != "llm":
+        return [LeftOut.OTHER]
+    if record.get("error"):
+        return [LeftOut.FAILED]
+    if not inputs or not outputs:
         return []
     extra = parsed_json(record.get("extra")) or {}
     settings = {**(extra.get("options") or {}), **(extra.get("invocation_params") or {})}
@@ -27,7 +40,7 @@ def rows(record: Record) -> list[Row]:
         prompt: Any = [_message(each) for each in _unwrapped(inputs["messages"])]
         completion: Any = [_message(answer)] if isinstance(answer, dict) else [assistant(answer)]
     elif isinstance(answer, dict) and _name(answer) in _ROLES:
-        raise NotOfFormat("its inputs are the text of a chat, so the messages that the model read are not known")
+        raise Unusable("its inputs are the text of a chat, so the messages that the model read are not known")
     else:
         (prompt,) = inputs["prompts"] if "prompts" in inputs else [inputs["prompt"]]
         completion = text_or_messages(answer)
@@ -50,7 +63,7 @@ def _unwrapped(messages: Any) -> Any:
     """Return the messages of a request. LangChain logs a list of requests, with one in it."""
     if messages and isinstance(messages[0], list):
         if len(messages) > 1:
-            raise NotOfFormat(f"it has {len(messages)} requests in one run")
+            raise Unusable(f"it has {len(messages)} requests in one run")
         return messages[0]
     return messages
 
@@ -63,7 +76,7 @@ def _answer(outputs: Any) -> tuple[Any, str | None]:
         if not made:
             return None, None
         if len(made) > 1:
-            raise NotOfFormat(f"it has {len(made)} generations in one run")
+            raise Unusable(f"it has {len(made)} generations in one run")
         info = made[0].get("generation_info") or {}
         return made[0].get("message") or made[0].get("text"), info.get("finish_reason")
     if "choices" in outputs:
@@ -75,7 +88,7 @@ def _answer(outputs: Any) -> tuple[Any, str | None]:
             return (found[-1] if isinstance(found, list) and len(found) == 1 else found), None
     if "role" in outputs or "content" in outputs:
         return {"role": "assistant", **outputs}, None
-    raise NotOfFormat(f"its outputs have no answer that is known; they have {', '.join(outputs)}")
+    raise Unusable(f"its outputs have no answer that is known; they have {', '.join(outputs)}")
 
 
 def _name(given: Record) -> str:
@@ -88,13 +101,13 @@ def _name(given: Record) -> str:
 def _message(given: Record) -> Row:
     role = _ROLES.get(_name(given))
     if role is None:
-        raise NotOfFormat(f"a message has the unknown type or role {_name(given)}")
+        raise Unusable(f"a message has the unknown type or role {_name(given)}")
     inner = given.get("kwargs") or given.get("data") or given
     more = inner.get("additional_kwargs") or {}
     if role != "assistant":
         return other(role, inner.get("content"), tool_call_id=inner.get("tool_call_id"))
     if inner.get("invalid_tool_calls"):
-        raise NotOfFormat("it has a tool call that could not be parsed")
+        raise Unusable("it has a tool call that could not be parsed")
     calls = [
         asked if "function" in asked else call(asked["name"], asked["args"], asked.get("id"))
         for asked in inner.get("tool_calls") or more.get("tool_calls") or ()

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, text_or_messages
+from topr_trl.importing.records import Format, NotOfFormat, Record, Row, Unusable, text_or_messages
 
 _OF_SAMPLE = frozenset({
     "doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics", "doc_hash", "prompt_hash",
@@ -27,7 +27,7 @@ def rows(record: Record) -> list[Row]:
             "of the type generate_until"
         )
     if len(responses[0]) != 1:
-        raise NotOfFormat(
+        raise Unusable(
             f"it has {len(responses[0])} responses and one score. Run the task with repeats: 1, or write one line per "
             "response"
         )

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from topr_trl.importing.records import NotOfFormat, Row, message
+from topr_trl.importing.records import Row, Unusable, message
 
 _TEXT = ("text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text")
 _THINKING = ("reasoning", "thinking")
@@ -41,7 +41,7 @@ def text_of(content: Any) -> str:
     """Return the text of a content, which is a text, an object, or a list of parts.
 
     Raises:
-        NotOfFormat: a part is not text, for instance an image.
+        Unusable: a part is not text, for instance an image.
     """
     return split_parts(content)[0]
 
@@ -50,7 +50,7 @@ def split_parts(content: Any) -> tuple[str, str]:
     """Return the text and the thinking of a content, which is a text, an object, or a list of parts.
 
     Raises:
-        NotOfFormat: a part is not text, for instance an image.
+        Unusable: a part is not text, for instance an image.
     """
     if content is None or isinstance(content, str):
         return content or "", ""
@@ -69,7 +69,7 @@ def split_parts(content: Any) -> tuple[str, str]:
         elif kind in _THINKING:
             thoughts.append(_thinking(part))
         elif kind not in _WITHOUT_TEXT:
-            raise NotOfFormat(f"a message has {kind}: only text can be trained on offline")
+            raise Unusable(f"a message has {kind}: only text can be trained on offline")
     return "".join(texts), "\n".join(filter(None, thoughts))
 
 
@@ -77,7 +77,7 @@ def _string(part: Mapping[str, Any], *names: str) -> str:
     for name in names:
         if isinstance(part.get(name), str):
             return str(part[name])
-    raise NotOfFormat(f"a part of type {part.get('type', 'text')} has no text; it has {', '.join(sorted(part))}")
+    raise Unusable(f"a part of type {part.get('type', 'text')} has no text; it has {', '.join(sorted(part))}")
 
 
 def _thinking(part: Mapping[str, Any]) -> str:

@@ -3,29 +3,32 @@
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.records import Format, Record, Row
+from topr_trl.importing.records import Format, LeftOut, Record, Row
 from topr_trl.importing.responses_api import row_of_response
 from topr_trl.importing.verifiers_results import join_turns
 
 
-def rows(record: Record) -> list[Row]:
-    """Return one row of messages, or one row for each part of a rollout with tokens. Return [] for a failed rollout.
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return one row of messages, or one row for each part of a rollout with tokens.
 
     The last item of each response has the tokens that the model read and wrote (`prompt_token_ids`,
     `generation_token_ids`, `generation_log_probs`).
     """
     if record.get("_ng_failure_class"):
-        return []
+        return [LeftOut.FAILED]
     response = record["response"]
     problem = record.get("_ng_task_index")
     shared = {"problem_id": None if problem is None else str(problem)}
-    made = [{**row, **shared} for row in row_of_response(record["responses_create_params"], response)]
-    turns = [_turn(item) for item in response["output"] if item.get("generation_token_ids")]
-    if not made or not turns or len(turns) < _count_turns(made[0]["completion"]):
+    made = row_of_response(record["responses_create_params"], response)
+    if not made or isinstance(made[0], LeftOut):
         return made
+    row = {**made[0], **shared}
+    turns = [_turn(item) for item in response["output"] if item.get("generation_token_ids")]
+    if len(turns) < _count_turns(row["completion"]):
+        return [row]
     parts = join_turns(turns)
     rollout = f"{problem}-{record.get('_ng_rollout_index')}-{response.get('id')}" if len(parts) > 1 else None
-    return [{**made[0], "rollout_id": rollout, **part} for part in parts]
+    return [{**row, "rollout_id": rollout, **part} for part in parts]
 
 
 def _turn(item: Record) -> dict[str, Any]:

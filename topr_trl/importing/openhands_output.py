@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from topr_trl.importing.message_parts import assistant, call, other, text_of
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, message, row_of_run, tools_as_json
+from topr_trl.importing.records import Format, NotOfFormat, Record, Row, Unusable, message, row_of_run, tools_as_json
 
 _OWN_WORDS = ("message", "finish", "think")  # actions of the agent that may come without a tool call
 _SILENT = ("change_agent_state", "null", "recall", "agent_state_changed", "condensation_request", "loop_recovery")
@@ -24,7 +24,7 @@ def rows(record: Record) -> list[Row]:
     of_sdk = any("kind" in event for event in events)
     messages, tools = _of_sdk(events) if of_sdk else _of_agents(events)
     if messages and messages[0]["role"] == "system" and len(messages) > 1 and messages[1]["role"] == "assistant":
-        raise NotOfFormat("its history has no task of a user before the first turn of the agent")
+        raise Unusable("its history has no task of a user before the first turn of the agent")
     return row_of_run(messages, problem_id=str(record["instance_id"]), tools=tools_as_json(tools))
 
 
@@ -79,7 +79,7 @@ def _of_sdk(events: list[Record]) -> tuple[list[Row], list[Record]]:
         elif kind in ("ObservationEvent", "UserRejectObservation", "AgentErrorEvent"):
             found.append(_observation(event))
         elif kind.startswith("Condensation") and kind != "CondensationRequest":
-            raise NotOfFormat("its context was condensed, so the turns after that had another context. Leave it out")
+            raise Unusable("its context was condensed, so the turns after that had another context")
         elif kind not in _NOT_FOR_THE_MODEL:
             raise NotOfFormat(f"its history has an event of the kind {kind}, which is not known")
         response = None
@@ -135,13 +135,13 @@ def _of_action(event: Record, metadata: Record | None, seen: set[str]) -> Iterat
     elif kind == "system":
         yield other("system", args["content"])
     elif kind == "condensation":
-        raise NotOfFormat("its context was condensed, so the turns after that had another context. Leave it out")
+        raise Unusable("its context was condensed, so the turns after that had another context")
     elif event.get("source") == "user" and kind == "message":
         yield other("user", args["content"])
     elif event.get("source") == "agent" and kind in _OWN_WORDS:
         yield assistant(args.get("content") or args.get("thought") or text_of(event.get("message")))
     elif event.get("source") == "agent" and kind not in _SILENT:
-        raise NotOfFormat(f"its action {kind} has no tool_call_metadata, so the words of the model are not in the file")
+        raise Unusable(f"its action {kind} has no tool_call_metadata, so the words of the model are not in the file")
 
 
 def _result(event: Record) -> str:

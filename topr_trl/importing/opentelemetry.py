@@ -6,7 +6,7 @@ from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.message_parts import assistant, call, other, parsed_json
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, finish_reason, tools_as_json
+from topr_trl.importing.records import Format, LeftOut, NotOfFormat, Record, Row, Unusable, finish_reason, tools_as_json
 
 _INPUT, _OUTPUT, _SYSTEM = "gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions"
 _TOOLS, _REASONS = "gen_ai.tool.definitions", "gen_ai.response.finish_reasons"
@@ -67,21 +67,21 @@ def _value(given: Record) -> Any:
     return next(iter(given.values()), None)
 
 
-def rows(record: Record) -> list[Row | None]:
-    """Return a row of messages for each output message. Return [] for a span that is no call of a model."""
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return a row of messages for each output message."""
     attributes = record["attributes"]
     if _OUTPUT not in attributes:
         if found := [name for name in _OLD if name in attributes]:
             raise NotOfFormat(f"it has {found[0]}, of conventions before 1.37. Upgrade the instrumentation")
-        return []
+        return [LeftOut.OTHER]
     if _INPUT not in attributes:
-        raise NotOfFormat(f"it has {_OUTPUT} and no {_INPUT}: the prompt was not captured")
+        raise Unusable(f"it has {_OUTPUT} and no {_INPUT}: the prompt was not captured")
     instructions = parsed_json(attributes.get(_SYSTEM))
     prompt = [other("system", instructions)] if instructions else []
     prompt += [each for given in parsed_json(attributes[_INPUT]) for each in _messages(given)]
     reasons = parsed_json(attributes.get(_REASONS)) or []
     sampling = {name: attributes.get(f"gen_ai.request.{name}") for name in SAMPLING}
-    made: list[Row | None] = []
+    made: list[Row | LeftOut] = []
     for n, given in enumerate(parsed_json(attributes[_OUTPUT])):
         reason = given.get("finish_reason") or (reasons[n] if n < len(reasons) else None)
         made.append({

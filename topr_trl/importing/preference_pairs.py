@@ -3,18 +3,20 @@
 from typing import Any
 
 from topr_trl.importing.prompt_tables import PROMPTS, column_of, normalized, plain, with_system
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, tools_as_json
+from topr_trl.importing.records import Format, LeftOut, NotOfFormat, Record, Row, Unusable, tools_as_json
 
 _MARKERS = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|assistant|>\n", "[/INST]")  # start of the model's text
 
 
-def rows(record: Record) -> list[Row]:
-    """Return the chosen row with reward 1, and the rejected row with reward -1. Return [] if both are the same."""
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return the chosen row with reward 1, and the rejected row with reward -1."""
     chosen, rejected = (plain(record[name], name) for name in ("chosen", "rejected"))
-    if not chosen or not rejected or chosen == rejected:
+    if not chosen or not rejected:
         return []
+    if chosen == rejected:
+        return [LeftOut.TIED]
     if type(chosen) is not type(rejected):
-        raise NotOfFormat("one of chosen and rejected is text, and the other is a list of messages")
+        raise Unusable("one of chosen and rejected is text, and the other is a list of messages")
     name = _prompt_name(record, chosen)
     prompt = None if name is None else plain(record[name], name)
     if isinstance(chosen, list):
@@ -64,12 +66,12 @@ def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tupl
     while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
         shared += 1
     if not shared or any(run[shared:] and run[shared]["role"] != "assistant" for run in (chosen, rejected)):
-        raise NotOfFormat("chosen and rejected do not start with the same messages, followed by the assistant's turn")
+        raise Unusable("chosen and rejected do not start with the same messages, followed by the assistant's turn")
     own = chosen[:shared]
     if isinstance(prompt, list) and prompt[-len(own) :] == own:
         own = prompt  # It can have a system prompt that the runs lack.
     elif not (prompt is None or (own[: len(prompt)] == prompt if isinstance(prompt, list) else _is_among(prompt, own))):
-        raise NotOfFormat("its prompt is not that of the messages in chosen. Remove one of the two")
+        raise Unusable("its prompt is not that of the messages in chosen. Remove one of the two")
     return own, chosen[shared:], rejected[shared:]
 
 

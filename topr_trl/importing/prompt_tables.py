@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, finish_reason, text_or_messages
+from topr_trl.importing.records import Format, NotOfFormat, Record, Row, Unusable, finish_reason, text_or_messages
 
 PROMPTS = ("prompt", "question", "instruction", "input", "query", "user_message", "user_input", "human", "problem",
            "message")  # fmt: skip
@@ -81,11 +81,11 @@ def check_roles(messages: Any) -> None:
         messages (`Any`): Messages, or a text, which passes.
 
     Raises:
-        NotOfFormat: a message has another role.
+        Unusable: a message has another role.
     """
     for each in messages if isinstance(messages, list) else ():
         if each["role"] not in ROLES:
-            raise NotOfFormat(f"a message has the role {each['role']!r}; known are {', '.join(ROLES)}")
+            raise Unusable(f"a message has the role {each['role']!r}; known are {', '.join(ROLES)}")
 
 
 def rows(record: Record) -> list[Row]:
@@ -112,7 +112,7 @@ def with_system(prompt: Any, system: str) -> Any:
     """Return a prompt as messages that start with a system prompt."""
     own = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if own and own[0]["role"] == "system":
-        raise NotOfFormat("its prompt starts with a system message, and it has a column with a system prompt, too")
+        raise Unusable("its prompt starts with a system message, and it has a column with a system prompt, too")
     return [text_or_messages([{"role": "system", "content": system}])[0], *text_or_messages(own)]  # type: ignore[index, misc]
 
 

@@ -13,16 +13,18 @@ from topr_trl.data.rows import LARGEST_REWARD, ROLLOUT, hash_prompts
 from topr_trl.data.sampler_logps import LOGPROBS_MODE, LOGPROBS_MODES, TEMPERATURE
 from topr_trl.data.trajectories import Rollouts
 from topr_trl.importing import FORMATS
-from topr_trl.importing.input_settings import InputArguments, as_chat, as_number, with_named_fields
+from topr_trl.importing.completions import holds_completion, last_turn, turns_of, without_unknown_logps
+from topr_trl.importing.input_settings import LAST_TURN, InputArguments, as_chat, as_number, with_named_fields
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.recognition import format_of, messages_fields, recognize
 from topr_trl.importing.records import (
-    Evaluated,
     Format,
+    LeftOut,
     NotOfFormat,
     Record,
     Row,
     Unrewarded,
+    Unusable,
     files_of,
     has_broken_call,
     parsed,
@@ -79,6 +81,11 @@ class ReadingArguments(InputArguments):
             raise ValueError(f"temperature must be above 0, not {self.temperature}.")
         if self.logprobs_mode is not None:
             check_choice(self, logprobs_mode=LOGPROBS_MODES)
+        if self.rollout_field is not None and self.completion == LAST_TURN:
+            raise ValueError(
+                "completion='last_turn' and rollout_field: all turns of a run share one reward. Remove one of the two "
+                "settings."
+            )
         for name in ("rewards", "requests"):
             if getattr(self, name) is not None:
                 existing(getattr(self, name), f"--{name}")
@@ -118,12 +125,14 @@ class Part(NamedTuple):
     Attributes:
         rows (`list[Row]`): Rows.
         places (`list[str]`): File and position of the record of each row.
-        left_out (`dict[str, list[str]]`): Files and positions of records without a row, by the reason.
+        left_out (`dict[str, list[str]]`): Files and positions of completions and records without a row, by the reason.
+        several_turns (`int`): Number of rows whose completion had several turns of the model.
     """
 
     rows: list[Row]
     places: list[str]
     left_out: dict[str, list[str]]
+    several_turns: int
 
 
 def short_place(place: str, source: Path) -> str:
@@ -215,7 +224,7 @@ class RecordReader:
         for place, record in self._split(records):
             if record is None or self._is_other(record):
                 continue
-            with self._errors_with(place, record), suppress(Evaluated):
+            with suppress(Unusable), self._errors_with(place, record):
                 record = self._check_fields(record)
                 name = self._run_name(record)
                 run = self.runs.setdefault(name, _Run())
@@ -227,7 +236,7 @@ class RecordReader:
                                 "give the same reward to all records of a run, or only to one of them"
                             )
                         run.reward = reward
-                if run.problem is None and (rows := self._usable_rows(record)):
+                if run.problem is None and (rows := _rows_in(self._completions(record))):
                     run.problem = self._problem(record, rows)
 
     def read(self, records: Iterable[tuple[str, bytes | Record]]) -> Part:
@@ -239,37 +248,25 @@ class RecordReader:
         Raises:
             ValueError: a record does not match the format, or has no reward.
         """
-        part = Part([], [], {name: [] for name in ("broken", "calls", "empty", "evaluated", "unrewarded", "where")})
-
-        def leave_out(why: str) -> None:
-            part.left_out[why].append(short_place(place, self.source))
-
+        part, several_turns = Part([], [], {reason.value: [] for reason in LeftOut}, 0), 0
         for place, record in self._split(records):
-            if record is None:
-                leave_out("broken")
-                continue
-            if self._is_other(record):
-                leave_out("where")
-                continue
             try:
                 with self._errors_with(place, record):
-                    rows = self._rows(self._check_fields(record))
-            except Unrewarded as error:
-                if not self.args.skip_unrewarded:
-                    raise ValueError(f"{place}: {error}. To skip such records, use --skip_unrewarded.") from None
-                leave_out("unrewarded")
-                continue
-            except Evaluated:
-                leave_out("evaluated")
-                continue
-            usable = [row for row in rows if not has_broken_call(row)]
-            part.rows.extend(usable)
-            part.places.extend([place] * len(usable))
-            if len(usable) < len(rows):
-                leave_out("calls")
-            elif not rows:
-                leave_out("empty")
-        return part
+                    found = [LeftOut.BROKEN] if record is None else self._rows_of(record)
+            except Unusable as error:
+                found = [error.reason]
+            for row in found or [LeftOut.EMPTY]:
+                if isinstance(row, LeftOut):
+                    part.left_out[row].append(short_place(place, self.source))
+                else:
+                    several_turns += turns_of(row) > 1
+                    part.rows.append(self._cut(row))
+                    part.places.append(place)
+        return part._replace(several_turns=several_turns)
+
+    def _rows_of(self, record: Any) -> list[Row | LeftOut]:
+        """Return the rows of a record, or the reason why it is left out."""
+        return [LeftOut.WHERE] if self._is_other(record) else self._rows(self._check_fields(record))
 
     def _split(self, records: Iterable[tuple[str, bytes | Record]]) -> Iterator[tuple[str, Any]]:
         """Yield the place and the content of each record, split as the format does. A broken line is None."""
@@ -295,7 +292,9 @@ class RecordReader:
         """Turn an error in a record into a ValueError with its place, and the format that it looks like."""
         try:
             yield
-        except Unrewarded:
+        except Unusable as error:
+            if not getattr(self.args, error.option):
+                raise ValueError(f"{place}: {error}. To skip such records, use --{error.option}.") from None
             raise
         except NotOfFormat as error:
             raise ValueError(f"{place}: {self._hint(record)}{error}.") from None
@@ -344,44 +343,55 @@ class RecordReader:
             self.same = value
         return record
 
-    def _usable_rows(self, record: Record) -> list[Row | None]:
-        """Return the rows of a record, with None for an empty completion. Return [] if all are empty."""
-        found = [row if row and _holds_completion(row) else None for row in self.format.rows(record)]
-        return found if any(found) else []
+    def _completions(self, record: Record) -> list[Row | LeftOut]:
+        """Return the rows of a record, without a reward, and the reason for each completion without a row."""
+        found = [
+            row if isinstance(row, LeftOut) else row if row and holds_completion(row) else LeftOut.EMPTY
+            for row in self.format.rows(record)
+        ]
+        return [as_chat(row) if self.chat and not isinstance(row, LeftOut) else row for row in found]
 
-    def _rows(self, record: Record) -> list[Row]:
-        found = self._usable_rows(record)
-        rows = [row for row in found if row]
-        if not rows:
-            return []
+    def _rows(self, record: Record) -> list[Row | LeftOut]:
+        found = self._completions(record)
+        if not (rows := _rows_in(found)):
+            return found
+        # An empty completion has a place in a list of rewards.
+        placed = [row for row in found if not isinstance(row, LeftOut) or row is LeftOut.EMPTY]
         if self.args.rollout_field:
-            self._add_run(record, found)
+            self._add_run(record, placed)
         else:
-            self._add_rewards(record, found)
+            self._add_rewards(record, placed)
             problem = self._problem(record, rows)
             for row in rows:
                 row["problem_id"] = problem if self.args.problem_field else row.get("problem_id") or problem
         if "reward" in self.columns:
             _check_rewards(rows)
-        if self.chat:
-            rows = [as_chat(row) for row in rows]
         for row in rows:
             if row.get("prompt") is None and not row.get("prompt_ids"):
-                raise NotOfFormat("its prompt is null: fill it in, or remove the record")
+                raise Unusable("its prompt is null")
+            if self.args.completion == LAST_TURN and row.get(ROLLOUT) is not None:
+                raise Unusable("it is a run in several parts, so its last turn is not known (completion is last_turn)")
             row.update(self._for_all)
-        return rows
+        return [
+            row if isinstance(row, LeftOut) else LeftOut.CALLS if has_broken_call(row) else without_unknown_logps(row)
+            for row in found
+        ]
 
-    def _problem(self, record: Record, rows: Sequence[Row | None]) -> str:
+    def _cut(self, row: Row) -> Row:
+        """Return a row with the turns that `completion` asks for."""
+        return last_turn(row) if self.args.completion == LAST_TURN and turns_of(row) > 1 else row
+
+    def _problem(self, record: Record, rows: Sequence[Row]) -> str:
         """Return the id of a record's problem, from `problem_field`, or from the first row: its id or its prompt."""
         if self.args.problem_field:
             return str(_field_value(record, self.args.problem_field, NotOfFormat))
-        first = next(row for row in rows if row)
+        first = rows[0]
         return str(first.get("problem_id") or hash_prompts([first.get("prompt_ids") or first["prompt"]])[0])
 
     def _run_name(self, record: Record) -> str:
         return str(_field_value(record, self.args.rollout_field or "", NotOfFormat))
 
-    def _add_run(self, record: Record, found: Sequence[Row | None]) -> None:
+    def _add_run(self, record: Record, found: Sequence[Row | LeftOut]) -> None:
         """Add the id, the problem and the reward of its run to the row of a record."""
         if len(found) > 1:
             raise NotOfFormat(
@@ -392,15 +402,15 @@ class RecordReader:
         if "reward" in self.columns and run.reward is None:
             raise Unrewarded(f"no record of its run {name} has a reward")
         for row in found:
-            if row:
+            if not isinstance(row, LeftOut):
                 row.update({ROLLOUT: name, "problem_id": run.problem, "reward": run.reward})
 
-    def _add_rewards(self, record: Record, rows: Sequence[Row | None]) -> None:
-        rollouts = Rollouts.of([row and row.get(ROLLOUT) for row in rows])
+    def _add_rewards(self, record: Record, rows: Sequence[Row | LeftOut]) -> None:
+        rollouts = Rollouts.of([None if isinstance(row, LeftOut) else row.get(ROLLOUT) for row in rows])
         rewards = self._rewards(record, len(rollouts.counts_R))
         if rewards is not None:
             for n, reward in zip(rollouts.order_N, np.repeat(rewards, rollouts.counts_R), strict=True):
-                if row := rows[n]:
+                if not isinstance(row := rows[n], LeftOut):
                     row["reward"] = float(reward)
 
     def _rewards(self, record: Record, rollouts: int) -> list[float] | None:
@@ -431,12 +441,8 @@ class RecordReader:
         return [float(sum(numbers)) for numbers in zip(*by_rollout.values(), strict=True)]
 
 
-def _holds_completion(row: Row) -> bool:
-    """Return whether the completion of a row has a token or a text."""
-    completion = row["completion"]
-    if isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion):
-        completion = any(value for turn in completion for name, value in turn.items() if name != "role")
-    return bool(row.get("completion_ids") or completion)
+def _rows_in(found: Iterable[Row | LeftOut]) -> list[Row]:
+    return [row for row in found if not isinstance(row, LeftOut)]
 
 
 def _check_rewards(rows: Sequence[Row]) -> None:
@@ -448,7 +454,8 @@ def _check_rewards(rows: Sequence[Row]) -> None:
 
 def _check_number(name: str, number: Any) -> None:
     if not isinstance(number, int | float) or not abs(number) <= LARGEST_REWARD:
-        raise NotOfFormat(f"{name} is {number!r}, and a reward must be a finite number")
+        error = Unusable if isinstance(number, float) else NotOfFormat
+        raise error(f"{name} is {number!r}, and a reward must be a finite number")
 
 
 def _read_by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:

@@ -5,20 +5,20 @@ from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.message_parts import assistant, call, other, split_parts, text_of
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, tools_as_json
+from topr_trl.importing.records import Format, LeftOut, NotOfFormat, Record, Row, Unusable, tools_as_json
 from topr_trl.importing.text_completions import body_and_request
 
 
-def rows(record: Record) -> list[Row]:
-    """Return one row of messages. Return [] for a failed request."""
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return one row of messages."""
     found = body_and_request(record, "input")
     if found is None:
-        return []
+        return [LeftOut.FAILED]
     body, asked = found
     return row_of_response(asked, body)
 
 
-def row_of_response(asked: Record, body: Record) -> list[Row]:
+def row_of_response(asked: Record, body: Record) -> list[Row | LeftOut]:
     """Return one row of messages from a request and its response. Return [] if the response is empty.
 
     Args:
@@ -26,12 +26,13 @@ def row_of_response(asked: Record, body: Record) -> list[Row]:
         body (`Record`): Response with its output.
 
     Raises:
-        NotOfFormat: the output is missing, or the provider ran a tool itself.
+        NotOfFormat: the output is missing.
+        Unusable: the provider ran a tool itself.
     """
     if "output" not in body:
         raise NotOfFormat(f"its response has no output; it has {', '.join(sorted(body))}")
     if body.get("status") in ("failed", "cancelled", "in_progress", "queued"):
-        return []
+        return [LeftOut.FAILED]
     completion = messages_of(body["output"])
     if not completion:
         return []
@@ -47,13 +48,11 @@ def prompt_of(asked: Record) -> list[Row]:
     """Return the messages of a request.
 
     Raises:
-        NotOfFormat: the request continues an earlier response, so that its prompt is not in the file.
+        Unusable: the request continues an earlier response, so that its prompt is not in the file.
     """
     for name in ("previous_response_id", "conversation", "prompt"):
         if asked.get(name):
-            raise NotOfFormat(
-                f"its request has {name}, so the file does not have the whole prompt. Leave such records out"
-            )
+            raise Unusable(f"its request has {name}, so the file does not have the whole prompt")
     start = [other("system", asked["instructions"])] if asked.get("instructions") else []
     given = asked["input"]
     return start + ([other("user", given)] if isinstance(given, str) else messages_of(given))
@@ -96,9 +95,7 @@ def messages_of(items: Iterable[Any]) -> list[Row]:
                 turn["calls"].append(call(item["name"], item["arguments"], item.get("call_id")))
             turn["thinking"] += [thinking] if thinking else []
         else:
-            raise NotOfFormat(
-                f"it has an item of type {kind}, which rows of messages cannot hold. Leave such records out"
-            )
+            raise Unusable(f"it has an item of type {kind}, which rows of messages cannot hold")
     end_turn()
     return found
 
@@ -107,7 +104,7 @@ def _functions(tools: Any) -> Any:
     """Return the tools of a request, which must all be functions."""
     others = {tool.get("type") for tool in tools or () if tool.get("type", "function") != "function"}
     if others:
-        raise NotOfFormat(f"its request has the tool {', '.join(map(str, others))}, which the provider runs itself")
+        raise Unusable(f"its request has the tool {', '.join(map(str, others))}, which the provider runs itself")
     if not tools:
         return None
     return [{name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, message, row_of_run, tools_as_json
+from topr_trl.importing.records import Format, NotOfFormat, Record, Row, Unusable, message, row_of_run, tools_as_json
 
 _ROLES = {
     "system": "system", "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant",
@@ -16,7 +16,7 @@ _CALL = "function_call"  # role of LLaMA-Factory for a turn that is a tool call 
 def rows(record: Record) -> list[Row]:
     """Return one row of messages. Return [] if there is no turn of the assistant."""
     if record.get("image") or record.get("images"):
-        raise NotOfFormat("it has images: only text can be trained on offline")
+        raise Unusable("it has images: only text can be trained on offline")
     turns = [_message(turn) for turn in record["conversations"]]
     if record.get("system") and not (turns and turns[0]["role"] == "system"):
         turns.insert(0, message({"role": "system", "content": record["system"]}))
@@ -37,7 +37,7 @@ def _message(turn: Record) -> Row:
     if role not in _ROLES:
         raise NotOfFormat(f"a turn is from {role!r}; known are {', '.join([*_ROLES, _CALL])}")
     if isinstance(content, str) and _ROLES[role] == "user" and "<image>" in content:
-        raise NotOfFormat("a turn has an <image>: only text can be trained on offline")
+        raise Unusable("a turn has an <image>: only text can be trained on offline")
     return message({"role": _ROLES[role], "content": content, **more})
 
 

@@ -4,7 +4,7 @@ from itertools import chain
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, finish_reason
+from topr_trl.importing.records import Format, LeftOut, NotOfFormat, Record, Row, Unusable, finish_reason
 
 _ID_PREFIX = "token_id:"  # prefix of tokens that vLLM writes with `return_tokens_as_token_ids`
 
@@ -28,14 +28,14 @@ def body_and_request(record: Record, of_request: str) -> tuple[Record, Record] |
     return body, asked
 
 
-def rows(record: Record) -> list[Row | None]:
-    """Return a row of text for each choice, or None for an empty choice. Return [] for a failed request."""
+def rows(record: Record) -> list[Row | LeftOut | None]:
+    """Return a row of text for each choice, or None for an empty choice."""
     found = body_and_request(record, "prompt")
     if found is None:
-        return []
+        return [LeftOut.FAILED]
     body, asked = found
     if asked.get("echo") or asked.get("suffix"):
-        raise NotOfFormat("its request has echo or suffix, so the text of a choice is not what follows the prompt")
+        raise Unusable("its request has echo or suffix, so the text of a choice is not what follows the prompt")
     prompts = _prompts(asked["prompt"])
     each = asked.get("n") or 1
     choices = sorted(body["choices"], key=lambda choice: choice.get("index", 0))
@@ -64,10 +64,10 @@ def _row(choice: Record, prompt: str | list[int], sampling: Row) -> Row | None:
     if not choice["text"] and not ids:
         return None
     if isinstance(prompt, list) and not ids:
-        raise NotOfFormat("its prompt is token ids, and its choice has none: log token_ids, or the prompt as text")
+        raise Unusable("its prompt is token ids, and its choice has none: log token_ids, or the prompt as text")
     prompt_ids = prompt if isinstance(prompt, list) else choice.get("prompt_token_ids")
     if ids and logps and len(ids) != len(logps):
-        raise NotOfFormat(f"a choice has {len(ids)} token_ids and {len(logps)} log-probabilities")
+        raise Unusable(f"a choice has {len(ids)} token_ids and {len(logps)} log-probabilities")
     if not (ids and prompt_ids):  # A row has both kinds of ids or none.
         ids = prompt_ids = None
     known = ids and logps and all(isinstance(value, float | int) and -9999 < value <= 0 for value in logps)
