@@ -16,11 +16,11 @@ _IMPORTANT = (
     "held_out_problems", "compare", "model_name_or_path", "use_peft", "load_in_4bit", "baseline",
     "effective_positive_share", "curation", "learning_rate", "num_train_epochs", "per_device_train_batch_size",
     "gradient_accumulation_steps", "num_generations", "num_generations_eval", "temperature", "max_new_tokens",
-    "sampling_backend", "sampling_workers", "accelerate_config", "report_to", "format", "reward_fields", "rewards",
-    "problem_field", "gpus", "nodes", "gpu_memory", "prompt_tokens", "optim", "lora_parameters",
+    "sampling_backend", "sampling_workers", "accelerate_config", "report_to", "format", "reward_fields", "label_values",
+    "rewards", "problem_field", "gpus", "nodes", "gpu_memory", "prompt_tokens", "optim", "lora_parameters",
 )  # fmt: skip
 # Settings of `_IMPORTANT` that are less important for a command.
-_LESS_IMPORTANT = {"iterate": ("format", "reward_fields")}
+_LESS_IMPORTANT = {"iterate": ("format", "reward_fields", "label_values")}
 # Classes whose settings form a group. All other settings are in the group Data.
 _GROUPS: dict[str, tuple[type, ...]] = {
     "Model": (ModelConfig,),

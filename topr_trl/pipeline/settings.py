@@ -62,6 +62,15 @@ class FolderArguments:
 
 
 @dataclass
+class RowsArguments(FolderArguments, InputArguments):
+    """Settings of a stage that reads rows, or imports a file of another system."""
+
+    input: str | None = field(
+        default=None, metadata={"help": "Folder or file of rows, or a file that topr import reads, such as a CSV."}
+    )
+
+
+@dataclass
 class SeedArguments:
     """Settings for the seed."""
 
@@ -285,10 +294,13 @@ class IterateArguments(ProblemArguments, InputArguments, RunArguments):
 
 
 @dataclass
-class TrialArguments(FolderArguments, InputArguments, RunArguments):
+class TrialArguments(RowsArguments, RunArguments):
     """Settings of `topr trial`: the settings of its stages, and the size of the trial."""
 
-    input: str | None = field(default=None, metadata={"help": "Folder or file of rows with rewards."})
+    input: str | None = field(
+        default=None,
+        metadata={"help": "Folder or file of rows with rewards, or a file that topr import reads, such as a CSV."},
+    )
     output_dir: str | None = field(default="topr-trial", metadata={"help": "Folder to write."})
     task: str = field(
         default="gsm8k",
