@@ -123,7 +123,7 @@ def test_records_that_cannot_be_used(tmp_path, capsys, name, record, why):
 
 
 def test_a_record_of_another_format_is_never_skipped(tmp_path):
-    for record in ({"text": "42"}, {**answered(ANSWER), "score": "good"}):
+    for record in ({"text": "42"}, {**answered(ANSWER), "score": "seven"}):
         with pytest.raises(ValueError, match="line 2"):
             imported(tmp_path, "openai", [answered(ANSWER), record], *SCORE, "--skip_unusable")
 
