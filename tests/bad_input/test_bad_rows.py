@@ -59,6 +59,20 @@ def turns(given: str, words: str, template: str, role: str = "user", **of_first:
     return Case(given, do, words, NOTHING_WRITTEN)
 
 
+def rendered(given: str, words: str, **columns: Any) -> Case:
+    """Rows with one turn, written by a chat template that knows two roles and no tools."""
+
+    def do(kit: Kit) -> None:
+        kit["tokenizer"].chat_template = (
+            "{% for m in messages if m.role in ('user', 'assistant') %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+            + ASSISTANT
+        )
+        row = {"prompt": [{"role": "user", "content": "1"}], "completion": [{"role": "assistant", "content": "7"}]}
+        kit.offline(with_columns(kit["rows"], **{name: [value] * 8 for name, value in {**row, **columns}.items()}))
+
+    return Case(given, do, words, NOTHING_WRITTEN)
+
+
 def ones(wrong: Any, at: int = 1, rest: Any = 1.0) -> list[Any]:
     return [rest] * at + [wrong] + [rest] * (7 - at)
 
@@ -171,6 +185,16 @@ ROWS = [
     turns("a call of a tool whose arguments are no JSON", "row 0, arguments, count, '{\"of\": ', completion_ids, drop",
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
         tool_calls=[{"type": "function", "function": {"name": "count", "arguments": '{"of": '}}]),
+    rendered("a message of a role that the template does not write", "row 0, content, function, FOUR, chat template",
+        prompt=[{"role": "user", "content": "1"}, {"role": "function", "content": "FOUR"}]),
+    rendered("tools that the template does not write", "row 0, the tool count, chat_template_path, column tools",
+        tools='[{"type": "function", "function": {"name": "count"}}]'),
+    rendered("a part of a message without text", "row 0, type text, no text, value",
+        prompt=[{"role": "user", "content": [{"type": "text", "value": "1"}]}]),
+    rendered("a weight of a turn that is neither 0 nor 1", "row 0, weight 0.5, 1, 0",
+        completion=[{"role": "assistant", "content": "7", "weight": 0.5}]),
+    rendered("options of the template that the trainer sets", "row 0, chat_template_kwargs, add_generation_prompt",
+        chat_template_kwargs='{"add_generation_prompt": false}'),
 ]
 # fmt: on
 
@@ -294,6 +318,8 @@ IMPORTED = [
         {**LOG_OF_VERL, "score": "high"}),
     imported("a reward that is NaN", "log/1.jsonl, line 2, score, nan, finite number", LOG_OF_VERL,
         {**LOG_OF_VERL, "score": float("nan")}),
+    imported("an output with results of tools", "log/1.jsonl, line 2, tool, masks, --skip_unusable", LOG_OF_VERL,
+        {**LOG_OF_VERL, "output": "<tool_response>2</tool_response>"}),
     imported("two rewards for one completion", "log/1.jsonl, line 1, score, 2 reward(s), one reward per completion",
         {**LOG_OF_VERL, "score": [1, 0]}),
     imported("a second file that has an id twice", "rewards.jsonl, line 2, same id, 'a', remove", LOG_OF_VERL,
