@@ -170,6 +170,5 @@ FORMAT = Format(
     optional=None,
     without_repeats=one_per_folder,
     loses="Actions are the model's own words. Results of tools are close to what it read, but can lack notes that the "
-    "agent added, and tools lack their parameters. For exact prompts, import the folder llm_completions with "
-    "--format openai.",
+    "agent added, and tools lack their parameters.",
 )
