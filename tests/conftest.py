@@ -29,6 +29,7 @@ gc.freeze()
 atexit.register(gc.unfreeze)
 
 CHAT_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% for call in m.tool_calls or [] %}{{ call | tojson }}"
     "{% endfor %}{% if m['role'] == 'assistant' %}<|end|>{% endif %}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"

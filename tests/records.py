@@ -1,5 +1,7 @@
 """A record of each format of other systems."""
 
+import json
+
 NEMO = {
     "content": [["user: 6*7?\n", "42"]], "rewards": [1.0], "input_lengths": [7],
     "token_ids": [[1, 21, 5, 42, 60, 43, 2, 0, 0]], "token_loss_mask": [[0, 0, 0, 1, 0, 1, 1, 0, 0]],
@@ -79,7 +81,79 @@ MESSAGES = {"messages": [*ASKED, ANSWERED, {"role": "tool", "content": "42", "to
 VERL = {"input": "6*7?", "output": "42", "score": 1.0, "step": 3, "gts": "42", "uid": "u_0_0", "acc": True}
 OF_TRL = {"step": 3, "prompt": "6*7?", "completion": "42", "advantage": 0.5, "exact": 1.0, "style": None}
 
+QUESTION = {"role": "user", "content": "6*7?"}
+ITEM = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "42"}]}
+MADE = {"object": "response", "status": "completed", "output": [
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+    {"type": "function_call", "name": "run", "arguments": "{}", "call_id": "c1"},
+    {"type": "function_call_output", "call_id": "c1", "output": "42"}, ITEM]}  # fmt: skip
+RESPONSE = {
+    "request": {"input": [QUESTION], "instructions": "Calculate.", "temperature": 0.7},
+    "response": MADE,
+    "reward": 1,
+}
+GYM = {"responses_create_params": {"input": [QUESTION]}, "response": {**MADE, "output": [
+    {**ITEM, "prompt_token_ids": [1, 21], "generation_token_ids": [42, 2], "generation_log_probs": [-0.5, 0.0]}]},
+    "reward": 1.0, "_ng_task_index": 0, "_ng_rollout_index": 1}  # fmt: skip
+TEXT = {"request": {"prompt": "6*7=", "temperature": 1}, "response": {"choices": [
+    {"text": "42", "index": 0, "finish_reason": "stop", "token_ids": [42, 2], "prompt_token_ids": [1, 21],
+     "logprobs": {"tokens": ["42", ""], "token_logprobs": [-0.5, 0.0]}}]}, "reward": 1}  # fmt: skip
+SHAREGPT = {"conversations": [{"from": "human", "value": "6*7?"}, {"from": "function_call", "value": '{"name": "run"}'},
+                              {"from": "observation", "value": "42"}, {"from": "gpt", "value": "42"}],
+            "system": "Calculate.", "tools": "[]", "reward": 1}  # fmt: skip
+PAIRS = {"chosen": [QUESTION, {"role": "assistant", "content": "42"}],
+         "rejected": [QUESTION, {"role": "assistant", "content": "41"}]}  # fmt: skip
+TABLE = {"question": "6*7?", "response": "42", "thumbs": "up", "system": "Calculate."}
+LM_EVAL = {"doc_id": 0, "doc": {"a": 1}, "target": "42", "arguments": {"gen_args_0": {"arg_0": "6*7=", "arg_1": {
+    "until": ["\n"], "temperature": 0.7}}}, "resps": [[" 42"]], "filtered_resps": ["42"], "filter": "none",
+    "metrics": ["exact_match"], "exact_match": 1.0}  # fmt: skip
+INSPECT = {
+    "id": 1, "epoch": 1, "input": "6*7?", "target": "42", "scores": {"includes": {"value": "C"}},
+    "messages": [{"role": "user", "content": "6*7?", "source": "input"},
+                 {"role": "assistant",
+                  "content": [{"type": "reasoning", "reasoning": "Hm."}, {"type": "text", "text": "a"}],
+                  "tool_calls": [{"id": "c1", "function": "run", "arguments": {}}], "source": "generate"},
+                 {"role": "tool", "content": "42", "tool_call_id": "c1"}],
+    "output": {"choices": [{"stop_reason": "stop"}]}, "attachments": {}, "plan": {"config": {"temperature": 0.7}},
+    "events": [{"event": "model", "tools": [{"name": "run", "parameters": {}}]}],
+}  # fmt: skip
+ACTION = {"kind": "ActionEvent", "source": "agent", "thought": [{"type": "text", "text": "Look"}], "tool_call_id": "c1",
+          "tool_call": {"id": "c1", "name": "run", "arguments": "{}"}, "llm_response_id": "r1"}  # fmt: skip
+OUTPUT = {"instance_id": "a", "test_result": {"report": {"resolved": True}}, "history": [
+    {"kind": "SystemPromptEvent", "system_prompt": {"type": "text", "text": "You mend."}, "tools": [
+        {"title": "run", "description": "Run.", "kind": "RunTool"}]},
+    {"kind": "MessageEvent", "source": "user",
+     "llm_message": {"role": "user", "content": [{"type": "text", "text": "Fix."}]}},
+    ACTION,
+    {"kind": "ObservationEvent", "observation": {"content": [{"type": "text", "text": "ok"}]}, "tool_call_id": "c1"},
+    {"kind": "MessageEvent", "source": "agent", "llm_message": {"role": "assistant", "content": []}}]}  # fmt: skip
+LANGFUSE = {"id": "o", "traceId": "t", "type": "GENERATION", "input": [QUESTION], "output": {"content": "42"},
+            "modelParameters": {"temperature": "0.7"}, "reward": 1}  # fmt: skip
+LANGSMITH = {
+    "id": "r", "run_type": "llm", "inputs": {"messages": [[{"lc": 1, "id": ["langchain", "HumanMessage"],
+                                                            "kwargs": {"content": "6*7?"}}]]},
+    "outputs": {"generations": [[{"message": {"lc": 1, "id": ["langchain", "AIMessage"], "kwargs": {
+        "content": "42", "tool_calls": [{"name": "run", "args": {}, "id": "c1"}]}}}]]},
+    "extra": {"invocation_params": {"temperature": 0.7}}, "feedback_stats": {"thumbs": {"n": 1, "avg": 1.0}},
+}  # fmt: skip
+
+
+def attribute(key, value):
+    return {"key": f"gen_ai.{key}", "value": {"stringValue": json.dumps(value)}}
+
+
+OTEL = {"resourceSpans": [{"scopeSpans": [{"spans": [{
+    "spanId": "s", "attributes": [
+        attribute("input.messages", [{"role": "user", "parts": [{"type": "text", "content": "6*7?"}]}]),
+        attribute("output.messages", [{"role": "assistant", "parts": [{"type": "reasoning", "content": "Hm."}, {
+            "type": "tool_call", "name": "run", "arguments": {}}, {"type": "text", "content": "42"}]}])],
+    "events": [{"name": "gen_ai.evaluation.result", "attributes": [
+        {"key": "gen_ai.evaluation.score.value", "value": {"doubleValue": 1.0}}]}]}]}]}]}  # fmt: skip
+
 EXAMPLES = {
+    "inspect": INSPECT, "langfuse": LANGFUSE, "langsmith": LANGSMITH, "lm-eval": LM_EVAL, "nemo-gym": GYM,
+    "openai-completions": TEXT, "openai-responses": RESPONSE, "openhands-output": OUTPUT, "opentelemetry": OTEL,
+    "pairs": PAIRS, "sharegpt": SHAREGPT, "table": TABLE,
     "graded": GRADED, "messages": MESSAGES, "nemo-rl": NEMO, "openai": CHAT, "openhands": OPENHANDS,
     "swe-agent": SWE_AGENT, "trl": OF_TRL, "verifiers": EPISODE, "verifiers-results": {
         **V0, "trajectory": [turn([1, 2], [3], [-0.5]), turn([1, 2, 3, 9, 9], [4, 5], [-1.0, -0.25])],

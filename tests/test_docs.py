@@ -68,7 +68,7 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
 
     monkeypatch.setattr(topr_trl.TOPRTrainer, "train", two_steps)
     model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype="float32")
-    for name in ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B-Instruct"):
+    for name in ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B-Instruct", "my-assistant"):
         model.save_pretrained(name)
         tokenizer.save_pretrained(name)
     rows = load_rows(sampled)

@@ -103,7 +103,7 @@ READ = [
     read("a folder without rows", "no rows, *.parquet, empty", "empty"),
     read("a first row that is null", "rows.jsonl, first row, null, remove", "rows.jsonl", b'null\n{"prompt": "a"}\n'),
     read("an empty file", "rows.jsonl, empty, no row", "rows.jsonl", b""),
-    read("a file of another kind", ".parquet, .json, .jsonl, rows.csv", "rows.csv", b"prompt,reward\na,1"),
+    read("a file of another kind", "rows.txt, not recognized, JSON, .csv or .tsv", "rows.txt", b"prompt,reward\na,1"),
     read("a truncated line", "rows.jsonl, download", "rows.jsonl", b'{"prompt": "a", "reward": 1}\n{"prompt": '),
     read("a `.parquet` file that is something else", "rows.parquet, download", "rows.parquet", b"prompt,reward\na,1"),
     damaged("a truncated shard", "rows/rows-00001-of-00002.parquet, download", _cut),

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from bad_input import NO_SHARD, NOTHING_WRITTEN, NOWHERE, Case, Kept, Kit, cases, kit
 from datasets import Dataset, DatasetDict
+from records import EXAMPLES
 
 __all__ = ["kit"]
 
@@ -54,6 +55,20 @@ def turns(given: str, words: str, template: str, role: str = "user", **of_first:
         messages = [{"role": who, "content": what} for who, what in says]
         completion = [[{**messages[0], **of_first}, *messages[1:]]] * 8
         kit.offline(with_columns(kit["rows"], prompt=prompt, completion=completion))
+
+    return Case(given, do, words, NOTHING_WRITTEN)
+
+
+def rendered(given: str, words: str, **columns: Any) -> Case:
+    """Rows with one turn, written by a chat template that knows two roles and no tools."""
+
+    def do(kit: Kit) -> None:
+        kit["tokenizer"].chat_template = (
+            "{% for m in messages if m.role in ('user', 'assistant') %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+            + ASSISTANT
+        )
+        row = {"prompt": [{"role": "user", "content": "1"}], "completion": [{"role": "assistant", "content": "7"}]}
+        kit.offline(with_columns(kit["rows"], **{name: [value] * 8 for name, value in {**row, **columns}.items()}))
 
     return Case(given, do, words, NOTHING_WRITTEN)
 
@@ -170,6 +185,16 @@ ROWS = [
     turns("a call of a tool whose arguments are no JSON", "row 0, arguments, count, '{\"of\": ', completion_ids, drop",
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
         tool_calls=[{"type": "function", "function": {"name": "count", "arguments": '{"of": '}}]),
+    rendered("a message of a role that the template does not write", "row 0, content, function, FOUR, chat template",
+        prompt=[{"role": "user", "content": "1"}, {"role": "function", "content": "FOUR"}]),
+    rendered("tools that the template does not write", "row 0, the tool count, chat_template_path, column tools",
+        tools='[{"type": "function", "function": {"name": "count"}}]'),
+    rendered("a part of a message without text", "row 0, type text, no text, value",
+        prompt=[{"role": "user", "content": [{"type": "text", "value": "1"}]}]),
+    rendered("a weight of a turn that is neither 0 nor 1", "row 0, weight 0.5, 1, 0",
+        completion=[{"role": "assistant", "content": "7", "weight": 0.5}]),
+    rendered("options of the template that the trainer sets", "row 0, chat_template_kwargs, add_generation_prompt",
+        chat_template_kwargs='{"add_generation_prompt": false}'),
 ]
 # fmt: on
 
@@ -293,12 +318,14 @@ IMPORTED = [
         {**LOG_OF_VERL, "score": "high"}),
     imported("a reward that is NaN", "log/1.jsonl, line 2, score, nan, finite number", LOG_OF_VERL,
         {**LOG_OF_VERL, "score": float("nan")}),
+    imported("an output with results of tools", "log/1.jsonl, line 2, tool, masks, --skip_unusable", LOG_OF_VERL,
+        {**LOG_OF_VERL, "output": "<tool_response>2</tool_response>"}),
     imported("two rewards for one completion", "log/1.jsonl, line 1, score, 2 reward(s), one reward per completion",
         {**LOG_OF_VERL, "score": [1, 0]}),
     imported("a second file that has an id twice", "rewards.jsonl, line 2, same id, 'a', remove", LOG_OF_VERL,
         also={"rewards.jsonl": '{"id": "a", "reward": 1}\n{"id": "a", "reward": 0}\n'}, rewards="rewards.jsonl"),
-    imported("an array of records", "log/1.jsonl, line 1, JSON array, one record per line",
-        json.dumps([LOG_OF_VERL], indent=1)),
+    imported("an array that breaks off", "log/1.jsonl, after 1 whole records, not valid JSON",
+        json.dumps([LOG_OF_VERL] * 2, indent=1)[:-30]),
     imported("a list of messages", "log/1.jsonl, line 1, lacks input, has messages, --format messages",
         {"messages": [], "reward": 1}),
     imported("two rewards of one run", "log/1.jsonl, line 2, reward is 0, run 3 has 1, same reward, records of a run",
@@ -318,8 +345,90 @@ IMPORTED = [
 ]
 # fmt: on
 
+FEEDBACK = "question,response,thumbs\na,b,up\n"
+
+
+def foreign(
+    given: str, words: str, name: str, content: str | bytes | Any, command: str = "import", **settings: str
+) -> Case:
+    """A file of another system, whose format is recognized."""
+
+    def do(kit: Kit) -> None:
+        text = content if isinstance(content, str | bytes) else json.dumps(content)
+        (kit.folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        kit.note()
+        more = [part for setting, value in settings.items() for part in (f"--{setting}", value)]
+        kit.topr(f"{command} --input {name} --output_dir out", *more)
+
+    return Case(given, do, words, NO_SHARD, SystemExit)
+
+
+def example(name: str, **changes: Any) -> Any:
+    return {**EXAMPLES[name], **changes}
+
+
+# fmt: off
+RECOGNIZED = [
+    foreign("a file of no known format", "log.jsonl, not recognized, have who, --prompt_field, --format", "log.jsonl",
+        {"who": "a"}),
+    foreign("text that is neither JSON nor a table", "log.txt, none, JSON, .csv or .tsv", "log.txt", "Hello.\nBye."),
+    foreign("records of two formats", "log.jsonl, looks like pairs and table, --format", "log.jsonl",
+        f'{json.dumps(EXAMPLES["pairs"])}\n{json.dumps(EXAMPLES["table"])}'),
+    foreign("another format than the one that is named",
+        "log.jsonl, line 1, looks like nemo-gym, Responses API, --format nemo-gym", "log.jsonl", EXAMPLES["nemo-gym"],
+        format="openai"),
+    foreign("two fields of messages", "log.json, a, b may all hold its messages, --messages_field", "log.json",
+        {name: [{"role": "assistant", "content": "x"}] for name in "ab"}),
+    foreign("a field of messages that is not there", "log.json, line 1, no field history, has a", "log.json", {"a": 1},
+        messages_field="history"),
+    foreign("a table with one column", "log.csv, one column, 'Hello', header, commas", "log.csv", "Hello\nBye"),
+    foreign("a table with a row that is too short", "log.csv, cannot be read, Expected 3 columns, got 2", "log.csv",
+        FEEDBACK + "a,b\n"),
+    foreign("a table that is not UTF-8", "log.csv, cannot be read, UTF-8", "log.csv",
+        FEEDBACK.encode() + b"\xe9,b,up\n"),
+    foreign("a table with two prompts", "log.csv, row 2, question, query may all hold the prompt, --prompt_field",
+        "log.csv", "question,query,response,score\na,b,c,1\n"),
+    foreign("a table with two ratings", "log.csv, row 2, score, rating may all be the reward, --reward_fields",
+        "log.csv", "question,response,score,rating\na,b,1,1\n"),
+    foreign("a label that is no number", "log.csv, row 2, thumbs, 'sideways', --label_values", "log.csv",
+        FEEDBACK.replace("up", "sideways")),
+    foreign("a label that is not mapped", "log.csv, row 2, thumbs, 'up', --label_values", "log.csv", FEEDBACK,
+        label_values="yes=1"),
+    foreign("labels without numbers", "label_values, up=1 down=0, 'up'", "log.csv", FEEDBACK, label_values="up"),
+    foreign("a condition without a value", "where, filter=strict-match, 'a'", "log.csv", FEEDBACK, where="a"),
+    foreign("a column for the prompt of a chat log", "prompt_field, tables, format openai, remove", "log.csv", FEEDBACK,
+        prompt_field="question", format="openai"),
+    foreign("a field of messages of a table", "messages_field, format table, remove", "log.csv", FEEDBACK,
+        messages_field="a", format="table"),
+    foreign("a rating that is missing", "log.csv, row 2, reward is null, --skip_unrewarded", "log.csv",
+        "question,response,thumbs\na,b,\n"),
+    foreign("pairs of text without a prompt", "log.jsonl, line 1, no prompt, field prompt", "log.jsonl",
+        {"chosen": "a b", "rejected": "a c"}),
+    foreign("two filters of lm-eval", "log.jsonl, line 2, filter is b, has a, --where filter=a", "log.jsonl",
+        "\n".join(json.dumps(example("lm-eval", filter=name)) for name in "ab")),
+    foreign("multiple choice of lm-eval", "log.jsonl, line 1, likelihood, generate_until", "log.jsonl",
+        example("lm-eval", arguments={"gen_args_0": {"arg_0": "a", "arg_1": " b"}})),
+    foreign("a response that continues another one", "log.jsonl, line 1, previous_response_id, whole prompt",
+        "log.jsonl", example("openai-responses", request={"input": "a", "previous_response_id": "r"})),
+    foreign("a search that the provider ran", "log.jsonl, line 1, web_search_call, --skip_unusable", "log.jsonl",
+        example("openai-responses", response={"output": [{"type": "web_search_call"}]})),
+    foreign("a log of inspect_ai that is damaged", "log.eval, cannot be read, inspect_ai, copy it again",
+        "log.eval", b"PK12"),
+    foreign("a run of OpenHands whose context was condensed", "log.jsonl, line 1, condensed, --skip_unusable",
+        "log.jsonl",
+        example("openhands-output", history=[{"kind": "Condensation"}])),
+    foreign("a span without its prompt", "log.jsonl, line 1, gen_ai.input.messages, not captured", "log.jsonl",
+        {"attributes": {"gen_ai.output.messages": "[]"}}),
+    foreign("`train`: a CSV that is not recognized", "topr train, log.csv, not recognized, have a, b, --prompt_field",
+        "log.csv", "a,b\n1,2\n", command="train --use_cpu true --bf16 false"),
+    foreign("`curate`: a label that is no number", "topr curate, log.csv, row 2, 'sideways', --label_values", "log.csv",
+        FEEDBACK.replace("up", "sideways"), command="curate"),
+]
+# fmt: on
+
 DOORS = {
     "Rows": ROWS, "log μ that rows bring": LOG_MU, "Rows of the stages": STAGES, "Files of other systems": IMPORTED,
+    "Formats of other systems": RECOGNIZED,
 }  # fmt: skip
 
 

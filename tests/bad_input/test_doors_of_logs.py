@@ -25,8 +25,9 @@ from topr_trl.data.tokenization import tokenize_row
 from topr_trl.data.trajectories import rollouts_of
 from topr_trl.evaluation.off_policy import off_policy_values
 from topr_trl.importing import FORMATS
+from topr_trl.importing.recognition import format_of
 from topr_trl.importing.record_to_rows import ReadingArguments, RecordReader
-from topr_trl.importing.records import to_table
+from topr_trl.importing.records import count_records, read_records, to_table
 from topr_trl.pipeline import trial_split as held_out
 from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.trial import ARMS
@@ -42,6 +43,10 @@ def parts_of(value):
     for key, part in inside:
         yield value, key
         yield from parts_of(part)
+
+
+SAMPLES_OF_INSPECT = (Path(__file__).parents[1] / "importing" / "written" / "inspect-0.3.285.eval").read_bytes()
+FIELDS = sorted({name for record in EXAMPLES.values() for name in record})
 
 
 @st.composite
@@ -64,11 +69,13 @@ def logs(draw):
 
 
 @few
-@given(logs(), st.booleans())
-def test_records_of_other_systems(log, skips):
+@given(logs(), st.booleans(), st.sampled_from(["all_turns", "last_turn"]))
+def test_records_of_other_systems(log, skips, turns):
     name, records = log
-    fields = ["reward"] if name in ("messages", "openai") else None
-    reader = RecordReader(ReadingArguments(format=name, reward_fields=fields, skip_unrewarded=skips), Path(__file__))
+    fields = ["reward"] if FORMATS[name].rewards is None and "reward" in EXAMPLES[name] else None
+    skip = {"skip_unrewarded": skips, "skip_unusable": skips}
+    args = ReadingArguments(format=name, reward_fields=fields, completion=turns, **skip)
+    reader = RecordReader(args, Path(__file__))
     lines = FORMATS[name].suffix == ".jsonl"
     with refused_by_name("log, line "):
         part = reader.read(
@@ -79,6 +86,47 @@ def test_records_of_other_systems(log, skips):
         assert np.isfinite(np.asarray(table["reward"], dtype=float)).all()
         for row in from_table(table):
             check_tokens_of(row)
+
+
+@few
+@given(logs() | st.tuples(st.none(), st.lists(st.dictionaries(st.sampled_from(FIELDS), JSON), min_size=1, max_size=3)))
+def test_formats_are_recognized_or_not(log):
+    name, records = log
+    for record in records:
+        found = format_of(record)
+        assert found is None or found in FORMATS
+        if name is not None and record == EXAMPLES[name]:
+            assert found == name
+
+
+@st.composite
+def files(draw):
+    """Content of a file: records in some layout, with damage, or any bytes; and a suffix."""
+    _, records = draw(logs())
+    dumped = [json.dumps(record, indent=draw(st.sampled_from([None, 1]))) for record in records]
+    written = draw(st.sampled_from(["\n".join(dumped), f"[{','.join(dumped)}]", f"a,b\n{','.join(dumped)}"])).encode()
+    content = draw(st.just(written) | st.binary(max_size=60) | st.just(SAMPLES_OF_INSPECT))
+    if draw(st.booleans()):
+        place = draw(st.integers(0, len(content)))
+        content = content[:place] + draw(st.binary(max_size=4)) + content[place + draw(st.integers(0, 3)) :]
+    return content[: draw(st.integers(0, len(content)))] if draw(st.booleans()) else content, draw(
+        st.sampled_from([".jsonl", ".json", ".csv", ".tsv", ".eval", ".jsonl.gz", ".parquet", ".traj"])
+    )
+
+
+@few
+@given(files())
+def test_files_of_other_systems(given_file):
+    content, suffix = given_file
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"log{suffix}"
+        path.write_bytes(content)
+        with refused_by_name(str(path)):
+            reader = RecordReader(ReadingArguments(), path)
+            count = sum(count_records([path]))
+            part = reader.read(read_records(path))
+            assert len(part.rows) >= 0
+            assert count >= 0
 
 
 def check_tokens_of(row):
@@ -106,8 +154,13 @@ CONTENT = st.text() | st.none() | st.lists(st.just({"type": "text", "text": "a"}
 CALLS = st.none() | st.lists(damaged(CALL), max_size=2)
 TURNS = st.lists(
     st.fixed_dictionaries(
-        {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": CONTENT},
-        optional={"tool_calls": CALLS, "tool_call_id": st.text(max_size=3), "reasoning_content": st.none() | st.text()},
+        {"role": st.sampled_from(["system", "user", "assistant", "tool", "function"]), "content": CONTENT},
+        optional={
+            "tool_calls": CALLS,
+            "tool_call_id": st.text(max_size=3),
+            "reasoning_content": st.none() | st.text(),
+            "weight": st.sampled_from([0, 1, None]) | JSON,
+        },
     ),
     min_size=1,
     max_size=5,
@@ -115,9 +168,11 @@ TURNS = st.lists(
 
 
 @few
-@given(TURNS, TURNS, st.none() | st.just('[{"type": "function", "function": {"name": "run"}}]') | st.text())
-def test_runs_of_agents_to_tokens(prompt, completion, tools):
-    check_tokens_of({"prompt": prompt, "completion": completion, **({"tools": tools} if tools is not None else {})})
+@given(TURNS, TURNS, st.none() | st.just('[{"type": "function", "function": {"name": "run"}}]') | st.text(),
+       st.none() | st.just({"enable_thinking": False}) | JSON)  # fmt: skip
+def test_runs_of_agents_to_tokens(prompt, completion, tools, options):
+    row = {"prompt": prompt, "completion": completion, "tools": tools, "chat_template_kwargs": options}
+    check_tokens_of({name: value for name, value in row.items() if value is not None})
 
 
 IDS = (pa.list_(pa.int64()), st.lists(st.integers(0, 50), max_size=4))

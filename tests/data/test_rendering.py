@@ -114,7 +114,7 @@ def test_templates_that_write_reasoning(name):
         assert "I count them." in own(tokenizer, ids, mask)[0]
 
 
-@pytest.mark.parametrize("name", ["deepseek_r1_distill", "llama3", "qwen2_5"])
+@pytest.mark.parametrize("name", ["llama3", "qwen2_5"])
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
 def test_reasoning_that_a_template_leaves_out_is_refused(name, key):
     message = {**ANSWER, key: "I count\nthem."}

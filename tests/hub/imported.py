@@ -18,6 +18,7 @@ from topr_trl.tasks import arithmetic
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 from conftest import CHAT_TEMPLATE
+from records import EXAMPLES
 
 from tests.importing.test_formats import GRADED, NEMO, OPENHANDS, SWE_AGENT, WRITTEN
 
@@ -34,14 +35,18 @@ RECORDS = {
     "trl": [{"step": 1, "prompt": "1 + 1 =", "completion": " 2", "right": r, "advantage": r} for r in (1.0, -1.0)],
     "verl": [{"input": "1 + 1 =", "output": " 2.", "gts": "2", "score": score, "step": 1} for score in (1.0, -1.0)],
 }
+RECORDS.update({name: [record] for name, record in EXAMPLES.items() if name not in RECORDS})
 FOLDERS = {"verifiers": WRITTEN / "verifiers-0.4.0", "verifiers-results": WRITTEN / "verifiers-0.3.1"}
-REWARDS = {"messages": ["score"], "openai": ["stars"]}
+REWARDS = {
+    "messages": ["score"], "openai": ["stars"], "langfuse": ["reward"], "openai-completions": ["reward"],
+    "openai-responses": ["reward"], "sharegpt": ["reward"],
+}  # fmt: skip
 
 
 def source_of(name: str, folder: Path) -> Path:
     if name in FOLDERS:
         return FOLDERS[name]
-    path = folder / f"{name}{FORMATS[name].suffix}"
+    path = folder / f"{name}{FORMATS[name].suffix if FORMATS[name].suffix == '.parquet' else '.jsonl'}"
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(RECORDS[name]), path)
     else:
@@ -51,7 +56,7 @@ def source_of(name: str, folder: Path) -> Path:
 
 def train(name: str, rows, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
-    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.chat_template = CHAT_TEMPLATE.replace("{{ m['content'] }}", "{{ m.reasoning_content }}{{ m['content'] }}")
     model = AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL, dtype=torch.float32)
     before = model.lm_head.weight.clone()
     args = OfflineTOPRConfig(

@@ -13,7 +13,7 @@ from topr_trl.cli import main
 from topr_trl.data.tables import from_table
 from topr_trl.importing import FORMATS
 from topr_trl.importing.record_to_rows import ReadingArguments, RecordReader
-from topr_trl.importing.records import NotOfFormat, Unrewarded, to_table
+from topr_trl.importing.records import LeftOut, NotOfFormat, Unrewarded, to_table
 
 WRITTEN = Path(__file__).parent / "written"  # by the formats' own programs, which are kept beside the files
 
@@ -32,7 +32,7 @@ def imported(tmp_path):
 
 def made(name, record, **settings):
     reader = RecordReader(ReadingArguments(format=name, **settings), Path())
-    rows = reader._rows(reader._check_fields(record))
+    rows = [row for row in reader._rows(reader._check_fields(record)) if not isinstance(row, LeftOut)]
     table = to_table(rows, [""] * len(rows), reader.columns, bool(rows) and isinstance(rows[0]["prompt"], list))
     return from_table(table)
 
@@ -126,7 +126,7 @@ def test_packed_lines_and_episodes_of_an_evaluation(imported, tmp_path, capsys):
         with pa.output_stream(tmp_path / name) as file:
             file.write("".join(json.dumps(each) + "\n" for each in records).encode())
     assert len(imported("verifiers", tmp_path)) == 4
-    assert "\n2 records come from evaluations and are left out: " in capsys.readouterr().out
+    assert "\n2 runs come from evaluations and are left out: " in capsys.readouterr().out
     assert len(imported("verifiers", tmp_path / "00001.jsonl.gz")) == 2
 
 
@@ -209,8 +209,8 @@ def test_rows_with_tokens_can_be_trained_on_with_the_samplers_log_mu(name, recor
 def test_every_format_names_its_source():
     for name, form in FORMATS.items():
         assert form.source, name
-        assert form.suffix in (".jsonl", ".parquet"), name
-        assert form.required, name
+        assert form.suffix in (".jsonl", ".parquet", ".eval", ""), name
+        assert form.required or name == "table", name
 
 
 def test_traces_without_a_reward_and_with_a_broken_tree():

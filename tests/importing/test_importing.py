@@ -172,7 +172,7 @@ def test_every_format_is_in_the_guide():
 
 def test_missing_fields_and_other_formats(tmp_path):
     source = lines(tmp_path / "list.jsonl", ["[1]\n"])
-    with pytest.raises(ValueError, match="JSON object, and is a list"):
+    with pytest.raises(ValueError, match="JSON object, and is a int"):
         imported(source, tmp_path / "rows")
     assert not (tmp_path / "rows" / "_manifest.json").exists()
     with pytest.raises(ValueError, match=r"format .* graded, .*, verl, not 'pickle'"):
@@ -195,7 +195,7 @@ def test_empty_completions_are_left_out_and_counted(tmp_path, capsys):
     records = [record(0), record(1, output=""), record(2, output=None), record(3)]
     rows = imported(lines(tmp_path / "log.jsonl", records), tmp_path / "rows")
     assert rows["completion"][:] == [" 0.", " 3."]
-    assert "2 records hold no completion" in capsys.readouterr().out
+    assert "2 completions are empty or missing and are left out: log.jsonl, line 2, " in capsys.readouterr().out
 
 
 def test_what_is_kept_of_places_names_no_folder_of_this_machine(tmp_path):

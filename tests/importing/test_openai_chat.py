@@ -111,7 +111,7 @@ def test_a_batch_is_joined_with_its_requests(tmp_path, capsys):
     assert rows["reward"][:] == [-1.0]
     assert rows[0]["prompt"][0]["role"] == "user"
     said = capsys.readouterr().out
-    assert "1 record holds no completion to learn from: log.jsonl, line 2." in said
+    assert "1 request or run failed and is left out: log.jsonl, line 2." in said
     assert "Not in these files: prompt_ids" in said
 
 
@@ -222,5 +222,5 @@ def test_lists_of_messages(tmp_path, capsys):
     assert [each["content"] for each in rows[0]["completion"]] == ["x", "ok", "done"]
     assert (rows["reward"][:], json.loads(rows[0]["tools"])) == ([1.0], TOOLS)
     said = capsys.readouterr().out
-    assert "1 record holds no completion to learn from: log.jsonl, line 2." in said
-    assert "1 record has a tool call whose arguments are not valid JSON, without token ids, and is left out" in said
+    assert "1 completion is empty or missing and is left out: log.jsonl, line 2." in said
+    assert "1 completion has a tool call whose arguments are not valid JSON, without token ids, and is left out" in said

@@ -1,9 +1,11 @@
 """Each setting of ours either counts among the inputs of a stage, or is known not to change its results."""
 
 import inspect
+from dataclasses import fields
 
 import pytest
 
+from topr_trl.importing.input_settings import InputArguments
 from topr_trl.pipeline import stages
 
 CPU = {"use_cpu": True, "bf16": False}
@@ -11,6 +13,7 @@ WHERE = {"output_dir"}
 HOW_FAST = {"trust_remote_code", "use_cpu", "worker", "vllm_enforce_eager", "vllm_gpu_memory_utilization",
             "vllm_max_model_length", "vllm_tensor_parallel_size"}  # fmt: skip
 OF_OTHERS = {"num_test_problems", "test_dataset_name", "vllm_dtype"}  # of the test split, and of vLLM
+OF_THE_IMPORT = {each.name for each in fields(InputArguments)}  # They count there, and its rows count here.
 SHOWN = {"log_completions", "logging_nan_inf_filter", "num_completions_to_print", "save_total_limit"}
 
 
@@ -22,10 +25,10 @@ SHOWN = {"log_completions", "logging_nan_inf_filter", "num_completions_to_print"
         ),
         ("sample", {}, WHERE | HOW_FAST | OF_OTHERS),
         ("score", {}, WHERE),
-        ("curate", {}, WHERE),
+        ("curate", {}, WHERE | OF_THE_IMPORT),
         # Neither cutting nor sharing changes log μ.
-        ("log-mu", CPU, {*WHERE, "max_length", "share_prompts"}),
-        ("train", CPU, WHERE | SHOWN),
+        ("log-mu", CPU, {*WHERE, *OF_THE_IMPORT, "max_length", "share_prompts"}),
+        ("train", CPU, WHERE | SHOWN | OF_THE_IMPORT),
     ],
 )  # fmt: skip
 def test_settings_that_do_not_count_are_listed(tmp_path, monkeypatch, stage, given, not_counted):

@@ -11,8 +11,10 @@ from topr_trl.cli.parsing import parse, settings_class
 from topr_trl.cli.run_report import plot_command
 from topr_trl.cli.trial_report import trial_command
 from topr_trl.hub import push_command
+from topr_trl.importing.input_settings import InputArguments
 from topr_trl.pipeline import stages
 from topr_trl.pipeline.child_processes import end_processes_on_signals, end_with_the_loop
+from topr_trl.pipeline.imported_input import with_imported_input
 from topr_trl.pipeline.loop import iterate
 from topr_trl.pipeline.settings import LaunchArguments
 from topr_trl.pipeline.stage import Stage
@@ -46,6 +48,8 @@ def run(command: str, given: list[str]) -> None:
     wanted = [name for name in ("tensorboard", "trackio", "wandb") if name in (getattr(args, "report_to", None) or ())]
     if missing := [name for name in wanted if not find_spec(name)]:
         raise ImportError(f"--report_to {missing[0]} needs {missing[0]}: pip install topr_trl[trackers].")
+    if isinstance(args, InputArguments) and command != "import":
+        args = with_imported_input(args)
     if command in COMMANDS:
         COMMANDS[command](args)
     else:

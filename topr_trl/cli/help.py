@@ -16,9 +16,11 @@ _IMPORTANT = (
     "held_out_problems", "compare", "model_name_or_path", "use_peft", "load_in_4bit", "baseline",
     "effective_positive_share", "curation", "learning_rate", "num_train_epochs", "per_device_train_batch_size",
     "gradient_accumulation_steps", "num_generations", "num_generations_eval", "temperature", "max_new_tokens",
-    "sampling_backend", "sampling_workers", "accelerate_config", "report_to", "format", "reward_fields", "rewards",
-    "problem_field", "gpus", "nodes", "gpu_memory", "prompt_tokens", "optim", "lora_parameters",
+    "sampling_backend", "sampling_workers", "accelerate_config", "report_to", "format", "reward_fields", "label_values",
+    "rewards", "problem_field", "gpus", "nodes", "gpu_memory", "prompt_tokens", "optim", "lora_parameters",
 )  # fmt: skip
+# Settings of `_IMPORTANT` that are less important for a command.
+_LESS_IMPORTANT = {"iterate": ("format", "reward_fields", "label_values")}
 # Classes whose settings form a group. All other settings are in the group Data.
 _GROUPS: dict[str, tuple[type, ...]] = {
     "Model": (ModelConfig,),
@@ -39,7 +41,8 @@ def format_help(command: str, description: str, everything: bool = False) -> str
         everything (`bool`, defaults to `False`): Whether to list all settings instead of the most important ones.
     """
     names = settings_of(command)
-    short = [name for name in names if name in _IMPORTANT] if len(names) > _MAX_IN_SHORT_HELP else list(names)
+    important = set(_IMPORTANT) - set(_LESS_IMPORTANT.get(command, ()))
+    short = [name for name in names if name in important] if len(names) > _MAX_IN_SHORT_HELP else list(names)
     shown = list(names) if everything else short
     kind = settings_class(command)
     groups = {title: [name for name in shown if _group_of(name, kind) == title] for title in _TITLES}

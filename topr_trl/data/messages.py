@@ -1,11 +1,13 @@
 """Tokenize rows of messages, and mark the tokens that the model wrote."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from topr_trl.data.rendering import Messages, Turn, render_turns, token_ids, writes_tools
+from topr_trl.data.rendered_parts import Messages
+from topr_trl.data.rendering import Turn, render_turns, token_ids, writes_tools
 from topr_trl.data.special_tokens import special_tokens
 
 
@@ -13,6 +15,7 @@ def tokenize_turns(
     prompt: Messages,
     completion: Messages,
     tokenizer: PreTrainedTokenizerBase,
+    /,
     tools: Any = None,
     truncated: bool = False,
     **kwargs: Any,
@@ -20,7 +23,7 @@ def tokenize_turns(
     """Return the token ids of a prompt, and of a completion with one or more turns, and the completion mask.
 
     A turn of the assistant starts after the generation prompt and ends with its stop token, as a sampler would write
-    it. The rest is context. `topr_trl.data.rendering` selects the template.
+    it. The rest is context, and so are turns with `"weight": 0`. `topr_trl.data.rendering` selects the template.
 
     Args:
         prompt: messages of the prompt.
@@ -33,8 +36,8 @@ def tokenize_turns(
 
     Raises:
         ValueError: the assistant has no turn, or only an empty truncated one; or the template cannot write the
-            messages, omits a part of them, writes no stop token after a turn, or writes earlier turns differently
-            without `{% generation %}` blocks.
+            messages, omits a part of them or a tool, writes no stop token after a turn, or writes earlier turns
+            differently without `{% generation %}` blocks.
     """
     prompt, completion, tools = plain_messages(prompt), plain_messages(completion), plain_tools(tools)
     uses_tools = any(m["role"] == "tool" or m.get("tool_calls") for m in (*prompt, *completion))
@@ -43,9 +46,11 @@ def tokenize_turns(
             "it calls tools, and the tokenizer's chat template does not write calls and results of tools. Set "
             "chat_template_path to one that does, or give completion_ids and completion_mask"
         )
-    prompt_ids, ids, turns = render_turns(prompt, completion, tokenizer, {"tools": tools, **kwargs})
+    prompt_ids, ids, turns = render_turns(prompt, completion, tokenizer, {"tools": tools, **kwargs}, truncated)
     if not turns:
-        raise ValueError("there is nothing to learn from its completion: no turn is the assistant's")
+        raise ValueError(
+            "there is nothing to learn from its completion: it has no turn of the assistant, or only weight 0"
+        )
     written = [False] * len(ids)
     for turn in turns[:-1]:
         length = _length_with_stop(turn, ids, tokenizer)
@@ -123,18 +128,25 @@ def plain_messages(messages: Messages) -> Messages:
     arguments of other tools to each call. Logs with arguments as JSON, such as OpenAI's, have no such nulls.
 
     Raises:
-        ValueError: a message has no role, its content is not text, its calls are malformed, or their arguments are not
-            valid JSON.
+        ValueError: a message has no role, its content is not text, its weight is neither 0 nor 1, its calls are
+            malformed, or their arguments are not valid JSON.
     """
     found: Messages = [{"content": "", **_without_nulls(message)} for message in messages]  # OpenAI's can be null
     for message in found:
         if not isinstance(message.get("role"), str):
             raise ValueError(f"a message has no role; it has {', '.join(sorted(message))}")
         message["content"] = plain_content(message["content"])
+        check_weight(message)
         for function in _functions(message.get("tool_calls", [])):
             if isinstance(arguments := function.get("arguments"), str):
                 function["arguments"] = _parsed_arguments(function.get("name"), arguments)
     return found
+
+
+def check_weight(message: Mapping[str, Any]) -> None:
+    """Raise a ValueError for a weight other than 0 (context) and 1 (learned), which OpenAI's format has."""
+    if message.get("weight") not in (None, 0, 1):
+        raise ValueError(f"a message has the weight {message['weight']!r}: it must be 1 (to learn it) or 0 (context)")
 
 
 def _functions(calls: Any) -> list[dict[str, Any]]:
@@ -159,7 +171,8 @@ def plain_content(content: Any) -> Any:
     """Return the content of a message as text. The content can be a list of parts, or None, which is returned.
 
     Raises:
-        ValueError: the content has another type, or a part is not text, for instance an image.
+        ValueError: the content has another type, or a part is not text, for instance an image, or has its text
+            elsewhere than under `text`.
     """
     if content is None or isinstance(content, str):
         return content
@@ -167,7 +180,16 @@ def plain_content(content: Any) -> Any:
         raise ValueError(f"the content of a message is {str(content)[:60]}, and must be text or a list of parts")
     if others := sorted({str(part.get("type")) for part in content} - {"text", "input_text", "output_text"}):
         raise ValueError(f"a message has {', '.join(others)}: only text can be trained on offline")
-    return "".join(str(part.get("text") or "") for part in content)
+    return "".join(map(_text_of_part, content))
+
+
+def _text_of_part(part: dict[str, Any]) -> str:
+    text = part.get("text")
+    others = sorted(name for name, value in part.items() if name not in ("type", "text") and value is not None)
+    if isinstance(text, str) or (text is None and not others):
+        return text or ""
+    found = f"it has {', '.join(others)}" if text is None else f"its text is {str(text)[:60]}"
+    raise ValueError(f"a part of a message has the type {part['type']} and no text: {found}. Put its text under text")
 
 
 def plain_tools(tools: Any) -> Any:

@@ -1,5 +1,7 @@
 """Render messages with a chat template and locate the assistant's turns."""
 
+import json
+from contextlib import suppress
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -9,11 +11,14 @@ from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers, supports_tool_calling
 from trl.data_utils import common_prefix_length
 
-from topr_trl.data.special_tokens import rfind_between_specials
-
-Messages = list[dict[str, Any]]
-
-_TEXTS = ("content", "reasoning_content", "reasoning", "thinking", "refusal")  # keys for text of the model
+from topr_trl.data.rendered_parts import (
+    CannotWrite,
+    Messages,
+    check_context,
+    end_of_turn,
+    missing_of_tools,
+    with_thinking_in_content,
+)
 
 
 class Turn(NamedTuple):
@@ -42,32 +47,71 @@ class Rendered(NamedTuple):
     turns: list[Turn]
 
 
-class CannotWrite(ValueError):
-    """Error for a chat template that changes or omits text that the model read or wrote."""
+def is_learned(message: dict[str, Any]) -> bool:
+    """Whether a message of a completion is a turn to learn from. A turn with weight 0 is context, as for OpenAI."""
+    return bool(message.get("role") == "assistant" and message.get("weight", 1))
 
 
 def render_turns(
-    prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
+    prompt: Messages,
+    completion: Messages,
+    tokenizer: PreTrainedTokenizerBase,
+    options: dict[str, Any],
+    truncated: bool = False,
 ) -> Rendered:
     """Render messages with the first template that keeps the whole text of the model.
 
     The function tries the tokenizer's own template, then the template with which TRL trains such a model. If a template
-    writes earlier turns differently once later turns follow, its `{% generation %}` blocks are used.
+    writes earlier turns differently once later turns follow, its `{% generation %}` blocks are used. If the generation
+    prompt opens thinking and no template writes `reasoning_content`, the thinking becomes a part of the content.
 
     Raises:
         CannotWrite: every template omits or changes text of the model.
     """
+    try:
+        return _render_first_way(prompt, completion, tokenizer, options)
+    except CannotWrite:
+        spelled = _with_thinking(completion, truncated)
+        if spelled == completion or not _opens_thinking(prompt, tokenizer, options):
+            raise
+        with suppress(CannotWrite):
+            return _render_first_way(prompt, spelled, tokenizer, options)
+        raise
+
+
+def _render_first_way(
+    prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
+) -> Rendered:
     templates, _ = _templates(tokenizer, str(tokenizer.chat_template))
     ways = [(_by_prefixes, template) for template in templates]
     if has_generation_markers(templates[-1]):
         ways.append((_by_markers, templates[-1]))
-    for way, template in ways[:-1]:
+    for way, template in ways:
+        chosen = {**options, "chat_template": template}
         try:
-            return way(prompt, completion, tokenizer, {**options, "chat_template": template})
-        except CannotWrite:
-            pass
-    way, template = ways[-1]
-    return way(prompt, completion, tokenizer, {**options, "chat_template": template})
+            _check_tools(tokenizer, chosen)
+            return way(prompt, completion, tokenizer, chosen)
+        except CannotWrite as error:
+            refusal = error
+    raise refusal
+
+
+def _with_thinking(completion: Messages, truncated: bool) -> Messages:
+    last = max((n for n, message in enumerate(completion) if is_learned(message)), default=-1)
+    return [
+        with_thinking_in_content(message, truncated and n == last) if is_learned(message) else message
+        for n, message in enumerate(completion)
+    ]
+
+
+def _opens_thinking(prompt: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> bool:
+    """Whether the tokenizer's own template opens thinking in the generation prompt."""
+    template = _templates(tokenizer, str(tokenizer.chat_template))[0][0]
+    try:
+        text = _render(tokenizer, prompt, add_generation_prompt=True, **{**options, "chat_template": template})
+    except CannotWrite:
+        return False
+    return bool(text.rstrip().endswith("<think>"))
 
 
 def writes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -91,11 +135,52 @@ def _templates(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> tuple[
     return tuple(dict.fromkeys((own, trls))), supports_tool_calling(tokenizer)
 
 
+def render_prompt(prompt: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> str:
+    """Return messages as the text that a text completion continues. A last message of the assistant stays open.
+
+    Raises:
+        CannotWrite: the template omits or refuses a message or a tool.
+        ValueError: the last message is neither the user's, a tool's nor the assistant's.
+    """
+    role = prompt[-1]["role"]
+    if role not in ("user", "tool", "assistant"):
+        raise ValueError(f"the last message of its prompt has the role {role}, and must be the user's or a tool's")
+    is_open = role == "assistant"
+    text = _render(tokenizer, prompt, add_generation_prompt=not is_open, continue_final_message=is_open, **options)
+    _check_tools(tokenizer, options)
+    check_context(prompt, text, tokenizer)
+    return str(text)
+
+
+def _check_tools(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> None:
+    """Check that a template writes the definitions of the tools in its options.
+
+    Raises:
+        CannotWrite: the template leaves out the name of a tool or of a parameter.
+    """
+    if options.get("tools") and (missing := _missing_tools(tokenizer, json.dumps(options, default=str))):
+        raise CannotWrite(
+            f"its chat template leaves out {missing}. Set chat_template_path to a template that writes the definitions "
+            "of tools, give prompt_ids and completion_ids, or drop the column tools if the model did not read them"
+        )
+
+
+@lru_cache(maxsize=64)
+def _missing_tools(tokenizer: PreTrainedTokenizerBase, options: str) -> str | None:
+    """Return a tool or a parameter that a template leaves out. A row's own messages could have the same words."""
+    given = json.loads(options)
+    try:
+        text = _render(tokenizer, [{"role": "user", "content": "?"}], add_generation_prompt=True, **given)
+    except CannotWrite:  # The template needs other messages, so its result is unknown.
+        return None
+    return missing_of_tools(given["tools"], text)
+
+
 def _by_prefixes(
     prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
 ) -> Rendered:
-    def render(messages: Messages, before_a_turn: bool) -> str:
-        return _render(tokenizer, messages, tokenize=False, add_generation_prompt=before_a_turn, **options)
+    def rendered_text(messages: Messages, before_a_turn: bool) -> str:
+        return str(_render(tokenizer, messages, add_generation_prompt=before_a_turn, **options))
 
     def added(text: str, known: str) -> str:
         if not text.startswith(known):
@@ -106,19 +191,21 @@ def _by_prefixes(
             )
         return text[len(known) :]
 
-    text = render(prompt, completion[0]["role"] == "assistant")
-    rendered = Rendered(token_ids(text, tokenizer), [], [])
+    text = rendered_text(prompt, is_learned(completion[0]))
+    check_context(prompt, text, tokenizer)
+    rendered, read = Rendered(token_ids(text, tokenizer), [], []), 0
     for n, message in enumerate(completion):
-        if message["role"] == "assistant":
-            before = render([*prompt, *completion[:n]], True) if n else text
-            after = render([*prompt, *completion[: n + 1]], False)
+        if is_learned(message):
+            before = rendered_text([*prompt, *completion[:n]], True) if n else text
+            after = rendered_text([*prompt, *completion[: n + 1]], False)
             context, own = added(before, text), added(after, before)
+            check_context(completion[read:n], context, tokenizer)
             rendered.ids.extend(token_ids(context, tokenizer))
             start = len(rendered.ids)
             rendered.ids.extend(token_ids(own, tokenizer))
-            said = _end_of_message(message, context if n else text, own, tokenizer)
+            said = end_of_turn(message, context if n else text, own, tokenizer)
             rendered.turns.append(Turn(message, start, len(rendered.ids), own, said))
-            text = after
+            text, read = after, n + 1
     return rendered
 
 
@@ -126,13 +213,13 @@ def _by_markers(
     prompt: Messages, completion: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]
 ) -> Rendered:
     messages, places = [*prompt, *completion], [n for n, m in enumerate(completion) if m["role"] == "assistant"]
-    text = _render(tokenizer, messages, tokenize=False, **options)
+    text = _render(tokenizer, messages, **options)
     whole = _render(
-        tokenizer, messages, return_dict=True, return_assistant_tokens_mask=True,
+        tokenizer, messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True,
         tokenizer_kwargs={"return_offsets_mapping": True}, **options,
     )  # fmt: skip
     known = _render(
-        tokenizer, prompt, return_dict=False, add_generation_prompt=completion[0]["role"] == "assistant", **options
+        tokenizer, prompt, tokenize=True, return_dict=False, add_generation_prompt=is_learned(completion[0]), **options
     )
     ids, spans = whole["input_ids"], whole["offset_mapping"]
     first = common_prefix_length(ids, known)
@@ -142,15 +229,20 @@ def _by_markers(
             f"the generation blocks of its chat template mark {len(runs)} turns, and the assistant has {len(places)}. "
             "Set chat_template_path to another template, or give completion_ids and completion_mask"
         )
-    turns, behind = list[Turn](), 0
+    turns, behind, read = list[Turn](), 0, 0
     for n, (start, end) in zip(places, runs, strict=True):
+        if not is_learned(completion[n]):
+            continue
         context = text[behind : _behind(spans, start)]
-        before = _render(tokenizer, [*prompt, *completion[:n]], tokenize=False, add_generation_prompt=True, **options)
+        before = _render(tokenizer, [*prompt, *completion[:n]], add_generation_prompt=True, **options)
         # A block can include the generation prompt, which the model did not write.
         opening = before.rpartition(context)[2] if context and context in before else ""
         start += common_prefix_length(ids[start:end], token_ids(opening, tokenizer))
-        own, behind = text[_behind(spans, start) : _behind(spans, end)], _behind(spans, end)
-        said = _end_of_message(completion[n], context, own, tokenizer)
+        place = len(prompt) + n
+        asked_later = any(message["role"] == "user" for message in messages[place + 1 :])
+        check_context(messages[read:place], text[behind : _behind(spans, start)], tokenizer, asked_later)
+        own, behind, read = text[_behind(spans, start) : _behind(spans, end)], _behind(spans, end), place + 1
+        said = end_of_turn(completion[n], context, own, tokenizer)
         turns.append(Turn(completion[n], start - first, end - first, own, said))
     return Rendered(ids[:first], ids[first:], turns)
 
@@ -171,9 +263,14 @@ def _behind(spans: list[tuple[int, int]], count: int) -> int:
     return spans[count - 1][1] if count else 0
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, **options: Any) -> Any:
+def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, /, tokenize: bool = False, **options: Any) -> Any:
+    """Return messages as text, or tokenized, by a chat template.
+
+    Raises:
+        CannotWrite: the template refuses the messages.
+    """
     try:
-        return tokenizer.apply_chat_template(messages, **options)
+        return tokenizer.apply_chat_template(messages, tokenize=tokenize, **options)
     except (
         TemplateError,
         TypeError,
@@ -188,66 +285,3 @@ def token_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the token ids of a text, without tokens that the tokenizer would add at its start or end."""
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
-
-
-def _end_of_message(message: dict[str, Any], context: str, text: str, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the index in the text of a turn after the last part of its message.
-
-    With a tool call this index is unknown, so the function returns the end of the text.
-
-    Raises:
-        CannotWrite: the text lacks a part of the message, or has thinking that the model did not write.
-    """
-    count = _count_said(message, _squeezed(context), _squeezed(text), tokenizer)
-    if message.get("tool_calls"):
-        return len(text)
-    visible = [place for place, character in enumerate(text) if not character.isspace()]
-    said = visible[count - 1] + 1 if count else 0
-    content = message["content"]
-    trailing = content[len(content.rstrip()) :]
-    return said + len(trailing) if text.startswith(trailing, said) else said
-
-
-def _count_said(message: dict[str, Any], context: str, text: str, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the number of characters of a turn's text up to the end of the last part of its message.
-
-    White space is removed from both texts, because templates trim. A part can start in the context, since some
-    generation prompts end with `<think>`. A part must not end within a special token, such as the `e` in `<|end|>`.
-    """
-    read, rest = len(context), context + text
-    end = read
-    for name, part in _parts(message):
-        squeezed = _squeezed(part)
-        place = rfind_between_specials(squeezed, rest, max(0, read - len(squeezed) + 1), tokenizer)
-        if place < 0:
-            raise CannotWrite(
-                f"its chat template leaves out {name} of an assistant's turn ({part.strip()[:40]!r}), which the model "
-                "wrote. Set chat_template_path to a template that writes it (or chat_template_kwargs, if the template "
-                "has an option for it), or give completion_ids"
-            )
-        if squeezed.startswith("<think>") and "</think>" in rest[read:place]:
-            raise CannotWrite(
-                "its chat template writes a block of thinking in front of the thinking in an assistant's content. Give "
-                "the thinking as reasoning_content alone, set chat_template_path to another template, or give "
-                "completion_ids"
-            )
-        end = max(end, place + len(squeezed))
-        # Two equal calls need two matches.
-        rest = rest[:place] + "\0" * len(squeezed) + rest[place + len(squeezed) :]
-    return end - read
-
-
-def _parts(message: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return name and text of each part of a message that is not blank. The names of called tools are last."""
-    content = _squeezed(message["content"])
-    texts = {name: message[name] for name in _TEXTS if isinstance(message.get(name), str)}
-    # A message can have its reasoning twice: under two keys, or also in the content.
-    names = {text: f"the {name}" for name, text in texts.items() if name == "content" or _squeezed(text) not in content}
-    calls = [*(call.get("function", call) for call in message.get("tool_calls", [])), message.get("function_call")]
-    called = [str(call.get("name") or "") for call in calls if isinstance(call, dict)]
-    parts = [*((name, text) for text, name in names.items()), *((f"the call of {name}", name) for name in called)]
-    return [(name, text) for name, text in parts if text.strip()]
-
-
-def _squeezed(text: str) -> str:
-    return "".join(text.split())

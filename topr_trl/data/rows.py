@@ -17,7 +17,7 @@
 | `mu_fingerprint` | text | fingerprint of the model that computed `mu_logps` |
 | `temperature`, `top_p`, `top_k` | numbers | sampling settings, see `topr_trl.data.sampler_logps` |
 | `logprobs_mode` | `"raw_logprobs"` or `"processed_logprobs"` | kind of `sampler_logps`, in vLLM's terms |
-| `tools`, `chat_template_kwargs` | | arguments of the chat template, as in TRL |
+| `tools`, `chat_template_kwargs` | as in TRL, or as JSON | arguments of the chat template |
 
 Token ids take precedence over text. Text that is tokenized again has no stop token, and can have other tokens.
 
@@ -100,6 +100,12 @@ def reward_column(rows: Dataset) -> NDArray[np.float64]:
         ValueError: there is no row, a required column is missing, or a row has a wrong reward or label.
     """
     columns = set(rows.column_names)
+    if {"chosen", "rejected"} <= columns and not {"reward", "label"} & columns:
+        raise ValueError(
+            f"The rows are preference pairs, with the columns {rows.column_names}. Make two rows of each pair: with "
+            "topr import, or with trl.unpair_preference_dataset. If chosen and rejected start with the prompt, first "
+            "split it off with dataset.map(trl.extract_prompt)."
+        )
     if "prompt" not in columns or not {"completion", "completion_ids"} & columns or not {"reward", "label"} & columns:
         raise ValueError(
             "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "

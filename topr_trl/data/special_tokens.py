@@ -28,6 +28,15 @@ def rfind_between_specials(part: str, text: str, start: int, tokenizer: PreTrain
     return place
 
 
+def find_between_specials(part: str, text: str, start: int, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the first index of a part, from `start` on, at which the part does not split a special token, or -1."""
+    specials = _special_texts(tokenizer, len(tokenizer))
+    place = text.find(part, start)
+    while place >= 0 and (_splits(specials, text, place) or _splits(specials, text, place + len(part))):
+        place = text.find(part, place + 1)
+    return place
+
+
 @lru_cache(maxsize=8)
 def _special_texts(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[str, ...]:
     """Return the texts of special tokens with at least two characters."""
@@ -37,6 +46,16 @@ def _special_texts(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[str, 
 
 def _splits(specials: tuple[str, ...], text: str, place: int) -> bool:
     """Whether an index in a text is within a special token."""
+    first, longest = _extent(specials)
     return any(
-        text.find(special, max(0, place - len(special) + 1), place + len(special) - 1) >= 0 for special in specials
+        text[start] in first
+        and text.startswith(specials, start)
+        and any(start + len(special) > place and text.startswith(special, start) for special in specials)
+        for start in range(max(0, place - longest + 1), min(place, len(text)))
     )
+
+
+@lru_cache(maxsize=8)
+def _extent(specials: tuple[str, ...]) -> tuple[frozenset[str], int]:
+    """Return the first characters of special tokens, and the length of the longest one."""
+    return frozenset(special[0] for special in specials), max(map(len, specials), default=0)

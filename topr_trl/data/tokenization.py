@@ -1,5 +1,6 @@
 """Tokenize rows for the offline trainer."""
 
+import json
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -10,11 +11,12 @@ import pyarrow.compute as pc
 from datasets import Dataset, Features, List, Value
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
-from trl import apply_chat_template, is_conversational
+from trl import is_conversational
 
 from topr_trl.data.masks import MASK, apply_masks, have_masks, is_list, written
 from topr_trl.data.messages import plain_messages, plain_tools, stop_token, tokenize_turns
-from topr_trl.data.rendering import token_ids
+from topr_trl.data.rendered_parts import Messages
+from topr_trl.data.rendering import render_prompt, token_ids
 from topr_trl.data.rows import MalformedRow
 
 
@@ -54,23 +56,15 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
         raise ValueError("the prompt is empty")
     if row.get(MASK) is not None and not row.get("completion_ids"):
         raise ValueError(f"it has a {MASK} and no completion_ids: a mask is of tokens. Add the ids, or drop the mask")
-    kwargs = row.get("chat_template_kwargs") or {}
     if is_conversational({"prompt": prompt}):
-        if not tokenizer.chat_template:
-            raise ValueError(
-                "it holds messages, and the tokenizer has no chat template to write them with. Set chat_template_path "
-                "(or tokenizer.chat_template), or give prompts and completions as text"
-            )
+        _need_chat_template(tokenizer)
         if is_conversational({"completion": completion}):
-            truncated = row.get("finish_reason") == "length"
+            truncated, options = row.get("finish_reason") == "length", template_options(row)
             prompt, completion, is_own = tokenize_turns(
-                prompt, completion, tokenizer, row.get("tools"), truncated, **kwargs
+                prompt, completion, tokenizer, row.get("tools"), truncated, **options
             )
             return TokenizedRow(prompt, completion, None if all(is_own) else is_own)
-        text = apply_chat_template(
-            {"prompt": plain_messages(prompt)}, tokenizer, plain_tools(row.get("tools")), **kwargs
-        )["prompt"]
-        prompt = token_ids(text, tokenizer)
+        prompt = encode_messages(prompt, tokenizer, row)
     if isinstance(prompt, str):
         prompt = encode_prompt(prompt, tokenizer)
     if isinstance(completion, str):
@@ -79,12 +73,65 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
             stop = stop_token(tokenizer)
             if completion[-1:] != [stop]:  # Decoded text can still have the stop token.
                 completion = [*completion, stop]
+    for name, ids in (("prompt", prompt), ("completion", completion)):
+        if ids == []:
+            raise ValueError(f"the {name} has no token: the tokenizer removes all of its text")
     if not _is_ids(prompt) or not _is_ids(completion):
         raise ValueError("prompt and completion must be text, messages (both of them) or token ids")
     # a list of numbers may hold None
     mask, logps = (None if row.get(name) is None else np.array(row[name], dtype=float) for name in _MASKING)
     own = written(mask, logps, len(completion))
     return TokenizedRow(prompt, completion, None if own.all() else own.tolist())
+
+
+# The trainer sets these arguments when it renders messages.
+_OWN_OPTIONS = {
+    "tools", "truncated", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict",
+    "return_assistant_tokens_mask", "tokenizer_kwargs",
+}  # fmt: skip
+
+
+def template_options(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the `chat_template_kwargs` of a row. Rows can have them as JSON, so that each row has its own.
+
+    Raises:
+        ValueError: they are not an object, or set an argument that the trainer sets.
+    """
+    given = row.get("chat_template_kwargs") or {}
+    try:
+        found = json.loads(given) if isinstance(given, str) else given
+    except json.JSONDecodeError as error:
+        raise ValueError(f"its chat_template_kwargs are not valid JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"its chat_template_kwargs are {str(found)[:60]}, and must be an object")
+    if own := sorted(_OWN_OPTIONS & set(found)):
+        raise ValueError(f"its chat_template_kwargs have {', '.join(own)}, which the trainer sets. Remove it")
+    # A table adds a null for each argument that only other rows have.
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _need_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    if not tokenizer.chat_template:
+        raise ValueError(
+            "it holds messages, and the tokenizer has no chat template to write them with. Set chat_template_path "
+            "(or tokenizer.chat_template), or give prompts and completions as text"
+        )
+
+
+def encode_messages(prompt: Messages, tokenizer: PreTrainedTokenizerBase, row: dict[str, Any]) -> list[int]:
+    """Return the token ids of a prompt of messages, with the generation prompt.
+
+    Args:
+        prompt (`list[dict]`): Messages.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer with a chat template.
+        row (`dict`): Row with `tools` and `chat_template_kwargs` for the chat template. It can lack both.
+
+    Raises:
+        ValueError: the tokenizer has no chat template, or the template leaves out a part of a message or a tool.
+    """
+    _need_chat_template(tokenizer)
+    options = {"tools": plain_tools(row.get("tools")), **template_options(row)}
+    return token_ids(render_prompt(plain_messages(prompt), tokenizer, options), tokenizer)
 
 
 def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -1,11 +1,26 @@
 """Read runs as lists of messages, one run per line: `{"messages": [...], "tools": [...], "reward": 1}`."""
 
-from topr_trl.importing.records import Format, Record, Row, message, row_of_run, tools_as_json
+from topr_trl.importing.records import Format, NotOfFormat, Record, Row, message, row_of_run, template_columns
+
+# Fields that can hold the model's answer to the messages.
+_ANSWERS = ("response", "responses", "choices", "completion", "output")
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row of messages with tool calls. Return [] if there is no turn of the assistant."""
-    return row_of_run(list(map(message, record["messages"])), tools=tools_as_json(record.get("tools")))
+    """Return one row of messages with tool calls. Return [] if there is no turn of the assistant.
+
+    Raises:
+        NotOfFormat: the record has the model's answer beside its messages.
+    """
+    messages = list(map(message, record["messages"]))
+    beside = [name for name in _ANSWERS if record.get(name)]
+    is_asked = bool(messages) and messages[-1]["role"] != "assistant"
+    if beside and (is_asked or isinstance(record.get("response"), dict)):
+        raise NotOfFormat(
+            f"it has {', '.join(beside)} beside its messages, so these messages are the request: --format openai reads "
+            "a request with a response, as LiteLLM logs them"
+        )
+    return row_of_run(messages, **template_columns(record))
 
 
 FORMAT = Format(
@@ -13,8 +28,9 @@ FORMAT = Format(
     suffix=".jsonl",
     rows=rows,
     rewards=None,
-    columns=("problem_id", "tools"),
+    columns=("problem_id", "tools", "chat_template_kwargs"),
     required=frozenset({"messages"}),
     optional=None,  # Logs have further fields, such as times and users.
-    loses="The trainer learns from the turns of the assistant. Turns of users and tools between them are context.",
+    loses="The trainer learns from the turns of the assistant, except turns with weight 0. Turns of users and tools "
+    "between them are context.",
 )

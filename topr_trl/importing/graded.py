@@ -1,11 +1,11 @@
 """Read public datasets with several graded generations per problem, such as OpenR1-Math-220k."""
 
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, finish_reason
+from topr_trl.importing.records import Format, LeftOut, NotOfFormat, Record, Row, finish_reason
 
 _REQUIRED = ("problem", "generations", "correctness_math_verify")
 
 
-def rows(record: Record) -> list[Row]:
+def rows(record: Record) -> list[Row | LeftOut]:
     """Return a row for each graded generation. The reward is +1 if it is right, and -1 if it is wrong."""
     generations, right = record["generations"], record["correctness_math_verify"]
     reasons = record.get("finish_reasons") or [None] * len(generations)
@@ -15,14 +15,15 @@ def rows(record: Record) -> list[Row]:
             "finish_reasons"
         )
     return [
-        {
+        LeftOut.UNGRADED
+        if is_right is None
+        else {
             "prompt": [{"role": "user", "content": record["problem"]}],
             "completion": [{"role": "assistant", "content": text}],
             "reward": 1.0 if is_right else -1.0, "finish_reason": finish_reason(reason),
             "problem_id": record.get("uuid"), "answer": record.get("answer"),
         }
         for text, is_right, reason in zip(generations, right, reasons, strict=True)
-        if is_right is not None
     ]  # fmt: skip
 
 

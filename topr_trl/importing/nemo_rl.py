@@ -1,10 +1,10 @@
 """Read NeMo-RL's `train_data_step{N}.jsonl`."""
 
-from topr_trl.importing.records import Format, Record, Row
+from topr_trl.importing.records import Format, LeftOut, Record, Row
 
 
-def rows(record: Record) -> list[Row]:
-    """Return one row of token ids. Return [] if the sample was masked in the loss.
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return one row of token ids, unless the sample was masked in the loss.
 
     Each value is a batch with one sample, padded on the right. Each log-probability has the position of its token, and
     is 0 for tokens that the policy did not generate.
@@ -15,7 +15,7 @@ def rows(record: Record) -> list[Row]:
     )
     mask = [int(value) for value in mask]
     if 1 not in mask or one.get("sample_loss_mask") == 0:
-        return []
+        return [LeftOut.MASKED]
     first = mask.index(1)
     texts = one["content"]
     return [

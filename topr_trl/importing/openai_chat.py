@@ -1,35 +1,60 @@
-"""Read chat completions of OpenAI's API and of vLLM's server: batch files, and logs of requests with responses."""
+"""Read chat completions of OpenAI's API and of vLLM's server: batch files, and logs of requests with responses.
+
+LiteLLM logs a response beside the messages of its request, with the other settings in `model_parameters`.
+"""
 
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, finish_reason, message, tools_as_json
+from topr_trl.importing.records import (
+    Format,
+    LeftOut,
+    NotOfFormat,
+    Record,
+    Row,
+    Unusable,
+    finish_reason,
+    message,
+    template_columns,
+)
 
-_UNKNOWN = -9999.0  # vLLM's value for an unknown log-probability
 _ID_PREFIX = "token_id:"  # prefix of tokens that vLLM writes with `return_tokens_as_token_ids`
 
 
-def rows(record: Record) -> list[Row | None]:
-    """Return a row for each choice of a response, or None for an empty choice. Return [] for a failed request.
+def rows(record: Record) -> list[Row | LeftOut | None]:
+    """Return a row for each choice of a response, or None for an empty choice.
 
-    The request is the field `request` of the record, or a line in the input file of the batch (`--requests`).
+    The request is the field `request` of the record, or a line in the input file of the batch (`--requests`), or the
+    record itself (LiteLLM).
     """
     response, request = record["response"], record.get("request")
-    failed = record.get("error") or response is None or response.get("error")
+    failed = record.get("error") or record.get("status") == "failure" or not response or response.get("error")
     if failed or response.get("status_code", 200) != 200:
-        return []
+        return [LeftOut.FAILED]
+    if request is None and "messages" in record:
+        request = {**record, **(record.get("model_parameters") or {})}
     if request is None:
         raise NotOfFormat("it has no request: name the input file of the batch with --requests")
     body, asked = response.get("body", response), request.get("body", request)
     for part, name, of in ((body, "choices", "response"), (asked, "messages", "request")):
         if name not in part:
             raise NotOfFormat(f"its {of} has no {name}; it has {', '.join(sorted(part))}")
-    prompt = [message(each) for each in asked["messages"]]
     shared = {
-        "prompt": prompt, "tools": tools_as_json(asked.get("tools")), **{name: asked.get(name) for name in SAMPLING}
+        "prompt": [message(each) for each in asked["messages"]], **template_columns(asked),
+        **{name: asked.get(name) for name in SAMPLING},
     }  # fmt: skip
     choices = [_choice_columns(choice, body.get("prompt_token_ids")) for choice in body["choices"]]
-    return [{**shared, **choice} if choice else None for choice in choices]
+    if _continues(asked) and not all(choice is None or choice["completion_ids"] for choice in choices):
+        raise Unusable(
+            "its request continues its last message (continue_final_message), and without token ids the start of the "
+            "completion is not known"
+        )
+    return [choice and {**shared, **choice} for choice in choices]
+
+
+def _continues(asked: Record) -> bool:
+    """Return whether the model continued the last message of a request (vLLM)."""
+    return bool(asked.get("continue_final_message") or (asked.get("extra_body") or {}).get("continue_final_message"))
 
 
 def _choice_columns(choice: Record, prompt_ids: list[int] | None) -> Row | None:
@@ -37,7 +62,7 @@ def _choice_columns(choice: Record, prompt_ids: list[int] | None) -> Row | None:
     logged = (choice.get("logprobs") or {}).get("content")
     ids, logps = choice.get("token_ids") or _parse_ids(logged), [entry["logprob"] for entry in logged or ()]
     if ids and logps and len(ids) != len(logps):
-        raise NotOfFormat(f"a choice has {len(ids)} token_ids and {len(logps)} log-probabilities")
+        raise Unusable(f"a choice has {len(ids)} token_ids and {len(logps)} log-probabilities")
     written = message(choice["message"])
     if not ids and not any(written[name] for name in ("content", "tool_calls", "reasoning_content")):
         return None
@@ -45,7 +70,7 @@ def _choice_columns(choice: Record, prompt_ids: list[int] | None) -> Row | None:
         "prompt_ids": prompt_ids if ids else None,  # A row has both kinds of ids or none.
         "completion": [written],
         "completion_ids": ids,
-        "sampler_logps": None if not logps or None in logps or _UNKNOWN in logps else logps,
+        "sampler_logps": logps or None,
         "finish_reason": finish_reason(choice.get("finish_reason")),
     }
 
@@ -59,12 +84,14 @@ def _parse_ids(logged: list[dict[str, Any]] | None) -> list[int] | None:
 
 
 FORMAT = Format(
-    source="OpenAI's chat completions and batches; vLLM (entrypoints/openai/chat_completion/protocol.py at 002032e)",
+    source="OpenAI's chat completions and batches; vLLM (entrypoints/openai/chat_completion/protocol.py at 002032e); "
+    "LiteLLM's StandardLoggingPayload",
     suffix=".jsonl",
     rows=rows,
     rewards=None,
     columns=(
-        "prompt_ids", "completion_ids", "sampler_logps", "problem_id", "finish_reason", "tools", *SAMPLING,
+        "prompt_ids", "completion_ids", "sampler_logps", "problem_id", "finish_reason", "tools",
+        "chat_template_kwargs", *SAMPLING,
     ),
     required=frozenset({"response"}),
     optional=None,  # Logs have further fields, such as times and users.

@@ -4,7 +4,9 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from topr_trl.data.messages import plain_content
+from topr_trl.data.messages import check_weight, plain_content
+from topr_trl.data.rendering import is_learned
 from topr_trl.data.sampler_logps import LOGPROBS_MODE, SAMPLING
 from topr_trl.data.tables import rows_of, unreadable
+from topr_trl.importing import csv_tables, eval_archives, json_documents
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -23,7 +27,7 @@ _CALL = pa.struct({"name": pa.string(), "arguments": pa.string()})
 MESSAGES = pa.list_(
     pa.struct({
         "role": pa.string(), "content": pa.string(), "reasoning_content": pa.string(), "name": pa.string(),
-        "tool_call_id": pa.string(),
+        "tool_call_id": pa.string(), "weight": pa.int8(),
         "tool_calls": pa.list_(pa.struct({"id": pa.string(), "type": pa.string(), "function": _CALL})),
     })
 )  # fmt: skip
@@ -37,6 +41,7 @@ _MOST_CHARACTERS = 60  # maximum length of a value in a message
 COLUMNS: dict[str, pa.DataType] = {
     "prompt_ids": IDS, "completion_ids": IDS, "completion_mask": pa.list_(pa.int8()), "sampler_logps": LOGPS,
     "reward": NUMBER, "problem_id": TEXT, "rollout_id": TEXT, "finish_reason": TEXT, "answer": TEXT, "tools": TEXT,
+    "chat_template_kwargs": TEXT,
     **dict(zip(SAMPLING, (NUMBER, NUMBER, pa.int64()), strict=True)), LOGPROBS_MODE: TEXT,
 }  # fmt: skip
 
@@ -45,12 +50,39 @@ class NotOfFormat(ValueError):
     """Error for a record that does not match its format: a field is missing, unknown or has another type."""
 
 
-class Unrewarded(NotOfFormat):
+class LeftOut(StrEnum):
+    """Reason why a completion or a record gives no row. The summary of an import counts each reason."""
+
+    BROKEN = "broken"
+    CALLS = "calls"
+    EMPTY = "empty"
+    EVALUATED = "evaluated"
+    FAILED = "failed"
+    FROZEN = "frozen"
+    MASKED = "masked"
+    UNGRADED = "ungraded"
+    UNREWARDED = "unrewarded"
+    OTHER = "other"
+    TIED = "tied"
+    UNUSABLE = "unusable"
+    WHERE = "where"
+
+
+class Unusable(NotOfFormat):
+    """Error for a record of the right format that cannot be used, for instance because it has an image.
+
+    Attributes:
+        reason (`LeftOut`): Reason in the summary, if such records are left out.
+        option (`str`): Setting that leaves such records out.
+    """
+
+    reason, option = LeftOut.UNUSABLE, "skip_unusable"
+
+
+class Unrewarded(Unusable):
     """Error for a record without a reward."""
 
-
-class Evaluated(Exception):
-    """Signal that a record comes from an evaluation, so that it must not be used for training."""
+    reason, option = LeftOut.UNREWARDED, "skip_unrewarded"
 
 
 @dataclass(frozen=True)
@@ -59,9 +91,9 @@ class Format:
 
     Attributes:
         source (`str`): Project, version and file that write the format. `required` and `optional` come from there.
-        suffix (`str`): Suffix of the files.
+        suffix (`str`): Suffix of the files: `.jsonl` for JSON in any layout, or `""` for any kind of file.
         rows (`Callable`): Function that converts a record to rows, which may have a `reward`. It returns None for an
-            empty completion.
+            empty completion, and a `LeftOut` for a completion that is left out for another reason.
         rewards (`Callable`, *optional*): Function that returns the numbers of a record that can be its reward, by name.
             None if the rows have a `reward`, or the files have none.
         columns (`tuple[str, ...]`): Columns of `COLUMNS` that the rows may have, besides prompt, completion, problem_id
@@ -71,17 +103,24 @@ class Format:
         loses (`str`): Information that the files lack, and the consequences, for the user.
         without_repeats (`Callable`): Function that removes files whose records are also in other files. The files are
             sorted by name.
+        records (`Callable`): Function that splits what a file holds into records, for instance a document into its
+            samples.
+        same (`str`, *optional*): Field that must be the same in all records of an import.
+        chat (`bool`, defaults to `False`): Whether text is what a user and a chat model said.
     """
 
     source: str
     suffix: str
-    rows: Callable[[Record], Sequence[Row | None]]
+    rows: Callable[[Record], Sequence[Row | LeftOut | None]]
     rewards: Callable[[Record], dict[str, Any]] | None
     columns: tuple[str, ...]
     required: frozenset[str]
     optional: frozenset[str] | None = frozenset()
     loses: str = ""
     without_repeats: Callable[[list[Path]], list[Path]] = list
+    records: Callable[[Record], Iterable[Record]] | None = None
+    same: str | None = None
+    chat: bool = False
 
     def __post_init__(self) -> None:
         assert set(self.columns) <= set(COLUMNS), f"{set(self.columns) - set(COLUMNS)} are no columns of rows"
@@ -121,7 +160,9 @@ def files_of(path: Path, suffix: str) -> list[Path]:
     """
     if path.is_file():
         return [path]
-    found, *others = (_files_in(path, kind) for kind in (suffix, *({".jsonl", ".parquet"} - {suffix})))
+    known = _LIKE.get(suffix, (suffix,)) if suffix else SUFFIXES
+    suffix = next((kind for kind in known if _files_in(path, kind)), suffix or "JSON, CSV or parquet")
+    found, *others = (_files_in(path, kind) for kind in (suffix, *sorted(set(_OWN_FORMAT) - {suffix})))
     kinds = {_uncompressed(files[0]).suffix for files in others if files}
     if not found:
         kinds = {_uncompressed(file).suffix for file in path.rglob("*") if file.is_file()} - {""}
@@ -134,10 +175,21 @@ def files_of(path: Path, suffix: str) -> list[Path]:
     return found
 
 
+SUFFIXES = (".jsonl", ".parquet", ".eval", ".csv", ".tsv", ".ndjson", ".traj", ".json")
+_OWN_FORMAT = (".jsonl", ".parquet", ".csv", ".tsv", ".eval")  # A folder must hold files of one of these suffixes only.
+# Suffixes to look for, by the suffix of the format. The first one counts, because `.json` files may describe a run.
+_LIKE = {".jsonl": (".jsonl", ".ndjson", ".traj", ".json"), ".eval": (".eval", ".json")}
+
+
 def _files_in(folder: Path, suffix: str) -> list[Path]:
     """Return the files with a suffix, compressed or not, sorted by name."""
     found = (file for end in ("", *_COMPRESSED) for file in folder.rglob(f"*{suffix}{end}"))
-    return sorted(found, key=lambda file: (_uncompressed(file), file))
+    return sorted(found, key=_by_name)
+
+
+def _by_name(file: Path) -> tuple[Path, Path]:
+    """Return the key that sorts a file and its compressed copy next to each other."""
+    return _uncompressed(file), file
 
 
 def _uncompressed(file: Path) -> Path:
@@ -147,7 +199,31 @@ def _uncompressed(file: Path) -> Path:
 
 def count_records(files: Sequence[Path]) -> list[int]:
     """Return the number of records (lines or rows) in each file."""
-    return [rows_of(path) if path.suffix == ".parquet" else sum(1 for _ in _read_lines(path)) for path in files]
+    return [_count(path) for path in files]
+
+
+def _count(path: Path) -> int:
+    kind = _uncompressed(path).suffix
+    if kind == ".parquet":
+        return rows_of(path)
+    if kind == eval_archives.SUFFIX:
+        return eval_archives.count_samples(path)
+    if kind in csv_tables.SUFFIXES:
+        return csv_tables.count_rows(path)
+    with _readable(path):
+        by_lines = json_documents.is_by_lines(path)
+        return sum(1 for _ in (_read_lines(path) if by_lines else json_documents.read_documents(path)))
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Add the name of a file to errors of reading it, for instance of decompression."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(path, error) from error
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -171,10 +247,22 @@ def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
         path (`Path`): File of records.
     """
     if path.suffix == ".parquet":
-        rows = (row for batch in pq.ParquetFile(path).iter_batches(1_024) for row in batch.to_pylist())
-        yield from ((f"{path}, row {n}", row) for n, row in enumerate(rows))
+        with _readable(path):
+            rows = (row for batch in pq.ParquetFile(path).iter_batches(1_024) for row in batch.to_pylist())
+            yield from ((f"{path}, row {n}", row) for n, row in enumerate(rows))
         return
-    yield from ((f"{path}, line {n}", line) for n, line in _read_lines(path))
+    kind = _uncompressed(path).suffix
+    if kind == eval_archives.SUFFIX:
+        yield from ((f"{path}, {name}", sample) for name, sample in eval_archives.read_samples(path))
+        return
+    if kind in csv_tables.SUFFIXES:  # The header is row 1, as in a spreadsheet.
+        yield from ((f"{path}, row {n}", row) for n, row in enumerate(csv_tables.read_table(path), 2))
+        return
+    with _readable(path):
+        if json_documents.is_by_lines(path):
+            yield from ((f"{path}, line {n}", line) for n, line in _read_lines(path))
+        else:
+            yield from ((f"{path}, record {n}", item) for n, item in enumerate(json_documents.read_documents(path), 1))
 
 
 def parsed(raw: bytes | Record) -> Any:
@@ -242,38 +330,45 @@ def _describe_type(kind: pa.DataType) -> str:
 def message(given: Mapping[str, Any]) -> Row:
     """Convert a chat message to the type `MESSAGES`.
 
-    Arguments of tool calls become JSON, and content in several parts becomes one text.
+    Arguments of tool calls become JSON, and content in several parts becomes one text. Results of functions, which
+    OpenAI's API had before tools, become results of tools.
 
     Args:
         given (`Mapping[str, Any]`): Message in OpenAI's format.
 
     Raises:
-        NotOfFormat: the message has no role, or contains images.
+        NotOfFormat: the message has no role.
+        Unusable: the message contains an image, a part without text, or a weight other than 0 and 1.
     """
     if "role" not in given:
         raise NotOfFormat(f"a message has no role; it has {', '.join(sorted(given))}")
     try:
         content = plain_content(given.get("content"))
+        check_weight(given)
     except ValueError as error:
-        raise NotOfFormat(str(error)) from None
+        raise Unusable(str(error)) from None
     calls = [_call(json.loads(call) if isinstance(call, str) else call) for call in given.get("tool_calls") or ()]
     if given.get("function_call"):  # OpenAI's API used this field before 2023-11.
         calls.append(_call(given["function_call"]))
+    reasoning = (given.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
     return {
-        "role": given["role"], "content": content, "tool_calls": calls or None, "name": given.get("name"),
-        "reasoning_content": given.get("reasoning_content") or given.get("reasoning"),
-        "tool_call_id": given.get("tool_call_id"),
+        "role": "tool" if given["role"] == "function" else given["role"],
+        "content": content or given.get("refusal") or content, "tool_calls": calls or None, "name": given.get("name"),
+        "reasoning_content": next(filter(None, reasoning), None), "tool_call_id": given.get("tool_call_id"),
+        **({"weight": 0} if given.get("weight") == 0 else {}),
     }  # fmt: skip
 
 
 def row_of_run(messages: list[Row], **columns: Any) -> list[Row]:
     """Return one row, whose completion starts with the first turn of the assistant. Return [] without such a turn.
 
+    Turns with weight 0 are no such turns, since the model reads them only.
+
     Args:
         messages (`list[Row]`): Messages of the run.
         columns: Other columns of the row.
     """
-    first = next((n for n, each in enumerate(messages) if each["role"] == "assistant"), None)
+    first = next((n for n, each in enumerate(messages) if is_learned(each)), None)
     return [] if first is None else [{"prompt": messages[:first], "completion": messages[first:], **columns}]
 
 
@@ -318,8 +413,31 @@ def tools_as_json(tools: Any) -> str | None:
     return json.dumps([tool if "function" in tool else {"type": "function", "function": tool} for tool in tools])
 
 
+def template_columns(request: Mapping[str, Any]) -> Row:
+    """Return the columns `tools` and `chat_template_kwargs` for the arguments of the chat template in a request.
+
+    `functions` are the tools of OpenAI's API before 2023-11. OpenAI's client writes other arguments to `extra_body`.
+    vLLM passes `reasoning_effort` to the chat template, too.
+
+    Args:
+        request (`Mapping[str, Any]`): Request in OpenAI's format, or a record with its fields.
+    """
+    options: dict[str, Any] = {}
+    for body in (request.get("extra_body") or {}, request):
+        if (effort := body.get("reasoning_effort")) is not None:
+            options |= {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+    for body in (request.get("extra_body") or {}, request):
+        given = body.get("chat_template_kwargs") or {}
+        options |= json.loads(given) if isinstance(given, str) else given
+    return {
+        "tools": tools_as_json(request.get("tools") or request.get("functions")),
+        "chat_template_kwargs": json.dumps(options) if options else None,
+    }
+
+
+# A filter cuts a completion, which then has no stop token either.
 _FINISHED = {"stop": "stop", "length": "length", "tool_calls": "stop", "eos": "stop", "eos_token": "stop",
-            "max_tokens": "length"}  # fmt: skip
+            "function_call": "stop", "max_tokens": "length", "content_filter": "length"}  # fmt: skip
 
 
 def finish_reason(given: str | None) -> str | None:

@@ -8,7 +8,17 @@ the parts of one rollout. A message that is also on an earlier path is context o
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.records import Evaluated, Format, NotOfFormat, Record, Row, message, tools_as_json
+from topr_trl.importing.records import (
+    Format,
+    LeftOut,
+    NotOfFormat,
+    Record,
+    Row,
+    Unusable,
+    message,
+    template_columns,
+    tools_as_json,
+)
 
 _CUT = {"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"}
 _OF_EPISODE = frozenset({
@@ -22,24 +32,24 @@ _OF_TRACE = frozenset({
 })  # fmt: skip
 
 
-def rows(record: Record) -> list[Row]:
+def rows(record: Record) -> list[Row | LeftOut]:
     """Return a row for each path of each trace that finished and comes from a trainable agent.
 
     Raises:
         NotOfFormat: a trace lacks a field.
-        Evaluated: all traces come from an evaluation.
     """
-    traces = record.get("traces", [record])
-    found, evaluated = [], 0
-    for trace in traces:
+    found: list[Row | LeftOut] = []
+    for trace in record.get("traces", [record]):
         if missing := {"nodes", "rewards"} - set(trace):
             raise NotOfFormat(f"a trace lacks {', '.join(sorted(missing))}; it has {', '.join(sorted(trace))}")
         if _is_evaluation(trace, record):
-            evaluated += 1
-        elif trace.get("ok", True) and (trace.get("agent") or {}).get("trainable", True):
-            found += _rows_of_trace(trace, record)
-    if evaluated == len(traces) > 0:
-        raise Evaluated
+            found.append(LeftOut.EVALUATED)
+        elif not trace.get("ok", True):
+            found.append(LeftOut.FAILED)
+        elif not (trace.get("agent") or {}).get("trainable", True):
+            found.append(LeftOut.FROZEN)
+        else:
+            found += _rows_of_trace(trace, record) or [LeftOut.EMPTY]
     return found
 
 
@@ -72,7 +82,7 @@ def _rows_of_trace(trace: Record, episode: Record) -> list[Row]:
             call = _last_call(trace, nodes, path)
             sampling = call.get("sampling") or {}
             made.append({
-                **row, **shared, "finish_reason": _finish_reason(trace, call),
+                **row, **template_columns(sampling), **shared, "finish_reason": _finish_reason(trace, call),
                 **{name: sampling.get(name) for name in SAMPLING},
             })  # fmt: skip
         seen |= set(path)
@@ -106,7 +116,7 @@ def _row_of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | 
         node = nodes[n]
         tokens, known_logps = len(node["token_ids"]), len(node.get("logprobs") or ())
         if len(node["mask"]) != tokens or known_logps not in (0, sum(map(bool, node["mask"]))):
-            raise NotOfFormat(
+            raise Unusable(
                 f"node {n} has {tokens} token_ids, {len(node['mask'])} values in mask and {known_logps} logprobs"
             )
         is_own = [bool(value) and n in own for value in node["mask"]]
@@ -119,10 +129,9 @@ def _row_of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | 
     if 1 not in mask:
         return None
     first = mask.index(1)
-    known = all(value is not None for value, own_token in zip(logps, mask, strict=True) if own_token)
     return {
         **row, "prompt_ids": ids[:first], "completion_ids": ids[first:], "completion_mask": mask[first:],
-        "sampler_logps": logps[first:] if known else None,
+        "sampler_logps": logps[first:],
     }  # fmt: skip
 
 
@@ -154,7 +163,7 @@ FORMAT = Format(
     rewards=None,
     columns=(
         "prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "reward", "problem_id", "rollout_id",
-        "finish_reason", "answer", "tools", *SAMPLING,
+        "finish_reason", "answer", "tools", "chat_template_kwargs", *SAMPLING,
     ),
     required=frozenset({"id"}),
     optional=_OF_EPISODE | _OF_TRACE,

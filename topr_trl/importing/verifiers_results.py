@@ -1,40 +1,69 @@
-"""Read `results.jsonl` of verifiers up to 0.3.1, which `vf-eval --save-results` writes."""
+"""Read `results.jsonl` of verifiers up to 0.3.1, which `vf-eval --save-results` writes.
 
+Before 0.1.14, the number of an example is `id` instead of `example_id`, and the tools are in `info.oai_tools`.
+"""
+
+import json
 from typing import Any
 
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, text_or_messages, tools_as_json
+from topr_trl.importing.records import (
+    Format,
+    LeftOut,
+    NotOfFormat,
+    Record,
+    Row,
+    Unusable,
+    text_or_messages,
+    tools_as_json,
+)
 
 
-def rows(record: Record) -> list[Row]:
-    """Return one row of text or messages, or one row for each part of a rollout. Return [] for a failed rollout.
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return one row of text or messages, or one row for each part of a rollout, unless the rollout failed.
 
     The state column `trajectory` can have the tokens of each turn. Turns form one row while the prompt of each turn
     starts with the tokens of the turns before it. Otherwise, a new row starts.
     """
-    if record.get("error") or not record["completion"]:
-        return []
+    if record.get("error"):
+        return [LeftOut.FAILED]
+    if not record["completion"]:
+        return [LeftOut.EMPTY]
+    example = record.get("example_id", record.get("id"))
+    if example is None:
+        raise NotOfFormat(f"it lacks example_id; it has {', '.join(sorted(record))}")
     prompt, completion = (text_or_messages(record[name]) for name in ("prompt", "completion"))
     answer = record.get("answer")
     shared = {
-        "problem_id": str(record["example_id"]), "answer": answer if isinstance(answer, str) else None,
+        "problem_id": str(example), "answer": answer if isinstance(answer, str) else None,
         "finish_reason": "length" if record.get("is_truncated") else "stop",
-        "tools": tools_as_json(record.get("tool_defs")),
+        "tools": tools_as_json(record.get("tool_defs") or _old_tools(record)),
     }  # fmt: skip
     turns = record.get("trajectory") or []
     if not turns or not all(turn.get("tokens") for turn in turns):
         return [{**shared, "prompt": prompt, "completion": completion}]
-    parts = _parts([turn["tokens"] for turn in turns])
+    parts = join_turns([turn["tokens"] for turn in turns])
     rollout = str(turns[0]["trajectory_id"]) if len(parts) > 1 else None
     return [{**shared, "prompt": prompt, "completion": completion, "rollout_id": rollout, **part} for part in parts]
 
 
-def _parts(turns: list[dict[str, Any]]) -> list[Row]:
-    """Return the token columns of each part of a rollout."""
+def _old_tools(record: Record) -> Any:
+    info = record.get("info")
+    info = json.loads(info) if isinstance(info, str) and info.startswith("{") else info
+    return info.get("oai_tools") if isinstance(info, dict) else None
+
+
+def join_turns(turns: list[dict[str, Any]]) -> list[Row]:
+    """Return the token columns of each part of a rollout.
+
+    Args:
+        turns (`list[dict]`): Tokens of each turn: `prompt_ids`, `completion_ids`, `completion_mask` and
+            `completion_logprobs`.
+    """
     parts: list[Row] = []
     for turn in turns:
         ids, mask, logps = (turn[f"completion_{name}"] for name in ("ids", "mask", "logprobs"))
         if not len(ids) == len(mask) == len(logps):
-            raise NotOfFormat(
+            raise Unusable(
                 f"a turn has {len(ids)} completion_ids, {len(mask)} values in completion_mask and {len(logps)} "
                 "completion_logprobs"
             )
@@ -56,7 +85,7 @@ def _parts(turns: list[dict[str, Any]]) -> list[Row]:
 
 
 FORMAT = Format(
-    source="verifiers 0.1.14 to 0.3.1 (verifiers/utils/save_utils.py)",
+    source="verifiers up to 0.3.1 (verifiers/utils/save_utils.py)",
     suffix=".jsonl",
     rows=rows,
     rewards=lambda record: {"reward": record["reward"]},
@@ -64,7 +93,7 @@ FORMAT = Format(
         "prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "problem_id", "rollout_id",
         "finish_reason", "answer", "tools",
     ),
-    required=frozenset({"example_id", "prompt", "completion", "reward"}),
+    required=frozenset({"prompt", "completion", "reward"}),
     optional=None,  # Metrics and state columns are fields, too.
     loses="Tokens are included only if the state column trajectory was saved (vf-eval -C trajectory). The temperature "
     "is in metadata.json: if it was not 1, set --temperature.",

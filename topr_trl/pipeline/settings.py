@@ -14,6 +14,7 @@ from trl import ModelConfig
 from topr_trl.data.tables import TABLE_SUFFIXES
 from topr_trl.generation.settings import SamplingArguments
 from topr_trl.generation.vllm import VLLMArguments
+from topr_trl.importing.input_settings import InputArguments
 from topr_trl.settings.checks import check_at_least, check_choice, check_types, existing
 from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.settings.shared import CurationArguments
@@ -58,6 +59,15 @@ class FolderArguments:
         if self.output_dir is None:
             raise ValueError("Name the folder to write with --output_dir.")
         return Path(self.output_dir)
+
+
+@dataclass
+class RowsArguments(FolderArguments, InputArguments):
+    """Settings of a stage that reads rows, or imports a file of another system."""
+
+    input: str | None = field(
+        default=None, metadata={"help": "Folder or file of rows, or a file that topr import reads, such as a CSV."}
+    )
 
 
 @dataclass
@@ -249,7 +259,7 @@ class RunArguments(SamplingArguments, LaunchArguments, OfflineTOPRConfig, ModelC
 
 
 @dataclass
-class IterateArguments(ProblemArguments, RunArguments):
+class IterateArguments(ProblemArguments, InputArguments, RunArguments):
     """Settings of `topr iterate`: the settings of its stages, and how to run them."""
 
     output_dir: str | None = field(default="topr-run", metadata={"help": "Folder to write."})
@@ -284,10 +294,13 @@ class IterateArguments(ProblemArguments, RunArguments):
 
 
 @dataclass
-class TrialArguments(FolderArguments, RunArguments):
+class TrialArguments(RowsArguments, RunArguments):
     """Settings of `topr trial`: the settings of its stages, and the size of the trial."""
 
-    input: str | None = field(default=None, metadata={"help": "Folder or file of rows with rewards."})
+    input: str | None = field(
+        default=None,
+        metadata={"help": "Folder or file of rows with rewards, or a file that topr import reads, such as a CSV."},
+    )
     output_dir: str | None = field(default="topr-trial", metadata={"help": "Folder to write."})
     task: str = field(
         default="gsm8k",

@@ -16,7 +16,7 @@ from topr_trl.pipeline import manifest
 from topr_trl.pipeline.lineage import ADAPTER, lineage, older_weights, weights_of
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import load_tokenizer, loading, model_path
-from topr_trl.pipeline.settings import ADAPTER_SETTINGS, FolderArguments, SeedArguments, seed_of, validate_model
+from topr_trl.pipeline.settings import ADAPTER_SETTINGS, RowsArguments, SeedArguments, seed_of, validate_model
 from topr_trl.pipeline.shards import CHOSEN, MU_COLUMNS, columns_before
 from topr_trl.pipeline.stage_inputs import values_of
 from topr_trl.pipeline.stages.curate import CHOICE
@@ -32,7 +32,7 @@ RATIO = ("preset", "a_pos", "b_pos", "a_neg", "b_neg", "ratio_level", "log_mu")
 
 
 @dataclass
-class TrainArguments(FolderArguments, OfflineTOPRConfig, ModelConfig):
+class TrainArguments(RowsArguments, OfflineTOPRConfig, ModelConfig):
     """Settings of `topr train`. `topr log-mu` uses a subset of them."""
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder to write the model to."})

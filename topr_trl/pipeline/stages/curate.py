@@ -13,7 +13,7 @@ from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures
 from topr_trl.data.tables import columns_of, from_table, read_shard, set_column, shards_of
 from topr_trl.data.trajectories import Rollouts, rollout_ids
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.settings import FolderArguments, SeedArguments, seed_of
+from topr_trl.pipeline.settings import RowsArguments, SeedArguments, seed_of
 from topr_trl.pipeline.shards import CHOSEN, naming
 from topr_trl.pipeline.stage import Made, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, values_of
@@ -25,7 +25,7 @@ CHOICE = ("baseline", "effective_positive_share", "curation", "iteration_size", 
 
 
 @dataclass
-class CurateArguments(FolderArguments, SeedArguments, CurationArguments):
+class CurateArguments(RowsArguments, SeedArguments, CurationArguments):
     """Settings of `topr curate`."""
 
     def __post_init__(self) -> None:

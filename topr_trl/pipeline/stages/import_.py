@@ -11,8 +11,9 @@ from tqdm.auto import tqdm
 from topr_trl.data.rows import ROLLOUT
 from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import read_shard, shard_path, shards_of
+from topr_trl.importing.input_settings import LAST_TURN
 from topr_trl.importing.record_to_rows import Part, ReadingArguments, RecordReader, numbers_in, short_place
-from topr_trl.importing.records import Record, count_records, files_of, parsed, read_records, to_table
+from topr_trl.importing.records import LeftOut, Record, count_records, files_of, parsed, read_records, to_table
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import FolderArguments
@@ -68,7 +69,7 @@ class Import(Stage[ImportArguments]):
         conversational: bool | None = None  # whether prompts are messages, as in the first row; None before it is read
         waiting: list[tuple[Path, Part]] = []  # shards to write once `conversational` is known
         for k, records in enumerate(
-            tqdm(_records_by_shard(files), total=shards, desc=f"Importing {args.format}", unit="shard")
+            tqdm(_records_by_shard(files), total=shards, desc=f"Importing {reader.name}", unit="shard")
         ):
             path = shard_path(self.folder, k, shards)
             if conversational is not None and path.is_file():
@@ -82,10 +83,13 @@ class Import(Stage[ImportArguments]):
             for shard, made in waiting:
                 if not shard.is_file():
                     table = to_table(made.rows, made.places, reader.columns, conversational)
-                    write_shard(table, shard, {self.name: []}, made.left_out)
+                    kept = {"left_out": made.left_out, "several_turns": made.several_turns}
+                    write_shard(table, shard, {self.name: []}, kept)
             waiting.clear()
         if waiting:
-            raise ValueError(f"{args.source}: none of its records holds a completion to learn from.")
+            left_out = {reason: sum(len(part.left_out[reason]) for _, part in waiting) for reason in LeftOut}
+            why = "; ".join(f"{count} {_LEFT_OUT[reason][count > 1]}" for reason, count in left_out.items() if count)
+            raise ValueError(f"{args.source}: none of its records holds a completion to learn from. {why}.")
         rows, notes = _count_columns(self.folder, reader)
         repeated = [short_place(str(file), args.source) for file in found if file not in files]
         notes["left_out"]["repeated"] = _count_places(repeated)
@@ -106,15 +110,29 @@ _LEFT_OUT = {
         "lines are not valid JSON, or contain unpaired surrogates, and are left out",
     ),
     "calls": (
-        "record has a tool call whose arguments are not valid JSON, without token ids, and is left out",
-        "records have tool calls whose arguments are not valid JSON, without token ids, and are left out",
+        "completion has a tool call whose arguments are not valid JSON, without token ids, and is left out",
+        "completions have tool calls whose arguments are not valid JSON, without token ids, and are left out",
     ),
     "unrewarded": ("record has no reward and is left out", "records have no reward and are left out"),
-    "empty": ("record holds no completion to learn from", "records hold no completion to learn from"),
-    "evaluated": (
-        "record comes from an evaluation and is left out",
-        "records come from evaluations and are left out",
+    "unusable": ("record cannot be used and is left out", "records cannot be used and are left out"),
+    "empty": (
+        "completion is empty or missing and is left out",
+        "completions are empty or missing and are left out",
     ),
+    "failed": ("request or run failed and is left out", "requests or runs failed and are left out"),
+    "masked": ("sample was masked in the loss and is left out", "samples were masked in the loss and are left out"),
+    "ungraded": ("generation was not graded and is left out", "generations were not graded and are left out"),
+    "frozen": (
+        "run is of an agent that was not trained and is left out",
+        "runs are of agents that were not trained and are left out",
+    ),
+    "evaluated": (
+        "run comes from an evaluation and is left out",
+        "runs come from evaluations and are left out",
+    ),
+    "where": ("record does not match --where and is left out", "records do not match --where and are left out"),
+    "other": ("record is no call of a model and is left out", "records are no calls of a model and are left out"),
+    "tied": ("pair has the same text twice and is left out", "pairs have the same text twice and are left out"),
     "repeated": ("file repeats the one before it and is left out", "files repeat those before them and are left out"),
 }
 
@@ -123,7 +141,11 @@ def _describe(done: Json) -> str:
     """Return a description of the rows and of the skipped records, one sentence per line."""
     rows, rollouts, problems = done["rows"], done["rollouts"], done["problems"]
     has = [f"{name}{'' if n == rows else f' in {n:,}'}" for name, n in done["filled"].items() if n]
-    lines = [f"Format: {done['format']}. Rows have {', '.join(has)}."]
+    title = f"Recognized as {recognized}" if (recognized := done.get("recognized")) else "Format"
+    lines = [f"{title}: {done['format']}. Rows have {', '.join(has)}."]
+    if done.get("chat"):
+        lines.append("Text became chat messages, so the chat template of the model applies. For plain text, set --chat "
+                     "false.")  # fmt: skip
     if done["lacking"]:
         lines.append(f"Not in these files: {', '.join(done['lacking'])}.")
     runs = f"{rollouts:,} runs" if rollouts < rows else f"{rows:,} row{'s' * (rows != 1)}"
@@ -146,10 +168,22 @@ def _describe(done: Json) -> str:
         count, first = found["count"], found["first"]
         if count:
             lines.append(f"{count} {one if count == 1 else more}: {', '.join(first)}{', ...' * (count > len(first))}.")
+    if several := done["several_turns"]:
+        lines.append(_describe_turns(several, done["completion"]))
     if not done["filled"].get("sampler_logps"):
         lines.append("There are no log-probabilities. The starting model of the training will compute log μ, as if it "
                      "had written the rows.")  # fmt: skip
     return "\n".join([*lines, done["loses"]]).strip()
+
+
+def _describe_turns(rows: int, completion: str) -> str:
+    have = "row has several turns of the model" if rows == 1 else "rows have several turns of the model"
+    if completion == LAST_TURN:
+        return f"{rows:,} {have}, and the last one alone is learned."
+    return (
+        f"{rows:,} {have}, which all get the reward of the row. If the reward is of the last turn alone, set "
+        "--completion last_turn."
+    )
 
 
 def _records_by_shard(files: Sequence[Path]) -> Iterator[list[tuple[str, bytes | Record]]]:
@@ -169,6 +203,7 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
     filled, rows, temperatures = Counter[str](), 0, set[float | None]()
     problems, runs = set[str](), set[str]()
     left_out: dict[str, list[str]] = {}
+    several_turns = 0
     for shard in shards_of(folder):
         table = read_shard(shard)
         rows += len(table)
@@ -178,15 +213,21 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
             runs |= set(table[ROLLOUT].drop_null().unique().to_pylist())
         if TEMPERATURE in table.column_names:
             temperatures |= set(table[TEMPERATURE].unique().to_pylist())
-        for kind, places in notes_of(shard).items():
+        shard_notes = notes_of(shard)
+        several_turns += shard_notes["several_turns"]
+        for kind, places in shard_notes["left_out"].items():
             left_out.setdefault(kind, []).extend(places)
     return rows, {
         "format": reader.format.source,
+        "recognized": None if reader.args.format else reader.name,
+        "chat": reader.chat,
         "problems": len(problems),
         "rollouts": len(runs) + rows - filled[ROLLOUT],
         "filled": dict(filled),
         "lacking": [name for name in reader.columns if not filled[name]],
         "temperatures": sorted({1.0 if value is None else value for value in temperatures}),
         "left_out": {kind: _count_places(places) for kind, places in left_out.items()},
+        "several_turns": several_turns,
+        "completion": reader.args.completion,
         "loses": reader.format.loses,
     }

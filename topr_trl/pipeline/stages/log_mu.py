@@ -8,7 +8,7 @@ from trl import ModelConfig
 from topr_trl.data.tables import rows_of, set_column, shards_of
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.settings import FolderArguments, field_names
+from topr_trl.pipeline.settings import RowsArguments, field_names
 from topr_trl.pipeline.shards import MU_COLUMNS
 from topr_trl.pipeline.stage import Made, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, values_of, weights_read
@@ -44,7 +44,7 @@ class ComputeLogMu(Stage[TrainArguments]):
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
         """Return the settings of `topr train` that affect log μ."""
-        own = field_names(FolderArguments, ModelConfig, LossArguments, without=("length_normalization",))
+        own = field_names(RowsArguments, ModelConfig, LossArguments, without=("length_normalization",))
         return (*own, *(name for name in _TRAINER_SETTINGS if name in field_names(TrainArguments)))
 
     def inputs(self) -> Json:

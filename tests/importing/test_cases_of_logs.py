@@ -1,0 +1,232 @@
+"""Small files of other systems that were learned wrongly, in `../shared/cases/logs`: what is learned from each now.
+
+The tokenizers are those of `tiny.py` there, with chat templates that ship with TRL.
+"""
+
+import runpy
+import sys
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from topr_trl import load_rows
+from topr_trl.cli import main
+from topr_trl.data.rows import reward_column
+from topr_trl.data.tokenization import tokenize_row
+
+CASES = Path(__file__).parents[3] / "shared" / "cases" / "logs"
+pytestmark = pytest.mark.skipif(not CASES.is_dir(), reason="../shared/cases/logs is not there")
+
+QUESTION = "How many legs have 3 cats?"
+ASKED = f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
+SYSTEM = "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+OF_R1 = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
+NO_THINKING = "<think>\n\n</think>\n\n"
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory):
+    """Folder of the tiny model with a template."""
+    made = {}
+
+    def model_of(template):
+        if template not in made:
+            folder = made[template] = str(tmp_path_factory.mktemp(template))
+            given, sys.argv = sys.argv, ["tiny.py", template, folder]
+            try:
+                runpy.run_path(str(CASES / "tiny.py"))
+            finally:
+                sys.argv = given
+        return made[template]
+
+    return model_of
+
+
+@pytest.fixture
+def imported(tmp_path, capsys):
+    """Rows of a case, and what the command prints."""
+
+    def imported(case, name, *settings):
+        command = ["import", "--format", name, "--input", str(CASES / f"{case}.jsonl")]
+        main.main([*command, "--output_dir", str(tmp_path / "rows"), *settings])
+        return load_rows(tmp_path / "rows"), capsys.readouterr().out
+
+    return imported
+
+
+@pytest.fixture
+def read(model_of):
+    """Text of the prompt and of the completion of a row, with what is learned between ⟪ and ⟫."""
+
+    def read(row, template):
+        tokenizer = AutoTokenizer.from_pretrained(model_of(template))
+        made = tokenize_row(row, tokenizer)
+        own = made.completion_mask or [True] * len(made.completion_ids)
+        parts = groupby(zip(made.completion_ids, own, strict=True), key=lambda pair: pair[1])
+        texts = ((is_own, tokenizer.decode([token for token, _ in part])) for is_own, part in parts)
+        completion = "".join(f"⟪{text}⟫" if is_own else text for is_own, text in texts)
+        return tokenizer.decode(made.prompt_ids), completion
+
+    return read
+
+
+SCORE = ("--reward_fields", "score")
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "completions"),
+    [
+        ("deepseek_r1_distill", f"{OF_R1[0]}<｜User｜>{QUESTION}<｜Assistant｜><think>\n",
+         [f"⟪Four legs each, three cats.\n</think>\n\n12{OF_R1[1]}⟫", f"⟪Four plus three.\n</think>\n\n7{OF_R1[1]}⟫"]),
+        ("qwen3", ASKED, ["⟪<think>\nFour legs each, three cats.\n</think>\n\n12<|im_end|>⟫",
+                          "⟪<think>\nFour plus three.\n</think>\n\n7<|im_end|>⟫"]),
+        ("qwen3_5_think", f"{ASKED}<think>\n", ["⟪Four legs each, three cats.\n</think>\n\n12<|im_end|>⟫",
+                                                "⟪Four plus three.\n</think>\n\n7<|im_end|>⟫"]),
+    ],
+)  # fmt: skip
+def test_reasoning_is_learned(imported, read, template, prompt, completions):
+    rows, _ = imported("reasoning_dropped", "openai", *SCORE)
+    assert [read(row, template) for row in rows] == [(prompt, completion) for completion in completions]
+
+
+@pytest.mark.parametrize("template", ["qwen2_5", "llama3"])
+def test_reasoning_that_a_template_does_not_write_is_refused(imported, read, template):
+    rows, _ = imported("reasoning_dropped", "openai", *SCORE)
+    with pytest.raises(ValueError, match=r"leaves out the reasoning_content .*'Four legs each.* chat_template_path"):
+        read(rows[0], template)
+
+
+@pytest.mark.parametrize(
+    ("template", "opened", "end"),
+    [("qwen3", "<think>\n", "<|im_end|>"), ("qwen3_5_think", "", "<|im_end|>"), ("deepseek_r1_distill", "", OF_R1[1])],
+)
+def test_thinking_ends_where_it_was_cut(imported, read, template, opened, end):
+    rows, _ = imported("cut_thinking", "openai", *SCORE)
+    assert [read(row, template)[1] for row in rows] == [
+        f"⟪{opened}Four legs each.\n</think>\n\n12{end}⟫", f"⟪{opened}Let me count the le⟫",
+        f"⟪{opened}Four plus three.\n</think>\n\n7{end}⟫",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["cut_thinking", "cut_thinking_last"])
+def test_cut_thinking_that_a_template_does_not_write_is_refused(imported, read, model_of, tmp_path, case):
+    rows, _ = imported(case, "openai", *SCORE)
+    with pytest.raises(ValueError, match="'Let me count the le'"):
+        read(rows[1], "qwen2_5")
+    rows.select([1, 0]).to_json(tmp_path / "cut.jsonl")
+    command = ["train", "--input", str(tmp_path / "cut.jsonl"), "--model_name_or_path", model_of("qwen2_5")]
+    with pytest.raises(ValueError, match=r"Row 0 of the train dataset: .*'Let me count the le'"):
+        main.main([*command, "--output_dir", str(tmp_path / "out"), "--use_cpu", "True", "--bf16", "False",
+                   "--max_steps", "2"])  # fmt: skip
+
+
+@pytest.mark.parametrize("template", ["qwen3", "qwen3_5_think"])
+def test_a_request_without_thinking(imported, read, template):
+    rows, _ = imported("no_thinking", "openai", *SCORE)
+    expected = [(ASKED + NO_THINKING, f"⟪{answer}<|im_end|>⟫") for answer in (12, 7)]
+    assert [read(row, template) for row in rows] == expected
+
+
+def test_functions_are_read_as_tools(imported, read):
+    rows, _ = imported("legacy_functions", "openai", *SCORE)
+    for row, answer in zip(rows, (12, 7), strict=True):
+        prompt, completion = read(row, "qwen2_5")
+        assert '{"name": "legs", "description": "Legs of an animal.", "parameters": ' in prompt
+        assert '<tool_call>\n{"name": "legs", "arguments": {"animal": "cat"}}\n</tool_call>' in prompt
+        assert "<tool_response>\nFOUR-LEGS\n</tool_response>" in prompt
+        assert completion == f"⟪{answer}<|im_end|>⟫"
+    with pytest.raises(ValueError, match="calls tools"):
+        read(rows[0], "llama3")
+
+
+def test_a_label_of_the_last_turn(imported, read, tmp_path):
+    rows, said = imported("last_turn_label", "messages", "--reward_fields", "label")
+    assert "2 rows have several turns of the model, which all get the reward" in said
+    assert "--completion last_turn" in said
+    again = "<|im_start|>user\nAgain, please: and 4 cats?<|im_end|>\n<|im_start|>assistant\n"
+    expected = [f"⟪EARLIER<|im_end|>⟫\n{again}⟪{answer}<|im_end|>⟫" for answer in (16, 8)]
+    assert [read(row, "qwen2_5")[1] for row in rows] == expected
+    settings = ("--reward_fields", "label", "--completion", "last_turn", "--output_dir", str(tmp_path / "last"))
+    _, said = imported("last_turn_label", "messages", *settings)
+    assert "2 rows have several turns of the model, and the last one alone is learned" in said
+    prompt = f"{SYSTEM}<|im_end|>\n{ASKED}EARLIER<|im_end|>\n{again}"
+    expected = [(prompt, f"⟪{answer}<|im_end|>⟫") for answer in (16, 8)]
+    rows = load_rows(tmp_path / "last")
+    assert [read(row, "qwen2_5") for row in rows] == expected
+    assert rows["reward"][:] == [1.0, 0.0]
+
+
+def test_turns_with_weight_0(imported, read):
+    rows, _ = imported("weight_zero", "messages", *SCORE)
+    sure = "<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
+    assert [read(row, "qwen2_5") for row in rows] == [
+        (f"{SYSTEM}<|im_end|>\n{ASKED}7{sure}", "⟪12<|im_end|>⟫"),
+        (f"{SYSTEM}<|im_end|>\n{ASKED}8{sure}", "⟪9<|im_end|>⟫"),
+    ]
+
+
+def test_messages_with_a_response(imported, read, tmp_path):
+    with pytest.raises(ValueError, match=r"line 1: .*it has response beside its messages.* --format openai"):
+        imported("litellm", "messages", "--reward_fields", "metadata.score")
+    rows, _ = imported("litellm", "openai", "--reward_fields", "metadata.score")
+    assert [read(row, "qwen2_5")[1] for row in rows] == ["⟪16<|im_end|>⟫", "⟪8<|im_end|>⟫"]
+    assert "EARLIER" in read(rows[0], "qwen2_5")[0]
+    assert (rows["temperature"][:], rows["reward"][:]) == ([0.7, 0.7], [1.0, 0.0])
+
+
+def test_a_part_without_text(imported):
+    with pytest.raises(ValueError, match=r"parts_value.jsonl, line 1: a part .* no text: it has value"):
+        imported("parts_value", "messages", *SCORE)
+
+
+def test_a_dump_with_results_of_tools(imported):
+    with pytest.raises(ValueError, match=r"verl_tools.jsonl, line 1: its output has messages of a tool .* masks"):
+        imported("verl_tools", "verl")
+
+
+def test_a_text_that_has_the_bos_token(read):
+    for row, answer in zip(load_rows(CASES / "bos_text.jsonl"), (12, 7), strict=True):
+        assert read(row, "llama3") == (row["prompt"], f"⟪{answer}<|eot_id|>⟫")
+
+
+def test_log_probabilities_that_are_nan_or_infinite(imported, read):
+    rows, said = imported("logprob_nan", "openai", *SCORE)
+    assert rows["sampler_logps"][:] == [None, None]
+    assert [read(row, "qwen2_5")[1] for row in rows] == ["⟪12<|im_end|>⟫", "⟪13<|im_end|>⟫"]
+    assert "There are no log-probabilities" in said
+
+
+def test_an_empty_choice_is_counted(imported):
+    rows, said = imported("empty_choice", "openai", *SCORE)
+    assert [row["completion"][0]["content"] for row in rows] == ["12", "7", "12"]
+    assert rows["reward"][:] == [1.0, 0.0, 1.0]
+    assert "1 completion is empty or missing and is left out: empty_choice.jsonl, line 1." in said
+
+
+def test_a_record_with_an_image_can_be_skipped(imported, read):
+    with pytest.raises(ValueError, match=r"one_image.jsonl, line 2: a message has image_url.* --skip_unusable"):
+        imported("one_image", "openai", *SCORE)
+    rows, said = imported("one_image", "openai", *SCORE, "--skip_unusable")
+    assert [read(row, "qwen3")[1] for row in rows] == [f"⟪{NO_THINKING}{answer}<|im_end|>⟫" for answer in (12, 7)]
+    assert "1 record cannot be used and is left out: one_image.jsonl, line 2." in said
+
+
+def test_results_of_old_verifiers(imported, read):
+    rows, _ = imported("verifiers_old", "verifiers-results")
+    call = '<tool_call>\n{"name": "legs", "arguments": {"animal": "cat"}}\n</tool_call><|im_end|>'
+    result = "\n<|im_start|>user\n<tool_response>\nFOUR\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert [read(row, "qwen2_5")[1] for row in rows] == [f"⟪{call}⟫{result}⟪{n}<|im_end|>⟫" for n in (12, 7)]
+    assert '{"name": "legs", "description": "Legs of an animal.", "parameters": ' in read(rows[0], "qwen2_5")[0]
+    assert (rows["reward"][:], rows["problem_id"][:], rows["answer"][:]) == ([1.0, 0.0], ["0", "0"], ["12", "12"])
+
+
+def test_pairs_become_two_rows(model_of, tmp_path, capsys):
+    with pytest.raises(ValueError, match=r"preference pairs.* two rows of each pair.*extract_prompt"):
+        reward_column(load_rows(CASES / "pairs.jsonl"))
+    main.main(["train", "--input", str(CASES / "pairs.jsonl"), "--model_name_or_path", model_of("qwen2_5"),
+               "--output_dir", str(tmp_path / "out"), "--use_cpu", "True", "--bf16", "False",
+               "--max_steps", "2"])  # fmt: skip
+    assert "Each pair is two rows" in capsys.readouterr().out
+    assert load_rows(tmp_path / "out" / "imported")["reward"][:] == [1.0, -1.0]

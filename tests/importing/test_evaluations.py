@@ -1,0 +1,186 @@
+"""Samples of lm-evaluation-harness, logs of inspect_ai, and runs of OpenHands, as their own programs wrote them."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+from test_logs_of_apis import turns
+
+from topr_trl import load_rows
+from topr_trl.cli import main
+from topr_trl.importing import inspect_logs, lm_eval, openhands_output
+from topr_trl.importing.records import NotOfFormat
+
+WRITTEN = Path(__file__).parent / "written"  # by the formats' own programs, which are kept beside the files
+LEGS = {"name": "legs", "arguments": '{"animal": "cat"}'}
+QUESTION = "Question: How many legs have 3 cats?\nAnswer:"
+
+
+def imported(tmp_path, path, *more):
+    out = tmp_path / f"rows-{len(list(tmp_path.iterdir()))}"
+    main.main(["import", "--input", str(path), "--output_dir", str(out), *more])
+    return load_rows(out)
+
+
+def sample_of(name):
+    return json.loads((WRITTEN / name).read_text().splitlines()[0])
+
+
+def test_samples_that_lm_eval_wrote(tmp_path):
+    rows = imported(tmp_path, WRITTEN / "lm-eval-0.4.13-text.jsonl", "--where", "filter=number")
+    assert rows["prompt"][:] == [QUESTION] * 2
+    assert rows["completion"][:] == ["12", " 7 legs"]  # as the model wrote them, not as they were filtered
+    assert rows["reward"][:] == [1.0, 0.0]
+    assert (rows["answer"][:], set(rows["temperature"]), len(set(rows["problem_id"]))) == (["12"] * 2, {0.7}, 1)
+    rows = imported(tmp_path, WRITTEN / "lm-eval-0.4.13-chat.jsonl", "--where", "filter=strict")
+    assert turns(rows[1]["prompt"] + rows[1]["completion"]) == [
+        ("user", QUESTION, None, []),
+        ("assistant", " 7 legs", None, []),
+    ]
+    with pytest.raises(ValueError, match=r"line 3: its filter is number.* --where filter=strict"):
+        imported(tmp_path, WRITTEN / "lm-eval-0.4.13-chat.jsonl")
+
+
+def test_samples_of_lm_eval_without_one_completion():
+    sample = sample_of("lm-eval-0.4.13-text.jsonl")
+    choice = {f"gen_args_{n}": {"arg_0": "a", "arg_1": " b"} for n in range(2)}
+    with pytest.raises(NotOfFormat, match=r"likelihood of given answers.*generate_until"):
+        lm_eval.rows({**sample, "arguments": choice, "resps": [[["-1.0", "True"]]] * 2})
+    with pytest.raises(NotOfFormat, match="2 responses and one score"):
+        lm_eval.rows({**sample, "resps": [["12", "7"]]})
+    greedy = {"gen_args_0": {"arg_0": "a", "arg_1": {"until": ["b"], "do_sample": False}}}
+    assert lm_eval.rows({**sample, "arguments": greedy})[0]["temperature"] == 0.0
+    assert lm_eval.rewards({"exact_match": 1.0, "acc": 0.0, "filter": "none"}) == {"acc": 0.0, "exact_match": 1.0}
+
+
+@pytest.mark.parametrize("kind", ["eval", "json"])
+def test_logs_that_inspect_wrote(tmp_path, kind):
+    """The example among the inputs is context, and the tools are those of the last request."""
+    rows = imported(tmp_path, WRITTEN / f"inspect-0.3.285.{kind}")
+    question = "How many legs have 3 cats? " + "Count slowly. " * 20
+    start = [("system", "Calculate.", None, [])]
+    example = [("user", "1 + 1?", None, []), ("assistant", "EXAMPLE", None, [])]
+    for row, before, answer in zip(rows, ([*start, *example], start), ("12", "7"), strict=True):
+        assert turns(row["prompt"]) == [*before, ("user", question, None, [])]
+        called = [("assistant", "tool call for tool legs", None, [LEGS]), ("tool", "FOUR", None, [])]
+        assert turns(row["completion"]) == [*called, ("assistant", answer, "3 times 4.", [])]
+        (tool,) = json.loads(row["tools"])
+        assert tool["function"]["parameters"]["required"] == ["animal"]
+    assert (rows["reward"][:], rows["problem_id"][:], rows["answer"][:]) == (
+        [1.0, 0.0],
+        ["cats/1", "cats/2"],
+        ["12"] * 2,
+    )
+    assert set(rows["temperature"]) == {0.7}
+    assert set(rows["finish_reason"]) == {"stop"}
+
+
+def test_logs_of_inspect_that_are_damaged_or_unusual(tmp_path):
+    whole = (WRITTEN / "inspect-0.3.285.eval").read_bytes()
+    for content, words in (
+        (whole[:5_000], "not a zip file"),
+        (whole[:700] + b"\xff" * 400 + whole[1_100:], "cannot be read"),
+    ):
+        (tmp_path / "a.eval").write_bytes(content)
+        with pytest.raises(ValueError, match=rf"a\.eval cannot be read as a log of inspect_ai: .*{words}|{words}"):
+            imported(tmp_path, tmp_path / "a.eval")
+    with zipfile.ZipFile(tmp_path / "b.eval", "w", zipfile.ZIP_DEFLATED) as archive:  # before 0.3.150
+        sample = next(inspect_logs.samples(json.loads((WRITTEN / "inspect-0.3.285.json").read_text())))
+        archive.writestr(
+            "samples/1_epoch_1.json", json.dumps({**sample, "scores": {"a": {"value": {"x": 1, "y": "P"}}}})
+        )
+        archive.writestr("header.json", "{}")
+    with pytest.raises(ValueError, match=r"b\.eval, samples/1_epoch_1\.json: a\.x, a\.y may all be the reward"):
+        imported(tmp_path, tmp_path / "b.eval")
+    with zipfile.ZipFile(tmp_path / "c.eval", "w") as archive:
+        archive.writestr("samples/1_epoch_1/sample.json", "{}")
+        archive.writestr("header.json", "{}")
+    with pytest.raises(ValueError, match=r"c\.eval .*samples are in chunks.*inspect log convert"):
+        imported(tmp_path, tmp_path / "c.eval")
+    failed = {**sample["messages"][5], "error": {"type": "timeout", "message": "too slow"}}
+    graded = [*sample["events"], {"event": "model", "tools": []}]
+    changed = {**sample, "messages": [*sample["messages"][:5], failed, *sample["messages"][6:]], "events": graded}
+    (row,) = inspect_logs.rows(changed)
+    assert (row["completion"][1]["content"], "legs" in row["tools"]) == ("Error: too slow", True)
+    assert inspect_logs.rows({**sample, "error": {"message": "timeout"}}) == ["failed"]
+    attached = {**sample, "messages": [{"role": "user", "content": "attachment://abc"}, *sample["messages"][4:]]}
+    with pytest.raises(NotOfFormat, match="no attachment abc"):
+        inspect_logs.rows(attached)
+    assert inspect_logs.rows({**attached, "attachments": {"abc": "Long"}})[0]["prompt"][0]["content"] == "Long"
+
+
+def test_runs_that_openhands_wrote(tmp_path):
+    rows = imported(tmp_path, WRITTEN / "openhands-sdk-1.58.2.jsonl")
+    assert (rows["reward"][:], set(rows["problem_id"])) == ([1.0, 0.0], {"cats-3"})
+    for row, answer in zip(rows, ("12", "7"), strict=True):
+        assert turns(row["prompt"]) == [("system", "Calculate.Today is a day.", None, []),
+                                        ("user", "How many legs have 3 cats?Be brief.", None, [])]  # fmt: skip
+        think, finish = (
+            {"name": name, "arguments": json.dumps({key: text})}
+            for name, key, text in (("think", "thought", "3 times 4"), ("finish", "message", answer))
+        )
+        called = [("assistant", "I count.", "Legs of cats.", [think]), ("tool", "FOUR", None, [])]
+        assert turns(row["completion"]) == [*called, ("assistant", "", None, [finish])]
+        assert [tool["function"]["name"] for tool in json.loads(row["tools"])] == ["think", "finish"]
+
+
+def test_calls_of_one_response_and_events_that_are_not_for_the_model():
+    run = sample_of("openhands-sdk-1.58.2.jsonl")
+    system, user, action, result, finish = run["history"]
+    second = {**action, "tool_call_id": "c9", "tool_call": {**action["tool_call"], "id": "c9"}, "thought": []}
+    error = {"kind": "AgentErrorEvent", "error": "FAILED", "tool_call_id": "c9", "tool_name": "think"}
+    state = {"kind": "ConversationStateUpdateEvent"}
+    (row,) = openhands_output.rows({**run, "history": [system, user, state, action, second, result, error, finish]})
+    assert [len(turn["tool_calls"] or ()) for turn in row["completion"]] == [2, 0, 0, 1]
+    assert row["completion"][2]["content"] == "FAILED"
+    for kind, why in (("Condensation", "condensed"), ("Other", "kind Other, which is not known")):
+        with pytest.raises(NotOfFormat, match=why):
+            openhands_output.rows({**run, "history": [system, user, action, {"kind": kind}]})
+
+
+def called(answer, tool, arguments, number):
+    """Metadata of a call, after `ToolCallMetadata` in openhands/events/tool.py of OpenHands 0.x."""
+    call = {"id": f"c{number}", "type": "function", "function": {"name": tool, "arguments": json.dumps(arguments)}}
+    said = {"role": "assistant", "content": answer, "tool_calls": [call]}
+    return {"function_name": tool, "tool_call_id": f"c{number}", "total_calls_in_response": 1,
+            "model_response": {"id": f"r{number}", "choices": [{"message": said}]}}  # fmt: skip
+
+
+def test_runs_of_the_agents_before_the_sdk():
+    """Written by hand, after openhands/events/serialization/event.py at 04e2840."""
+    tool = {"type": "function", "function": {"name": "execute_bash"}}
+    run = called("I look.", "execute_bash", {"command": "ls"}, 1)
+    history = [
+        {"id": 0, "source": "agent", "action": "system", "args": {"content": "Calculate.", "tools": [tool]}},
+        {"id": 1, "source": "user", "action": "message", "args": {"content": "How many legs?"}},
+        {"id": 2, "source": "agent", "action": "run", "args": {"command": "ls"}, "tool_call_metadata": run},
+        {"id": 3, "source": "agent", "observation": "run", "content": "legs.py", "tool_call_metadata": run,
+         "extras": {"metadata": {"exit_code": 0, "working_dir": "/w", "prefix": "", "suffix": ""}}},
+        {"id": 4, "source": "environment", "observation": "agent_state_changed", "content": ""},
+        {"id": 5, "source": "agent", "action": "finish", "args": {"thought": ""},
+         "tool_call_metadata": called("", "finish", {"message": "12"}, 2)},
+    ]  # fmt: skip
+    record = {"instance_id": "a", "test_result": {"git_patch": ""}, "report": {"resolved": True}, "history": history}
+    (row,) = openhands_output.rows(record)
+    assert turns(row["prompt"]) == [("system", "Calculate.", None, []), ("user", "How many legs?", None, [])]
+    assert [(turn["role"], turn["content"]) for turn in row["completion"]] == [
+        ("assistant", "I look."),
+        ("tool", "legs.py\n[Current working directory: /w]\n[Command finished with exit code 0]"),
+        ("assistant", ""),
+    ]
+    assert json.loads(row["tools"])[0]["function"]["name"] == "execute_bash"
+    assert openhands_output.rewards(record) == {"resolved": 1.0}
+    pairs = [[each, {"observation": "null", "content": ""}] for each in history[1:2]]
+    assert openhands_output.rows({**record, "history": pairs}) == []
+    with pytest.raises(NotOfFormat, match="action run has no tool_call_metadata"):
+        openhands_output.rows({**record, "history": [*history[:2], {**history[2], "tool_call_metadata": None}]})
+
+
+def test_two_outputs_of_openhands_in_a_folder(tmp_path):
+    (tmp_path / "log").mkdir()
+    content = (WRITTEN / "openhands-sdk-1.58.2.jsonl").read_text()
+    for name in ("output.jsonl", "output.swe_eval.jsonl"):
+        (tmp_path / "log" / name).write_text(content)
+    with pytest.raises(ValueError, match=r"output\.jsonl and output\.swe_eval\.jsonl may hold the same runs"):
+        imported(tmp_path, tmp_path / "log")

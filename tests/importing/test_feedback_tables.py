@@ -1,0 +1,125 @@
+"""CSV and other tables with a prompt, a completion and a rating per row."""
+
+import json
+
+import pytest
+
+from topr_trl import load_rows
+from topr_trl.cli import main
+from topr_trl.importing import csv_tables
+
+ROWS = "question,response,thumbs\n3 + 4?,7,up\n3 + 4?,8,down\n"
+
+
+def imported(tmp_path, content, name="feedback.csv", *more):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    out = tmp_path / f"rows-{len(list(tmp_path.iterdir()))}"
+    main.main(["import", "--input", str(tmp_path / name), "--output_dir", str(out), *more])
+    return load_rows(out)
+
+
+def said(row):
+    return [(turn["role"], turn["content"]) for turn in row["prompt"] + row["completion"]]
+
+
+def test_a_csv_of_thumbs_becomes_chat_messages(tmp_path, capsys):
+    rows = imported(tmp_path, ROWS)
+    assert [said(row) for row in rows] == [[("user", "3 + 4?"), ("assistant", "7")],
+                                           [("user", "3 + 4?"), ("assistant", "8")]]  # fmt: skip
+    assert rows["reward"][:] == [1.0, 0.0]
+    assert len(set(rows["problem_id"])) == 1
+    out = capsys.readouterr().out
+    assert "Recognized as table" in out
+    assert "--chat false" in out
+
+
+def test_text_stays_text_if_asked(tmp_path):
+    (row, _) = imported(tmp_path, ROWS, "feedback.csv", "--chat", "false")
+    assert (row["prompt"], row["completion"]) == ("3 + 4?", "7")
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (ROWS.replace(",", ";"), "a.csv"),
+        (ROWS.replace(",", "\t"), "a.tsv"),
+        (b"\xef\xbb\xbf" + ROWS.replace("\n", "\r\n").encode(), "a.csv"),
+        ("".join(json.dumps({"question": "3 + 4?", "response": n, "thumbs": t}) + "\n"
+                 for n, t in (("7", "up"), ("8", "down"))), "a.jsonl"),
+    ],
+)  # fmt: skip
+def test_other_tables_have_the_same_rows(tmp_path, content, name):
+    rows = imported(tmp_path, content, name)
+    assert [row["completion"][0]["content"] for row in rows] == ["7", "8"]
+    assert rows["reward"][:] == [1.0, 0.0]
+
+
+def test_cells_keep_their_text(tmp_path):
+    """Numbers stay as they are written, and cells may have commas, quotes and lines."""
+    content = 'Prompt,Completion,Score\n"a, ""b""\nc",007,0.5\nx,null,-1\n'
+    rows = imported(tmp_path, content)
+    assert [said(row)[0][1] for row in rows] == ['a, "b"\nc', "x"]
+    assert [said(row)[1][1] for row in rows] == ["007", "null"]
+    assert rows["reward"][:] == [0.5, -1.0]
+
+
+def test_names_of_columns_and_numbers_of_labels_can_be_given(tmp_path):
+    content = "asked,said,question,mood\n3 + 4?,7,no,fine\n3 + 4?,8,no,angry\n3 + 4?,9,no,\n"
+    given = "--prompt_field asked --completion_field said --reward_fields mood --label_values fine=2 angry=-0.5"
+    rows = imported(tmp_path, content, "a.csv", *given.split(), "--skip_unrewarded")
+    assert [said(row) for row in rows] == [[("user", "3 + 4?"), ("assistant", "7")],
+                                           [("user", "3 + 4?"), ("assistant", "8")]]  # fmt: skip
+    assert rows["reward"][:] == [2.0, -0.5]
+
+
+def test_a_label_can_mean_no_reward(tmp_path, capsys):
+    content = ROWS + "3 + 4?,9,unsure\n"
+    given = ("--label_values", "up=1", "down=0", "unsure=", "--skip_unrewarded")
+    assert imported(tmp_path, content, "a.csv", *given)["reward"][:] == [1.0, 0.0]
+    assert "1 record has no reward and is left out: a.csv, row 4." in capsys.readouterr().out
+
+
+def test_a_system_prompt_and_messages_as_json(tmp_path):
+    messages = json.dumps([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+                           {"role": "user", "content": "c"}]).replace('"', '""')  # fmt: skip
+    rows = imported(tmp_path, f'system,prompt,response,score\nBe brief.,"{messages}",d,1\n,x,y,0\n')
+    assert said(rows[0]) == [
+        ("system", "Be brief."),
+        ("user", "a"),
+        ("assistant", "b"),
+        ("user", "c"),
+        ("assistant", "d"),
+    ]
+    assert said(rows[1]) == [("user", "x"), ("assistant", "y")]
+
+
+def test_a_long_table_is_read_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_tables, "_BLOCK", 1_000)
+    content = "prompt,completion,score\n" + "".join(f'{n},"{n}\n{"x" * 300}",1\n' for n in range(50))
+    rows = imported(tmp_path, content)
+    assert [row["completion"][0]["content"] for row in rows] == [f"{n}\n{'x' * 300}" for n in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("content", "given", "words"),
+    [
+        (ROWS.replace("up", "sideways"), (), r"a\.csv, row 2: thumbs is 'sideways'.*--label_values"),
+        (ROWS, ("--label_values", "up=1"), r"row 3: thumbs is 'down', which --label_values does not have"),
+        (ROWS, ("--label_values", "up:1"), r"label_values must be pairs such as up=1 down=0, not 'up:1'"),
+        ("question,query,response,score\na,b,c,1\n", (), "question, query may all hold the prompt.*--prompt_field"),
+        ("question,response,score,rating\na,b,1,1\n", (), "score, rating may all be the reward.*--reward_fields"),
+        ("question,response\na,b\n", (), "no number can be the reward.*--reward_fields"),
+        ("question,response,score\na,b,1\na,b\n", (), r"a\.csv cannot be read as a table: .*columns"),
+        (b"question,response,score\n\xe9,b,1\n", (), "UTF-8"),
+        ("no table\nat all\n", (), r"a\.csv has one column.*header"),
+        ("", (), r"a\.csv is empty"),
+        ("question,question,response\na,b,c\n", (), "two columns of the name 'question'"),
+        ('prompt,response,score\n"[{\'role\': \'user\'}]",b,1\n', (), "its prompt looks like messages.*not valid JSON"),
+        ("a,b\n1,2\n", (), "not recognized: its records have a, b.*--prompt_field.*--completion_field"),
+        (ROWS, ("--format", "messages"), "looks like table .*Use --format table.*As messages, it is refused: it lacks"),
+        (ROWS, ("--prompt_field", "asked", "--completion_field", "response"), "it has no column asked"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read(tmp_path, content, given, words):
+    with pytest.raises(ValueError, match=words):
+        imported(tmp_path, content, "a.csv", *given)

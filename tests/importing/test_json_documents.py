@@ -1,0 +1,92 @@
+"""JSON that is not one record per line: arrays, documents of several lines, and files that break off."""
+
+import gzip
+import json
+
+import pytest
+
+from topr_trl import load_rows
+from topr_trl.cli import main
+from topr_trl.importing import json_documents
+
+RUN = [{"role": "user", "content": "3 + 4?"}, {"role": "assistant", "content": "7 \N{GRINNING FACE}"}]
+
+
+def record(n, **more):
+    return {
+        "traj": [RUN[0], {**RUN[1], "content": f"{n} \N{GRINNING FACE}"}],
+        "reward": n,
+        "info": {"tags": ["a", "b"]},
+        **more,
+    }
+
+
+def read(tmp_path, text, name="a.json", *more):
+    (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    out = tmp_path / f"rows-{len(list(tmp_path.iterdir()))}"
+    main.main(["import", "--input", str(tmp_path / name), "--output_dir", str(out), "--reward_fields", "reward", *more])
+    return load_rows(out)
+
+
+LAYOUTS = {
+    "array": lambda records: json.dumps(records),
+    "pretty array": lambda records: json.dumps(records, indent=2),
+    "lines": lambda records: "\n".join(map(json.dumps, records)),
+    "documents": lambda records: "\n".join(json.dumps(each, indent=2) for each in records),
+    "array of lines": lambda records: "[\n" + ",\n".join(map(json.dumps, records)) + "\n]",
+    "with a BOM": lambda records: "\ufeff" + json.dumps(records, ensure_ascii=False),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.traj", "a.jsonl.gz"])
+def test_layouts_have_the_same_records(tmp_path, layout, name, monkeypatch):
+    monkeypatch.setattr(json_documents, "_CHUNK", 100)  # Records are longer, and characters are cut.
+    text = LAYOUTS[layout]([record(n) for n in range(7)]).encode()
+    rows = read(tmp_path, gzip.compress(text) if name.endswith("gz") else text, name)
+    assert rows["reward"][:] == [float(n) for n in range(7)]
+    assert [row["completion"][0]["content"] for row in rows] == [f"{n} \N{GRINNING FACE}" for n in range(7)]
+
+
+def test_one_document(tmp_path, capsys):
+    (row,) = read(tmp_path, json.dumps(record(1), indent=2))
+    assert row["completion"][0]["content"] == "1 \N{GRINNING FACE}"
+    assert "Recognized as messages" in capsys.readouterr().out
+
+
+def test_a_field_inside_of_a_field(tmp_path):
+    nested = {"run": {"traj": RUN}, "other": RUN, "reward": 1}
+    (row,) = read(tmp_path, json.dumps(nested, indent=2), "a.json", "--messages_field", "run.traj")
+    assert len(row["completion"]) == 1
+    with pytest.raises(ValueError, match=r"run\.traj, other may all hold its messages.*--messages_field"):
+        read(tmp_path, json.dumps(nested, indent=2), "b.json")
+    with pytest.raises(ValueError, match="it has no field history"):
+        read(tmp_path, json.dumps(nested, indent=2), "b.json", "--messages_field", "history")
+
+
+def test_a_folder_of_documents(tmp_path):
+    for n in range(3):
+        path = tmp_path / "logs" / str(n) / "a.traj"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(record(n), indent=2))
+    main.main(["import", "--input", str(tmp_path / "logs"), "--output_dir", str(tmp_path / "rows"), "--reward_fields",
+               "reward"])  # fmt: skip
+    assert load_rows(tmp_path / "rows")["reward"][:] == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (json.dumps([record(n) for n in range(3)])[:-20], r"a\.json: after 2 whole records, it is not valid JSON"),
+        (json.dumps(record(0), indent=1)[:-20], "after 0 whole records"),
+        ('[{"a": 1}, {"b": nothing}]', "after 1 whole records"),
+        ("hello\nworld", "none of its first lines is JSON"),
+        ("[1, 2]", "its first record is a int"),
+        (json.dumps({"a": 1}), "its records have a.*--prompt_field.*--format: graded"),
+        (b'[{"a": "\xff\xff\xff\xff"}]', "UTF-8"),
+        ("", "has no record|it has no record"),
+    ],
+)
+def test_what_cannot_be_read(tmp_path, text, words):
+    with pytest.raises(ValueError, match=words):
+        read(tmp_path, text)

@@ -1,0 +1,185 @@
+"""Exports of Langfuse, LangSmith and OpenTelemetry."""
+
+import csv
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from test_evaluations import imported
+from test_logs_of_apis import turns
+
+from topr_trl.importing import langfuse, langsmith, opentelemetry
+from topr_trl.importing.records import NotOfFormat
+
+WRITTEN = Path(__file__).parent / "written"
+LEGS = {"name": "legs", "arguments": '{"animal": "cat"}'}
+CALLED = [("system", "Calculate.", None, []), ("user", "How many legs have 3 cats?", None, []),
+          ("assistant", "", None, [LEGS]), ("tool", "FOUR", None, [])]  # fmt: skip
+
+# Langfuse's server writes its exports, in TypeScript. So these records follow its sources, see `langfuse.FORMAT`.
+OBSERVATION = {
+    "id": "o1", "traceId": "t1", "type": "GENERATION", "name": "chat", "level": "DEFAULT",
+    "input": {"messages": [{"role": "user", "content": "How many legs?"}],
+              "tools": [{"type": "function", "function": LEGS}]},
+    "output": {"role": "assistant", "content": "12"}, "modelParameters": {"temperature": 0.7}, "thumbs": [1],
+}  # fmt: skip
+USER = ("user", "How many legs?", None, [])
+
+
+def answer(text):
+    return ("assistant", text, None, [])
+
+
+def test_observations_of_langfuse(tmp_path):
+    span = {**OBSERVATION, "type": "SPAN", "id": "o2"}
+    (tmp_path / "a.json").write_text(json.dumps([OBSERVATION, span], indent=1))
+    (row,) = imported(tmp_path, tmp_path / "a.json", "--reward_fields", "thumbs")
+    assert (turns(row["prompt"]), turns(row["completion"])) == ([USER], [answer("12")])
+    assert (row["reward"], row["temperature"], json.loads(row["tools"])[0]["function"]["name"]) == (1.0, 0.7, "legs")
+
+
+@pytest.mark.parametrize(
+    ("given", "output"),
+    [
+        ([{"role": "user", "content": "How many legs?"}], "12"),
+        ({"messages": [{"role": "user", "content": "How many legs?"}]}, {"choices": [{"message": {"content": "12"}}]}),
+        ([{"role": "user", "content": "How many legs?"}], [{"role": "assistant", "content": "12"}]),
+        (json.dumps([{"role": "user", "content": "How many legs?"}]), json.dumps({"content": "12"})),
+    ],
+)
+def test_inputs_and_outputs_of_langfuse(given, output):
+    (row,) = langfuse.rows({**OBSERVATION, "input": given, "output": output})
+    assert (turns(row["prompt"]), turns(row["completion"])) == ([USER], [answer("12")])
+
+
+def test_text_and_unknown_forms_of_langfuse():
+    (row,) = langfuse.rows({**OBSERVATION, "input": "a =", "output": " 7"})
+    assert (row["prompt"], row["completion"]) == ("a =", " 7")
+    for given, output, why in (
+        ({"query": "a"}, "b", "input has no messages; it has query"),
+        ("a", {"x": 1}, "its output is"),
+    ):
+        with pytest.raises(NotOfFormat, match=why):
+            langfuse.rows({**OBSERVATION, "input": given, "output": output})
+    assert langfuse.rows({**OBSERVATION, "output": None}) == []
+
+
+def test_a_csv_and_a_parquet_of_langfuse(tmp_path):
+    flat = {name: value if isinstance(value, str) else json.dumps(value) for name, value in OBSERVATION.items()}
+    flat = {**flat, "thumbs": "1"}
+    with (tmp_path / "a.csv").open("w") as file:
+        writer = csv.DictWriter(file, flat)
+        writer.writeheader()
+        writer.writerow(flat)
+    snake = {
+        {"traceId": "trace_id", "modelParameters": "model_parameters"}.get(name, name): value
+        for name, value in flat.items()
+    }
+    pq.write_table(pa.Table.from_pylist([snake]), tmp_path / "a.parquet")
+    for name in ("a.csv", "a.parquet"):
+        (row,) = imported(tmp_path, tmp_path / name, "--reward_fields", "thumbs")
+        assert (turns(row["prompt"]), turns(row["completion"])) == ([USER], [answer("12")])
+        assert (row["reward"], row["temperature"]) == (1.0, 0.7)
+
+
+def test_a_trace_of_langfuse(tmp_path):
+    other = {**OBSERVATION, "id": "o3", "output": "7"}
+    scores = [
+        {"name": "thumbs", "value": value, "observationId": name, "traceId": "t1"}
+        for name, value in (("o1", 1), ("o3", 0))
+    ]
+    trace = {"id": "t1", "observations": [OBSERVATION, {**OBSERVATION, "type": "SPAN", "id": "s"}, other],
+             "scores": [*scores, {"name": "tone", "value": 0.5, "observationId": None}]}  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps(trace, indent=1))
+    rows = imported(tmp_path, tmp_path / "a.json", "--reward_fields", "scores.thumbs", "scores.tone")
+    assert rows["reward"][:] == [1.5, 0.5]
+    assert [row["completion"][0]["content"] for row in rows] == ["12", "7"]
+
+
+def test_runs_that_langchain_wrote(tmp_path):
+    rows = imported(tmp_path, WRITTEN / "langchain-core-1.8.3.jsonl")
+    assert [turns(row["prompt"]) for row in rows] == [CALLED[:2], CALLED, CALLED]
+    assert [turns(row["completion"]) for row in rows] == [CALLED[2:3], [answer("12")], [answer("7")]]
+    assert rows["reward"][:] == [1.0, 1.0, 0.0]
+    ids = [row["prompt"][-1]["tool_call_id"] for row in rows]
+    assert ids == [None, "c1", "c1"]
+
+
+def run(inputs, outputs, **more):
+    return {"id": "r", "run_type": "llm", "inputs": inputs, "outputs": outputs, "extra": {}, **more}
+
+
+def test_other_runs_of_langsmith():
+    """As its wrapper of OpenAI's client logs them, and as parquet has them. After its documented run data format."""
+    asked = {"messages": [{"role": "user", "content": "How many legs?"}], "temperature": 0.7, "tools": [LEGS]}
+    said = {"choices": [{"message": {"role": "assistant", "content": "12"}, "finish_reason": "length"}]}
+    for record in (run(asked, said), run(json.dumps(asked), json.dumps(said), extra="{}")):
+        (row,) = langsmith.rows(record)
+        assert (turns(row["prompt"]), turns(row["completion"])) == ([USER], [answer("12")])
+        assert (row["temperature"], row["finish_reason"]) == (0.7, "length")
+    (row,) = langsmith.rows(run({"prompts": ["a ="]}, {"generations": [[{"text": " 7"}]]}))
+    assert (row["prompt"], row["completion"]) == ("a =", " 7")
+    others = {"other": {"run_type": "chain"}, "failed": {"error": "timeout"}}
+    assert [langsmith.rows(run(asked, said, **more)) for more in others.values()] == [[name] for name in others]
+    assert langsmith.rows(run(asked, None)) == []
+    with pytest.raises(NotOfFormat, match="no answer that is known; they have x"):
+        langsmith.rows(run(asked, {"x": 1}))
+    message = {"lc": 1, "id": ["langchain", "AIMessage"], "kwargs": {"content": "12"}}
+    with pytest.raises(NotOfFormat, match="inputs are the text of a chat"):
+        langsmith.rows(run({"prompts": ["Human: a"]}, {"generations": [[{"text": "12", "message": message}]]}))
+    thinking = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "12"}]
+    message = {"type": "ai", "data": {"content": thinking}}
+    (row,) = langsmith.rows(run(asked, {"generations": [[{"message": message}]]}))
+    assert turns(row["completion"]) == [("assistant", "12", "Hm.", [])]
+
+
+def test_spans_that_opentelemetry_wrote(tmp_path):
+    rows = imported(tmp_path, WRITTEN / "opentelemetry-util-genai-1.3b0.jsonl")
+    assert [turns(row["prompt"]) for row in rows] == [CALLED] * 2
+    assert [turns(row["completion"]) for row in rows] == [
+        [("assistant", text, "3 times 4.", [])] for text in ("12", "7")
+    ]
+    assert (rows["reward"][:], set(rows["finish_reason"]), set(rows["temperature"])) == ([1.0, 0.0], {"stop"}, {0.7})
+
+
+def test_events_and_printed_spans():
+    """An evaluation can be an event of its own, and an SDK prints attributes as an object."""
+    document = json.loads((WRITTEN / "opentelemetry-util-genai-1.3b0.jsonl").read_text())
+    (scope,) = document["resourceSpans"][0]["scopeSpans"]
+    span = scope["spans"][0]
+    event = {"eventName": "gen_ai.evaluation.result", "spanId": span["spanId"],
+             "attributes": [{"key": "gen_ai.evaluation.score.value", "value": {"intValue": "1"}}]}  # fmt: skip
+    twice = {
+        "eventName": "gen_ai.client.inference.operation.details",
+        "spanId": span["spanId"],
+        "attributes": span["attributes"],
+    }
+    silent = {**span, "events": []}
+    found = [
+        each
+        for each in opentelemetry.calls(
+            {
+                "resourceSpans": [{"scopeSpans": [{"spans": [silent]}]}],
+                "resourceLogs": [{"scopeLogs": [{"logRecords": [event, twice]}]}],
+            }
+        )
+        if opentelemetry.rows(each) != ["other"]
+    ]
+    assert [each["evaluations"] for each in found] == [{"score": 1}]
+    plain = {
+        each["key"]: next(iter(each["value"].values()))
+        for each in span["attributes"]
+        if "arrayValue" not in each["value"]
+    }
+    (printed,) = opentelemetry.calls({"name": "chat", "attributes": plain, "events": []})
+    (row,) = opentelemetry.rows(printed)
+    assert turns(row["prompt"]) == CALLED
+    for attributes, why in (
+        ({"gen_ai.prompt": "a"}, "conventions before 1.37"),
+        ({"gen_ai.output.messages": "[]"}, "was not captured"),
+    ):
+        with pytest.raises(NotOfFormat, match=why):
+            opentelemetry.rows({"attributes": attributes})
+    assert opentelemetry.rows({"attributes": {"http.method": "GET"}}) == ["other"]

@@ -1,0 +1,111 @@
+"""Commands that read rows import files of other systems."""
+
+import json
+
+import pytest
+from transformers import AutoModelForCausalLM, pipeline
+
+from topr_trl import load_rows
+from topr_trl.cli import main
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline.imported_input import with_imported_input
+from topr_trl.pipeline.settings import IterateArguments, TrialArguments
+from topr_trl.pipeline.stages.import_ import Import
+
+THUMBS = "question,response,thumbs\n" + "".join(
+    f"{n} + 1?,{n + good},{'up' if good else 'down'}\n" for n in range(8) for good in (1, 0)
+)
+QUIET = ["--use_cpu", "true", "--bf16", "false", "--report_to", "none", "--disable_tqdm", "true"]
+
+
+@pytest.fixture
+def feedback(tmp_path):
+    (tmp_path / "feedback.csv").write_text(THUMBS)
+    return str(tmp_path / "feedback.csv")
+
+
+@pytest.fixture
+def chat_model(tmp_path, model, tokenizer):
+    model.save_pretrained(tmp_path / "chat-model")
+    tokenizer.save_pretrained(tmp_path / "chat-model")
+    return str(tmp_path / "chat-model")
+
+
+def test_one_command_trains_a_model_from_a_csv_of_thumbs(tmp_path, feedback, chat_model, capsys):
+    """The model is loaded again and answers. A second run of the command finds everything done."""
+    out = tmp_path / "trained"
+    command = ["train", "--input", feedback, "--model_name_or_path", chat_model, "--output_dir", str(out), *QUIET,
+               "--max_steps", "2", "--learning_rate", "1e-3"]  # fmt: skip
+    main.main(command)
+    assert "Recognized as table" in capsys.readouterr().out
+    rows = load_rows(out / "imported")
+    assert rows["reward"][:] == [1.0, 0.0] * 8
+    trained, before = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (out, chat_model))
+    assert any((trained[name] != before[name]).any() for name in before)
+    question = [{"role": "user", "content": "3 + 1?"}]
+    answer = pipeline("text-generation", str(out))(question, max_new_tokens=4)[0]["generated_text"][-1]
+    assert answer["role"] == "assistant"
+    assert answer["content"]
+    done = manifest.read(out).stages["train"]
+    assert done["sources"] == {"input": "imported"}
+    main.main(command)
+    assert manifest.read(out).stages["train"] == done
+
+
+def test_settings_of_the_import_reach_it_and_not_the_rows(tmp_path, feedback, capsys):
+    """Curating, with own labels, and again on the rows that the import wrote."""
+    given = ["--reward_fields", "thumbs", "--label_values", "up=2", "down=-1"]
+    main.main(["curate", "--input", feedback, "--output_dir", str(tmp_path / "out"), *given])
+    assert load_rows(tmp_path / "out")["reward"][:] == [2.0, -1.0] * 8
+    rows = str(tmp_path / "out" / "imported")
+    capsys.readouterr()
+    main.main(["curate", "--input", rows, "--output_dir", str(tmp_path / "again"), *given])
+    assert "Recognized" not in capsys.readouterr().out
+    assert load_rows(tmp_path / "again")["reward"][:] == [2.0, -1.0] * 8
+
+
+def test_a_trial_and_a_loop_read_a_csv(tmp_path, feedback):
+    """Their stages get the rows, and no settings of the import."""
+    given = {"output_dir": str(tmp_path / "out"), "label_values": ["up=3", "down=0"], "use_cpu": True, "bf16": False}
+    for args in (TrialArguments(input=feedback, **given), IterateArguments(rows=feedback, **given)):
+        made = with_imported_input(args)
+        rows = made.input if isinstance(made, TrialArguments) else made.rows
+        assert rows == str(tmp_path / "out" / "imported")
+        assert load_rows(rows)["reward"][:2] == [3.0, 0.0]
+        assert not made.reads_other_files
+        assert args.label_values
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [{"prompt": "a", "completion": "b", "reward": 1.0}, {"prompt": "a", "completion": "c", "reward": 0.0}],
+        [{"prompt": "a", "completion": "b", "reward": 1.0, "chosen": "x", "rejected": "y"}] * 2,
+    ],
+)
+def test_rows_are_read_as_they_are(tmp_path, records, monkeypatch):
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)))
+    monkeypatch.setattr(Import, "run", lambda stage: pytest.fail("rows were imported"))
+    main.main(["curate", "--input", str(tmp_path / "a.jsonl"), "--output_dir", str(tmp_path / "out")])
+    assert load_rows(tmp_path / "out")["prompt"][:] == ["a", "a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", "who,what\na,b\n", r"a\.csv: its format is not recognized.*--prompt_field"),
+        ("a.csv", "question,response,thumbs\na,b,maybe\n", r"a\.csv, row 2: thumbs is 'maybe'.*--label_values"),
+        ("a.jsonl", '{"chosen": "a", "rejected": "b"}', r"a\.jsonl, line 1: it has no prompt"),
+        ("a.jsonl", '{"prompt": "a"}', "need the columns prompt, reward"),
+    ],
+)
+def test_files_that_cannot_be_imported(tmp_path, name, content, words):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=words):
+        main.main(["curate", "--input", str(tmp_path / name), "--output_dir", str(tmp_path / "out")])
+
+
+def test_several_processes_do_not_import(tmp_path, feedback, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"feedback\.csv is not rows.*topr import"):
+        main.main(["curate", "--input", feedback, "--output_dir", str(tmp_path / "out")])

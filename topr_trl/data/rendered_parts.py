@@ -1,0 +1,236 @@
+"""Find each part of a message in the text that a chat template rendered, so that nothing is left out silently.
+
+Templates trim text, and some escape it as JSON. So white space is ignored, and escaped text counts where a template may
+escape it.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from topr_trl.data.special_tokens import find_between_specials, rfind_between_specials
+
+Messages = list[dict[str, Any]]
+
+_THINKING = ("reasoning_content", "reasoning", "thinking")
+_TEXTS = ("content", *_THINKING, "refusal")  # keys for text of the model
+_ANYWHERE = ("system", "developer")  # Some templates write these messages before or after all others.
+_END_OF_THINKING = "</think>"
+
+
+class CannotWrite(ValueError):
+    """Error for a chat template that changes or omits text that the model read or wrote."""
+
+
+def end_of_turn(message: dict[str, Any], context: str, text: str, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the index in the text of a turn after the last part of its message.
+
+    With a tool call this index is unknown, so the function returns the end of the text.
+
+    Raises:
+        CannotWrite: the text lacks a part of the message, or has thinking that the model did not write.
+    """
+    visible = squeezed(text)
+    count = _count_said(message, squeezed(context), visible, tokenizer)
+    if message.get("tool_calls"):
+        return len(text)
+    said, behind = len(text), len(visible) - count
+    while behind:
+        said -= 1
+        behind -= not text[said].isspace()
+    said = len(text[:said].rstrip())
+    content = message["content"]
+    trailing = content[len(content.rstrip()) :]
+    return said + len(trailing) if text.startswith(trailing, said) else said
+
+
+def _count_said(message: dict[str, Any], context: str, text: str, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the number of characters of a turn's text up to the end of the last part of its message.
+
+    White space is removed from both texts. A part can start in the context, since some generation prompts end with
+    `<think>`. A part must not end within a special token, such as the `e` in `<|end|>`.
+    """
+    read, rest = len(context), context + text
+    end = read
+    for name, part in _parts(message):
+        own = squeezed(part)
+        place = rfind_between_specials(own, rest, max(0, read - len(own) + 1), tokenizer)
+        if place < 0:
+            raise CannotWrite(
+                f"its chat template leaves out {name} of an assistant's turn ({part.strip()[:40]!r}), which the model "
+                "wrote. Set chat_template_path to a template that writes it (or chat_template_kwargs, if the template "
+                "has an option for it), or give completion_ids"
+            )
+        if own.startswith("<think>") and _END_OF_THINKING in rest[read:place]:
+            raise CannotWrite(
+                "its chat template writes a block of thinking in front of the thinking in an assistant's content. Give "
+                "the thinking as reasoning_content alone, set chat_template_path to another template, or give "
+                "completion_ids"
+            )
+        end = max(end, place + len(own))
+        # Two equal calls need two matches.
+        rest = rest[:place] + "\0" * len(own) + rest[place + len(own) :]
+    for name, part in _arguments(message):
+        if _find(part, text, 0, tokenizer) is None:
+            raise CannotWrite(
+                f"its chat template leaves out {name} ({part.strip()[:40]!r}), which the model wrote. Set "
+                "chat_template_path to a template that writes it, or give completion_ids"
+            )
+    return end - read
+
+
+def check_context(
+    messages: Messages, text: str, tokenizer: PreTrainedTokenizerBase, before_a_user: bool = False
+) -> None:
+    """Check that a text has each part of the messages that the model read.
+
+    Many templates remove the thinking of earlier turns, and the model then reads none. So a turn needs its thinking
+    only while no message of the user follows it, as between the calls of tools.
+
+    Args:
+        messages: messages that the model did not write for this row.
+        text: text that the template rendered for them.
+        tokenizer: tokenizer of the model.
+        before_a_user: whether a message of the user follows later.
+
+    Raises:
+        CannotWrite: the text lacks a part of a message.
+    """
+    text, place = squeezed(text), 0
+    turn, turn_start = list[tuple[int, int]](), 0  # matches since the last turn of the assistant, and where it starts
+    last_user = max((n for n, message in enumerate(messages) if message["role"] == "user"), default=-1)
+    for n, message in enumerate(messages):
+        role = message["role"]
+        is_anywhere = role in _ANYWHERE
+        if role == "assistant":
+            message = _as_read(message, with_thinking=n > last_user and not before_a_user)
+            turn, turn_start = [], place
+        found = list[tuple[int, int]]()
+        for name, part in (*_parts(message), *_arguments(message)):
+            span = _find(part, text, 0 if is_anywhere else place, tokenizer)
+            if span is None and role == "tool":  # Gemma's templates write results before the text of the turn.
+                span = _find(part, _without(text, turn), turn_start, tokenizer)
+            if span is None:
+                raise CannotWrite(
+                    f"its chat template leaves out {name} of a message of the {role} ({part.strip()[:40]!r}), which "
+                    "the model read. Set chat_template_path to a template that writes it, or give prompt_ids and "
+                    "completion_ids"
+                )
+            found.append(span)
+        if not is_anywhere:
+            place = max([place, *(end for _, end in found)])
+        turn += found
+
+
+def _without(text: str, spans: list[tuple[int, int]]) -> str:
+    """Return a text in which spans are blank."""
+    for start, end in spans:
+        text = text[:start] + "\0" * (end - start) + text[end:]
+    return text
+
+
+def missing_of_tools(tools: Any, text: str) -> str | None:
+    """Return the first name of a tool, or of a parameter of a tool, that a text lacks."""
+    for function in (tool.get("function", tool) for tool in tools if isinstance(tool, dict)):
+        tool = str(_dict(function).get("name") or "")
+        if tool not in text:
+            return f"the tool {tool}"
+        for name in _dict(_dict(_dict(function).get("parameters")).get("properties")):
+            if name not in text:
+                return f"the parameter {name} of the tool {tool}"
+    return None
+
+
+def with_thinking_in_content(message: dict[str, Any], is_cut: bool) -> dict[str, Any]:
+    """Return a message of the assistant with its thinking in the content, between `<think>` and `</think>`.
+
+    Args:
+        message: message.
+        is_cut: whether the message was cut at a token limit. Without content, its thinking is then open.
+    """
+    thinking = next((message[name] for name in _THINKING if isinstance(message.get(name), str)), "")
+    content = message["content"]
+    if not thinking.strip() or _END_OF_THINKING in content:
+        return message
+    others = {name: value for name, value in message.items() if name not in _THINKING}
+    is_open = is_cut and not content.strip() and not message.get("tool_calls")
+    behind = "" if is_open else f"\n{_END_OF_THINKING}\n\n{content}"
+    return {**others, "content": f"<think>\n{thinking}{behind}"}
+
+
+def _as_read(message: dict[str, Any], with_thinking: bool) -> dict[str, Any]:
+    """Return a turn of the assistant as later turns read it. Its thinking can be in the content."""
+    thinking, ends, answer = message["content"].rpartition(_END_OF_THINKING)
+    if with_thinking:
+        extra = {"thinking": thinking.strip().removeprefix("<think>")} if ends else {}
+        return {**message, "content": answer, **extra}
+    return {**{name: value for name, value in message.items() if name not in _THINKING}, "content": answer}
+
+
+def _parts(message: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return name and text of each part of a message that is not blank. The names of called tools are last."""
+    content = squeezed(message["content"])
+    texts = {name: message[name] for name in _TEXTS if isinstance(message.get(name), str)}
+    # A message can have its reasoning twice: under two keys, or also in the content.
+    names = {text: f"the {name}" for name, text in texts.items() if name == "content" or squeezed(text) not in content}
+    called = [str(call.get("name") or "") for call in _calls(message)]
+    parts = [*((name, text) for text, name in names.items()), *((f"the call of {name}", name) for name in called)]
+    return [(name, text) for name, text in parts if text.strip()]
+
+
+def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
+    calls = [*(call.get("function", call) for call in message.get("tool_calls", [])), message.get("function_call")]
+    return [call for call in calls if isinstance(call, dict)]
+
+
+def _arguments(message: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a name and the text of each key and each text in the arguments of calls. Templates can rewrite numbers."""
+    for call in _calls(message):
+        for text in _texts_in(call.get("arguments")):
+            if text.strip():
+                yield f"an argument of the call of {call.get('name')}", text
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for inner in value.values():
+            yield from _texts_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts_in(inner)
+
+
+def _find(part: str, text: str, start: int, tokenizer: PreTrainedTokenizerBase) -> tuple[int, int] | None:
+    """Return start and end of the first match of a part in a squeezed text. Return None without a match.
+
+    The part can be escaped in the text, as in Python or JSON: once or twice, with or without escapes for other
+    alphabets.
+    """
+    for own in _spellings(part.strip()):
+        place = find_between_specials(own, text, start, tokenizer)
+        if place >= 0:
+            return place, place + len(own)
+    return None
+
+
+def _spellings(part: str) -> Iterator[str]:
+    yield squeezed(part)
+    yield squeezed(repr(part)[1:-1])
+    for only_ascii in (False, True):
+        once = json.dumps(part, ensure_ascii=only_ascii)
+        yield squeezed(once[1:-1])
+        yield squeezed(json.dumps(once, ensure_ascii=only_ascii)[3:-3])
+
+
+def squeezed(text: str) -> str:
+    """Return a text without white space."""
+    return "".join(text.split())
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,72 @@
+"""Check and cut the completions of rows: empty ones, several turns, and unknown log-probabilities."""
+
+import math
+
+from topr_trl.data.rendering import is_learned
+from topr_trl.importing.records import Row
+
+
+def holds_completion(row: Row) -> bool:
+    """Return whether the completion of a row has a token or a text of the model."""
+    completion = row["completion"]
+    if isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion):
+        completion = any(
+            value for turn in completion if turn.get("weight") != 0 for name, value in turn.items() if name != "role"
+        )
+    return bool(row.get("completion_ids") or completion)
+
+
+def turns_of(row: Row) -> int:
+    """Return how many turns of a completion the model wrote."""
+    if row.get("completion_ids"):
+        return len(_runs(row.get("completion_mask") or [1]))
+    completion = row["completion"]
+    return len(_learned(completion)) if isinstance(completion, list) else 1
+
+
+def last_turn(row: Row) -> Row:
+    """Return a row whose completion is the model's last turn. Earlier turns become a part of the prompt."""
+    row = dict(row)
+    if row.get("completion_ids") and (runs := _runs(row.get("completion_mask") or [1])):
+        start = runs[-1]
+        row["prompt_ids"] = [*(row.get("prompt_ids") or ()), *row["completion_ids"][:start]]
+        for name in ("completion_ids", "completion_mask", "sampler_logps"):
+            if row.get(name) is not None:
+                row[name] = row[name][start:]
+    if isinstance(completion := row["completion"], list):
+        start = _learned(completion)[-1]
+        row["prompt"] = [*row["prompt"], *completion[:start]]
+        row["completion"] = completion[start:]
+    return row
+
+
+def without_unknown_logps(row: Row) -> Row:
+    """Return a row without `sampler_logps` if one of them is unknown, for a token that the model wrote.
+
+    Servers write an unknown log-probability as null, NaN, minus infinity or -9999.
+    """
+    logps = row.get("sampler_logps")
+    if not isinstance(logps, list) or not logps:
+        return row
+    mask = row.get("completion_mask") or [1] * len(logps)
+    if len(mask) == len(logps) and all(is_known(value) for value, own in zip(logps, mask, strict=True) if own):
+        return row
+    return {**row, "sampler_logps": None}
+
+
+def is_known(logp: float | None) -> bool:
+    """Return whether a logged log-probability is a finite number. vLLM writes -9999 for an unknown one."""
+    return logp is not None and math.isfinite(logp) and logp > _UNKNOWN
+
+
+_UNKNOWN = -9999.0
+
+
+def _learned(messages: list[Row]) -> list[int]:
+    """Return the index of each turn of the model."""
+    return [n for n, message in enumerate(messages) if isinstance(message, dict) and is_learned(message)]
+
+
+def _runs(mask: list[int]) -> list[int]:
+    """Return the index of the first token of each run of ones."""
+    return [n for n, own in enumerate(mask) if own and (n == 0 or not mask[n - 1])]

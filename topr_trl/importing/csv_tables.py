@@ -1,0 +1,76 @@
+"""Read CSV and TSV files. Each row becomes a record of texts, by the name of its column."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import csv
+
+SUFFIXES = (".csv", ".tsv")
+_DELIMITERS = ",;\t|"
+_BLOCK = 16 << 20  # bytes; a row must fit into two blocks
+
+
+def read_table(path: Path) -> Iterator[dict[str, str | None]]:
+    """Yield the rows of a file. An empty cell is None.
+
+    Args:
+        path (`Path`): File with a header of column names. It may be compressed.
+
+    Raises:
+        ValueError: the file is not a table, or not UTF-8.
+    """
+    for batch in _batches(path):
+        columns = [column.to_pylist() for column in batch.columns]
+        for values in zip(*columns, strict=True):
+            yield {name: value or None for name, value in zip(batch.schema.names, values, strict=True)}
+
+
+def count_rows(path: Path) -> int:
+    """Return the number of rows of a file."""
+    return sum(batch.num_rows for batch in _batches(path))
+
+
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    names, delimiter = _header(path)
+    options: dict[str, Any] = {
+        "read_options": csv.ReadOptions(block_size=_BLOCK, use_threads=False),
+        "parse_options": csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        "convert_options": csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
+    }
+    try:
+        with csv.open_csv(path, **options) as reader:
+            yield from reader
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: BaseException) -> ValueError:
+    why = " ".join(str(error).split()).rstrip(".")
+    remedy = "Save it as UTF-8 (in Excel: CSV UTF-8)" if "UTF8" in why else "Fix this row"
+    return ValueError(f"{path} cannot be read as a table: {why}. {remedy}, or write one JSON object per line.")
+
+
+def _header(path: Path) -> tuple[list[str], str]:
+    """Return the names of the columns, and the delimiter."""
+    with pa.input_stream(path) as file:
+        first = file.read(1 << 16).lstrip(b"\xef\xbb\xbf")
+    if not first.strip():
+        raise ValueError(f"{path} is empty: it has no header and no row.")
+    line = first.splitlines()[0].decode("utf-8", "replace")
+    delimiter = "\t" if ".tsv" in path.suffixes else max(_DELIMITERS, key=line.count)
+    if not line.count(delimiter):
+        raise ValueError(
+            f"{path} has one column ({line[:60]!r}). A table needs a header with the names of at least two columns, "
+            "and commas, semicolons or tabs between them."
+        )
+    options = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    try:
+        with csv.open_csv(path, csv.ReadOptions(block_size=_BLOCK), options) as reader:
+            names = reader.schema.names
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} cannot be read as a table: {' '.join(str(error).split())}.") from None
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{path} has two columns of the name {repeated[0]!r}. Rename one.")
+    return names, delimiter

@@ -1,0 +1,80 @@
+"""Read `.eval` files of inspect_ai: zip archives with one JSON file per sample, compressed with zstd or deflate."""
+
+import json
+import struct
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+SUFFIX = ".eval"
+_ZSTD = 93  # number of the compression in zip files; zipfile reads it from Python 3.14 on
+
+
+def read_samples(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the content of each sample, with the fields `eval` and `plan` of the header.
+
+    Args:
+        path (`Path`): Archive.
+
+    Raises:
+        ValueError: the file is not an archive of inspect_ai, or is damaged.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            header = _header(archive)
+            for member in _members(archive):
+                sample = json.loads(_content(archive, member))
+                yield member.filename, {**sample, "eval": header.get("eval"), "plan": header.get("plan")}
+    except (zipfile.BadZipFile, pa.ArrowException, OSError, json.JSONDecodeError, UnicodeError, struct.error) as error:
+        raise _unreadable(path, error) from None
+
+
+def count_samples(path: Path) -> int:
+    """Return the number of samples of an archive."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return len(_members(archive))
+    except (zipfile.BadZipFile, OSError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: BaseException) -> ValueError:
+    return ValueError(
+        f"{path} cannot be read as a log of inspect_ai: {error}. Copy it again, or write JSON with `inspect log "
+        "convert --to json`."
+    )
+
+
+def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    found = [each for each in archive.infolist() if each.filename.startswith("samples/")]
+    if any(each.filename.endswith("/sample.json") for each in found):
+        raise zipfile.BadZipFile("its samples are in chunks")
+    return [each for each in found if each.filename.endswith(".json")]
+
+
+def _header(archive: zipfile.ZipFile) -> dict[str, Any]:
+    """Return the header. While an evaluation runs, or after it was killed, there is only its start."""
+    for name in ("header.json", "_journal/start.json"):
+        if name in archive.namelist():
+            found = json.loads(_content(archive, archive.getinfo(name)))
+            return found if isinstance(found, dict) else {}
+    raise zipfile.BadZipFile("it has no header.json")
+
+
+def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    if member.compress_type != _ZSTD:
+        return archive.read(member)
+    file = archive.fp
+    assert file is not None
+    file.seek(member.header_offset + 26)  # lengths of name and extra field in the header of a member
+    name, extra = struct.unpack("<HH", file.read(4))
+    file.seek(name + extra, 1)
+    packed = pa.BufferReader(file.read(member.compress_size))
+    with pa.CompressedInputStream(packed, "zstd") as unpacked:
+        content: bytes = unpacked.read()
+    if len(content) != member.file_size:
+        raise zipfile.BadZipFile(f"{member.filename} is damaged")
+    return content

@@ -1,0 +1,172 @@
+"""Define the settings with which every command reads files of other systems."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from topr_trl.importing import FORMATS
+from topr_trl.importing.records import NotOfFormat, Record, Row, message
+from topr_trl.settings.checks import check_choice
+
+# Words that mean the same in every file. `--label_values` replaces them.
+_KNOWN_LABELS = {
+    **dict.fromkeys(("true", "yes", "up", "thumbs up", "thumbs_up", "good", "positive", "like", "correct", "👍"), 1.0),
+    **dict.fromkeys(("false", "no", "down", "thumbs down", "thumbs_down", "bad", "negative", "dislike"), 0.0),
+    **dict.fromkeys(("incorrect", "👎"), 0.0),
+}  # fmt: skip
+ALL_TURNS, LAST_TURN = "all_turns", "last_turn"
+_PAIR = re.compile(r"(?P<label>.+)=(?P<value>[^=]*)")
+
+
+@dataclass
+class InputArguments:
+    """Settings of all commands that read rows, for files of other systems."""
+
+    format: str | None = field(
+        default=None, metadata={"help": f"Format of the files. Default: recognized. One of {', '.join(FORMATS)}."}
+    )
+    reward_fields: list[str] | None = field(
+        default=None,
+        metadata={"help": "Fields to add up as the reward, such as info.score. Default: the format's reward."},
+    )
+    label_values: list[str] | None = field(
+        default=None,
+        metadata={"help": "Numbers for labels that are text, such as up=1 down=0. An empty value means no reward."},
+    )
+    skip_unrewarded: bool = field(
+        default=False, metadata={"help": "Skip records without a reward. The summary counts and lists them."}
+    )
+    skip_unusable: bool = field(
+        default=False,
+        metadata={
+            "help": "Skip records that cannot be used, such as those with an image or a NaN reward. The summary counts "
+            "and lists them."
+        },
+    )
+    completion: str = field(
+        default=ALL_TURNS,
+        metadata={
+            "help": "Turns to learn from: all_turns of a conversation, or the last_turn, if the reward is of that turn "
+            "alone."
+        },
+    )
+    prompt_field: str | None = field(
+        default=None, metadata={"help": "Column of a table with the prompt. Default: prompt, question, ..."}
+    )
+    completion_field: str | None = field(
+        default=None, metadata={"help": "Column of a table with the completion. Default: completion, response, ..."}
+    )
+    messages_field: str | None = field(
+        default=None, metadata={"help": "Field with the messages, such as history or run.messages."}
+    )
+    chat: bool | None = field(
+        default=None,
+        metadata={"help": "Whether text becomes chat messages, so that the chat template applies. Default: in tables."},
+    )
+
+    def check_input(self) -> None:
+        """Check the settings of this class.
+
+        Raises:
+            ValueError: a setting has a wrong value, or does not fit the format.
+        """
+        if self.format is not None:
+            check_choice(self, format=tuple(FORMATS))
+        check_choice(self, completion=(ALL_TURNS, LAST_TURN))
+        self.labels  # noqa: B018  # raises for a wrong pair
+        if self.messages_field and self.format not in (None, "messages"):
+            raise ValueError(
+                f"messages_field: format {self.format} has its own field of messages. Remove one of the two."
+            )
+        for name in ("prompt_field", "completion_field"):
+            if getattr(self, name) and self.format not in (None, "table"):
+                raise ValueError(f"{name} is for tables, and format {self.format} has its own fields. Remove it.")
+
+    @property
+    def labels(self) -> dict[str, float | None] | None:
+        """Return the numbers of labels, by label. Return None without `label_values`.
+
+        Raises:
+            ValueError: a pair is not of the form label=number.
+        """
+        if self.label_values is None:
+            return None
+        found: dict[str, float | None] = {}
+        for pair in self.label_values:
+            match = _PAIR.fullmatch(pair)
+            try:
+                found[match["label"].strip()] = float(match["value"]) if match["value"].strip() else None  # type: ignore[index]
+            except (TypeError, ValueError):
+                raise ValueError(f"label_values must be pairs such as up=1 down=0, not {pair!r}.") from None
+        return found
+
+    @property
+    def reads_other_files(self) -> bool:
+        """Return whether a setting says that the input is of another system."""
+        names = ("format", "reward_fields", "label_values", "prompt_field", "completion_field", "messages_field")
+        return self.chat is not None or any(getattr(self, name) for name in names)
+
+
+def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> Any:
+    """Return the number of a label. Return a value that is not text unchanged.
+
+    Args:
+        name (`str`): Name of the field, for messages.
+        value (`Any`): Number, text, or a list of them.
+        labels (`dict`, *optional*): Number of each label. Default: words such as up and down.
+
+    Raises:
+        NotOfFormat: the text is neither a label nor a number.
+    """
+    if isinstance(value, list):
+        return [as_number(name, each, labels) for each in value]
+    if not isinstance(value, str) and not (labels and str(value) in labels):
+        return value
+    text = str(value).strip()
+    if labels is not None and text in labels:
+        return labels[text]
+    if not text:
+        return None
+    if labels is None and text.casefold() in _KNOWN_LABELS:
+        return _KNOWN_LABELS[text.casefold()]
+    try:
+        return float(text)
+    except ValueError:
+        why = "which --label_values does not have" if labels else "and a reward must be a finite number"
+        raise NotOfFormat(f"{name} is {text[:40]!r}, {why}. Give labels numbers: --label_values up=1 down=0") from None
+
+
+def with_named_fields(record: Record, args: InputArguments) -> Record:
+    """Return a record in which the fields that the settings name have the names of the format.
+
+    Args:
+        record (`Record`): Record.
+        args (`InputArguments`): Settings.
+
+    Raises:
+        NotOfFormat: there is no such field.
+    """
+    named = {"prompt": args.prompt_field, "completion": args.completion_field}
+    for name, own in named.items():
+        if own is not None:
+            if own not in record:
+                raise NotOfFormat(f"it has no column {own}; it has {', '.join(map(str, record))}")
+            others = {key: value for key, value in record.items() if key not in (own, name)}
+            record = {name: record[own], **others}
+    return record
+
+
+def as_chat(row: Row) -> Row:
+    """Return a row whose text is what a user and the assistant said.
+
+    Args:
+        row (`Row`): Row of text. A row of messages or token ids is returned unchanged.
+    """
+    prompt, completion = row.get("prompt"), row.get("completion")
+    if row.get("completion_ids"):
+        return row
+    if isinstance(prompt, str):
+        row = {**row, "prompt": [message({"role": "user", "content": prompt})]}
+    if isinstance(completion, str) and isinstance(row["prompt"], list):
+        row = {**row, "completion": [message({"role": "assistant", "content": completion})]}
+    return row

@@ -1,0 +1,118 @@
+"""Read logs of inspect_ai: `.eval` archives and `.json`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from topr_trl.importing.message_parts import assistant, call, other
+from topr_trl.importing.records import Format, LeftOut, Record, Row, Unusable, finish_reason, tools_as_json
+
+_ATTACHED = "attachment://"
+_VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
+_CUT = {"max_tokens": "length", "model_length": "length"}
+
+
+def samples(record: Record) -> Iterator[Record]:
+    """Yield the samples of a log as JSON, with the fields `eval` and `plan` of the log. Yield a sample unchanged.
+
+    Args:
+        record (`Record`): Log, or sample of an archive.
+    """
+    if "samples" not in record:
+        yield record
+        return
+    for sample in record["samples"] or ():
+        yield {**sample, "eval": record.get("eval"), "plan": record.get("plan")}
+
+
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return one row of messages. Return [] for a sample without a turn that the model generated."""
+    if record.get("error"):
+        return [LeftOut.FAILED]
+    attached = record.get("attachments") or {}
+    found = [(_is_generated(each), _message(_resolved(each, attached))) for each in record["messages"]]
+    first = next((n for n, (is_generated, _) in enumerate(found) if is_generated), None)
+    if first is None:
+        return []
+    messages = [each for _, each in found]
+    if any(each["role"] == "assistant" and not is_generated for is_generated, each in found[first:]):
+        raise Unusable("it has a turn of the assistant that the model did not write, after turns that it wrote")
+    target, plan = record.get("target"), record.get("plan") or {}
+    config = {**((record.get("eval") or {}).get("model_generate_config") or {}), **(plan.get("config") or {})}
+    choices = (record.get("output") or {}).get("choices") or [{}]
+    reason = choices[0].get("stop_reason")
+    task = (record.get("eval") or {}).get("task")
+    return [
+        {
+            "prompt": messages[:first], "completion": messages[first:], "tools": tools_as_json(_tools(record)),
+            "problem_id": f"{task}/{record['id']}" if task else str(record["id"]),
+            "answer": target if isinstance(target, str) else None,
+            "finish_reason": _CUT.get(reason, finish_reason(reason)),
+            **{name: config.get(name) for name in ("temperature", "top_p", "top_k")},
+        }
+    ]  # fmt: skip
+
+
+def rewards(record: Record) -> dict[str, Any]:
+    """Return the scores of a sample, by the name of the scorer. C is 1, P is 0.5, I and N are 0."""
+    found: dict[str, Any] = {}
+    for name, score in (record.get("scores") or {}).items():
+        value = score["value"]
+        parts = {f"{name}.{part}": each for part, each in value.items()} if isinstance(value, dict) else {name: value}
+        for part, each in parts.items():
+            number = _VALUES.get(each, each) if isinstance(each, str) else each
+            if isinstance(number, int | float):
+                found[part] = number
+    return found
+
+
+def _is_generated(given: Record) -> bool:
+    return given["role"] == "assistant" and given.get("source") != "input"
+
+
+def _resolved(value: Any, attached: Record) -> Any:
+    """Replace references to attachments by their text."""
+    if isinstance(value, str) and value.startswith(_ATTACHED):
+        name = value.removeprefix(_ATTACHED)
+        if name not in attached:
+            raise Unusable(f"it has no attachment {name}")
+        return attached[name]
+    if isinstance(value, dict):
+        return {name: _resolved(each, attached) for name, each in value.items()}
+    return [_resolved(each, attached) for each in value] if isinstance(value, list) else value
+
+
+def _message(given: Record) -> Row:
+    if given["role"] != "assistant":
+        more = {"tool_call_id": given.get("tool_call_id")}
+        content = given["content"]
+        if given["role"] == "tool" and given.get("error"):
+            content = f"Error: {given['error']['message']}"  # as providers with OpenAI's API send it
+        return other(given["role"], content, **more)
+    calls = []
+    for asked in given.get("tool_calls") or ():
+        if asked.get("parse_error"):
+            raise Unusable(
+                "it has a tool call that inspect_ai could not parse, so the words of the model are not known"
+            )
+        calls.append(call(asked["function"], asked["arguments"], asked.get("id")))
+    return assistant(given["content"], calls)
+
+
+def _tools(record: Record) -> list[Record] | None:
+    """Return the tools of the last request that had some. A scorer may ask a model after it, without tools."""
+    asked = [event for event in record.get("events") or () if event.get("event") == "model" and event.get("tools")]
+    return asked[-1]["tools"] if asked else None
+
+
+FORMAT = Format(
+    source="inspect_ai 0.3 (inspect_ai/log/_log.py, EvalSample)",
+    suffix=".eval",
+    rows=rows,
+    rewards=rewards,
+    columns=("problem_id", "answer", "finish_reason", "tools", "temperature", "top_p", "top_k"),
+    required=frozenset({"id", "epoch", "messages"}),
+    optional=None,
+    records=samples,
+    loses="Logs have messages, not token ids. If a solver rewrote messages, the model read others than the row has. Do "
+    "not train on a benchmark that you report.",
+)

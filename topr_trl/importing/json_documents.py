@@ -1,0 +1,104 @@
+"""Read JSON files that are not one record per line: an array of records, or documents over several lines."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+_CHUNK = 1 << 20  # characters that are read at a time
+_SPACE = " \t\r\n"
+
+
+def is_by_lines(path: Path) -> bool:
+    """Return whether each line of a file is a record. Otherwise, the file is an array, or a document of several lines.
+
+    Args:
+        path (`Path`): File of JSON, compressed or not.
+
+    Raises:
+        OSError: the file cannot be read or decompressed.
+    """
+    start = _start_of(path).decode("utf-8", "replace").lstrip("\ufeff" + _SPACE)
+    if start[:1] not in ("[", "{"):
+        return True
+    try:
+        first, end = json.JSONDecoder().raw_decode(start)
+    except json.JSONDecodeError as error:
+        broken_in_chunk = error.pos < len(start) - 64 and not error.msg.startswith("Unterminated string")
+        return start[0] == "{" and (broken_in_chunk or "\n" not in start.rstrip())
+    return isinstance(first, dict) and "\n" not in start[:end]
+
+
+def _start_of(path: Path) -> bytes:
+    """Return the first bytes of a file. A compressed file may break off after them."""
+    found = b""
+    with pa.input_stream(path) as file:
+        try:
+            while len(found) < _CHUNK and (more := file.read(_CHUNK >> 4)):
+                found += more
+        except OSError:
+            if not found:
+                raise
+    return found
+
+
+def read_documents(path: Path) -> Iterator[Any]:
+    """Yield the items of an array, or documents that follow each other, without loading the whole file.
+
+    Args:
+        path (`Path`): File of JSON, compressed or not.
+
+    Raises:
+        ValueError: the file is not valid JSON. A file that was cut off yields its whole records first.
+    """
+    decoder, text, place, in_array, done = json.JSONDecoder(), "", 0, False, 0
+    with pa.input_stream(path) as raw:
+        file = _TextReader(raw, path)
+        text = file.read(_CHUNK).lstrip("\ufeff" + _SPACE)
+        in_array = text[:1] == "["
+        place = int(in_array)
+        wanted = _CHUNK
+        while True:
+            while place < len(text) and text[place] in _SPACE + ",":
+                place += 1
+            if in_array and text[place : place + 1] == "]":
+                return
+            try:
+                value, place = decoder.raw_decode(text, place)
+            except json.JSONDecodeError as error:
+                more = file.read(wanted)
+                if not more:
+                    if not in_array and place == len(text):
+                        return
+                    raise ValueError(f"{path}: after {done} whole records, it is not valid JSON ({error}).") from None
+                text, place, wanted = text[place:] + more, 0, wanted * 2
+                continue
+            done, wanted = done + 1, _CHUNK
+            yield value
+
+
+class _TextReader:
+    """Reader of UTF-8 text from a stream of bytes, which may be cut inside a character."""
+
+    def __init__(self, raw: Any, path: Path) -> None:
+        self.raw, self.path, self.rest = raw, path, b""
+
+    def read(self, size: int) -> str:
+        """Return about `size` characters, or `""` at the end."""
+        data = self.rest + self.raw.read(size)
+        if not data:
+            return ""
+        try:
+            text, self.rest = data.decode("utf-8"), b""
+        except UnicodeDecodeError as error:
+            if error.reason != "unexpected end of data" or len(data) - error.start > 3:
+                raise self._not_utf8(error) from None
+            text, self.rest = data[: error.start].decode("utf-8"), data[error.start :]
+            if not text:
+                raise self._not_utf8(error) from None
+        return text
+
+    def _not_utf8(self, error: UnicodeDecodeError) -> ValueError:
+        return ValueError(f"{self.path} is not UTF-8 ({error.reason}). Save it as UTF-8.")

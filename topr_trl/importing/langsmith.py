@@ -1,0 +1,131 @@
+"""Read exports of LangSmith: runs of the type llm, as JSON, JSON lines or parquet."""
+
+from typing import Any
+
+from topr_trl.data.sampler_logps import SAMPLING
+from topr_trl.importing.message_parts import assistant, call, other, parsed_json, split_parts
+from topr_trl.importing.records import (
+    Format,
+    LeftOut,
+    Record,
+    Row,
+    Unusable,
+    finish_reason,
+    text_or_messages,
+    tools_as_json,
+)
+
+_ROLES = {
+    "human": "user", "HumanMessage": "user", "user": "user", "ai": "assistant", "AIMessage": "assistant",
+    "AIMessageChunk": "assistant", "assistant": "assistant", "system": "system", "SystemMessage": "system",
+    "developer": "system", "tool": "tool", "ToolMessage": "tool", "function": "tool", "FunctionMessage": "tool",
+}  # fmt: skip
+
+
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return one row of messages, or of text for a model without chat."""
+    inputs, outputs = parsed_json(record["inputs"]), parsed_json(record.get("outputs"))
+    if record["run_type"] != "llm":
+        return [LeftOut.OTHER]
+    if record.get("error"):
+        return [LeftOut.FAILED]
+    if not inputs or not outputs:
+        return []
+    extra = parsed_json(record.get("extra")) or {}
+    settings = {**(extra.get("options") or {}), **(extra.get("invocation_params") or {})}
+    answer, reason = _answer(outputs)
+    if answer is None:
+        return []
+    if "messages" in inputs:
+        prompt: Any = [_message(each) for each in _unwrapped(inputs["messages"])]
+        completion: Any = [_message(answer)] if isinstance(answer, dict) else [assistant(answer)]
+    elif isinstance(answer, dict) and _name(answer) in _ROLES:
+        raise Unusable("its inputs are the text of a chat, so the messages that the model read are not known")
+    else:
+        (prompt,) = inputs["prompts"] if "prompts" in inputs else [inputs["prompt"]]
+        completion = text_or_messages(answer)
+    return [
+        {
+            "prompt": prompt, "completion": completion, "finish_reason": finish_reason(reason),
+            "tools": tools_as_json(settings.get("tools") or inputs.get("tools")),
+            **{name: settings.get(name, inputs.get(name)) for name in SAMPLING},
+        }
+    ]  # fmt: skip
+
+
+def rewards(record: Record) -> dict[str, Any]:
+    """Return the mean of each feedback, by its key."""
+    stats = parsed_json(record.get("feedback_stats")) or {}
+    return {key: each.get("avg") for key, each in stats.items() if isinstance(each, dict)}
+
+
+def _unwrapped(messages: Any) -> Any:
+    """Return the messages of a request. LangChain logs a list of requests, with one in it."""
+    if messages and isinstance(messages[0], list):
+        if len(messages) > 1:
+            raise Unusable(f"it has {len(messages)} requests in one run")
+        return messages[0]
+    return messages
+
+
+def _answer(outputs: Any) -> tuple[Any, str | None]:
+    """Return the answer, as a message or a text, and its finish reason. Return None without an answer."""
+    if "generations" in outputs:
+        generations = outputs["generations"]
+        made = generations[0] if generations and isinstance(generations[0], list) else generations
+        if not made:
+            return None, None
+        if len(made) > 1:
+            raise Unusable(f"it has {len(made)} generations in one run")
+        info = made[0].get("generation_info") or {}
+        return made[0].get("message") or made[0].get("text"), info.get("finish_reason")
+    if "choices" in outputs:
+        choice = outputs["choices"][0]
+        return choice["message"], choice.get("finish_reason")
+    for name in ("message", "output", "messages"):
+        if name in outputs:
+            found = outputs[name]
+            return (found[-1] if isinstance(found, list) and len(found) == 1 else found), None
+    if "role" in outputs or "content" in outputs:
+        return {"role": "assistant", **outputs}, None
+    raise Unusable(f"its outputs have no answer that is known; they have {', '.join(outputs)}")
+
+
+def _name(given: Record) -> str:
+    """Return the class, the type or the role of a message."""
+    if isinstance(given.get("id"), list) and given.get("lc"):
+        return str(given["id"][-1])
+    return str(given.get("type") if given.get("type") in _ROLES else given.get("role") or given.get("type"))
+
+
+def _message(given: Record) -> Row:
+    role = _ROLES.get(_name(given))
+    if role is None:
+        raise Unusable(f"a message has the unknown type or role {_name(given)}")
+    inner = given.get("kwargs") or given.get("data") or given
+    more = inner.get("additional_kwargs") or {}
+    if role != "assistant":
+        return other(role, inner.get("content"), tool_call_id=inner.get("tool_call_id"))
+    if inner.get("invalid_tool_calls"):
+        raise Unusable("it has a tool call that could not be parsed")
+    calls = [
+        asked if "function" in asked else call(asked["name"], asked["args"], asked.get("id"))
+        for asked in inner.get("tool_calls") or more.get("tool_calls") or ()
+    ]
+    thinking = more.get("reasoning_content") or inner.get("reasoning_content")
+    if thinking and split_parts(inner.get("content"))[1]:
+        thinking = None  # The parts have it, too.
+    return assistant(inner.get("content"), calls, thinking)
+
+
+FORMAT = Format(
+    source="LangSmith's run data format (langsmith 0.15, schemas.py; langchain-core 1.8, tracers/core.py)",
+    suffix="",
+    rows=rows,
+    rewards=rewards,
+    columns=("problem_id", "finish_reason", "tools", *SAMPLING),
+    required=frozenset({"run_type", "inputs"}),
+    optional=None,
+    loses="Only runs of the type llm become rows. The reward is the mean of their feedback. Feedback on a whole trace "
+    "is in its root run: give it with --rewards and --id_field trace_id.",
+)

@@ -1,0 +1,116 @@
+"""Convert messages of other systems, whose content is a list of parts, to messages of a row."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from topr_trl.importing.records import Row, Unusable, message
+
+_TEXT = ("text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text")
+_THINKING = ("reasoning", "thinking")
+# Parts that the provider keeps to itself, or that repeat a field of the message.
+_WITHOUT_TEXT = ("redacted_thinking", "tool_use", "tool_call", "function_call", "compaction")
+
+
+def parsed_json(value: Any) -> Any:
+    """Return the object or list in a text, if the text is JSON. Return any other value unchanged.
+
+    Args:
+        value (`Any`): Value that some exports write as JSON inside of JSON or of a table.
+    """
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
+
+
+def call(name: str, arguments: Any, identifier: str | None = None) -> Row:
+    """Return a tool call in OpenAI's form.
+
+    Args:
+        name (`str`): Name of the function.
+        arguments (`Any`): Arguments, as JSON or as an object.
+        identifier (`str`, *optional*): Id of the call.
+    """
+    return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a content, which is a text, an object, or a list of parts.
+
+    Raises:
+        Unusable: a part is not text, for instance an image.
+    """
+    return split_parts(content)[0]
+
+
+def split_parts(content: Any) -> tuple[str, str]:
+    """Return the text and the thinking of a content, which is a text, an object, or a list of parts.
+
+    Raises:
+        Unusable: a part is not text, for instance an image.
+    """
+    if content is None or isinstance(content, str):
+        return content or "", ""
+    if isinstance(content, Mapping):
+        return json.dumps(content), ""
+    if not isinstance(content, Sequence):
+        return str(content), ""
+    texts, thoughts = list[str](), list[str]()
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        kind = part.get("type", "text")
+        if kind in _TEXT:
+            texts.append(_string(part, "text", "content", "refusal"))
+        elif kind in _THINKING:
+            thoughts.append(_thinking(part))
+        elif kind not in _WITHOUT_TEXT:
+            raise Unusable(f"a message has {kind}: only text can be trained on offline")
+    return "".join(texts), "\n".join(filter(None, thoughts))
+
+
+def _string(part: Mapping[str, Any], *names: str) -> str:
+    for name in names:
+        if isinstance(part.get(name), str):
+            return str(part[name])
+    raise Unusable(f"a part of type {part.get('type', 'text')} has no text; it has {', '.join(sorted(part))}")
+
+
+def _thinking(part: Mapping[str, Any]) -> str:
+    """Return the thinking of a part, or its summary. Return "" if the provider keeps it to itself."""
+    if part.get("redacted"):
+        return ""
+    for name in ("content", "reasoning", "thinking", "text", "summary"):
+        if value := part.get(name):
+            return text_of(value)
+    return ""
+
+
+def assistant(content: Any, calls: Sequence[Row] = (), thinking: str | None = None, **more: Any) -> Row:
+    """Return a turn of the assistant.
+
+    Args:
+        content (`Any`): Text, or parts.
+        calls (`Sequence`): Tool calls.
+        thinking (`str`, *optional*): Thinking, in addition to that of the parts.
+        more: Other fields of the message.
+    """
+    text, thought = split_parts(content)
+    found = "\n".join(filter(None, (thinking, thought)))
+    own = {"role": "assistant", "content": text, "tool_calls": list(calls) or None, "reasoning_content": found or None}
+    return message({**own, **more})
+
+
+def other(role: str, content: Any, **more: Any) -> Row:
+    """Return a message of the system, a user or a tool. Its thinking, if any, is dropped.
+
+    Args:
+        role (`str`): Role. A developer is the system.
+        content (`Any`): Text, or parts.
+        more: Other fields of the message.
+    """
+    return message({"role": "system" if role == "developer" else role, "content": text_of(content), **more})

@@ -1,0 +1,59 @@
+"""Read the rollouts of NeMo-Gym, which `gym eval run` writes to `output_jsonl_fpath`."""
+
+from typing import Any
+
+from topr_trl.data.sampler_logps import SAMPLING
+from topr_trl.importing.records import Format, LeftOut, Record, Row
+from topr_trl.importing.responses_api import row_of_response
+from topr_trl.importing.verifiers_results import join_turns
+
+
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return one row of messages, or one row for each part of a rollout with tokens.
+
+    The last item of each response has the tokens that the model read and wrote (`prompt_token_ids`,
+    `generation_token_ids`, `generation_log_probs`).
+    """
+    if record.get("_ng_failure_class"):
+        return [LeftOut.FAILED]
+    response = record["response"]
+    problem = record.get("_ng_task_index")
+    shared = {"problem_id": None if problem is None else str(problem)}
+    made = row_of_response(record["responses_create_params"], response)
+    if not made or isinstance(made[0], LeftOut):
+        return made
+    row = {**made[0], **shared}
+    turns = [_turn(item) for item in response["output"] if item.get("generation_token_ids")]
+    if len(turns) < _count_turns(row["completion"]):
+        return [row]
+    parts = join_turns(turns)
+    rollout = f"{problem}-{record.get('_ng_rollout_index')}-{response.get('id')}" if len(parts) > 1 else None
+    return [{**row, "rollout_id": rollout, **part} for part in parts]
+
+
+def _turn(item: Record) -> dict[str, Any]:
+    ids = item["generation_token_ids"]
+    return {
+        "prompt_ids": item["prompt_token_ids"], "completion_ids": ids, "completion_mask": [1] * len(ids),
+        "completion_logprobs": item["generation_log_probs"],
+    }  # fmt: skip
+
+
+def _count_turns(completion: list[Row]) -> int:
+    return sum(turn["role"] == "assistant" for turn in completion)
+
+
+FORMAT = Format(
+    source="NeMo-Gym, with the Responses API (nemo_gym/rollout_collection.py at 00536e7, openai_utils.py at 009d2fe)",
+    suffix=".jsonl",
+    rows=rows,
+    rewards=lambda record: {"reward": record["reward"]},
+    columns=(
+        "prompt_ids", "completion_ids", "completion_mask", "sampler_logps", "problem_id", "rollout_id", "finish_reason",
+        "tools", *SAMPLING,
+    ),
+    required=frozenset({"responses_create_params", "response", "reward"}),
+    optional=None,
+    loses="Rows have token ids if the model server returned them. Otherwise, text is tokenized again, which can give "
+    "other tokens.",
+)  # fmt: skip

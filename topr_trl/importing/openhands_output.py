@@ -1,0 +1,174 @@
+"""Read `output.jsonl` of OpenHands' benchmarks: runs of the SDK (1.0 and later), and of the agents before it."""
+
+from collections.abc import Iterator, Mapping
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+from topr_trl.importing.message_parts import assistant, call, other, text_of
+from topr_trl.importing.records import Format, NotOfFormat, Record, Row, Unusable, message, row_of_run, tools_as_json
+
+_OWN_WORDS = ("message", "finish", "think")  # actions of the agent that may come without a tool call
+_SILENT = ("change_agent_state", "null", "recall", "agent_state_changed", "condensation_request", "loop_recovery")
+_NOT_FOR_THE_MODEL = (
+    "ConversationStateUpdateEvent", "PauseEvent", "TokenEvent", "LLMCompletionLogEvent", "HookExecutionEvent",
+    "StreamingDeltaEvent", "CondensationRequest", "ConversationErrorEvent",
+)  # fmt: skip
+
+
+def rows(record: Record) -> list[Row]:
+    """Return one row of messages with tool calls. Return [] if there is no turn of the agent."""
+    events = record.get("history") or []
+    if events and isinstance(events[0], list):  # pairs of an action and an observation, before 2024-11
+        events = list(chain.from_iterable(events))
+    of_sdk = any("kind" in event for event in events)
+    messages, tools = _of_sdk(events) if of_sdk else _of_agents(events)
+    if messages and messages[0]["role"] == "system" and len(messages) > 1 and messages[1]["role"] == "assistant":
+        raise Unusable("its history has no task of a user before the first turn of the agent")
+    return row_of_run(messages, problem_id=str(record["instance_id"]), tools=tools_as_json(tools))
+
+
+def rewards(record: Record) -> dict[str, Any]:
+    """Return whether the tests passed, from the report that the evaluation adds."""
+    result = record.get("test_result") or {}
+    for place in (result.get("report"), record.get("report"), result):
+        if isinstance(place, Mapping) and isinstance(place.get("resolved"), bool):
+            return {"resolved": float(place["resolved"])}
+    return {}
+
+
+def one_per_folder(files: list[Path]) -> list[Path]:
+    """Return the files, of which each folder may have one. OpenHands writes the same runs with their reports again.
+
+    Raises:
+        ValueError: a folder has two files.
+    """
+    for file, following in pairwise(files):
+        if file.parent == following.parent:
+            raise ValueError(f"{file} and {following.name} may hold the same runs. Name one of them with --input.")
+    return files
+
+
+def _of_sdk(events: list[Record]) -> tuple[list[Row], list[Record]]:
+    """Return the messages and the tools of a run of the SDK, as its `events_to_messages` makes them."""
+    found, tools = list[Row](), list[Record]()
+    response: str | None = None  # response to which the last turn belongs
+    for event in events:
+        kind = event["kind"]
+        if kind == "SystemPromptEvent":
+            parts = [event["system_prompt"], event.get("dynamic_context")]
+            found.append(other("system", [part for part in parts if part]))
+            tools = [_tool(tool) for tool in event.get("tools") or ()]
+        elif kind == "MessageEvent":
+            said = event["llm_message"]
+            parts = [*said["content"], *(event.get("extended_content") or ())]
+            own = said["role"] == "assistant"
+            found.append(
+                assistant(parts, thinking=said.get("reasoning_content")) if own else other(said["role"], parts)
+            )
+        elif kind == "ActionEvent":
+            asked = event["tool_call"]
+            made = call(asked["name"], asked["arguments"], asked.get("id"))
+            if response is not None and event.get("llm_response_id") == response:
+                turn = assistant("", [made])
+                found[-1]["tool_calls"] = [*found[-1]["tool_calls"], *turn["tool_calls"]]
+            else:
+                found.append(assistant(event["thought"], [made], event.get("reasoning_content")))
+            response = event.get("llm_response_id")
+            continue
+        elif kind in ("ObservationEvent", "UserRejectObservation", "AgentErrorEvent"):
+            found.append(_observation(event))
+        elif kind.startswith("Condensation") and kind != "CondensationRequest":
+            raise Unusable("its context was condensed, so the turns after that had another context")
+        elif kind not in _NOT_FOR_THE_MODEL:
+            raise NotOfFormat(f"its history has an event of the kind {kind}, which is not known")
+        response = None
+    return found, tools
+
+
+def _tool(tool: Record) -> Record:
+    """Return the name and the description of a tool. The events do not have its parameters."""
+    name = tool.get("title") or tool.get("name") or str(tool["kind"]).removesuffix("Tool").lower()
+    return {"name": name, "description": tool.get("description") or ""}
+
+
+def _observation(event: Record) -> Row:
+    if "observation" in event:
+        content = [*event["observation"].get("content", ()), *(event.get("extended_content") or ())]
+    elif "rejection_reason" in event:
+        content = [f"Action rejected: {event['rejection_reason']}"]
+    else:
+        content = [event["error"]]
+    return other("tool", content, tool_call_id=event["tool_call_id"], name=event.get("tool_name"))
+
+
+def _of_agents(events: list[Record]) -> tuple[list[Row], list[Record]]:
+    """Return the messages and the tools of a run of the agents before the SDK.
+
+    An action has the response of the model in `tool_call_metadata`. A response with several calls is in several events.
+    """
+    found, tools = list[Row](), list[Record]()
+    seen = set[str]()  # responses that are in `found`
+    for event in events:
+        metadata = event.get("tool_call_metadata")
+        if "action" in event:
+            for each in _of_action(event, metadata, seen):
+                found.append(each)
+            tools = (event.get("args") or {}).get("tools") or tools
+        elif metadata is not None and event.get("observation") not in _SILENT:
+            said = other(
+                "tool", _result(event), tool_call_id=metadata["tool_call_id"], name=metadata.get("function_name")
+            )
+            found.append(said)
+        elif event.get("observation") not in (None, *_SILENT) and event.get("content"):
+            found.append(other("user", _result(event)))
+    return found, tools
+
+
+def _of_action(event: Record, metadata: Record | None, seen: set[str]) -> Iterator[Row]:
+    kind, args = event["action"], event.get("args") or {}
+    if metadata is not None:
+        response = metadata["model_response"]
+        if response["id"] not in seen:
+            seen.add(response["id"])
+            yield message(response["choices"][0]["message"])
+    elif kind == "system":
+        yield other("system", args["content"])
+    elif kind == "condensation":
+        raise Unusable("its context was condensed, so the turns after that had another context")
+    elif event.get("source") == "user" and kind == "message":
+        yield other("user", args["content"])
+    elif event.get("source") == "agent" and kind in _OWN_WORDS:
+        yield assistant(args.get("content") or args.get("thought") or text_of(event.get("message")))
+    elif event.get("source") == "agent" and kind not in _SILENT:
+        raise Unusable(f"its action {kind} has no tool_call_metadata, so the words of the model are not in the file")
+
+
+def _result(event: Record) -> str:
+    """Return an observation as the agent read it, with the state of the shell after a command."""
+    content = str(event.get("content") or "")
+    shell = (event.get("extras") or {}).get("metadata")
+    if event.get("observation") != "run" or not isinstance(shell, Mapping):
+        return content
+    lines = [f"{shell.get('prefix') or ''}{content}{shell.get('suffix') or ''}"]
+    if shell.get("working_dir"):
+        lines.append(f"[Current working directory: {shell['working_dir']}]")
+    if shell.get("py_interpreter_path"):
+        lines.append(f"[Python interpreter: {shell['py_interpreter_path']}]")
+    if shell.get("exit_code", -1) != -1:
+        lines.append(f"[Command finished with exit code {shell['exit_code']}]")
+    return "\n".join(lines)
+
+
+FORMAT = Format(
+    source="OpenHands (evaluation/utils/shared.py at 000d9da; benchmarks/utils/models.py at 0756724, SDK 1.58)",
+    suffix=".jsonl",
+    rows=rows,
+    rewards=rewards,
+    columns=("problem_id", "tools"),
+    required=frozenset({"instance_id", "history"}),
+    optional=None,
+    without_repeats=one_per_folder,
+    loses="Actions are the model's own words. Results of tools are close to what it read, but can lack notes that the "
+    "agent added, and tools lack their parameters.",
+)

@@ -1,0 +1,106 @@
+"""Read preference pairs, such as DPO's datasets. Each pair becomes two rows with the same prompt."""
+
+from typing import Any
+
+from topr_trl.importing.prompt_tables import PROMPTS, column_of, normalized, plain, with_system
+from topr_trl.importing.records import Format, LeftOut, NotOfFormat, Record, Row, Unusable, tools_as_json
+
+_MARKERS = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|assistant|>\n", "[/INST]")  # start of the model's text
+
+
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return the chosen row with reward 1, and the rejected row with reward -1."""
+    chosen, rejected = (plain(record[name], name) for name in ("chosen", "rejected"))
+    if not chosen or not rejected:
+        return []
+    if chosen == rejected:
+        return [LeftOut.TIED]
+    if type(chosen) is not type(rejected):
+        raise Unusable("one of chosen and rejected is text, and the other is a list of messages")
+    name = _prompt_name(record, chosen)
+    prompt = None if name is None else plain(record[name], name)
+    if isinstance(chosen, list):
+        prompt, chosen, rejected = _split_messages(prompt, chosen, rejected)
+    elif prompt is None:
+        prompt, chosen, rejected = _split_texts(chosen, rejected)
+    elif isinstance(prompt, str) and chosen.startswith(prompt) and rejected.startswith(prompt) and prompt:
+        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    elif isinstance(prompt, str) and normalized(name) != "prompt":  # TRL's plain text has the name prompt.
+        prompt = plain([{"role": "user", "content": prompt}], "prompt")
+    if record.get("system"):
+        prompt = with_system(prompt, str(record["system"]))
+    if isinstance(prompt, list) and isinstance(chosen, str):
+        chosen, rejected = (plain([{"role": "assistant", "content": text}], "chosen") for text in (chosen, rejected))
+    tools = tools_as_json(record.get("tools"))
+    if not chosen or not rejected:
+        return []
+    return [
+        {"prompt": prompt, "completion": completion, "reward": reward, "tools": tools}
+        for completion, reward in ((chosen, 1.0), (rejected, -1.0))
+    ]
+
+
+def _prompt_name(record: Record, chosen: Any) -> str | None:
+    """Return the name of the field with the prompt. Return None if the pair has its prompt inside of both runs."""
+    if record.get("prompt"):
+        return "prompt"
+    has_prompt_inside = isinstance(chosen, list) and chosen[0]["role"] != "assistant"
+    if has_prompt_inside or not any(normalized(name) in PROMPTS for name in record):
+        return None
+    return column_of(record, PROMPTS, "prompt", "Rename the right one to prompt")
+
+
+def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tuple[Any, list[Row], list[Row]]:
+    """Return the prompt, and the messages of both runs after it.
+
+    The prompt is the field `prompt` if both runs start with a turn of the assistant. Otherwise, it is the messages that
+    both runs share, and the field `prompt` must agree with them.
+    """
+    if chosen[0]["role"] == rejected[0]["role"] == "assistant":
+        if prompt is None:
+            raise NotOfFormat("chosen and rejected start with the assistant, and there is no prompt")
+        if isinstance(prompt, str):
+            prompt = plain([{"role": "user", "content": prompt}], "prompt")
+        return prompt, chosen, rejected
+    shared = 0
+    while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
+        shared += 1
+    if not shared or any(run[shared:] and run[shared]["role"] != "assistant" for run in (chosen, rejected)):
+        raise Unusable("chosen and rejected do not start with the same messages, followed by the assistant's turn")
+    own = chosen[:shared]
+    if isinstance(prompt, list) and prompt[-len(own) :] == own:
+        own = prompt  # It can have a system prompt that the runs lack.
+    elif not (prompt is None or (own[: len(prompt)] == prompt if isinstance(prompt, list) else _is_among(prompt, own))):
+        raise Unusable("its prompt is not that of the messages in chosen. Remove one of the two")
+    return own, chosen[shared:], rejected[shared:]
+
+
+def _is_among(text: str, messages: list[Row]) -> bool:
+    return any((each["content"] or "").strip() == text.strip() for each in messages)
+
+
+def _split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
+    """Return the text up to the last marker of the assistant's turn that both texts share, and the rest of both."""
+    shared = 0
+    while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
+        shared += 1
+    ends = [place + len(marker) for marker in _MARKERS if (place := chosen.rfind(marker, 0, shared)) >= 0]
+    if not ends:
+        raise NotOfFormat(
+            "it has no prompt, and chosen and rejected are text without a marker of the assistant's turn. Add a field "
+            "prompt, or write both as lists of messages"
+        )
+    end = max(ends)
+    return chosen[:end], chosen[end:], rejected[end:]
+
+
+FORMAT = Format(
+    source="preference pairs as for TRL's DPOTrainer",
+    suffix="",
+    rows=rows,
+    rewards=None,
+    columns=("reward", "problem_id", "tools"),
+    required=frozenset({"chosen", "rejected"}),
+    optional=None,
+    loses="Each pair is two rows: chosen with reward 1 and rejected with reward -1.",
+)

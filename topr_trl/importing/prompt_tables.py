@@ -1,0 +1,136 @@
+"""Read tables with a prompt, a completion, and a score or label per row: CSV, TSV, JSON lines or parquet."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from topr_trl.importing.records import Format, NotOfFormat, Record, Row, Unusable, finish_reason, text_or_messages
+
+PROMPTS = ("prompt", "question", "instruction", "input", "query", "user_message", "user_input", "human", "problem",
+           "message")  # fmt: skip
+COMPLETIONS = ("completion", "response", "answer", "output", "assistant", "assistant_message", "bot", "bot_response",
+               "model_output", "reply", "generation", "ai_response")  # fmt: skip
+REWARDS = ("reward", "score", "rating", "label", "feedback", "thumbs", "thumb", "vote", "stars", "user_rating",
+           "user_feedback", "rated", "like", "liked", "helpful")  # fmt: skip
+_SYSTEM = ("system", "system_prompt")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_MESSAGES = re.compile(r"\s*\[\s*\{\s*['\"]")  # text that holds a list of objects
+
+
+def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy: str) -> str:
+    """Return the name of the column that holds the prompt or the completion of a record.
+
+    Args:
+        record (`Mapping`): Record.
+        names (`Sequence[str]`): Names to look for, in lower case. The first one wins if it is there.
+        what (`str`): Content of the column, for messages.
+        remedy (`str`): What to do if there is not exactly one such column, for messages.
+
+    Raises:
+        NotOfFormat: there is no such column, or more than one.
+    """
+    found = [name for name in record if normalized(name) in names]
+    found = [name for name in found if record[name] not in (None, "")] or found[:1]
+    exact = [name for name in found if normalized(name) == names[0]]
+    if len(exact) == 1 or len(found) == 1:
+        return (exact or found)[0]
+    which = f"{', '.join(found)} may all hold the {what}" if found else f"it has no column for the {what}"
+    raise NotOfFormat(f"{which}; it has {', '.join(map(str, record))}. {remedy}")
+
+
+def normalized(name: Any) -> str:
+    """Return a column name in lower case, with underscores."""
+    return re.sub(r"[^a-z0-9]+", "_", str(name).strip().lower()).strip("_")
+
+
+def has_columns(record: Mapping[str, Any]) -> bool:
+    """Return whether a record has a column for a prompt, and another one for a completion."""
+    names = {normalized(name) for name, value in record.items() if not isinstance(value, Mapping)}
+    return bool(names & set(PROMPTS) and names & set(COMPLETIONS))
+
+
+def plain(value: Any, name: str) -> Any:
+    """Return a text, or the messages that a text holds as JSON.
+
+    Args:
+        value (`Any`): Text, messages, or None.
+        name (`str`): Name of the column, for messages.
+
+    Raises:
+        NotOfFormat: the text holds messages in another form than JSON, or the value is neither text nor messages.
+    """
+    if isinstance(value, str) and _MESSAGES.match(value):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError:
+            raise NotOfFormat(f"its {name} looks like messages, and is not valid JSON ({value[:40]!r})") from None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str | list | None):
+        raise NotOfFormat(f"its {name} is {str(value)[:60]}, and must be text or messages")
+    found = text_or_messages(value)
+    check_roles(found)
+    return found
+
+
+def check_roles(messages: Any) -> None:
+    """Check that messages have roles that chat templates know, because some templates drop other ones.
+
+    Args:
+        messages (`Any`): Messages, or a text, which passes.
+
+    Raises:
+        Unusable: a message has another role.
+    """
+    for each in messages if isinstance(messages, list) else ():
+        if each["role"] not in ROLES:
+            raise Unusable(f"a message has the role {each['role']!r}; known are {', '.join(ROLES)}")
+
+
+def rows(record: Record) -> list[Row]:
+    """Return one row. Return [] if the prompt or the completion is empty."""
+    prompt_name = column_of(record, PROMPTS, "prompt", "Name the column with --prompt_field")
+    others = {name: value for name, value in record.items() if name != prompt_name}
+    completion_name = column_of(others, COMPLETIONS, "completion", "Name the column with --completion_field")
+    prompt, completion = plain(record[prompt_name], prompt_name), plain(record[completion_name], completion_name)
+    if not prompt or not completion:
+        return []
+    system = next((record[name] for name in record if normalized(name) in _SYSTEM), None)
+    if system:
+        prompt = with_system(prompt, str(system))
+    answer = record.get("answer") if completion_name != "answer" else None
+    return [
+        {
+            "prompt": prompt, "completion": completion, "finish_reason": finish_reason(record.get("finish_reason")),
+            "answer": None if answer is None else str(answer),
+        }
+    ]  # fmt: skip
+
+
+def with_system(prompt: Any, system: str) -> Any:
+    """Return a prompt as messages that start with a system prompt."""
+    own = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if own and own[0]["role"] == "system":
+        raise Unusable("its prompt starts with a system message, and it has a column with a system prompt, too")
+    return [text_or_messages([{"role": "system", "content": system}])[0], *text_or_messages(own)]  # type: ignore[index, misc]
+
+
+def rewards(record: Record) -> dict[str, Any]:
+    """Return the columns that may be the reward."""
+    found = {name: value for name, value in record.items() if normalized(name) in REWARDS}
+    exact = {name: value for name, value in found.items() if normalized(name) == REWARDS[0]}
+    return exact or found
+
+
+FORMAT = Format(
+    source="tables with columns such as prompt, completion and rating",
+    suffix="",
+    rows=rows,
+    rewards=rewards,
+    columns=("problem_id", "finish_reason", "answer"),
+    required=frozenset(),
+    optional=None,
+    chat=True,
+    loses="Tables have text only: no system prompt unless a column has it, no tool calls, and no sampling temperature.",
+)

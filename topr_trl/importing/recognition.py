@@ -1,0 +1,192 @@
+"""Recognize the format of a file from its first records."""
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from topr_trl.importing import FORMATS
+from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.prompt_tables import PROMPTS, has_columns, normalized
+from topr_trl.importing.records import Record, parsed, read_records
+
+_RECORDS = 20  # number of records to look at
+
+
+def _has(*names: str) -> Callable[[Record], bool]:
+    return lambda record: all(name in record for name in names)
+
+
+def _inner(record: Any, *path: str) -> Any:
+    """Return the value of an inner field, or None."""
+    for name in path:
+        record = record.get(name) if isinstance(record, Mapping) else None
+    return record
+
+
+def _response(record: Record) -> Any:
+    """Return the body of a response, or None."""
+    return _inner(record, "response", "body") or record.get("response")
+
+
+def _is_responses_api(record: Record) -> bool:
+    return isinstance(_inner(_response(record), "output"), list)
+
+
+def _is_chat(record: Record) -> bool:
+    choices = _inner(_response(record), "choices")
+    return isinstance(choices, list) and bool(choices) and isinstance(_inner(choices[0], "message"), Mapping)
+
+
+def _is_text_completion(record: Record) -> bool:
+    choices = _inner(_response(record), "choices")
+    return isinstance(choices, list) and bool(choices) and isinstance(_inner(choices[0], "text"), str)
+
+
+def _is_otel(record: Record) -> bool:
+    attributes = record.get("attributes")
+    keys = (
+        [each.get("key") for each in attributes if isinstance(each, Mapping)]
+        if isinstance(attributes, list)
+        else attributes
+    )
+    return bool({"resourceSpans", "resourceLogs"} & set(record)) or any(
+        str(key).startswith("gen_ai.") for key in keys or ()
+    )
+
+
+def _is_langfuse(record: Record) -> bool:
+    names = {name.replace("_", "").lower() for name in record}
+    of_observation = {"input", "output"} <= names and bool({"traceid", "observationid"} & names)
+    return of_observation or isinstance(record.get("observations"), list)
+
+
+def _is_inspect(record: Record) -> bool:
+    whole_log = isinstance(record.get("samples"), list) and "eval" in record
+    return whole_log or {"id", "epoch", "messages", "target"} <= set(record)
+
+
+def _is_openhands_output(record: Record) -> bool:
+    return isinstance(record.get("history"), list) and {"instance_id", "test_result"} <= set(record)
+
+
+def messages_fields(record: Any, inside: str = "") -> list[str]:
+    """Return the names of the fields of a record that hold chat messages, such as `history` or `run.messages`.
+
+    The prompt of a table is left out, because another column has its completion.
+
+    Args:
+        record (`Any`): Record.
+        inside (`str`, *optional*): Prefix of the names, for fields of an inner record.
+    """
+    if not isinstance(record, Mapping):
+        return []
+    found = []
+    for name, value in record.items():
+        value = parsed_json(value)
+        if is_chat_messages(value) and not (normalized(name) in PROMPTS and has_columns(record)):
+            found.append(f"{inside}{name}")
+        elif isinstance(value, Mapping) and inside.count(".") < 2:
+            found += messages_fields(value, f"{inside}{name}.")
+    return found
+
+
+def is_chat_messages(value: Any) -> bool:
+    """Return whether a value is a list of messages with roles, one of which is the assistant's."""
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(isinstance(each, Mapping) and "role" in each for each in value)
+    ):
+        return False
+    return any(each["role"] == "assistant" for each in value)
+
+
+# Formats with the test of a record. The first test that passes counts, so special formats come before general ones.
+_TESTS: dict[str, Callable[[Record], bool]] = {
+    "verifiers": lambda record: isinstance(record.get("traces"), list) or _has("nodes", "rewards")(record),
+    "nemo-gym": _has("responses_create_params", "response"),
+    "nemo-rl": _has("token_ids", "token_loss_mask", "generation_logprobs"),
+    "openhands-output": _is_openhands_output,
+    "openhands": _has("instance_id", "resolved", "trajectory", "tools"),
+    "swe-agent": _has("instance_id", "target", "trajectory"),
+    "graded": _has("problem", "generations", "correctness_math_verify"),
+    "lm-eval": _has("doc_id", "doc", "arguments", "resps"),
+    "inspect": _is_inspect,
+    "langsmith": _has("run_type", "inputs"),
+    "opentelemetry": _is_otel,
+    "openai-responses": _is_responses_api,
+    "openai-completions": _is_text_completion,
+    "openai": lambda record: _is_chat(record) or ("custom_id" in record and "response" in record),
+    "langfuse": _is_langfuse,
+    "trl": _has("step", "prompt", "completion", "advantage"),
+    "verl": _has("input", "output", "score", "step"),
+    "verifiers-results": lambda record: (
+        _has("prompt", "completion", "reward")(record)
+        and bool({"example_id", "generation_ms", "oai_tools", "tool_defs", "is_completed"} & set(record))
+    ),
+    "pairs": _has("chosen", "rejected"),
+    "sharegpt": lambda record: _is_turns(record.get("conversations")),
+    "messages": lambda record: len(messages_fields(record)) == 1 or is_chat_messages(record.get("messages")),
+    "table": has_columns,
+}
+
+
+def _is_turns(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping) and (
+        "from" in value[0] or "role" in value[0]
+    )  # fmt: skip
+
+
+def format_of(record: Any) -> str | None:
+    """Return the name of the format that a record has, or None.
+
+    Args:
+        record (`Any`): Record.
+    """
+    if not isinstance(record, Mapping):
+        return None
+    return next((name for name, test in _TESTS.items() if test(record)), None)  # type: ignore[arg-type]
+
+
+def recognize(files: Iterable[Path]) -> str:
+    """Return the name of the format of files.
+
+    Args:
+        files (`Iterable`): Files. Records of the first one are read.
+
+    Raises:
+        ValueError: no format matches, or the first records have different formats. The message says what the records
+            have, and what to do.
+    """
+    file = next(iter(files))
+    seen = [parsed(raw) for _, raw in islice(read_records(file), _RECORDS)]
+    records = [record for record in seen if record is not None]
+    names = {format_of(record) for record in records}
+    known = sorted(name for name in names if name is not None)
+    if len(known) == 1:
+        return known[0]
+    if known:
+        raise ValueError(
+            f"{file} looks like {' and '.join(known)}. Name one with --format, or split the file by kinds of records."
+        )
+    raise ValueError(f"{file}: its format is not recognized: {_describe(seen, records)}")
+
+
+def _describe(seen: list[Any], records: list[Any]) -> str:
+    if not seen:
+        return "it has no record."
+    if not records:
+        return (
+            "none of its first lines is JSON. Give a table the suffix .csv or .tsv. Other text has to become one JSON "
+            "object per line."
+        )
+    if not isinstance(records[0], Mapping):
+        return f"its first record is a {type(records[0]).__name__}, and must be a JSON object."
+    fields = messages_fields(records[0])
+    if len(fields) > 1:
+        return f"{', '.join(fields)} may all hold its messages. Name one with --messages_field, and --format messages."
+    return (
+        f"its records have {', '.join(map(str, records[0]))}. If two of these are a prompt and a completion, name them "
+        f"with --prompt_field and --completion_field. Otherwise, name the format with --format: {', '.join(FORMATS)}."
+    )

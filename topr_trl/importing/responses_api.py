@@ -1,0 +1,131 @@
+"""Read OpenAI's Responses API: batch files, and logs of requests with responses."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from topr_trl.data.sampler_logps import SAMPLING
+from topr_trl.importing.message_parts import assistant, call, other, split_parts, text_of
+from topr_trl.importing.records import Format, LeftOut, NotOfFormat, Record, Row, Unusable, tools_as_json
+from topr_trl.importing.text_completions import body_and_request
+
+
+def rows(record: Record) -> list[Row | LeftOut]:
+    """Return one row of messages."""
+    found = body_and_request(record, "input")
+    if found is None:
+        return [LeftOut.FAILED]
+    body, asked = found
+    return row_of_response(asked, body)
+
+
+def row_of_response(asked: Record, body: Record) -> list[Row | LeftOut]:
+    """Return one row of messages from a request and its response. Return [] if the response is empty.
+
+    Args:
+        asked (`Record`): Parameters of the request: input, instructions, tools.
+        body (`Record`): Response with its output.
+
+    Raises:
+        NotOfFormat: the output is missing.
+        Unusable: the provider ran a tool itself.
+    """
+    if "output" not in body:
+        raise NotOfFormat(f"its response has no output; it has {', '.join(sorted(body))}")
+    if body.get("status") in ("failed", "cancelled", "in_progress", "queued"):
+        return [LeftOut.FAILED]
+    completion = messages_of(body["output"])
+    if not completion:
+        return []
+    return [
+        {
+            "prompt": prompt_of(asked), "completion": completion, "finish_reason": finish_reason_of(body),
+            "tools": tools_as_json(_functions(asked.get("tools"))), **{name: asked.get(name) for name in SAMPLING},
+        }
+    ]  # fmt: skip
+
+
+def prompt_of(asked: Record) -> list[Row]:
+    """Return the messages of a request.
+
+    Raises:
+        Unusable: the request continues an earlier response, so that its prompt is not in the file.
+    """
+    for name in ("previous_response_id", "conversation", "prompt"):
+        if asked.get(name):
+            raise Unusable(f"its request has {name}, so the file does not have the whole prompt")
+    start = [other("system", asked["instructions"])] if asked.get("instructions") else []
+    given = asked["input"]
+    return start + ([other("user", given)] if isinstance(given, str) else messages_of(given))
+
+
+def messages_of(items: Iterable[Any]) -> list[Row]:
+    """Convert items of the Responses API to messages.
+
+    The reasoning, the message and the calls of one response become one turn of the assistant.
+    """
+    found: list[Row] = []
+    turn: dict[str, Any] | None = None  # turn of the assistant that more items may belong to
+
+    def end_turn() -> None:
+        nonlocal turn
+        if turn is not None and (turn["text"] or turn["calls"] or turn["thinking"]):
+            found.append(assistant("".join(turn["text"]), turn["calls"], "\n".join(turn["thinking"])))
+        turn = None
+
+    for item in items:
+        kind, role = item.get("type", "message"), item.get("role")
+        if kind == "function_call_output":
+            end_turn()
+            found.append(other("tool", item["output"], tool_call_id=item.get("call_id")))
+        elif kind == "message" and role != "assistant":
+            end_turn()
+            found.append(other(role, item["content"]))
+        elif kind in ("message", "reasoning", "function_call"):
+            if turn is not None and ((kind == "reasoning" and (turn["text"] or turn["calls"])) or
+                                     (kind == "message" and turn["calls"])):  # fmt: skip
+                end_turn()
+            turn = turn or {"text": [], "calls": [], "thinking": []}
+            if kind == "message":
+                text, thinking = split_parts(item["content"])
+                turn["text"].append(text)
+            elif kind == "reasoning":
+                thinking = text_of(item.get("content") or item.get("summary") or "")
+            else:
+                thinking = ""
+                turn["calls"].append(call(item["name"], item["arguments"], item.get("call_id")))
+            turn["thinking"] += [thinking] if thinking else []
+        else:
+            raise Unusable(f"it has an item of type {kind}, which rows of messages cannot hold")
+    end_turn()
+    return found
+
+
+def _functions(tools: Any) -> Any:
+    """Return the tools of a request, which must all be functions."""
+    others = {tool.get("type") for tool in tools or () if tool.get("type", "function") != "function"}
+    if others:
+        raise Unusable(f"its request has the tool {', '.join(map(str, others))}, which the provider runs itself")
+    if not tools:
+        return None
+    return [{name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
+            if "function" not in tool else tool for tool in tools]  # fmt: skip
+
+
+def finish_reason_of(body: Record) -> str | None:
+    """Return whether a response is complete (`stop`) or was cut (`length`). Return None if it does not say."""
+    if body.get("status") == "incomplete" or body.get("incomplete_details"):
+        return "length"
+    return "stop" if body.get("status") == "completed" else None
+
+
+FORMAT = Format(
+    source="OpenAI's Responses API (openai-python 2, types/responses)",
+    suffix=".jsonl",
+    rows=rows,
+    rewards=None,
+    columns=("problem_id", "finish_reason", "tools", *SAMPLING),
+    required=frozenset({"response"}),
+    optional=None,
+    loses="OpenAI's models do not show their reasoning, so the completion lacks it. Text is tokenized again, which can "
+    "give other tokens. A request without a temperature used the default of the server, which is assumed to be 1.",
+)

@@ -1,0 +1,53 @@
+"""Read ShareGPT's conversations: `{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", ...}]}`."""
+
+import json
+from typing import Any
+
+from topr_trl.importing.records import Format, NotOfFormat, Record, Row, Unusable, message, row_of_run, tools_as_json
+
+_ROLES = {
+    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant",
+    "assistant": "assistant", "model": "assistant", "bot": "assistant", "bard": "assistant", "bing": "assistant",
+    "observation": "tool", "tool": "tool", "tool_response": "tool", "function_response": "tool",
+}  # fmt: skip
+_CALL = "function_call"  # role of LLaMA-Factory for a turn that is a tool call as JSON
+
+
+def rows(record: Record) -> list[Row]:
+    """Return one row of messages. Return [] if there is no turn of the assistant."""
+    if record.get("image") or record.get("images"):
+        raise Unusable("it has images: only text can be trained on offline")
+    turns = [_message(turn) for turn in record["conversations"]]
+    if record.get("system") and not (turns and turns[0]["role"] == "system"):
+        turns.insert(0, message({"role": "system", "content": record["system"]}))
+    tools = record.get("tools")
+    if isinstance(tools, str):
+        tools = json.loads(tools or "null")
+    return row_of_run(turns, tools=tools_as_json(tools), problem_id=None)
+
+
+def _message(turn: Record) -> Row:
+    role = turn.get("from") or turn.get("role")
+    content: Any = turn["value"] if "value" in turn else turn.get("content")
+    more: dict[str, Any] = {name: turn[name] for name in ("weight", "name", "tool_calls") if name in turn}
+    if role == _CALL:
+        calls = json.loads(content or "null")
+        calls = calls if isinstance(calls, list) else [calls]
+        return message({"role": "assistant", "content": None, **more, "tool_calls": calls})
+    if role not in _ROLES:
+        raise NotOfFormat(f"a turn is from {role!r}; known are {', '.join([*_ROLES, _CALL])}")
+    if isinstance(content, str) and _ROLES[role] == "user" and "<image>" in content:
+        raise Unusable("a turn has an <image>: only text can be trained on offline")
+    return message({"role": _ROLES[role], "content": content, **more})
+
+
+FORMAT = Format(
+    source="ShareGPT's conversations, as Axolotl and LLaMA-Factory read them",
+    suffix="",
+    rows=rows,
+    rewards=None,
+    columns=("problem_id", "tools"),
+    required=frozenset({"conversations"}),
+    optional=None,
+    loses="The trainer learns from the turns of the assistant (gpt). Turns of users between them are context.",
+)

@@ -1,0 +1,92 @@
+"""Read responses of the API `/v1/completions`: batch files, and logs of requests with responses."""
+
+from itertools import chain
+from typing import Any
+
+from topr_trl.data.sampler_logps import SAMPLING
+from topr_trl.importing.records import Format, LeftOut, NotOfFormat, Record, Row, Unusable, finish_reason
+
+_ID_PREFIX = "token_id:"  # prefix of tokens that vLLM writes with `return_tokens_as_token_ids`
+
+
+def body_and_request(record: Record, of_request: str) -> tuple[Record, Record] | None:
+    """Return the response and the request of a record. Return None for a failed request.
+
+    Args:
+        record (`Record`): Log of a request, or line of a batch whose request `--requests` has added.
+        of_request (`str`): Field that a request must have.
+    """
+    response, request = record["response"], record.get("request")
+    failed = record.get("error") or response is None or response.get("error")
+    if failed or response.get("status_code", 200) != 200:
+        return None
+    if request is None:
+        raise NotOfFormat("it has no request: name the input file of the batch with --requests")
+    body, asked = response.get("body", response), request.get("body", request)
+    if of_request not in asked:
+        raise NotOfFormat(f"its request has no {of_request}; it has {', '.join(sorted(asked))}")
+    return body, asked
+
+
+def rows(record: Record) -> list[Row | LeftOut | None]:
+    """Return a row of text for each choice, or None for an empty choice."""
+    found = body_and_request(record, "prompt")
+    if found is None:
+        return [LeftOut.FAILED]
+    body, asked = found
+    if asked.get("echo") or asked.get("suffix"):
+        raise Unusable("its request has echo or suffix, so the text of a choice is not what follows the prompt")
+    prompts = _prompts(asked["prompt"])
+    each = asked.get("n") or 1
+    choices = sorted(body["choices"], key=lambda choice: choice.get("index", 0))
+    if len(choices) != len(prompts) * each:
+        raise NotOfFormat(f"it has {len(choices)} choices for {len(prompts)} prompt(s) with n={each}")
+    sampling = {name: asked.get(name) for name in SAMPLING}
+    by_choice = chain.from_iterable([prompt] * each for prompt in prompts)
+    return [_row(choice, prompt, sampling) for choice, prompt in zip(choices, by_choice, strict=True)]
+
+
+def _prompts(given: Any) -> list[Any]:
+    """Return the prompts of a request: one text, one list of token ids, or several of them."""
+    if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], int)):
+        return [given]
+    if isinstance(given, list) and given and all(isinstance(each, str | list) for each in given):
+        return given
+    raise NotOfFormat(f"the prompt of its request is {str(given)[:60]}, and must be text or token ids")
+
+
+def _row(choice: Record, prompt: str | list[int], sampling: Row) -> Row | None:
+    logged = choice.get("logprobs") or {}
+    tokens, logps = logged.get("tokens") or [], logged.get("token_logprobs") or []
+    ids = choice.get("token_ids")
+    if not ids and tokens and all(token.startswith(_ID_PREFIX) for token in tokens):
+        ids = [int(token.removeprefix(_ID_PREFIX)) for token in tokens]
+    if not choice["text"] and not ids:
+        return None
+    if isinstance(prompt, list) and not ids:
+        raise Unusable("its prompt is token ids, and its choice has none: log token_ids, or the prompt as text")
+    prompt_ids = prompt if isinstance(prompt, list) else choice.get("prompt_token_ids")
+    if ids and logps and len(ids) != len(logps):
+        raise Unusable(f"a choice has {len(ids)} token_ids and {len(logps)} log-probabilities")
+    if not (ids and prompt_ids):  # A row has both kinds of ids or none.
+        ids = prompt_ids = None
+    known = ids and logps and all(isinstance(value, float | int) and -9999 < value <= 0 for value in logps)
+    return {
+        "prompt": "" if isinstance(prompt, list) else prompt, "completion": choice["text"], "prompt_ids": prompt_ids,
+        "completion_ids": ids, "sampler_logps": logps if known else None,
+        "finish_reason": finish_reason(choice.get("finish_reason")), **sampling,
+    }  # fmt: skip
+
+
+FORMAT = Format(
+    source="OpenAI's legacy completions; vLLM (entrypoints/openai/completion/protocol.py at 002032e)",
+    suffix=".jsonl",
+    rows=rows,
+    rewards=None,
+    columns=("prompt_ids", "completion_ids", "sampler_logps", "problem_id", "finish_reason", *SAMPLING),
+    required=frozenset({"response"}),
+    optional=None,
+    loses="Prompts are plain text: no chat template is applied. Without token_ids (vLLM: return_token_ids), text is "
+    "tokenized again, which can give other tokens. A request without a temperature used the default of the server, "
+    "which is assumed to be 1.",
+)

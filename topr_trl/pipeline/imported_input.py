@@ -1,0 +1,81 @@
+"""Import the input of a command that reads rows, if it is a file of another system, such as a CSV of feedback."""
+
+import os
+from copy import copy
+from dataclasses import fields
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from topr_trl.data.tables import TABLE_SUFFIXES, columns_of
+from topr_trl.importing.input_settings import InputArguments
+from topr_trl.importing.recognition import format_of
+from topr_trl.importing.records import files_of, parsed, read_records
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline.stages.import_ import Import, ImportArguments
+
+FOLDER = "imported"  # subfolder of the output folder, for the rows
+_COMPLETIONS = ("completion", "completion_ids")
+
+Settings = TypeVar("Settings")
+
+
+def with_imported_input(args: Settings) -> Settings:
+    """Return settings whose input is rows. If it is a file of another system, import it into the output folder.
+
+    Args:
+        args (`InputArguments`): Settings of a command, with `input` or `rows`.
+
+    Raises:
+        ValueError: the file cannot be read, or the command runs in several processes.
+    """
+    assert isinstance(args, InputArguments)
+    args.check_input()
+    name = "input" if hasattr(args, "input") else "rows"
+    given = getattr(args, name)
+    if given is None or not Path(given).exists() or _holds_rows(Path(given), args):
+        return args
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ValueError(
+            f"{given} is not rows, and only a single process can import it. Run topr import first, and name the folder "
+            "that it writes with --input."
+        )
+    output = args.folder / FOLDER  # type: ignore[attr-defined]
+    shared = {each.name: getattr(args, each.name) for each in fields(InputArguments)}
+    stage = Import(ImportArguments(input=str(given), output_dir=str(output), **shared))
+    done = stage.run()
+    print(stage.summary(done), stage.outcome.format(**done, folder=output), sep="\n", flush=True)
+    changed = copy(args)
+    setattr(changed, name, str(output))
+    for each in fields(InputArguments):  # Otherwise, stages that this command starts would import again.
+        setattr(changed, each.name, each.default)
+    return changed
+
+
+def _holds_rows(path: Path, args: InputArguments) -> bool:
+    """Return whether a path holds rows, and not records of another system.
+
+    Rows have the columns prompt and completion. Settings of `InputArguments` mean that the file is of another system.
+    """
+    if path.is_dir() and (manifest.read(path) is not None or any(path.glob("*-of-*.parquet"))):
+        return True
+    if args.reads_other_files:
+        return False
+    try:
+        first = next(iter(files_of(path, "")))
+    except ValueError:
+        return True  # There is nothing to import. The command says what is missing.
+    if first.suffix == ".parquet":
+        names = set(columns_of(first))
+        if "prompt" in names and names & set(_COMPLETIONS):
+            return True
+    records = [
+        record for record in (parsed(raw) for _, raw in islice(read_records(first), 1)) if isinstance(record, dict)
+    ]
+    if first.suffix not in TABLE_SUFFIXES:
+        return False
+    return (
+        not records
+        or ("prompt" in records[0] and bool(set(_COMPLETIONS) & set(records[0])))
+        or not format_of(records[0])
+    )
