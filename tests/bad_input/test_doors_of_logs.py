@@ -146,7 +146,7 @@ def test_rollouts_of_rows(rows):
         assert sorted(found.rows_of(np.arange(len(found.counts_R)))) == list(range(len(rows)))
         if len(rows):
             numbers = np.arange(len(rows))
-            assert (found.of_first_row(numbers) <= numbers).all()
+            assert (found.of_each_row(numbers[found.firsts_R]) <= numbers).all()
 
 
 # Rows that are used again.

@@ -17,7 +17,7 @@ def test_rows_of_a_rollout_stay_in_their_order():
     assert found.firsts_R.tolist() == [0, 1, 2, 4]
     assert found.rows_of(np.array([2, 0])).tolist() == [2, 5, 0, 3, 6]
     assert found.rows_of(np.array([], dtype=int)).tolist() == []
-    assert found.of_first_row(np.arange(7)).tolist() == [0, 1, 2, 0, 4, 2, 0]
+    assert found.of_each_row(found.firsts_R).tolist() == [0, 1, 2, 0, 4, 2, 0]
 
 
 def test_without_ids_each_row_is_a_rollout():

@@ -55,15 +55,15 @@ class Rollouts:
         parts = np.split(self.order_N, self.counts_R.cumsum()[:-1])
         return np.concatenate([parts[n] for n in rollouts_M]) if len(rollouts_M) else self.order_N[:0]
 
-    def of_first_row(self, values_N: NDArray[Value]) -> NDArray[Value]:
-        """Return (N,) the value of the first row of each row's rollout."""
-        found = np.empty_like(values_N)
-        found[self.order_N] = np.repeat(values_N[self.firsts_R], self.counts_R)
+    def of_each_row(self, values_R: NDArray[Value]) -> NDArray[Value]:
+        """Return (N,) the value of each row's rollout."""
+        found = np.empty(len(self.order_N), dtype=values_R.dtype)
+        found[self.order_N] = np.repeat(values_R, self.counts_R)
         return found
 
     def check_same(self, name: str, values_N: NDArray[np.generic]) -> None:
         """Raise a ValueError if rows of a rollout differ in a value. `name` is its name, for the message."""
-        firsts_N = self.of_first_row(values_N)
+        firsts_N = self.of_each_row(values_N[self.firsts_R])
         if (wrong := np.flatnonzero(values_N != firsts_N)).size:
             row = wrong[0]
             raise ValueError(
