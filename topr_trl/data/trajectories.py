@@ -79,14 +79,10 @@ def _said(value: object) -> str:
 
 def rollouts_of(rows: Dataset) -> Rollouts:
     """Return the rollouts of a dataset. Without a column `rollout_id`, each row is a rollout."""
-    return Rollouts.of(rollout_ids(rows))
-
-
-def rollout_ids(rows: Dataset) -> list[int | float | str | None]:
-    """Return the N ids of rollouts. None marks a row that is a rollout of its own."""
     if ROLLOUT not in rows.column_names:
-        return [None] * len(rows)
-    return checked_column(rows, ROLLOUT, lambda value: isinstance(value, int | str | None), "numbers or text")
+        return Rollouts.of([None] * len(rows))
+    ids = checked_column(rows, ROLLOUT, lambda value: isinstance(value, int | str | None), "numbers or text")
+    return Rollouts.of(ids)
 
 
 def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:

@@ -10,7 +10,7 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from topr_trl.baseline import FloatArray, baseline_for_positive_share
+from topr_trl.baseline import FloatArray, subtract_baseline
 from topr_trl.data.masks import explicit_masks
 from topr_trl.data.preparation import ScoredRows
 from topr_trl.data.rows import AFTER_BASELINE, ROLLOUT, checked_column
@@ -139,18 +139,12 @@ def _without_stage_columns(rows: Dataset) -> Dataset:
 
 def _is_worth_trying(settings: Mapping[str, Any], rewards: FloatArray, problems: NDArray[np.int64]) -> bool:
     """Return whether an arm can train on the rows and differs from the other arms there."""
-    if settings.get("baseline") == "group_mean":
-        means = np.bincount(problems, rewards) / np.maximum(np.bincount(problems), 1)
-        return bool((rewards != means[problems]).any())
-    if (share := settings.get("effective_positive_share")) is not None:
-        try:
-            baseline_for_positive_share(rewards, share)
-        except ValueError:
-            return False
-        return True
     if settings.get("baseline") == "0":  # Without negative rewards, this is the arm `positives-only`.
         return bool((rewards < 0).any())
-    return bool((rewards != rewards[0]).any())
+    share = settings.get("effective_positive_share")
+    if share is not None and len(np.unique(rewards)) == 1:
+        return False  # No baseline reaches the share.
+    return bool(subtract_baseline(rewards, settings.get("baseline", "mean"), problems, share).any())
 
 
 def _can_judge(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> bool:

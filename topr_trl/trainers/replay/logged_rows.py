@@ -1,15 +1,15 @@
 """Read logged rows for replay (`replay_dataset`)."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
-from datasets import Dataset
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from topr_trl.data.masks import MASK
 from topr_trl.data.preparation import ScoredRows
 from topr_trl.data.rows import ROLLOUT
-from topr_trl.data.sampler_logps import TEMPERATURE, temperature_of
+from topr_trl.data.sampler_logps import temperature_of
 from topr_trl.data.tokenized_rows import check_tokens
 from topr_trl.settings.config import TOPRConfig
 from topr_trl.trainers.log_mu import check_log_mu, fingerprints, needs_log_mu
@@ -18,29 +18,25 @@ from topr_trl.trainers.replay.buffer import ReplayRow
 _NAME = "replay"  # name of the dataset in messages
 
 
-def check_logged(dataset: Dataset, temperature: float) -> None:
+def read_logged(dataset: object, temperature: float) -> ScoredRows:
     """Validate logged rows before the model is loaded.
 
     Raises:
         TypeError: the rows are not a `datasets.Dataset`.
-        ValueError: the rows lack columns, were sampled at another temperature, have images, or are parts of longer
-            trajectories.
+        ValueError: a row is malformed, has several parts, or was sampled at another temperature.
     """
     scored = ScoredRows.read(_NAME, dataset)
-    if TEMPERATURE in dataset.column_names and (own := temperature_of({_NAME: dataset})) != temperature:
-        raise ValueError(
-            f"The {_NAME} dataset was sampled at temperature {own:g}, and log π is computed at temperature="
-            f"{temperature:g}. Set temperature={own:g}, or leave these rows out."
-        )
+    temperature_of({_NAME: scored.rows}, temperature)
     if (scored.rollouts.counts_R > 1).any():
         raise ValueError(
             f"The {_NAME} dataset has trajectories in several rows ({ROLLOUT}), which only OfflineTOPRTrainer can "
             "read. Leave them out."
         )
+    return scored
 
 
 def logged_rows(
-    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, args: TOPRConfig
+    scored: ScoredRows, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, args: TOPRConfig
 ) -> tuple[list[ReplayRow], set[str]]:
     """Return logged rows for the buffer, and the fingerprints of the models that computed their log μ.
 
@@ -49,7 +45,7 @@ def logged_rows(
     column, and for rows whose weight does not depend on it.
 
     Args:
-        dataset: rows that passed `check_logged`.
+        scored: rows from `read_logged`.
         tokenizer: tokenizer of the model.
         config: config of the starting model. See `check_tokens`.
         args: settings of the trainer.
@@ -57,9 +53,9 @@ def logged_rows(
     Raises:
         ValueError: a row is malformed, or all rewards are 0 after the baseline.
     """
-    if args.chat_template_kwargs and "chat_template_kwargs" not in dataset.column_names:
-        dataset = dataset.add_column("chat_template_kwargs", [args.chat_template_kwargs] * len(dataset))
-    scored = ScoredRows.read(_NAME, dataset)
+    if args.chat_template_kwargs and "chat_template_kwargs" not in scored.rows.column_names:
+        column = [args.chat_template_kwargs] * len(scored.rows)
+        scored = replace(scored, rows=scored.rows.add_column("chat_template_kwargs", column))
     rewards, curated = scored.choose(args, args.seed, rule="none")
     scored.check_signal(rewards, args)
     is_used = rewards != 0
