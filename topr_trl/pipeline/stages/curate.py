@@ -54,7 +54,7 @@ class Curate(Stage[CurateArguments]):
         columns = [name for name in names if name in CHOICE_COLUMNS and name not in unread]
         rows = read_table(*shards_of(args.source), cache_dir=self.folder / manifest.WORK / "cache", columns=columns)
         scored = ScoredRows.read(str(args.source), rows)
-        # The order of problems decides ties. In version 0.2, ids were sorted as text.
+        # The choice depends on the order of the problems. Version 0.2 sorted their ids as text, so its runs continue.
         scored = replace(scored, problems_R=scored.problems_R.astype(str))
         rewards, curated = scored.choose(args, seed_of("curate", args.seed, args.iteration))
         after_baseline_R = np.full(len(scored.rewards_R), np.nan)
