@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, Features, List, Value
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from trl import is_conversational
 
 from topr_trl.data.masks import MASK, apply_masks, have_masks, is_list, written
@@ -132,6 +132,14 @@ def encode_messages(prompt: Messages, tokenizer: PreTrainedTokenizerBase, row: d
     _need_chat_template(tokenizer)
     options = {"tools": plain_tools(row.get("tools")), **template_options(row)}
     return token_ids(render_prompt(plain_messages(prompt), tokenizer, options), tokenizer)
+
+
+def tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a processor, with the processor's chat template if it has none of its own."""
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = getattr(processing_class, "chat_template", None)
+    return tokenizer
 
 
 def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
