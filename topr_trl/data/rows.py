@@ -120,6 +120,14 @@ def finite_rewards(rows: Dataset) -> NDArray[np.float64]:
     return np.array(rewards, dtype=np.float64)
 
 
+def rewards_or_nan(rows: Dataset) -> NDArray[np.float64]:
+    """Return the column `reward` as (N,) float64, NaN for a row without a reward. Others must be finite in float32."""
+    rewards = checked_column(
+        rows, "reward", lambda v: v is None or _is_reward(v), "finite numbers (float32)", "Fill or drop such rows."
+    )
+    return np.array(rewards, dtype=np.float64)
+
+
 def _is_reward(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_REWARD
 

@@ -14,7 +14,7 @@ from trl import apply_chat_template, is_conversational
 
 from topr_trl.data.masks import MASK, apply_masks, have_masks, is_list, written
 from topr_trl.data.messages import plain_messages, plain_tools, stop_token, tokenize_turns
-from topr_trl.data.rendering import token_ids
+from topr_trl.data.rendering import Messages, token_ids
 from topr_trl.data.rows import MalformedRow
 
 
@@ -56,21 +56,14 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
         raise ValueError(f"it has a {MASK} and no completion_ids: a mask is of tokens. Add the ids, or drop the mask")
     kwargs = row.get("chat_template_kwargs") or {}
     if is_conversational({"prompt": prompt}):
-        if not tokenizer.chat_template:
-            raise ValueError(
-                "it holds messages, and the tokenizer has no chat template to write them with. Set chat_template_path "
-                "(or tokenizer.chat_template), or give prompts and completions as text"
-            )
+        _need_chat_template(tokenizer)
         if is_conversational({"completion": completion}):
             truncated = row.get("finish_reason") == "length"
             prompt, completion, is_own = tokenize_turns(
                 prompt, completion, tokenizer, row.get("tools"), truncated, **kwargs
             )
             return TokenizedRow(prompt, completion, None if all(is_own) else is_own)
-        text = apply_chat_template(
-            {"prompt": plain_messages(prompt)}, tokenizer, plain_tools(row.get("tools")), **kwargs
-        )["prompt"]
-        prompt = token_ids(text, tokenizer)
+        prompt = encode_messages(prompt, tokenizer, row)
     if isinstance(prompt, str):
         prompt = encode_prompt(prompt, tokenizer)
     if isinstance(completion, str):
@@ -85,6 +78,32 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
     mask, logps = (None if row.get(name) is None else np.array(row[name], dtype=float) for name in _MASKING)
     own = written(mask, logps, len(completion))
     return TokenizedRow(prompt, completion, None if own.all() else own.tolist())
+
+
+def _need_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    if not tokenizer.chat_template:
+        raise ValueError(
+            "it holds messages, and the tokenizer has no chat template to write them with. Set chat_template_path "
+            "(or tokenizer.chat_template), or give prompts and completions as text"
+        )
+
+
+def encode_messages(prompt: Messages, tokenizer: PreTrainedTokenizerBase, row: dict[str, Any]) -> list[int]:
+    """Return the token ids of a prompt of messages, with the generation prompt.
+
+    Args:
+        prompt (`list[dict]`): Messages.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer with a chat template.
+        row (`dict`): Row with `tools` and `chat_template_kwargs` for the chat template. It can lack both.
+
+    Raises:
+        ValueError: the tokenizer has no chat template.
+    """
+    _need_chat_template(tokenizer)
+    # A table adds a null for each argument that only other rows have.
+    kwargs = {name: value for name, value in (row.get("chat_template_kwargs") or {}).items() if value is not None}
+    text = apply_chat_template({"prompt": plain_messages(prompt)}, tokenizer, plain_tools(row.get("tools")), **kwargs)
+    return token_ids(text["prompt"], tokenizer)
 
 
 def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from topr_trl.data.rows import ROLLOUT, finite_rewards, id_column, need_columns, problem_column
+from topr_trl.data.rows import ROLLOUT, finite_rewards, id_column, need_columns, problem_column, rewards_or_nan
 from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures
 from topr_trl.data.tables import columns_of, from_table, read_shard, set_column, shards_of
 from topr_trl.data.trajectories import Rollouts, rollout_ids
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import FolderArguments, SeedArguments, seed_of
-from topr_trl.pipeline.shards import CHOSEN, naming
+from topr_trl.pipeline.shards import CHOSEN, naming, stages_of
 from topr_trl.pipeline.stage import Made, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, values_of
 from topr_trl.settings.checks import check_at_least
@@ -54,10 +54,11 @@ class Curate(Stage[CurateArguments]):
         rewards = np.concatenate([of_shard.rewards for of_shard in columns])
         rollouts = Rollouts.of([rollout for of_shard in columns for rollout in of_shard.rollouts])
         problems = np.concatenate([of_shard.problems for of_shard in columns])
-        rollouts.check_same("reward", rewards)
+        rollouts.check_same("reward", np.nan_to_num(rewards, nan=np.inf))
         if all("problem_id" in columns_of(shard) for shard in shards):
             rollouts.check_same("problem_id", problems)
-        firsts = rollouts.firsts_R
+        with_reward = np.flatnonzero(~np.isnan(rewards[rollouts.firsts_R]))
+        firsts = rollouts.firsts_R[with_reward]
         chosen_rewards, curated = args.choose(
             rewards[firsts],
             problems[firsts],
@@ -68,8 +69,9 @@ class Curate(Stage[CurateArguments]):
         if len(chosen_rewards) == 0:
             raise ValueError(f"curation={args.curation!r} chose no row: {curated}. Change curation or baseline.")
         all_rewards = np.full(len(rewards), np.nan)
-        chosen_rows = rollouts.rows_of(curated.indices)
-        all_rewards[chosen_rows] = np.repeat(chosen_rewards, rollouts.counts_R[curated.indices])
+        chosen_rollouts = with_reward[curated.indices]
+        chosen_rows = rollouts.rows_of(chosen_rollouts)
+        all_rewards[chosen_rows] = np.repeat(chosen_rewards, rollouts.counts_R[chosen_rollouts])
         starts = np.cumsum([0, *(len(of_shard.rewards) for of_shard in columns)])
 
         def chosen(k: int, table: pa.Table) -> pa.Table:
@@ -102,4 +104,6 @@ def _read_columns(shard: Path) -> _Columns:
     with naming(shard):
         training_temperatures(rows)
         samples = id_column(rows, "sample_id") if "sample_id" in names else None
-        return _Columns(finite_rewards(rows), problem_column(rows).astype(str), samples, rollout_ids(rows))
+        # Reward functions can leave rows without a reward.
+        rewards = rewards_or_nan(rows) if "reward" in stages_of(shard).get("score", ()) else finite_rewards(rows)
+        return _Columns(rewards, problem_column(rows).astype(str), samples, rollout_ids(rows))
