@@ -351,7 +351,7 @@ REPLAY = [
     replayed("`replay_dataset` without rewards", "replay dataset, reward, label, found, 'completion', topr import",
         lambda rows: rows.select_columns(["prompt", "completion"])),
     replayed("`replay_dataset` without a row", "replay dataset, no row", lambda rows: rows.select([])),
-    replayed("a list as `replay_dataset`", "replay_dataset, datasets.Dataset, list", lambda rows: rows.to_list(),
+    replayed("a list as `replay_dataset`", "replay dataset, datasets.Dataset, list", lambda rows: rows.to_list(),
         TypeError),
     replayed("`replay_dataset` whose rewards are all the same",
         "replay dataset, 0, baseline=mean, other rewards, baseline", lambda rows: with_columns(rows, reward=[1.0] * 8),

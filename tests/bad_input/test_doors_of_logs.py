@@ -31,7 +31,7 @@ from topr_trl.pipeline import trial_split as held_out
 from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.trial import ARMS
 from topr_trl.trainers.metrics import DEAD_WEIGHT
-from topr_trl.trainers.replay import ReplayBuffer, ReplayRow, check_logged
+from topr_trl.trainers.replay import ReplayBuffer, ReplayRow, read_logged
 
 # Records of other systems: one of each format, with parts of any other kind, or missing.
 
@@ -146,7 +146,7 @@ def test_rollouts_of_rows(rows):
         assert sorted(found.rows_of(np.arange(len(found.counts_R)))) == list(range(len(rows)))
         if len(rows):
             numbers = np.arange(len(rows))
-            assert (found.of_first_row(numbers) <= numbers).all()
+            assert (found.of_each_row(numbers[found.firsts_R]) <= numbers).all()
 
 
 # Rows that are used again.
@@ -158,7 +158,7 @@ def test_rollouts_of_rows(rows):
               finish_reason=(pa.string(), st.sampled_from(["stop", "length", "?"]))))  # fmt: skip
 def test_logged_rows_to_be_used_again(rows):
     with refused_by_name("reward", "label", "no row", "finish_reason", "temperature", "rollout_id", "replay"):
-        check_logged(rows, 1.0)
+        read_logged(rows, 1.0)
 
 
 @few

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from topr_trl.data.trajectories import Rollouts, join_parts, rollout_ids, rollouts_of
+from topr_trl.data.trajectories import Rollouts, join_parts, rollouts_of
 
 IDS = ["b", None, "a", "b", None, "a", "b"]
 
@@ -17,12 +17,11 @@ def test_rows_of_a_rollout_stay_in_their_order():
     assert found.firsts_R.tolist() == [0, 1, 2, 4]
     assert found.rows_of(np.array([2, 0])).tolist() == [2, 5, 0, 3, 6]
     assert found.rows_of(np.array([], dtype=int)).tolist() == []
-    assert found.of_first_row(np.arange(7)).tolist() == [0, 1, 2, 0, 4, 2, 0]
+    assert found.of_each_row(found.firsts_R).tolist() == [0, 1, 2, 0, 4, 2, 0]
 
 
 def test_without_ids_each_row_is_a_rollout():
     rows = Dataset.from_dict({"reward": [1.0, 2.0]})
-    assert rollout_ids(rows) == [None, None]
     assert rollouts_of(rows).counts_R.tolist() == [1, 1]
     nothing = Rollouts.of([])
     assert (nothing.order_N.tolist(), nothing.counts_R.tolist(), nothing.firsts_R.tolist()) == ([], [], [])
@@ -31,7 +30,6 @@ def test_without_ids_each_row_is_a_rollout():
 def test_ids_are_numbers_or_text():
     for ids in (["a", None, "a"], [3, None, 3]):
         rows = Dataset.from_dict({"rollout_id": ids})
-        assert rollout_ids(rows) == ids
         assert rollouts_of(rows).counts_R.tolist() == [2, 1]
 
 

@@ -14,7 +14,7 @@ from datasets import load_dataset
 from transformers import AutoModelForCausalLM
 
 from tests.loops import stage_of
-from topr_trl import load_rows
+from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, load_rows
 from topr_trl.data.tables import shards_of
 from topr_trl.pipeline import locks, manifest, shards
 from topr_trl.pipeline.lineage import facts_of_sampling, first_weights, lineage, sampling_of, weights_of
@@ -269,7 +269,7 @@ def test_seeds_of_stages_shards_splits_and_iterations_differ():
 
 def test_going_on_with_another_number_of_rows_per_step_is_an_error(scored, tmp_path):
     now = training(tmp_path / "model", scored, gradient_accumulation_steps=2)
-    (trainer, _), rows = trainer_of_rows(now), 2 * now.per_device_train_batch_size
+    trainer, rows = trainer_of_rows(now), 2 * now.per_device_train_batch_size
 
     def on(processes):
         return SimpleNamespace(num_processes=processes, is_main_process=True, wait_for_everyone=lambda: None)
@@ -451,7 +451,7 @@ def test_a_torn_checkpoint_is_not_resumed_from(tmp_path):
 
 def test_a_baseline_given_to_train_is_applied_to_rows_that_were_not_curated(scored, tmp_path):
     def rewards(name, source, **more):
-        return sorted(set(trainer_of_rows(training(tmp_path / name, source, **more))[0].train_dataset["reward"]))
+        return sorted(set(trainer_of_rows(training(tmp_path / name, source, **more)).train_dataset["reward"]))
 
     assert rewards("model", scored, baseline=0.5) == [-1.5, 0.5]
     run("curate", tmp_path / "curated", scored, baseline=0.5)
@@ -463,6 +463,39 @@ def test_a_baseline_given_to_train_is_applied_to_rows_that_were_not_curated(scor
         rewards("unheard", tmp_path / "curated", baseline=0.9)
     with pytest.raises(ValueError, match=refused):  # in place, too
         run("log-mu", tmp_path / "curated", tmp_path / "curated", baseline=0.9)
+
+
+def test_a_trainer_in_a_script_trains_on_curated_rows_as_the_stage_does(scored, tmp_path, model, tokenizer):
+    run("curate", tmp_path / "curated", scored, baseline=0.5, curation="uniform", iteration_size=20)
+    now = training(tmp_path / "model", tmp_path / "curated")
+    settings = OfflineTOPRConfig(str(tmp_path / "script"), **TRAINING)
+    theirs = OfflineTOPRTrainer(model, settings, load_rows(tmp_path / "curated"), processing_class=tokenizer)
+    for rows in (trainer_of_rows(now).train_dataset, theirs.train_dataset):
+        kept = chosen(tmp_path / "curated")
+        assert rows["reward"][:] == kept["reward_after_baseline"][:]
+        assert rows["given_reward"][:] == kept["reward"][:]
+        keys = [load_rows(tmp_path / "curated")[n]["completion"] for n in rows["row"]]
+        assert keys == kept["completion"][:]
+
+
+def test_labels_can_be_curated(scored, tmp_path):
+    table = pa.concat_tables([pq.read_table(shard) for shard in shards_of(scored)])
+    labels = pa.array([reward > 0 for reward in table["reward"].to_pylist()])
+    pq.write_table(table.drop_columns(["reward"]).append_column("label", labels), tmp_path / "labels.parquet")
+    for name, source in (("labels", tmp_path / "labels.parquet"), ("rewards", scored)):
+        run("curate", tmp_path / name, source, baseline=0.5)
+    by_label, by_reward = (load_rows(tmp_path / name)["reward_after_baseline"][:] for name in ("labels", "rewards"))
+    assert by_label == by_reward
+
+
+def test_log_mu_of_rollouts_of_several_rows_is_refused(scored, tmp_path):
+    table = pa.concat_tables([pq.read_table(shard) for shard in shards_of(scored)])
+    halves = table.append_column("rollout_id", pa.array([n // 2 for n in range(len(table))]))
+    same = pa.array([float(n % 4 < 2) for n in range(len(table))])
+    halves = halves.set_column(halves.schema.get_field_index("reward"), "reward", same)
+    pq.write_table(halves, tmp_path / "halves.parquet")
+    with pytest.raises(ValueError, match=r"rollout_id.*topr train computes log μ"):
+        run("log-mu", tmp_path / "mu", tmp_path / "halves.parquet")
 
 
 def test_log_mu_of_rows_that_name_a_model_and_have_none(scored, tmp_path):

@@ -10,9 +10,9 @@ from reference import fresh_model
 
 from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer
 from topr_trl.data.batch_samplers import StepsSortedByLength
+from topr_trl.data.tokenization import tokenizer_of
 from topr_trl.loss import topr_loss
 from topr_trl.tasks import arithmetic
-from topr_trl.trainers import dataset_checks as offline_rows
 from topr_trl.trainers import log_mu
 from topr_trl.trainers.fingerprints import model_fingerprint
 
@@ -633,7 +633,7 @@ def test_a_step_is_the_same_in_several_batches_whatever_the_model_takes(make, tm
 
 def test_a_processor_is_used_by_its_tokenizer(tokenizer, rows, tmp_path):
     template, tokenizer.chat_template = tokenizer.chat_template, None
-    found = offline_rows.tokenizer_of(SimpleNamespace(tokenizer=tokenizer, chat_template=template))
+    found = tokenizer_of(SimpleNamespace(tokenizer=tokenizer, chat_template=template))
     assert found is tokenizer
     assert tokenizer.chat_template == template
 

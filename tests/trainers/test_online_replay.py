@@ -320,7 +320,7 @@ def test_log_mu_of_what_logged_rows_were_computed_by(make):
         make(replay_dataset=logged(completion=[" 5", " 7", " 5", ""] * 2))
     with pytest.raises(ValueError, match=r"replay_dataset .*replay_share above 0"):
         make(replay_dataset=logged(), replay_share=0.0)
-    with pytest.raises(ValueError, match="replay_dataset has images"):
+    with pytest.raises(ValueError, match="replay dataset: it has images"):
         make(replay_dataset=logged(image=[None] * 8))
 
 
@@ -335,6 +335,8 @@ def test_logged_rows_of_another_scale_get_the_baseline(make):
     rows = logged(reward=[0.0, 1.0] * 4)
     assert {row.reward for row in make(replay_dataset=rows, baseline="mean")._replay.rows} == {-0.5, 0.5}
     assert len(make(replay_dataset=rows)._replay.rows) == 4  # 0 teaches nothing
+    rows = rows.add_column("reward_after_baseline", [None, 0.25] * 4)
+    assert [row.reward for row in make(replay_dataset=rows, baseline="mean")._replay.rows] == [0.25] * 4
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@
 | `prompt` | text, messages or token ids | required |
 | `completion` | text, messages or token ids | required, unless `completion_ids` is there |
 | `reward` | float | required by the trainer; finite in float32 |
+| `reward_after_baseline` | float | R, as `topr curate` writes it: reward minus baseline; null in rows to skip |
 | `label` | bool | replaces `reward`, as in KTO's datasets: true is +1, false is -1 |
 | `prompt_ids`, `completion_ids` | token ids | tokens that the sampler read and wrote, including the stop token |
 | `problem_id` | int or text | group of the row: the completions of one prompt |
@@ -54,6 +55,7 @@ def named_rows(dataset: str, rows_N: Sequence[int] | NDArray[np.int64]) -> Itera
 
 
 ROLLOUT = "rollout_id"
+AFTER_BASELINE = "reward_after_baseline"
 
 
 def need_columns(columns: Collection[str], needed: Sequence[str], what: str) -> None:
@@ -103,13 +105,14 @@ def reward_column(rows: Dataset) -> NDArray[np.float64]:
     if "prompt" not in columns or not {"completion", "completion_ids"} & columns or not {"reward", "label"} & columns:
         raise ValueError(
             "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "
-            f"{rows.column_names}. Rename them with `dataset.rename_column`, score the rows first, or make rows of "
-            "another system's logs with topr import."
+            f"{rows.column_names}. Rename them with `dataset.rename_column`, score the rows first (topr score), or "
+            "make rows of another system's logs with topr import."
         )
     if len(rows) == 0:
-        raise ValueError("The dataset has no row.")
+        raise ValueError("there is no row to learn from.")
     if "reward" in columns:
-        return finite_rewards(rows)
+        # Rows that `topr curate` left out can lack a reward.
+        return rewards_or_nan(rows) if AFTER_BASELINE in columns else finite_rewards(rows)
     labels = checked_column(rows, "label", lambda v: isinstance(v, bool), "true or false", "Fill or cast the column.")
     return np.where(labels, 1.0, -1.0)
 
@@ -126,6 +129,15 @@ def rewards_or_nan(rows: Dataset) -> NDArray[np.float64]:
         rows, "reward", lambda v: v is None or _is_reward(v), "finite numbers (float32)", "Fill or drop such rows."
     )
     return np.array(rewards, dtype=np.float64)
+
+
+def after_baseline_column(rows: Dataset) -> NDArray[np.float64]:
+    """Return the column `reward_after_baseline` as (N,) float64, with NaN for null. Rows with null are not chosen."""
+    known = checked_column(
+        rows, AFTER_BASELINE, lambda value: value is None or _is_reward(value),
+        "finite numbers (float32), or null in rows to skip", "Fix or drop the column.",
+    )  # fmt: skip
+    return np.array(known, dtype=np.float64)
 
 
 def _is_reward(value: object) -> bool:

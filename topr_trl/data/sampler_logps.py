@@ -25,8 +25,8 @@ def temperature_of(datasets: Mapping[str, Dataset], training: float | None = Non
     """Return the sampling temperature of rows, at which log π is computed. An unknown temperature counts as 1.
 
     Args:
-        datasets: datasets by name. The first is the training set. Other sets without a temperature get its temperature.
-        training: temperature of the training set, if it is not among the datasets.
+        datasets: datasets by name. Those without a temperature have that of training.
+        training: temperature of training. `None` is that of the first dataset.
 
     Raises:
         ValueError: a temperature is not above 0, or rows have different temperatures.
@@ -38,7 +38,7 @@ def temperature_of(datasets: Mapping[str, Dataset], training: float | None = Non
         elif known not in (None, training):
             raise ValueError(
                 f"The {name} dataset was sampled at temperature {known:g}, and log π is computed at {training:g}, "
-                f"that of the training dataset. Leave that dataset out, or drop its column `{TEMPERATURE}`."
+                f"the temperature of training. Leave these rows out, or train at {known:g}."
             )
     return 1.0 if training is None else training
 

@@ -224,4 +224,6 @@ def read_table(
         return load_dataset(kind, data_files=list(map(str, paths)), split="train", cache_dir=cache, **only)
     # `datasets` 4.7 does not wrap the errors of its reader.
     except (DatasetGenerationError, ValueError, KeyError, TypeError, AttributeError) as error:
+        for path in paths if kind == "parquet" else ():
+            read_shard(path, columns)  # This error names the damaged file.
         raise unreadable(f"{paths[0]}{' and others' * (len(paths) > 1)}", error.__cause__ or error) from error

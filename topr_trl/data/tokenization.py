@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, Features, List, Value
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from trl import apply_chat_template, is_conversational
 
 from topr_trl.data.masks import MASK, apply_masks, have_masks, is_list, written
@@ -104,6 +104,14 @@ def encode_messages(prompt: Messages, tokenizer: PreTrainedTokenizerBase, row: d
     kwargs = {name: value for name, value in (row.get("chat_template_kwargs") or {}).items() if value is not None}
     text = apply_chat_template({"prompt": plain_messages(prompt)}, tokenizer, plain_tools(row.get("tools")), **kwargs)
     return token_ids(text["prompt"], tokenizer)
+
+
+def tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a processor, with the processor's chat template if it has none of its own."""
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = getattr(processing_class, "chat_template", None)
+    return tokenizer
 
 
 def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

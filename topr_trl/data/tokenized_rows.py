@@ -25,6 +25,11 @@ COLUMNS = ("input_ids", "prompt_length", MASK, PARTS, "reward", "mu_logps", "dat
 _NAMED = 20  # maximum number of rows in a message
 
 
+def is_prepared(rows: object) -> bool:
+    """Whether rows are already prepared, as the trainer's own evaluation sets are when Trainer evaluates them."""
+    return isinstance(rows, Dataset) and {"input_ids", "prompt_length", "row"} <= set(rows.column_names)
+
+
 def column(dataset: Dataset, name: str) -> pa.ChunkedArray:
     """Return an Arrow column in the order of the dataset, which can differ from the order of its table."""
     return dataset.select_columns([name]).with_format("arrow")[:][name]

@@ -55,15 +55,15 @@ class Rollouts:
         parts = np.split(self.order_N, self.counts_R.cumsum()[:-1])
         return np.concatenate([parts[n] for n in rollouts_M]) if len(rollouts_M) else self.order_N[:0]
 
-    def of_first_row(self, values_N: NDArray[Value]) -> NDArray[Value]:
-        """Return (N,) the value of the first row of each row's rollout."""
-        found = np.empty_like(values_N)
-        found[self.order_N] = np.repeat(values_N[self.firsts_R], self.counts_R)
+    def of_each_row(self, values_R: NDArray[Value]) -> NDArray[Value]:
+        """Return (N,) the value of each row's rollout."""
+        found = np.empty(len(self.order_N), dtype=values_R.dtype)
+        found[self.order_N] = np.repeat(values_R, self.counts_R)
         return found
 
     def check_same(self, name: str, values_N: NDArray[np.generic]) -> None:
         """Raise a ValueError if rows of a rollout differ in a value. `name` is its name, for the message."""
-        firsts_N = self.of_first_row(values_N)
+        firsts_N = self.of_each_row(values_N[self.firsts_R])
         if (wrong := np.flatnonzero(values_N != firsts_N)).size:
             row = wrong[0]
             raise ValueError(
@@ -79,14 +79,10 @@ def _said(value: object) -> str:
 
 def rollouts_of(rows: Dataset) -> Rollouts:
     """Return the rollouts of a dataset. Without a column `rollout_id`, each row is a rollout."""
-    return Rollouts.of(rollout_ids(rows))
-
-
-def rollout_ids(rows: Dataset) -> list[int | float | str | None]:
-    """Return the N ids of rollouts. None marks a row that is a rollout of its own."""
     if ROLLOUT not in rows.column_names:
-        return [None] * len(rows)
-    return checked_column(rows, ROLLOUT, lambda value: isinstance(value, int | str | None), "numbers or text")
+        return Rollouts.of([None] * len(rows))
+    ids = checked_column(rows, ROLLOUT, lambda value: isinstance(value, int | str | None), "numbers or text")
+    return Rollouts.of(ids)
 
 
 def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:

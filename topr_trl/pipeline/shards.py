@@ -22,7 +22,6 @@ from topr_trl.data.tables import (
 from topr_trl.pipeline import stages as registry
 from topr_trl.pipeline.manifest import Json
 
-CHOSEN = "reward_after_baseline"  # reward minus baseline in the rows that `curate` chose, null in the others
 MU_COLUMNS = ("mu_logps", "mu_fingerprint")  # log μ of each token, and the fingerprint of the model that computed it
 _STAGES = b"topr_trl.stages"  # key in the metadata of a shard
 _NOTES = b"topr_trl.notes"

@@ -13,10 +13,12 @@ from os.path import relpath
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 import pyarrow as pa
 from accelerate import PartialState
 from trl import ModelConfig
 
+from topr_trl.data.tables import rows_of, set_column, shards_of
 from topr_trl.pipeline import locks, manifest, shards
 from topr_trl.pipeline import stages as registry
 from topr_trl.pipeline.manifest import Json
@@ -199,6 +201,17 @@ class Stage(ABC, Generic[Settings]):
     def add_columns(self, columns: Callable[[int, pa.Table], pa.Table], description: str) -> None:
         """Add columns to each shard of the input, see `shards.add_columns`."""
         shards.add_columns(self.args.source, self.folder, self.name, columns, description)
+
+    def add_arrays(self, arrays: Mapping[str, pa.Array | pa.ChunkedArray], description: str) -> None:
+        """Add columns by name, with a value for each row of all shards. See `add_columns`."""
+        starts = np.cumsum([0, *map(rows_of, shards_of(self.args.source))])
+
+        def with_arrays(k: int, table: pa.Table) -> pa.Table:
+            for name, values in arrays.items():
+                table = set_column(table, name, values.slice(starts[k], len(table)))
+            return table
+
+        self.add_columns(with_arrays, description)
 
     def _manifest_arguments(self, others_work: bool = False) -> dict[str, Any]:
         now = self.inputs()

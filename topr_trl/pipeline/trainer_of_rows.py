@@ -1,13 +1,12 @@
 """Make the trainer of the stages `log-mu` and `train`: an `OfflineTOPRTrainer` on the rows that `curate` chose."""
 
 import shutil
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 from accelerate import PartialState
-from numpy.typing import NDArray
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from trl import ModelConfig, get_peft_config
 
@@ -17,7 +16,7 @@ from topr_trl.pipeline.lineage import ADAPTER, lineage, older_weights, weights_o
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import load_tokenizer, loading, model_path
 from topr_trl.pipeline.settings import ADAPTER_SETTINGS, FolderArguments, SeedArguments, seed_of, validate_model
-from topr_trl.pipeline.shards import CHOSEN, MU_COLUMNS, columns_before
+from topr_trl.pipeline.shards import MU_COLUMNS
 from topr_trl.pipeline.stage_inputs import values_of
 from topr_trl.pipeline.stages.curate import CHOICE
 from topr_trl.settings.checks import check_at_least
@@ -78,16 +77,12 @@ def check_rows_per_step(trainer: OfflineTOPRTrainer, work: Path, state: PartialS
             partial.write_text(rows)
 
 
-def trainer_of_rows(args: TrainArguments, all_rows: bool = False) -> tuple[OfflineTOPRTrainer, NDArray[np.int64]]:
+def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) -> OfflineTOPRTrainer:
     """Make a trainer for the rows of `args.source`.
 
     Args:
         args (`TrainArguments`): Settings.
-        all_rows (`bool`, defaults to `False`): Whether to ignore the curation settings of the trainer, and the columns
-            that `log-mu` added.
-
-    Returns:
-        The trainer, and the positions of its rows in the source. If `curate` chose rows, the trainer gets only those.
+        columns (`Sequence[str]`, *optional*): Columns to read. `None` reads all.
 
     Raises:
         ValueError: the rows cannot be trained on, or the settings differ from those of `curate`.
@@ -96,26 +91,13 @@ def trainer_of_rows(args: TrainArguments, all_rows: bool = False) -> tuple[Offli
     own.output_dir, own.seed = str(work), seed_of("train", args.seed, args.iteration)
     own.model_init_kwargs = {**loading(args), **(args.model_init_kwargs or {})}
     with PartialState().main_process_first():
-        rows = read_table(
-            *shards_of(args.source),
-            cache_dir=work / "cache",
-            # After a kill of `log-mu`, some shards have its columns and others do not.
-            columns=columns_before("log-mu", args.source) if all_rows else None,
-        )
-    places, curated = np.arange(len(rows)), CHOSEN in rows.column_names
+        rows = read_table(*shards_of(args.source), cache_dir=work / "cache", columns=columns)
     if MU_COLUMNS[1] in rows.column_names and _has_log_mu_of_writer(args.source, model_path(args)):
         rows = rows.remove_columns(MU_COLUMNS[1])  # The trainer would refuse the fingerprint of an older model.
-    if curated:
-        places = np.flatnonzero(rows.data[CHOSEN].is_valid())
-        rows = rows.remove_columns("reward").rename_column(CHOSEN, "reward").select(places)
-        _check_choice(args)
-        own.baseline, own.effective_positive_share = 0.0, None
-    if curated or all_rows:
-        own.curation, own.iteration_size = "none", None
-    trainer = OfflineTOPRTrainer(
+    _check_choice(args)
+    return OfflineTOPRTrainer(
         model_path(args), own, rows, processing_class=load_tokenizer(args), peft_config=get_peft_config(args)
     )
-    return trainer, places
 
 
 def _has_log_mu_of_writer(rows: Path, model: str) -> bool:

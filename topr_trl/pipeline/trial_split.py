@@ -10,15 +10,14 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from topr_trl.baseline import FloatArray, baseline_for_positive_share
+from topr_trl.baseline import FloatArray, subtract_baseline
 from topr_trl.data.masks import explicit_masks
-from topr_trl.data.rows import ROLLOUT, checked_column, problem_column, reward_column
-from topr_trl.data.sampler_logps import training_temperatures
+from topr_trl.data.preparation import ScoredRows
+from topr_trl.data.rows import AFTER_BASELINE, ROLLOUT, checked_column
 from topr_trl.data.tables import load_rows, save_rows, write_parquet
-from topr_trl.data.trajectories import rollouts_of
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.settings import TrialArguments
-from topr_trl.pipeline.shards import CHOSEN, MU_COLUMNS
+from topr_trl.pipeline.shards import MU_COLUMNS
 from topr_trl.pipeline.stage_inputs import task_of_rows
 from topr_trl.rewards import CORRECT, text_of
 from topr_trl.tasks import TASKS
@@ -89,9 +88,9 @@ def _choose_rows(
 ) -> tuple[Dataset, NDArray[np.int64], Dataset, Split]:
     """Return the rows, the positions of the rows to train on, the held-out problems or rows, and the split."""
     rows = _without_stage_columns(load_rows(source, cache_dir=folder / manifest.WORK))
-    training_temperatures(rows)
-    rewards, of_row = reward_column(rows), rollouts_of(rows).of_first_row(problem_column(rows))
-    problems = np.unique(of_row, return_inverse=True)[1]
+    scored = ScoredRows.read(str(source), rows)
+    rewards = scored.rollouts.of_each_row(scored.rewards_R)
+    problems = scored.rollouts.of_each_row(np.unique(scored.problems_R, return_inverse=True)[1])
     count = int(problems.max()) + 1
     if count < 6:
         raise ValueError(
@@ -132,7 +131,7 @@ def _choose_rows(
 
 def _without_stage_columns(rows: Dataset) -> Dataset:
     """Drop the columns that `curate` and `log-mu` added."""
-    gone = {CHOSEN}
+    gone = {AFTER_BASELINE}
     if MU_COLUMNS[1] in rows.column_names:  # `log-mu` computed both columns. Users give `mu_logps` alone.
         gone |= set(MU_COLUMNS)
     return rows.remove_columns(sorted(gone & set(rows.column_names)))
@@ -140,18 +139,12 @@ def _without_stage_columns(rows: Dataset) -> Dataset:
 
 def _is_worth_trying(settings: Mapping[str, Any], rewards: FloatArray, problems: NDArray[np.int64]) -> bool:
     """Return whether an arm can train on the rows and differs from the other arms there."""
-    if settings.get("baseline") == "group_mean":
-        means = np.bincount(problems, rewards) / np.maximum(np.bincount(problems), 1)
-        return bool((rewards != means[problems]).any())
-    if (share := settings.get("effective_positive_share")) is not None:
-        try:
-            baseline_for_positive_share(rewards, share)
-        except ValueError:
-            return False
-        return True
     if settings.get("baseline") == "0":  # Without negative rewards, this is the arm `positives-only`.
         return bool((rewards < 0).any())
-    return bool((rewards != rewards[0]).any())
+    share = settings.get("effective_positive_share")
+    if share is not None and len(np.unique(rewards)) == 1:
+        return False  # No baseline reaches the share.
+    return bool(subtract_baseline(rewards, settings.get("baseline", "mean"), problems, share).any())
 
 
 def _can_judge(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> bool:

@@ -10,39 +10,32 @@ import numpy as np
 import torch
 from accelerate.data_loader import SeedableRandomSampler
 from datasets import Dataset, DatasetDict
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 from trl import SFTTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from topr_trl.baseline import FloatArray, subtract_baseline
+from topr_trl.baseline import FloatArray
+from topr_trl.curation import Curated
 from topr_trl.data.batch_samplers import FilledRows, FilledSampler, StepsOfGroups, StepsSortedByLength, rows_together
 from topr_trl.data.collator import Collator, join_sequences, unflatten
-from topr_trl.data.rows import (
-    id_column,
-    named_rows,
-    problem_column,
-    reward_column,
-)
+from topr_trl.data.preparation import ScoredRows
 from topr_trl.data.sampler_logps import temperature_of
-from topr_trl.data.tokenization import tokenize
-from topr_trl.data.tokenized_rows import COLUMNS, check_tokens, lengths_of, part_saved_by_sharing, prompt_groups
-from topr_trl.data.trajectories import join_parts, rollouts_of
+from topr_trl.data.tokenization import tokenizer_of
+from topr_trl.data.tokenized_rows import (
+    COLUMNS,
+    check_tokens,
+    column,
+    is_prepared,
+    lengths_of,
+    part_saved_by_sharing,
+    prompt_groups,
+)
 from topr_trl.loss import weighted_loss
 from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.trainers.base import TOPRMixin, path_as_text, say, settings_for
 from topr_trl.trainers.checkpoints import StartingModel
 from topr_trl.trainers.completions_table import LogCompletions
-from topr_trl.trainers.dataset_checks import (
-    by_name,
-    check_datasets,
-    columns_about_log_mu,
-    has_values,
-    is_prepared,
-    sampler_logps_are_incomparable,
-    tokenizer_of,
-)
 from topr_trl.trainers.forward_checks import text_model
 from topr_trl.trainers.log_mu import LogMu
 from topr_trl.trainers.shared_prompts import LEAST_SAVED, remove_shared_prompts
@@ -118,7 +111,8 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     train_dataset: Dataset
     eval_dataset: Dataset | dict[str, Dataset] | None
     data_collator: Any
-    _solved_baseline: float  # c that gives the training set its `effective_positive_share`
+    _scored: dict[str, ScoredRows]  # datasets that are not prepared yet
+    _evaluation_baseline: dict[str, float | None] = {}  # settings that evaluation sets have instead of those in `args`
     _temperature: float  # temperature at which log π is computed, which is that of the training set
     _sampler_reported: bool  # whether the training set has log-probabilities of its sampler
     _prepared = 0  # number of prepared datasets, which becomes the column `dataset` of their rows
@@ -134,13 +128,14 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         for foreign in ("data_collator", "formatting_func", "compute_loss_func", "compute_metrics"):
             if kwargs.get(foreign) is not None:
                 raise ValueError(f"OfflineTOPRTrainer does not take {foreign}: rows and loss are TOPR's. Remove it.")
-        check_datasets([train_dataset, *by_name(eval_dataset).values()])
-        self._temperature = temperature_of({"train": train_dataset, **by_name(eval_dataset)})
+        datasets = {"train": train_dataset, **_by_name(eval_dataset)}
+        self._scored = {name: ScoredRows.read(name, rows) for name, rows in datasets.items()}
+        self._temperature = temperature_of(datasets)
         if isinstance(eval_dataset, DatasetDict):
             eval_dataset = dict(eval_dataset)
         model = path_as_text(model)
         args = settings_for("OfflineTOPRTrainer", model, args, OfflineTOPRConfig)
-        for name in by_name(eval_dataset):
+        for name in _by_name(eval_dataset):
             if str(args.metric_for_best_model).removeprefix("eval_") == f"{name}_loss":
                 raise ValueError(
                     f"metric_for_best_model={args.metric_for_best_model!r}: the loss rises as negatives become less "
@@ -149,7 +144,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         super().__init__(model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
         # The loss is already divided by the rows of the whole step, so Trainer must not divide it again.
         self.model_accepts_loss_kwargs = True
-        self._check_tokens({"train": self.train_dataset, **by_name(self.eval_dataset)})
+        self._check_tokens({"train": self.train_dataset, **_by_name(self.eval_dataset)})
         remove_shared_prompts(text_model(self.model))
         # This head replaces SFTTrainer's, which also computes entropy and the most likely token for its metrics.
         add_fused_lm_head(text_model(self.model), temperature=self._temperature)
@@ -203,58 +198,39 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     def _prepare_dataset(
         self, dataset: Dataset, processing_class: Any, args: Any, packing: bool, formatting_func: Any, dataset_name: str
     ) -> Dataset:
-        tokenizer = tokenizer_of(processing_class)
-        rollouts, raw, problems = rollouts_of(dataset), reward_column(dataset), problem_column(dataset)
-        firsts = rollouts.firsts_R
-        incomparable = sampler_logps_are_incomparable(dataset_name, dataset, self._temperature, len(tokenizer), args)
-        raw, problems = raw[firsts], problems[firsts]
-        if dataset_name == "train":
-            self._sampler_reported = has_values(dataset, "sampler_logps")
-            rewards, chosen = self._choose(dataset, firsts, raw, problems, args)
-        else:
-            # A target share describes the training set. Other sets get the baseline that was solved for it.
-            solved = args.effective_positive_share is not None
-            rewards = subtract_baseline(raw, self._solved_baseline if solved else args.baseline, problems)
-            chosen = np.arange(len(raw))
-        rows, counts = rollouts.rows_of(chosen), rollouts.counts_R[chosen]
-        with named_rows(dataset_name, rows):
-            dataset = tokenize(
-                dataset.select(rows), tokenizer, columns_about_log_mu(dataset, args),
-                num_proc=args.dataset_num_proc, desc=f"Tokenizing {dataset_name} dataset",
-            )  # fmt: skip
-        if (counts > 1).any():
-            dataset = join_parts(dataset, counts)
-        # These columns are added after mapping, so the cached file does not depend on the baseline.
-        dataset = dataset.add_column("reward", rewards).add_column("given_reward", raw[chosen])
-        dataset = dataset.add_column("dataset", np.full(len(chosen), self._prepared)).add_column("row", firsts[chosen])
-        self._prepared += 1
-        if incomparable:  # They were needed until here, since null values can mark context.
-            return dataset.remove_columns("sampler_logps")
-        return dataset.rename_column("sampler_logps", "mu_logps") if args.log_mu == "sampler" else dataset
-
-    def _choose(
-        self,
-        dataset: Dataset,
-        firsts: NDArray[np.int64],
-        raw: FloatArray,
-        problems: NDArray[np.generic],
-        args: OfflineTOPRConfig,
-    ) -> tuple[FloatArray, NDArray[np.int64]]:
-        """Return R of the chosen rollouts, and their positions. `firsts` are the first rows of all rollouts."""
-        sample_ids = id_column(dataset, "sample_id")[firsts] if "sample_id" in dataset.column_names else None
-        rewards, curated = args.choose(raw, problems, args.seed, sample_ids)
-        if len(rewards) == 0:
-            raise ValueError(f"curation={args.curation!r} chose no row: {curated}. Change curation or baseline.")
-        if not rewards.any():
+        scored = self._scored.pop(dataset_name)
+        has_logps = "sampler_logps" in dataset.column_names
+        if args.log_mu == "sampler" and not has_logps:
             raise ValueError(
-                f"All {len(rewards)} rewards of the training dataset are 0 after baseline={args.baseline}: there is "
-                "nothing to learn. Add rows with other rewards. To imitate all, set baseline to a number below them."
+                "log_mu='sampler' needs the column `sampler_logps`: the sampler's log-probabilities. Add it, or set "
+                "log_mu='trainer'."
             )
+        if dataset_name == "train":
+            self._sampler_reported = has_logps and column(dataset, "sampler_logps").null_count < len(dataset)
+            rewards, curated = self._choose(scored, args)
+        else:
+            rewards, curated = scored.choose(args, args.seed, rule="none", **self._evaluation_baseline)
+        dataset = scored.tokenize(
+            curated.indices, rewards, tokenizer_of(processing_class), args, self._temperature, args.dataset_num_proc
+        )
+        dataset = dataset.add_column("dataset", np.full(len(dataset), self._prepared))
+        self._prepared += 1
+        return dataset
+
+    def _choose(self, scored: ScoredRows, args: OfflineTOPRConfig) -> tuple[FloatArray, Curated]:
+        """Choose the rollouts to train on, and return their R and the choice."""
+        rewards, curated = scored.choose(args, args.seed)
+        scored.check_signal(rewards, args)
         self.curated, self._rows_trained_on = curated, str(curated)
         if args.effective_positive_share is not None:
-            self._solved_baseline = float(raw[curated.indices[0]] - rewards[0])
-        self._warn_about_signs(curated, bool((raw == 0).any()), args)
-        return rewards, curated.indices
+            # A target share describes the training set. Other sets get the baseline that was solved for it.
+            solved = float(scored.rewards_R[curated.indices[0]] - rewards[0])
+            self._evaluation_baseline = {"baseline": solved, "effective_positive_share": None}
+        if scored.after_baseline_R is not None:
+            self._rows_trained_on += "; their column `reward_after_baseline` replaces baseline and curation"
+            say("rewards are the column reward_after_baseline, so baseline and curation do not apply.", args)
+        self._warn_about_signs(curated, not scored.rewards_R.all(), args)
+        return rewards, curated
 
     def _check_tokens(self, datasets: dict[str, Dataset]) -> None:
         for name, dataset in datasets.items():
@@ -366,7 +342,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             if self._prompts is not None:
                 say(self._said_of_training, self.args)
         self._start.begin(self.model, self._temperature, checkpoint)
-        self._plan_log_mu({"train": self.train_dataset, **by_name(self.eval_dataset)}, checkpoint is not None)
+        self._plan_log_mu({"train": self.train_dataset, **_by_name(self.eval_dataset)}, checkpoint is not None)
         if "train" in self._log_mu.planned and not self._sampler_reported:
             say(
                 "log μ is that of the model which starts training. If another model wrote the rows, that is a proxy: "
@@ -408,9 +384,9 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             ValueError: the rows need log μ under the starting weights, and training has changed these weights; or the
                 model is not sharded yet (FSDP or DeepSpeed, before training).
         """
-        given = {} if isinstance(eval_dataset, str) else by_name(eval_dataset)
+        given = {} if isinstance(eval_dataset, str) else _by_name(eval_dataset)
         raw = {name: rows for name, rows in given.items() if not is_prepared(rows)}
-        check_datasets(raw.values())
+        self._scored = {name: ScoredRows.read(name, rows) for name, rows in raw.items()}
         temperature_of(raw, self._temperature)
         new = {
             name: self._prepare_dataset(rows, self.processing_class, self.args, False, None, name)
@@ -424,7 +400,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
             own = {"train": self.train_dataset} if any(rows is self.train_dataset for rows in given.values()) else {}
             self._start.begin(self.model, self._temperature, None)
             # New sets get other names, because a resumed run reads the files of the trainer's own sets.
-            self._plan_log_mu({**own, **by_name(self.eval_dataset), **{f"given_{name}": new[name] for name in new}})
+            self._plan_log_mu({**own, **_by_name(self.eval_dataset), **{f"given_{name}": new[name] for name in new}})
             if self._log_mu.planned and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
                 self._log_mu.planned.clear()
                 raise ValueError(
@@ -495,3 +471,12 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         counted = (len(batch["row"]) for batch in batch_samples if batch["counts"])
         rows = torch.tensor(sum(counted), device=device)
         return self.accelerator.gather(rows).sum()
+
+
+def _by_name(datasets: Dataset | dict[str, Dataset] | None) -> dict[str, Dataset]:
+    """Return evaluation datasets by name. A single dataset gets the name `eval`."""
+    if not isinstance(datasets, dict):
+        return {} if datasets is None else {"eval": datasets}
+    if "train" in datasets:
+        raise ValueError("'train' is the name of the training dataset. Give the evaluation dataset another name.")
+    return datasets

@@ -163,7 +163,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
             )
         model = path_as_text(model)
         args = settings_for("TOPRTrainer", model, args, TOPRConfig)
-        check_replay(args, train_dataset, replay_dataset)
+        logged = check_replay(args, train_dataset, replay_dataset)
         if isinstance(train_dataset, Dataset) and len(train_dataset) == 0:
             raise ValueError("The training dataset has no row. Look at what filtered or split it.")
         _check_metric_for_best_model(args, eval_dataset)
@@ -199,7 +199,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         if self._is_checked:
             self._check_padding(self.model)
         self._share_prompts()
-        self._begin_replay(replay_dataset)
+        self._begin_replay(logged)
         # TRL's loss that averages `-A · ratio` over the tokens of a completion, and then over completions.
         self.loss_type = "grpo"
 

@@ -1,20 +1,17 @@
 """Choose the rows to train on."""
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from topr_trl.data.rows import ROLLOUT, finite_rewards, id_column, need_columns, problem_column, rewards_or_nan
-from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures
-from topr_trl.data.tables import columns_of, from_table, read_shard, set_column, shards_of
-from topr_trl.data.trajectories import Rollouts, rollout_ids
+from topr_trl.data.preparation import CHOICE_COLUMNS, ScoredRows
+from topr_trl.data.rows import AFTER_BASELINE
+from topr_trl.data.tables import read_table, shards_of
+from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import FolderArguments, SeedArguments, seed_of
-from topr_trl.pipeline.shards import CHOSEN, naming, stages_of
+from topr_trl.pipeline.shards import columns_before, stages_of
 from topr_trl.pipeline.stage import Made, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, values_of
 from topr_trl.settings.checks import check_at_least
@@ -22,6 +19,9 @@ from topr_trl.settings.shared import CurationArguments
 
 # Settings that determine the chosen rows and their reward after the baseline.
 CHOICE = ("baseline", "effective_positive_share", "curation", "iteration_size", "curation_positive_share")
+
+# Token ids are most of the data. They are not read if another column can take their place in the choice.
+_INSTEAD_OF_IDS = {"completion_ids": "completion", "prompt_ids": "problem_id"}
 
 
 @dataclass
@@ -48,62 +48,28 @@ class Curate(Stage[CurateArguments]):
 
     def make(self) -> Made:
         """Choose rows from all shards, and write the new column."""
-        args, shards = self.args, shards_of(self.args.source)
-        columns = [_read_columns(shard) for shard in shards]
-        sampling_order = [of_shard.samples for of_shard in columns if of_shard.samples is not None]
-        rewards = np.concatenate([of_shard.rewards for of_shard in columns])
-        rollouts = Rollouts.of([rollout for of_shard in columns for rollout in of_shard.rollouts])
-        problems = np.concatenate([of_shard.problems for of_shard in columns])
-        rollouts.check_same("reward", np.nan_to_num(rewards, nan=np.inf))
-        if all("problem_id" in columns_of(shard) for shard in shards):
-            rollouts.check_same("problem_id", problems)
-        with_reward = np.flatnonzero(~np.isnan(rewards[rollouts.firsts_R]))
-        firsts = rollouts.firsts_R[with_reward]
-        chosen_rewards, curated = args.choose(
-            rewards[firsts],
-            problems[firsts],
-            seed_of("curate", args.seed, args.iteration),
-            # If a shard lacks `sample_id`, rows are in sampling order.
-            np.concatenate(sampling_order)[firsts] if len(sampling_order) == len(columns) else None,
-        )
-        if len(chosen_rewards) == 0:
-            raise ValueError(f"curation={args.curation!r} chose no row: {curated}. Change curation or baseline.")
-        all_rewards = np.full(len(rewards), np.nan)
-        chosen_rollouts = with_reward[curated.indices]
-        chosen_rows = rollouts.rows_of(chosen_rollouts)
-        all_rewards[chosen_rows] = np.repeat(chosen_rewards, rollouts.counts_R[chosen_rollouts])
-        starts = np.cumsum([0, *(len(of_shard.rewards) for of_shard in columns)])
-
-        def chosen(k: int, table: pa.Table) -> pa.Table:
-            values = pa.array(all_rewards[starts[k] : starts[k + 1]], from_pandas=True)
-            return set_column(table, CHOSEN, values)
-
-        self.add_columns(chosen, "Curating")
-        return len(rewards), {"chosen": len(chosen_rewards), "curated": str(curated)}
+        args = self.args
+        names = columns_before(self.name, args.source)
+        unread = {ids for ids, instead in _INSTEAD_OF_IDS.items() if instead in names}
+        columns = [name for name in names if name in CHOICE_COLUMNS and name not in unread]
+        rows = read_table(*shards_of(args.source), cache_dir=self.folder / manifest.WORK / "cache", columns=columns)
+        kept = np.arange(len(rows))
+        by_score = all("reward" in stages_of(shard).get("score", ()) for shard in shards_of(args.source))
+        if by_score and "reward" in columns:
+            kept = np.flatnonzero(rows.data["reward"].is_valid())  # Reward functions can leave rows without a reward.
+        scored = ScoredRows.read(str(args.source), rows if len(kept) == len(rows) else rows.select(kept))
+        # The choice depends on the order of the problems. Version 0.2 sorted their ids as text, so its runs continue.
+        scored = replace(scored, problems_R=scored.problems_R.astype(str))
+        rewards, curated = scored.choose(args, seed_of("curate", args.seed, args.iteration))
+        after_baseline_R = np.full(len(scored.rewards_R), np.nan)
+        after_baseline_R[curated.indices] = rewards
+        after_baseline_N = np.full(len(rows), np.nan)
+        after_baseline_N[kept] = scored.rollouts.of_each_row(after_baseline_R)
+        values = pa.array(after_baseline_N, from_pandas=True)
+        self.add_arrays({AFTER_BASELINE: values}, "Curating")
+        return len(rows), {"chosen": len(rewards), "curated": str(curated)}
 
     @classmethod
     def summary(cls, done: Json) -> str:
         """Return a description of the chosen rows."""
         return f"Chosen: {done['curated']}."
-
-
-class _Columns(NamedTuple):
-    """Columns of a shard that the choice depends on. `samples` are positions in the sampling order."""
-
-    rewards: NDArray[np.float64]
-    problems: NDArray[Any]
-    samples: NDArray[Any] | None
-    rollouts: list[Any]
-
-
-def _read_columns(shard: Path) -> _Columns:
-    names = columns_of(shard)
-    need_columns(names, ("prompt", "reward"), f"{shard}: rows to choose from, as topr score writes them,")
-    problem = ("problem_id",) if "problem_id" in names else ("prompt", "prompt_ids")
-    rows = from_table(read_shard(shard, ("reward", "sample_id", *problem, ROLLOUT, TEMPERATURE)))
-    with naming(shard):
-        training_temperatures(rows)
-        samples = id_column(rows, "sample_id") if "sample_id" in names else None
-        # Reward functions can leave rows without a reward.
-        rewards = rewards_or_nan(rows) if "reward" in stages_of(shard).get("score", ()) else finite_rewards(rows)
-        return _Columns(rewards, problem_column(rows).astype(str), samples, rollout_ids(rows))

@@ -5,11 +5,12 @@ import pyarrow as pa
 from accelerate import PartialState
 from trl import ModelConfig
 
-from topr_trl.data.tables import rows_of, set_column, shards_of
+from topr_trl.data.rows import ROLLOUT
+from topr_trl.data.trajectories import PARTS
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import FolderArguments, field_names
-from topr_trl.pipeline.shards import MU_COLUMNS
+from topr_trl.pipeline.shards import MU_COLUMNS, columns_before, count_rows
 from topr_trl.pipeline.stage import Made, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, values_of, weights_read
 from topr_trl.pipeline.trainer_of_rows import (
@@ -58,27 +59,28 @@ class ComputeLogMu(Stage[TrainArguments]):
 
     def make(self) -> Made:
         """Compute log μ with a trainer, and write it to the shards. After a kill, the trainer resumes."""
-        trainer, places = trainer_of_rows(self.args, all_rows=True)
+        # After a kill, some shards have the new columns already, and the trainer must not read them.
+        trainer = trainer_of_rows(self.args, columns_before(self.name, self.args.source))
+        if PARTS in trainer.train_dataset.column_names:
+            raise ValueError(
+                f"{self.args.source} has rollouts of several rows ({ROLLOUT}), and topr log-mu needs one row per "
+                "rollout. Leave this stage out: topr train computes log μ, too."
+            )
         distance = trainer.compute_log_mu()
         computed = self.folder / manifest.WORK / LOG_MU_FILE
         if PartialState().is_main_process:
+            arrays = {}
             # The trainer writes no file if no row needs log μ, or if all rows have it already.
-            known = read_log_mu(computed) if computed.is_file() else None
-            starts = np.cumsum([0, *map(rows_of, shards_of(self.args.source))])
-            places_in_known = np.full(starts[-1], -1)
-            places_in_known[places] = np.arange(len(places))
-
-            def with_log_mu(k: int, table: pa.Table) -> pa.Table:
-                if known is None:
-                    return table
-                here = places_in_known[starts[k] : starts[k + 1]]
-                mu_logps, model = known
-                columns = (mu_logps.take(pa.array(here, mask=here < 0)), pa.array([model] * len(table), pa.string()))
-                for name, values in zip(MU_COLUMNS, columns, strict=True):
-                    table = set_column(table, name, values)
-                return table
-
-            self.add_columns(with_log_mu, "Writing log μ")
+            if computed.is_file():
+                mu_logps, model = read_log_mu(computed)
+                places = np.full(count_rows(self.args.source), -1)
+                places[trainer.train_dataset["row"][:]] = np.arange(len(mu_logps))
+                values = (
+                    mu_logps.take(pa.array(places, mask=places < 0)),
+                    pa.array([model] * len(places), pa.string()),
+                )
+                arrays = dict(zip(MU_COLUMNS, values, strict=True))
+            self.add_arrays(arrays, "Writing log μ")
         return len(trainer.train_dataset), {"sampler_distance": distance}
 
     @classmethod

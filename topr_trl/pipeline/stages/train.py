@@ -77,7 +77,7 @@ class Train(Stage[TrainArguments]):
         """Train, starting from the last complete checkpoint if there is one, and save the model."""
         folder, state = self.folder, PartialState()
         work = folder / manifest.WORK
-        trainer, _ = trainer_of_rows(self.args)
+        trainer = trainer_of_rows(self.args)
         check_rows_per_step(trainer, work, state)
         trainer.train(resume_from_checkpoint=last_whole_checkpoint(work, state))
         trainer.save_model(str(work / "final"))

@@ -12,6 +12,7 @@ from datasets import Dataset
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from topr_trl.data.preparation import ScoredRows
 from topr_trl.data.rows import refuse_images
 from topr_trl.settings.config import TOPRConfig
 from topr_trl.settings.shared import REPLAYED_BATCHES
@@ -24,28 +25,25 @@ from topr_trl.trainers.replay import (
     ReplayRow,
     batch_of,
     check_columns,
-    check_logged,
     logged_rows,
+    read_logged,
     with_rows,
 )
 from topr_trl.user_warnings import warn_user
 
 
-def check_replay(args: TOPRConfig, dataset: object, logged: Dataset | None) -> None:
-    """Check that rows can be replayed, before the model is loaded.
+def check_replay(args: TOPRConfig, dataset: object, logged: Dataset | None) -> ScoredRows | None:
+    """Check that rows can be replayed, before the model is loaded, and return the logged rows.
 
     Raises:
         TypeError: the logged rows are not a `Dataset`.
-        ValueError: the logged rows lack a column or are given without `replay_share`, or rows have images.
+        ValueError: the logged rows are malformed or are given without `replay_share`, or rows have images.
     """
-    if logged is not None:
-        if not args.replay_share:
-            raise ValueError(
-                "replay_dataset needs replay_share above 0. Set replay_share, or leave replay_dataset out."
-            )
-        check_logged(logged, args.temperature)
+    if logged is not None and not args.replay_share:
+        raise ValueError("replay_dataset needs replay_share above 0. Set replay_share, or leave replay_dataset out.")
     if args.replay_share and isinstance(dataset, Dataset):
         refuse_images(dataset, "Rows with images cannot be used again: only text is kept. Set replay_share=0.")
+    return None if logged is None else read_logged(logged, args.temperature)
 
 
 class ReplayMixin(TOPRMixin):
@@ -57,7 +55,7 @@ class ReplayMixin(TOPRMixin):
     _logged_fingerprints: set[str] = set()  # fingerprints of the models that computed log μ of the logged rows
     _rows_made = 0  # number of rows generated so far, over all processes
 
-    def _begin_replay(self, logged: Dataset | None) -> None:
+    def _begin_replay(self, logged: ScoredRows | None) -> None:
         """Create the buffer with this process's part of the logged rows, if `replay_share` is above 0."""
         if not self.args.replay_share:
             return

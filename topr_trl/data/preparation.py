@@ -1,0 +1,174 @@
+"""Prepare rows for training: validate them, choose some of them, and tokenize the chosen ones.
+
+`OfflineTOPRTrainer`, replay, `topr curate` and `topr trial` share this preparation.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+from topr_trl.baseline import FloatArray
+from topr_trl.curation import Curated, compose
+from topr_trl.data.rows import (
+    AFTER_BASELINE,
+    ROLLOUT,
+    after_baseline_column,
+    check_finish_reasons,
+    id_column,
+    named_rows,
+    problem_column,
+    refuse_images,
+    reward_column,
+)
+from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures, why_incomparable
+from topr_trl.data.tokenization import tokenize
+from topr_trl.data.trajectories import Rollouts, join_parts, rollouts_of
+from topr_trl.settings.shared import CurationArguments, TOPRArguments
+
+# Columns that decide which rows are chosen.
+CHOICE_COLUMNS = (
+    "prompt", "prompt_ids", "completion", "completion_ids", "reward", "label", "problem_id", "sample_id", ROLLOUT,
+    "finish_reason", TEMPERATURE,
+)  # fmt: skip
+_SAME_IN_A_ROLLOUT = ("problem_id", "mu_fingerprint", AFTER_BASELINE)
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """Validated rows with rewards. `read` makes them.
+
+    Attributes:
+        name: name of the dataset, for messages.
+        rows: the N rows.
+        rollouts: the R rollouts of the rows. Without a column `rollout_id`, each row is a rollout.
+        rewards_R: raw reward of each rollout.
+        problems_R: problem of each rollout.
+        after_baseline_R: column `reward_after_baseline`, with NaN for null. None without this column.
+    """
+
+    name: str
+    rows: Dataset
+    rollouts: Rollouts
+    rewards_R: FloatArray
+    problems_R: NDArray[np.generic]
+    after_baseline_R: FloatArray | None
+
+    @classmethod
+    def read(cls, name: str, rows: object) -> "ScoredRows":
+        """Validate rows. This needs no model.
+
+        Raises:
+            TypeError: the rows are not a `datasets.Dataset`.
+            ValueError: a row is malformed, or the rows of a rollout contradict each other.
+        """
+        if not isinstance(rows, Dataset):
+            raise TypeError(
+                f"The {name} dataset must be a datasets.Dataset, not {type(rows).__name__}. Pass one split. Load a "
+                "stream or a list into a Dataset, because the baseline needs all rows before the first step."
+            )
+        columns = rows.column_names
+        try:
+            refuse_images(
+                rows,
+                "it has images, and stored completions must be of text prompts. Leave these rows out, or generate "
+                "completions with TOPRTrainer.",
+            )
+            rewards_N, rollouts = reward_column(rows), rollouts_of(rows)
+            after_baseline_N = after_baseline_column(rows) if AFTER_BASELINE in columns else None
+            rollouts.check_same("reward", np.nan_to_num(rewards_N, nan=np.inf))
+            for each in _SAME_IN_A_ROLLOUT:
+                if {ROLLOUT, each} <= set(columns):
+                    rollouts.check_same(each, np.array(rows.with_format(None)[each][:], dtype=str))
+            check_finish_reasons(rows)
+            training_temperatures(rows)
+            problems_N = problem_column(rows)
+        except ValueError as error:
+            raise ValueError(f"The {name} dataset: {error}") from None
+        firsts = rollouts.firsts_R
+        after_baseline_R = None if after_baseline_N is None else after_baseline_N[firsts]
+        return cls(name, rows, rollouts, rewards_N[firsts], problems_N[firsts], after_baseline_R)
+
+    def choose(self, args: CurationArguments, seed: int, **changes: Any) -> tuple[FloatArray, Curated]:
+        """Subtract the baseline, and choose rollouts. See [`compose`].
+
+        Rows with `reward_after_baseline` keep this reward, and rows in which it is null are not chosen.
+
+        Args:
+            args: settings of the baseline and the choice.
+            seed: seed of the random choices.
+            **changes: values that replace arguments of [`compose`].
+
+        Returns:
+            Rewards R of the chosen rollouts, and the choice.
+
+        Raises:
+            ValueError: no row is chosen, or a value in `sample_id` is malformed.
+        """
+        if self.after_baseline_R is not None:
+            rewards, curated = compose(self.after_baseline_R, self.problems_R)
+        else:
+            has_ids = "sample_id" in self.rows.column_names
+            sample_ids = id_column(self.rows, "sample_id")[self.rollouts.firsts_R] if has_ids else None
+            rewards, curated = args.choose(self.rewards_R, self.problems_R, seed, sample_ids, **changes)
+        if len(rewards) == 0:
+            raise ValueError(
+                f"curation={args.curation!r} chose no row of the {self.name} dataset: {curated}. Change curation or "
+                "baseline."
+            )
+        return rewards, curated
+
+    def check_signal(self, rewards: FloatArray, args: CurationArguments) -> None:
+        """Raise a ValueError if the rewards R of all chosen rows are 0."""
+        if not rewards.any():
+            raise ValueError(
+                f"All {len(rewards)} rewards of the {self.name} dataset are 0 after baseline={args.baseline}: there is "
+                "nothing to learn. Add rows with other rewards. To imitate all, set baseline to a number below them."
+            )
+
+    def tokenize(
+        self,
+        rollouts_M: NDArray[np.int64],
+        rewards_M: FloatArray,
+        tokenizer: PreTrainedTokenizerBase,
+        args: TOPRArguments,
+        temperature: float,
+        num_proc: int | None = None,
+    ) -> Dataset:
+        """Tokenize rollouts. `topr_trl.data.tokenized_rows` lists the columns of the result.
+
+        Args:
+            rollouts_M: numbers of the chosen rollouts.
+            rewards_M: their rewards R.
+            tokenizer: tokenizer of the model.
+            args: settings of the loss.
+            temperature: temperature at which log π is computed.
+            num_proc: number of processes.
+
+        Raises:
+            ValueError: a row is malformed. Or `log_mu="sampler"`, and `sampler_logps` cannot be compared with log π.
+        """
+        rows, counts = self.rollouts.rows_of(rollouts_M), self.rollouts.counts_R[rollouts_M]
+        has_logps = "sampler_logps" in self.rows.column_names
+        why = why_incomparable(self.rows, temperature, len(tokenizer)) if has_logps else None
+        of_sampler = args.log_mu == "sampler" and has_logps
+        if of_sampler and why:
+            raise ValueError(f"log_mu='sampler' and the {self.name} dataset: {why}.")
+        wanted = {"sampler_logps"} if of_sampler else {"sampler_logps", "mu_logps", "mu_fingerprint"}
+        keep = [name for name in self.rows.column_names if name in wanted]
+        with named_rows(self.name, rows):
+            dataset = tokenize(
+                self.rows.select(rows), tokenizer, keep, num_proc=num_proc, desc=f"Tokenizing {self.name} dataset"
+            )
+        if (counts > 1).any():
+            dataset = join_parts(dataset, counts)
+        # These columns are added after mapping, so the cached file does not depend on the baseline.
+        dataset = dataset.add_column("reward", rewards_M).add_column("given_reward", self.rewards_R[rollouts_M])
+        dataset = dataset.add_column("row", self.rollouts.firsts_R[rollouts_M])
+        if of_sampler:
+            return dataset.rename_column("sampler_logps", "mu_logps")
+        # Null values in `sampler_logps` marked context until here.
+        return dataset.remove_columns("sampler_logps") if why else dataset
