@@ -253,8 +253,10 @@ def test_accelerates_random_order_takes_a_seed():
 
 
 @pytest.mark.parametrize(
-    "name", ["add_fused_lm_head", "split_pixel_values_by_grid", "unsplit_pixel_values_by_grid", "get_config_model_id"]
-)
+    "name",
+    ["add_fused_lm_head", "split_pixel_values_by_grid", "unsplit_pixel_values_by_grid", "get_config_model_id",
+     "get_callable_name", "is_async_callable", "start_event_loop_in_daemon"],
+)  # fmt: skip
 def test_utility(name):
     assert hasattr(utils, name), f"trl.trainer.utils.{name} is gone"
 

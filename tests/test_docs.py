@@ -77,6 +77,8 @@ def world(sampled, tokenizer, tmp_path, monkeypatch):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         dataset.to_json(path)
 
+    greetings = [{"prompt": f"Say hello to {name}.", "target": name} for name in ("Ana", "Ben", "Mira", "Nils")]
+    save("prompts.jsonl", Dataset.from_list(greetings))
     save("my/prompts/train.jsonl", rows.select_columns(["prompt", "answer"]))
     by_reward = rows.sort("reward").select([*range(6), *range(len(rows) - 6, len(rows))])  # right and wrong ones
     save("logs.jsonl", by_reward.select_columns(["prompt", "completion", "reward"]))

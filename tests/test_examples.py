@@ -12,7 +12,8 @@ import pytest
 from datasets import Dataset
 
 import topr_trl
-from topr_trl.tasks import TASKS
+from topr_trl.rewards.load_functions import load_reward_funcs
+from topr_trl.tasks import TASKS, arithmetic
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 PUBLIC = {"topr_trl": set(topr_trl.__all__), "topr_trl.sandbox": {"run_tests"}}
@@ -71,3 +72,16 @@ def test_the_help_lists_the_settings(name, tmp_path):
         "--use_peft",
     ):
         assert setting in done.stdout, setting
+
+
+def test_own_rewards(tmp_path, capsys):
+    """Its functions also have names for the command, and its prompts are those of the command."""
+    (path,) = [path for path in EXAMPLES if path.stem == "own_rewards"]
+    example = runpy.run_path(str(path))
+    example["main"](str(arithmetic.CARELESS_MODEL), tmp_path, iterations=1, num_generations=4)
+    before, after, _ = capsys.readouterr().out.splitlines()[-3:]
+    assert before.startswith("before: mean reward 0.")
+    assert after.startswith("after 1: mean reward 0.")
+    assert float(after.split()[4].rstrip(",")) > float(before.split()[3].rstrip(","))
+    assert len(topr_trl.load_rows(tmp_path / "prompts.jsonl")) == 48
+    assert len(load_reward_funcs([f"{path}:in_words", f"{path}:ends"])) == 2

@@ -52,7 +52,7 @@ def doors(model, rows, tmp_path, **more):
     return {
         "offline": lambda: OfflineTOPRTrainer(str(model), OfflineTOPRConfig(**config), rows),
         "online": lambda: TOPRTrainer(str(model), len, TOPRConfig(**config, num_generations=2), problems),
-        "sampling": lambda: _sampler(settings(model, **more)),
+        "sampling": lambda: _sampler(settings(model, **more), ()),
     }
 
 
@@ -81,7 +81,7 @@ def test_code_of_a_model_is_not_run(door, with_code, rows, ran, tmp_path):
 
 
 def test_code_of_a_model_is_run_for_those_who_ask_for_it(with_code, ran):
-    _sampler(settings(with_code, trust_remote_code=True))
+    _sampler(settings(with_code, trust_remote_code=True), ())
     assert ran.exists()
 
 

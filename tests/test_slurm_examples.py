@@ -46,4 +46,5 @@ def test_a_script_starts_the_loop_with_settings_that_fit(script, tmp_path, monke
     # What is left to be found out are the model and the engine, which are not here.
     monkeypatch.setattr("topr_trl.pipeline.launch.find_spec", lambda name: True)
     monkeypatch.setattr("topr_trl.pipeline.loop.load_problems", lambda *_: None)
+    monkeypatch.setattr("topr_trl.pipeline.loop.check_rewards", lambda *_: None)
     check(loop)

@@ -9,6 +9,7 @@ from .generation.settings import SamplingArguments
 from .generation.transformers import sample_completions
 from .loss import PRESETS, TruncationLimits, objective, taper, topr_loss, truncated_weights
 from .rewards import score_completions
+from .rewards.functions import reward_completions
 from .settings.config import OfflineTOPRConfig, TOPRConfig
 from .trainers.offline import OfflineTOPRTrainer
 from .trainers.online import TOPRTrainer
@@ -35,6 +36,7 @@ __all__ = [
     "evaluate_samples",
     "load_rows",
     "objective",
+    "reward_completions",
     "sample_completions",
     "samples_of",
     "save_rows",

@@ -191,11 +191,12 @@ def kit(request: pytest.FixtureRequest) -> Kit:
 
 def doors() -> dict[str, list[Case]]:
     import test_bad_files
+    import test_bad_rewards
     import test_bad_rows
     import test_bad_settings
     import test_bad_training
 
-    modules = (test_bad_rows, test_bad_files, test_bad_settings, test_bad_training)
+    modules = (test_bad_rows, test_bad_files, test_bad_rewards, test_bad_settings, test_bad_training)
     return {door: cases for module in modules for door, cases in module.DOORS.items()}
 
 
@@ -228,7 +229,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     import bad_input
 
-    modules = [f"{Path(__file__).parent}/test_bad_{name}.py" for name in ("rows", "files", "settings", "training")]
+    names = ("rows", "files", "rewards", "settings", "training")
+    modules = [f"{Path(__file__).parent}/test_bad_{name}.py" for name in names]
     if pytest.main(["-q", "-p", "no:cacheprovider", *modules]) or len(bad_input.MESSAGES) < 200:
         sys.exit("A case failed, so the list is not written.")
     PAGE.write_text(bad_input.page())

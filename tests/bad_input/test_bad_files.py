@@ -184,7 +184,7 @@ FOLDERS = [
         lambda kit: (kit.folder / "problems.jsonl").write_text('{"problem": "3 + 4", "solution": "7"}'),
         f"{SAMPLE} --dataset_name problems.jsonl --test_dataset_name problems.jsonl"),
     written("problems in a file, and no test problems", "test split, --test_dataset_name",
-        lambda kit: (kit.folder / "a").touch(), f"{SAMPLE} --dataset_name problems.jsonl"),
+        lambda kit: (kit.folder / "a").touch(), f"{SAMPLE} --split test --dataset_name problems.jsonl"),
 ]
 # fmt: on
 

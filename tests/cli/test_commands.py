@@ -374,7 +374,11 @@ def test_each_command_ends_with_what_came_out(run, tmp_path):
     assert "log-probabilities of sampler and trainer differ by " in printed
     assert printed.endswith("log μ is in rollouts/.\n")
     printed = run("train", "--input", "rollouts", "--output_dir", "model", "--max_steps", 1)
-    assert printed.endswith("The model is in model/.\n")
+    _, plot, evaluate, trial = printed.splitlines()[-4:]
+    assert "The model is in model/.\n" in printed
+    assert plot.endswith("topr plot --input model")
+    assert "topr evaluate --model_name_or_path model" in evaluate
+    assert trial.endswith("topr trial --input rollouts --test_by rewards")
     printed = run("evaluate", "--input", "rollouts", "--output_dir", "results")
     assert "pass@4" in printed
     assert printed.endswith("Evaluated the rows in rollouts. Tables, JSON and a picture are in results/.\n")
@@ -404,7 +408,7 @@ def test_train_puts_the_model_where_a_user_of_trl_says(run, tmp_path):
     rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}", "reward": float((-1) ** n)} for n in range(4)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     printed = run("train", "--output_dir", "x", "--input", "rows.jsonl")
-    assert printed.endswith("The model is in x/.\n")
+    assert "The model is in x/.\n" in printed
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= {path.name for path in (tmp_path / "x").iterdir()}
     assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "x"}
 

@@ -96,7 +96,7 @@ def test_rows_are_read_as_they_are(tmp_path, records, monkeypatch):
         ("a.csv", "who,what\na,b\n", r"a\.csv: its format is not recognized.*--prompt_field"),
         ("a.csv", "question,response,thumbs\na,b,maybe\n", r"a\.csv, row 2: thumbs is 'maybe'.*--label_values"),
         ("a.jsonl", '{"chosen": "a", "rejected": "b"}', r"a\.jsonl, line 1: it has no prompt"),
-        ("a.jsonl", '{"prompt": "a"}', "need the columns prompt, reward"),
+        ("a.jsonl", '{"prompt": "a"}', "need the columns prompt, completion"),
     ],
 )
 def test_files_that_cannot_be_imported(tmp_path, name, content, words):

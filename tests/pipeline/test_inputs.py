@@ -25,6 +25,7 @@ SHOWN = {"log_completions", "logging_nan_inf_filter", "num_completions_to_print"
         ),
         ("sample", {}, WHERE | HOW_FAST | OF_OTHERS),
         ("score", {}, WHERE),
+        ("score", {"reward_funcs": ["rewards.py:short"], "reward_weights": [2.0]}, WHERE),
         ("curate", {}, WHERE | OF_THE_IMPORT),
         # Neither cutting nor sharing changes log μ.
         ("log-mu", CPU, {*WHERE, *OF_THE_IMPORT, "max_length", "share_prompts"}),
@@ -34,6 +35,7 @@ SHOWN = {"log_completions", "logging_nan_inf_filter", "num_completions_to_print"
 def test_settings_that_do_not_count_are_listed(tmp_path, monkeypatch, stage, given, not_counted):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text("{}")
+    (tmp_path / "rewards.py").write_text("")
     found = stages.load(stage)
     own = {
         name

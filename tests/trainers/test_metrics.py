@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from topr_trl.trainers.metrics import RowMetrics, completion_means, row_metrics
+from topr_trl.trainers.metrics import RowMetrics, completion_means, row_metrics, without_ratio
 
 NAN = float("nan")
 # People's dashboards stand on these: a name that goes is a change for the changelog.
@@ -17,6 +17,8 @@ NAMES = [
     "topr/log_ratio/positives/mean", "topr/log_ratio/positives/q05", "topr/log_ratio/positives/q50",
     "topr/log_ratio/positives/q95", "topr/log_ratio/negatives/mean", "topr/log_ratio/negatives/q05",
     "topr/log_ratio/negatives/q50", "topr/log_ratio/negatives/q95",
+    "topr/logps/positives/token", "topr/logps/positives/completion", "topr/logps/negatives/token",
+    "topr/logps/negatives/completion",
 ]  # fmt: skip
 
 
@@ -32,7 +34,8 @@ def names_of(table):
 
 
 def test_names_are_stable():
-    metrics = row_metrics(torch.tensor([1.0, 0.5]), torch.tensor([0.1, -0.7]), torch.tensor([1.0, -1.0]))
+    logps = torch.tensor([[-0.5, -3.0], [-1.0, -4.0]])
+    metrics = row_metrics(torch.tensor([1.0, 0.5]), torch.tensor([0.1, -0.7]), torch.tensor([1.0, -1.0]), logps)
     assert list(metrics) == NAMES
     assert names_of(row_metrics.__doc__) == set(NAMES)
     page = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -96,9 +99,10 @@ def test_batches_are_joined_and_forgotten():
     assert rows.flush(alone) == {}
     rows.add(torch.ones(2), torch.zeros(2), torch.tensor([1.0, -1.0]))
     kept = rows.add(torch.tensor([0.5]), torch.tensor([-1.0]), torch.tensor([-1.0]), idle=2)
-    assert kept[0].tolist() == [0.5, -1.0, -1.0]
+    unknown = pytest.approx(NAN, nan_ok=True)
+    assert kept[0].tolist() == [0.5, -1.0, -1.0, unknown, unknown]
     for idle in kept[1:].tolist():
-        assert idle == [1.0, pytest.approx(NAN, nan_ok=True), 0.0]
+        assert idle == [1.0, unknown, 0.0, unknown, unknown]
     metrics = rows.flush(alone)
     assert metrics["topr/weight_mean"] == pytest.approx(4.5 / 5)
     assert rows.flush(alone) == {}
@@ -138,3 +142,16 @@ def test_the_effective_share_says_how_even_weights_are_not_how_large():
     for weights, effective in (([math.exp(-5)] * 4, 1.0), ([1.0, 0, 0, 0], 0.25), ([0.0] * 4, None)):
         found = row_metrics(torch.tensor(weights), torch.zeros(4), torch.full((4,), -1.0))
         assert found.get("topr/negatives_effective") == (effective and pytest.approx(effective))
+
+
+def test_log_pi_of_positives_and_negatives():
+    logps = torch.tensor([[-0.5, -2.0], [-1.5, -3.0], [-9.0, -9.0], [-4.0, -8.0], [NAN, NAN]])
+    rewards = torch.tensor([1.0, 2.0, 0.0, -1.0, -1.0])  # the row with R = 0 is neither
+    metrics = row_metrics(torch.ones(5), torch.zeros(5), rewards, logps)
+    assert metrics["topr/logps/positives/token"] == -1.0
+    assert metrics["topr/logps/positives/completion"] == -2.5
+    assert metrics["topr/logps/negatives/token"] == -4.0
+    assert metrics["topr/logps/negatives/completion"] == -8.0
+    kept = without_ratio(metrics)
+    logged = {name for name in NAMES if name.startswith("topr/logps/")}
+    assert set(kept) == {"topr/positive_share", "topr/reward", "topr/effective_positive_share", *logged}

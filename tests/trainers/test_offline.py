@@ -54,9 +54,13 @@ def test_every_parameter_moves_and_every_metric_is_there(make, model):
     assert (flat(model) != start).float().mean() > 0.9
     log = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
     for name in ("topr/weight_mean", "topr/negatives_tapered", "topr/negatives_dead", "topr/positive_share",
-                 "topr/effective_positive_share", "topr/log_ratio/negatives/q50", "grad_norm"):  # fmt: skip
+                 "topr/effective_positive_share", "topr/log_ratio/negatives/q50", "grad_norm",
+                 "topr/logps/negatives/token", "topr/logps/negatives/completion"):  # fmt: skip
         assert math.isfinite(log[name]), name
     assert log["topr/weight_mean_negatives"] < 1
+    name = "topr/logps/positives/token"
+    positives = [entry[name] for entry in trainer.state.log_history if name in entry]
+    assert positives[-1] > positives[0]  # The model learns them.
 
 
 @pytest.mark.parametrize("preset", list(PRESETS))

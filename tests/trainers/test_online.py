@@ -78,9 +78,17 @@ def moved(trainer, before):
 def test_every_parameter_moves_and_every_metric_is_there(train):
     trainer, logs, before = train()
     assert len(moved(trainer, before)) == len(before)
-    for name in ("topr/weight_mean", "topr/weight_mean_negatives", "topr/negatives_tapered", "topr/negatives_dead",
-                 "topr/weight_not_one", "topr/positive_share", "topr/effective_positive_share", "topr/reward",
-                 "topr/log_ratio/negatives/q05", "topr/log_ratio/positives/q95", "grad_norm", "reward"):  # fmt: skip
+    logps = [f"topr/logps/{of}/{per}" for of in ("positives", "negatives") for per in ("token", "completion")]
+    always = ("topr/positive_share", "topr/effective_positive_share", "topr/reward", "grad_norm", "reward", *logps)
+    of_ratio = ("topr/weight_mean", "topr/weight_mean_negatives", "topr/negatives_tapered", "topr/negatives_dead",
+                "topr/weight_not_one", "topr/realized_positive_share", "topr/log_ratio/negatives/q05",
+                "topr/log_ratio/positives/q95")  # fmt: skip
+    for name in always:
+        assert name in logs[-1], name
+    # π = μ as long as each batch is used once.
+    assert not set(of_ratio) & set(logs[-1])
+    _, logs, _ = train(model=fresh_model(), num_iterations=2)
+    for name in of_ratio:
         assert name in logs[-1], name
     assert not any(name.startswith("clip_ratio") for name in logs[-1])
     assert logs[-1]["topr/positive_share"] == 0.5
@@ -417,7 +425,7 @@ def test_tools(make, model, tool_tokenizer):
     assert calls == [(2, 2)] * 8
     log = next(entry for entry in trainer.state.log_history if "loss" in entry)
     assert log["tools/call_frequency"] == 1.0
-    assert math.isfinite(log["topr/weight_mean"])
+    assert math.isfinite(log["topr/reward"])
 
 
 @pytest.mark.skipif(Version(transformers.__version__) < Version("5.2"), reason="TRL asks for transformers 5.2 for this")
@@ -763,4 +771,4 @@ def test_an_evaluation_is_none_of_training_whatever_generation_leaves_behind(mak
     found = trainer.evaluate()
     assert len(trainer._replay) == 0
     assert not trainer.model.training
-    assert "eval_topr/weight_mean" in found
+    assert "eval_topr/reward" in found

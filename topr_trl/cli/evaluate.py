@@ -1,19 +1,23 @@
 """Run `topr evaluate`: sample and score where needed, then run the stage `evaluate`."""
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from topr_trl.data.tables import columns_of, shards_of
 from topr_trl.evaluation.answers import NEEDED, check_columns, encode, read_samples, run_names
 from topr_trl.evaluation.bootstrap import matched
+from topr_trl.evaluation.rewards import read_reward_samples
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.model_loading import model_path
-from topr_trl.pipeline.problems import load_problems
+from topr_trl.pipeline.problems import check_rewards, load_problems
 from topr_trl.pipeline.run_folders import ROLLOUTS
 from topr_trl.pipeline.settings import stage_args
 from topr_trl.pipeline.shards import naming
-from topr_trl.pipeline.stages.evaluate import REPORT, Evaluate, EvaluateArguments
+from topr_trl.pipeline.stages.evaluate import REPORT, Evaluate, EvaluateArguments, has_answers
 from topr_trl.pipeline.stages.sample import Sample, SampleArguments
 from topr_trl.pipeline.stages.score import Score, ScoreArguments
+from topr_trl.rewards.functions import prepare_rewards
+from topr_trl.rewards.load_functions import load_reward_funcs
 from topr_trl.settings.checks import existing
 
 
@@ -21,7 +25,8 @@ def evaluate_command(args: EvaluateArguments) -> None:
     """Sample and score the rows if needed, run the stage `evaluate`, and print its tables.
 
     Without `--input`, the command samples completions for the test problems into `rollouts/` in the output folder. If
-    rows lack the column `extracted`, it scores them into `scored/`. If it was stopped, it continues where it stopped.
+    rows lack the columns `extracted` and `reward`, it scores them into `scored/`. If it was stopped, it continues where
+    it stopped.
 
     Args:
         args (`EvaluateArguments`): Settings of the command.
@@ -36,7 +41,9 @@ def evaluate_command(args: EvaluateArguments) -> None:
     for path in (source, second):
         if path is not None:
             manifest.check_whole(path)
-            check_evaluable(path)
+            check_evaluable(path, args.reward_funcs, may_be_scored=path is second or not args.reward_funcs)
+    if source is None:
+        check_rewards(load_problems(args, "test"), args)
     if second is not None:
         first_name, second_name = _names_of_runs(args, source, second)
         second, into = _score_if_needed(args, second, into / second_name), into / first_name
@@ -62,29 +69,40 @@ def _names_of_runs(args: EvaluateArguments, source: Path | None, second: Path) -
     return [model, second.name if second.name != model else f"compared-{model}"]
 
 
-def check_evaluable(path: Path) -> None:
+def check_evaluable(path: Path, reward_funcs: Sequence[str] | None = None, may_be_scored: bool = True) -> None:
     """Check that rows can be evaluated or scored.
 
     Args:
         path (`Path`): File or folder of the rows.
+        reward_funcs (`Sequence[str]`, *optional*): Names of reward functions, see `load_reward_funcs`.
+        may_be_scored (`bool`, defaults to `True`): Whether rows can have rewards or answers already.
 
     Raises:
-        ValueError: a column is missing, or rows have a reward but no extracted answer.
+        ValueError: a column is missing, or rows have rewards or answers already and may not.
     """
     for shard in shards_of(path):
         columns = columns_of(shard)
         with naming(shard):
-            check_columns(columns, (*NEEDED[:2], ("extracted", "completion")))
-        if "extracted" not in columns and "reward" in columns:
-            raise ValueError(
-                f"{shard}: rows have a reward but no `extracted` answer. Drop the column `reward`, and they will be "
-                "scored."
-            )
+            if _is_scored(columns):
+                check_columns(columns, NEEDED[:1])
+                if not may_be_scored:
+                    raise ValueError(
+                        "the rows are scored already. Remove the columns `reward`, `verdict` and `extracted` to score "
+                        "with reward_funcs, or remove reward_funcs."
+                    )
+            else:
+                answer = [] if reward_funcs else [NEEDED[1]]
+                check_columns(columns, (NEEDED[0], *answer, ("extracted", "reward", "completion")))
+                prepare_rewards(load_reward_funcs(reward_funcs or []), columns, load=False)
+
+
+def _is_scored(columns: Collection[str]) -> bool:
+    return {"extracted", "answer"} <= set(columns) or "reward" in columns
 
 
 def _score_if_needed(args: EvaluateArguments, source: Path, into: Path) -> Path:
-    """Return the path of the rows with extracted answers. If `source` lacks them, score the rows into `into`."""
-    if all("extracted" in columns_of(shard) for shard in shards_of(source)):
+    """Return the path of rows with answers or rewards. If `source` lacks both, score the rows into `into`."""
+    if all(_is_scored(columns_of(shard)) for shard in shards_of(source)):
         return source
     Score(stage_args(ScoreArguments, args, input=str(source), output_dir=str(into))).run()
     return into
@@ -93,5 +111,13 @@ def _score_if_needed(args: EvaluateArguments, source: Path, into: Path) -> Path:
 def _check_same_problems(args: EvaluateArguments, second: Path) -> None:
     """Check before sampling that the run to compare with has the problems to sample."""
     problems = load_problems(args, "test")
+    if "answer" not in problems.column_names or not has_answers(second):
+        compared = read_reward_samples(second)
+        if lacking := set(problems["problem_id"]) ^ set(compared.problem_ids):
+            raise ValueError(
+                f"{second} has rows for other prompts than {args.test_dataset_name or args.dataset_name}: "
+                f"{len(lacking)} prompts are in only one of them. Name the same prompts."
+            )
+        return
     nothing = [[None] for _ in range(len(problems))]
     matched(encode(nothing, problems["answer"][:], problem_ids=problems["problem_id"][:]), read_samples(second))

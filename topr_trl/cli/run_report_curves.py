@@ -62,6 +62,8 @@ PANELS = (
         "positives",
         "The ratio rises as the model learns positives. If it falls, the model also loses right answers.",
     ),
+    Panel("log π per token", "Mean log π of the completions per token. It should rise for positives.",
+          {"positives": "topr/logps/positives/token", "negatives": "topr/logps/negatives/token"}),
     Panel("Positives",
           "Share of positives (R > 0) in the number of rows, in Σ |R|, and in Σ w|R|, which includes the taper.",
           {"of rows": "topr/positive_share", "of |R|": "topr/effective_positive_share",

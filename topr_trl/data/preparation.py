@@ -79,7 +79,7 @@ class ScoredRows:
             )
             rewards_N, rollouts = reward_column(rows), rollouts_of(rows)
             after_baseline_N = after_baseline_column(rows) if AFTER_BASELINE in columns else None
-            rollouts.check_same("reward", rewards_N)
+            rollouts.check_same("reward", np.nan_to_num(rewards_N, nan=np.inf))
             for each in _SAME_IN_A_ROLLOUT:
                 if {ROLLOUT, each} <= set(columns):
                     rollouts.check_same(each, np.array(rows.with_format(None)[each][:], dtype=str))

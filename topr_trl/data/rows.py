@@ -117,7 +117,8 @@ def reward_column(rows: Dataset) -> NDArray[np.float64]:
     if len(rows) == 0:
         raise ValueError("there is no row to learn from.")
     if "reward" in columns:
-        return finite_rewards(rows)
+        # Rows that `topr curate` left out can lack a reward.
+        return rewards_or_nan(rows) if AFTER_BASELINE in columns else finite_rewards(rows)
     labels = checked_column(rows, "label", lambda v: isinstance(v, bool), "true or false", "Fill or cast the column.")
     return np.where(labels, 1.0, -1.0)
 
@@ -125,6 +126,14 @@ def reward_column(rows: Dataset) -> NDArray[np.float64]:
 def finite_rewards(rows: Dataset) -> NDArray[np.float64]:
     """Return the column `reward` as (N,) float64. All values must be finite in float32."""
     rewards = checked_column(rows, "reward", _is_reward, "finite numbers (float32)", "Fill or drop such rows.")
+    return np.array(rewards, dtype=np.float64)
+
+
+def rewards_or_nan(rows: Dataset) -> NDArray[np.float64]:
+    """Return the column `reward` as (N,) float64, NaN for a row without a reward. Others must be finite in float32."""
+    rewards = checked_column(
+        rows, "reward", lambda v: v is None or _is_reward(v), "finite numbers (float32)", "Fill or drop such rows."
+    )
     return np.array(rewards, dtype=np.float64)
 
 

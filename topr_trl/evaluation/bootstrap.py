@@ -46,6 +46,15 @@ class Difference:
         return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*found)
 
 
+@dataclass(frozen=True)
+class RewardDifference(Difference):
+    """Difference of mean rewards. It is printed as a number and not in percentage points."""
+
+    def __str__(self) -> str:
+        found = (round(value, 3) + 0.0 for value in (self.difference, self.low, self.high))
+        return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*found)
+
+
 def paired_bootstrap(first_PM: NDArray[np.float64], second_PM: NDArray[np.float64], seed: int = 0) -> list[Difference]:
     """Compute the differences of M measures, with intervals over the P problems.
 

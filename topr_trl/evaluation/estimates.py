@@ -39,6 +39,15 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class RewardEstimate(Estimate):
+    """Mean of rewards over problems, with its standard error. It is printed as a number and not as a percentage."""
+
+    def __str__(self) -> str:
+        margin = f" ± {2 * self.standard_error:.3f}" if self.standard_error == self.standard_error else ""
+        return f"{self.value:.3f}{margin}"
+
+
+@dataclass(frozen=True)
 class Group:
     """Results for the problems of one subject or level.
 
@@ -83,6 +92,14 @@ class Evaluation:
             Share of problems whose greedy answer (temperature 0) is correct. `None` without greedy rows.
         temperatures (`list[float]`, *optional*, defaults to `[]`):
             Temperatures of the samples, in ascending order. Empty if they are unknown.
+        reward ([`RewardEstimate`], *optional*):
+            Mean reward of the samples. `None` without rewards by reward functions.
+        best_reward_at (`dict[int, RewardEstimate]`, *optional*, defaults to `{}`):
+            Highest reward of k samples by k, exact over all draws of k samples.
+        greedy_reward ([`RewardEstimate`], *optional*):
+            Mean reward of the greedy completions (temperature 0). `None` without greedy rows.
+        pass_threshold (`float`, *optional*):
+            Smallest reward with which a sample passes, if `pass_at` and `shares` are by reward.
     """
 
     pass_at: dict[int, Estimate]
@@ -96,6 +113,10 @@ class Evaluation:
     groups: dict[str, dict[str, Group]] = field(default_factory=dict)
     greedy: Estimate | None = None
     temperatures: list[float] = field(default_factory=list)
+    reward: RewardEstimate | None = None
+    best_reward_at: dict[int, RewardEstimate] = field(default_factory=dict)
+    greedy_reward: RewardEstimate | None = None
+    pass_threshold: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON. An undefined standard error is None."""
@@ -113,7 +134,12 @@ class Evaluation:
             for column, members in plain.get("groups", {}).items()
         }
         greedy = plain.get("greedy")  # version 0.2 had none
-        return cls(**{**plain, **curves, "groups": groups, "greedy": None if greedy is None else _estimate(greedy)})
+        rewards = {name: _reward_estimate(plain.get(name)) for name in ("reward", "greedy_reward")}
+        best = {int(k): _reward_estimate(estimate) for k, estimate in plain.get("best_reward_at", {}).items()}
+        return cls(
+            **{**plain, **curves, **rewards, "best_reward_at": best, "groups": groups,
+               "greedy": None if greedy is None else _estimate(greedy)}
+        )  # fmt: skip
 
 
 def shared_ks(curves: Sequence[Mapping[int, Estimate]]) -> list[int]:
@@ -124,6 +150,10 @@ def shared_ks(curves: Sequence[Mapping[int, Estimate]]) -> list[int]:
 def _estimate(plain: dict[str, Any]) -> Estimate:
     error = plain["standard_error"]
     return Estimate(plain["value"], nan if error is None else error)
+
+
+def _reward_estimate(plain: dict[str, Any] | None) -> RewardEstimate | None:
+    return None if plain is None else RewardEstimate(**asdict(_estimate(plain)))
 
 
 def _curve(plain: dict[Any, dict[str, Any]]) -> dict[int, Estimate]:

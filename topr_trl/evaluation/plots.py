@@ -154,7 +154,9 @@ def _draw_groups(panel: Any, evaluations: Mapping[str, Evaluation], column: str)
 
 
 def plot_progress(evaluations: Mapping[str, Evaluation], path: str | Path | IO[bytes]) -> None:
-    """Plot accuracies with their intervals, and kinds of answers, over several evaluations, as a PNG or SVG.
+    """Plot rewards, accuracies and kinds of answers over several evaluations, as a PNG or SVG.
+
+    A panel is left out if the evaluations have no values for it.
 
     Args:
         evaluations (`Mapping[str, Evaluation]`):
@@ -167,32 +169,66 @@ def plot_progress(evaluations: Mapping[str, Evaluation], path: str | Path | IO[b
     """
     from matplotlib.figure import Figure
 
+    runs = list(evaluations.values())
+    drawn = [
+        (_draw_rewards, all(run.reward for run in runs)),
+        (_draw_accuracies, any(run.pass_at for run in runs)),
+        (_draw_shares, any(run.shares for run in runs)),
+    ]
+    draws = [draw for draw, has_values in drawn if has_values]
+    figure = Figure(figsize=(5 * max(len(draws), 2), 3.6), layout="constrained")
+    for panel, draw in zip(figure.subplots(1, len(draws), squeeze=False)[0], draws, strict=True):
+        draw(panel, evaluations)
+        panel.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        panel.tick_params("x", rotation=0 if len(runs) < 5 else 45)
+    figure.savefig(path, dpi=150)
+
+
+def _draw_rewards(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
+    look = {"marker": "o", "markersize": 4, "capsize": 3}
     names, runs = list(evaluations), list(evaluations.values())
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    accuracy, shares = figure.subplots(1, 2)
+    curves = {"mean": [run.reward for run in runs], "greedy": [run.greedy_reward for run in runs]}
+    curves |= {
+        f"best@{k}": [run.best_reward_at[k] for run in runs] for k in shared_ks([run.best_reward_at for run in runs])
+    }
+    for label, estimates in curves.items():
+        known = {name: each for name, each in zip(names, estimates, strict=True) if each is not None}
+        if known:
+            errors = np.nan_to_num([2 * each.standard_error for each in known.values()])
+            line = _GREEDY if label == "greedy" else "-"
+            panel.errorbar(
+                list(known), [each.value for each in known.values()], errors, label=label, linestyle=line, **look
+            )
+    panel.set(ylabel="reward", title="Reward of test prompts")
+    panel.margins(x=0.15)
+    panel.grid(axis="y", alpha=0.3)
+
+
+def _draw_accuracies(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
+    names, runs = list(evaluations), list(evaluations.values())
     for measure, curves in {"pass": [run.pass_at for run in runs], "maj": [run.maj_at for run in runs]}.items():
         look = {"linestyle": _LINES[f"{measure}@k"], "marker": "o", "markersize": 4, "capsize": 3}
         for k in shared_ks(curves):
             estimates = [curve[k] for curve in curves]
             errors = np.nan_to_num([200 * e.standard_error for e in estimates])
             values = [100 * e.value for e in estimates]
-            accuracy.errorbar(names, values, errors, color=f"C{k.bit_length() - 1}", label=f"{measure}@{k}", **look)
+            panel.errorbar(names, values, errors, color=f"C{k.bit_length() - 1}", label=f"{measure}@{k}", **look)
     if greedy := {name: run.greedy for name, run in evaluations.items() if run.greedy}:
-        accuracy.errorbar(
+        panel.errorbar(
             list(greedy), [100 * e.value for e in greedy.values()], [200 * e.standard_error for e in greedy.values()],
             label="greedy", linestyle=_GREEDY, marker="o", markersize=4, capsize=3, color="#555555",
         )  # fmt: skip
-    accuracy.set(ylabel="accuracy (%)", ylim=(0, 100), title="Test accuracy")
-    accuracy.margins(x=0.15)
-    accuracy.grid(axis="y", alpha=0.3)
-    accuracy.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    panel.set(ylabel="accuracy (%)", ylim=(0, 100), title="Test accuracy")
+    panel.margins(x=0.15)
+    panel.grid(axis="y", alpha=0.3)
+
+
+def _draw_shares(panel: Any, evaluations: Mapping[str, Evaluation]) -> None:
+    names, runs = list(evaluations), list(evaluations.values())
+    kinds = dict.fromkeys(share for run in runs for share in run.shares)
     bottom = [0.0] * len(runs)
-    for share, color in zip(runs[0].shares, ("#2a9d8f", "#e9c46a", "#d1495b"), strict=True):
-        values = [100 * run.shares[share] for run in runs]
-        shares.bar(names, values, bottom=bottom, color=color, label=share, width=0.5)
+    for share, color in zip(kinds, ("#2a9d8f", "#e9c46a", "#d1495b", "#888888"), strict=False):
+        values = [100 * run.shares.get(share, 0.0) for run in runs]
+        panel.bar(names, values, bottom=bottom, color=color, label=share, width=0.5)
         bottom = [b + v for b, v in zip(bottom, values, strict=True)]
-    shares.set(ylabel="samples (%)", ylim=(0, 100), title="Answers")
-    shares.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    for panel in (accuracy, shares):
-        panel.tick_params("x", rotation=0 if len(names) < 5 else 45)
-    figure.savefig(path, dpi=150)
+    panel.set(ylabel="samples (%)", ylim=(0, 100), title="Answers")

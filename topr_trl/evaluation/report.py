@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
@@ -12,6 +13,7 @@ from topr_trl.evaluation.answers import Samples
 from topr_trl.evaluation.bootstrap import Difference, compare
 from topr_trl.evaluation.estimates import Evaluation, evaluate_in_full, shared_ks
 from topr_trl.evaluation.plots import COLORS, plot_evaluations, plot_progress
+from topr_trl.evaluation.rewards import RewardSamples, compare_rewards, evaluate_rewards
 from topr_trl.rewards import INVALID
 
 _CURVES = {"pass": "pass_at", "maj": "maj_at", "weighted_sc": "weighted_sc_at", "best": "best_at"}
@@ -53,10 +55,17 @@ class Evaluations(dict[str, Evaluation]):
         runs, rows = list(self.values()), []
         if any(run.greedy for run in runs):
             rows += [["greedy (T=0)", *(str(run.greedy or "") for run in runs)]]
+        if any(run.greedy_reward for run in runs):
+            rows += [["greedy reward (T=0)", *(str(run.greedy_reward or "") for run in runs)]]
+        if any(run.reward for run in runs):
+            rows += [["reward", *(str(run.reward or "") for run in runs)]]
+            best = [run.best_reward_at for run in runs]
+            rows += [[f"best reward@{k}", *(str(other[k]) for other in best)] for k in shared_ks(best)]
         for measure, curve in _CURVES.items():
             curves = [getattr(run, curve) for run in runs]
             rows += [[f"{measure}@{k}", *(str(other[k]) for other in curves)] for k in shared_ks(curves)]
-        return rows + [[share, *(f"{100 * run.shares[share]:.1f}%" for run in runs)] for share in runs[0].shares]
+        shares = dict.fromkeys(share for run in runs for share in run.shares)
+        return rows + [[share, *(f"{100 * run.shares.get(share, 0):.1f}%" for run in runs)] for share in shares]
 
     def _notes(self) -> list[str]:
         """Return the lines below the table, which describe the sampling and name likely mistakes."""
@@ -68,13 +77,17 @@ class Evaluations(dict[str, Evaluation]):
         notes = [f"({problems} problems, {samples} samples each{at[next(iter(at))] * same}; ± is two standard errors)"]
         if not same:
             notes += [f"{name}: sampled{how or ' at an unknown temperature'}." for name, how in at.items()]
-        if any(run.greedy for run in runs):
+        if any(run.greedy or run.greedy_reward for run in runs):
             notes += ["(greedy: one answer per problem; its ± is over the problems, the others' over the samples)"]
+        notes += [
+            f"(a completion passes with a reward of at least {threshold:g})"
+            for threshold in sorted({run.pass_threshold for run in runs if run.pass_threshold is not None})
+        ]
         return notes + [
             f"{name}: no sample has an answer. Is it the right --task, and do prompts ask for its form of answers "
             "(--num_shots)?"
             for name, run in self.items()
-            if run.shares[INVALID] == 1
+            if run.shares.get(INVALID) == 1
         ]
 
     def plot(self, path: str | Path | IO[bytes]) -> None:
@@ -100,7 +113,8 @@ class Evaluations(dict[str, Evaluation]):
         table = tabulate(self._rows(), ["measure", *self], "github", disable_numparse=True, stralign=None)
         parts += [table, "\n".join(self._notes())]
         if find_spec("matplotlib"):
-            draw = plot_evaluations if len(self) <= len(COLORS) else plot_progress
+            by_reward = any(run.reward for run in self.values())
+            draw = plot_evaluations if len(self) <= len(COLORS) and not by_reward else plot_progress
             draw(self, folder / PICTURE)
             parts += [f"![{' and '.join(self)}]({PICTURE})"]
         return "\n\n".join(parts) + "\n"
@@ -126,16 +140,12 @@ def groups_table(evaluation: Evaluation) -> str:
 
 def differences_table(names: tuple[str, str], differences: Mapping[str, Difference]) -> str:
     """Return a table of the differences of two runs in percentage points, with 95% intervals."""
-    rows = [
-        [
-            measure,
-            f"{100 * found.difference:+.1f}",
-            f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]",
-            f"{100 * found.share_better:.1f}%",
-        ]
-        for measure, found in differences.items()
-    ]
-    note = f"({names[1]} minus {names[0]}, in points; paired bootstrap over the problems)"
+    rows = []
+    for measure, found in differences.items():
+        difference, _, interval = str(found).partition(" ")
+        rows.append([measure, difference, interval, f"{100 * found.share_better:.1f}%"])
+    units = "in units of the reward and in points" if "reward" in differences else "in points"
+    note = f"({names[1]} minus {names[0]}, {units}; paired bootstrap over the problems)"
     return "\n".join([plain_table(["", "difference", "95% interval", "draws with a gain"], rows), note])
 
 
@@ -145,18 +155,37 @@ def plain_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return tabulate(rows, header, disable_numparse=True, colalign=align)
 
 
-def write_report(folder: Path, runs: Mapping[str, Samples], seed: int = 0) -> str:
+def write_report(
+    folder: Path,
+    runs: Mapping[str, Samples],
+    seed: int = 0,
+    rewards: Mapping[str, RewardSamples] | None = None,
+    pass_threshold: float | None = None,
+) -> str:
     """Evaluate one run, or two runs side by side, write the results to a folder, and return tables for the terminal.
 
     The file `evaluation.json` has the first run. For two runs, `comparison.json` has both and their differences. If
     matplotlib is installed, the plot is `evaluation.png` for one run, and `comparison.png` for two.
 
+    Args:
+        folder (`Path`):
+            Folder to write to.
+        runs (`Mapping[str, Samples]`):
+            Answers of each run. Empty if the runs have only rewards.
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the bootstrap.
+        rewards (`Mapping[str, RewardSamples]`, *optional*):
+            Rewards of each run, to report mean reward and best@k.
+        pass_threshold (`float`, *optional*):
+            Smallest reward with which a sample passes. pass@k is then by reward, and not by answers.
+
     Raises:
         ValueError: the two runs differ in their problems. See `topr_trl.evaluation.bootstrap.compare`.
     """
-    names = list(runs)
-    differences = compare(runs[names[0]], runs[names[1]], seed) if len(runs) == 2 else None
-    evaluations = Evaluations({name: evaluate_in_full(samples, seed) for name, samples in runs.items()})
+    rewards = rewards or {}
+    names = list(runs or rewards)
+    differences = _compare_two(runs, rewards, pass_threshold, seed) if len(names) == 2 else None
+    evaluations = Evaluations({name: _evaluate_both(name, runs, rewards, pass_threshold, seed) for name in names})
     plain = {name: evaluation.to_dict() for name, evaluation in evaluations.items()}
     (folder / EVALUATION).write_text(json.dumps(plain[names[0]], indent=1))
     parts = [str(evaluations)]
@@ -167,11 +196,46 @@ def write_report(folder: Path, runs: Mapping[str, Samples], seed: int = 0) -> st
         both = {"runs": plain, "differences": found}
         (folder / "comparison.json").write_text(json.dumps(both, indent=1))
         parts += [differences_table((names[0], names[1]), differences)]
-    if find_spec("matplotlib"):
-        plot_evaluations(evaluations, folder / (PICTURE if differences is None else "comparison.png"), differences)
-    else:
+    picture = folder / (PICTURE if differences is None else "comparison.png")
+    if not find_spec("matplotlib"):
         parts += ["No picture: matplotlib is not installed (the extra `plots`)."]
+    elif rewards:
+        plot_progress(evaluations, picture)
+    else:
+        plot_evaluations(evaluations, picture, differences)
     return "\n\n".join(filter(None, parts))
+
+
+def _evaluate_both(
+    name: str,
+    runs: Mapping[str, Samples],
+    rewards: Mapping[str, RewardSamples],
+    pass_threshold: float | None,
+    seed: int,
+) -> Evaluation:
+    """Evaluate the answers of a run, its rewards, or both."""
+    if name not in rewards:
+        return evaluate_in_full(runs[name], seed)
+    by_reward = evaluate_rewards(rewards[name], pass_threshold)
+    if name not in runs:
+        return by_reward
+    names = ["reward", "best_reward_at", "greedy_reward"]
+    if pass_threshold is not None:
+        names += ["pass_at", "shares", "cardinality", "pass_threshold"]
+    return replace(evaluate_in_full(runs[name], seed), **{each: getattr(by_reward, each) for each in names})
+
+
+def _compare_two(
+    runs: Mapping[str, Samples], rewards: Mapping[str, RewardSamples], pass_threshold: float | None, seed: int
+) -> dict[str, Difference]:
+    found: dict[str, Difference] = {}
+    if runs:
+        first, second = runs.values()
+        found |= compare(first, second, seed)
+    if rewards:
+        one, other = rewards.values()
+        found |= compare_rewards(one, other, pass_threshold, seed)
+    return found
 
 
 def read_evaluation(path: Path) -> Evaluation:

@@ -8,8 +8,12 @@ from datasets import Dataset
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from topr_trl.data.sampler_logps import GREEDY, LOGPROBS_MODE, RAW, SAMPLING, TEMPERATURE
-from topr_trl.data.tokenization import encode_prompt
+from topr_trl.data.tokenization import encode_messages, encode_prompt
 from topr_trl.settings.checks import check_at_least, check_types
+
+# Columns that sampled rows have in addition to those of the problem.
+COLUMNS_OF_SAMPLER = ("sample_id", "completion", "prompt_ids", "completion_ids", "finish_reason", "sampler_logps",
+                      LOGPROBS_MODE, *SAMPLING, TEMPERATURE)  # fmt: skip
 
 
 @dataclass
@@ -92,14 +96,24 @@ def encode_prompts(
 
     Args:
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
-        problems ([`~datasets.Dataset`]): Problems with the column `prompt`.
+        problems ([`~datasets.Dataset`]): Problems with the column `prompt`, as text or messages. Messages are written
+            with the chat template, and with `tools` and `chat_template_kwargs` of the problem if it has them.
         args ([`SamplingArguments`]): Sampling settings.
         context (`int`, *optional*): Context length of the model. With None, the length is not checked.
 
     Raises:
-        ValueError: the longest prompt and `max_new_tokens` do not fit in the context of the model.
+        ValueError: the longest prompt and `max_new_tokens` do not fit in the context of the model, or the tokenizer has
+            no chat template for messages.
     """
-    ids = [encode_prompt(prompt, tokenizer) for prompt in problems["prompt"]]
+    names = [name for name in ("prompt", "tools", "chat_template_kwargs") if name in problems.column_names]
+    ids = []
+    for i, problem in enumerate(problems.with_format(None).select_columns(names)):
+        prompt = problem["prompt"]
+        try:
+            is_text = isinstance(prompt, str)
+            ids.append(encode_prompt(prompt, tokenizer) if is_text else encode_messages(prompt, tokenizer, problem))
+        except ValueError as error:
+            raise ValueError(f"The prompt of row {i} cannot be used: {error}.") from error
     longest = max(map(len, ids), default=0)
     if context is not None and longest + args.max_new_tokens > context:
         raise ValueError(
@@ -128,7 +142,8 @@ def sampled_row(
 ) -> dict[str, Any]:
     """Return a row of `topr_trl.data.rows` without a reward.
 
-    A greedy row has the `top_p` and `top_k` of the samples, although they had no effect on it.
+    The completion of a prompt of messages is one message of the assistant, as in TRL. A greedy row has the
+    `top_p` and `top_k` of the samples, although they had no effect on it.
 
     Args:
         problem (`dict`): Columns of the problem.
@@ -141,10 +156,11 @@ def sampled_row(
         args ([`SamplingArguments`]): Sampling settings.
         temperature (`float`): Temperature of this completion, 0 for a greedy one.
     """
+    text = tokenizer.decode(completion_ids, skip_special_tokens=True)
     return {
         **problem,
         "sample_id": sample_id,
-        "completion": tokenizer.decode(completion_ids, skip_special_tokens=True),
+        "completion": text if isinstance(problem["prompt"], str) else [{"role": "assistant", "content": text}],
         "prompt_ids": prompt_ids,
         "completion_ids": completion_ids,
         "finish_reason": finish_reason,

@@ -60,7 +60,8 @@ def sample_completions(
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
             Tokenizer of the model.
         problems ([`~datasets.Dataset`]):
-            Problems with the columns `problem_id` and `prompt` (text). Other columns are copied to the rows.
+            Problems with a column `prompt` (text or messages). Other columns are copied to the rows, except columns
+            that the rows have themselves.
         args ([`SamplingArguments`]):
             Sampling settings.
         stop_strings (`tuple[str, ...]`, *optional*, defaults to `()`):

@@ -89,7 +89,8 @@ def sample_completions_with_vllm(
         engine (`vllm.LLM`):
             Engine from `start_engine`. Its `logprobs_mode` must be `"raw_logprobs"`, which is vLLM's default.
         problems ([`~datasets.Dataset`]):
-            Problems with the columns `problem_id` and `prompt` (text). Other columns are copied to the rows.
+            Problems with a column `prompt` (text or messages). Other columns are copied to the rows, except columns
+            that the rows have themselves.
         args ([`SamplingArguments`]):
             Sampling settings. The engine forms its own batches, so `sampling_batch_size` is not used.
         stop_strings (`tuple[str, ...]`, *optional*, defaults to `()`):

@@ -55,12 +55,15 @@ def results_metadata(evaluation: Evaluation, dataset: str) -> list[EvalResult]:
     curves = {"pass": evaluation.pass_at, "maj": evaluation.maj_at}
     found = {"greedy": evaluation.greedy} if evaluation.greedy else {}
     found |= {f"{measure}@{k}": estimate for measure, curve in curves.items() for k, estimate in curve.items()}
+    values = {measure: round(100 * estimate.value, 2) for measure, estimate in found.items()}
+    rewards = {"reward": evaluation.reward, "greedy reward": evaluation.greedy_reward}
+    values |= {measure: round(estimate.value, 4) for measure, estimate in rewards.items() if estimate}
     return [
         EvalResult(
             task_type="text-generation", dataset_type=dataset, dataset_name=dataset, dataset_split="test",
-            metric_type=measure, metric_value=round(100 * estimate.value, 2),
+            metric_type=measure, metric_value=value,
         )
-        for measure, estimate in found.items()
+        for measure, value in values.items()
     ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import torch
 import yaml
+from trl import ModelConfig
 
 from topr_trl.pipeline.child_processes import Process, ProcessGroup, run_process_groups, start
 from topr_trl.pipeline.manifest import Json
@@ -124,6 +125,8 @@ def run_apart(stage: Stage[Any], launch: LaunchArguments, log: Path | None, stop
             if launch.sampling_workers > 1 or launch.sampling_launcher:
                 return _run_workers(stage, program, launch, log, output, stop)
             started = partial(_start_local, program, stage.name, launch, output)
+        elif not stage.on_several_processes:
+            started = partial(_start_local, [sys.executable, *program], stage.name, launch, output)
         else:
             started = partial(_start_nodes, program, stage.name, launch, output)
         group = ProcessGroup(started, lambda: "finished" in stage.entry())
@@ -215,7 +218,8 @@ def write_settings(stage: Stage[Any]) -> Path:
     default, given = (_settings_for_yaml(each) for each in (type(args)(**always), args))
     own = {name: given[name] for name in stage.setting_names() if name in always or given[name] != default[name]}
     # Without a model, the defaults for the bundled model would override the settings of the loop.
-    own["model_name_or_path"] = model_path(args)
+    if isinstance(args, ModelConfig):
+        own["model_name_or_path"] = model_path(args)
     path = stage.folder.parent / f"{stage.name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(own))

@@ -38,8 +38,14 @@ def sampling_of(folder: Path) -> Json:
 
 def weights_of(inputs: Json) -> Json:
     """Return the weights in the inputs of a stage: a fingerprint, or the name and revision of a model."""
-    names = ("weights",) if "weights" in inputs else ("model", "revision")
-    return {name: inputs.get(name) for name in names}
+    if "weights" in inputs:
+        return {"weights": inputs["weights"]}
+    model = inputs.get("model")
+    # Older manifests have absolute paths with links and "..".
+    return {
+        "model": str(Path(model).resolve()) if model and Path(model).is_absolute() else model,
+        "revision": inputs.get("revision"),
+    }
 
 
 def older_weights(folder: Path) -> list[Json]:

@@ -12,14 +12,14 @@ import torch
 from topr_trl.data.rows import need_columns
 from topr_trl.data.sampler_logps import TEMPERATURE, training_temperatures
 from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
-from topr_trl.evaluation.report import EVALUATION, Evaluations, read_evaluation
+from topr_trl.evaluation.report import EVALUATION, Evaluations, plain_table, read_evaluation
 from topr_trl.pipeline import locks, stages
 from topr_trl.pipeline import run_folders as layout
 from topr_trl.pipeline.launch import check_launch
 from topr_trl.pipeline.model_loading import model_path
-from topr_trl.pipeline.problems import load_problems
-from topr_trl.pipeline.run_folders import MODEL, ROLLOUTS, iteration_folder, results_folder, test_folder
-from topr_trl.pipeline.settings import IterateArguments, field_names, stage_args
+from topr_trl.pipeline.problems import check_rewards, load_problems
+from topr_trl.pipeline.run_folders import MODEL, ROLLOUTS, TEST, iteration_folder, results_folder, test_folder
+from topr_trl.pipeline.settings import IterateArguments, RewardArguments, field_names, stage_args
 from topr_trl.pipeline.shards import naming
 from topr_trl.pipeline.stages.evaluate import Evaluate, EvaluateArguments
 from topr_trl.pipeline.stages.sample import Sample, SampleArguments
@@ -27,6 +27,8 @@ from topr_trl.pipeline.stages.score import Score, ScoreArguments
 from topr_trl.pipeline.stages.train import Train
 from topr_trl.pipeline.steps import StageTimes, Step, run_sides, run_steps
 from topr_trl.pipeline.trainer_of_rows import TrainArguments
+from topr_trl.rewards.functions import prepare_rewards
+from topr_trl.rewards.load_functions import load_reward_funcs
 from topr_trl.trainers.checkpoints import check_files
 
 SAMPLING_SIDE, TRAINING_SIDE = "sampling", "training"  # the sides of an overlapped loop
@@ -42,7 +44,7 @@ def sides_of(loop: IterateArguments) -> dict[str, list[Step]]:
     parts = _StepsOfIterations(loop)
     training = [parts.training(i) for i in range(1, loop.iterations + 1)]
     rows = [parts.rows(i, training) for i in range(1, loop.iterations + 1)]
-    tests = [parts.testing(i, training) for i in range(loop.iterations + 1)]
+    tests = [parts.testing(i, training) if loop.tests else [] for i in range(loop.iterations + 1)]
     for step, of_iteration in zip(training, rows, strict=True):
         step.after = of_iteration[-1]
     if not loop.overlap:
@@ -75,6 +77,8 @@ class _StepsOfIterations:
             if stage.in_loop:
                 changes = {"input": source, "output_dir": rows, "iteration": iteration,
                            "model_name_or_path": self.model(writer)}  # fmt: skip
+                if stage is Score and loop.reward_funcs and source != rows and _have_rewards(Path(source)):
+                    changes |= {"reward_funcs": None, "reward_weights": None}
                 known = {name: value for name, value in changes.items() if name in field_names(stage.settings)}
                 steps.append(Step(stage(stage_args(stage.settings, loop, **known))))
                 source = rows
@@ -110,6 +114,11 @@ class _StepsOfIterations:
         return iteration_folder(self.loop.folder, iteration)
 
 
+def _have_rewards(source: Path) -> bool:
+    """Return whether rows that the user gave have rewards, which the first iteration then uses."""
+    return all("reward" in columns_of(shard) for shard in shards_of(source))
+
+
 def iterate(loop: IterateArguments) -> None:
     """Run the loop, or continue it where it stopped.
 
@@ -132,13 +141,28 @@ def iterate(loop: IterateArguments) -> None:
             step.stage.folder.parent.parent.name: read_evaluation(step.stage.folder / EVALUATION)
             for steps in sides.values() for step in steps if isinstance(step.stage, Evaluate)
         })  # fmt: skip
+        rewards = {} if loop.reward_funcs is None else _mean_rewards(sides)
     total = time.monotonic() - began
+    reported = [str(results)] if results else ["No model was tested: name test prompts with --test_dataset_name."]
+    if rewards:
+        reported += [plain_table(["", *rewards], [["mean reward of the sampled rows", *rewards.values()]])]
+    reported += [f"Models, rows and results are in {out}/; topr plot --input {out} draws them."]
     print(
-        f"\n{results}\n\nModels, rows and results are in {out}/; topr plot --input {out} draws them.",
+        "\n" + "\n\n".join(reported),
         *(_time_of(side, total, of_side) for side, of_side in spent.items()),
         sep="\n",
         flush=True,
     )
+
+
+def _mean_rewards(sides: dict[str, list[Step]]) -> dict[str, str]:
+    """Return the mean reward of the rows that each iteration was trained on, by the name of its folder."""
+    found = {}
+    for step in (step for steps in sides.values() for step in steps if isinstance(step.stage, Score)):
+        if step.stage.folder.parent.name != TEST:
+            mean = step.stage.entry().get("rewards", {}).get("reward", {}).get("mean")
+            found[step.stage.folder.parent.name] = "" if mean is None else f"{mean:.3f}"
+    return found
 
 
 def _time_of(side: str, total: float, spent: StageTimes) -> str:
@@ -160,10 +184,11 @@ def check(loop: IterateArguments) -> None:
     layout.check_own(loop.folder)
     check_launch("iterate", loop)
     for split in ("train", "test"):
-        if split == "test" or not loop.rows or loop.iterations > 1:
-            load_problems(loop, split)
+        if loop.tests if split == "test" else not loop.rows or loop.iterations > 1:
+            problems = load_problems(loop, split)
+            check_rewards(problems, loop)
     if loop.rows:
-        check_trainable(Path(loop.rows))
+        check_trainable(Path(loop.rows), loop)
     check_files(model_path(loop))
     _check_overlap(loop)
     if loop.log_mu == "sampler" and loop.temperature != 1:
@@ -173,8 +198,12 @@ def check(loop: IterateArguments) -> None:
         )
 
 
-def check_trainable(path: Path) -> None:
+def check_trainable(path: Path, rewards: RewardArguments) -> None:
     """Check that rows can be scored and trained on.
+
+    Args:
+        path (`Path`): File or folder of the rows.
+        rewards (`RewardArguments`): Settings for rewards.
 
     Raises:
         ValueError: columns are missing, or rows are greedy.
@@ -183,7 +212,10 @@ def check_trainable(path: Path) -> None:
     for shard in shards_of(path):
         names = columns_of(shard)
         need_columns(names, ("prompt",), f"{shard}: rows to train on")
-        if "reward" not in names:
+        if "reward" not in names and rewards.reward_funcs is not None:
+            need_columns(names, ("completion",), f"{shard}: rows without a reward")
+            prepare_rewards(load_reward_funcs(rewards.reward_funcs), names, load=False)
+        elif "reward" not in names:
             need_columns(names, ("completion", "answer"), f"{shard}: rows without a reward")
         if TEMPERATURE in names:
             with naming(shard):

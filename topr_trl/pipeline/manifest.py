@@ -132,7 +132,14 @@ def begin(
     return found == FINISHED
 
 
-_FINGERPRINTS = ("input", "compare", "rewards", "requests", "problems")  # inputs that are fingerprints of files
+_FINGERPRINTS = (
+    "input",
+    "compare",
+    "rewards",
+    "requests",
+    "problems",
+    "reward_code",
+)  # inputs that are fingerprints of files
 
 
 def _describe_changes(there: Json, now: Json, defaults: Mapping[str, Any]) -> list[str]:
@@ -148,7 +155,12 @@ def _describe_changes(there: Json, now: Json, defaults: Mapping[str, Any]) -> li
 
 
 def same_value(one: object, other: object) -> bool:
-    """Return whether two values of a setting are the same. Version 0.2 wrote a baseline of 0 as the text "0"."""
+    """Return whether two values of a setting are the same.
+
+    Version 0.2 wrote a baseline of 0 as the text "0". Older manifests have absolute paths with links and "..".
+    """
+    if isinstance(one, str) and isinstance(other, str) and Path(one).is_absolute() and Path(other).is_absolute():
+        return Path(one).resolve() == Path(other).resolve()
     if isinstance(one, str) != isinstance(other, str):
         try:
             return float(one) == float(other)  # type: ignore[arg-type]

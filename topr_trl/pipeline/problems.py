@@ -2,8 +2,11 @@
 
 from datasets import Dataset
 
-from topr_trl.pipeline.settings import ProblemArguments
-from topr_trl.tasks import hendrycks_math
+from topr_trl.generation.settings import COLUMNS_OF_SAMPLER
+from topr_trl.pipeline.settings import ProblemArguments, RewardArguments
+from topr_trl.rewards.functions import prepare_rewards
+from topr_trl.rewards.load_functions import load_reward_funcs
+from topr_trl.tasks import OWN_PROMPTS, hendrycks_math
 
 
 def load_problems(args: ProblemArguments, split: str) -> Dataset:
@@ -14,7 +17,8 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
         split (`str`): `"train"` or `"test"`.
 
     Returns:
-        [`~datasets.Dataset`]: columns `problem_id`, `prompt`, `answer`, and further columns of the task.
+        [`~datasets.Dataset`]: columns `problem_id`, `prompt`, `answer`, and further columns of the task. Own prompts
+        keep all of their columns.
 
     Raises:
         ValueError: the task cannot read the rows, or there are too few worked examples.
@@ -22,9 +26,15 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
     train, task, shots = split == "train", args.task_of_problems, args.num_shots
     assert shots is not None
     count = args.num_train_problems if train else args.num_test_problems
+    if not train:
+        args.check_test_split()
     name = args.dataset_name and ((not train and args.test_dataset_name) or args.dataset_name)
     rows = task.first_rows(name, split, count)
+    if task is OWN_PROMPTS:
+        return task.prepare(rows, shots)
     columns = set(rows.column_names)
+    if "answer" not in columns and "prompt" in columns and not {"question", "problem"} & columns:
+        return OWN_PROMPTS.prepare(rows, 0)  # No task can judge them.
     if {"prompt", "answer"} <= columns and not {"question", "problem"} & columns:  # The file has the prompts already.
         return rows if "problem_id" in columns else rows.add_column("problem_id", list(range(len(rows))))
     if args.training_shots and args.dataset_name is not None:
@@ -32,3 +42,26 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
         exemplars = hendrycks_math.draw_exemplars(task.load(args.dataset_name, "train"), shots + 1)
         return hendrycks_math.prepare(rows, shots, exemplars)
     return task.prepare(rows, shots)
+
+
+def stop_strings_of(args: ProblemArguments, problems: Dataset) -> tuple[str, ...]:
+    """Return the texts that end a completion. Own prompts and messages have none, only the stop token ends them."""
+    judged = "answer" in problems.column_names and isinstance(problems[0]["prompt"], str)
+    return args.task_of_problems.stop_strings if judged else ()
+
+
+def check_rewards(problems: Dataset, rewards: RewardArguments) -> None:
+    """Check before sampling that the completions of problems can be scored.
+
+    Args:
+        problems ([`~datasets.Dataset`]): Problems.
+        rewards (`RewardArguments`): Settings for rewards.
+
+    Raises:
+        ValueError: a reward function cannot be loaded or called, or there is none and the problems have no answers.
+    """
+    columns = [*problems.column_names, *COLUMNS_OF_SAMPLER]
+    if rewards.reward_funcs is not None:
+        prepare_rewards(load_reward_funcs(rewards.reward_funcs), columns, load=False)
+    elif "answer" not in columns:
+        OWN_PROMPTS.judge([], [])

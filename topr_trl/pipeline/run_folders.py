@@ -15,8 +15,8 @@ from pathlib import Path
 
 from topr_trl.pipeline.locks import LOCK
 
-MODEL, ROLLOUTS = "model", "rollouts"
-_BASE, _ITERATION, _TEST, _RESULTS = "base", "iteration-", "test", "results"
+MODEL, ROLLOUTS, TEST = "model", "rollouts", "test"
+_BASE, _ITERATION, _RESULTS = "base", "iteration-", "results"
 
 
 def iteration_folder(run: Path, number: int) -> Path:
@@ -32,7 +32,7 @@ def iteration_folders(run: Path) -> list[Path]:
 
 def test_folder(iteration: Path) -> Path:
     """Return the folder of an iteration's test."""
-    return iteration / _TEST
+    return iteration / TEST
 
 
 def results_folder(iteration: Path) -> Path:

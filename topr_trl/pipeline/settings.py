@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
+from math import isfinite
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,15 +16,20 @@ from topr_trl.data.tables import TABLE_SUFFIXES
 from topr_trl.generation.settings import SamplingArguments
 from topr_trl.generation.vllm import VLLMArguments
 from topr_trl.importing.input_settings import InputArguments
+from topr_trl.rewards.functions import check_weights
 from topr_trl.settings.checks import check_at_least, check_choice, check_types, existing
 from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.settings.shared import CurationArguments
-from topr_trl.tasks import TASKS, Task
+from topr_trl.tasks import DEFAULT_TASK, OWN_PROMPTS, TASKS, Task
 from topr_trl.trainers.checkpoints import refuse_adapter
 
 BACKENDS = ("transformers", "vllm")
 SPLITS = ("train", "test")
 TESTS = ("auto", "answers", "rewards")
+TASK_HELP = (
+    f"Task: {' or '.join(TASKS)}, or {OWN_PROMPTS.name} for prompts that are used as they are. Default: "
+    f"{DEFAULT_TASK}, or {OWN_PROMPTS.name} with reward_funcs and a dataset."
+)
 GREEDY_HELP = "Also draw one completion per test problem at temperature 0 and report its accuracy."
 
 
@@ -84,18 +90,27 @@ class SeedArguments:
 class ProblemArguments:
     """Settings for the problems to sample and their prompts."""
 
-    task: str = field(default="gsm8k", metadata={"help": f"Task: {' or '.join(TASKS)}."})
+    task: str | None = field(default=None, metadata={"help": TASK_HELP})
     dataset_name: str | None = field(
-        default=None, metadata={"help": "Dataset on the Hub, or file of problems. Default: built-in problems."}
+        default=None,
+        metadata={
+            "help": "Dataset on the Hub, or file, of problems or prompts. Default: built-in problems. Own prompts are "
+            "in a column prompt, as text or messages."
+        },
     )
     test_dataset_name: str | None = field(
-        default=None, metadata={"help": "Dataset of test problems. Default: the test split of dataset_name."}
+        default=None,
+        metadata={
+            "help": "Dataset of test problems. Default: the test split of dataset_name. A file has none; topr iterate "
+            "then does not test models on own prompts."
+        },
     )
     num_train_problems: int | None = field(
         default=None, metadata={"help": "Use only the first N training problems. Default: all."}
     )
     num_test_problems: int | None = field(
-        default=None, metadata={"help": "Use only the first N test problems. Default: all."}
+        default=None,
+        metadata={"help": "Use only the first N test problems. Default: all. With 0, topr iterate tests no model."},
     )
     num_shots: int | None = field(
         default=None, metadata={"help": "Number of worked examples in the prompt. Default: as in the paper."}
@@ -106,15 +121,12 @@ class ProblemArguments:
     problems_per_shard: int = field(default=64, metadata={"help": "Number of problems per shard of rows."})
 
     def __post_init__(self) -> None:
+        if self.task is None:
+            self.task = DEFAULT_TASK
         check_types(self, ProblemArguments)
-        check_choice(self, task=tuple(TASKS))
-        check_at_least(1, self, "problems_per_shard", "num_train_problems", "num_test_problems")
-        check_at_least(0, self, "num_shots")
-        if self.test_dataset_name is None and str(self.dataset_name).endswith(TABLE_SUFFIXES):
-            raise ValueError(
-                f"dataset_name={self.dataset_name} is a file, which has no test split: name the test problems with "
-                "--test_dataset_name."
-            )
+        check_choice(self, task=(*TASKS, OWN_PROMPTS.name))
+        check_at_least(1, self, "problems_per_shard", "num_train_problems")
+        check_at_least(0, self, "num_shots", "num_test_problems")
         if self.test_dataset_name is not None and self.dataset_name is None:
             raise ValueError(
                 f"test_dataset_name={self.test_dataset_name} has no effect without dataset_name. Set dataset_name as "
@@ -130,7 +142,67 @@ class ProblemArguments:
     @property
     def task_of_problems(self) -> Task:
         """Return the task. The built-in problems always use the task gsm8k."""
-        return TASKS["gsm8k" if self.dataset_name is None else self.task]
+        if self.dataset_name is None:
+            return TASKS[DEFAULT_TASK]
+        return OWN_PROMPTS if self.task == OWN_PROMPTS.name else TASKS[self.task or DEFAULT_TASK]
+
+    @property
+    def has_no_test_split(self) -> bool:
+        """Return whether the problems are in a file, and no test problems are named."""
+        return self.test_dataset_name is None and str(self.dataset_name).endswith(TABLE_SUFFIXES)
+
+    def check_test_split(self) -> None:
+        """Raise a ValueError if there are no test problems."""
+        if self.has_no_test_split:
+            raise ValueError(
+                f"dataset_name={self.dataset_name} is a file, which has no test split: name the test problems with "
+                "--test_dataset_name."
+            )
+
+
+@dataclass
+class RewardArguments:
+    """Settings for rewards by functions and models of the user."""
+
+    reward_funcs: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Reward functions of TRL's kind, judges or reward models, instead of the judge of a task. A name "
+            "is FILE.py:FUNCTION, MODULE:FUNCTION, a function of TRL, or the name or folder of a reward model."
+        },
+    )
+    reward_weights: list[float] | None = field(
+        default=None, metadata={"help": "Weight of each reward function. Default: 1 for each."}
+    )
+
+    def __post_init__(self) -> None:
+        check_types(self, RewardArguments)
+        if self.reward_funcs is None and self.reward_weights is not None:
+            raise ValueError(
+                "reward_weights has no effect without reward_funcs. Set reward_funcs, or remove reward_weights."
+            )
+        if self.reward_funcs is not None:
+            check_weights(self.reward_funcs, self.reward_weights)
+
+    def implied_task(self, task: str | None, dataset_name: str | None) -> str | None:
+        """Return the task: with reward functions and a dataset, own prompts unless the user names a task."""
+        return OWN_PROMPTS.name if task is None and self.reward_funcs and dataset_name else task
+
+
+@dataclass
+class RewardTestArguments(RewardArguments):
+    """Settings for rewards, and for evaluation by rewards."""
+
+    pass_threshold: float | None = field(
+        default=None,
+        metadata={"help": "Smallest reward with which a completion passes. With it, evaluation reports pass@k."},
+    )
+
+    def __post_init__(self) -> None:
+        RewardArguments.__post_init__(self)
+        check_types(self, RewardTestArguments)
+        if self.pass_threshold is not None and not isfinite(self.pass_threshold):
+            raise ValueError(f"pass_threshold must be a finite number, not {self.pass_threshold}.")
 
 
 @dataclass
@@ -259,7 +331,7 @@ class RunArguments(SamplingArguments, LaunchArguments, OfflineTOPRConfig, ModelC
 
 
 @dataclass
-class IterateArguments(ProblemArguments, InputArguments, RunArguments):
+class IterateArguments(RewardTestArguments, ProblemArguments, InputArguments, RunArguments):
     """Settings of `topr iterate`: the settings of its stages, and how to run them."""
 
     output_dir: str | None = field(default="topr-run", metadata={"help": "Folder to write."})
@@ -280,7 +352,11 @@ class IterateArguments(ProblemArguments, InputArguments, RunArguments):
     )
 
     def __post_init__(self) -> None:
+        RewardTestArguments.__post_init__(self)
+        self.task = self.implied_task(self.task, self.dataset_name)
         ProblemArguments.__post_init__(self)
+        if self.tests:
+            self.check_test_split()
         RunArguments.__post_init__(self)
         check_at_least(1, self, "iterations", "num_generations_eval")
         check_at_least(0, self, "overlap")
@@ -291,6 +367,11 @@ class IterateArguments(ProblemArguments, InputArguments, RunArguments):
     def folder(self) -> Path:
         """Return the folder to write."""
         return Path(self.output_dir or "topr-run")
+
+    @property
+    def tests(self) -> bool:
+        """Return whether the loop tests models. It does not if own prompts have no test split."""
+        return self.num_test_problems != 0 and not (self.task_of_problems is OWN_PROMPTS and self.has_no_test_split)
 
 
 @dataclass

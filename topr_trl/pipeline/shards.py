@@ -62,10 +62,11 @@ def stages_of(shard: Path) -> ColumnsByStage:
 
 def has_shards_of(stage: str, folder: Path) -> bool:
     """Return whether a stage has written a shard in a folder."""
-    return any(_was_written_by(stage, shard) for shard in folder.glob("*.parquet"))
+    return any(has_stage(stage, shard) for shard in folder.glob("*.parquet"))
 
 
-def _was_written_by(stage: str, shard: Path) -> bool:
+def has_stage(stage: str, shard: Path) -> bool:
+    """Return whether a stage has written a shard."""
     try:
         return stage in stages_of(shard)
     except ValueError:  # A damaged shard is written again.
@@ -109,6 +110,19 @@ def add_columns(
         table = read_shard(shard).drop_columns(sorted(added))
         result = columns(k, table)
         write_shard(result, path, {**before, stage: [n for n in result.column_names if n not in table.column_names]})
+
+
+def remove_columns(folder: Path, stage: str) -> None:
+    """Remove the columns that a stage and later ones added to the shards of a folder.
+
+    Args:
+        folder (`Path`): Folder of shards.
+        stage (`str`): Name of the stage.
+    """
+    for shard in sorted(folder.glob("*.parquet")):
+        if has_stage(stage, shard):
+            before, added = _split_at(stage, stages_of(shard))
+            write_shard(read_shard(shard).drop_columns(sorted(added)), shard, before)
 
 
 @contextmanager

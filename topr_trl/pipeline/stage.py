@@ -79,6 +79,14 @@ class Stage(ABC, Generic[Settings]):
         """Return the settings of the command. By default, these are all fields of `settings`."""
         return field_names(cls.settings)
 
+    def needs_process(self, in_thread: bool) -> bool:
+        """Return whether the loop runs the stage in its own process. By default, this is `runs_apart`.
+
+        Args:
+            in_thread (`bool`): Whether the loop would otherwise run the stage in a thread, as with `overlap`.
+        """
+        return self.runs_apart
+
     @abstractmethod
     def inputs(self) -> Json:
         """Return the settings and files that determine the result, as JSON."""
@@ -107,6 +115,10 @@ class Stage(ABC, Generic[Settings]):
         Args:
             done (`dict`): Entry of the stage in the manifest.
         """
+        return ""
+
+    def next_steps(self) -> str:
+        """Return the commands that the user can run next, for the end of the command's output."""
         return ""
 
     def is_finished(self) -> bool:

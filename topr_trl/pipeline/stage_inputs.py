@@ -11,7 +11,7 @@ from trl import ModelConfig
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import BUNDLED, model_path
-from topr_trl.tasks import TASKS, arithmetic
+from topr_trl.tasks import DEFAULT_TASK, OWN_PROMPTS, TASKS, arithmetic
 
 _QUANTIZATION = ("load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant")
 
@@ -28,8 +28,8 @@ def values_of(settings: object, names: Iterable[str]) -> Json:
 
 
 def absolute(name: str | None) -> str | None:
-    """Return the absolute path of a local file or folder. Return any other name unchanged."""
-    return str(Path(name).absolute()) if name and Path(name).exists() else name
+    """Return the absolute path of a local file or folder, without links and "..". Return any other name unchanged."""
+    return str(Path(name).resolve()) if name and Path(name).exists() else name
 
 
 def weights_read(settings: ModelConfig) -> Json:
@@ -44,16 +44,16 @@ def weights_read(settings: ModelConfig) -> Json:
     return {"model": name, "revision": settings.model_revision, **how}
 
 
-def task_of_rows(source: Path, task: str) -> str:
+def task_of_rows(source: Path, task: str | None) -> str:
     """Return the task that rows were sampled for. Return `task` if the stage `sample` did not write them.
 
     Raises:
         ValueError: the rows were sampled for an unknown task.
     """
-    known = manifest.read(source)
+    known, task = manifest.read(source), task or DEFAULT_TASK
     sampled = known.stages.get("sample") if known else None
     found: str = sampled["inputs"].get("task", task) if sampled else task
-    if found not in TASKS:
+    if found not in (*TASKS, OWN_PROMPTS.name):
         raise ValueError(
             f"{source / manifest.NAME} names the unknown task {found!r}; known tasks are {', '.join(TASKS)}. Sample "
             "the rows again, or use the version of topr_trl that wrote them."

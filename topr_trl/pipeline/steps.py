@@ -80,7 +80,7 @@ def run_steps(
             continue
         _print_line(title)
         started = time.monotonic()
-        if stage.runs_apart:
+        if stage.needs_process(in_thread=bool(side)):
             log, summary = stage.folder.parent / f"{stage.name}.log" if side else None, ""
             done = run_apart(stage, launch, log, stop)
             spent.starts += time.monotonic() - started - done["seconds"]

@@ -155,13 +155,13 @@ def _can_judge(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> boo
     """
     if trial.test_by == "rewards":
         return False
-    some = rows.select(range(min(_JUDGED, len(rows))))
+    some, task = rows.select(range(min(_JUDGED, len(rows)))), task_of_rows(trial.source, trial.task)
     can_read = (
-        {"prompt", "completion", "answer"} <= set(rows.column_names)
+        task in TASKS  # Own prompts have no judge.
+        and {"prompt", "completion", "answer"} <= set(rows.column_names)
         and all(isinstance(text, str) for name in ("prompt", "answer") for text in some[name])
         and not any(isinstance(token, int) for completion in some["completion"] for token in completion[:1])
     )
-    task = task_of_rows(trial.source, trial.task)
     agreed = 0.0
     if can_read:
         written = [text_of(completion, i) for i, completion in enumerate(some["completion"])]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datasets import Dataset
 
 from topr_trl.rewards import Judge
-from topr_trl.tasks import arithmetic, gsm8k, hendrycks_math
+from topr_trl.tasks import arithmetic, gsm8k, hendrycks_math, own_prompts
 
 
 @dataclass(frozen=True)
@@ -53,3 +53,7 @@ TASKS = {
         "math", hendrycks_math.load, hendrycks_math.prepare, 4, hendrycks_math.STOP_STRINGS, hendrycks_math.judge
     ),
 }  # fmt: skip
+
+# The task of prompts that are used as they are. Its rewards are reward functions of the user.
+OWN_PROMPTS = Task("prompts", own_prompts.load, own_prompts.prepare, 0, (), own_prompts.judge)
+DEFAULT_TASK = "gsm8k"

@@ -42,7 +42,7 @@ from topr_trl.trainers.forward_checks import (
     tolerance,
     turn_off_noise,
 )
-from topr_trl.trainers.metrics import RowMetrics, completion_means
+from topr_trl.trainers.metrics import RowMetrics, completion_means, without_ratio
 from topr_trl.trainers.model_card import PAPER, CardSection, add_section, model_card, training_facts
 from topr_trl.trainers.quantization import (
     adapter_weights,
@@ -170,7 +170,11 @@ class TOPRMixin(Trainer):
         weights = truncated_weights(log_ratio, rewards_B, self.args.limits)
         weights_B, log_ratio_B = (completion_means(x, mask_BT) for x in (weights, log_ratio))
         counted_B = rewards_B if counts else torch.full_like(rewards_B, torch.nan)
-        kept = self._row_metrics[self._mode].add(weights_B, log_ratio_B, counted_B, idle)
+        logps_BT = policy_logps_BT.detach()
+        logps_B2 = torch.stack(
+            [completion_means(logps_BT, mask_BT), logps_BT.masked_fill(mask_BT == 0, 0.0).sum(1)], dim=1
+        )
+        kept = self._row_metrics[self._mode].add(weights_B, log_ratio_B, counted_B, idle, logps_B2)
         if shown_rows is not None:
             self._weights_by_row.add(shown_rows, kept)
         return weights
@@ -178,6 +182,11 @@ class TOPRMixin(Trainer):
     @property
     def _mode(self) -> str:
         return "train" if self.model.training else "eval"
+
+    @property
+    def _ratio_is_one(self) -> bool:
+        """Whether π = μ for every row of the current mode, so that weights and ratios are not worth logging."""
+        return False
 
     @property
     def _is_ready(self) -> bool:
@@ -362,6 +371,8 @@ class TOPRMixin(Trainer):
                 raise not_finite(f"`{name}` at step {self.state.global_step}", self.args.output_dir)
         collected = self._metrics[self._mode]
         found = self._row_metrics[self._mode].flush(self.accelerator)
+        if self._ratio_is_one:
+            found = without_ratio(found)
         for name, value in found.items():
             collected[name].append(value)
         # If the limits do not depend on the ratio, weights of 0 are intended.

@@ -43,7 +43,7 @@ class RowWeights:
 
         If R is NaN, the loss has not used the row, so the row has no weight.
         """
-        self._batches.append((rows_B, kept[:, :2].masked_fill(kept[:, 2:].isnan(), torch.nan)))
+        self._batches.append((rows_B, kept[:, :2].masked_fill(kept[:, 2:3].isnan(), torch.nan)))
 
     def clear(self) -> None:
         """Remove all rows."""

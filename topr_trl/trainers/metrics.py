@@ -20,24 +20,45 @@ def completion_means(values: Tensor, mask_BT: Tensor) -> Tensor:
     return values.masked_fill(mask_BT == 0, 0.0).sum(1) / mask_BT.sum(1).clamp(min=1)
 
 
+# Metrics that cannot change while π = μ for every row.
+_OF_RATIO = ("topr/weight_", "topr/negatives_", "topr/realized_positive_share", "topr/log_ratio/")
+
+
+def without_ratio(metrics: dict[str, float]) -> dict[str, float]:
+    """Return the metrics that do not depend on the ratio π/μ."""
+    return {name: value for name, value in metrics.items() if not name.startswith(_OF_RATIO)}
+
+
 class RowMetrics:
     """Collect one small tensor per batch, without waiting for the device until `flush`."""
 
     def __init__(self) -> None:
         self._batches: list[Tensor] = []
 
-    def add(self, weights_B: Tensor, log_ratio_B: Tensor, rewards_B: Tensor, idle: int = 0) -> Tensor:
-        """Store a batch and return it as (B + idle, 3) float32.
+    def add(
+        self,
+        weights_B: Tensor,
+        log_ratio_B: Tensor,
+        rewards_B: Tensor,
+        idle: int = 0,
+        logps_B2: Tensor | None = None,
+    ) -> Tensor:
+        """Store a batch and return it as (B + idle, 5) float32.
 
         Args:
             weights_B: (B,) weights.
             log_ratio_B: (B,) log-ratios, in nats.
             rewards_B: (B,) R.
-            idle: number of rows with R = 0 that the forward did not compute. They get weight 1 and a NaN ratio.
+            idle: number of rows with R = 0 that the forward did not compute. They get weight 1, and NaN for the ratio
+                and log π.
+            logps_B2: (B, 2) log π: mean per token, and sum of each completion. None if it is unknown.
         """
         rows = torch.stack([x.detach().float() for x in (weights_B, log_ratio_B, rewards_B)], dim=1)
+        logps_B2 = rows.new_full((len(rows), 2), torch.nan) if logps_B2 is None else logps_B2.detach().float()
+        rows = torch.cat([rows, logps_B2], dim=1)
         if idle:
-            rows = torch.cat([rows, torch.stack([rows.new_full((idle,), x) for x in (1.0, torch.nan, 0.0)], dim=1)])
+            blank = rows.new_tensor([1.0, torch.nan, 0.0, torch.nan, torch.nan])
+            rows = torch.cat([rows, blank.expand(idle, -1)])
         self._batches.append(rows)
         return rows
 
@@ -52,10 +73,12 @@ class RowMetrics:
         rows = accelerator.pad_across_processes(torch.cat(self._batches), dim=0, pad_index=torch.nan)
         rows = accelerator.gather(rows).cpu().double()  # CPU first, because some devices have no float64
         self._batches.clear()
-        return row_metrics(weights_N=rows[:, 0], log_ratio_N=rows[:, 1], rewards_N=rows[:, 2])
+        return row_metrics(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3:])
 
 
-def row_metrics(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> dict[str, float]:
+def row_metrics(
+    weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor, logps_N2: Tensor | None = None
+) -> dict[str, float]:
     """Compute the metrics of N rows on the CPU. A metric is left out if no row has a value for it.
 
     | name | meaning |
@@ -69,6 +92,7 @@ def row_metrics(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> di
     | `topr/realized_positive_share` | share of positives in Σ w·abs(R), which is p~ after the taper |
     | `topr/reward` | mean R |
     | `topr/log_ratio/{positives,negatives}/{mean,q05,q50,q95}` | log π/μ of the completion |
+    | `topr/logps/{positives,negatives}/{token,completion}` | mean log π per token, and per completion |
 
     A row with a NaN reward is padding or has no reward, and is ignored. A row with a NaN log-ratio is ignored in the
     metrics of ratios. Its ratio was not computed, since its weight does not depend on it.
@@ -77,8 +101,11 @@ def row_metrics(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> di
         weights_N: (N,) weights.
         log_ratio_N: (N,) log-ratios, in nats.
         rewards_N: (N,) R.
+        logps_N2: (N, 2) log π: mean per token, and sum of each completion. NaN or None if it is unknown. Unlike the
+            ratios of positives, its positives do not include rows with R = 0.
     """
     real = ~rewards_N.isnan()
+    logps_N2 = (rewards_N.new_full((len(rewards_N), 2), torch.nan) if logps_N2 is None else logps_N2)[real]
     weights_N, log_ratio_N, rewards_N = weights_N[real], log_ratio_N[real], rewards_N[real]
     if len(rewards_N) == 0:
         return {}
@@ -109,4 +136,8 @@ def row_metrics(weights_N: Tensor, log_ratio_N: Tensor, rewards_N: Tensor) -> di
             quantiles = known.quantile(torch.tensor(QUANTILES, dtype=known.dtype))
             for k, q in enumerate(QUANTILES):
                 metrics[f"topr/log_ratio/{name}/q{round(q * 100):02d}"] = quantiles[k]
+    for name, sign in (("positives", rewards_N > 0), ("negatives", rewards_N < 0)):
+        known_M2 = logps_N2[sign & ~logps_N2[:, 0].isnan()]
+        if len(known_M2):
+            metrics[f"topr/logps/{name}/token"], metrics[f"topr/logps/{name}/completion"] = known_M2.mean(0)
     return {name: float(value) for name, value in metrics.items()}

@@ -524,6 +524,15 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         if "importance_sampling_ratio" in inputs:
             inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
 
+    @property
+    def _ratio_is_one(self) -> bool:
+        """Whether each row is used in one optimizer step, by the weights that wrote it."""
+        if self.args.log_mu == "sampler":
+            return False
+        uses = self.args.steps_per_generation * self.num_iterations
+        used_once = self.args.gradient_accumulation_steps % uses == 0 and not self.args.replay_share
+        return self._mode == "eval" or used_once
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log TOPR's metrics in addition to TRL's. See `transformers.Trainer.log`."""
         metrics = self._metrics[self._mode]

@@ -11,7 +11,7 @@ from topr_trl.data.tables import read_table, shards_of
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import RowsArguments, SeedArguments, seed_of
-from topr_trl.pipeline.shards import columns_before
+from topr_trl.pipeline.shards import columns_before, stages_of
 from topr_trl.pipeline.stage import Made, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, values_of
 from topr_trl.settings.checks import check_at_least
@@ -53,13 +53,19 @@ class Curate(Stage[CurateArguments]):
         unread = {ids for ids, instead in _INSTEAD_OF_IDS.items() if instead in names}
         columns = [name for name in names if name in CHOICE_COLUMNS and name not in unread]
         rows = read_table(*shards_of(args.source), cache_dir=self.folder / manifest.WORK / "cache", columns=columns)
-        scored = ScoredRows.read(str(args.source), rows)
+        kept = np.arange(len(rows))
+        by_score = all("reward" in stages_of(shard).get("score", ()) for shard in shards_of(args.source))
+        if by_score and "reward" in columns:
+            kept = np.flatnonzero(rows.data["reward"].is_valid())  # Reward functions can leave rows without a reward.
+        scored = ScoredRows.read(str(args.source), rows if len(kept) == len(rows) else rows.select(kept))
         # The choice depends on the order of the problems. Version 0.2 sorted their ids as text, so its runs continue.
         scored = replace(scored, problems_R=scored.problems_R.astype(str))
         rewards, curated = scored.choose(args, seed_of("curate", args.seed, args.iteration))
         after_baseline_R = np.full(len(scored.rewards_R), np.nan)
         after_baseline_R[curated.indices] = rewards
-        values = pa.array(scored.rollouts.of_each_row(after_baseline_R), from_pandas=True)
+        after_baseline_N = np.full(len(rows), np.nan)
+        after_baseline_N[kept] = scored.rollouts.of_each_row(after_baseline_R)
+        values = pa.array(after_baseline_N, from_pandas=True)
         self.add_arrays({AFTER_BASELINE: values}, "Curating")
         return len(rows), {"chosen": len(rewards), "curated": str(curated)}
 

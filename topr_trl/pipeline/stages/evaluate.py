@@ -1,13 +1,17 @@
-"""Evaluate a model or rows with pass@k, maj@k and greedy accuracy, and compare two runs."""
+"""Evaluate a model or rows with pass@k, maj@k, greedy accuracy and mean reward, and compare two runs."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from topr_trl.data.tables import columns_of, read_shard, shards_of
 from topr_trl.evaluation.answers import read_samples, run_names
 from topr_trl.evaluation.report import EVALUATION, read_evaluation, write_report
+from topr_trl.evaluation.rewards import read_reward_samples
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.settings import ADAPTER_SETTINGS, GREEDY_HELP, field_names
+from topr_trl.pipeline.settings import ADAPTER_SETTINGS, GREEDY_HELP, RewardTestArguments, field_names
 from topr_trl.pipeline.stage import Made, Stage
 from topr_trl.pipeline.stages.sample import SampleArguments
 from topr_trl.settings.checks import check_at_least
@@ -16,7 +20,7 @@ REPORT = "evaluation.txt"  # file with the tables
 
 
 @dataclass
-class EvaluateArguments(SampleArguments):
+class EvaluateArguments(RewardTestArguments, SampleArguments):
     """Settings of `topr evaluate`."""
 
     compare: str | None = field(default=None, metadata={"help": "Folder or file of rows of another run."})
@@ -27,7 +31,10 @@ class EvaluateArguments(SampleArguments):
     split: str = "test"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        RewardTestArguments.__post_init__(self)
+        self.dataset_name = self.dataset_name or self.test_dataset_name
+        self.task = self.implied_task(self.task, self.dataset_name)
+        SampleArguments.__post_init__(self)
         check_at_least(1, self, "num_generations_eval")
 
 
@@ -47,23 +54,51 @@ class Evaluate(Stage[EvaluateArguments]):
         return [Path(path) for path in (self.args.input, self.args.compare) if path is not None]
 
     def inputs(self) -> Json:
-        """Return the rows, the rows to compare with, and the seed of the bootstrap."""
+        """Return the rows, the rows to compare with, the threshold, and the seed of the bootstrap."""
         assert self.args.input is not None
         second = {"compare": manifest.fingerprint(Path(self.args.compare))} if self.args.compare else {}
-        return {"input": manifest.fingerprint(Path(self.args.input)), **second, "seed": self.args.seed}
+        return {
+            "input": manifest.fingerprint(Path(self.args.input)), **second, "seed": self.args.seed,
+            "pass_threshold": self.args.pass_threshold,
+        }  # fmt: skip
 
     def make(self) -> Made:
         """Write the report, see `write_report`."""
-        sources = self.sources()
+        args, sources = self.args, self.sources()
         names = run_names(*sources) if len(sources) == 2 else ["estimate"]
-        runs = {name: read_samples(source) for name, source in zip(names, sources, strict=True)}
-        report = write_report(self.folder, runs, self.args.seed)
+        places = dict(zip(names, sources, strict=True))
+        judged = all(has_answers(source) for source in sources)
+        by_reward = not judged or args.pass_threshold is not None or any(map(_has_other_rewards, sources))
+        runs = {name: read_samples(source) for name, source in places.items()} if judged else {}
+        rewards = {name: read_reward_samples(source) for name, source in places.items()} if by_reward else {}
+        report = write_report(self.folder, runs, args.seed, rewards, args.pass_threshold)
         (self.folder / REPORT).write_text(f"{report}\n", encoding="utf-8")
         found = read_evaluation(self.folder / EVALUATION)
-        notes = {"pass@1": str(found.pass_at[1])} | ({"greedy": str(found.greedy)} if found.greedy else {})
-        return sum(samples.num_rows for samples in runs.values()), notes
+        shown = {"greedy": found.greedy, "pass@1": found.pass_at.get(1), "greedy reward": found.greedy_reward,
+                 "reward": found.reward}  # fmt: skip
+        count = sum(samples.num_rows for samples in (runs or rewards).values())
+        return count, {name: str(estimate) for name, estimate in shown.items() if estimate}
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return greedy accuracy and pass@1."""
-        return ", ".join(f"{name} {done[name]}" for name in ("greedy", "pass@1") if name in done)
+        """Return greedy accuracy, pass@1 and mean reward."""
+        names = ("greedy", "pass@1", "greedy reward", "reward")
+        return ", ".join(f"{name} {done[name]}" for name in names if name in done)
+
+
+def has_answers(source: Path) -> bool:
+    """Return whether rows have answers of completions and true answers, as a judge writes them."""
+    return all({"extracted", "answer"} <= set(columns_of(shard)) for shard in shards_of(source))
+
+
+def _has_other_rewards(source: Path) -> bool:
+    """Return whether rows have rewards other than those of a judge, 1 and -1."""
+    for shard in shards_of(source):
+        if "reward" not in columns_of(shard):
+            return False
+    return any(_differs_from_verdicts(shard) for shard in shards_of(source))
+
+
+def _differs_from_verdicts(shard: Path) -> bool:
+    rewards = read_shard(shard, ["reward"])["reward"].to_numpy().astype(np.float64)
+    return bool((np.abs(rewards) != 1).any())

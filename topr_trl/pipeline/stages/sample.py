@@ -18,7 +18,7 @@ from topr_trl.generation.vllm import sample_completions_with_vllm, start_engine
 from topr_trl.pipeline import locks, manifest
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.model_loading import load_tokenizer, loading, model_path
-from topr_trl.pipeline.problems import load_problems
+from topr_trl.pipeline.problems import load_problems, stop_strings_of
 from topr_trl.pipeline.settings import (
     ADAPTER_SETTINGS,
     SPLITS,
@@ -58,6 +58,9 @@ class SampleArguments(
         SamplingArguments.__post_init__(self)
         BackendArguments.__post_init__(self)
         check_choice(self, split=SPLITS)
+        if self.split == "test":
+            self.check_test_split()
+            check_at_least(1, self, "num_test_problems")
         check_at_least(0, self, "iteration")
         if self.worker is not None:
             k, _, n = self.worker.partition("/")
@@ -142,7 +145,7 @@ class Sample(Stage[SampleArguments]):
         missing = self.missing_shards(args.worker, count)
         if not missing:
             return
-        draw = _sampler(args)
+        draw = _sampler(args, stop_strings_of(args, problems))
         own = len(_shards_of_worker(args.worker, count))
         progress = {"desc": f"Sampling {args.split} problems", "unit": "shard", "initial": own - len(missing)}
         for k in tqdm(missing, total=own, **progress):
@@ -156,9 +159,8 @@ def _shards_of_worker(worker: str | None, count: int) -> range:
     return range(first, count, step)
 
 
-def _sampler(args: SampleArguments) -> Callable[[Dataset, int], Dataset]:
+def _sampler(args: SampleArguments, stops: tuple[str, ...]) -> Callable[[Dataset, int], Dataset]:
     """Load the model, and return a function that samples completions for problems with a seed."""
-    stops = args.task_of_problems.stop_strings
     if args.sampling_backend == "vllm":
         engine = start_engine(model_path(args), args, args.seed, args.model_revision, args.trust_remote_code)
         return lambda problems, seed: sample_completions_with_vllm(engine, problems, args, stops, seed)

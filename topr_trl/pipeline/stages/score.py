@@ -1,37 +1,53 @@
-"""Judge the answers of rows: write verdicts and rewards."""
+"""Score completions with the judge of a task or with reward functions: write rewards and verdicts."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from datasets import Dataset
 
 from topr_trl.data.rows import finite_rewards, need_columns
-from topr_trl.data.tables import from_table, read_shard, rows_of, shards_of
+from topr_trl.data.tables import columns_of, from_table, read_shard, rows_of, shards_of
 from topr_trl.pipeline.manifest import Json
-from topr_trl.pipeline.settings import FolderArguments
-from topr_trl.pipeline.shards import count_rows, naming, stages_of
+from topr_trl.pipeline.settings import TASK_HELP, FolderArguments, RewardArguments
+from topr_trl.pipeline.shards import columns_before, count_rows, naming, remove_columns, stages_of
 from topr_trl.pipeline.stage import Made, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, task_of_rows
 from topr_trl.rewards import VERDICTS, score_completions
+from topr_trl.rewards.functions import prepare_rewards, score_rows
+from topr_trl.rewards.load_functions import (
+    code_fingerprint,
+    is_model,
+    load_reward_funcs,
+    name_without_folder,
+)
 from topr_trl.settings.checks import check_choice
-from topr_trl.tasks import TASKS
+from topr_trl.tasks import OWN_PROMPTS, TASKS
+
+OF_FUNCTION = "rewards/"  # start of the name of a column with the rewards of one function
 
 
 @dataclass
-class ScoreArguments(FolderArguments):
+class ScoreArguments(RewardArguments, FolderArguments):
     """Settings of `topr score`."""
 
-    task: str = field(
-        default="gsm8k",
-        metadata={"help": f"Task of the rows: {' or '.join(TASKS)}. Rows written by topr sample have their own."},
+    task: str | None = field(
+        default=None, metadata={"help": f"{TASK_HELP} Rows written by topr sample have their own task."}
     )
 
     def __post_init__(self) -> None:
-        check_choice(self, task=tuple(TASKS))
+        RewardArguments.__post_init__(self)
+        check_choice(self, task=(None, *TASKS, OWN_PROMPTS.name))  # type: ignore[arg-type]
 
 
 class Score(Stage[ScoreArguments]):
-    """Stage that writes verdicts and rewards. Rows that already have a reward keep it."""
+    """Stage that writes rewards, and verdicts if a judge gives them.
+
+    Without reward functions, rows that already have a reward keep it.
+    """
 
     settings = ScoreArguments
     outcome = "Rows with rewards in {folder}/: {rows:,}."
@@ -39,22 +55,66 @@ class Score(Stage[ScoreArguments]):
     adds_columns = True
     in_loop = True
 
+    def __init__(self, args: ScoreArguments) -> None:
+        super().__init__(args)
+        # A loop makes its stages when it starts, so it notices if a function changes meanwhile.
+        self._code = None if args.reward_funcs is None else code_fingerprint(args.reward_funcs)
+
+    def needs_process(self, in_thread: bool) -> bool:
+        """Return whether there is a reward model, or a function in a thread, where functions cannot use signals.
+
+        Args:
+            in_thread (`bool`): Whether the loop would otherwise run the stage in a thread.
+        """
+        names = self.args.reward_funcs or []
+        return bool(names) and (in_thread or any(map(is_model, names)))
+
     def inputs(self) -> Json:
-        """Return the rows and their task."""
-        return {**rows_read(self.args.source, self.folder), "task": self._task}
+        """Return the rows, and their task, or the reward functions with the content of their files.
+
+        Raises:
+            ValueError: a file of reward functions has changed since the loop started.
+        """
+        args, names = self.args, self.args.reward_funcs
+        known = {**rows_read(args.source, self.folder), "reward_funcs": None, "reward_weights": None}
+        if names is None:
+            return {**known, "task": self._task}
+        if code_fingerprint(names) != self._code:
+            raise ValueError(
+                f"The code of reward_funcs {' '.join(names)} has changed since this run started, so rewards would not "
+                "be comparable. Undo the change and run the same command again, or use another output_dir."
+            )
+        return known | {
+            "task": None,
+            "reward_funcs": list(map(name_without_folder, names)),
+            "reward_weights": args.reward_weights or [1.0] * len(names),
+            "reward_code": self._code,
+        }
+
+    def begin(self, others_work: bool = False) -> bool:
+        """Prepare the folder. Remove the rewards that an unfinished run with other reward functions wrote."""
+        if self._was_begun_with_other_functions():
+            remove_columns(self.folder, self.name)
+        return super().begin(others_work)
+
+    def _has_results(self) -> bool:
+        return not self._was_begun_with_other_functions() and super()._has_results()
+
+    def _was_begun_with_other_functions(self) -> bool:
+        entry = self.entry()
+        if not entry or "finished" in entry:
+            return False
+        there, now = entry["inputs"], self.inputs()
+        return any(there.get(name) != now.get(name) for name in ("reward_funcs", "reward_weights", "reward_code"))
 
     def make(self) -> Made:
-        """Judge the completions of each shard, and count the verdicts."""
-        judge, shards = TASKS[self._task].judge, shards_of(self.args.source)
+        """Score the completions of each shard, and count the verdicts."""
+        shards = shards_of(self.args.source)
+        score = self._judge() if self.args.reward_funcs is None else self._reward(self.args.reward_funcs)
 
         def scored(k: int, table: pa.Table) -> pa.Table:
-            rows = from_table(table)
             with naming(shards[k]):
-                if "reward" in rows.column_names:
-                    finite_rewards(rows)
-                    return table
-                need_columns(rows.column_names, ("completion", "answer"), "rows without a reward")
-                return score_completions(rows, judge, f"Scoring {shards[k].name}").with_format("arrow")[:]
+                return score(table, f"Scoring {shards[k].name}")
 
         self.add_columns(scored, "Scoring")
         counts = dict.fromkeys((*VERDICTS, "kept"), 0)
@@ -62,16 +122,72 @@ class Score(Stage[ScoreArguments]):
             if "verdict" in stages_of(shard)[self.name]:
                 for each in pc.value_counts(read_shard(shard, ["verdict"])["verdict"]).to_pylist():
                     counts[each["values"]] += each["counts"]
-            else:
+            elif "reward" not in stages_of(shard)[self.name]:
                 counts["kept"] += rows_of(shard)
-        return count_rows(self.folder), {"scored": counts}
+        return count_rows(self.folder), {"scored": counts, "rewards": self._mean_rewards()}
+
+    def _judge(self) -> Callable[[pa.Table, str], pa.Table]:
+        if self._task == OWN_PROMPTS.name:
+            for shard in shards_of(self.args.source):
+                if "reward" not in columns_of(shard):
+                    OWN_PROMPTS.judge([], [])
+        judge = OWN_PROMPTS.judge if self._task == OWN_PROMPTS.name else TASKS[self._task].judge
+
+        def score(table: pa.Table, description: str) -> pa.Table:
+            rows = from_table(table)
+            if "reward" in rows.column_names:
+                finite_rewards(rows)
+                return table
+            need_columns(rows.column_names, ("completion", "answer"), "rows without a reward")
+            return score_completions(rows, judge, description).with_format("arrow")[:]
+
+        return score
+
+    def _reward(self, names: Sequence[str]) -> Callable[[pa.Table, str], pa.Table]:
+        columns = columns_before(self.name, self.args.source)
+        need_columns(columns, ("prompt", "completion"), f"{self.args.source}: rows to score")
+        if "reward" in columns:
+            raise ValueError(
+                f"{self.args.source}: the rows have a column `reward` already. Remove this column to score with "
+                "reward_funcs, or remove reward_funcs to keep the rewards."
+            )
+        rewards = prepare_rewards(load_reward_funcs(names), columns)
+        weights = self.args.reward_weights
+
+        def score(table: pa.Table, description: str) -> pa.Table:
+            rows: Dataset = score_rows(from_table(table), rewards, weights, description)
+            return rows.with_format("arrow")[:]
+
+        return score
+
+    def _mean_rewards(self) -> Json:
+        """Return the mean of the reward, and of the reward of each function, and the number of rows without one."""
+        if self.args.reward_funcs is None:
+            return {}
+        values: dict[str, list[Any]] = {}
+        for shard in shards_of(self.folder):
+            columns = [name for name in stages_of(shard)[self.name] if name == "reward" or name.startswith(OF_FUNCTION)]
+            for name, column in zip(columns, read_shard(shard, columns).select(columns).columns, strict=True):
+                values.setdefault(name, []).append(column.cast(pa.float64()).to_numpy())
+        found: Json = {}
+        for name in ("reward", *(each for each in values if each != "reward")):
+            all_values = np.concatenate(values.get(name, [np.empty(0)]))
+            known = all_values[~np.isnan(all_values)]
+            found[name] = {"mean": float(known.mean()) if len(known) else None, "missing": len(all_values) - len(known)}
+        return found
 
     @classmethod
     def summary(cls, done: Json) -> str:
-        """Return the number of rows by verdict."""
+        """Return the mean reward, and the number of rows by verdict."""
         counts = {**done["scored"]}
         kept = counts.pop("kept", 0)
         parts = [f"{n:,} {verdict}" for verdict, n in counts.items() if n]
+        rewards = done.get("rewards") or {}  # Version 0.2 had none.
+        for name, found in rewards.items():
+            if found["mean"] is not None:
+                parts.append(f"mean {name.removeprefix(OF_FUNCTION)} {found['mean']:.3f}")
+        if missing := rewards.get("reward", {}).get("missing"):
+            parts.append(f"{missing:,} without a reward, which topr curate leaves out")
         return ", ".join(parts + ([f"{kept:,} kept their reward"] if kept else [])) + "."
 
     @property

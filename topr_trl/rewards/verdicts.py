@@ -120,21 +120,30 @@ def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     The wrapper raises a ValueError if the function returns anything but a list of numbers and None.
     """
 
-    def check(rewards: object) -> list[object]:
-        if not isinstance(rewards, Iterable) or isinstance(rewards, str):
-            raise ValueError(
-                f"The reward function {name!r} returned {rewards!r}, not a list with one reward per completion."
-            )
-        rewards = list(rewards)
-        for i, reward in enumerate(rewards):
-            if not (reward is None or isinstance(reward, (Real, np.bool_, torch.Tensor))):
-                raise ValueError(
-                    f"The reward function {name!r} returned {reward!r} for completion {i}. Return a number, or "
-                    "None where there is no reward."
-                )
-        return rewards
-
     async def later(*args: Any, **kwargs: Any) -> list[object]:
-        return check(await function(*args, **kwargs))
+        return check_rewards(await function(*args, **kwargs), name)
 
-    return later if is_async_callable(function) else lambda *args, **kwargs: check(function(*args, **kwargs))
+    return (
+        later if is_async_callable(function) else lambda *args, **kwargs: check_rewards(function(*args, **kwargs), name)
+    )
+
+
+def check_rewards(rewards: object, name: str) -> list[object]:
+    """Return the rewards that a function returned as a list. Anything but numbers and None raises a ValueError.
+
+    Args:
+        rewards (`object`): Value that the function returned.
+        name (`str`): Name of the function, for the message.
+    """
+    if not isinstance(rewards, Iterable) or isinstance(rewards, str):
+        raise ValueError(
+            f"The reward function {name!r} returned {rewards!r}, not a list with one reward per completion."
+        )
+    rewards = list(rewards)
+    for i, reward in enumerate(rewards):
+        if not (reward is None or isinstance(reward, (Real, np.bool_, torch.Tensor))):
+            raise ValueError(
+                f"The reward function {name!r} returned {reward!r} for completion {i}. Return a number, or "
+                "None where there is no reward."
+            )
+    return rewards

@@ -1,0 +1,129 @@
+"""Prompts and reward functions of the user that cannot be used. See `bad_input.py`."""
+
+import json
+from typing import Any
+
+from bad_input import NO_SHARD, Case, Kit, cases, kit
+from datasets import Dataset
+
+from topr_trl.data.tables import save_rows
+
+__all__ = ["kit"]
+
+CODE = """
+def short(completions, **kwargs):
+    return [float(len(text) < 20) for text in completions]
+
+def solved(completions, solution, **kwargs):
+    return [1.0 for _ in completions]
+
+def without_kwargs(completions):
+    return [1.0 for _ in completions]
+
+def one_for_all(completions, **kwargs):
+    return [1.0]
+
+def words(completions, **kwargs):
+    return ["good" for _ in completions]
+
+def infinite(completions, **kwargs):
+    return [float("inf") for _ in completions]
+
+def divided(completions, **kwargs):
+    return [1 / 0 for _ in completions]
+"""
+PROMPT = {"prompt": "3 + 4 =", "target": "7"}
+
+
+def looped(given: str, words: str, arguments: str, prompt: Any = PROMPT, code: str = CODE) -> Case:
+    """`topr iterate` on own prompts; nothing is sampled."""
+
+    def do(kit: Kit) -> None:
+        (kit.folder / "prompts.jsonl").write_text(json.dumps(prompt))
+        (kit.folder / "rewards.py").write_text(code)
+        kit.note()
+        kit.topr(f"iterate --use_cpu true --bf16 false --dataset_name prompts.jsonl --output_dir out {arguments}")
+
+    return Case(given, do, words, NO_SHARD, SystemExit)
+
+
+def scored(given: str, words: str, function: str, columns: Any = None, command: str = "score") -> Case:
+    """`topr score` with a function, on rows with completions."""
+
+    def do(kit: Kit) -> None:
+        rows = {"prompt": ["3 + 4 ="] * 2, "completion": ["7", "8"], **(columns or {})}
+        save_rows(Dataset.from_dict(rows), kit.folder / "rows")
+        (kit.folder / "rewards.py").write_text(CODE)
+        kit.note()
+        kit.topr(f"{command} --input rows --output_dir out --reward_funcs rewards.py:{function}")
+
+    return Case(given, do, words, NO_SHARD, SystemExit)
+
+
+# fmt: off
+BEFORE_SAMPLING = [
+    looped("a reward function that the file lacks", "reward_funcs, rewards.py, 'shirt', did you mean short",
+        "--reward_funcs rewards.py:shirt"),
+    looped("a file of reward functions without a function", "reward_funcs, rewards.py:FUNCTION",
+        "--reward_funcs rewards.py"),
+    looped("a file of reward functions that is not there", "reward_funcs, no file nowhere.py",
+        "--reward_funcs nowhere.py:short"),
+    looped("a file of reward functions that cannot be imported", "reward_funcs, rewards.py, imported, NameError",
+        "--reward_funcs rewards.py:short", code="x = y"),
+    looped("a module of reward functions that is not there", "reward_funcs, no_such_module, this folder",
+        "--reward_funcs no_such_module:short"),
+    looped("a name that is no reward function", "reward_funcs, 'short', FILE.py:FUNCTION, accuracy_reward",
+        "--reward_funcs short"),
+    looped("a reward function that needs a column", "'solved', column, 'solution', target, rename",
+        "--reward_funcs rewards.py:solved"),
+    looped("a reward function without `**kwargs`", "'without_kwargs', completion_ids, and others, **kwargs",
+        "--reward_funcs rewards.py:without_kwargs"),
+    looped("two reward functions with one name", "reward_funcs, 'short', rename",
+        "--reward_funcs rewards.py:short ./rewards.py:short"),
+    looped("too few reward weights", "reward_weights has 1 values, reward_funcs has 2, one weight per function",
+        "--reward_funcs rewards.py:short rewards.py:solved --reward_weights 1"),
+    looped("reward weights without functions", "reward_weights, without reward_funcs, remove",
+        "--reward_weights 1 --test_dataset_name prompts.jsonl"),
+    looped("a threshold that is not finite", "pass_threshold, finite, inf",
+        "--reward_funcs rewards.py:short --pass_threshold inf"),
+    looped("own prompts without reward functions", "no judge, --reward_funcs, --task",
+        "--test_dataset_name prompts.jsonl"),
+    looped("own prompts without the column `prompt`", "`prompt`, found, 'question', rename, --task",
+        "--reward_funcs rewards.py:short", {"question": "3 + 4 ="}),
+    looped("own prompts with a column of results", "column 'reward', rename or remove",
+        "--reward_funcs rewards.py:short", {**PROMPT, "reward": 1.0}),
+    looped("own prompts that are neither text nor messages", "`prompt`, text or messages, row 0 holds 7",
+        "--reward_funcs rewards.py:short", {"prompt": 7}),
+    looped("worked examples for own prompts", "num_shots=4, own prompts, remove",
+        "--reward_funcs rewards.py:short --num_shots 4"),
+    looped("own prompts of a task without test problems", "test split, --test_dataset_name",
+        "--reward_funcs rewards.py:short --task gsm8k"),
+]
+WHILE_SCORING = [
+    scored("a reward function that returns too few rewards",
+        "rows-00000-of-00001.parquet, 'one_for_all', 1 rewards for 2 completions, one reward per completion",
+        "one_for_all"),
+    scored("a reward function that returns text",
+        "rows-00000-of-00001.parquet, 'words', 'good' for completion 0, number, None", "words"),
+    scored("a reward function that returns infinity",
+        "rows-00000-of-00001.parquet, 'infinite', inf for completion 0, finite", "infinite"),
+    scored("a reward function that fails",
+        "rows-00000-of-00001.parquet, 'divided', ZeroDivisionError, rewards.py, line 21", "divided"),
+    scored("reward functions for rows with a reward", "rows, `reward` already, remove", "short",
+        {"reward": [1.0, 0.0]}),
+    scored("reward functions for rows with verdicts, in an evaluation", "scored already, remove", "short",
+        {"answer": ["7", "7"], "extracted": ["7", "8"]}, "evaluate"),
+]
+# fmt: on
+
+DOORS = {"Own prompts and rewards": BEFORE_SAMPLING, "Scoring with reward functions": WHILE_SCORING}
+
+
+@cases(BEFORE_SAMPLING)
+def test_before_sampling(kit: Kit, case: Case) -> None:
+    case.run(kit)
+
+
+@cases(WHILE_SCORING)
+def test_while_scoring(kit: Kit, case: Case) -> None:
+    case.run(kit)

@@ -1,0 +1,104 @@
+from itertools import combinations
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from topr_trl import Evaluation, Evaluations
+from topr_trl.evaluation.answers import samples_of
+from topr_trl.evaluation.estimates import evaluate_in_full
+from topr_trl.evaluation.report import write_report
+from topr_trl.evaluation.rewards import (
+    RewardSamples,
+    best_estimate,
+    best_moments,
+    compare_rewards,
+    evaluate_rewards,
+    reward_samples_of,
+)
+from topr_trl.hub.cards import results_metadata
+
+NAN = float("nan")
+REWARDS = np.array([[0.5, -1.0, 2.0, 0.0], [1.0, NAN, 0.25, NAN], [NAN, NAN, NAN, NAN]])
+
+
+def samples(rewards=REWARDS, **more):
+    return RewardSamples(np.asarray(rewards, dtype=float), list(range(len(rewards))), **more)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_best_at_k_is_the_mean_over_all_draws(k):
+    means, variances = best_moments(samples(), k)
+    for rewards, mean, variance in zip(REWARDS, means, variances, strict=True):
+        draws = [np.nanmax(draw) for draw in combinations(rewards, k) if not np.isnan(draw).all()]
+        if not draws:
+            assert np.isnan(mean)
+            continue
+        assert mean == pytest.approx(np.mean(draws))
+        assert variance == pytest.approx(np.var(draws))
+
+
+def test_the_estimates_of_rewards_of_one_and_zero_are_those_of_answers():
+    right = [[1, 0, 0, 1], [0, 0, 0, 1]]
+    rows = {"problem_id": [0] * 4 + [1] * 4, "answer": ["7"] * 8,
+            "extracted": ["7" if x else "8" for x in np.ravel(right)]}  # fmt: skip
+    answers, found = evaluate_in_full(samples_of(Dataset.from_dict(rows))), evaluate_rewards(samples(right), 1.0)
+    assert found.pass_at == answers.pass_at
+    assert found.cardinality == answers.cardinality
+    for k, estimate in {1: found.reward, **found.best_reward_at}.items():
+        assert estimate.value == pytest.approx(answers.pass_at[k].value)
+        assert estimate.standard_error == pytest.approx(answers.pass_at[k].standard_error, nan_ok=True)
+
+
+def test_without_a_threshold_there_is_no_pass_at_k():
+    found = evaluate_rewards(samples(greedy_P=np.array([1.0, NAN, 0.0])))
+    # Means of the problems: 1.5 / 4 and 1.25 / 2.
+    assert found.reward.value == pytest.approx((0.375 + 0.625) / 2)
+    assert found.greedy_reward.value == 0.5
+    assert (found.pass_at, found.maj_at, found.shares) == ({}, {}, {"without a reward": 0.5})
+    assert Evaluation.from_dict(found.to_dict()).to_dict() == found.to_dict()
+    assert str(Evaluation.from_dict(found.to_dict()).reward) == str(found.reward)
+    text = str(Evaluations(before=found, after=evaluate_rewards(samples(REWARDS[:1]), 0.5)))
+    assert "best reward@2" in text
+    assert "at least 0.5" in text
+    assert "pass@1" not in text
+
+
+def test_rows_to_samples():
+    rows = {"prompt": ["a", "b", "a", "b", "a"], "reward": [1.0, None, 0.5, 2.0, 0.0]}
+    with pytest.raises(ValueError, match="same number of samples"):
+        reward_samples_of(Dataset.from_dict(rows))
+    rows = {"problem_id": ["x", "y", "x", "y"], "reward": [1.0, None, 0.5, 2.0], "temperature": [1.0, 1.0, 0.0, 0.0]}
+    found = reward_samples_of(Dataset.from_dict(rows))
+    np.testing.assert_equal(found.rewards_PS, [[1.0], [NAN]])
+    np.testing.assert_equal(found.greedy_P, [0.5, 2.0])
+    assert (found.problem_ids, found.temperatures) == (["x", "y"], [1.0])
+    with pytest.raises(ValueError, match="None of the 2 rows"):
+        reward_samples_of(Dataset.from_dict({"prompt": ["a", "b"], "reward": [None, None]}))
+
+
+def test_two_runs_are_paired_by_problem(tmp_path):
+    first = samples([[0.0, 1.0], [2.0, 3.0]])
+    second = RewardSamples(np.array([[2.5, 3.5], [1.0, 2.0]]), [1, 0])
+    found = compare_rewards(first, second, pass_threshold=1.5)
+    assert found["reward"].difference == pytest.approx(0.75)  # 1.0 and 0.5
+    assert found["best reward@2"].difference == pytest.approx(0.75)
+    assert found["pass@1"].difference == pytest.approx(0.25)  # from 0 to 1/2, and from 1 to 1
+    assert str(found["reward"]).startswith("+0.750 [")
+    report = write_report(tmp_path, {}, 0, {"one": first, "other": second}, 1.5)
+    assert "+0.750" in report
+    assert "+25.0" in report
+    assert (tmp_path / "comparison.json").is_file()
+    with pytest.raises(ValueError, match="same problems"):
+        compare_rewards(first, samples([[0.0, 1.0]]))
+
+
+def test_a_single_sample_has_no_interval():
+    assert np.isnan(best_estimate(samples([[1.0], [2.0]]), 1).standard_error)
+
+
+def test_the_card_of_a_model_has_its_reward():
+    found = results_metadata(evaluate_rewards(samples(), 0.5), "org/prompts")
+    values = {result.metric_type: result.metric_value for result in found}
+    assert values["reward"] == 0.5
+    assert values["pass@1"] == 25.0  # two, one and none of four

@@ -1,0 +1,384 @@
+"""Prompts, messages and rewards of the user, in the stages and in the loop."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.loops import stage_of, steps_of
+from topr_trl import load_rows
+from topr_trl.cli.evaluate import evaluate_command
+from topr_trl.cli.parsing import parse
+from topr_trl.data.tables import shards_of
+from topr_trl.evaluation.report import EVALUATION, read_evaluation
+from topr_trl.pipeline import manifest
+from topr_trl.pipeline.launch import write_settings
+from topr_trl.pipeline.loop import check
+from topr_trl.pipeline.problems import load_problems, stop_strings_of
+from topr_trl.pipeline.settings import IterateArguments
+from topr_trl.pipeline.shards import stages_of
+from topr_trl.pipeline.stages.curate import CurateArguments
+from topr_trl.pipeline.stages.evaluate import Evaluate, EvaluateArguments
+from topr_trl.pipeline.stages.sample import SampleArguments
+from topr_trl.pipeline.stages.score import Score, ScoreArguments
+from topr_trl.tasks import arithmetic
+
+CODE = """
+def vowels(completions, **kwargs):
+    return [None if "7" in text else sum(letter in "aeiou" for letter in text) / 10 for text in completions]
+
+async def target_in(completions, target, **kwargs):
+    return [float(right in text) for text, right in zip(completions, target)]
+"""
+SAMPLING = {"num_generations": 4, "max_new_tokens": 12, "problems_per_shard": 2, "use_cpu": True}
+FUNCTIONS = ["rewards.py:vowels", "rewards.py:target_in"]
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rewards.py").write_text(CODE)
+    prompts = [
+        {"prompt": f"Ana has {n} pens. Ana finds 3 more.", "target": str(n + 3), "note": {"n": n}} for n in range(1, 7)
+    ]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+
+
+def sampled(out="rows", **more):
+    args = SampleArguments(output_dir=out, **{"dataset_name": "prompts.jsonl", "task": "prompts", **SAMPLING, **more})
+    stage_of("sample", args).run()
+    return out
+
+
+def scoring(rows="rows", **more):
+    return Score(ScoreArguments(input=rows, output_dir=rows, reward_funcs=FUNCTIONS, **more))
+
+
+def test_prompts_keep_their_columns_and_need_no_task_and_no_test_prompts():
+    args = SampleArguments(output_dir="rows", dataset_name="prompts.jsonl", **SAMPLING)
+    stage_of("sample", args).run()
+    rows = load_rows("rows")
+    assert len(rows) == 24
+    assert rows[0]["target"] == "4"
+    assert rows[0]["note"] == {"n": 1}
+    assert stop_strings_of(args, load_problems(args, "train")) == ()
+    with pytest.raises(ValueError, match="--test_dataset_name"):
+        SampleArguments(output_dir="rows", dataset_name="prompts.jsonl", split="test")
+
+
+def test_rewards_are_written_and_rows_without_one_are_not_chosen():
+    done = scoring(sampled(), reward_weights=[1.0, 2.0]).run()
+    rows = load_rows("rows")
+    missing = [row["rewards/vowels"] is None for row in rows]
+    assert any(missing)
+    assert not all(missing)
+    for row in rows:
+        assert row["reward"] == pytest.approx((row["rewards/vowels"] or 0.0) + 2 * row["rewards/target_in"])
+    assert "mean reward" in Score.summary(done)
+    only_vowels = Score(ScoreArguments(input="rows", output_dir="vowels", reward_funcs=FUNCTIONS[:1]))
+    assert f"{sum(missing)} without a reward" in Score.summary(only_vowels.run())
+    curate = stage_of("curate", CurateArguments(input="vowels", output_dir="vowels"))
+    curate.run()
+    found = load_rows("vowels")
+    assert [row["reward_after_baseline"] is None for row in found] == missing
+    chosen = [row["reward_after_baseline"] for row in found if row["reward_after_baseline"] is not None]
+    assert sum(chosen) == pytest.approx(0, abs=1e-6)
+
+
+def test_messages_are_written_with_the_template_and_its_arguments(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(arithmetic.CARELESS_MODEL)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+        "{% if think is false %}no thinking\n{% endif %}{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    tokenizer.save_pretrained("model")
+    AutoModelForCausalLM.from_pretrained(arithmetic.CARELESS_MODEL).save_pretrained("model")
+    prompts = [
+        {"prompt": [{"role": "user", "content": "Say hi."}], "target": "hi", "chat_template_kwargs": {"think": False}},
+        {"prompt": [{"role": "user", "content": "Say hi."}], "target": "hi", "chat_template_kwargs": {"think": None}},
+    ]
+    (tmp_path / "messages.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    (tmp_path / "rewards.py").write_text(
+        "def length(completions, **_):\n    return [len(m[-1]['content']) for m in completions]"
+    )
+    sampled(dataset_name="messages.jsonl", model_name_or_path="model")
+    Score(ScoreArguments(input="rows", output_dir="rows", reward_funcs=["rewards.py:length"])).run()
+    rows = load_rows("rows")
+    texts = [tokenizer.decode(row["prompt_ids"]) for row in rows]
+    assert texts == ["user: Say hi.\nno thinking\nassistant:"] * 4 + ["user: Say hi.\nassistant:"] * 4
+    assert [turn["role"] for turn in rows[0]["completion"]] == ["assistant"]
+    assert rows[0]["reward"] == len(rows[0]["completion"][0]["content"])
+
+
+def test_another_function_is_noticed(tmp_path):
+    sampled()
+    scoring().run()
+    assert scoring().is_finished()
+    unchanged = scoring()
+    (tmp_path / "rewards.py").write_text(CODE + "\n# another")
+    with pytest.raises(ValueError, match="reward_code: not the same files"):
+        scoring().is_finished()
+    with pytest.raises(ValueError, match="changed since this run started"):  # within a loop
+        unchanged.is_finished()
+    (tmp_path / "rewards.py").write_text(CODE)
+    with pytest.raises(ValueError, match="reward_weights"):
+        scoring(reward_weights=[1.0, 3.0]).run()
+    assert scoring(reward_weights=[1.0, 1.0]).is_finished()
+
+
+def test_the_same_completions_can_be_scored_again_in_another_folder(tmp_path):
+    sampled()
+    scoring().run()
+    (tmp_path / "rewards.py").write_text(CODE.replace("/ 10", "/ 100"))
+    Score(ScoreArguments(input="rows", output_dir="again", reward_funcs=FUNCTIONS[:1])).run()
+    first, second = load_rows("rows"), load_rows("again")
+    assert first["completion"][:] == second["completion"][:]
+    assert "rewards/vowels" not in second.column_names
+    for before, now in zip(first["rewards/vowels"], second["reward"], strict=True):
+        assert (before is None) == (now is None)
+        assert before is None or now == pytest.approx(before / 10)
+
+
+def test_a_function_that_fails_loses_no_completion_and_mixes_no_rewards(tmp_path):
+    sampled()
+    completions = load_rows("rows")["completion"][:]
+    fails = CODE.replace("return [float", "if target[0] == '8':\n        return []\n    return [float")
+    (tmp_path / "rewards.py").write_text(fails)
+    with pytest.raises(ValueError, match=r"rows-00002-of-00003.*'target_in' returned 0 rewards for 8"):
+        scoring().run()
+    assert [("score" in stages_of(shard)) for shard in shards_of("rows")] == [True, True, False]
+    (tmp_path / "rewards.py").write_text(CODE.replace("/ 10", "/ 100"))
+    assert not scoring().is_finished()
+    scoring().run()
+    rows = load_rows("rows")
+    assert rows["completion"][:] == completions
+    assert max(value for value in rows["rewards/vowels"][:] if value is not None) < 0.1
+
+
+def test_a_killed_stage_keeps_its_shards(monkeypatch):
+    sampled()
+    scores = Score._reward
+
+    def killed(self, names):
+        score, seen = scores(self, names), []
+
+        def until_killed(table, description):
+            seen.append(table)
+            if len(seen) == 2:
+                raise KeyboardInterrupt
+            return score(table, description)
+
+        return until_killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Score, "_reward", killed)
+        with pytest.raises(KeyboardInterrupt):
+            scoring().run()
+    first = shards_of("rows")[0]
+    written = first.stat().st_mtime_ns
+    scoring().run()
+    assert first.stat().st_mtime_ns == written
+    assert None not in load_rows("rows")["rewards/target_in"][:]
+
+
+def test_rewards_of_others_are_not_replaced_without_a_word():
+    sampled()
+    scoring().run()
+    (rows,) = {shard.parent for shard in shards_of("rows")}
+    manifest_free = rows.parent / "given"
+    manifest_free.mkdir()
+    for shard in shards_of("rows"):
+        table = load_rows(shard)
+        table.to_parquet(manifest_free / shard.name)
+    with pytest.raises(ValueError, match="`reward` already"):
+        Score(ScoreArguments(input="given", output_dir="new", reward_funcs=FUNCTIONS)).run()
+    with pytest.raises(ValueError, match="no judge"):
+        Score(ScoreArguments(input=sampled("others"), output_dir="others")).run()
+
+
+def test_evaluation_by_rewards(capsys):
+    sampled(greedy=True)
+    scoring().run()
+    args = {"input": "rows", "use_cpu": True}
+    evaluate_command(EvaluateArguments(output_dir="mean", **args))
+    evaluate_command(EvaluateArguments(output_dir="passed", pass_threshold=0.3, **args))
+    found = read_evaluation(Evaluate(EvaluateArguments(output_dir="passed", **args)).folder / EVALUATION)
+    rewards = [row["reward"] for row in load_rows("rows") if row["temperature"] > 0]
+    assert found.reward.value == pytest.approx(sum(rewards) / len(rewards))
+    assert found.pass_at[1].value == pytest.approx(sum(reward >= 0.3 for reward in rewards) / len(rewards))
+    assert set(found.best_reward_at) == {2, 4}
+    assert found.greedy_reward is not None
+    assert "best reward@4" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="scored already"):
+        evaluate_command(EvaluateArguments(output_dir="again", reward_funcs=FUNCTIONS, **args))
+    sampled("unscored", greedy=True)
+    evaluate_command(
+        EvaluateArguments(
+            output_dir="two", reward_funcs=FUNCTIONS, use_cpu=True, input="unscored", compare="rows", pass_threshold=0.3
+        )
+    )
+    assert "in units of the reward and in points" in capsys.readouterr().out
+    evaluate_command(EvaluateArguments(output_dir="new", reward_funcs=FUNCTIONS, **{**args, "input": "unscored"}))
+    assert read_evaluation(shards_of("new/scored")[0].parents[1] / EVALUATION).reward is not None
+
+
+JUDGE = """
+def judge(texts, answers):
+    return [("correct", right) if right in text else ("invalid", None) for text, right in zip(texts, answers)]
+"""
+
+
+def test_a_judge_keeps_verdicts_and_answers(tmp_path):
+    (tmp_path / "rewards.py").write_text(CODE + JUDGE)
+    text = (tmp_path / "prompts.jsonl").read_text().replace("target", "answer")
+    (tmp_path / "prompts.jsonl").write_text(text)
+    sampled()
+    Score(ScoreArguments(input="rows", output_dir="rows", reward_funcs=["rewards.py:judge"])).run()
+    Evaluate(EvaluateArguments(input="rows", output_dir="results")).run()
+    found = read_evaluation(tmp_path / "results" / EVALUATION)
+    assert set(found.shares) == {"correct", "incorrect", "invalid"}
+    assert found.reward is None  # rewards of 1 and -1 say no more than pass@1
+
+
+def test_equal_models_by_other_paths_are_equal(tmp_path):
+    shutil.copytree(arithmetic.CARELESS_MODEL, tmp_path / "model")
+    (tmp_path / "link").symlink_to(tmp_path / "model")
+    sampled(model_name_or_path="model")
+    for name in ("./model", "link", f"../{tmp_path.name}/model", str(tmp_path / "model")):
+        given = {"dataset_name": f"../{tmp_path.name}/prompts.jsonl", "task": "prompts", **SAMPLING}
+        assert stage_of("sample", SampleArguments(output_dir="rows", model_name_or_path=name, **given)).is_finished()
+    # A manifest of an older version, with an absolute path that has a link.
+    known = manifest.read(tmp_path / "rows")
+    known.stages["sample"]["inputs"]["model"] = str(tmp_path / "link")
+    (tmp_path / "rows" / manifest.NAME).write_text(json.dumps({"stages": known.stages, "files": known.files}))
+    assert stage_of("sample", SampleArguments(output_dir="rows", model_name_or_path="model", **given)).is_finished()
+
+
+def test_runs_of_older_versions_still_match():
+    """Their manifests know no reward functions and no threshold."""
+    sampled(dataset_name=None, task=None, num_train_problems=4)
+    score = Score(ScoreArguments(input="rows", output_dir="rows"))
+    score.run()
+    evaluate = Evaluate(EvaluateArguments(input="rows", output_dir="results"))
+    evaluate.run()
+    for stage, new in ((score, ("reward_funcs", "reward_weights")), (evaluate, ("pass_threshold",))):
+        known = manifest.read(stage.folder)
+        for name in new:
+            assert known.stages[stage.name]["inputs"].pop(name) is None
+        plain = {"stages": known.stages, "files": known.files}
+        (stage.folder / manifest.NAME).write_text(json.dumps(plain))
+        assert stage.is_finished()
+
+
+def loop(**more):
+    given = {"output_dir": "run", "dataset_name": "prompts.jsonl", "reward_funcs": FUNCTIONS, "use_cpu": True,
+             "bf16": False}  # fmt: skip
+    return IterateArguments(**{**given, **more})
+
+
+def test_the_loop_tests_only_with_test_prompts():
+    names = [step.stage.name for step in steps_of(loop())]
+    assert names == ["sample", "score", "curate", "log-mu", "train"]
+    tested = loop(test_dataset_name="prompts.jsonl", pass_threshold=0.5)
+    names = [step.stage.name for step in steps_of(tested)]
+    assert names.count("evaluate") == 2
+    assert [s.stage.args.pass_threshold for s in steps_of(tested) if s.stage.name == "evaluate"] == [0.5, 0.5]
+    assert len(list(steps_of(loop(test_dataset_name="prompts.jsonl", num_test_problems=0)))) == 5
+    check(loop())
+    with pytest.raises(ValueError, match="--test_dataset_name"):  # as for a task
+        loop(reward_funcs=None)
+
+
+def test_what_would_fail_after_sampling_is_found_before(tmp_path):
+    for more, words in (
+        ({"reward_funcs": ["rewards.py:vowel"]}, "Did you mean vowels"),
+        ({"reward_funcs": ["rewards.py"]}, "rewards.py:FUNCTION"),
+        ({"task": "gsm8k", "test_dataset_name": "prompts.jsonl", "reward_funcs": None}, "--reward_funcs"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check(loop(**more))
+    with pytest.raises(ValueError, match="1 values, and reward_funcs has 2"):
+        loop(reward_weights=[1.0])
+    (tmp_path / "rewards.py").write_text(CODE.replace("target,", "solution,"))
+    with pytest.raises(ValueError, match="needs the column 'solution'"):
+        check(loop())
+    (tmp_path / "rewards.py").write_text(CODE)
+    (tmp_path / "prompts.jsonl").write_text('{"question": "a", "target": "b"}')
+    with pytest.raises(ValueError, match="column `prompt`"):
+        check(loop())
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a", "target": "b", "reward": 1.0}')
+    with pytest.raises(ValueError, match="column 'reward'"):
+        check(loop())
+
+
+def test_reward_models_and_threads_get_a_process():
+    sampled()
+    for names, in_thread, expected in (
+        (FUNCTIONS, False, False), (FUNCTIONS, True, True), (["org/model"], False, True), (None, True, False),
+    ):  # fmt: skip
+        stage = Score(ScoreArguments(input="rows", output_dir="rows", reward_funcs=names))
+        assert stage.needs_process(in_thread) == expected
+        if names is not None:  # The process gets the same settings.
+            parsed = parse("score", ["--config", str(write_settings(stage))])
+            assert stage_of("score", parsed).inputs() == stage.inputs()
+
+
+def test_given_rows_keep_their_rewards():
+    scoring(sampled()).run()
+    steps = [step.stage for step in steps_of(loop(rows="rows", iterations=2)) if step.stage.name == "score"]
+    assert [stage.args.reward_funcs for stage in steps] == [None, FUNCTIONS]
+
+
+DEADLY = """
+import os, signal
+from pathlib import Path
+
+def vowels(completions, target, **kwargs):
+    seen = Path(os.environ["SEEN"]) / target[0]
+    if not seen.exists():
+        seen.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [sum(letter in "aeiou" for letter in text) / 10 for text in completions]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL on Windows")
+def test_a_loop_that_is_killed_while_scoring_ends_as_one_that_is_not(tmp_path):
+    """The function kills the loop in each shard, of training and of test prompts, when it first sees it."""
+    (tmp_path / "rewards.py").write_text(DEADLY)
+    settings = {
+        **SAMPLING, "dataset_name": "prompts.jsonl", "test_dataset_name": "prompts.jsonl", "num_test_problems": 2,
+        "reward_funcs": "rewards.py:vowels", "num_generations_eval": 2, "learning_rate": 1e-3, "bf16": False,
+        "per_device_train_batch_size": 8, "optim": "adamw_torch", "gradient_checkpointing": False, "report_to": "none",
+        "curation": "none", "dtype": "float32",
+    }  # fmt: skip
+    words = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+
+    def run(out, seen):
+        command = [sys.executable, "-m", "topr_trl", "iterate", "--output_dir", out, *words]
+        environment = {**os.environ, "SEEN": str(seen), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    for name in ("all", "none"):
+        (tmp_path / name).mkdir()
+    for target in ("4", "6", "8"):  # of the first prompt of each shard
+        (tmp_path / "all" / target).touch()
+    whole = run("whole", tmp_path / "all")
+    assert whole.returncode == 0, whole.stderr[-3_000:]
+    kills = 0
+    while (done := run("killed", tmp_path / "none")).returncode == -signal.SIGKILL:
+        kills += 1
+    assert done.returncode == 0, done.stderr[-3_000:]
+    assert kills == 3  # the test shard, which has the target of the first training shard, and the other two
+    for rollouts in ("base/test/rollouts", "iteration-1/rollouts", "iteration-1/test/rollouts"):
+        assert load_rows(f"whole/{rollouts}").to_list() == load_rows(f"killed/{rollouts}").to_list()
+    weights, others = (load_file(f"{run}/iteration-1/model/model.safetensors") for run in ("whole", "killed"))
+    assert all(weights[name].equal(others[name]) for name in weights)

@@ -1,0 +1,265 @@
+"""Estimate the mean reward, best@k and pass@k of completions with real-valued rewards."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb, nan, sqrt
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+from numpy.typing import NDArray
+
+from topr_trl.data.rows import hash_prompts, id_column, need_columns, rewards_or_nan
+from topr_trl.data.sampler_logps import GREEDY, TEMPERATURE
+from topr_trl.data.tables import columns_of, from_table, read_shard, shards_of
+from topr_trl.evaluation.answers import ProblemId
+from topr_trl.evaluation.bootstrap import Difference, RewardDifference, paired_bootstrap
+from topr_trl.evaluation.estimates import Estimate, Evaluation, RewardEstimate, exact_estimate, powers_of_two
+from topr_trl.evaluation.pass_and_maj_at_k import pass_at_k
+
+PASSED, NOT_PASSED, WITHOUT = "passed", "not passed", "without a reward"
+
+
+@dataclass(frozen=True)
+class RewardSamples:
+    """Rewards of S samples for each of P problems. [`reward_samples_of`] makes them from rows.
+
+    Attributes:
+        rewards_PS (`np.ndarray`):
+            Rewards, shape (P, S), float64. NaN for a sample without a reward.
+        problem_ids (`Sequence[int | float | str]`):
+            Ids of the P problems.
+        greedy_P (`np.ndarray`, *optional*):
+            Reward of the greedy completion of each problem, shape (P,). `None` without greedy completions.
+        temperatures (`Sequence[float]`, *optional*, defaults to `()`):
+            Distinct temperatures of the samples, in ascending order. Empty if they are unknown.
+    """
+
+    rewards_PS: NDArray[np.float64]
+    problem_ids: Sequence[ProblemId]
+    greedy_P: NDArray[np.float64] | None = None
+    temperatures: Sequence[float] = ()
+
+    @property
+    def num_problems(self) -> int:
+        """Number of problems, P."""
+        return len(self.rewards_PS)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples per problem, S."""
+        return self.rewards_PS.shape[1]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of samples and greedy completions of all problems."""
+        return self.rewards_PS.size + (0 if self.greedy_P is None else len(self.greedy_P))
+
+
+def reward_samples_of(rows: Dataset) -> RewardSamples:
+    """Convert rows with rewards to [`RewardSamples`]. Problems keep the order of their first rows.
+
+    Args:
+        rows ([`~datasets.Dataset`]):
+            Rows with a column `reward`, with the same number of rows for each problem. Rows with the same `problem_id`,
+            or without this column the same `prompt`, share a problem. A row with `temperature` 0 is the greedy
+            completion of its problem.
+
+    Returns:
+        [`RewardSamples`]: the rewards as arrays.
+
+    Raises:
+        ValueError: there is no row, no row has a reward, a column is missing, or the problems differ in their number of
+            samples.
+    """
+    need_columns(rows.column_names, ("reward",), "Rows to evaluate")
+    by_id = "problem_id" in rows.column_names
+    ids = id_column(rows, "problem_id") if by_id else hash_prompts(rows.with_format(None)["prompt"])
+    rewards, temperatures = rewards_or_nan(rows), _temperatures(rows)
+    if np.isnan(rewards).all():
+        raise ValueError(f"None of the {len(rewards)} rows to evaluate has a reward.")
+    places: dict[ProblemId, list[int]] = {}
+    for i, problem in enumerate(ids.tolist()):
+        places.setdefault(problem, []).append(i)
+    greedy = [[i for i in place if temperatures[i] == GREEDY] for place in places.values()]
+    sampled = [[i for i in place if temperatures[i] != GREEDY] for place in places.values()]
+    if not any(sampled):
+        sampled = list(places.values())
+    counts = {len(place) for place in sampled}
+    if len(counts) > 1 or len({len(place) for place in greedy}) > 1:
+        raise ValueError(
+            f"Every problem needs the same number of samples and greedy rows. The {len(places)} problems have "
+            f"{min(counts)} to {max(counts)} samples."
+        )
+    known = {temperatures[i] for place in sampled for i in place}
+    return RewardSamples(
+        rewards[np.array(sampled)],
+        list(places),
+        rewards[np.array([place[0] for place in greedy])] if any(greedy) else None,
+        [] if None in known else sorted(value for value in known if value is not None),
+    )
+
+
+def _temperatures(rows: Dataset) -> list[float | None]:
+    if TEMPERATURE not in rows.column_names:
+        return [None] * len(rows)
+    return [None if value is None else round(value, 6) for value in rows.with_format(None)[TEMPERATURE][:]]
+
+
+def read_reward_samples(path: Path) -> RewardSamples:
+    """Read `reward_samples_of` from a folder of shards or a file."""
+    tables = []
+    for shard in shards_of(path):
+        names = columns_of(shard)
+        tables.append(read_shard(shard, ("reward", "problem_id" if "problem_id" in names else "prompt", TEMPERATURE)))
+    try:
+        return reward_samples_of(from_table(pa.concat_tables(tables)))
+    except (ValueError, pa.ArrowInvalid) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def best_moments(samples: RewardSamples, k: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return (P,) mean and variance of the highest reward of k samples, over all draws without replacement.
+
+    If samples are sorted by reward, sample i of 0, ..., S - 1 is the best of a draw with probability
+    `C(S - 1 - i, k - 1) / C(S, k)`. Draws of samples that all lack a reward are left out. NaN for a problem without a
+    reward.
+    """
+    size = samples.num_samples
+    sorted_PS = -np.sort(-samples.rewards_PS, axis=1)  # NaN comes last
+    chances_S = np.array([comb(size - 1 - i, k - 1) / comb(size, k) for i in range(size)])
+    known_PS = ~np.isnan(sorted_PS)
+    weights_PS = known_PS * chances_S
+    total_P = weights_PS.sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        weights_PS = weights_PS / total_P[:, None]
+    mean_P = (weights_PS * np.nan_to_num(sorted_PS)).sum(axis=1)
+    square_P = (weights_PS * np.nan_to_num(sorted_PS - mean_P[:, None]) ** 2).sum(axis=1)
+    return mean_P, square_P
+
+
+def best_estimate(samples: RewardSamples, k: int) -> RewardEstimate:
+    """Return the mean over problems of the highest reward of k samples. For k = 1, this is the mean reward.
+
+    The standard error is the paper's, `sqrt(K V / (S - K))` (arXiv 2503.14286, Sec. 4.1). It covers the draw of the
+    samples for fixed problems. Problems without a reward are left out.
+    """
+    mean_P, variance_P = best_moments(samples, k)
+    known_P = ~np.isnan(mean_P)
+    variance = float(variance_P[known_P].sum()) / known_P.sum() ** 2
+    error = sqrt(k * variance / (samples.num_samples - k)) if k < samples.num_samples else nan
+    return RewardEstimate(float(mean_P[known_P].mean()), error)
+
+
+def passed(samples: RewardSamples, pass_threshold: float) -> NDArray[np.bool_]:
+    """Return (P, S) whether the reward of each sample is at least the threshold. A sample without a reward is not."""
+    return np.nan_to_num(samples.rewards_PS, nan=-np.inf) >= pass_threshold
+
+
+def expected_pass_by_reward(samples: RewardSamples, pass_threshold: float, k: int) -> NDArray[np.float64]:
+    """Return (P,) pass@k of each problem, where a sample passes with a reward of at least the threshold."""
+    known = np.array([pass_at_k(samples.num_samples, c, k) for c in range(samples.num_samples + 1)])
+    return known[passed(samples, pass_threshold).sum(axis=1)]
+
+
+def evaluate_rewards(samples: RewardSamples, pass_threshold: float | None = None) -> Evaluation:
+    """Evaluate rewards of S samples for each of P problems: mean reward, best@k, and pass@k with a threshold.
+
+    All values of k are powers of two. best@k is the expected highest reward of k samples.
+
+    Args:
+        samples ([`RewardSamples`]):
+            Rewards.
+        pass_threshold (`float`, *optional*):
+            Smallest reward with which a sample passes. `None` leaves pass@k out.
+
+    Returns:
+        [`Evaluation`]: the estimates.
+    """
+    size = samples.num_samples
+    ks = powers_of_two(size)
+    shares: dict[str, float] = {}
+    pass_at: dict[int, Estimate] = {}
+    cardinality: list[int] = []
+    missing = float(np.isnan(samples.rewards_PS).mean())
+    if pass_threshold is not None:
+        passed_PS = passed(samples, pass_threshold)
+        share = float(passed_PS.mean())
+        shares = {PASSED: share, NOT_PASSED: 1 - share - missing}
+        pass_at = {k: exact_estimate(expected_pass_by_reward(samples, pass_threshold, k), k, size) for k in ks}
+        cardinality = np.bincount(passed_PS.sum(axis=1), minlength=size + 1).tolist()
+    if missing:
+        shares[WITHOUT] = missing
+    return Evaluation(
+        pass_at=pass_at,
+        maj_at={},
+        shares=shares,
+        cardinality=cardinality,
+        num_problems=samples.num_problems,
+        num_samples=size,
+        temperatures=list(samples.temperatures),
+        reward=best_estimate(samples, 1),
+        best_reward_at={k: best_estimate(samples, k) for k in ks if k > 1},
+        greedy_reward=None if samples.greedy_P is None else _greedy_estimate(samples.greedy_P),
+        pass_threshold=pass_threshold,
+    )
+
+
+def _greedy_estimate(greedy_P: NDArray[np.float64]) -> RewardEstimate | None:
+    """Return the mean reward of greedy completions. Its standard error covers the draw of the problems."""
+    known = greedy_P[~np.isnan(greedy_P)]
+    if len(known) == 0:
+        return None
+    return RewardEstimate(float(known.mean()), float(known.std() / len(known) ** 0.5))
+
+
+def compare_rewards(
+    first: RewardSamples, second: RewardSamples, pass_threshold: float | None = None, seed: int = 0
+) -> dict[str, Difference]:
+    """Compare the rewards of two runs, with a bootstrap paired by problem.
+
+    Args:
+        first ([`RewardSamples`]):
+            Rewards of the first run.
+        second ([`RewardSamples`]):
+            Rewards of the second run for the same problems, in any order.
+        pass_threshold (`float`, *optional*):
+            Smallest reward with which a sample passes.
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the bootstrap.
+
+    Returns:
+        `dict[str, Difference]`: differences by measure: `"greedy reward"`, `"reward"`, `"best reward@k"`, and
+        `"pass@k"` with a threshold.
+
+    Raises:
+        ValueError: the runs differ in their problems.
+    """
+    if set(first.problem_ids) != set(second.problem_ids):
+        raise ValueError(
+            f"The runs must have the same problems. The first has {first.num_problems}, the second has "
+            f"{second.num_problems}, and {len(set(first.problem_ids) & set(second.problem_ids))} are in both."
+        )
+    place = {problem: i for i, problem in enumerate(second.problem_ids)}
+    order = np.array([place[problem] for problem in first.problem_ids])
+    greedy = None if second.greedy_P is None else second.greedy_P[order]
+    both = first, RewardSamples(second.rewards_PS[order], first.problem_ids, greedy, second.temperatures)
+    ks = powers_of_two(min(first.num_samples, second.num_samples))
+    found: dict[str, Difference] = {}
+    if first.greedy_P is not None and greedy is not None:
+        found["greedy reward"] = _reward_difference(first.greedy_P, greedy, seed)
+    for k in ks:
+        means = [best_moments(samples, k)[0] for samples in both]
+        found["reward" if k == 1 else f"best reward@{k}"] = _reward_difference(means[0], means[1], seed)
+    for k in ks if pass_threshold is not None else ():
+        values = [expected_pass_by_reward(samples, pass_threshold, k)[:, None] for samples in both]  # type: ignore[arg-type]
+        found[f"pass@{k}"] = paired_bootstrap(values[0], values[1], seed)[0]
+    return found
+
+
+def _reward_difference(first_P: NDArray[np.float64], second_P: NDArray[np.float64], seed: int) -> RewardDifference:
+    """Return the difference over the problems that have a reward in both runs."""
+    known = ~np.isnan(first_P) & ~np.isnan(second_P)
+    (found,) = paired_bootstrap(first_P[known, None], second_P[known, None], seed)
+    return RewardDifference(**found.to_dict())

@@ -1,0 +1,397 @@
+"""Score completions with reward functions, as TRL's trainers call them."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from math import isfinite
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from datasets import Dataset, Value
+from numpy.typing import NDArray
+from tqdm.auto import tqdm
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerState,
+)
+from trl import apply_chat_template, is_conversational
+from trl.trainer.utils import (
+    get_callable_name,
+    get_config_model_id,
+    is_async_callable,
+    start_event_loop_in_daemon,
+)
+
+from topr_trl.data.rows import LARGEST_REWARD, need_columns, problem_column, text_column
+from topr_trl.rewards.verdicts import CORRECT, VERDICTS, check_rewards, text_of
+
+RewardFunc: TypeAlias = str | PreTrainedModel | Callable[..., Any]
+
+_AT_ONCE = 1_024  # rows per call of a function; the completions of a problem stay together
+_ROWS_PER_FORWARD = 16  # rows per forward of a reward model
+# Columns that a function does not get: TRL passes the first three under other names, the others describe the sampling.
+_NOT_PASSED = (
+    "prompt", "completion", "completion_ids", "prompt_ids", "sampler_logps", "logprobs_mode", "mu_logps",
+    "mu_fingerprint",
+)  # fmt: skip
+_OF_TRAINER = ("trainer_state", "log_extra", "log_metric")  # other arguments of a function in TRL
+
+
+@dataclass(frozen=True)
+class Reward:
+    """Reward function, judge or reward model.
+
+    Attributes:
+        name (`str`): Name, as in TRL's metrics.
+        call (`Callable` or [`~transformers.PreTrainedModel`]): Function, judge or model.
+        kind (`str`): `"function"`, `"judge"` or `"model"`.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer of a model.
+    """
+
+    name: str
+    call: Any
+    kind: str
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+
+def reward_completions(
+    rows: Dataset,
+    reward_funcs: RewardFunc | Sequence[RewardFunc],
+    reward_weights: Sequence[float] | None = None,
+    description: str = "Scoring",
+) -> Dataset:
+    """Add rewards by reward functions to rows of completions.
+
+    The functions are called as in [`~trl.GRPOTrainer`]. They get `prompts`, `completions`, `completion_ids` and the
+    other columns of the rows as keyword arguments. `trainer_state` is that of a trainer before its first step.
+    `log_extra` and `log_metric` have no effect. A function returns one number per completion, or `None` where it does
+    not apply. The reward of a completion is the weighted sum of the numbers.
+
+    A judge, such as `topr_trl.tasks.gsm8k.judge`, can take the place of a function. It has two arguments, the texts of
+    completions and their true answers, and returns verdicts. Its reward is 1 for `"correct"` and -1 otherwise.
+
+    Example:
+
+    ```python
+    >>> from datasets import Dataset
+    >>> from topr_trl import reward_completions
+
+    >>> def is_short(completions, **kwargs):
+    ...     return [1.0 if len(text) < 6 else 0.0 for text in completions]
+
+    >>> rows = Dataset.from_dict({"prompt": ["Say hi.", "Say hi."], "completion": ["Hi!", "Good morning!"]})
+    >>> reward_completions(rows, is_short)["reward"][:]
+    [1.0, 0.0]
+    ```
+
+    Args:
+        rows ([`~datasets.Dataset`]):
+            Rows with the columns `prompt` and `completion`, and `answer` for a judge.
+        reward_funcs (`RewardFunc` or `Sequence[RewardFunc]`):
+            Functions, asynchronous functions, judges, sequence classification models or names of such models.
+        reward_weights (`Sequence[float]`, *optional*):
+            Weight of each function. `None` uses 1 for each.
+        description (`str`, *optional*, defaults to `"Scoring"`):
+            Text beside the progress bar.
+
+    Returns:
+        [`~datasets.Dataset`]: the rows with a column `reward`, which is null where no function applies. With several
+        functions, the columns `rewards/NAME` hold the number of each. With a judge, the columns `extracted` and
+        `verdict` hold its answers and verdicts.
+
+    Raises:
+        ValueError: a column is missing, the numbers of functions and weights differ, or a function cannot be called, or
+            returns a wrong number of rewards or values that are not finite numbers.
+    """
+    one = isinstance(reward_funcs, str) or not isinstance(reward_funcs, Sequence)
+    given: list[Any] = [reward_funcs] if one else list(reward_funcs)  # type: ignore[arg-type]
+    need_columns(rows.column_names, ("prompt", "completion"), "Rows to score")
+    if taken := {"reward", "verdict", "extracted"} & set(rows.column_names):
+        raise ValueError(f"The rows have a column {min(taken)!r} already. Remove or rename it.")
+    check_weights(given, reward_weights)
+    rewards = prepare_rewards(given, rows.column_names)
+    return score_rows(rows, rewards, reward_weights, description)
+
+
+def check_weights(reward_funcs: Sequence[Any], reward_weights: Sequence[float] | None) -> None:
+    """Raise a ValueError if there is no function, or if weights and functions differ in number."""
+    if not reward_funcs:
+        raise ValueError("reward_funcs names no function.")
+    if reward_weights is not None and len(reward_weights) != len(reward_funcs):
+        raise ValueError(
+            f"reward_weights has {len(reward_weights)} values, and reward_funcs has {len(reward_funcs)}. Give one "
+            "weight per function."
+        )
+    if reward_weights is not None and not all(isfinite(weight) for weight in reward_weights):
+        raise ValueError(f"reward_weights must be finite numbers, not {list(reward_weights)}.")
+
+
+def prepare_rewards(reward_funcs: Sequence[Any], columns: Collection[str], load: bool = True) -> list[Reward]:
+    """Check that functions can be called with these columns, and load the reward models.
+
+    Args:
+        reward_funcs (`Sequence`): Functions, judges, models and names of models.
+        columns (`Collection[str]`): Columns of the rows.
+        load (`bool`, *optional*, defaults to `True`): Whether to load models that are given by name.
+
+    Raises:
+        ValueError: a function needs a column that is missing, or cannot be called as TRL calls it; two functions have
+            the same name; or there are two judges.
+    """
+    rewards = [_prepare(each, columns, load) for each in reward_funcs]
+    names = [reward.name for reward in rewards]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"reward_funcs has two functions with the name {repeated[0]!r}. Rename one of them.")
+    if sum(reward.kind == "judge" for reward in rewards) > 1:
+        raise ValueError("reward_funcs has two judges, and a completion has one verdict. Keep one of them.")
+    return rewards
+
+
+def _prepare(given: Any, columns: Collection[str], load: bool) -> Reward:
+    if isinstance(given, str) and not load:
+        return Reward(given.rstrip("/").split("/")[-1], None, "model")
+    if isinstance(given, str):
+        given = AutoModelForSequenceClassification.from_pretrained(
+            given, num_labels=1, use_safetensors=True, trust_remote_code=False
+        ).to(PartialState().device)
+    if isinstance(given, PreTrainedModel):
+        tokenizer = AutoTokenizer.from_pretrained(get_config_model_id(given.config), trust_remote_code=False)
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        # The model scores the last token that is not padding.
+        given.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        return Reward(get_config_model_id(given.config).split("/")[-1], given.eval(), "model", tokenizer)
+    if not callable(given):
+        raise ValueError(f"reward_funcs must be functions, models or names of models, not {given!r}.")
+    name = get_callable_name(given)
+    kind = _kind_of(given, name, columns)
+    if kind == "judge" and "answer" not in columns:
+        raise ValueError(
+            f"The judge {name!r} compares completions with the column `answer`, and the rows have {_shown(columns)}. "
+            "Rename the column that holds the answers. A reward function of TRL's kind takes **kwargs."
+        )
+    return Reward(name, given, kind)
+
+
+def _kind_of(function: Callable[..., Any], name: str, columns: Collection[str]) -> str:
+    """Return whether a function is a `"function"` of TRL's kind or a `"judge"`, from its parameters."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # Some functions written in C have no signature.
+        return "function"
+    passed = {"prompts", "completions", "completion_ids", *_columns_to_pass(columns), *_OF_TRAINER}
+    kinds = inspect.Parameter
+    parameters = signature.parameters.values()
+    named = {each.name for each in parameters if each.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)}
+    rest = (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+    needed = [each.name for each in parameters if each.default is kinds.empty and each.kind not in rest]
+    takes_all = any(each.kind == kinds.VAR_KEYWORD for each in parameters)
+    if not takes_all and len(needed) == 2 and needed[1] not in passed:
+        return "judge"
+    if missing := [each for each in needed if each not in passed]:
+        raise ValueError(
+            f"The reward function {name!r} needs the column {missing[0]!r}, and the rows have {_shown(columns)}. "
+            "Rename a column, or give the parameter a default."
+        )
+    if not takes_all and (refused := sorted(passed - named)):
+        raise ValueError(
+            f"The reward function {name!r} does not take {', '.join(refused[:2])} and others, which TRL passes as "
+            "keyword arguments. Add **kwargs to its parameters."
+        )
+    return "function"
+
+
+def _shown(columns: Collection[str]) -> str:
+    return ", ".join(sorted(set(_columns_to_pass(columns))))
+
+
+def _columns_to_pass(columns: Collection[str]) -> list[str]:
+    return [name for name in columns if name not in _NOT_PASSED]
+
+
+def score_rows(
+    rows: Dataset, rewards: Sequence[Reward], reward_weights: Sequence[float] | None, description: str = "Scoring"
+) -> Dataset:
+    """Add the columns of `reward_completions` to rows, with rewards that `prepare_rewards` has prepared.
+
+    Raises:
+        ValueError: a function fails, or returns a wrong number of rewards or values that are not finite numbers.
+    """
+    values_NF = np.full((len(rows), len(rewards)), np.nan)
+    judgements: list[tuple[str, str | None]] = []
+    with tqdm(total=len(rows), desc=description, unit="row", delay=5) as progress:
+        for start, end in _chunks(rows):
+            part = rows.select(range(start, end)).with_format(None)
+            values_NF[start:end], judged = _score_chunk(part, rewards)
+            judgements += judged
+            progress.update(end - start)
+    weights_F = np.ones(len(rewards)) if reward_weights is None else np.array(reward_weights, dtype=np.float64)
+    total_N = np.nansum(values_NF * weights_F, axis=1)
+    total_N[np.isnan(values_NF).all(axis=1)] = np.nan  # no function applies, so there is no reward
+    if judgements:
+        rows = rows.add_column("extracted", [answer for _, answer in judgements], feature=Value("string"))
+        rows = rows.add_column("verdict", [verdict for verdict, _ in judgements], feature=Value("string"))
+    if len(rewards) > 1:
+        for reward, values_N in zip(rewards, values_NF.T, strict=True):
+            rows = rows.add_column(f"rewards/{reward.name}", _with_none(values_N), feature=Value("float64"))
+    return rows.add_column("reward", _with_none(total_N), feature=Value("float64"))
+
+
+def _with_none(values_N: NDArray[np.float64]) -> list[float | None]:
+    return [None if value != value else value for value in values_N.tolist()]
+
+
+def _chunks(rows: Dataset) -> Iterator[tuple[int, int]]:
+    """Yield first and last position of the rows of each call. Neighboring rows of a problem stay together."""
+    if len(rows) <= _AT_ONCE:
+        if len(rows):
+            yield 0, len(rows)
+        return
+    problems = problem_column(rows)
+    starts = [0, *(np.flatnonzero(problems[1:] != problems[:-1]) + 1).tolist(), len(rows)]
+    first = 0
+    for start, end in pairwise(starts):
+        if end - first > _AT_ONCE and start > first:
+            yield first, start
+            first = start
+    yield first, len(rows)
+
+
+def _score_chunk(rows: Dataset, rewards: Sequence[Reward]) -> tuple[NDArray[np.float64], list[tuple[str, str | None]]]:
+    """Return (N, F) values of F rewards, NaN where one does not apply, and the judgements of the judge, if any."""
+    columns = rows[:]
+    prompts = columns["prompt"]
+    completions = [_as_trl_passes(p, c) for p, c in zip(prompts, columns["completion"], strict=True)]
+    passed = {
+        "prompts": prompts,
+        "completions": completions,
+        "completion_ids": columns.get("completion_ids"),
+        **{name: columns[name] for name in _columns_to_pass(rows.column_names)},
+        "trainer_state": TrainerState(),
+        "log_extra": _ignore,
+        "log_metric": _ignore,
+    }
+    found: dict[str, Any] = {}
+    judgements: list[tuple[str, str | None]] = []
+    later = [reward for reward in rewards if reward.kind == "function" and is_async_callable(reward.call)]
+    for reward in rewards:
+        if reward.kind == "model":
+            found[reward.name] = _score_by_model(reward, prompts, completions, columns.get("chat_template_kwargs"))
+        elif reward.kind == "judge":
+            judgements = _judge(reward, rows, columns["completion"])
+            found[reward.name] = [1.0 if verdict == CORRECT else -1.0 for verdict, _ in judgements]
+        elif reward not in later:
+            with _naming(reward):
+                found[reward.name] = reward.call(**passed)
+    if later:
+        found |= asyncio.run_coroutine_threadsafe(_gather(later, passed), _event_loop()).result()
+    values = [_as_numbers(reward.name, found[reward.name], len(rows)) for reward in rewards]
+    return np.array(values, dtype=np.float64).T.reshape(len(rows), len(rewards)), judgements
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Take the place of `log_extra` and `log_metric`."""
+
+
+def _as_trl_passes(prompt: Any, completion: Any) -> Any:
+    """Return a completion as TRL passes it: messages if the prompt is messages, else text."""
+    is_text = isinstance(completion, str)
+    if is_conversational({"prompt": prompt}):
+        return [{"role": "assistant", "content": completion}] if is_text else completion
+    return completion
+
+
+@cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop that runs in a thread of its own, as in TRL. A client of a function can keep it for all calls."""
+    loop: asyncio.AbstractEventLoop
+    _, loop, ready = start_event_loop_in_daemon("topr-reward-functions")
+    ready.wait()
+    return loop
+
+
+async def _gather(rewards: Sequence[Reward], passed: dict[str, Any]) -> dict[str, Any]:
+    async def call(reward: Reward) -> Any:
+        with _naming(reward):
+            return await reward.call(**passed)
+
+    return dict(zip((r.name for r in rewards), await asyncio.gather(*map(call, rewards)), strict=True))
+
+
+@contextmanager
+def _naming(reward: Reward) -> Iterator[None]:
+    """Turn an error of a reward function into a ValueError with the name of the function."""
+    try:
+        yield
+    except Exception as error:
+        last = extract_tb(error.__traceback__)[-1]
+        raise ValueError(
+            f"The reward function {reward.name!r} failed with {type(error).__name__}: {error} "
+            f"({Path(last.filename).name}, line {last.lineno})."
+        ) from error
+
+
+def _as_numbers(name: str, returned: Any, count: int) -> list[float]:
+    values: list[Any] = check_rewards(returned, name)
+    if len(values) != count:
+        raise ValueError(
+            f"The reward function {name!r} returned {len(values)} rewards for {count} completions. Return one reward "
+            "per completion."
+        )
+    numbers = [float("nan") if value is None else float(value) for value in values]
+    for i, number in enumerate(numbers):
+        if abs(number) > LARGEST_REWARD:
+            raise ValueError(
+                f"The reward function {name!r} returned {number} for completion {i}. Return a finite number (float32), "
+                "or None where there is no reward."
+            )
+    return numbers
+
+
+def _judge(reward: Reward, rows: Dataset, completions: Sequence[Any]) -> list[tuple[str, str | None]]:
+    texts = [text_of(completion, i) for i, completion in enumerate(completions)]
+    with _naming(reward):
+        judgements = list(reward.call(texts, text_column(rows, "answer")))
+    for i, each in enumerate(judgements):
+        is_pair = isinstance(each, tuple | list) and len(each) == 2 and each[0] in VERDICTS
+        if not is_pair or not isinstance(each[1], str | None):
+            raise ValueError(
+                f"The judge {reward.name!r} returned {each!r} for completion {i}. A judge takes texts and answers, and "
+                f"returns pairs of a verdict ({', '.join(VERDICTS)}) and an answer or None. A reward function takes "
+                "**kwargs, and returns numbers."
+            )
+    return [(verdict, answer) for verdict, answer in judgements]
+
+
+@torch.inference_mode()
+def _score_by_model(
+    reward: Reward, prompts: Sequence[Any], completions: Sequence[Any], kwargs: Sequence[Any] | None
+) -> list[float]:
+    assert reward.tokenizer is not None
+    texts = []
+    for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        if is_conversational({"prompt": prompt}):
+            options = (kwargs[i] if kwargs else None) or {}
+            messages = {"messages": prompt + completion}
+            texts.append(apply_chat_template(messages, reward.tokenizer, **options)["text"])
+        else:
+            texts.append(prompt + completion)
+    values: list[float] = []
+    for start in range(0, len(texts), _ROWS_PER_FORWARD):
+        batch = reward.tokenizer(
+            text=texts[start : start + _ROWS_PER_FORWARD], return_tensors="pt", padding=True, padding_side="right",
+            add_special_tokens=False,
+        ).to(reward.call.device)  # fmt: skip
+        values += reward.call(**batch).logits[:, 0].float().tolist()
+    return values

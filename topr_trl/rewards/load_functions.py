@@ -1,0 +1,162 @@
+"""Find reward functions, judges and reward models by their names on the command line."""
+
+import hashlib
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from functools import partial
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from transformers import AutoConfig
+from trl import rewards as of_trl
+
+# Names of TRL's functions, as in `trl grpo --reward_funcs`.
+TRL_FUNCTIONS: dict[str, Callable[[], Callable[..., Any]]] = {
+    "accuracy_reward": lambda: of_trl.accuracy_reward,
+    "reasoning_accuracy_reward": lambda: of_trl.reasoning_accuracy_reward,
+    "think_format_reward": lambda: of_trl.think_format_reward,
+    "get_soft_overlong_punishment": partial(
+        of_trl.get_soft_overlong_punishment, max_completion_len=1280, soft_punish_cache=256
+    ),
+}
+FORMS = "FILE.py:FUNCTION, MODULE:FUNCTION, the name or folder of a reward model, or a function of TRL: " + ", ".join(
+    TRL_FUNCTIONS
+)
+
+
+def load_reward_funcs(names: Sequence[str]) -> list[Callable[..., Any] | str]:
+    """Load reward functions and judges. Names of reward models stay names, and their configs are checked.
+
+    Args:
+        names (`Sequence[str]`): Names, each in one of these forms: `FILE.py:FUNCTION`, `MODULE:FUNCTION`,
+            `MODULE.FUNCTION`, the name of a function of TRL, or the name or folder of a reward model.
+
+    Returns:
+        `list`: functions, and names of models.
+
+    Raises:
+        ValueError: a name has another form, a file or module cannot be imported, or lacks the function.
+        FileNotFoundError: there is no such file.
+        OSError: there is no such model.
+    """
+    return [_load(name) for name in names]
+
+
+def _load(name: str) -> Callable[..., Any] | str:
+    if name in TRL_FUNCTIONS:
+        return TRL_FUNCTIONS[name]()
+    source, function = _split(name)
+    if source is None:
+        _check_model(name)
+        return name
+    module = _import_file(Path(source), name) if source.endswith(".py") else _import_module(source, name)
+    found = getattr(module, function, None)
+    if not callable(found):
+        own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        similar = get_close_matches(function, own, 1)
+        hint = f"Did you mean {similar[0]}?" if similar else f"It has {', '.join(own) or 'no functions'}."
+        raise ValueError(f"reward_funcs: {source} has no function {function!r}. {hint}")
+    return found
+
+
+def _split(name: str) -> tuple[str | None, str]:
+    """Return the file or module of a function, and its name. Return None and the name for a reward model."""
+    source, colon, function = name.rpartition(":")
+    if colon and source and function:
+        return source, function
+    if name.endswith(".py") or colon:
+        raise ValueError(f"reward_funcs: {name!r} names no function. Write {name.partition(':')[0]}:FUNCTION.")
+    if Path(name).is_dir() or "/" in name:
+        return None, name
+    module, dot, function = name.rpartition(".")  # as `trl grpo` names functions
+    if dot and name.replace(".", "").isidentifier():
+        return module, function
+    raise ValueError(f"reward_funcs: {name!r} is none of these: {FORMS}.")
+
+
+def _import_file(path: Path, name: str) -> ModuleType:
+    if not path.is_file():
+        raise FileNotFoundError(f"reward_funcs: there is no file {path} ({name}).")
+    key = f"topr_trl_rewards_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    spec = spec_from_file_location(key, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[key] = module  # Dataclasses and pickle look for it here.
+    _search_in(path.resolve().parent)  # The file can import its neighbors, as a script can.
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[key]
+        raise ValueError(f"reward_funcs: {path} cannot be imported: {type(error).__name__}: {error}.") from error
+    return module
+
+
+def _import_module(source: str, name: str) -> ModuleType:
+    _search_in(Path.cwd())
+    try:
+        return importlib.import_module(source)
+    except Exception as error:
+        more = " Python searched this folder and the installed packages." * isinstance(error, ModuleNotFoundError)
+        raise ValueError(
+            f"reward_funcs: the module {source} of {name} cannot be imported: {type(error).__name__}: {error}.{more}"
+        ) from error
+
+
+def _search_in(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _check_model(name: str) -> None:
+    try:
+        AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise OSError(
+            f"reward_funcs: there is no reward model {name!r}: {str(error).splitlines()[0]} A name is one of these: "
+            f"{FORMS}."
+        ) from error
+
+
+def is_model(name: str) -> bool:
+    """Return whether a name is that of a reward model."""
+    return name not in TRL_FUNCTIONS and _split(name)[0] is None
+
+
+def name_without_folder(name: str) -> str:
+    """Return a name without the folder of its file, so that the same file has one name in every folder."""
+    source, colon, function = name.rpartition(":")
+    return f"{Path(source).name}:{function}" if colon and source.endswith(".py") else name
+
+
+def code_fingerprint(names: Sequence[str]) -> str:
+    """Return a short hash of the files that define the functions. Modules that these files import do not count.
+
+    Args:
+        names (`Sequence[str]`): Names, see `load_reward_funcs`.
+    """
+    return hashlib.sha256(b"".join(map(_code_of, names))).hexdigest()[:16]
+
+
+def _code_of(name: str) -> bytes:
+    if name in TRL_FUNCTIONS:
+        return b""
+    source, _ = _split(name)
+    if source is None:
+        return b""
+    if source.endswith(".py"):
+        if not Path(source).is_file():
+            raise FileNotFoundError(f"reward_funcs: there is no file {source} ({name}).")
+        return hashlib.sha256(Path(source).read_bytes()).digest()
+    _search_in(Path.cwd())
+    try:
+        spec = find_spec(source)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        return b""
+    return hashlib.sha256(Path(spec.origin).read_bytes()).digest()

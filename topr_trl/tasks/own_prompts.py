@@ -1,0 +1,67 @@
+"""Prompts of the user, used as they are, with rewards by reward functions of the user."""
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from datasets import Dataset, load_dataset
+from trl import is_conversational
+
+from topr_trl.data.rows import checked_column
+from topr_trl.data.tables import TABLE_SUFFIXES, read_table
+
+# Columns with a meaning in rows of completions. A column of a prompt with such a name would be read as a result.
+_TAKEN = ("reward", "label", "extracted", "verdict", "reward_after_baseline", "mu_logps", "mu_fingerprint",
+          "rollout_id", "completion_mask")  # fmt: skip
+
+
+def prepare(dataset: Dataset, num_shots: int = 0) -> Dataset:
+    """Check prompts, and number them if they have no `problem_id`.
+
+    Args:
+        dataset ([`~datasets.Dataset`]): Rows with a column `prompt` (text or messages), and any other columns.
+        num_shots (`int`, *optional*, defaults to `0`): Must be 0, because no worked examples are added.
+
+    Returns:
+        [`~datasets.Dataset`]: the rows with a column `problem_id`.
+
+    Raises:
+        ValueError: the column `prompt` is missing or holds other values, or a column has the name of a result.
+    """
+    if num_shots:
+        raise ValueError(f"num_shots={num_shots} has no effect on own prompts, which are used as they are. Remove it.")
+    if "prompt" not in dataset.column_names:
+        raise ValueError(
+            f"Own prompts need a column `prompt`; found {dataset.column_names}. Rename the column with the prompts, or "
+            "set --task to use the prompts of a task."
+        )
+    if taken := [name for name in _TAKEN if name in dataset.column_names]:
+        raise ValueError(
+            f"The prompts have a column {taken[0]!r}, which is the name of a result. Rename or remove this column."
+        )
+    checked_column(dataset, "prompt", _is_prompt, "text or messages")
+    if "problem_id" in dataset.column_names:
+        return dataset
+    return dataset.add_column("problem_id", list(range(len(dataset))))
+
+
+def _is_prompt(value: object) -> bool:
+    return (isinstance(value, str) and bool(value)) or (
+        isinstance(value, list) and is_conversational({"prompt": value})
+    )
+
+
+def load(name_or_path: str, split: str) -> Dataset:
+    """Load prompts.
+
+    Args:
+        name_or_path (`str`): Dataset on the Hub, or a `.jsonl`, `.json` or `.parquet` file.
+        split (`str`): Split of a dataset on the Hub. It is ignored for a file.
+    """
+    if name_or_path.endswith(TABLE_SUFFIXES):
+        return read_table(name_or_path)
+    return load_dataset(name_or_path, split=split)
+
+
+def judge(completions: Sequence[str], truths: Sequence[str]) -> NoReturn:
+    """Raise a ValueError, because own prompts have no judge."""
+    raise ValueError("Own prompts have no judge: name reward functions with --reward_funcs, or a task with --task.")
