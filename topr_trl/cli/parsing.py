@@ -24,7 +24,7 @@ from topr_trl.pipeline.settings import (
     TrialArguments,
     field_names,
 )
-from topr_trl.settings.checks import check_type
+from topr_trl.settings.checks import check_type, existing
 from topr_trl.tasks.arithmetic import CARELESS_SETTINGS
 
 _WITHOUT_STAGE: dict[str, type] = {
@@ -101,7 +101,9 @@ def read_config(given: Sequence[str]) -> Json:
         return {}
     if given[-1] == "--config":
         raise ValueError("--config needs the name of a YAML file.")
-    file = Path(given[given.index("--config") + 1])
+    file = existing(given[given.index("--config") + 1], "--config")
+    if file.is_dir():
+        raise IsADirectoryError(f"--config {file} is a folder. Name a YAML file.")
     with file.open(encoding="utf-8") as stream:  # With a stream, a YAML error names the file.
         config = yaml.safe_load(stream)
     if not isinstance(config, dict):
@@ -182,9 +184,10 @@ def _settings_of_the_bundled_model(command: str, in_arguments: set[str], config:
         own = {name: value for name, value in own.items() if name not in ("curation", "iteration_size")}
     if not (command == "evaluate" and "input" in in_arguments | set(config)):
         shown = [f"{name}={value}" for name, value in own.items() if name not in in_arguments | set(config)]
+        defaults = f" and its defaults: {', '.join(shown)}" if shown else ""
         print(
-            "There is no --model_name_or_path, so the command uses the bundled model (0.3 million parameters) and its "
-            f"defaults: {', '.join(shown)}.",
+            "There is no --model_name_or_path, so the command uses the bundled model (0.3 million parameters)"
+            f"{defaults}.",
             flush=True,
         )
     return own
