@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import MISSING, fields, make_dataclass
 from dataclasses import field as new_field
-from pathlib import Path
 from types import NoneType
 from typing import Any, get_type_hints
 
