@@ -156,9 +156,10 @@ def _describe(done: Json) -> str:
     else:
         lines.append(f"{runs} of {problems:,} problem{'s' * (problems != 1)}.")
     if not done["filled"].get("reward"):
-        numbers = f" ({', '.join(found)} hold numbers)" if (found := done.get("numbers")) else ""
-        lines.append(f"There are no rewards. Name their fields{numbers} with --reward_fields, name a file of rewards "
-                     "with --rewards, or run topr score if the rows have answers.")  # fmt: skip
+        found = done.get("numbers")
+        numbers = f" Fields with numbers: {', '.join(found)}." if found else ""
+        lines.append("There are no rewards. Name their fields with --reward_fields, name a file of rewards with "
+                     f"--rewards, or score the rows with topr score.{numbers}")  # fmt: skip
     if done["temperatures"][1:] or 0 in done["temperatures"]:
         found = ", ".join(f"{value:g}" for value in done["temperatures"])
         lines.append(f"The rows were sampled at temperatures {found}. The trainer needs one temperature above 0: "
