@@ -51,7 +51,10 @@ def _unreadable(path: Path, error: BaseException) -> ValueError:
     if "UTF8" in why:
         remedy = "Save it as UTF-8 (in Excel: CSV UTF-8)"
     elif "Expected" in why:
-        remedy = "Put text with a comma, a quote or a line break in double quotes"
+        remedy = (
+            "Give each row as many cells as the header, and put text with a comma, a quote or a line break in double "
+            "quotes"
+        )
     else:
         remedy = "Fix this row"
     return ValueError(f"{path} cannot be read as a table: {why}. {remedy}, or write one JSON object per line.")

@@ -1,5 +1,6 @@
 """Convert rollout files of other systems into rows."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -142,7 +143,8 @@ def _describe(done: Json) -> str:
     rows, rollouts, problems = done["rows"], done["rollouts"], done["problems"]
     has = [f"{name}{'' if n == rows else f' in {n:,}'}" for name, n in done["filled"].items() if n]
     title = f"Recognized as {recognized}" if (recognized := done.get("recognized")) else "Format"
-    lines = [f"{title}: {done['format']}. Rows have {', '.join(has)}."]
+    made_by = re.sub(r" \([^()]*\.py\b[^()]*\)", "", done["format"])  # The files of the source are for contributors.
+    lines = [f"{title}: {made_by}. Rows have {', '.join(has)}."]
     if done.get("chat"):
         lines.append("Text became chat messages, so the chat template of the model applies. For plain text, set --chat "
                      "false.")  # fmt: skip
