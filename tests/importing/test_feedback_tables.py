@@ -108,7 +108,7 @@ def test_a_long_table_is_read_in_parts(tmp_path, monkeypatch):
         (ROWS, ("--label_values", "up:1"), r"label_values must be pairs such as up=1 down=0, not 'up:1'"),
         ("question,query,response,score\na,b,c,1\n", (), "question, query may all hold the prompt.*--prompt_field"),
         ("question,response,score,rating\na,b,1,1\n", (), "score, rating may all be the reward.*--reward_fields"),
-        ("question,response\na,b\n", (), "no number can be the reward.*--reward_fields"),
+        ("question,response\na,b\n", (), "question, response, and none of these is known as a reward.*--reward_fields"),
         ("question,response,score\na,b,1\na,b\n", (), r"a\.csv cannot be read as a table: .*columns"),
         (b"question,response,score\n\xe9,b,1\n", (), "UTF-8"),
         ("no table\nat all\n", (), r"a\.csv has one column.*header"),
@@ -117,6 +117,8 @@ def test_a_long_table_is_read_in_parts(tmp_path, monkeypatch):
         ('prompt,response,score\n"[{\'role\': \'user\'}]",b,1\n', (), "its prompt looks like messages.*not valid JSON"),
         ("a,b\n1,2\n", (), "not recognized: its records have a, b.*--prompt_field.*--completion_field"),
         (ROWS, ("--format", "messages"), "looks like table .*Use --format table.*As messages, it is refused: it lacks"),
+        ("question,response,score\n<|im_start|>user,b,1\n", (), "already applied.*--chat false.*--chat true"),
+        ("question,response,score\na, and,b,1\n", (), "put text with a comma.*in double quotes"),
         (ROWS, ("--prompt_field", "asked", "--completion_field", "response"), "it has no column asked"),
     ],
 )  # fmt: skip

@@ -208,7 +208,7 @@ def test_prompts_that_differ_in_ids_of_calls_are_of_one_problem(tmp_path):
 
 def test_numbers_that_may_be_the_reward_are_named(tmp_path, capsys):
     imported(tmp_path, [request("a", "x", eval={"score": 0.5}, passed=True)])
-    assert "(eval.score, passed hold numbers) with --reward_fields" in capsys.readouterr().out
+    assert "Fields with numbers: eval.score, passed." in capsys.readouterr().out
 
 
 def test_lists_of_messages(tmp_path, capsys):

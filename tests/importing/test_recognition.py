@@ -71,3 +71,16 @@ def test_records_of_two_formats(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(EXAMPLES[name]) for name in ("pairs", "sharegpt")))
     with pytest.raises(ValueError, match=r"a\.jsonl looks like pairs and sharegpt.*--format"):
         recognize([tmp_path / "a.jsonl"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("table.xlsx", b"PK\x03\x04", "spreadsheet. Save it as CSV"),
+        ("batch.jsonl", b'{"custom_id": "1", "method": "POST", "url": "/v1", "body": {}}\n', "batch.*--requests"),
+    ],
+)
+def test_files_of_another_kind(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        recognize([tmp_path / name])

@@ -9,6 +9,7 @@ from topr_trl import load_rows
 from topr_trl.cli import main
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.imported_input import with_imported_input
+from topr_trl.pipeline.run_folders import check_own
 from topr_trl.pipeline.settings import IterateArguments, TrialArguments
 from topr_trl.pipeline.stages.import_ import Import
 
@@ -74,6 +75,7 @@ def test_a_trial_and_a_loop_read_a_csv(tmp_path, feedback):
         assert load_rows(rows)["reward"][:2] == [3.0, 0.0]
         assert not made.reads_other_files
         assert args.label_values
+    check_own(tmp_path / "out")  # The loop accepts the folder of the import.
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_another_function_is_noticed(tmp_path):
     assert scoring().is_finished()
     unchanged = scoring()
     (tmp_path / "rewards.py").write_text(CODE + "\n# another")
-    with pytest.raises(ValueError, match="reward_code: not the same files"):
+    with pytest.raises(ValueError, match="reward_code: the file of a reward function has changed"):
         scoring().is_finished()
     with pytest.raises(ValueError, match="changed since this run started"):  # within a loop
         unchanged.is_finished()

@@ -12,15 +12,17 @@ from topr_trl.settings.shared import CurationArguments, LossArguments
 WIDTH = 100
 _MAX_IN_SHORT_HELP = 26  # if a command has more settings, its short help shows only those in _IMPORTANT
 _IMPORTANT = (
-    "input", "output_dir", "task", "dataset_name", "test_dataset_name", "reward_funcs", "rows", "iterations",
-    "trial_rows", "held_out_problems", "compare", "model_name_or_path", "use_peft", "load_in_4bit", "baseline",
-    "effective_positive_share", "curation", "learning_rate", "num_train_epochs", "per_device_train_batch_size",
-    "gradient_accumulation_steps", "num_generations", "num_generations_eval", "temperature", "max_new_tokens",
-    "sampling_backend", "sampling_workers", "accelerate_config", "report_to", "format", "reward_fields", "label_values",
-    "rewards", "problem_field", "gpus", "nodes", "gpu_memory", "prompt_tokens", "optim", "lora_parameters",
+    "input", "output_dir", "task", "dataset_name", "test_dataset_name", "reward_funcs", "reward_weights", "rows",
+    "iterations", "trial_rows", "held_out_problems", "compare", "model_name_or_path", "use_peft", "load_in_4bit",
+    "baseline", "effective_positive_share", "curation", "learning_rate", "num_train_epochs",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "num_generations_eval",
+    "temperature", "max_new_tokens", "sampling_backend", "sampling_workers", "accelerate_config", "report_to",
+    "format", "reward_fields", "label_values", "skip_unrewarded", "rewards", "problem_field", "gpus", "nodes",
+    "gpu_memory", "prompt_tokens", "optim", "lora_parameters",
 )  # fmt: skip
+_FIRST = ("input", "output_dir")
 # Settings of `_IMPORTANT` that are less important for a command.
-_LESS_IMPORTANT = {"iterate": ("format", "reward_fields", "label_values")}
+_LESS_IMPORTANT = {"iterate": ("format", "reward_fields", "label_values", "skip_unrewarded", "load_in_4bit")}
 # Classes whose settings form a group. All other settings are in the group Data.
 _GROUPS: dict[str, tuple[type, ...]] = {
     "Model": (ModelConfig,),
@@ -44,6 +46,7 @@ def format_help(command: str, description: str, everything: bool = False) -> str
     important = set(_IMPORTANT) - set(_LESS_IMPORTANT.get(command, ()))
     short = [name for name in names if name in important] if len(names) > _MAX_IN_SHORT_HELP else list(names)
     shown = list(names) if everything else short
+    shown.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))  # The sort is stable.
     kind = settings_class(command)
     groups = {title: [name for name in shown if _group_of(name, kind) == title] for title in _TITLES}
     parts = []
@@ -62,7 +65,7 @@ def format_help(command: str, description: str, everything: bool = False) -> str
 
 
 def _group_of(name: str, kind: type) -> str:
-    if name in ("input", "output_dir"):
+    if name in _FIRST:
         return "Data"
     for title, classes in _GROUPS.items():
         if issubclass(kind, classes) and any(name in field_names(each) for each in classes):

@@ -208,7 +208,9 @@ def read_table(
         if not path.exists():
             raise FileNotFoundError(f"There is no file or folder {path}.")
         if path.suffix not in TABLE_SUFFIXES:
-            raise ValueError(f"Rows are read from {', '.join(TABLE_SUFFIXES)}, not {path.name}.")
+            raise ValueError(
+                f"Rows are read from {', '.join(TABLE_SUFFIXES)}, not {path.name}. Convert it, for example with pandas."
+            )
         if path.stat().st_size == 0:
             raise ValueError(f"{path} is empty: it has no row.")
         if path.suffix != ".parquet":

@@ -48,7 +48,15 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
 
 def _unreadable(path: Path, error: BaseException) -> ValueError:
     why = " ".join(str(error).split()).rstrip(".")
-    remedy = "Save it as UTF-8 (in Excel: CSV UTF-8)" if "UTF8" in why else "Fix this row"
+    if "UTF8" in why:
+        remedy = "Save it as UTF-8 (in Excel: CSV UTF-8)"
+    elif "Expected" in why:
+        remedy = (
+            "Give each row as many cells as the header, and put text with a comma, a quote or a line break in double "
+            "quotes"
+        )
+    else:
+        remedy = "Fix this row"
     return ValueError(f"{path} cannot be read as a table: {why}. {remedy}, or write one JSON object per line.")
 
 
@@ -70,7 +78,7 @@ def _header(path: Path) -> tuple[list[str], str]:
         with csv.open_csv(path, csv.ReadOptions(block_size=_BLOCK), options) as reader:
             names = reader.schema.names
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read as a table: {' '.join(str(error).split())}.") from None
+        raise _unreadable(path, error) from None
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"{path} has two columns of the name {repeated[0]!r}. Rename one.")
     return names, delimiter

@@ -8,6 +8,9 @@ from topr_trl.importing import FORMATS
 from topr_trl.importing.records import NotOfFormat, Record, Row, message
 from topr_trl.settings.checks import check_choice
 
+# Tokens that start a turn in common chat templates. A question of a user does not have them.
+_TEMPLATE_TOKENS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start_of_role|>", "[INST]", "<|user|>",
+                    "<|User|>", "<\uff5cUser\uff5c>", "<|turn>")  # fmt: skip
 # Words that mean the same in every file. `--label_values` replaces them.
 _KNOWN_LABELS = {
     **dict.fromkeys(("true", "yes", "up", "thumbs up", "thumbs_up", "good", "positive", "like", "correct", "👍"), 1.0),
@@ -133,7 +136,9 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
         return float(text)
     except ValueError:
         why = "which --label_values does not have" if labels else "and a reward must be a finite number"
-        raise NotOfFormat(f"{name} is {text[:40]!r}, {why}. Give labels numbers: --label_values up=1 down=0") from None
+        raise NotOfFormat(
+            f"{name} is {text[:40]!r}, {why}. Give each label a number, such as --label_values up=1 down=0"
+        ) from None
 
 
 def with_named_fields(record: Record, args: InputArguments) -> Record:
@@ -170,3 +175,22 @@ def as_chat(row: Row) -> Row:
     if isinstance(completion, str) and isinstance(row["prompt"], list):
         row = {**row, "completion": [message({"role": "assistant", "content": completion})]}
     return row
+
+
+def check_not_rendered(row: Row) -> None:
+    """Check that no chat template was applied to the prompt of a row, because it would be applied twice.
+
+    Args:
+        row (`Row`): Row of text or messages.
+
+    Raises:
+        NotOfFormat: the prompt is text with the special tokens of a chat template.
+    """
+    prompt = row.get("prompt")
+    if not isinstance(prompt, str) or row.get("completion_ids"):
+        return
+    if token := next((each for each in _TEMPLATE_TOKENS if each in prompt), None):
+        raise NotOfFormat(
+            f"its prompt has {token}, so a chat template was already applied. To keep the text as it is, set --chat "
+            "false. To apply the template to it, set --chat true"
+        )

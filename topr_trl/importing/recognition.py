@@ -11,6 +11,7 @@ from topr_trl.importing.prompt_tables import PROMPTS, has_columns, normalized
 from topr_trl.importing.records import Record, parsed, read_records
 
 _RECORDS = 20  # number of records to look at
+_SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
 
 
 def _has(*names: str) -> Callable[[Record], bool]:
@@ -170,10 +171,12 @@ def recognize(files: Iterable[Path]) -> str:
         raise ValueError(
             f"{file} looks like {' and '.join(known)}. Name one with --format, or split the file by kinds of records."
         )
-    raise ValueError(f"{file}: its format is not recognized: {_describe(seen, records)}")
+    raise ValueError(f"{file}: its format is not recognized: {_describe(file, seen, records)}")
 
 
-def _describe(seen: list[Any], records: list[Any]) -> str:
+def _describe(file: Path, seen: list[Any], records: list[Any]) -> str:
+    if file.suffix.lower() in _SPREADSHEETS:
+        return "it is a spreadsheet. Save it as CSV (in Excel: CSV UTF-8)."
     if not seen:
         return "it has no record."
     if not records:
@@ -186,6 +189,10 @@ def _describe(seen: list[Any], records: list[Any]) -> str:
     fields = messages_fields(records[0])
     if len(fields) > 1:
         return f"{', '.join(fields)} may all hold its messages. Name one with --messages_field, and --format messages."
+    if {"custom_id", "url", "body"} <= set(records[0]):
+        return (
+            "it is the input file of a batch. Import the output file of the batch, and name this one with --requests."
+        )
     return (
         f"its records have {', '.join(map(str, records[0]))}. If two of these are a prompt and a completion, name them "
         f"with --prompt_field and --completion_field. Otherwise, name the format with --format: {', '.join(FORMATS)}."

@@ -14,7 +14,14 @@ from topr_trl.data.sampler_logps import LOGPROBS_MODE, LOGPROBS_MODES, TEMPERATU
 from topr_trl.data.trajectories import Rollouts
 from topr_trl.importing import FORMATS
 from topr_trl.importing.completions import holds_completion, last_turn, turns_of, without_unknown_logps
-from topr_trl.importing.input_settings import LAST_TURN, InputArguments, as_chat, as_number, with_named_fields
+from topr_trl.importing.input_settings import (
+    LAST_TURN,
+    InputArguments,
+    as_chat,
+    as_number,
+    check_not_rendered,
+    with_named_fields,
+)
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.recognition import format_of, messages_fields, recognize
 from topr_trl.importing.records import (
@@ -167,8 +174,14 @@ class _Run:
     reward: float | None = None
 
 
+# Fields with numbers that no summary suggests as the reward.
+_NEVER_REWARDS = ("temperature", "top_p", "top_k", "seed", "n", "max_tokens", "chat_template_kwargs")
+
+
 def numbers_in(record: Any, inside: str = "") -> list[str]:
     """Return the names of the fields of a record that hold a number or a bool, such as `reward` or `info.score`.
+
+    Fields that are never a reward, such as `temperature`, are left out.
 
     Args:
         record (`Any`): Record.
@@ -180,6 +193,7 @@ def numbers_in(record: Any, inside: str = "") -> list[str]:
         name
         for field, value in record.items()
         for name in ([f"{inside}{field}"] if isinstance(value, int | float) else numbers_in(value, f"{inside}{field}."))
+        if field not in _NEVER_REWARDS
     ]
 
 
@@ -349,7 +363,13 @@ class RecordReader:
             row if isinstance(row, LeftOut) else row if row and holds_completion(row) else LeftOut.EMPTY
             for row in self.format.rows(record)
         ]
-        return [as_chat(row) if self.chat and not isinstance(row, LeftOut) else row for row in found]
+        if not self.chat:
+            return found
+        if self.args.chat is None:
+            for row in found:
+                if not isinstance(row, LeftOut):
+                    check_not_rendered(row)
+        return [row if isinstance(row, LeftOut) else as_chat(row) for row in found]
 
     def _rows(self, record: Record) -> list[Row | LeftOut]:
         found = self._completions(record)
@@ -422,8 +442,12 @@ class RecordReader:
         elif self.format.rewards is None:
             return None
         elif len(values := self.format.rewards(record)) != 1:
-            which = f"{', '.join(values)} may all be" if values else "no number can be"
-            raise NotOfFormat(f"{which} the reward: name the fields to add up with --reward_fields")
+            which = (
+                f"{', '.join(values)} may all be the reward"
+                if values
+                else f"it has {', '.join(record)}, and none of these is known as a reward"
+            )
+            raise NotOfFormat(f"{which}: name the fields to add up with --reward_fields")
         # A reward function can return None for a completion that another function rewards.
         numbers_by_name = {name: as_number(name, value, self.labels) for name, value in values.items()}
         known = {name: value for name, value in numbers_by_name.items() if value is not None}

@@ -12,9 +12,9 @@ from topr_trl.importing.input_settings import InputArguments
 from topr_trl.importing.recognition import format_of
 from topr_trl.importing.records import files_of, parsed, read_records
 from topr_trl.pipeline import manifest
+from topr_trl.pipeline.run_folders import IMPORTED
 from topr_trl.pipeline.stages.import_ import Import, ImportArguments
 
-FOLDER = "imported"  # subfolder of the output folder, for the rows
 _COMPLETIONS = ("completion", "completion_ids")
 
 Settings = TypeVar("Settings")
@@ -40,7 +40,7 @@ def with_imported_input(args: Settings) -> Settings:
             f"{given} is not rows, and only a single process can import it. Run topr import first, and name the folder "
             "that it writes with --input."
         )
-    output = args.folder / FOLDER  # type: ignore[attr-defined]
+    output = args.folder / IMPORTED  # type: ignore[attr-defined]
     shared = {each.name: getattr(args, each.name) for each in fields(InputArguments)}
     stage = Import(ImportArguments(input=str(given), output_dir=str(output), **shared))
     done = stage.run()

@@ -132,14 +132,11 @@ def begin(
     return found == FINISHED
 
 
-_FINGERPRINTS = (
-    "input",
-    "compare",
-    "rewards",
-    "requests",
-    "problems",
-    "reward_code",
-)  # inputs that are fingerprints of files
+# Inputs that are fingerprints of files, and how to describe a difference.
+_FINGERPRINTS = {
+    **dict.fromkeys(("input", "compare", "rewards", "requests", "problems"), "not the same files"),
+    "reward_code": "the file of a reward function has changed",
+}
 
 
 def _describe_changes(there: Json, now: Json, defaults: Mapping[str, Any]) -> list[str]:
@@ -148,9 +145,7 @@ def _describe_changes(there: Json, now: Json, defaults: Mapping[str, Any]) -> li
     for name in sorted({**there, **now}):
         before, after = there.get(name, defaults.get(name)), now.get(name, defaults.get(name))
         if not same_value(before, after):
-            found.append(
-                f"{name}: " + ("not the same files" if name in _FINGERPRINTS else f"{before!r} there, {after!r} now")
-            )
+            found.append(f"{name}: " + _FINGERPRINTS.get(name, f"{before!r} there, {after!r} now"))
     return found
 
 

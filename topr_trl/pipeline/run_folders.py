@@ -1,6 +1,7 @@
 """Name the folders in a run of `topr iterate`.
 
 run/
+    imported/            rows, if --rows is a file of another system
     base/                the starting model
         test/rollouts/       rows of the test problems
         test/results/        evaluation.json, evaluation.txt, pictures
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from topr_trl.pipeline.locks import LOCK
 
+IMPORTED = "imported"  # also in the output folder of other commands
 MODEL, ROLLOUTS, TEST = "model", "rollouts", "test"
 _BASE, _ITERATION, _RESULTS = "base", "iteration-", "results"
 
@@ -47,6 +49,6 @@ def begun(run: Path) -> bool:
 
 def check_own(run: Path) -> None:
     """Raise a ValueError if a folder has files that no loop wrote."""
-    others = [path for path in sorted(run.glob("*")) if not path.name.startswith(LOCK)]
+    others = [path for path in sorted(run.glob("*")) if path.name != IMPORTED and not path.name.startswith(LOCK)]
     if others and not begun(run):
         raise ValueError(f"{run} has {others[0].name}, which topr did not write. Name an empty folder.")

@@ -156,7 +156,7 @@ class ProblemArguments:
         if self.has_no_test_split:
             raise ValueError(
                 f"dataset_name={self.dataset_name} is a file, which has no test split: name the test problems with "
-                "--test_dataset_name."
+                "--test_dataset_name. For own prompts, also name reward functions with --reward_funcs."
             )
 
 

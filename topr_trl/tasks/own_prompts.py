@@ -1,6 +1,7 @@
 """Prompts of the user, used as they are, with rewards by reward functions of the user."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from datasets import Dataset, load_dataset
@@ -57,7 +58,7 @@ def load(name_or_path: str, split: str) -> Dataset:
         name_or_path (`str`): Dataset on the Hub, or a `.jsonl`, `.json` or `.parquet` file.
         split (`str`): Split of a dataset on the Hub. It is ignored for a file.
     """
-    if name_or_path.endswith(TABLE_SUFFIXES):
+    if name_or_path.endswith(TABLE_SUFFIXES) or Path(name_or_path).is_file():
         return read_table(name_or_path)
     return load_dataset(name_or_path, split=split)
 

@@ -1,5 +1,6 @@
 """Convert rollout files of other systems into rows."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -142,7 +143,8 @@ def _describe(done: Json) -> str:
     rows, rollouts, problems = done["rows"], done["rollouts"], done["problems"]
     has = [f"{name}{'' if n == rows else f' in {n:,}'}" for name, n in done["filled"].items() if n]
     title = f"Recognized as {recognized}" if (recognized := done.get("recognized")) else "Format"
-    lines = [f"{title}: {done['format']}. Rows have {', '.join(has)}."]
+    made_by = re.sub(r" \([^()]*\.py\b[^()]*\)", "", done["format"])  # The files of the source are for contributors.
+    lines = [f"{title}: {made_by}. Rows have {', '.join(has)}."]
     if done.get("chat"):
         lines.append("Text became chat messages, so the chat template of the model applies. For plain text, set --chat "
                      "false.")  # fmt: skip
@@ -156,9 +158,10 @@ def _describe(done: Json) -> str:
     else:
         lines.append(f"{runs} of {problems:,} problem{'s' * (problems != 1)}.")
     if not done["filled"].get("reward"):
-        numbers = f" ({', '.join(found)} hold numbers)" if (found := done.get("numbers")) else ""
-        lines.append(f"There are no rewards. Name their fields{numbers} with --reward_fields, name a file of rewards "
-                     "with --rewards, or run topr score if the rows have answers.")  # fmt: skip
+        found = done.get("numbers")
+        numbers = f" Fields with numbers: {', '.join(found)}." if found else ""
+        lines.append("There are no rewards. Name their fields with --reward_fields, name a file of rewards with "
+                     f"--rewards, or score the rows with topr score.{numbers}")  # fmt: skip
     if done["temperatures"][1:] or 0 in done["temperatures"]:
         found = ", ".join(f"{value:g}" for value in done["temperatures"])
         lines.append(f"The rows were sampled at temperatures {found}. The trainer needs one temperature above 0: "

@@ -58,8 +58,8 @@ class Train(Stage[TrainArguments]):
             f"Draw its curves: topr plot --input {self.folder}\n"
             f"Test it without a judge: topr evaluate --model_name_or_path {self.folder} --test_dataset_name "
             "PROMPTS.jsonl --reward_funcs FILE.py:FUNCTION --output_dir results\n"
-            f"Compare settings by the rewards of held-out rows: topr trial {start}--input {self.args.input} "
-            "--test_by rewards"
+            f"Compare settings by the rewards of held-out rows (of 6 or more problems): topr trial {start}"
+            f"--input {self.args.input} --test_by rewards"
         )
 
     def inputs(self) -> Json:
