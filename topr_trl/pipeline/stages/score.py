@@ -68,7 +68,7 @@ class Score(Stage[ScoreArguments]):
         return bool(names) and (in_thread or any(map(is_model, names)))
 
     def inputs(self) -> Json:
-        """Return the rows, and their task, or the reward functions with the content of their files.
+        """Return the rows, and either their task or the reward functions with the content of their files.
 
         Raises:
             ValueError: a file of reward functions has changed since the loop started.
