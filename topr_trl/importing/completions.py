@@ -11,7 +11,7 @@ def holds_completion(row: Row) -> bool:
     completion = row["completion"]
     if isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion):
         completion = any(
-            value for turn in completion if turn.get("weight") != 0 for name, value in turn.items() if name != "role"
+            value for turn in completion if is_learned(turn) for name, value in turn.items() if name != "role"
         )
     return bool(row.get("completion_ids") or completion)
 

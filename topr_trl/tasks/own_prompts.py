@@ -1,6 +1,7 @@
 """Prompts of the user, used as they are, with rewards by reward functions of the user."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from datasets import Dataset, load_dataset
@@ -56,9 +57,17 @@ def load(name_or_path: str, split: str) -> Dataset:
     Args:
         name_or_path (`str`): Dataset on the Hub, or a `.jsonl`, `.json` or `.parquet` file.
         split (`str`): Split of a dataset on the Hub. It is ignored for a file.
+
+    Raises:
+        ValueError: the file has another suffix.
     """
     if name_or_path.endswith(TABLE_SUFFIXES):
         return read_table(name_or_path)
+    if Path(name_or_path).is_file():
+        raise ValueError(
+            f"{name_or_path} must be one of {', '.join(TABLE_SUFFIXES)}. Convert it, for example with "
+            "datasets.Dataset.from_csv(...).to_json(...)."
+        )
     return load_dataset(name_or_path, split=split)
 
 
