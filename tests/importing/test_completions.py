@@ -106,7 +106,7 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
         ("openai", answered(ANSWER, continue_final_message=True), "continues its last message"),
         ("openai", answered(ANSWER, extra_body={"continue_final_message": True}), "continues its last message"),
         ("messages", {"messages": [USER, {**ANSWER, "weight": 0.5}], "score": 1}, "weight 0.5"),
-        ("verl", {**VERL, "input": None}, "prompt is null"),
+        ("verl", {**VERL, "input": None}, "prompt is empty"),
         ("verl", {**VERL, "output": "run()\ntool\nREADME\nassistant\n42"}, "messages of a tool or a user"),
         ("verifiers", {**TRACE, "rewards": {"x": NAN}}, "reward is nan"),
     ],

@@ -71,3 +71,10 @@ def test_records_of_two_formats(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(EXAMPLES[name]) for name in ("pairs", "sharegpt")))
     with pytest.raises(ValueError, match=r"a\.jsonl looks like pairs and sharegpt.*--format"):
         recognize([tmp_path / "a.jsonl"])
+
+
+def test_a_table_of_messages_keeps_its_prompts():
+    """A completion alone is no conversation. A whole conversation in such a column is one."""
+    prompt, completion = [{"role": "user", "content": "a"}], [{"role": "assistant", "content": "b"}]
+    assert format_of({"prompt": prompt, "completion": completion, "score": 1}) == "table"
+    assert format_of({"problem": "a", "response": [*prompt, *completion], "score": 1}) == "messages"

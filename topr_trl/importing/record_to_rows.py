@@ -367,8 +367,8 @@ class RecordReader:
         if "reward" in self.columns:
             _check_rewards(rows)
         for row in rows:
-            if row.get("prompt") is None and not row.get("prompt_ids"):
-                raise Unusable("its prompt is null")
+            if not row.get("prompt") and not row.get("prompt_ids"):
+                raise Unusable("its prompt is empty")
             if self.args.completion == LAST_TURN and row.get(ROLLOUT) is not None:
                 raise Unusable("it is a run in several parts, so its last turn is not known (completion is last_turn)")
             row.update(self._for_all)
