@@ -175,6 +175,13 @@ def test_the_last_turn_of_a_run_with_tokens(tmp_path):
     assert [each["role"] for each in row["prompt"]] == ["user", "assistant", "tool"]
 
 
+@pytest.mark.parametrize("change", [{"prompt": "6*7?"}, {"completion": [{"role": "tool", "content": "42"}]}])
+def test_messages_that_do_not_show_the_last_turn_are_refused(tmp_path, change):
+    grows = [turn([1, 2], [3], [-0.5]), turn([1, 2, 3, 9, 9], [4, 5], [-1.0, -0.25])]
+    with pytest.raises(ValueError, match="its prompt is not a list of messages, or"):
+        imported(tmp_path, "verifiers-results", [{**V0, "trajectory": grows, **change}], "--completion", "last_turn")
+
+
 def test_a_run_in_parts_has_no_last_turn(tmp_path):
     with pytest.raises(ValueError, match="line 1: it is a run in several parts"):
         imported(tmp_path, "verifiers", [EPISODE], "--completion", "last_turn")
