@@ -1,7 +1,7 @@
 """Own prompts and own rewards: the loop by hand, with the public API.
 
-Without arguments: the bundled model, a minute on a laptop's CPU. It knows nothing but arithmetic, and learns to answer
-greetings in words, and briefly.
+Without arguments, it trains the bundled model for a minute on a laptop's CPU. This model knows nothing but arithmetic.
+It learns to answer greetings in words, and briefly.
 
     python examples/own_rewards.py
 

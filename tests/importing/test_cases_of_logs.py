@@ -1,4 +1,4 @@
-"""Small files of other systems that were learned wrongly, in `../shared/cases/logs`: what is learned from each now.
+"""Small files of other systems that were learned wrongly or not at all, in `../shared/cases/logs`: what is learned now.
 
 The tokenizers are those of `tiny.py` there, with chat templates that ship with TRL.
 """
@@ -230,3 +230,47 @@ def test_pairs_become_two_rows(model_of, tmp_path, capsys):
                "--max_steps", "2"])  # fmt: skip
     assert "Each pair is two rows" in capsys.readouterr().out
     assert load_rows(tmp_path / "out" / "imported")["reward"][:] == [1.0, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "prompt", "answers", "rewards"),
+    [
+        ("feedback.csv", (), ASKED, ["12", "7"], [5.0, 1.0]),
+        ("pairs.jsonl", (), ASKED, ["12", "7"], [1.0, -1.0]),
+        ("sharegpt.jsonl", SCORE, ASKED, ["12", "7"], [1.0, 0.0]),
+        ("responses_api.jsonl", (*SCORE, "--requests", str(CASES / "responses_requests.jsonl")), ASKED,
+         ["12", "7"], [1.0, 0.0]),
+        ("nemo_gym.jsonl", (), ASKED, ["12", "7"], [1.0, 0.0]),
+        ("completions_api.jsonl", SCORE, "3 cats have this many legs:", [" 12", " 7"], [1.0, 0.0]),
+        ("lm_eval_samples.jsonl", (), f"Question: {QUESTION}\nAnswer:", [" #### 12", " #### 7"], [1.0, 0.0]),
+    ],
+)  # fmt: skip
+def test_what_is_learned_from_other_formats(name, given, prompt, answers, rewards, read, tmp_path):
+    main.main(["import", "--input", str(CASES / name), "--output_dir", str(tmp_path / "rows"), *given])
+    rows = load_rows(tmp_path / "rows")
+    assert rows["reward"][:] == rewards
+    for row, answer in zip(rows, answers, strict=True):
+        asked, said = read(row, "qwen2_5")
+        assert asked.endswith(prompt)
+        assert asked.count(prompt) == 1
+        assert said == f"⟪{answer}<|im_end|>⟫"
+
+
+@pytest.mark.parametrize("given", [(), ("--format", "messages"), ("--messages_field", "history")])
+def test_one_document(given, read, tmp_path):
+    main.main(["import", "--input", str(CASES / "pretty.traj.json"), "--output_dir", str(tmp_path / "rows"), *given])
+    (row,) = load_rows(tmp_path / "rows")
+    assert read(row, "qwen2_5")[1] == "⟪12<|im_end|>⟫"
+
+
+@pytest.mark.parametrize(
+    ("name", "named", "likely"),
+    [
+        ("nemo_gym.jsonl", "openai", "nemo-gym"),
+        ("feedback.csv", "messages", "table"),
+        ("pairs.jsonl", "table", "pairs"),
+    ],
+)
+def test_an_error_names_the_format(name, named, likely, tmp_path):
+    with pytest.raises(ValueError, match=rf"it looks like {likely} .*Use --format {likely}, or leave"):
+        main.main(["import", "--format", named, "--input", str(CASES / name), "--output_dir", str(tmp_path / "rows")])

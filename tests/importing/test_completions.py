@@ -106,7 +106,7 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
         ("openai", answered(ANSWER, continue_final_message=True), "continues its last message"),
         ("openai", answered(ANSWER, extra_body={"continue_final_message": True}), "continues its last message"),
         ("messages", {"messages": [USER, {**ANSWER, "weight": 0.5}], "score": 1}, "weight 0.5"),
-        ("verl", {**VERL, "input": None}, "prompt is null"),
+        ("verl", {**VERL, "input": None}, "prompt is empty"),
         ("verl", {**VERL, "output": "run()\ntool\nREADME\nassistant\n42"}, "messages of a tool or a user"),
         ("verifiers", {**TRACE, "rewards": {"x": NAN}}, "reward is nan"),
     ],
@@ -173,6 +173,13 @@ def test_the_last_turn_of_a_run_with_tokens(tmp_path):
     assert (row["prompt_ids"], row["completion_ids"]) == ([1, 2, 3, 9, 9], [4, 5])
     assert row["completion"] == [message(V0["completion"][2]) | {"weight": None}]
     assert [each["role"] for each in row["prompt"]] == ["user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize("change", [{"prompt": "6*7?"}, {"completion": [{"role": "tool", "content": "42"}]}])
+def test_messages_that_do_not_show_the_last_turn_are_refused(tmp_path, change):
+    grows = [turn([1, 2], [3], [-0.5]), turn([1, 2, 3, 9, 9], [4, 5], [-1.0, -0.25])]
+    with pytest.raises(ValueError, match="its prompt is not a list of messages, or"):
+        imported(tmp_path, "verifiers-results", [{**V0, "trajectory": grows, **change}], "--completion", "last_turn")
 
 
 def test_a_run_in_parts_has_no_last_turn(tmp_path):

@@ -72,6 +72,22 @@ def test_names_of_columns_and_numbers_of_labels_can_be_given(tmp_path):
     assert rows["reward"][:] == [2.0, -0.5]
 
 
+@pytest.mark.parametrize(
+    ("labels", "given"),
+    [
+        ("true false", "true=1 false=-1"),
+        ("true false", "True=1 False=-1"),
+        ("1 0", "1=1 0=-1"),
+        ("1.0 0.0", "1=1 0=-1"),
+        ('"1.0" "0.0"', "1=1 0=-1"),
+    ],
+)
+def test_a_label_need_not_be_text(tmp_path, labels, given):
+    lines = [f'{{"prompt": "a", "completion": "{n}", "label": {label}}}' for n, label in enumerate(labels.split())]
+    rows = imported(tmp_path, "\n".join(lines), "a.jsonl", "--label_values", *given.split())
+    assert rows["reward"][:] == [1.0, -1.0]
+
+
 def test_a_label_can_mean_no_reward(tmp_path, capsys):
     content = ROWS + "3 + 4?,9,unsure\n"
     given = ("--label_values", "up=1", "down=0", "unsure=", "--skip_unrewarded")
@@ -111,6 +127,7 @@ def test_a_long_table_is_read_in_parts(tmp_path, monkeypatch):
         ("question,response\na,b\n", (), "question, response, and none of these is known as a reward.*--reward_fields"),
         ("question,response,score\na,b,1\na,b\n", (), r"a\.csv cannot be read as a table: .*columns"),
         (b"question,response,score\n\xe9,b,1\n", (), "UTF-8"),
+        (ROWS.encode("utf-16"), (), "UTF-16. Save it as UTF-8"),
         ("no table\nat all\n", (), r"a\.csv has one column.*header"),
         ("", (), r"a\.csv is empty"),
         ("question,question,response\na,b,c\n", (), "two columns of the name 'question'"),

@@ -151,7 +151,7 @@ def test_results_that_verifiers_wrote(imported):
          "line 1: node 1 has 2 token_ids, 1 values in mask and 1 logprobs"),
         ("verifiers", {**TRACE, "nodes": None}, r"line 1: the record is malformed \(TypeError: "),
         ("nemo-rl", {**NEMO, "token_ids": []}, r"line 1: the record is malformed \(IndexError: "),
-        ("verl", {**VERL, "input": None}, r"line 1: its prompt is null"),
+        ("verl", {**VERL, "input": None}, r"line 1: its prompt is empty"),
     ],
 )  # fmt: skip
 def test_records_that_are_malformed_inside_are_named(imported, tmp_path, name, record, message):

@@ -34,6 +34,7 @@ LAYOUTS = {
     "lines": lambda records: "\n".join(map(json.dumps, records)),
     "documents": lambda records: "\n".join(json.dumps(each, indent=2) for each in records),
     "array of lines": lambda records: "[\n" + ",\n".join(map(json.dumps, records)) + "\n]",
+    "several arrays": lambda records: json.dumps(records[:3]) + "\n" + json.dumps(records[3:], indent=2),
     "with a BOM": lambda records: "\ufeff" + json.dumps(records, ensure_ascii=False),
 }
 
@@ -80,6 +81,8 @@ def test_a_folder_of_documents(tmp_path):
         (json.dumps([record(n) for n in range(3)])[:-20], r"a\.json: after 2 whole records, it is not valid JSON"),
         (json.dumps(record(0), indent=1)[:-20], "after 0 whole records"),
         ('[{"a": 1}, {"b": nothing}]', "after 1 whole records"),
+        ('[{"a": 1}]\nno JSON', "after 1 whole records"),
+        ("[" * 100_000, "nested too deeply"),
         ("hello\nworld", "none of its first lines is JSON"),
         ("[1, 2]", "its first record is a int"),
         (json.dumps({"a": 1}), "its records have a.*--prompt_field.*--format: graded"),

@@ -183,3 +183,26 @@ def test_events_and_printed_spans():
         with pytest.raises(NotOfFormat, match=why):
             opentelemetry.rows({"attributes": attributes})
     assert opentelemetry.rows({"attributes": {"http.method": "GET"}}) == ["other"]
+
+
+def test_two_answers_in_one_record_are_refused():
+    """Only one of them would be learned."""
+    asked, message = {"messages": [{"role": "user", "content": "a"}]}, {"role": "assistant", "content": "b"}
+    choices = {"choices": [{"message": message}, {"message": message}]}
+    with pytest.raises(NotOfFormat, match="2 choices"):
+        langsmith.rows(run(asked, choices))
+    with pytest.raises(NotOfFormat, match="2 messages"):
+        langsmith.rows(run(asked, {"messages": [*asked["messages"], message]}))
+    with pytest.raises(NotOfFormat, match="2 choices"):
+        langfuse.rows({**OBSERVATION, "output": choices})
+
+
+def test_no_part_beside_the_result_of_a_tool_is_dropped():
+    text, result = {"type": "text", "content": "Go on."}, {"type": "tool_call_response", "id": "c", "response": "4"}
+    said = [{"role": "assistant", "parts": [text]}]
+    attributes = {"gen_ai.input.messages": [{"role": "user", "parts": [result, text]}], "gen_ai.output.messages": said}
+    (row,) = opentelemetry.rows({"attributes": attributes})
+    assert turns(row["prompt"]) == [("tool", "4", None, []), ("user", "Go on.", None, [])]
+    attributes["gen_ai.output.messages"] = [{"role": "assistant", "parts": [text, result]}]
+    with pytest.raises(NotOfFormat, match="which the provider ran itself"):
+        opentelemetry.rows({"attributes": attributes})

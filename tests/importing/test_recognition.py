@@ -84,3 +84,10 @@ def test_files_of_another_kind(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=words):
         recognize([tmp_path / name])
+
+
+def test_a_table_of_messages_keeps_its_prompts():
+    """A completion alone is no conversation. A whole conversation in such a column is one."""
+    prompt, completion = [{"role": "user", "content": "a"}], [{"role": "assistant", "content": "b"}]
+    assert format_of({"prompt": prompt, "completion": completion, "score": 1}) == "table"
+    assert format_of({"problem": "a", "response": [*prompt, *completion], "score": 1}) == "messages"

@@ -92,6 +92,22 @@ def test_rows_are_read_as_they_are(tmp_path, records, monkeypatch):
     assert load_rows(tmp_path / "out")["prompt"][:] == ["a", "a"]
 
 
+@pytest.mark.parametrize("setting", [("--completion", "last_turn"), ("--skip_unusable", "true")])
+def test_settings_of_an_import_are_refused_for_rows(tmp_path, setting):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "completion": "b", "reward": 1.0}')
+    command = ["curate", "--input", str(tmp_path / "a.jsonl"), "--output_dir", str(tmp_path / "out"), *setting]
+    with pytest.raises(ValueError, match=rf"{setting[0][2:]} has no effect.*a\.jsonl already holds rows"):
+        main.main(command)
+
+
+@pytest.mark.parametrize("given", [["--label_values", "up=1"], ["--reward_fields", "score"]])
+def test_other_settings_than_those_of_the_import_are_refused(tmp_path, feedback, given):
+    rows = str(tmp_path / "rows")
+    main.main(["import", "--input", feedback, "--output_dir", rows, "--label_values", "up=2", "down=-1"])
+    with pytest.raises(ValueError, match=r"has no effect.*rows already holds rows"):
+        main.main(["curate", "--input", rows, "--output_dir", str(tmp_path / "out"), *given])
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [

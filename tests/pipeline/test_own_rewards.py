@@ -315,6 +315,9 @@ def test_what_would_fail_after_sampling_is_found_before(tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a", "target": "b", "reward": 1.0}')
     with pytest.raises(ValueError, match="column 'reward'"):
         check(loop())
+    (tmp_path / "prompts.csv").write_text("prompt,target\na,b\n")
+    with pytest.raises(ValueError, match=r"\.parquet, \.json, \.jsonl, not prompts\.csv"):
+        check(loop(dataset_name="prompts.csv"))
 
 
 def test_reward_models_and_threads_get_a_process():

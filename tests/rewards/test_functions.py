@@ -141,6 +141,9 @@ def test_a_reward_model_is_not_read_from_pickles(rows, reward_model):
         (lambda completions, **_: [1.0], "1 rewards for 4 completions"),
         (lambda completions, **_: ["good"] * 4, "'good' for completion 0"),
         (lambda completions, **_: [1.0, float("inf"), 1.0, 1.0], "inf for completion 1"),
+        (lambda completions, **_: [1.0, float("nan"), 1.0, 1.0], "nan for completion 1"),
+        (lambda completions, **_: torch.ones(4, 2), "tensor([1., 1.]) for completion 0"),
+        (lambda completions, **_: [10**400] * 4, "for completion 0. Return a finite number"),
         (lambda completions, **_: 1.0, "not a list"),
         (lambda completions, **_: [1 / 0], "failed with ZeroDivisionError"),
         (lambda texts, truths: [], "`answer`"),
@@ -167,5 +170,6 @@ def test_weights_and_names(rows):
         prepare_rewards([length, partial(length)], rows.column_names)
     with pytest.raises(ValueError, match="two judges"):
         prepare_rewards([gsm8k.judge, lambda texts, truths: []], [*rows.column_names, "answer"])
-    with pytest.raises(ValueError, match="'reward' already"):
-        reward_completions(rows.add_column("reward", [1.0] * 4), length)
+    for name in ("reward", "rewards/length"):
+        with pytest.raises(ValueError, match=f"'{name}' already"):
+            reward_completions(rows.add_column(name, [1.0] * 4), length)

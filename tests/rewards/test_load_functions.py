@@ -23,6 +23,7 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "own" / "rewards.py").write_text(CODE)
     (tmp_path / "own" / "neighbor.py").write_text("BONUS = 2.0")
     (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "script.py").write_text("raise SystemExit(2)")
     (tmp_path / "importable_rewards.py").write_text("def style(completions, **kwargs):\n    return [0.5]")
 
 
@@ -43,6 +44,7 @@ def test_forms_of_names():
         ("own/rewards.py", ValueError, ["own/rewards.py:FUNCTION"]),
         ("nowhere.py:short", FileNotFoundError, ["nowhere.py"]),
         ("broken.py:short", ValueError, ["broken.py", "ZeroDivisionError"]),
+        ("script.py:short", ValueError, ["script.py", "SystemExit"]),
         ("no_such_module:style", ValueError, ["no_such_module", "this folder"]),
         ("short", ValueError, ["'short'", "FILE.py:FUNCTION", "think_format_reward"]),
         ("nobody/no-such-model", OSError, ["nobody/no-such-model"]),
@@ -54,6 +56,14 @@ def test_names_that_lead_nowhere(name, error, words):
     assert "reward_funcs" in str(caught.value)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_package_that_cannot_be_imported(tmp_path):
+    (tmp_path / "broken_package").mkdir()
+    (tmp_path / "broken_package" / "__init__.py").write_text("1 / 0")
+    for use in (code_fingerprint, load_reward_funcs):
+        with pytest.raises(ValueError, match=r"module broken_package\.style of .*ZeroDivisionError"):
+            use(["broken_package.style:short"])
 
 
 def test_the_fingerprint_is_of_the_content(tmp_path, monkeypatch):

@@ -78,7 +78,7 @@ def check_evaluable(path: Path, reward_funcs: Sequence[str] | None = None, may_b
         may_be_scored (`bool`, defaults to `True`): Whether rows can have rewards or answers already.
 
     Raises:
-        ValueError: a column is missing, or rows have rewards or answers already and may not.
+        ValueError: a column is missing, or rows have rewards or answers already and must not have them.
     """
     for shard in shards_of(path):
         columns = columns_of(shard)

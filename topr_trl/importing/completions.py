@@ -3,7 +3,8 @@
 import math
 
 from topr_trl.data.rendering import is_learned
-from topr_trl.importing.records import Row
+from topr_trl.data.rows import ROLLOUT
+from topr_trl.importing.records import Row, Unusable
 
 
 def holds_completion(row: Row) -> bool:
@@ -11,7 +12,7 @@ def holds_completion(row: Row) -> bool:
     completion = row["completion"]
     if isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion):
         completion = any(
-            value for turn in completion if turn.get("weight") != 0 for name, value in turn.items() if name != "role"
+            value for turn in completion if is_learned(turn) for name, value in turn.items() if name != "role"
         )
     return bool(row.get("completion_ids") or completion)
 
@@ -22,6 +23,23 @@ def turns_of(row: Row) -> int:
         return len(_runs(row.get("completion_mask") or [1]))
     completion = row["completion"]
     return len(_learned(completion)) if isinstance(completion, list) else 1
+
+
+def check_last_turn(row: Row) -> None:
+    """Check that `last_turn` can cut a row.
+
+    Raises:
+        Unusable: the row is a part of a run, or its messages do not show the last turn.
+    """
+    if row.get(ROLLOUT) is not None:
+        raise Unusable("it is a run in several parts, so its last turn is not known (completion is last_turn)")
+    completion = row["completion"]
+    if (
+        turns_of(row) > 1
+        and isinstance(completion, list)
+        and not (isinstance(row["prompt"], list) and _learned(completion))
+    ):
+        raise Unusable("its prompt is not a list of messages, or its completion has no turn of the assistant")
 
 
 def last_turn(row: Row) -> Row:

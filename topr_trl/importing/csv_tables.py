@@ -1,5 +1,6 @@
 """Read CSV and TSV files. Each row becomes a record of texts, by the name of its column."""
 
+import codecs
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,10 @@ def _header(path: Path) -> tuple[list[str], str]:
         first = file.read(1 << 16).lstrip(b"\xef\xbb\xbf")
     if not first.strip():
         raise ValueError(f"{path} is empty: it has no header and no row.")
+    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError(
+            f"{path} is UTF-16. Save it as UTF-8 (in Excel: CSV UTF-8), or write one JSON object per line."
+        )
     line = first.splitlines()[0].decode("utf-8", "replace")
     delimiter = "\t" if ".tsv" in path.suffixes else max(_DELIMITERS, key=line.count)
     if not line.count(delimiter):

@@ -1,6 +1,8 @@
 """Define the settings with which every command reads files of other systems."""
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,12 +125,12 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
     """
     if isinstance(value, list):
         return [as_number(name, each, labels) for each in value]
-    if not isinstance(value, str) and not (labels and str(value) in labels):
+    for spelling in _spellings(value):
+        if labels is not None and spelling in labels:
+            return labels[spelling]
+    if not isinstance(value, str):
         return value
-    text = str(value).strip()
-    if labels is not None and text in labels:
-        return labels[text]
-    if not text:
+    if not (text := value.strip()):
         return None
     if labels is None and text.casefold() in _KNOWN_LABELS:
         return _KNOWN_LABELS[text.casefold()]
@@ -139,6 +141,16 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
         raise NotOfFormat(
             f"{name} is {text[:40]!r}, {why}. Give each label a number, such as --label_values up=1 down=0"
         ) from None
+
+
+def _spellings(value: Any) -> Iterator[str]:
+    """Yield the texts with which `--label_values` can name a value. `0.0` is also `0`, and false is also `false`."""
+    text = str(value).strip()
+    yield text
+    if isinstance(value, bool):
+        yield text.lower()
+    with suppress(TypeError, ValueError, OverflowError):
+        yield f"{float(value):g}"
 
 
 def with_named_fields(record: Record, args: InputArguments) -> Record:

@@ -28,6 +28,8 @@ def is_by_lines(path: Path) -> bool:
     except json.JSONDecodeError as error:
         broken_in_chunk = error.pos < len(start) - 64 and not error.msg.startswith("Unterminated string")
         return start[0] == "{" and (broken_in_chunk or "\n" not in start.rstrip())
+    except RecursionError:  # The readers say that the record is nested too deeply.
+        return start[0] == "{"
     return isinstance(first, dict) and "\n" not in start[:end]
 
 
@@ -45,7 +47,7 @@ def _start_of(path: Path) -> bytes:
 
 
 def read_documents(path: Path) -> Iterator[Any]:
-    """Yield the items of an array, or documents that follow each other, without loading the whole file.
+    """Yield the items of arrays, and documents that follow each other, without loading the whole file.
 
     Args:
         path (`Path`): File of JSON, compressed or not.
@@ -57,14 +59,13 @@ def read_documents(path: Path) -> Iterator[Any]:
     with pa.input_stream(path) as raw:
         file = _TextReader(raw, path)
         text = file.read(_CHUNK).lstrip("\ufeff" + _SPACE)
-        in_array = text[:1] == "["
-        place = int(in_array)
         wanted = _CHUNK
         while True:
             while place < len(text) and text[place] in _SPACE + ",":
                 place += 1
-            if in_array and text[place : place + 1] == "]":
-                return
+            if text[place : place + 1] == ("]" if in_array else "["):
+                in_array, place = not in_array, place + 1
+                continue
             try:
                 value, place = decoder.raw_decode(text, place)
             except json.JSONDecodeError as error:
@@ -72,9 +73,11 @@ def read_documents(path: Path) -> Iterator[Any]:
                 if not more:
                     if not in_array and place == len(text):
                         return
-                    raise ValueError(f"{path}: after {done} whole records, it is not valid JSON ({error}).") from None
+                    raise ValueError(f"{path}: after {done:,} whole records, it is not valid JSON ({error}).") from None
                 text, place, wanted = text[place:] + more, 0, wanted * 2
                 continue
+            except RecursionError:
+                raise ValueError(f"{path}: after {done:,} whole records, its JSON is nested too deeply.") from None
             done, wanted = done + 1, _CHUNK
             yield value
 

@@ -61,6 +61,8 @@ def rewards(record: Record) -> dict[str, Any]:
 def _completion(output: Any, is_chat: bool) -> Any:
     """Return the completion: text, or messages if the prompt is messages."""
     if isinstance(output, dict) and "choices" in output:
+        if len(output["choices"]) > 1:
+            raise Unusable(f"it has {len(output['choices'])} choices in one observation")
         output = output["choices"][0]["message"]
     if isinstance(output, dict) and isinstance(output.get("message"), dict):
         output = output["message"]

@@ -80,12 +80,18 @@ def _answer(outputs: Any) -> tuple[Any, str | None]:
         info = made[0].get("generation_info") or {}
         return made[0].get("message") or made[0].get("text"), info.get("finish_reason")
     if "choices" in outputs:
+        if len(outputs["choices"]) > 1:
+            raise Unusable(f"it has {len(outputs['choices'])} choices in one run")
         choice = outputs["choices"][0]
         return choice["message"], choice.get("finish_reason")
     for name in ("message", "output", "messages"):
         if name in outputs:
             found = outputs[name]
-            return (found[-1] if isinstance(found, list) and len(found) == 1 else found), None
+            if not isinstance(found, list):
+                return found, None
+            if len(found) != 1:
+                raise Unusable(f"its outputs have {len(found)} {name}, so the answer is not known")
+            return found[0], None
     if "role" in outputs or "content" in outputs:
         return {"role": "assistant", **outputs}, None
     raise Unusable(f"its outputs have no answer that is known; they have {', '.join(outputs)}")

@@ -3,8 +3,6 @@
 LiteLLM logs a response beside the messages of its request, with the other settings in `model_parameters`.
 """
 
-from typing import Any
-
 from topr_trl.data.sampler_logps import SAMPLING
 from topr_trl.importing.records import (
     Format,
@@ -17,8 +15,7 @@ from topr_trl.importing.records import (
     message,
     template_columns,
 )
-
-_ID_PREFIX = "token_id:"  # prefix of tokens that vLLM writes with `return_tokens_as_token_ids`
+from topr_trl.importing.text_completions import body_and_request, ids_in
 
 
 def rows(record: Record) -> list[Row | LeftOut | None]:
@@ -27,18 +24,16 @@ def rows(record: Record) -> list[Row | LeftOut | None]:
     The request is the field `request` of the record, or a line in the input file of the batch (`--requests`), or the
     record itself (LiteLLM).
     """
-    response, request = record["response"], record.get("request")
-    failed = record.get("error") or record.get("status") == "failure" or not response or response.get("error")
-    if failed or response.get("status_code", 200) != 200:
+    if record.get("status") == "failure":
         return [LeftOut.FAILED]
-    if request is None and "messages" in record:
-        request = {**record, **(record.get("model_parameters") or {})}
-    if request is None:
-        raise NotOfFormat("it has no request: name the input file of the batch with --requests")
-    body, asked = response.get("body", response), request.get("body", request)
-    for part, name, of in ((body, "choices", "response"), (asked, "messages", "request")):
-        if name not in part:
-            raise NotOfFormat(f"its {of} has no {name}; it has {', '.join(sorted(part))}")
+    if record.get("request") is None and "messages" in record:
+        record = {**record, "request": {**record, **(record.get("model_parameters") or {})}}
+    found = body_and_request(record, "messages")
+    if found is None:
+        return [LeftOut.FAILED]
+    body, asked = found
+    if "choices" not in body:
+        raise NotOfFormat(f"its response has no choices; it has {', '.join(sorted(body))}")
     shared = {
         "prompt": [message(each) for each in asked["messages"]], **template_columns(asked),
         **{name: asked.get(name) for name in SAMPLING},
@@ -59,8 +54,9 @@ def _continues(asked: Record) -> bool:
 
 def _choice_columns(choice: Record, prompt_ids: list[int] | None) -> Row | None:
     """Return the columns of a choice. Return None for an empty choice."""
-    logged = (choice.get("logprobs") or {}).get("content")
-    ids, logps = choice.get("token_ids") or _parse_ids(logged), [entry["logprob"] for entry in logged or ()]
+    logged = (choice.get("logprobs") or {}).get("content") or ()
+    ids = choice.get("token_ids") or ids_in([entry["token"] for entry in logged])
+    logps = [entry["logprob"] for entry in logged]
     if ids and logps and len(ids) != len(logps):
         raise Unusable(f"a choice has {len(ids)} token_ids and {len(logps)} log-probabilities")
     written = message(choice["message"])
@@ -73,14 +69,6 @@ def _choice_columns(choice: Record, prompt_ids: list[int] | None) -> Row | None:
         "sampler_logps": logps or None,
         "finish_reason": finish_reason(choice.get("finish_reason")),
     }
-
-
-def _parse_ids(logged: list[dict[str, Any]] | None) -> list[int] | None:
-    """Return the token ids of log-probabilities. Return None if they have the texts of tokens, not the ids."""
-    tokens = [entry["token"] for entry in logged or ()]
-    if not tokens or not all(token.startswith(_ID_PREFIX) for token in tokens):
-        return None
-    return [int(token.removeprefix(_ID_PREFIX)) for token in tokens]
 
 
 FORMAT = Format(

@@ -38,7 +38,9 @@ def rewards(record: Record) -> dict[str, Any]:
 
 
 def one_per_folder(files: list[Path]) -> list[Path]:
-    """Return the files, of which each folder may have one. OpenHands writes the same runs with their reports again.
+    """Return the files, after a check that each folder has only one.
+
+    OpenHands writes the same runs a second time, with their reports.
 
     Raises:
         ValueError: a folder has two files.

@@ -104,11 +104,13 @@ def _messages(given: Record) -> list[Row]:
     """Return the messages of a message with parts. Each result of a tool is a message."""
     parts = given["parts"]
     results = [part for part in parts if part.get("type") == "tool_call_response"]
-    if results:
-        return [other("tool", _text(part.get("response", part.get("result"))), tool_call_id=part.get("id"))
-                for part in results]  # fmt: skip
     if given["role"] != "assistant":
-        return [other(given["role"], parts)]
+        made = [other("tool", _text(part.get("response", part.get("result"))), tool_call_id=part.get("id"))
+                for part in results]  # fmt: skip
+        rest = [part for part in parts if part not in results]
+        return [*made, other(given["role"], rest)] if rest or not results else made
+    if results:
+        raise Unusable("a message of the assistant has the result of a tool, which the provider ran itself")
     asked = [call(part["name"], part.get("arguments"), part.get("id")) for part in parts if part["type"] == "tool_call"]
     return [assistant(parts, asked)]
 

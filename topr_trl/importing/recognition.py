@@ -7,7 +7,7 @@ from typing import Any
 
 from topr_trl.importing import FORMATS
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.prompt_tables import PROMPTS, has_columns, normalized
+from topr_trl.importing.prompt_tables import COMPLETIONS, PROMPTS, has_columns, normalized
 from topr_trl.importing.records import Record, parsed, read_records
 
 _RECORDS = 20  # number of records to look at
@@ -74,7 +74,7 @@ def _is_openhands_output(record: Record) -> bool:
 def messages_fields(record: Any, inside: str = "") -> list[str]:
     """Return the names of the fields of a record that hold chat messages, such as `history` or `run.messages`.
 
-    The prompt of a table is left out, because another column has its completion.
+    The prompt and the completion of a table are left out, because neither is the whole conversation.
 
     Args:
         record (`Any`): Record.
@@ -85,11 +85,17 @@ def messages_fields(record: Any, inside: str = "") -> list[str]:
     found = []
     for name, value in record.items():
         value = parsed_json(value)
-        if is_chat_messages(value) and not (normalized(name) in PROMPTS and has_columns(record)):
+        if is_chat_messages(value) and not (has_columns(record) and _is_part(name, value)):
             found.append(f"{inside}{name}")
         elif isinstance(value, Mapping) and inside.count(".") < 2:
             found += messages_fields(value, f"{inside}{name}.")
     return found
+
+
+def _is_part(name: str, messages: list[Record]) -> bool:
+    """Return whether a column of a table holds a prompt, or a completion without its prompt."""
+    column = normalized(name)
+    return column in PROMPTS or (column in COMPLETIONS and messages[0]["role"] == "assistant")
 
 
 def is_chat_messages(value: Any) -> bool:

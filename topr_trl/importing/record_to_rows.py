@@ -13,7 +13,7 @@ from topr_trl.data.rows import LARGEST_REWARD, ROLLOUT, hash_prompts
 from topr_trl.data.sampler_logps import LOGPROBS_MODE, LOGPROBS_MODES, TEMPERATURE
 from topr_trl.data.trajectories import Rollouts
 from topr_trl.importing import FORMATS
-from topr_trl.importing.completions import holds_completion, last_turn, turns_of, without_unknown_logps
+from topr_trl.importing.completions import check_last_turn, holds_completion, last_turn, turns_of, without_unknown_logps
 from topr_trl.importing.input_settings import (
     LAST_TURN,
     InputArguments,
@@ -312,7 +312,7 @@ class RecordReader:
             raise
         except NotOfFormat as error:
             raise ValueError(f"{place}: {self._hint(record)}{error}.") from None
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, IndexError, OverflowError, ValueError) as error:
             raise ValueError(
                 f"{place}: {self._hint(record)}the record is malformed ({type(error).__name__}: {error}). The format "
                 f"{self.name} is defined by {self.format.source}."
@@ -387,10 +387,10 @@ class RecordReader:
         if "reward" in self.columns:
             _check_rewards(rows)
         for row in rows:
-            if row.get("prompt") is None and not row.get("prompt_ids"):
-                raise Unusable("its prompt is null")
-            if self.args.completion == LAST_TURN and row.get(ROLLOUT) is not None:
-                raise Unusable("it is a run in several parts, so its last turn is not known (completion is last_turn)")
+            if not row.get("prompt") and not row.get("prompt_ids"):
+                raise Unusable("its prompt is empty")
+            if self.args.completion == LAST_TURN:
+                check_last_turn(row)
             row.update(self._for_all)
         return [
             row if isinstance(row, LeftOut) else LeftOut.CALLS if has_broken_call(row) else without_unknown_logps(row)

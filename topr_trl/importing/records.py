@@ -266,7 +266,9 @@ def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
 
 
 def parsed(raw: bytes | Record) -> Any:
-    """Parse a line. Return None if it is not valid JSON, or has an unpaired surrogate (from text cut inside an emoji).
+    """Parse a line. Return None for a broken one.
+
+    A broken line is not valid JSON, is nested too deeply, or has an unpaired surrogate (from text cut inside an emoji).
 
     Args:
         raw (`bytes` or `dict`): Line, or a record of a table, which is returned unchanged.
@@ -277,7 +279,7 @@ def parsed(raw: bytes | Record) -> Any:
         found = json.loads(raw)
         if _SURROGATE.search(raw):
             json.dumps(found, ensure_ascii=False).encode()
-    except (json.JSONDecodeError, UnicodeError):
+    except (json.JSONDecodeError, UnicodeError, RecursionError):
         return None
     return found
 
@@ -362,7 +364,7 @@ def message(given: Mapping[str, Any]) -> Row:
 def row_of_run(messages: list[Row], **columns: Any) -> list[Row]:
     """Return one row, whose completion starts with the first turn of the assistant. Return [] without such a turn.
 
-    Turns with weight 0 are no such turns, since the model reads them only.
+    A turn with weight 0 does not count, because the model only reads it.
 
     Args:
         messages (`list[Row]`): Messages of the run.

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.records import Format, NotOfFormat, Record, Row, Unusable, message, row_of_run, tools_as_json
 
 _ROLES = {
@@ -20,10 +21,7 @@ def rows(record: Record) -> list[Row]:
     turns = [_message(turn) for turn in record["conversations"]]
     if record.get("system") and not (turns and turns[0]["role"] == "system"):
         turns.insert(0, message({"role": "system", "content": record["system"]}))
-    tools = record.get("tools")
-    if isinstance(tools, str):
-        tools = json.loads(tools or "null")
-    return row_of_run(turns, tools=tools_as_json(tools), problem_id=None)
+    return row_of_run(turns, tools=tools_as_json(parsed_json(record.get("tools"))), problem_id=None)
 
 
 def _message(turn: Record) -> Row:

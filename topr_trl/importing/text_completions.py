@@ -1,5 +1,6 @@
 """Read responses of the API `/v1/completions`: batch files, and logs of requests with responses."""
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,7 +18,7 @@ def body_and_request(record: Record, of_request: str) -> tuple[Record, Record] |
         of_request (`str`): Field that a request must have.
     """
     response, request = record["response"], record.get("request")
-    failed = record.get("error") or response is None or response.get("error")
+    failed = record.get("error") or not response or response.get("error")
     if failed or response.get("status_code", 200) != 200:
         return None
     if request is None:
@@ -26,6 +27,17 @@ def body_and_request(record: Record, of_request: str) -> tuple[Record, Record] |
     if of_request not in asked:
         raise NotOfFormat(f"its request has no {of_request}; it has {', '.join(sorted(asked))}")
     return body, asked
+
+
+def ids_in(tokens: Sequence[str]) -> list[int] | None:
+    """Return the token ids in logged tokens. Return None if these are the texts of tokens.
+
+    Args:
+        tokens (`Sequence[str]`): Tokens of log-probabilities.
+    """
+    if not tokens or not all(token.startswith(_ID_PREFIX) for token in tokens):
+        return None
+    return [int(token.removeprefix(_ID_PREFIX)) for token in tokens]
 
 
 def rows(record: Record) -> list[Row | LeftOut | None]:
@@ -58,9 +70,7 @@ def _prompts(given: Any) -> list[Any]:
 def _row(choice: Record, prompt: str | list[int], sampling: Row) -> Row | None:
     logged = choice.get("logprobs") or {}
     tokens, logps = logged.get("tokens") or [], logged.get("token_logprobs") or []
-    ids = choice.get("token_ids")
-    if not ids and tokens and all(token.startswith(_ID_PREFIX) for token in tokens):
-        ids = [int(token.removeprefix(_ID_PREFIX)) for token in tokens]
+    ids = choice.get("token_ids") or ids_in(tokens)
     if not choice["text"] and not ids:
         return None
     if isinstance(prompt, list) and not ids:
@@ -70,10 +80,9 @@ def _row(choice: Record, prompt: str | list[int], sampling: Row) -> Row | None:
         raise Unusable(f"a choice has {len(ids)} token_ids and {len(logps)} log-probabilities")
     if not (ids and prompt_ids):  # A row has both kinds of ids or none.
         ids = prompt_ids = None
-    known = ids and logps and all(isinstance(value, float | int) and -9999 < value <= 0 for value in logps)
     return {
         "prompt": "" if isinstance(prompt, list) else prompt, "completion": choice["text"], "prompt_ids": prompt_ids,
-        "completion_ids": ids, "sampler_logps": logps if known else None,
+        "completion_ids": ids, "sampler_logps": (logps or None) if ids else None,
         "finish_reason": finish_reason(choice.get("finish_reason")), **sampling,
     }  # fmt: skip
 

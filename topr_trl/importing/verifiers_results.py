@@ -3,9 +3,9 @@
 Before 0.1.14, the number of an example is `id` instead of `example_id`, and the tools are in `info.oai_tools`.
 """
 
-import json
 from typing import Any
 
+from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.records import (
     Format,
     LeftOut,
@@ -47,8 +47,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def _old_tools(record: Record) -> Any:
-    info = record.get("info")
-    info = json.loads(info) if isinstance(info, str) and info.startswith("{") else info
+    info = parsed_json(record.get("info"))
     return info.get("oai_tools") if isinstance(info, dict) else None
 
 

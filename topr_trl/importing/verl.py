@@ -4,7 +4,7 @@ import re
 
 from topr_trl.importing.records import Format, Record, Row, Unusable
 
-# Headers of messages, of which verl removes the special tokens, or marks that templates write around results of tools.
+# Headers of messages without their special tokens, which verl removes, and marks that templates write around results.
 _OTHERS_TEXT = re.compile(r"<tool_response>|(?:^|\n)(?:user|tool|ipython|observation)\n.*assistant\n", re.DOTALL)
 
 

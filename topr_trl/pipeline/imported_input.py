@@ -27,14 +27,18 @@ def with_imported_input(args: Settings) -> Settings:
         args (`InputArguments`): Settings of a command, with `input` or `rows`.
 
     Raises:
-        ValueError: the file cannot be read, or the command runs in several processes.
+        ValueError: the file cannot be read, the command runs in several processes, or there is nothing to import and a
+            setting is for imports.
     """
     assert isinstance(args, InputArguments)
     args.check_input()
     name = "input" if hasattr(args, "input") else "rows"
     given = getattr(args, name)
-    if given is None or not Path(given).exists() or _holds_rows(Path(given), args):
-        return args
+    if given is not None and not Path(given).exists():
+        return args  # The command says so.
+    if given is None or _holds_rows(Path(given), args):
+        _check_without_import(args, name, given)
+        return _with_rows(args, name, given)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError(
             f"{given} is not rows, and only a single process can import it. Run topr import first, and name the folder "
@@ -45,11 +49,33 @@ def with_imported_input(args: Settings) -> Settings:
     stage = Import(ImportArguments(input=str(given), output_dir=str(output), **shared))
     done = stage.run()
     print(stage.summary(done), stage.outcome.format(**done, folder=output), sep="\n", flush=True)
+    return _with_rows(args, name, str(output))
+
+
+def _with_rows(args: Settings, name: str, rows: str | None) -> Settings:
+    """Return settings that read rows. They have no settings of an import, so that stages of a loop do not import."""
     changed = copy(args)
-    setattr(changed, name, str(output))
-    for each in fields(InputArguments):  # Otherwise, stages that this command starts would import again.
+    setattr(changed, name, rows)
+    for each in fields(InputArguments):
         setattr(changed, each.name, each.default)
     return changed
+
+
+def _check_without_import(args: InputArguments, name: str, given: str | None) -> None:
+    """Check that no setting is for an import, because there is none. The settings of an earlier import may be repeated.
+
+    Raises:
+        ValueError: a setting has no effect.
+    """
+    known = manifest.read(Path(given)) if given is not None else None
+    earlier = known.stages.get(Import.name, {}).get("inputs", {}) if known is not None else {}
+    for each in fields(InputArguments):
+        if getattr(args, each.name) not in (each.default, earlier.get(each.name)):
+            what = f"{name} is not set" if given is None else f"{given} already holds rows"
+            raise ValueError(
+                f"{each.name} has no effect: it is for files of other systems, and {what}. Remove it. To import a file "
+                "that looks like rows, name its format with --format."
+            )
 
 
 def _holds_rows(path: Path, args: InputArguments) -> bool:
@@ -69,11 +95,11 @@ def _holds_rows(path: Path, args: InputArguments) -> bool:
         names = set(columns_of(first))
         if "prompt" in names and names & set(_COMPLETIONS):
             return True
+    if first.suffix not in TABLE_SUFFIXES:
+        return False
     records = [
         record for record in (parsed(raw) for _, raw in islice(read_records(first), 1)) if isinstance(record, dict)
     ]
-    if first.suffix not in TABLE_SUFFIXES:
-        return False
     return (
         not records
         or ("prompt" in records[0] and bool(set(_COMPLETIONS) & set(records[0])))

@@ -45,7 +45,7 @@ def load_problems(args: ProblemArguments, split: str) -> Dataset:
 
 
 def stop_strings_of(args: ProblemArguments, problems: Dataset) -> tuple[str, ...]:
-    """Return the texts that end a completion. Own prompts and messages have none, only the stop token ends them."""
+    """Return the texts that end a completion. After own prompts and messages, only the stop token ends it."""
     judged = "answer" in problems.column_names and isinstance(problems[0]["prompt"], str)
     return args.task_of_problems.stop_strings if judged else ()
 

@@ -3,11 +3,11 @@
 import asyncio
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, TypeAlias
@@ -45,6 +45,7 @@ _NOT_PASSED = (
     "prompt", "completion", "completion_ids", "prompt_ids", "sampler_logps", "logprobs_mode", "mu_logps",
     "mu_fingerprint",
 )  # fmt: skip
+OF_FUNCTION = "rewards/"  # start of the name of a column with the rewards of one function
 _OF_TRAINER = ("trainer_state", "log_extra", "log_metric")  # other arguments of a function in TRL
 
 
@@ -117,8 +118,9 @@ def reward_completions(
     one = isinstance(reward_funcs, str) or not isinstance(reward_funcs, Sequence)
     given: list[Any] = [reward_funcs] if one else list(reward_funcs)  # type: ignore[arg-type]
     need_columns(rows.column_names, ("prompt", "completion"), "Rows to score")
-    if taken := {"reward", "verdict", "extracted"} & set(rows.column_names):
-        raise ValueError(f"The rows have a column {min(taken)!r} already. Remove or rename it.")
+    results = ("reward", "verdict", "extracted")
+    if taken := [name for name in rows.column_names if name in results or name.startswith(OF_FUNCTION)]:
+        raise ValueError(f"The rows have a column {taken[0]!r} already. Remove or rename it.")
     check_weights(given, reward_weights)
     rewards = prepare_rewards(given, rows.column_names)
     return score_rows(rows, rewards, reward_weights, description)
@@ -244,7 +246,7 @@ def score_rows(
         rows = rows.add_column("verdict", [verdict for verdict, _ in judgements], feature=Value("string"))
     if len(rewards) > 1:
         for reward, values_N in zip(rewards, values_NF.T, strict=True):
-            rows = rows.add_column(f"rewards/{reward.name}", _with_none(values_N), feature=Value("float64"))
+            rows = rows.add_column(f"{OF_FUNCTION}{reward.name}", _with_none(values_N), feature=Value("float64"))
     return rows.add_column("reward", _with_none(total_N), feature=Value("float64"))
 
 
@@ -349,14 +351,18 @@ def _as_numbers(name: str, returned: Any, count: int) -> list[float]:
             f"The reward function {name!r} returned {len(values)} rewards for {count} completions. Return one reward "
             "per completion."
         )
-    numbers = [float("nan") if value is None else float(value) for value in values]
-    for i, number in enumerate(numbers):
-        if abs(number) > LARGEST_REWARD:
-            raise ValueError(
-                f"The reward function {name!r} returned {number} for completion {i}. Return a finite number (float32), "
-                "or None where there is no reward."
-            )
-    return numbers
+    return [nan if value is None else _as_number(name, i, value) for i, value in enumerate(values)]
+
+
+def _as_number(name: str, i: int, value: Any) -> float:
+    with suppress(TypeError, ValueError, OverflowError, RuntimeError):  # from tensors and numbers of other kinds
+        number = float(value)
+        if abs(number) <= LARGEST_REWARD:
+            return number
+    raise ValueError(
+        f"The reward function {name!r} returned {str(value)[:60]} for completion {i}. Return a finite number "
+        "(float32), or None where there is no reward."
+    )
 
 
 def _judge(reward: Reward, rows: Dataset, completions: Sequence[Any]) -> list[tuple[str, str | None]]:

@@ -3,7 +3,8 @@
 import hashlib
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -89,22 +90,28 @@ def _import_file(path: Path, name: str) -> ModuleType:
     sys.modules[key] = module  # Dataclasses and pickle look for it here.
     _search_in(path.resolve().parent)  # The file can import its neighbors, as a script can.
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
+        with _importing(str(path)):
+            spec.loader.exec_module(module)
+    except ValueError:
         del sys.modules[key]
-        raise ValueError(f"reward_funcs: {path} cannot be imported: {type(error).__name__}: {error}.") from error
+        raise
     return module
 
 
 def _import_module(source: str, name: str) -> ModuleType:
     _search_in(Path.cwd())
-    try:
+    with _importing(f"the module {source} of {name}"):
         return importlib.import_module(source)
-    except Exception as error:
+
+
+@contextmanager
+def _importing(what: str) -> Iterator[None]:
+    """Turn any error of the user's code into a ValueError. Scripts can end with SystemExit when they are imported."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
         more = " Python searched this folder and the installed packages." * isinstance(error, ModuleNotFoundError)
-        raise ValueError(
-            f"reward_funcs: the module {source} of {name} cannot be imported: {type(error).__name__}: {error}.{more}"
-        ) from error
+        raise ValueError(f"reward_funcs: {what} cannot be imported: {type(error).__name__}: {error}.{more}") from error
 
 
 def _search_in(folder: Path) -> None:
@@ -153,10 +160,8 @@ def _code_of(name: str) -> bytes:
             raise FileNotFoundError(f"reward_funcs: there is no file {source} ({name}).")
         return hashlib.sha256(Path(source).read_bytes()).digest()
     _search_in(Path.cwd())
-    try:
-        spec = find_spec(source)
-    except (ImportError, ValueError):
-        spec = None
+    with _importing(f"the module {source} of {name}"):
+        spec = find_spec(source)  # This imports the package of the module.
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return b""
     return hashlib.sha256(Path(spec.origin).read_bytes()).digest()

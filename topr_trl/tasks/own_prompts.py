@@ -57,6 +57,9 @@ def load(name_or_path: str, split: str) -> Dataset:
     Args:
         name_or_path (`str`): Dataset on the Hub, or a `.jsonl`, `.json` or `.parquet` file.
         split (`str`): Split of a dataset on the Hub. It is ignored for a file.
+
+    Raises:
+        ValueError: the file has another suffix.
     """
     if name_or_path.endswith(TABLE_SUFFIXES) or Path(name_or_path).is_file():
         return read_table(name_or_path)

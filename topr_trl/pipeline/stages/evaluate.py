@@ -92,13 +92,9 @@ def has_answers(source: Path) -> bool:
 
 
 def _has_other_rewards(source: Path) -> bool:
-    """Return whether rows have rewards other than those of a judge, 1 and -1."""
-    for shard in shards_of(source):
-        if "reward" not in columns_of(shard):
-            return False
-    return any(_differs_from_verdicts(shard) for shard in shards_of(source))
-
-
-def _differs_from_verdicts(shard: Path) -> bool:
-    rewards = read_shard(shard, ["reward"])["reward"].to_numpy().astype(np.float64)
-    return bool((np.abs(rewards) != 1).any())
+    """Return whether rows have rewards other than 1 and -1, which a judge gives."""
+    shards = shards_of(source)
+    if not all("reward" in columns_of(shard) for shard in shards):
+        return False
+    rewards = (read_shard(shard, ["reward"])["reward"].to_numpy().astype(np.float64) for shard in shards)
+    return any(bool((np.abs(rewards_N) != 1).any()) for rewards_N in rewards)

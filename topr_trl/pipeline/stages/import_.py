@@ -132,7 +132,7 @@ _LEFT_OUT = {
         "runs come from evaluations and are left out",
     ),
     "where": ("record does not match --where and is left out", "records do not match --where and are left out"),
-    "other": ("record is no call of a model and is left out", "records are no calls of a model and are left out"),
+    "other": ("record is not a call of a model and is left out", "records are not calls of a model and are left out"),
     "tied": ("pair has the same text twice and is left out", "pairs have the same text twice and are left out"),
     "repeated": ("file repeats the one before it and is left out", "files repeat those before them and are left out"),
 }

@@ -17,7 +17,7 @@ from topr_trl.pipeline.shards import columns_before, count_rows, naming, remove_
 from topr_trl.pipeline.stage import Made, Stage
 from topr_trl.pipeline.stage_inputs import rows_read, task_of_rows
 from topr_trl.rewards import VERDICTS, score_completions
-from topr_trl.rewards.functions import prepare_rewards, score_rows
+from topr_trl.rewards.functions import OF_FUNCTION, prepare_rewards, score_rows
 from topr_trl.rewards.load_functions import (
     code_fingerprint,
     is_model,
@@ -26,8 +26,6 @@ from topr_trl.rewards.load_functions import (
 )
 from topr_trl.settings.checks import check_choice
 from topr_trl.tasks import OWN_PROMPTS, TASKS
-
-OF_FUNCTION = "rewards/"  # start of the name of a column with the rewards of one function
 
 
 @dataclass
@@ -70,7 +68,7 @@ class Score(Stage[ScoreArguments]):
         return bool(names) and (in_thread or any(map(is_model, names)))
 
     def inputs(self) -> Json:
-        """Return the rows, and their task, or the reward functions with the content of their files.
+        """Return the rows, and either their task or the reward functions with the content of their files.
 
         Raises:
             ValueError: a file of reward functions has changed since the loop started.
