@@ -7,10 +7,10 @@ import completions_tables
 
 
 def main(out, trackers):
-    for kind in ("offline", "online"):
+    for kind, more in (("offline", {}), ("online", {"num_iterations": 2})):
         trainer, _ = getattr(completions_tables, kind)(
             out / kind, report_to=trackers, project=kind, run_name=kind, trackio_space_id=None, max_steps=2,
-            logging_steps=2, eval_strategy="steps", eval_steps=2,
+            logging_steps=2, eval_strategy="steps", eval_steps=2, **more,
         )  # fmt: skip
         trainer.train()
         if "wandb" in trackers:
