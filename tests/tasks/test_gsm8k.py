@@ -152,3 +152,8 @@ def test_right_answers_come_in_any_form():
             ("correct", truth), ("incorrect", "8"), ("invalid", None),
         ]  # fmt: skip
     assert gsm8k.judge(["The answer is 7."], ["seven"]) == [("incorrect", "7")]
+
+
+def test_a_number_that_is_too_long_in_normal_form_is_none():
+    assert gsm8k.normalize_number("." + "5" * 38) == "0." + "5" * 38
+    assert gsm8k.normalize_number("." + "5" * 39) is None

@@ -56,7 +56,8 @@ def normalize_number(text: str) -> str | None:
     text = text.strip().rstrip(".").replace(",", "")
     if len(text) > _LONGEST_ANSWER or not _PLAIN_NUMBER.fullmatch(text):
         return None
-    return format(_EXACT.plus(Decimal(text).normalize(_EXACT)), "f")
+    number = format(_EXACT.plus(Decimal(text).normalize(_EXACT)), "f")
+    return number if len(number) <= _LONGEST_ANSWER else None  # ".5" gets a digit before the point
 
 
 def extract_answer(completion: str) -> str | None:
