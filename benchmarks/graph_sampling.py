@@ -26,7 +26,7 @@ def install() -> None:
 def generate(model: Any, tokenizer: Any, prompts: list[list[int]], config: Any) -> tuple[list[Any], list[Any]]:
     """Return the tokens of each completion, padded after their end, and their log-probabilities; see `_generate`.
 
-    All completions get the longest length; what follows a stop token or a stop string is dropped here.
+    Each completion is drawn at full length, and then cut after its first stop token or stop string.
     """
     count, steps, device = config.num_return_sequences or 1, config.max_new_tokens, model.device
     decoder = _Decoder(model, prompts, count, steps)
@@ -86,7 +86,7 @@ class _Pick:
         self.noise = torch.ones(rows, 1 if self.greedy else self.top_k, device=device)
 
     def renew(self) -> None:
-        """Draw the random numbers of the next token; outside the graph, which would repeat them."""
+        """Draw the random numbers of the next token. In the graph, they would be the same at each step."""
         self.noise.exponential_()
 
     def __call__(self, logits: Tensor) -> None:
@@ -117,7 +117,7 @@ class _Decoder:
         slots, rows = -(-(width + steps) // 16) * 16, len(prompts) * count
         shape = (rows, self.heads, slots, self.size)
         self.cache = [[torch.zeros(shape, dtype=model.dtype, device=device) for _ in "kv"] for _ in self.model.layers]
-        self.hidden_BL = torch.full((rows, slots), -torch.inf, device=device)  # added to scores: 0 where one may look
+        self.hidden_BL = torch.full((rows, slots), -torch.inf, device=device)  # added to scores: -inf hides a slot
         last = []
         for start in range(0, len(prompts), PROMPTS):
             last.append(self._read(prompts[start : start + PROMPTS], start * count, count))
@@ -159,7 +159,8 @@ class _Decoder:
         at = torch.arange(width, device=device)
         real = at[None] >= pads[:, None]
         mask = real[:, None] & (at[None, :, None] >= at[None, None])
-        mask = mask | torch.eye(width, dtype=torch.bool, device=device)  # a row of padding must see something
+        # Padding attends to itself, because attention without any key is NaN.
+        mask = mask | torch.eye(width, dtype=torch.bool, device=device)
         rows = slice(first, first + len(prompts) * count)
         self.hidden_BL[rows, :width] = torch.where(real, 0.0, -torch.inf).repeat_interleave(count, 0)
 
@@ -193,7 +194,7 @@ class _Decoder:
 
 
 def _captured(step: Callable[[], None], decoder: _Decoder, pick: _Pick) -> Callable[[], None]:
-    """Capture a step in a graph. What the tries before change is put back."""
+    """Capture a step in a graph. Warm-up steps change the state, which is restored afterwards."""
     kept = [decoder.token, decoder.position, decoder.slot, decoder.hidden_BL, pick.token, pick.logp]
     before = [tensor.clone() for tensor in kept]
     stream = torch.cuda.Stream()

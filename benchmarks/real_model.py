@@ -106,7 +106,7 @@ class Setup:
         sampling: further settings of `topr sample` and `topr evaluate`.
         training: further settings of `topr log-mu` and `topr train`.
         save_steps: steps between checkpoints of a training.
-        graph_sampling: whether `benchmarks.graph_sampling` stands in for transformers' `generate`.
+        graph_sampling: whether to sample with `benchmarks.graph_sampling` instead of transformers' `generate`.
         sampling_python: Python of the environment that samples.
     """
 

@@ -36,7 +36,7 @@ def test_rows(model, tokenizer, problems):
 
 
 def test_sampling_is_without_cudnn_attention(model, tokenizer, problems):
-    """It would plan each step anew, because the cache grows by a token."""
+    """cuDNN plans each new shape, and the cache grows by a token per step."""
     torch.backends.cuda.enable_cudnn_sdp(True)
     sample_completions(model, tokenizer, problems, SamplingArguments(num_generations=1, max_new_tokens=2))
     assert not torch.backends.cuda.cudnn_sdp_enabled()

@@ -1,4 +1,4 @@
-"""What is kept of completions, and how each completion that is left out is counted, in all formats."""
+"""Import keeps the right part of completions, and counts each one that it leaves out, in all formats."""
 
 import json
 

@@ -145,7 +145,7 @@ def test_spans_that_opentelemetry_wrote(tmp_path):
 
 
 def test_events_and_printed_spans():
-    """An evaluation can be an event of its own, and an SDK prints attributes as an object."""
+    """Evaluations can be separate events. Some SDKs print attributes as an object instead of a list."""
     document = json.loads((WRITTEN / "opentelemetry-util-genai-1.3b0.jsonl").read_text())
     (scope,) = document["resourceSpans"][0]["scopeSpans"]
     span = scope["spans"][0]

@@ -3,7 +3,6 @@
 import os
 from copy import copy
 from dataclasses import fields
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -97,11 +96,7 @@ def _holds_rows(path: Path, args: InputArguments) -> bool:
             return True
     if first.suffix not in TABLE_SUFFIXES:
         return False
-    records = [
-        record for record in (parsed(raw) for _, raw in islice(read_records(first), 1)) if isinstance(record, dict)
-    ]
-    return (
-        not records
-        or ("prompt" in records[0] and bool(set(_COMPLETIONS) & set(records[0])))
-        or not format_of(records[0])
-    )
+    record = next((parsed(raw) for _, raw in read_records(first)), None)
+    if not isinstance(record, dict) or ("prompt" in record and set(_COMPLETIONS) & set(record)):
+        return True
+    return not format_of(record)
