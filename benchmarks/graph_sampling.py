@@ -1,8 +1,10 @@
-"""Sample from a Qwen2 model on a GPU without vLLM: the decoding step is one CUDA graph.
+"""Sample from a Qwen2 model without vLLM. On a GPU the decoding step is one CUDA graph.
 
-`install()` puts it in the place of transformers' `generate` in this process. On a CPU the code runs without graphs.
+`install()` puts it in the place of transformers' `generate` in this process. The tokens with which all prompts begin,
+such as worked examples, are computed once.
 
-Shape letters: B sequences, L slots of the cache, H = 2 key heads with G query heads each, D width of a head.
+Shape letters: B sequences, P tokens that all prompts share, L slots of the cache, H key heads with G query heads each,
+D width of a head.
 """
 
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from torch.nn import functional as F
 from topr_trl.generation import transformers as backend
 
 PROMPTS = 32  # prompts of a forward
+CHECK_EVERY = 8  # tokens; on a CPU, sequences that have ended are then left out
 
 
 def install() -> None:
@@ -26,15 +29,17 @@ def install() -> None:
 def generate(model: Any, tokenizer: Any, prompts: list[list[int]], config: Any) -> tuple[list[Any], list[Any]]:
     """Return the tokens of each completion, padded after their end, and their log-probabilities; see `_generate`.
 
-    Each completion is drawn at full length, and then cut after its first stop token or stop string.
+    On a GPU, each completion is drawn at full length, because the shapes of a graph are fixed. All are cut after their
+    first stop token or stop string.
     """
     count, steps, device = config.num_return_sequences or 1, config.max_new_tokens, model.device
     decoder = _Decoder(model, prompts, count, steps)
     rows = len(prompts) * count
-    tokens = torch.zeros(rows, steps, dtype=torch.long, device=device)
+    tokens = torch.full((rows, steps), config.pad_token_id, device=device)
     logps = torch.zeros(rows, steps, device=device)
     suppressed = [] if config.pad_token_id in config.eos_token_id else [config.pad_token_id]
     pick = _Pick(config, rows, suppressed, decoder.head.out_features, device)
+    running = torch.arange(rows, device=device)
 
     def step() -> None:
         pick(decoder.logits())
@@ -46,9 +51,17 @@ def generate(model: Any, tokenizer: Any, prompts: list[list[int]], config: Any) 
     decoder.begin(pick.token)
     run = _captured(step, decoder, pick) if device.type == "cuda" else step
     for n in range(1, steps):
+        if device.type == "cpu" and n % CHECK_EVERY == 0:
+            going = [len(_cut(ids, config, tokenizer)) == n for ids in tokens[running, :n].tolist()]
+            kept = torch.tensor(going).nonzero()[:, 0]
+            if not len(kept):
+                break
+            running = running[kept]
+            decoder.keep(kept)
+            pick.keep(kept)
         pick.renew()
         run()
-        tokens[:, n], logps[:, n] = pick.token, pick.logp
+        tokens[running, n], logps[running, n] = pick.token, pick.logp
     found = [_cut(ids, config, tokenizer) for ids in tokens.tolist()]
     return [ids + [config.pad_token_id] * (steps - len(ids)) for ids in found], logps.tolist()
 
@@ -72,6 +85,13 @@ def _cut(ids: list[int], config: Any, tokenizer: Any) -> list[int]:
     return ids[:high]
 
 
+def _common_length(prompts: list[list[int]]) -> int:
+    """Return how many tokens all prompts share at their beginning; at least one of each prompt is left out."""
+    first, last = min(prompts), max(prompts)
+    shared = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return min(shared, min(map(len, prompts)) - 1)
+
+
 class _Pick:
     """Draw a token from logits: top-k and temperature, or the most likely one."""
 
@@ -89,10 +109,14 @@ class _Pick:
         """Draw the random numbers of the next token. In the graph, they would be the same at each step."""
         self.noise.exponential_()
 
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some of the sequences."""
+        self.token, self.logp, self.noise = self.token[rows], self.logp[rows], self.noise[rows]
+
     def __call__(self, logits: Tensor) -> None:
         logits = logits.float()
         total = logits.logsumexp(1)
-        allowed = logits.index_fill(1, self.suppressed, -torch.inf)
+        allowed = logits.index_fill(1, self.suppressed, -torch.inf) if len(self.suppressed) else logits
         if self.greedy:
             token = allowed.argmax(1)
         else:
@@ -104,7 +128,7 @@ class _Pick:
 
 
 class _Decoder:
-    """A Qwen2 model with a cache of fixed size, whose prompts are padded on the left."""
+    """A Qwen2 model with a cache of fixed size. What differs between the prompts is padded on the left."""
 
     def __init__(self, model: Any, prompts: list[list[int]], count: int, steps: int) -> None:
         config, device = model.config, model.device
@@ -113,18 +137,27 @@ class _Decoder:
         self.size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         theta = config.rope_parameters["rope_theta"]
         self.frequencies = 1.0 / theta ** (torch.arange(0, self.size, 2, device=device).float() / self.size)
+        self.shared: list[list[Tensor]] = []  # keys and values of the tokens that all prompts begin with, by layer
+        self.common = common = _common_length(prompts)
+        prompts, beginning = [ids[common:] for ids in prompts], prompts[0][:common]
         self.width = width = max(map(len, prompts))
         slots, rows = -(-(width + steps) // 16) * 16, len(prompts) * count
         shape = (rows, self.heads, slots, self.size)
         self.cache = [[torch.zeros(shape, dtype=model.dtype, device=device) for _ in "kv"] for _ in self.model.layers]
         self.hidden_BL = torch.full((rows, slots), -torch.inf, device=device)  # added to scores: -inf hides a slot
+        self._read_shared(beginning)
         last = []
         for start in range(0, len(prompts), PROMPTS):
             last.append(self._read(prompts[start : start + PROMPTS], start * count, count))
         self.first_logits = self.head(torch.cat(last)).repeat_interleave(count, 0)
-        lengths = torch.tensor([len(ids) for ids in prompts for _ in range(count)], device=device)
+        lengths = torch.tensor([common + len(ids) for ids in prompts for _ in range(count)], device=device)
         self.position, self.slot = lengths, torch.tensor([width], device=device)
         self.token = torch.zeros(rows, dtype=torch.long, device=device)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some of the sequences."""
+        self.cache = [[stored[rows] for stored in layer] for layer in self.cache]
+        self.hidden_BL, self.position, self.token = self.hidden_BL[rows], self.position[rows], self.token[rows]
 
     def begin(self, token: Tensor) -> None:
         """Take the first token."""
@@ -146,10 +179,30 @@ class _Decoder:
             keys.index_copy_(2, self.slot, k)
             values.index_copy_(2, self.slot, v)
             q = q.view(len(q), self.heads, self.groups, self.size)  # (B, H, G, D)
-            scores = (q @ keys.transpose(2, 3)).float() * self.size**-0.5 + self.hidden_BL[:, None, None]
-            return (scores.softmax(-1).to(values.dtype) @ values).reshape(len(q), 1, -1)
+            shared_keys, shared_values = self.shared[n]  # (H, P, D)
+            of_head = q.transpose(0, 1).flatten(1, 2)  # (H, B·G, D)
+            common = (of_head @ shared_keys.transpose(1, 2)).view(self.heads, len(q), self.groups, -1).transpose(0, 1)
+            scores = torch.cat([common, q @ keys.transpose(2, 3)], -1).float() * self.size**-0.5
+            scores[..., self.common :] += self.hidden_BL[:, None, None]
+            weights = scores.softmax(-1).to(values.dtype)
+            common = weights[..., : self.common].transpose(0, 1).flatten(1, 2) @ shared_values
+            common = common.view(self.heads, len(q), self.groups, self.size).transpose(0, 1)
+            return (common + weights[..., self.common :] @ values).reshape(len(q), 1, -1)
 
         return self.head(self._layers(self.token[:, None], self.position[:, None], attend)[:, 0])
+
+    def _read_shared(self, ids: list[int]) -> None:
+        """Compute the tokens that all prompts begin with."""
+
+        def attend(n: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self.shared.append([k[0], v[0]])
+            k, v = (x.repeat_interleave(self.groups, 1) for x in (k, v))
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+        device = self.hidden_BL.device
+        self._layers(
+            torch.tensor([ids], device=device, dtype=torch.long), torch.arange(len(ids), device=device)[None], attend
+        )
 
     def _read(self, prompts: list[list[int]], first: int, count: int) -> Tensor:
         """Compute prompts, fill the cache with them, and return (prompts, width) hidden states of their last token."""
@@ -160,17 +213,20 @@ class _Decoder:
         real = at[None] >= pads[:, None]
         mask = real[:, None] & (at[None, :, None] >= at[None, None])
         # Padding attends to itself, because attention without any key is NaN.
-        mask = mask | torch.eye(width, dtype=torch.bool, device=device)
+        mask = F.pad(mask | torch.eye(width, dtype=torch.bool, device=device), (self.common, 0), value=True)
         rows = slice(first, first + len(prompts) * count)
         self.hidden_BL[rows, :width] = torch.where(real, 0.0, -torch.inf).repeat_interleave(count, 0)
 
         def attend(n: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             for stored, new in zip(self.cache[n], (k, v), strict=True):
                 stored[rows, :, :width] = new.repeat_interleave(count, 0)
-            k, v = (x.repeat_interleave(self.groups, 1) for x in (k, v))
+            k, v = (
+                torch.cat([before.expand(len(x), *before.shape), x], 2).repeat_interleave(self.groups, 1)
+                for before, x in zip(self.shared[n], (k, v), strict=True)
+            )
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None]).transpose(1, 2).flatten(2)
 
-        return self._layers(ids, (at[None] - pads[:, None]).clamp(min=0), attend)[:, -1]
+        return self._layers(ids, self.common + (at[None] - pads[:, None]).clamp(min=0), attend)[:, -1]
 
     def _layers(self, ids: Tensor, positions: Tensor, attend: Callable[..., Tensor]) -> Tensor:
         angles = positions[..., None].float() * self.frequencies
