@@ -394,7 +394,7 @@ RECOGNIZED = [
         FEEDBACK.replace("up", "sideways")),
     foreign("a label that is not mapped", "log.csv, row 2, thumbs, 'up', --label_values", "log.csv", FEEDBACK,
         label_values="yes=1"),
-    foreign("labels without numbers", "label_values, up=1 down=0, 'up'", "log.csv", FEEDBACK, label_values="up"),
+    foreign("labels without numbers", "label_values, great=1 poor=-1, 'up'", "log.csv", FEEDBACK, label_values="up"),
     foreign("a condition without a value", "where, filter=strict-match, 'a'", "log.csv", FEEDBACK, where="a"),
     foreign("a column for the prompt of a chat log", "prompt_field, tables, format openai, remove", "log.csv", FEEDBACK,
         prompt_field="question", format="openai"),

@@ -155,7 +155,7 @@ def test_a_label_of_the_last_turn(imported, read, tmp_path):
     expected = [(prompt, f"⟪{answer}<|im_end|>⟫") for answer in (16, 8)]
     rows = load_rows(tmp_path / "last")
     assert [read(row, "qwen2_5") for row in rows] == expected
-    assert rows["reward"][:] == [1.0, 0.0]
+    assert rows["reward"][:] == [1.0, -1.0]
 
 
 def test_turns_with_weight_0(imported, read):

@@ -26,10 +26,11 @@ def test_a_csv_of_thumbs_becomes_chat_messages(tmp_path, capsys):
     rows = imported(tmp_path, ROWS)
     assert [said(row) for row in rows] == [[("user", "3 + 4?"), ("assistant", "7")],
                                            [("user", "3 + 4?"), ("assistant", "8")]]  # fmt: skip
-    assert rows["reward"][:] == [1.0, 0.0]
+    assert rows["reward"][:] == [1.0, -1.0]
     assert len(set(rows["problem_id"])) == 1
     out = capsys.readouterr().out
     assert "Recognized as table" in out
+    assert "Rewards: -1 in 1 row, 1 in 1 row." in out
     assert "--chat false" in out
 
 
@@ -51,7 +52,7 @@ def test_text_stays_text_if_asked(tmp_path):
 def test_other_tables_have_the_same_rows(tmp_path, content, name):
     rows = imported(tmp_path, content, name)
     assert [row["completion"][0]["content"] for row in rows] == ["7", "8"]
-    assert rows["reward"][:] == [1.0, 0.0]
+    assert rows["reward"][:] == [1.0, -1.0]
 
 
 def test_cells_keep_their_text(tmp_path):
@@ -121,7 +122,7 @@ def test_a_long_table_is_read_in_parts(tmp_path, monkeypatch):
     [
         (ROWS.replace("up", "sideways"), (), r"a\.csv, row 2: thumbs is 'sideways'.*--label_values"),
         (ROWS, ("--label_values", "up=1"), r"row 3: thumbs is 'down', which --label_values does not have"),
-        (ROWS, ("--label_values", "up:1"), r"label_values must be pairs such as up=1 down=0, not 'up:1'"),
+        (ROWS, ("--label_values", "up:1"), r"label_values must be pairs such as great=1 poor=-1, not 'up:1'"),
         ("question,query,response,score\na,b,c,1\n", (), "question, query may all hold the prompt.*--prompt_field"),
         ("question,response,score,rating\na,b,1,1\n", (), "score, rating may all be the reward.*--reward_fields"),
         ("question,response\na,b\n", (), "question, response, and none of these is known as a reward.*--reward_fields"),

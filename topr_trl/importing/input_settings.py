@@ -13,11 +13,11 @@ from topr_trl.settings.checks import check_choice
 # Tokens that start a turn in common chat templates. A question of a user does not have them.
 _TEMPLATE_TOKENS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start_of_role|>", "[INST]", "<|user|>",
                     "<|User|>", "<\uff5cUser\uff5c>", "<|turn>")  # fmt: skip
-# Words that mean the same in every file. `--label_values` replaces them.
+# Words that mean the same in every file, with the rewards of KTO's labels. `--label_values` replaces them.
 _KNOWN_LABELS = {
     **dict.fromkeys(("true", "yes", "up", "thumbs up", "thumbs_up", "good", "positive", "like", "correct", "👍"), 1.0),
-    **dict.fromkeys(("false", "no", "down", "thumbs down", "thumbs_down", "bad", "negative", "dislike"), 0.0),
-    **dict.fromkeys(("incorrect", "👎"), 0.0),
+    **dict.fromkeys(("false", "no", "down", "thumbs down", "thumbs_down", "bad", "negative", "dislike"), -1.0),
+    **dict.fromkeys(("incorrect", "👎"), -1.0),
 }  # fmt: skip
 ALL_TURNS, LAST_TURN = "all_turns", "last_turn"
 _PAIR = re.compile(r"(?P<label>.+)=(?P<value>[^=]*)")
@@ -36,7 +36,7 @@ class InputArguments:
     )
     label_values: list[str] | None = field(
         default=None,
-        metadata={"help": "Numbers for labels that are text, such as up=1 down=0. An empty value means no reward."},
+        metadata={"help": "Numbers for labels that are text, such as great=1 poor=-1. An empty value means no reward."},
     )
     skip_unrewarded: bool = field(
         default=False, metadata={"help": "Skip records without a reward. The summary counts and lists them."}
@@ -102,7 +102,7 @@ class InputArguments:
             try:
                 found[match["label"].strip()] = float(match["value"]) if match["value"].strip() else None  # type: ignore[index]
             except (TypeError, ValueError):
-                raise ValueError(f"label_values must be pairs such as up=1 down=0, not {pair!r}.") from None
+                raise ValueError(f"label_values must be pairs such as great=1 poor=-1, not {pair!r}.") from None
         return found
 
     @property
@@ -113,12 +113,12 @@ class InputArguments:
 
 
 def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> Any:
-    """Return the number of a label. Return a value that is not text unchanged.
+    """Return the number of a label: 1 for true and words such as up, -1 for false and words such as down.
 
     Args:
         name (`str`): Name of the field, for messages.
-        value (`Any`): Number, text, or a list of them.
-        labels (`dict`, *optional*): Number of each label. Default: words such as up and down.
+        value (`Any`): Number, boolean, text, or a list of them. Other values are returned unchanged.
+        labels (`dict`, *optional*): Number of each label, instead of these words.
 
     Raises:
         NotOfFormat: the text is neither a label nor a number.
@@ -128,6 +128,8 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
     for spelling in _spellings(value):
         if labels is not None and spelling in labels:
             return labels[spelling]
+    if isinstance(value, bool):
+        return 1.0 if value else -1.0
     if not isinstance(value, str):
         return value
     if not (text := value.strip()):
@@ -139,7 +141,7 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
     except ValueError:
         why = "which --label_values does not have" if labels else "and a reward must be a finite number"
         raise NotOfFormat(
-            f"{name} is {text[:40]!r}, {why}. Give each label a number, such as --label_values up=1 down=0"
+            f"{name} is {text[:40]!r}, {why}. Give each label a number, such as --label_values great=1 poor=-1"
         ) from None
 
 

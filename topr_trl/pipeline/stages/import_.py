@@ -24,6 +24,7 @@ from topr_trl.pipeline.stage_inputs import values_of
 
 RECORDS_PER_SHARD = 1_000
 _RECORDS_TO_INSPECT = 100  # number of records in which to look for fields that may be the reward
+_MOST_REWARDS = 6  # different rewards that the summary lists
 _MOST_PLACES = 5  # number of skipped records that the summary lists, for each reason
 
 
@@ -157,7 +158,9 @@ def _describe(done: Json) -> str:
                      "rows by problem.")  # fmt: skip
     else:
         lines.append(f"{runs} of {problems:,} problem{'s' * (problems != 1)}.")
-    if not done["filled"].get("reward"):
+    if rewards := done.get("rewards"):  # version 0.2 did not write it
+        lines.append(_describe_rewards(rewards))
+    elif not done["filled"].get("reward"):
         found = done.get("numbers")
         numbers = f" Fields with numbers: {', '.join(found)}." if found else ""
         lines.append("There are no rewards. Name their fields with --reward_fields, name a file of rewards with "
@@ -177,6 +180,14 @@ def _describe(done: Json) -> str:
         lines.append("There are no log-probabilities. The starting model of the training will compute log μ, as if it "
                      "had written the rows.")  # fmt: skip
     return "\n".join([*lines, done["loses"]]).strip()
+
+
+def _describe_rewards(rewards: list[tuple[float, int]] | list[float]) -> str:
+    """Return how many rows have each reward, or the smallest and the largest one of many."""
+    if isinstance(rewards[0], float):
+        return f"Rewards are from {rewards[0]:g} to {rewards[1]:g}."
+    counts = [f"{value:g} in {n:,} {'row' if n == 1 else 'rows'}" for value, n in rewards]
+    return f"Rewards: {', '.join(counts)}."
 
 
 def _describe_turns(rows: int, completion: str) -> str:
@@ -204,7 +215,7 @@ def _count_places(places: list[str]) -> Json:
 def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
     """Return the number of rows, and notes for the manifest: values per column, problems, and skipped records."""
     filled, rows, temperatures = Counter[str](), 0, set[float | None]()
-    problems, runs = set[str](), set[str]()
+    problems, runs, rewards = set[str](), set[str](), Counter[float]()
     left_out: dict[str, list[str]] = {}
     several_turns = 0
     for shard in shards_of(folder):
@@ -212,6 +223,8 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
         rows += len(table)
         filled.update({name: len(table) - table[name].null_count for name in table.column_names})
         problems |= set(table["problem_id"].unique().to_pylist())
+        if "reward" in table.column_names:
+            rewards.update(table["reward"].drop_null().to_pylist())
         if ROLLOUT in table.column_names:
             runs |= set(table[ROLLOUT].drop_null().unique().to_pylist())
         if TEMPERATURE in table.column_names:
@@ -227,6 +240,7 @@ def _count_columns(folder: Path, reader: RecordReader) -> tuple[int, Json]:
         "problems": len(problems),
         "rollouts": len(runs) + rows - filled[ROLLOUT],
         "filled": dict(filled),
+        "rewards": sorted(rewards.items()) if len(rewards) <= _MOST_REWARDS else [min(rewards), max(rewards)],
         "lacking": [name for name in reader.columns if not filled[name]],
         "temperatures": sorted({1.0 if value is None else value for value in temperatures}),
         "left_out": {kind: _count_places(places) for kind, places in left_out.items()},
