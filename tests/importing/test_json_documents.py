@@ -84,7 +84,7 @@ def test_a_folder_of_documents(tmp_path):
         ('[{"a": 1}]\nno JSON', "after 1 whole records"),
         ("[" * 100_000, "nested too deeply"),
         ("hello\nworld", "none of its first lines is JSON"),
-        ("[1, 2]", "its first record is a int"),
+        ("[1, 2]", "its first record is a number"),
         (json.dumps({"a": 1}), "its records have a.*--prompt_field.*--format: graded"),
         (b'[{"a": "\xff\xff\xff\xff"}]', "UTF-8"),
         ("", "has no record|it has no record"),

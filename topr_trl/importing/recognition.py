@@ -191,7 +191,8 @@ def _describe(file: Path, seen: list[Any], records: list[Any]) -> str:
             "object per line."
         )
     if not isinstance(records[0], Mapping):
-        return f"its first record is a {type(records[0]).__name__}, and must be a JSON object."
+        found = {list: "a list", str: "text", bool: "a boolean", type(None): "null"}.get(type(records[0]), "a number")
+        return f"its first record is {found}, and must be a JSON object."
     fields = messages_fields(records[0])
     if len(fields) > 1:
         return f"{', '.join(fields)} may all hold its messages. Name one with --messages_field, and --format messages."
