@@ -15,7 +15,7 @@ from pathlib import Path
 from trl import ModelConfig
 
 import topr_trl
-from topr_trl.cli.main import commands
+from topr_trl.cli.command_names import commands
 from topr_trl.cli.parsing import settings_class, settings_of
 
 WRITTEN = Path(__file__).with_name("api.txt")

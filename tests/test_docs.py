@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import topr_trl
 from topr_trl import SamplingArguments, load_rows, sample_completions, save_rows, score_completions
-from topr_trl.cli.main import commands as known_commands
+from topr_trl.cli.command_names import commands as known_commands
 from topr_trl.cli.parsing import parse
 from topr_trl.settings.unsupported import GRPO_ONLY, SFT_ONLY
 from topr_trl.tasks import arithmetic, gsm8k

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from topr_trl.baseline import BASELINES, baseline_for_positive_share, effective_positive_share, subtract_baseline
 from topr_trl.cli import main as cli
-from topr_trl.cli.main import commands
+from topr_trl.cli.command_names import commands
 from topr_trl.cli.parsing import settings_of
 from topr_trl.curation import CURATIONS, compose
 from topr_trl.data.rows import problem_column, reward_column

@@ -5,29 +5,14 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 
 import yaml
 
 from topr_trl import __version__
+from topr_trl.cli.command_names import commands, settings_given, unknown_setting
 from topr_trl.cli.settings_index import read_index, write_index
-from topr_trl.pipeline import stages
-
-_WITHOUT_STAGE = {
-    "iterate": "Run sample, score, curate, log-mu, train and evaluate in a loop that can be killed and continued.",
-    "trial": "Train with several settings on a part of the rows, test on held-out problems, and recommend one.",
-    "plan": "Estimate GPU memory and the time of a step before you start.",
-    "plot": "Draw a finished or running run as one HTML page with evaluations, curves and rows.",
-    "push": "Upload a model or rows to the Hugging Face Hub, with a card.",
-}
-_ORDER = ("iterate", "trial", "import", "sample", "score", "curate", "log-mu", "train", "evaluate")
-
-
-def commands() -> dict[str, str]:
-    """Return the first line of the help of each command, in the order in which `topr --help` lists them."""
-    found = {**stages.descriptions(), **_WITHOUT_STAGE}
-    return {name: found[name] for name in dict.fromkeys((*_ORDER, *found))}
 
 
 def console() -> None:
@@ -56,42 +41,10 @@ def console() -> None:
         os._exit(0)
 
 
-_HINTS = {
-    "resume_from_checkpoint": "A command that was stopped continues from its last checkpoint when it is run again.",
-}
-
-
 def split_config(arguments: Sequence[str]) -> list[str]:
     """Split `--config=FILE` into two arguments, because TRL reads only `--config FILE`."""
     parts = [part.split("=", 1) if part.startswith("--config=") else [part] for part in arguments]
     return [word for words in parts for word in words]
-
-
-def settings_given(arguments: Sequence[str]) -> set[str]:
-    """Return the names of the settings on a command line, without `--config`."""
-    words = {part[2:].partition("=")[0] for part in arguments if part.startswith("--")}
-    return {word.replace("-", "_") for word in words} - {"config"}
-
-
-def unknown_setting(command: str, name: str, where: str, names: Collection[str], others: Sequence[str]) -> str:
-    """Return the message for a setting that a command does not take.
-
-    Args:
-        command (`str`): Name of the command.
-        name (`str`): Name of the setting.
-        where (`str`): Text that names its YAML file, or `""` for the command line.
-        names (`Collection[str]`): Names of the command's settings.
-        others (`Sequence[str]`): Names of the commands that take the setting.
-    """
-    if name in _HINTS:
-        hint = _HINTS[name]
-    elif others:
-        hint = f"It is a setting of topr {', '.join(others)}."
-    elif similar := get_close_matches(name, names, 1):
-        hint = f"Did you mean --{similar[0]}?"
-    else:
-        hint = f"topr {command} --help lists its settings."
-    return f"There is no setting --{name}{where}. {hint}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -10,7 +10,7 @@ import torch
 import yaml
 from trl import TrlParser
 
-from topr_trl.cli.main import commands, settings_given, unknown_setting
+from topr_trl.cli.command_names import commands, settings_given, unknown_setting
 from topr_trl.cli.memory_plan import PlanArguments
 from topr_trl.cli.run_report import PlotArguments
 from topr_trl.hub import PushArguments

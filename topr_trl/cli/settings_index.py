@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from topr_trl import __version__
+from topr_trl.cli.command_names import commands
 from topr_trl.pipeline import stages
 
 _PACKAGE = Path(__file__).parents[1]
@@ -37,7 +38,6 @@ def write_index() -> dict[str, Any]:
         The index, as `read_index` reads it.
     """
     from topr_trl.cli.help import format_help
-    from topr_trl.cli.main import commands
     from topr_trl.cli.parsing import flags_of, settings_of
     from topr_trl.data.tables import atomic_write
 

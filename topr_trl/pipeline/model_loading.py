@@ -1,16 +1,12 @@
 """Load the model and the tokenizer of a stage."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig, get_quantization_config
 
 from topr_trl.tasks import arithmetic
 from topr_trl.trainers.checkpoints import from_safetensors
-
-if TYPE_CHECKING:
-    from topr_trl.pipeline.stages.sample import SampleArguments
-    from topr_trl.pipeline.trainer_of_rows import TrainArguments
 
 BUNDLED = "the bundled model of 0.3"  # name in manifests, since version 0.2 bundled another model
 
@@ -20,7 +16,7 @@ def model_path(settings: ModelConfig) -> str:
     return settings.model_name_or_path or str(arithmetic.CARELESS_MODEL)
 
 
-def loading(settings: "SampleArguments | TrainArguments") -> dict[str, Any]:
+def loading(settings: ModelConfig) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` for the settings of a stage."""
     given = {"dtype": settings.dtype, "revision": settings.model_revision,
              "attn_implementation": settings.attn_implementation,
@@ -31,7 +27,7 @@ def loading(settings: "SampleArguments | TrainArguments") -> dict[str, Any]:
     return from_safetensors(model_path(settings), {**known, **trust})
 
 
-def load_tokenizer(settings: "SampleArguments | TrainArguments") -> PreTrainedTokenizerBase:
+def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
     """Load the tokenizer of the model. Without a pad token, pad with the stop token."""
     tokenizer = AutoTokenizer.from_pretrained(
         model_path(settings), revision=settings.model_revision, trust_remote_code=bool(settings.trust_remote_code)

@@ -1,0 +1,51 @@
+"""List the commands, and check the names of settings, without importing torch or TRL, because help should be fast."""
+
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+
+from topr_trl.pipeline import stages
+
+_WITHOUT_STAGE = {
+    "iterate": "Run sample, score, curate, log-mu, train and evaluate in a loop that can be killed and continued.",
+    "trial": "Train with several settings on a part of the rows, test on held-out problems, and recommend one.",
+    "plan": "Estimate GPU memory and the time of a step before you start.",
+    "plot": "Draw a finished or running run as one HTML page with evaluations, curves and rows.",
+    "push": "Upload a model or rows to the Hugging Face Hub, with a card.",
+}
+_ORDER = ("iterate", "trial", "import", "sample", "score", "curate", "log-mu", "train", "evaluate")
+_HINTS = {
+    "resume_from_checkpoint": "A command that was stopped continues from its last checkpoint when it is run again.",
+}
+
+
+def commands() -> dict[str, str]:
+    """Return the first line of the help of each command, in the order in which `topr --help` lists them."""
+    found = {**stages.descriptions(), **_WITHOUT_STAGE}
+    return {name: found[name] for name in dict.fromkeys((*_ORDER, *found))}
+
+
+def settings_given(arguments: Sequence[str]) -> set[str]:
+    """Return the names of the settings on a command line, without `--config`."""
+    words = {part[2:].partition("=")[0] for part in arguments if part.startswith("--")}
+    return {word.replace("-", "_") for word in words} - {"config"}
+
+
+def unknown_setting(command: str, name: str, where: str, names: Collection[str], others: Sequence[str]) -> str:
+    """Return the message for a setting that a command does not take.
+
+    Args:
+        command (`str`): Name of the command.
+        name (`str`): Name of the setting.
+        where (`str`): Text that names its YAML file, or `""` for the command line.
+        names (`Collection[str]`): Names of the command's settings.
+        others (`Sequence[str]`): Names of the commands that take the setting.
+    """
+    if name in _HINTS:
+        hint = _HINTS[name]
+    elif others:
+        hint = f"It is a setting of topr {', '.join(others)}."
+    elif similar := get_close_matches(name, names, 1):
+        hint = f"Did you mean --{similar[0]}?"
+    else:
+        hint = f"topr {command} --help lists its settings."
+    return f"There is no setting --{name}{where}. {hint}"
