@@ -1,7 +1,7 @@
 """Make the trainer of the stages `log-mu` and `train`: an `OfflineTOPRTrainer` on the rows that `curate` chose."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,30 +92,30 @@ def trainer_of_rows(args: TrainArguments, columns: Sequence[str] | None = None) 
     own.model_init_kwargs = {**loading(args), **(args.model_init_kwargs or {})}
     with PartialState().main_process_first():
         rows = read_table(*shards_of(args.source), cache_dir=work / "cache", columns=columns)
-    if MU_COLUMNS[1] in rows.column_names and _has_log_mu_of_writer(args.source, model_path(args)):
+    done = lineage(args.source)
+    if MU_COLUMNS[1] in rows.column_names and _has_log_mu_of_writer(done, model_path(args)):
         rows = rows.remove_columns(MU_COLUMNS[1])  # The trainer would refuse the fingerprint of an older model.
-    _check_choice(args)
+    _check_choice(args, done.get("curate"))
     return OfflineTOPRTrainer(
         model_path(args), own, rows, processing_class=load_tokenizer(args), peft_config=get_peft_config(args)
     )
 
 
-def _has_log_mu_of_writer(rows: Path, model: str) -> bool:
+def _has_log_mu_of_writer(done: Mapping[str, Json], model: str) -> bool:
     """Return whether the writer of the rows computed their log μ, and `model` was trained from that writer."""
-    done = lineage(rows)
     if not {"sample", "log-mu"} <= set(done):
         return False
     writer, scorer = (weights_of(done[stage]["inputs"]) for stage in ("sample", "log-mu"))
     return writer == scorer and writer in older_weights(Path(model))
 
 
-def _check_choice(args: TrainArguments) -> None:
+def _check_choice(args: TrainArguments, curate: Json | None) -> None:
     """Raise a ValueError if a curation setting differs from the one that `curate` used, since it would have no effect.
 
     Default values pass, because the user may not have set them.
     """
     defaults = CurationArguments()
-    there = lineage(args.source).get("curate", {}).get("inputs", {})
+    there = curate["inputs"] if curate else {}
     for name in CHOICE if there else ():
         value = getattr(args, name)
         if not any(manifest.same_value(value, other) for other in (there[name], getattr(defaults, name))):
