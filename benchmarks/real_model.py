@@ -352,8 +352,37 @@ def _command(words: list[str], graph_sampling: bool) -> None:
         from benchmarks.graph_sampling import install
 
         install()
+    if "--use_cpu" in words and words[0] in ("log-mu", "train"):
+        _compute_faster_on_a_cpu(frozen=words[0] == "log-mu")
     sys.argv = ["topr", *words]
     console()
+
+
+def _compute_faster_on_a_cpu(frozen: bool) -> None:
+    """Compute the same numbers in less time, in this process.
+
+    Autocast would cast frozen weights to bfloat16 in each forward, so they are kept in bfloat16. Without Triton, TRL
+    computes the logits of all tokens of a batch, and masks those of prompts afterwards.
+
+    Args:
+        frozen: whether all weights are frozen.
+    """
+    from torch import bfloat16, nn
+    from trl.trainer import utils
+
+    from topr_trl.pipeline import trainer_of_rows
+
+    make = trainer_of_rows.OfflineTOPRTrainer
+
+    def make_and_cast(*args: Any, **more: Any) -> Any:
+        trainer = make(*args, **more)
+        for module in trainer.model.modules():
+            if isinstance(module, nn.Linear) and (frozen or not module.weight.requires_grad):
+                module.to(bfloat16)
+        return trainer
+
+    trainer_of_rows.OfflineTOPRTrainer = make_and_cast  # type: ignore[assignment, misc]
+    utils._use_triton = lambda device: True
 
 
 def _trl(*args: Any) -> None:

@@ -128,6 +128,7 @@ def test_a_long_table_is_read_in_parts(tmp_path, monkeypatch):
         ("question,response\na,b\n", (), "question, response, and none of these is known as a reward.*--reward_fields"),
         ("question,response,score\na,b,1\na,b\n", (), r"a\.csv cannot be read as a table: .*columns"),
         (b"question,response,score\n\xe9,b,1\n", (), "UTF-8"),
+        (b"qu\xe9stion,response,score\na,b,1\n", (), "UTF-8"),
         (ROWS.encode("utf-16"), (), "UTF-16. Save it as UTF-8"),
         ("no table\nat all\n", (), r"a\.csv has one column.*header"),
         ("", (), r"a\.csv is empty"),

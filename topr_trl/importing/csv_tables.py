@@ -49,7 +49,7 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
 
 def _unreadable(path: Path, error: BaseException) -> ValueError:
     why = " ".join(str(error).split()).rstrip(".")
-    if "UTF8" in why:
+    if "UTF8" in why or isinstance(error, UnicodeDecodeError):
         remedy = "Save it as UTF-8 (in Excel: CSV UTF-8)"
     elif "Expected" in why:
         remedy = (
@@ -82,7 +82,7 @@ def _header(path: Path) -> tuple[list[str], str]:
     try:
         with csv.open_csv(path, csv.ReadOptions(block_size=_BLOCK), options) as reader:
             names = reader.schema.names
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from None
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"{path} has two columns of the name {repeated[0]!r}. Rename one.")
