@@ -12,6 +12,7 @@ results name problems by their place in the file.
 """
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import os
@@ -176,7 +177,7 @@ def work(cell: Cell, setup: Setup) -> dict[str, Any]:
     for weights in model.glob("*.safetensors"):  # gigabytes; the adapter stays
         weights.unlink()
     counts = {name: _count(path) for name, path in rows.items()}
-    return {**_read_test(tested), "rows": counts, **_end_of_log(model)}
+    return {**_read_test(tested), "rows": counts, "rows_hash": _hash(rows["all"]), **_end_of_log(model)}
 
 
 def _train(setup: Setup, method: Method, rows: dict[str, Path], model: Path, rate: float, seed: int) -> None:
@@ -420,6 +421,14 @@ def _end_of_log(model: Path) -> dict[str, Any]:
 
 def _count(folder: Path) -> int:
     return sum(int(pq.read_metadata(path).num_rows) for path in shards_of(folder))
+
+
+def _hash(folder: Path) -> str:
+    """Return a hash of the completions, to see whether two machines drew the same ones."""
+    found = hashlib.sha256()
+    for path in shards_of(folder):
+        found.update(str(pq.read_table(path, columns=["completion_ids"])["completion_ids"].to_pylist()).encode())
+    return found.hexdigest()[:16]
 
 
 def run(setup: Setup, store: Store, hours: float | None = None, workers: int = 1, command: str = "") -> None:
