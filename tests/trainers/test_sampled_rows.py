@@ -88,5 +88,5 @@ def test_online_the_sampler_draws_from_all_tokens_if_its_log_probabilities_are_l
         {"generation_kwargs": '{"min_p": 0.1}'}, {"generation_kwargs": {"temperature": 0.5}},
         {"generation_kwargs": {"logit_bias": {3: -100}}}, {"vllm_structured_outputs_regex": "a+"},
     ):  # fmt: skip
-        with pytest.raises(ValueError, match="every negative would begin with a small weight"):
+        with pytest.raises(ValueError, match="every negative would start with a small weight"):
             TOPRConfig(**sampler, **filters)

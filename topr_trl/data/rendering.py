@@ -115,7 +115,7 @@ def _opens_thinking(prompt: Messages, tokenizer: PreTrainedTokenizerBase, option
 
 
 def writes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the chat template of the tokenizer writes calls and results of tools."""
+    """Whether the chat template of the tokenizer writes tool calls and tool results."""
     return _templates(tokenizer, str(tokenizer.chat_template))[1]
 
 
@@ -136,7 +136,7 @@ def _templates(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> tuple[
 
 
 def render_prompt(prompt: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> str:
-    """Return messages as the text that a text completion continues. A last message of the assistant stays open.
+    """Return messages as the text that a text completion continues. A final assistant message stays open.
 
     Raises:
         CannotWrite: the template omits or refuses a message or a tool.

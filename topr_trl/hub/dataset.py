@@ -36,7 +36,7 @@ def holds_rows(path: Path) -> bool:
 
 
 def texts_by_others(path: Path) -> list[str]:
-    """Return a few texts of trajectories that the model did not write: tool results and later turns of users.
+    """Return a few texts of trajectories that the model did not write: tool results and later user turns.
 
     The function takes the first texts of each shard, from the shards in turn. If only a mask marks the context of a
     completion, the text is the whole completion, or the number of masked token ids if there is no text.
@@ -61,7 +61,7 @@ def _texts_by_others_in(shard: Path) -> Iterator[str]:
 
 
 def _messages_by_others(messages: list[dict[str, Any]], is_prompt: bool) -> Iterator[str]:
-    """Yield the messages of tools and users. In a prompt, skip the task before the first assistant or tool turn."""
+    """Yield tool and user messages. In a prompt, skip the task before the first assistant or tool turn."""
     is_task = is_prompt
     for message in messages:
         is_task = is_task and message["role"] in ("system", "developer", "user")

@@ -85,7 +85,7 @@ def check_roles(messages: Any) -> None:
     """
     for each in messages if isinstance(messages, list) else ():
         if each["role"] not in ROLES:
-            raise Unusable(f"a message has the role {each['role']!r}; known are {', '.join(ROLES)}")
+            raise Unusable(f"a message has the role {each['role']!r}; known roles are {', '.join(ROLES)}")
 
 
 def rows(record: Record) -> list[Row]:

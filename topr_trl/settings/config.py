@@ -77,7 +77,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
         log_mu (`str`, *optional*, defaults to `"trainer"`):
-            Source of log μ. `"trainer"` computes it with the trainer's own forward. `"sampler"` takes the
+            Source of log μ. `"trainer"` computes it with the trainer's own forward pass. `"sampler"` takes the
             log-probabilities that vLLM reported, and needs `use_vllm=True`. Rounding in vLLM changes the ratio of long
             completions.
 
@@ -141,7 +141,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         share_prompts (`bool`, *optional*):
             Whether to compute a prompt once for all its completions in a micro-batch. Needs `"sdpa"` or `"eager"`
             attention and a model whose log π is measured to stay the same. The completions of a prompt become
-            neighbors within each optimizer step. `None` means `True` on a CPU and `False` on other devices, where
+            adjacent within each optimizer step. `None` means `True` on a CPU and `False` on other devices, where
             sharing has not been measured.
     """
 

@@ -97,7 +97,7 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
             raise ValueError("baseline='group_mean' needs num_generations of 2 or more. Set baseline='mean', or 0.")
 
 
-_WHOLE = "The server's log-probabilities would be of a part of the vocabulary, and the trainer's are of all of it."
+_WHOLE = "The server would normalize log-probabilities over a part of the vocabulary, and the trainer over all of it."
 # TRL 1.16 has only some of these settings. The others are refused once TRL adds them, with or without the prefix
 # `vllm_` (huggingface/trl#7120).
 ASYNC_ONLY = {
@@ -291,7 +291,7 @@ class _AfterBaseline:
 
 
 class _WholeConversations(_AsyncRolloutLoop):
-    """Drop conversations that were split into several rows, since their ratio is that of all rows together."""
+    """Drop conversations that were split into several rows, since only all rows together have a ratio."""
 
     async def _score_group(self, group: Any) -> list[RolloutSample]:
         samples = await super()._score_group(group)

@@ -128,7 +128,7 @@ class StartingModel(TrainerCallback, ExportableState):
             )
         if (at := "".join(self.model.partition("@")[1:])) != _at(temperature):
             raise ValueError(
-                f"{checkpoint} is of a run at temperature {at[1:] or 1}, and the rows were sampled at "
+                f"{checkpoint} is from a run at temperature {at[1:] or 1}, and the rows were sampled at "
                 f"{temperature:g}. Resume with the rows that the run started with."
             )
 
@@ -157,7 +157,7 @@ def check_log(folder: str | Path) -> None:
     if of_training and not any(name.startswith("topr/") for logged in of_training for name in logged):
         raise ValueError(
             f"{folder} was not written by a TOPR trainer: its log has no topr/ metrics. Its optimizer, schedule and "
-            "step are of another training. Set another output_dir; to start from its weights, name it as the model."
+            "step belong to another training. Set another output_dir; to start from its weights, name it as the model."
         )
 
 

@@ -271,7 +271,7 @@ def _what_is_wrong(mu_logps: object, tokens: int, args: TOPRConfig | OfflineTOPR
 
 
 def _order(rows: Dataset, prompts_together: bool) -> NDArray[np.int64]:
-    """Return an order with neighbors of similar length or of the same prompt. The longest rows come first."""
+    """Return an order in which rows of similar length or of the same prompt are adjacent, longest rows first."""
     lengths = lengths_of(rows)
     if not prompts_together:
         return np.argsort(-lengths, kind="stable")
@@ -287,7 +287,7 @@ def _per_token_logps(
 ) -> list[list[float]]:  # fmt: skip
     """Compute the log-probabilities of the completions' tokens, in the order of the rows, on every process.
 
-    Each process computes a part of the rows, in batches of neighbors in `order`.
+    Each process computes a part of the rows, in batches of rows that are adjacent in `order`.
     """
     loader = DataLoader(rows.select(order), batch_size=batch_size, collate_fn=collate)
     computed: list[list[float]] = []
@@ -339,7 +339,7 @@ def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
     """
     if not path.is_file():
         raise ValueError(
-            f"log μ of the run to resume is missing: {path}. It is of the weights that the run started with, so it "
+            f"log μ of the run to resume is missing: {path}. It needs the weights that the run started with, so it "
             "cannot be computed now. Put the file back, or start again."
         )
     try:

@@ -48,8 +48,8 @@ def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float
     cut = [len(s) for m, s in pairs if len(m) != len(s)]
     if cut:
         warn_user(
-            f"{len(cut)} of {len(pairs)} rows have sampler_logps of another length than their completion_ids: other "
-            "tokens are trained on than the sampler wrote. Keep the sampler's completion_ids with the rows."
+            f"{len(cut)} of {len(pairs)} rows have sampler_logps and completion_ids of different lengths, so "
+            "training uses other tokens than the sampler wrote. Keep the sampler's completion_ids with the rows."
         )
     pairs = [(m, s) for m, s in pairs if len(m) == len(s) > 0]
     if not pairs:
