@@ -125,7 +125,7 @@ def test_a_long_table_is_read_in_parts(tmp_path, monkeypatch):
         (ROWS, ("--label_values", "up:1"), r"label_values must be pairs such as great=1 poor=-1, not 'up:1'"),
         ("question,query,response,score\na,b,c,1\n", (), "question, query may all hold the prompt.*--prompt_field"),
         ("question,response,score,rating\na,b,1,1\n", (), "score, rating may all be the reward.*--reward_fields"),
-        ("question,response\na,b\n", (), "question, response, and none of these fields is a known reward.*--reward_fields"),
+        ("question,response\na,b\n", (), "response, and none of these fields is a known reward.*--reward_fields"),
         ("question,response,score\na,b,1\na,b\n", (), r"a\.csv cannot be read as a table: .*columns"),
         (b"question,response,score\n\xe9,b,1\n", (), "UTF-8"),
         (ROWS.encode("utf-16"), (), "UTF-16. Save it as UTF-8"),

@@ -99,7 +99,7 @@ def stop_token(tokenizer: PreTrainedTokenizerBase) -> int:
 def _length_with_stop(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the number of tokens of a turn, including its stop token. Return 0 if there is no stop token.
 
-    A template can write more tokens after the stop token: white space, a second stop token, or the end of the
+    A template can write more tokens after the stop token: whitespace, a second stop token, or the end of the
     conversation (Phi-3). It can write special tokens before the stop token, for instance at the end of a call. If a
     template writes no stop token, the sampler stops at the marker of the next role. That marker then counts as the stop
     token.

@@ -1,6 +1,6 @@
 """Find each part of a message in the text that a chat template rendered, so that nothing is left out silently.
 
-Templates trim text, and some escape it as JSON. So white space is ignored, and escaped text is accepted where a
+Templates trim text, and some escape it as JSON. So whitespace is ignored, and escaped text is accepted where a
 template may escape it.
 """
 
@@ -49,7 +49,7 @@ def end_of_turn(message: dict[str, Any], context: str, text: str, tokenizer: Pre
 def _count_said(message: dict[str, Any], context: str, text: str, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the number of characters of a turn's text up to the end of the last part of its message.
 
-    White space is removed from both texts. A part can start in the context, since some generation prompts end with
+    Whitespace is removed from both texts. A part can start in the context, since some generation prompts end with
     `<think>`. A part must not end within a special token, such as the `e` in `<|end|>`.
     """
     read, rest = len(context), context + text
@@ -228,7 +228,7 @@ def _spellings(part: str) -> Iterator[str]:
 
 
 def squeezed(text: str) -> str:
-    """Return a text without white space."""
+    """Return a text without whitespace."""
     return "".join(text.split())
 
 

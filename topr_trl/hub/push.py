@@ -84,7 +84,7 @@ def push_to_hub(
 
     Args:
         folder (`str` or `Path`):
-            Folder of a model, a checkpoint or rows, or a file of rows. Of a checkpoint, only the model is pushed.
+            Folder of a model, a checkpoint or rows, or a file of rows. For a checkpoint, only the model is pushed.
         repo_id (`str`):
             Repository on the Hub: `name` or `owner/name`. It is created if it does not exist.
         private (`bool`, *optional*):

@@ -13,10 +13,10 @@ _WITHOUT_TEXT = ("redacted_thinking", "tool_use", "tool_call", "function_call", 
 
 
 def parsed_json(value: Any) -> Any:
-    """Return the object or list in a text, if the text is JSON. Return any other value unchanged.
+    """Parse text that is JSON of an object or a list. Return any other value unchanged.
 
     Args:
-        value (`Any`): Value that some exports write as JSON inside of JSON or of a table.
+        value (`Any`): Value, which some exports write as JSON inside JSON or inside a table.
     """
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
@@ -38,7 +38,7 @@ def call(name: str, arguments: Any, identifier: str | None = None) -> Row:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a content, which is a text, an object, or a list of parts.
+    """Return the text of a message's content, which is text, an object, or a list of parts.
 
     Raises:
         Unusable: a part is not text, for instance an image.
@@ -47,7 +47,7 @@ def text_of(content: Any) -> str:
 
 
 def split_parts(content: Any) -> tuple[str, str]:
-    """Return the text and the thinking of a content, which is a text, an object, or a list of parts.
+    """Return the text and the thinking of a message's content: text, an object, or a list of parts.
 
     Raises:
         Unusable: a part is not text, for instance an image.

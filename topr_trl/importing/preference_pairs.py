@@ -41,7 +41,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def _prompt_name(record: Record, chosen: Any) -> str | None:
-    """Return the name of the field with the prompt. Return None if the pair has its prompt inside of both runs."""
+    """Return the name of the field with the prompt. Return None if the pair has its prompt inside both runs."""
     if record.get("prompt"):
         return "prompt"
     has_prompt_inside = isinstance(chosen, list) and chosen[0]["role"] != "assistant"

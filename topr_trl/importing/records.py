@@ -375,7 +375,7 @@ def row_of_run(messages: list[Row], **columns: Any) -> list[Row]:
 
 
 def text_or_messages(given: object) -> object:
-    """Convert the messages in a list with `message`. Return a text unchanged."""
+    """Convert the messages in a list with `message`. Return text unchanged."""
     return [message(each) for each in given] if isinstance(given, list) else given
 
 

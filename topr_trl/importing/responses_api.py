@@ -112,7 +112,7 @@ def _functions(tools: Any) -> Any:
 
 
 def finish_reason_of(body: Record) -> str | None:
-    """Return whether a response is complete (`stop`) or was cut (`length`). Return None if it does not say."""
+    """Return whether a response is complete (`stop`) or was cut (`length`). Return None if this is unknown."""
     if body.get("status") == "incomplete" or body.get("incomplete_details"):
         return "length"
     return "stop" if body.get("status") == "completed" else None

@@ -9,7 +9,7 @@ _OTHERS_TEXT = re.compile(r"<tool_response>|(?:^|\n)(?:user|tool|ipython|observa
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row of text, with the right answer if it is a text or a number.
+    """Return one row of text, with the right answer if it is text or a number.
 
     Raises:
         Unusable: the output has tool or user messages, which cannot be told from the model's.

@@ -34,7 +34,7 @@ def with_imported_input(args: Settings) -> Settings:
     name = "input" if hasattr(args, "input") else "rows"
     given = getattr(args, name)
     if given is not None and not Path(given).exists():
-        return args  # The command says so.
+        return args  # The command reports the missing file.
     if given is None or _holds_rows(Path(given), args):
         _check_without_import(args, name, given)
         return _with_rows(args, name, given)
@@ -90,7 +90,7 @@ def _holds_rows(path: Path, args: InputArguments) -> bool:
     try:
         first = next(iter(files_of(path, "")))
     except ValueError:
-        return True  # There is nothing to import. The command says what is missing.
+        return True  # There is nothing to import. The command reports what is missing.
     if first.suffix == ".parquet":
         names = set(columns_of(first))
         if "prompt" in names and names & set(_COMPLETIONS):

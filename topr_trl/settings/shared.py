@@ -66,7 +66,7 @@ class LossArguments:
 
     @property
     def limits(self) -> TruncationLimits:
-        """Limits of the preset, with the limits that were set singly in their place."""
+        """Limits of the preset, except for limits that are set individually."""
         given = {name: getattr(self, name) for name in ("a_pos", "b_pos", "a_neg", "b_neg")}
         return replace(PRESETS[self.preset], **{name: float(v) for name, v in given.items() if v is not None})
 

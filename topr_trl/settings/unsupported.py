@@ -183,7 +183,7 @@ _FORM_ADVICE = "TRL expects token ids alone. Remove it."
 _LENGTH_ADVICE = "Set max_completion_length, which is compared with the model's context."
 _BEAM_ADVICE = "Beams are not samples of the policy. Remove it."
 _FORCED_ADVICE = "A forced token is not a sample of the policy. Remove it."
-_CUT_ADVICE = "The model would read another prompt than the trainer. Remove it, and shorten the prompts."
+_CUT_ADVICE = "The model would not read the same prompt as the trainer. Remove it, and shorten the prompts."
 _GENERATION_ADVICE = {
     **dict.fromkeys(("eos_token_id", "stop_strings"), _STOP_ADVICE),
     "pad_token_id": _PAD_ADVICE,
@@ -198,7 +198,7 @@ _GENERATION_ADVICE = {
     "temperature": "Set the field `temperature`, at which the trainer computes log π.",
 }
 
-LIMITS_ADVICE = "How far a ratio counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`."
+LIMITS_ADVICE = "The limits of a ratio are set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`."
 _TAPER_ADVICE = "The taper is the only correction; see `log_mu`."
 _NOISE = {"neftune_noise_alpha": "The noise changes log π but not log μ, so TOPR's weights would be wrong."}
 _NO_NOISE = {"neftune_noise_alpha": (0,)}
@@ -217,7 +217,7 @@ GRPO_ONLY = {
     "scale_rewards": "TOPR uses the raw reward minus `baseline`; nothing is divided by a standard deviation.",
     "multi_objective_aggregation": "Rewards are summed with `reward_weights`, then `baseline` is subtracted.",
     "off_policy_mask_threshold": "TOPR tapers stale negatives by their ratio instead of masking them.",
-    "vllm_importance_sampling_mode": "The taper is the only correction; `log_mu` says against whose log-probabilities.",
+    "vllm_importance_sampling_mode": "The taper is the only correction; `log_mu` selects the source of log μ.",
     "vllm_importance_sampling_clip_max": _TAPER_ADVICE,
     "vllm_importance_sampling_clip_min": _TAPER_ADVICE,
     "vllm_importance_sampling_cap": _TAPER_ADVICE,

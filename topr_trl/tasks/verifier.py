@@ -125,7 +125,7 @@ def solution_scores(verifications: Dataset, num_solutions: int) -> list[float]:
         best-of-n.
 
     Raises:
-        ValueError: a solution has no verification, or a `problem_id` is outside of the solutions.
+        ValueError: a solution has no verification, or a `problem_id` does not match a solution.
     """
     places = np.array(verifications["problem_id"][:], dtype=np.int64)
     if len(places) and not 0 <= places.min() <= places.max() < num_solutions:

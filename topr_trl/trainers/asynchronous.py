@@ -90,7 +90,7 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
         if self.log_mu != "sampler":
             raise ValueError(
                 f"log_mu={self.log_mu!r}: rows are written by older weights than those in training, and only the "
-                "server knew their probabilities. Leave it out."
+                "server knew their probabilities. Leave log_mu out."
             )
         refuse_settings(self, AsyncGRPOConfig, "AsyncTOPRTrainer", ASYNC_ONLY, LIKE_TOPR)
         if self.baseline == "group_mean" and self.num_generations < 2:
@@ -183,7 +183,7 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
         model = path_as_text(model)
         args = settings_for("AsyncTOPRTrainer", model, args, AsyncTOPRConfig)
         super().__init__(model, reward_funcs, args, *others, **named)
-        self._rows_trained_on = "completions that a server wrote meanwhile"
+        self._rows_trained_on = "completions that a server wrote during training"
         if isinstance(self.rollout_worker, AsyncRolloutWorker):
             if self.rollout_worker._loop_cls is not _AsyncRolloutLoop:
                 raise ValueError(

@@ -69,7 +69,7 @@ def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Confi
     If the model is given by name, the settings make TRL read its weights from safetensors.
 
     Raises:
-        TypeError: `args` has another class than `kind`.
+        TypeError: `args` is not an instance of `kind`.
         FileNotFoundError: there is no such folder.
         ValueError: the folder has no usable weights (see `from_safetensors`), or only an adapter.
     """
@@ -432,7 +432,7 @@ class TOPRMixin(Trainer):
         if self._said_share or not share < 1 or args.limits.b_neg == 0:
             return
         self._said_share = True
-        until = " until the taper takes it from them" * (args.limits.a_neg < args.limits.b_neg)
+        until = " until the taper reduces it" * (args.limits.a_neg < args.limits.b_neg)
         offline = isinstance(args, OfflineTOPRConfig)
         more = ""
         if offline:

@@ -26,7 +26,7 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: a file is truncated, or a weight has another shape than in `model`.
+        ValueError: a file is truncated, or the shape of a weight differs from `model`.
     """
     if str(name).startswith((".", "/", "~")) and not Path(name).is_dir():
         raise FileNotFoundError(f"There is no folder {name}: name one with a model, or a model of the Hub.")

@@ -226,13 +226,13 @@ def fingerprints(dataset: Dataset, needs_N: NDArray[np.bool_]) -> set[str]:
 
 
 def check_fingerprints(found: set[str], model: str) -> None:
-    """Raise a ValueError if log μ was computed by another model than `model`, or at another temperature."""
+    """Raise a ValueError if log μ was computed by a model other than `model`, or at another temperature."""
     if not (others := found - {model}):
         return
     other = sorted(others)[0]
     if other.partition("@")[0] == model.partition("@")[0]:
         raise ValueError(
-            f"Column `mu_logps` was computed at another temperature than log π: mu_fingerprint {other}, and "
+            f"Column `mu_logps` was not computed at the temperature of log π: mu_fingerprint {other}, and "
             f"the model in training has {model} (the number after @; 1 without one). Give the rows the column "
             "`temperature` that they had then, or remove mu_logps and mu_fingerprint, and log μ is computed."
         )

@@ -390,7 +390,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return raw.masked_fill(rewards.isnan().all(dim=1) | masked, torch.nan)
 
     def _compose(self, raw_rewards: Tensor, train: bool) -> tuple[NDArray[np.float64], Curated]:
-        """Compute R and choose the rows of a generation batch, equally on every process and anew in each step."""
+        """Compute R and choose the rows of a generation batch. The choice is the same on all processes."""
         raw = raw_rewards.cpu().double().numpy()
         changes: dict[str, Any] = {} if train else {"rule": "none"}
         share = self.args.effective_positive_share

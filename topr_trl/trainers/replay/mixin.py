@@ -178,9 +178,7 @@ class ReplayMixin(TOPRMixin):
         states = [_read_rows(files[number]) for number in wanted if number in files]
         if len(states) < max(len(wanted), 1):
             what = "only a part of the rows" if states else "no rows"
-            warn_user(
-                f"{checkpoint} has {what} that could be used again (replay_*.pt). Training goes on with new ones."
-            )
+            warn_user(f"{checkpoint} has {what} for replay (replay_*.pt). Training continues with new rows.")
         if states:
             rows = sorted((row for state in states for row in state["rows"]), key=lambda row: row["number"])
             self._replay.load({"rows": rows if saved == processes else rows[process::processes]})
