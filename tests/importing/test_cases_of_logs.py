@@ -182,7 +182,7 @@ def test_a_part_without_text(imported):
 
 
 def test_a_dump_with_results_of_tools(imported):
-    with pytest.raises(ValueError, match=r"verl_tools.jsonl, line 1: its output has messages of a tool .* masks"):
+    with pytest.raises(ValueError, match=r"verl_tools.jsonl, line 1: its output has tool or user messages.* masks"):
         imported("verl_tools", "verl")
 
 
