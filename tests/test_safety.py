@@ -202,7 +202,7 @@ def test_a_manifest_names_no_file_outside_of_its_folder(name, tmp_path):
     content = {"stages": {"score": stage}, "files": {name: {"bytes": 0, "sha256": ""}}}
     (folder / manifest.NAME).write_text(json.dumps(content))
     for use in (lambda: manifest.begin(folder, "score", {}), lambda: manifest.check_whole(folder)):
-        with pytest.raises(ValueError, match="names a file outside of its folder"):
+        with pytest.raises(ValueError, match="names a file outside its folder"):
             use()
     assert outside.read_text() == "rows"
 

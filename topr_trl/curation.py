@@ -82,8 +82,8 @@ def curate(
 
     If there are too few rows, fewer rows are returned. A missing positive is never replaced by a negative, or the
     reverse. `"positive_share"` keeps the share. `"anna_karenina"` then returns all negatives. If there are more first
-    positives than `size`, it returns `size` of them at random and no negatives. A shortfall warns. So does a choice
-    without positives or without negatives, if the rule needs both.
+    positives than `size`, it returns `size` of them at random and no negatives. The function warns about a shortfall,
+    and if the rule needs positives or negatives and there are none.
 
     Example:
 
@@ -131,7 +131,7 @@ def curate(
     if not 0 <= positive_share <= 1:
         raise ValueError(f"positive_share must be in [0, 1], not {positive_share}.")
 
-    # Rows are sorted by problem and sampling order, so that no rule depends on the order of the table.
+    # Rows are sorted by problem and sampling order. With `sample_ids`, no rule then depends on the order of the table.
     _, problem = np.unique(problem_ids, return_inverse=True)
     order = np.lexsort((np.arange(len(rewards)) if sample_ids is None else np.asarray(sample_ids), problem))
     order = order[~np.isnan(rewards[order])]
@@ -179,14 +179,14 @@ def _choose(
             len(positives) / positive_share if positive_share > 0 else np.inf,
             len(negatives) / (1 - positive_share) if positive_share < 1 else np.inf,
         )
-        most = int(most + 1e-9)  # 7 / 0.7 is a little below 10
+        most = int(most + 1e-9)  # 3 / (1 - 0.7) is a little below 10
         asked = most if size is None else size
         count = min(asked, most)
         count_positive = min(round(count * positive_share), len(positives))
         return asked, [draw(positives, count_positive), draw(negatives, count - count_positive)]
     _, first = np.unique(problem[positives], return_index=True)
-    papers = round(ROWS_PER_PROBLEM * len(np.unique(problem)))
-    asked = min(papers, len(first) + len(negatives)) if size is None else size
+    paper_size = round(ROWS_PER_PROBLEM * len(np.unique(problem)))
+    asked = min(paper_size, len(first) + len(negatives)) if size is None else size
     kept = draw(positives[first], asked)
     return asked, [kept, draw(negatives, asked - len(kept))]
 

@@ -117,7 +117,7 @@ READ = [
         lambda folder: (folder / manifest.NAME).write_text('{"inputs": {')),
     damaged("a manifest that is something else", "rows/_manifest.json, damaged, remove rows",
         lambda folder: (folder / manifest.NAME).write_text('["a"]')),
-    damaged("a manifest that names a file outside of its folder", "rows/_manifest.json, outside, ../precious, remove",
+    damaged("a manifest that names a file outside its folder", "rows/_manifest.json, outside, ../precious, remove",
         _names("../precious")),
     damaged("a manifest that names a file by its whole path", "rows/_manifest.json, outside, precious, remove",
         _names("{}/precious")),

@@ -318,7 +318,7 @@ IMPORTED = [
         {**LOG_OF_VERL, "score": "high"}),
     imported("a reward that is NaN", "log/1.jsonl, line 2, score, nan, finite number", LOG_OF_VERL,
         {**LOG_OF_VERL, "score": float("nan")}),
-    imported("an output with results of tools", "log/1.jsonl, line 2, tool, masks, --skip_unusable", LOG_OF_VERL,
+    imported("an output with tool results", "log/1.jsonl, line 2, tool, masks, --skip_unusable", LOG_OF_VERL,
         {**LOG_OF_VERL, "output": "<tool_response>2</tool_response>"}),
     imported("two rewards for one completion", "log/1.jsonl, line 1, score, 2 reward(s), one reward per completion",
         {**LOG_OF_VERL, "score": [1, 0]}),

@@ -54,7 +54,7 @@ def test_a_mask_is_the_same_whether_all_rows_have_ids_or_not(tokenizer):
         ([1, 2**60 + 1, 0, 1], "must be 1 for tokens that the model wrote and 0"),  # float64 rounds it
         (
             [0, 0, 0, 0],
-            "'by its mask the model wrote nothing of the completion, so there is nothing to learn from it'",
+            "'its mask has no 1, so the model wrote nothing of the completion, and there is nothing to learn'",
         ),
     ],
 )
@@ -83,7 +83,7 @@ def test_nulls_in_log_probabilities_of_other_tokens():
 
 def test_log_probabilities_that_are_null_where_the_mask_says_that_the_model_wrote():
     columns = {"completion_mask": [[1, 0], [1, 0]], "sampler_logps": [[-1.0, None], [None, -1.0]]}
-    message = "sampler_logps is null for tokens that the model wrote, by completion_mask"
+    message = "sampler_logps is null where completion_mask is 1"
     with pytest.raises(MalformedRow) as error:
         apply_masks(pa.table(columns), [2, 2], [40, 41])
     assert error.value.args == (41, message)

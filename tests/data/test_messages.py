@@ -88,7 +88,7 @@ def test_a_template_that_removes_earlier_thinking_and_says_what_is_the_models(to
 
 def test_calls_of_tools_that_a_template_would_leave_out_are_refused(tokenizer):
     use(tokenizer, "llama3").add_special_tokens({"eos_token": "<|eot_id|>"})
-    with pytest.raises(ValueError, match="calls and results of tools"):
+    with pytest.raises(ValueError, match="tool calls and tool results"):
         tokenize_turns(PROMPT, TURNS, tokenizer)
     _, ids, mask = tokenize_turns(PROMPT, PLAIN, tokenizer, bos_token="")
     assert own(tokenizer, ids, mask) == ["6.<|eot_id|>", "7.<|eot_id|>"]

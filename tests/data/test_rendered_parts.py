@@ -27,14 +27,14 @@ def test_a_message_of_a_role_that_a_template_does_not_know_is_refused(tokenizer,
     assert "Cats have 4." in tokenizer.decode(prompt_ids + ids)
     dropping = f"{{% for m in messages if m.role != '{role}' or m.content != 'Cats have 4.' %}}"
     tokenizer.chat_template = tokenizer.chat_template.replace("{% for m in messages %}", dropping)
-    with pytest.raises(ValueError, match=f"leaves out the content of a message of the {role} .*'Cats have 4.'"):
+    with pytest.raises(ValueError, match=f"leaves out the content of a message with the role {role} .*'Cats have 4.'"):
         tokenize_turns(prompt, completion, tokenizer)
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "gptoss", "glm4moe"])
 def test_results_of_functions_are_not_lost(name):
     calls = [USER, CALLS, {**RESULT, "role": "function", "content": "6"}]
-    with pytest.raises(ValueError, match="leaves out the content of a message of the function"):
+    with pytest.raises(ValueError, match="leaves out the content of a message with the role function"):
         tokenize_turns(calls, [ANSWER], tokenizer_of(name))
     assert "6" in read(tokenizer_of(name), [USER, CALLS, RESULT])
 
@@ -72,7 +72,7 @@ def test_thinking_is_needed_until_the_user_speaks_again():
     thought = {**CALLS, "reasoning_content": "I multiply."}
     loop = [USER, thought, RESULT]
     assert "I multiply." in read(tokenizer_of("qwen3"), loop)
-    with pytest.raises(ValueError, match="leaves out the reasoning_content of a message of the assistant"):
+    with pytest.raises(ValueError, match="leaves out the reasoning_content of a message with the role assistant"):
         tokenize_turns(loop, [ANSWER], tokenizer_of("qwen2_5"))
     for name in ("qwen3", "qwen2_5", "deepseek_r1_distill"):
         earlier = [USER, {**ANSWER, "reasoning_content": "I count."}, {**USER, "content": "And two?"}]
@@ -140,11 +140,11 @@ def test_messages_are_found_in_their_order(tokenizer):
     system, turns = {"role": "system", "content": "Be kind."}, [USER, ANSWER, {**USER, "content": "Sure?"}]
     text = "How many legs?<|end|>It has 4 legs.<|end|>Sure?<|end|>Be kind."
     check_context([system, *turns], text, tokenizer)  # Some templates write it last.
-    with pytest.raises(CannotWrite, match=r"message of the user .*'How many legs\?'"):
+    with pytest.raises(CannotWrite, match=r"message with the role user .*'How many legs\?'"):
         check_context([*turns, USER], text, tokenizer)
     results = [USER, {**CALLS, "content": "I ask."}, RESULT]
     check_context(results, "How many legs? multiply a b 6 I ask.", tokenizer)  # as Gemma 4's template
-    with pytest.raises(CannotWrite, match="message of the tool"):
+    with pytest.raises(CannotWrite, match="message with the role tool"):
         check_context([*results, RESULT], "How many legs? 6 multiply a b I ask.", tokenizer)
 
 

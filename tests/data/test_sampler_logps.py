@@ -80,7 +80,7 @@ def test_messages_say_what_to_do(temperature, columns, said):
     ("column", "wrong", "expected"),
     [
         ("top_p", 1.5, r"numbers in \(0, 1\]"), ("top_p", 0.0, r"numbers in \(0, 1\]"),
-        ("top_k", 0.5, "whole numbers, those below 1 for no limit"),
+        ("top_k", 0.5, "whole numbers; below 1 means no limit"),
         ("logprobs_mode", "raw", "raw_logprobs or processed_logprobs"),
     ],
 )  # fmt: skip

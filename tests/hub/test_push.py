@@ -542,7 +542,7 @@ def test_what_others_said_is_shown_and_asked_about(tmp_path, monkeypatch, capsys
     push = ["push", "--input", str(tmp_path / "rows"), "--repo_id", "me/x"]
     cli.main([*push, "--dry_run"])
     said = capsys.readouterr().out
-    assert ("These rows hold texts of tools or users" in said) == (shown is not None)
+    assert ("These rows hold texts from tools or users" in said) == (shown is not None)
     assert (shown or "") in said
     if shown:
         with pytest.raises(ValueError, match=r"rows was not pushed.* --yes"):
@@ -557,7 +557,7 @@ def test_what_others_said_is_shown_and_asked_about(tmp_path, monkeypatch, capsys
     capsys.readouterr()
     with pytest.raises(ValueError, match="Pushing needs an account"):
         cli.main([*push, "--yes"])
-    assert ("These rows hold texts of tools or users" in capsys.readouterr().out) == (shown is not None)
+    assert ("These rows hold texts from tools or users" in capsys.readouterr().out) == (shown is not None)
 
 
 def test_messages_that_are_kept_as_json_are_shown(tmp_path):

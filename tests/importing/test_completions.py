@@ -66,7 +66,7 @@ def test_each_reason_has_a_sentence():
         ("verifiers", [{**EPISODE, "traces": [TRACE, {**TRACE, "ok": False}]}],
          "1 request or run failed and is left out: log.jsonl, line 1."),
         ("verifiers", [{**EPISODE, "traces": [TRACE, {**TRACE, "agent": {"trainable": False}}]}],
-         "1 run is of an agent that was not trained and is left out: log.jsonl, line 1."),
+         "1 run comes from an agent that was not trained and is left out: log.jsonl, line 1."),
         ("verifiers", [EPISODE, {**EPISODE, "traces": [{**TRACE, "nodes": [node("user", [1], [False])]}]}],
          "1 completion is empty or missing and is left out: log.jsonl, line 2."),
         ("verifiers-results", [V0, {**V0, "error": {"error": "timeout"}}],
@@ -107,7 +107,7 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
         ("openai", answered(ANSWER, extra_body={"continue_final_message": True}), "continues its last message"),
         ("messages", {"messages": [USER, {**ANSWER, "weight": 0.5}], "score": 1}, "weight 0.5"),
         ("verl", {**VERL, "input": None}, "prompt is empty"),
-        ("verl", {**VERL, "output": "run()\ntool\nREADME\nassistant\n42"}, "messages of a tool or a user"),
+        ("verl", {**VERL, "output": "run()\ntool\nREADME\nassistant\n42"}, "tool or user messages"),
         ("verifiers", {**TRACE, "rewards": {"x": NAN}}, "reward is nan"),
     ],
 )
@@ -183,7 +183,7 @@ def test_messages_that_do_not_show_the_last_turn_are_refused(tmp_path, change):
 
 
 def test_a_run_in_parts_has_no_last_turn(tmp_path):
-    with pytest.raises(ValueError, match="line 1: it is a run in several parts"):
+    with pytest.raises(ValueError, match="line 1: it is one of several rows of a run"):
         imported(tmp_path, "verifiers", [EPISODE], "--completion", "last_turn")
     with pytest.raises(ValueError, match="completion='last_turn' and rollout_field"):
         ReadingArguments(format="openai", completion="last_turn", rollout_field="run")

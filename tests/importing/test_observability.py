@@ -204,5 +204,5 @@ def test_no_part_beside_the_result_of_a_tool_is_dropped():
     (row,) = opentelemetry.rows({"attributes": attributes})
     assert turns(row["prompt"]) == [("tool", "4", None, []), ("user", "Go on.", None, [])]
     attributes["gen_ai.output.messages"] = [{"role": "assistant", "parts": [text, result]}]
-    with pytest.raises(NotOfFormat, match="which the provider ran itself"):
+    with pytest.raises(NotOfFormat, match="that the provider ran itself"):
         opentelemetry.rows({"attributes": attributes})

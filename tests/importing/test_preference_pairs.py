@@ -80,14 +80,17 @@ def test_pairs_that_teach_nothing_are_no_rows(record):
         ({"chosen": "7", "rejected": [WRONG], "prompt": "a"}, "one of chosen and rejected is text"),
         ({"chosen": [RIGHT], "rejected": [WRONG]}, "there is no prompt"),
         ({"chosen": [ASKED, RIGHT], "rejected": [EARLIER[0], WRONG]}, "do not start with the same messages"),
-        ({"prompt": "9?", "chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]}, "prompt is not that of the messages"),
+        (
+            {"prompt": "9?", "chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]},
+            "prompt differs from the prompt in the messages",
+        ),
         (
             {"instruction": "a", "input": "b", "chosen": "7", "rejected": "8"},
             "instruction, input may all hold the prompt",
         ),
         (
             {"question": [{"role": "human", "content": "a"}], "chosen": "7", "rejected": "8"},
-            "the role 'human'; known are",
+            "the role 'human'; known roles are",
         ),
         ({"chosen": 3, "rejected": {"a": 1}}, "rejected is .* must be text or messages"),
     ],

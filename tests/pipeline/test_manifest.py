@@ -109,7 +109,7 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path, name):
     files = {name: {"bytes": 1}}
     content = {"stages": {"sample": {"inputs": {}, "sources": {}}}, "files": files}
     (folder / manifest.NAME).write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="names a file outside of its folder"):
+    with pytest.raises(ValueError, match="names a file outside its folder"):
         manifest.begin(folder, "sample", {})
     assert victim.is_file()
 

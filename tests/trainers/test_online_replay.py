@@ -206,13 +206,13 @@ def test_rows_are_shared_out_among_another_number_of_processes(make, tmp_path, m
     monkeypatch.setattr(Accelerator, "num_processes", property(lambda _: now))
     resumed._load_rng_state(str(checkpoint))
     assert [row.number for row in resumed._replay.rows] == numbers[::now]
-    assert not [w for w in recwarn if "used again" in str(w.message)]
+    assert not [w for w in recwarn if "for replay" in str(w.message)]
 
 
 def test_a_checkpoint_without_rows_is_said(make, tmp_path):
     make(save_strategy="steps", save_steps=2, max_steps=2).train()
     (tmp_path / "run" / "checkpoint-2" / "replay_0.pt").unlink()
-    with pytest.warns(UserWarning, match="has no rows that could be used again"):
+    with pytest.warns(UserWarning, match="has no rows for replay"):
         make(max_steps=3).train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
 
 
@@ -285,7 +285,8 @@ def test_equal_rewards_of_a_first_batch_are_not_warned_of_beside_logged_rows_or_
     assert not warned()
     trainer.create_model_card()
     assert (
-        "; 50% of a step's rows are of earlier batches or 8 logged rows |" in (tmp_path / "run/README.md").read_text()
+        "; 50% of a step's rows come from earlier batches or 8 logged rows |"
+        in (tmp_path / "run/README.md").read_text()
     )
     make(max_steps=3).train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     assert not warned()

@@ -374,7 +374,7 @@ def test_what_the_trainer_says(tokenizer, tmp_path, capsys):
         trained(tokenizer, tmp_path, rows, max_steps=1, disable_tqdm=False, **settings)
         return capsys.readouterr().out
 
-    assert "only where its rows are already neighbors" in said()
+    assert "only where its rows are already adjacent" in said()
     assert "in groups of up to 4, which saves at least" in said(gradient_accumulation_steps=4)
     assert "computed once" not in said(share_prompts=False)
     assert "computed once" not in said(ROWS.select([0, 3]))  # no prompt has two rows

@@ -115,7 +115,7 @@ def _check_same_problems(args: EvaluateArguments, second: Path) -> None:
         compared = read_reward_samples(second)
         if lacking := set(problems["problem_id"]) ^ set(compared.problem_ids):
             raise ValueError(
-                f"{second} has rows for other prompts than {args.test_dataset_name or args.dataset_name}: "
+                f"{second} does not have the same prompts as {args.test_dataset_name or args.dataset_name}: "
                 f"{len(lacking)} prompts are in only one of them. Name the same prompts."
             )
         return

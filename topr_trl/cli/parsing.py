@@ -177,8 +177,8 @@ def _settings_of_the_bundled_model(command: str, in_arguments: set[str], config:
     if named or "model_name_or_path" not in names or command == "plan":
         return {}
     own = {name: value for name, value in CARELESS_SETTINGS.items() if name in names}
-    # `topr train` uses all rows of its input, so the bundled curation defaults do not apply. They do not apply to a
-    # curation rule of the user either, because each rule has its own iteration size.
+    # `topr train` uses all rows of its input, so the bundled curation defaults do not apply. They do not
+    # apply to the user's curation rule either, because each rule has its own iteration size.
     if command != "iterate" or "curation" in in_arguments | set(config):
         own = {name: value for name, value in own.items() if name not in ("curation", "iteration_size")}
     if not (command == "evaluate" and "input" in in_arguments | set(config)):

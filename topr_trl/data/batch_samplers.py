@@ -62,7 +62,7 @@ class StepsOfGroups(Sampler[int]):
     """Random order in which up to `rows_together` rows of a group stay together.
 
     Groups are cut into random pieces, and the pieces are shuffled. Within an optimizer step, pieces of a group become
-    neighbors, and groups are sorted by their longest row, longest first. Without `lengths_N` they are not sorted.
+    adjacent, and groups are sorted by their longest row, longest first. Without `lengths_N` they are not sorted.
 
     Args:
         order: random order of the rows.
@@ -144,8 +144,8 @@ class ReseededSampler(Sampler[int]):
 class FilledSampler(Sampler[int]):
     """Sampler that pads an order of N rows to a multiple of `multiple`, with the numbers N, N + 1, ...
 
-    These numbers are rows that do not count. See `FilledRows`. Without them, Accelerate would repeat rows to fill the
-    last batches of several processes (huggingface/accelerate#1674).
+    These numbers stand for rows without a reward. See `FilledRows`. Without them, Accelerate would repeat rows to fill
+    the last batches of several processes (huggingface/accelerate#1674).
     """
 
     def __init__(self, order: Any, multiple: int) -> None:
@@ -165,7 +165,7 @@ class FilledSampler(Sampler[int]):
 
 
 class FilledRows(torch.utils.data.Dataset[dict[str, Any]]):
-    """Tokenized rows by number. A number from N on returns a row without a reward, which does not count."""
+    """Tokenized rows by number. For N and larger numbers, the row has no reward, so the loss ignores it."""
 
     def __init__(self, rows: Dataset) -> None:
         self.rows = rows

@@ -20,10 +20,10 @@ NO_ROW = -1  # row number of a padding row
 
 
 def unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
-    """Split flat values of next tokens into rows.
+    """Split the per-token values of a flattened (padding-free) batch into rows.
 
     Args:
-        flat: (1, N - 1) values for the N tokens of all rows, including padding at the end.
+        flat: (1, N - 1) values of the predictions of tokens 2 to N. The N tokens include padding at the end.
         lengths: number of tokens of each row.
 
     Returns:
@@ -38,17 +38,17 @@ def unflatten(flat: Tensor, lengths: list[int]) -> Tensor:
 class Collator:
     """Collator that adds length, R and log μ of each row to TRL's batch of `input_ids` and `labels`.
 
-    The forward skips rows with R = 0, which have no gradient. If all rows have R = 0, it computes one of them. `idle`
-    is the number of skipped rows, whose numbers are the last in `row`. Rows without a reward (`FilledRows`) do not
-    count. If no row of a batch has a reward, one row is computed.
+    The collator leaves rows with R = 0 out of the forward pass, because they have no gradient. If all rows have R = 0,
+    it keeps one of them. `idle` is the number of skipped rows. Their row numbers come last in `row`. Rows without a
+    reward (`FilledRows`) are dropped. If no row of a batch has a reward, the batch is one row with R = 0.
 
     Args:
         collate: TRL's collator.
         ratio_level: setting of the loss. With `"token"`, log μ has a value per token. Otherwise it is the sum over the
             completion.
         keep_idle: whether to compute rows with R = 0.
-        log_mu: log μ by the columns `dataset` and `row`, for rows without a column `mu_logps`. It is filled before
-            training.
+        log_mu: log μ by the columns `dataset` and `row`, for rows without a column `mu_logps`. The trainer fills this
+            mapping before training.
     """
 
     def __init__(
@@ -58,7 +58,10 @@ class Collator:
         self.keep_idle, self.log_mu = keep_idle, log_mu
 
     def collate_tokens(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return TRL's batch of B rows with S parts, and `lengths` of the parts and `parts` of each row."""
+        """Return TRL's batch of all S parts of B rows, with two more keys.
+
+        `lengths` has the number of tokens of each part, and `parts` the number of parts of each row.
+        """
         parts = [part for row in rows for part in _parts(row)]
         lengths = [len(part["input_ids"]) for part in parts]
         return {**self.collate(parts), "lengths": lengths, "parts": [len(row.get(PARTS) or [0]) for row in rows]}
@@ -71,8 +74,8 @@ class Collator:
         | `row` | (B + idle,) int64 row numbers |
         | `idle` | number of skipped rows |
         | `reward` | (B,) float32 R |
-        | `counts` | whether the rows count; if not, `row` is `NO_ROW`, and the batch only keeps processes in step |
-        | `mu_logps` | (B,) float32 log μ; with a ratio per token, the concatenated values of the tokens of all rows |
+        | `counts` | whether the rows have rewards; if not, `row` is `NO_ROW`, and the batch keeps processes in step |
+        | `mu_logps` | (B,) float32 log μ; with a ratio per token, one value per token, concatenated over the rows |
 
         Unknown log μ is NaN.
         """
@@ -95,11 +98,11 @@ class Collator:
         return batch
 
     def _known(self, row: dict[str, Any]) -> Any:
-        """Return log μ of the row, or else the computed log μ. If the row needs no log μ, the value can be anything."""
+        """Return the row's `mu_logps`, or else the computed log μ. The value is arbitrary if the row needs no log μ."""
         return row.get("mu_logps", self.log_mu.get((row["dataset"], row["row"])))
 
     def _by_token(self, row: dict[str, Any]) -> FloatArray | list[float]:
-        """Return log μ of each token that the model wrote. It is NaN if it is unknown."""
+        """Return log μ of each token that the model wrote. Unknown values are NaN."""
         mu = self._known(row)
         count = sum(row.get(MASK) or []) or len(row["input_ids"]) - row["prompt_length"]
         return mu if isinstance(mu, list | np.ndarray) and len(mu) == count else [torch.nan] * count
@@ -128,7 +131,7 @@ def _parts(row: dict[str, Any]) -> list[dict[str, list[int]]]:
 
 
 def join_sequences(values_ST: Tensor, parts: list[int]) -> Tensor:
-    """Concatenate the (S, T) values of a row's sequences to (B, T') values of rows.
+    """Join the (S, T) values of sequences into (B, T') values of rows.
 
     `parts` has the number of sequences of each row. Padding stays between the sequences, and the mask is 0 there.
     """

@@ -1,7 +1,7 @@
 """Read completion masks, which mark the tokens of a completion that the model wrote.
 
-In a trajectory of several turns, the results of tools and later turns of the user are context. The model reads context,
-and it does not count in the loss, the ratio or the length. A row marks context in one of three ways:
+In a trajectory of several turns, tool results and later user turns are context. Context is read by the
+model, but is not a part of the loss, the ratio or the length. A row marks context in one of three ways:
 
 - `completion_mask`, with `completion_ids`, is 1 for a token of the model, and 0 for context.
 - `sampler_logps` is null for context.
@@ -74,7 +74,7 @@ def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Ta
         except ValueError as error:
             raise MalformedRow(places[n], str(error)) from None
         if given is not None and logps is not None and len(logps) == length and np.isnan(logps[mask]).any():
-            raise MalformedRow(places[n], "sampler_logps is null for tokens that the model wrote, by completion_mask")
+            raise MalformedRow(places[n], "sampler_logps is null where completion_mask is 1")
         masks.append(None if mask.all() else mask)
         for values in per_token:
             if (own := values[n]) is not None and len(own) == length:
@@ -111,13 +111,15 @@ def written(mask: NDArray[Any] | None, sampler_logps: NDArray[Any] | None, token
         mask = ~np.isnan(sampler_logps)
     if len(mask) != tokens:
         raise ValueError(
-            f"completion_mask has {len(mask)} values, and the completion {tokens} tokens. It is of `completion_ids`, "
-            "without the prompt"
+            f"completion_mask has {len(mask)} values, and the completion {tokens} tokens. It must have one value "
+            "per token of `completion_ids`, without the prompt"
         )
     if not np.isin(mask, (0, 1)).all():
         raise ValueError("completion_mask must be 1 for tokens that the model wrote and 0 for what it read")
     if not mask.any():
-        raise ValueError("by its mask the model wrote nothing of the completion, so there is nothing to learn from it")
+        raise ValueError(
+            "its mask has no 1, so the model wrote nothing of the completion, and there is nothing to learn"
+        )
     return mask.astype(bool)
 
 

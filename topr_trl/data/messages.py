@@ -22,7 +22,7 @@ def tokenize_turns(
 ) -> tuple[list[int], list[int], list[bool]]:
     """Return the token ids of a prompt, and of a completion with one or more turns, and the completion mask.
 
-    A turn of the assistant starts after the generation prompt and ends with its stop token, as a sampler would write
+    An assistant turn starts after the generation prompt and ends with its stop token, as a sampler would write
     it. The rest is context, and so are turns with `"weight": 0`. `topr_trl.data.rendering` selects the template.
 
     Args:
@@ -43,14 +43,12 @@ def tokenize_turns(
     uses_tools = any(m["role"] == "tool" or m.get("tool_calls") for m in (*prompt, *completion))
     if uses_tools and not writes_tools(tokenizer):
         raise ValueError(
-            "it calls tools, and the tokenizer's chat template does not write calls and results of tools. Set "
+            "it calls tools, and the tokenizer's chat template does not write tool calls and tool results. Set "
             "chat_template_path to one that does, or give completion_ids and completion_mask"
         )
     prompt_ids, ids, turns = render_turns(prompt, completion, tokenizer, {"tools": tools, **kwargs}, truncated)
     if not turns:
-        raise ValueError(
-            "there is nothing to learn from its completion: it has no turn of the assistant, or only weight 0"
-        )
+        raise ValueError("there is nothing to learn from its completion: it has no assistant turn, or only weight 0")
     written = [False] * len(ids)
     for turn in turns[:-1]:
         length = _length_with_stop(turn, ids, tokenizer)
@@ -101,7 +99,7 @@ def stop_token(tokenizer: PreTrainedTokenizerBase) -> int:
 def _length_with_stop(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the number of tokens of a turn, including its stop token. Return 0 if there is no stop token.
 
-    A template can write more tokens after the stop token: white space, a second stop token, or the end of the
+    A template can write more tokens after the stop token: whitespace, a second stop token, or the end of the
     conversation (Phi-3). It can write special tokens before the stop token, for instance at the end of a call. If a
     template writes no stop token, the sampler stops at the marker of the next role. That marker then counts as the stop
     token.
@@ -131,7 +129,8 @@ def plain_messages(messages: Messages) -> Messages:
         ValueError: a message has no role, its content is not text, its weight is neither 0 nor 1, its calls are
             malformed, or their arguments are not valid JSON.
     """
-    found: Messages = [{"content": "", **_without_nulls(message)} for message in messages]  # OpenAI's can be null
+    # In OpenAI's format, the content can be null.
+    found: Messages = [{"content": "", **_without_nulls(message)} for message in messages]
     for message in found:
         if not isinstance(message.get("role"), str):
             raise ValueError(f"a message has no role; it has {', '.join(sorted(message))}")
@@ -171,8 +170,8 @@ def plain_content(content: Any) -> Any:
     """Return the content of a message as text. The content can be a list of parts, or None, which is returned.
 
     Raises:
-        ValueError: the content has another type, or a part is not text, for instance an image, or has its text
-            elsewhere than under `text`.
+        ValueError: the content has another type, a part is not text, for instance an image, or the text of a
+            part is not in its field `text`.
     """
     if content is None or isinstance(content, str):
         return content

@@ -74,7 +74,7 @@ class ScoredRows:
         try:
             refuse_images(
                 rows,
-                "it has images, and stored completions must be of text prompts. Leave these rows out, or generate "
+                "it has images, and stored completions must be for text prompts. Leave these rows out, or generate "
                 "completions with TOPRTrainer.",
             )
             rewards_N, rollouts = reward_column(rows), rollouts_of(rows)

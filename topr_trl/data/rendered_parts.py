@@ -1,7 +1,7 @@
 """Find each part of a message in the text that a chat template rendered, so that nothing is left out silently.
 
-Templates trim text, and some escape it as JSON. So white space is ignored, and escaped text counts where a template may
-escape it.
+Templates trim text, and some escape it as JSON. So whitespace is ignored, and escaped text is accepted where a
+template may escape it.
 """
 
 import json
@@ -49,7 +49,7 @@ def end_of_turn(message: dict[str, Any], context: str, text: str, tokenizer: Pre
 def _count_said(message: dict[str, Any], context: str, text: str, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the number of characters of a turn's text up to the end of the last part of its message.
 
-    White space is removed from both texts. A part can start in the context, since some generation prompts end with
+    Whitespace is removed from both texts. A part can start in the context, since some generation prompts end with
     `<think>`. A part must not end within a special token, such as the `e` in `<|end|>`.
     """
     read, rest = len(context), context + text
@@ -87,19 +87,19 @@ def check_context(
     """Check that a text has each part of the messages that the model read.
 
     Many templates remove the thinking of earlier turns, and the model then reads none. So a turn needs its thinking
-    only while no message of the user follows it, as between the calls of tools.
+    only while no user message follows it, as between tool calls.
 
     Args:
         messages: messages that the model did not write for this row.
         text: text that the template rendered for them.
         tokenizer: tokenizer of the model.
-        before_a_user: whether a message of the user follows later.
+        before_a_user: whether a user message follows later.
 
     Raises:
         CannotWrite: the text lacks a part of a message.
     """
     text, place = squeezed(text), 0
-    turn, turn_start = list[tuple[int, int]](), 0  # matches since the last turn of the assistant, and where it starts
+    turn, turn_start = list[tuple[int, int]](), 0  # matches since the last assistant turn, and where it starts
     last_user = max((n for n, message in enumerate(messages) if message["role"] == "user"), default=-1)
     for n, message in enumerate(messages):
         role = message["role"]
@@ -114,8 +114,8 @@ def check_context(
                 span = _find(part, _without(text, turn), turn_start, tokenizer)
             if span is None:
                 raise CannotWrite(
-                    f"its chat template leaves out {name} of a message of the {role} ({part.strip()[:40]!r}), which "
-                    "the model read. Set chat_template_path to a template that writes it, or give prompt_ids and "
+                    f"its chat template leaves out {name} of a message with the role {role} ({part.strip()[:40]!r}), "
+                    "which the model read. Set chat_template_path to a template that writes it, or give prompt_ids and "
                     "completion_ids"
                 )
             found.append(span)
@@ -144,7 +144,7 @@ def missing_of_tools(tools: Any, text: str) -> str | None:
 
 
 def with_thinking_in_content(message: dict[str, Any], is_cut: bool) -> dict[str, Any]:
-    """Return a message of the assistant with its thinking in the content, between `<think>` and `</think>`.
+    """Return an assistant message with its thinking in the content, between `<think>` and `</think>`.
 
     Args:
         message: message.
@@ -161,7 +161,7 @@ def with_thinking_in_content(message: dict[str, Any], is_cut: bool) -> dict[str,
 
 
 def _as_read(message: dict[str, Any], with_thinking: bool) -> dict[str, Any]:
-    """Return a turn of the assistant as later turns read it. Its thinking can be in the content."""
+    """Return an assistant turn as later turns read it. Its thinking can be in the content."""
     thinking, ends, answer = message["content"].rpartition(_END_OF_THINKING)
     if with_thinking:
         extra = {"thinking": thinking.strip().removeprefix("<think>")} if ends else {}
@@ -228,7 +228,7 @@ def _spellings(part: str) -> Iterator[str]:
 
 
 def squeezed(text: str) -> str:
-    """Return a text without white space."""
+    """Return a text without whitespace."""
     return "".join(text.split())
 
 

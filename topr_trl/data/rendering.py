@@ -115,7 +115,7 @@ def _opens_thinking(prompt: Messages, tokenizer: PreTrainedTokenizerBase, option
 
 
 def writes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the chat template of the tokenizer writes calls and results of tools."""
+    """Whether the chat template of the tokenizer writes tool calls and tool results."""
     return _templates(tokenizer, str(tokenizer.chat_template))[1]
 
 
@@ -136,7 +136,7 @@ def _templates(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> tuple[
 
 
 def render_prompt(prompt: Messages, tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) -> str:
-    """Return messages as the text that a text completion continues. A last message of the assistant stays open.
+    """Return messages as the text that a text completion continues. A final assistant message stays open.
 
     Raises:
         CannotWrite: the template omits or refuses a message or a tool.
@@ -186,7 +186,7 @@ def _by_prefixes(
         if not text.startswith(known):
             raise CannotWrite(
                 "its chat template writes earlier turns differently once later ones follow (it removes their thinking, "
-                "for example), so the model read other tokens than the last rendering has. Set chat_template_path to a "
+                "for example), so the model did not read the tokens of the last rendering. Set chat_template_path to a "
                 "template that keeps them, or make each turn a row of its own, with what the model read as its prompt"
             )
         return text[len(known) :]
@@ -248,7 +248,7 @@ def _by_markers(
 
 
 def _runs(mask: list[int], first: int) -> list[tuple[int, int]]:
-    """Return start and end of each run of ones, from index `first` on."""
+    """Return start and end of each run of ones, starting at index `first`."""
     found, start = list[tuple[int, int]](), first
     for is_own, run in groupby(mask[first:]):
         end = start + len(list(run))
@@ -259,7 +259,7 @@ def _runs(mask: list[int], first: int) -> list[tuple[int, int]]:
 
 
 def _behind(spans: list[tuple[int, int]], count: int) -> int:
-    """Return the index in a text after its first tokens. White space before the next token belongs to that token."""
+    """Return the index in a text after its first tokens. Whitespace before the next token belongs to that token."""
     return spans[count - 1][1] if count else 0
 
 

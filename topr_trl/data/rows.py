@@ -197,7 +197,7 @@ def refuse_images(rows: Dataset, why: str) -> None:
 
 
 def check_finish_reasons(rows: Dataset) -> None:
-    """Raise a ValueError for other reasons than stop and length.
+    """Raise a ValueError for finish reasons other than stop and length.
 
     With an unknown reason, a truncated completion would get a stop token.
     """

@@ -1,10 +1,10 @@
 """Read how rows were sampled, and decide whether `sampler_logps` can be used as log μ.
 
 The trainer computes log π from all logits, divided by the sampling temperature of the rows. The log-probabilities of a
-sampler are comparable with log π if they describe the same distribution. Log-probabilities after temperature and
-filters (`processed_logprobs`) do if no filter removed any token. Log-probabilities of the model (`raw_logprobs`) do at
-temperature 1. A filter that keeps 99.5% of the probability of each token raises log μ of 1,000 tokens by 5. A negative
-then starts with a weight of e⁻⁵.
+sampler are comparable with log π if they describe the same distribution. For log-probabilities after temperature and
+filters (`processed_logprobs`), this holds if no filter removed any token. For log-probabilities of the model
+(`raw_logprobs`), it holds at temperature 1. A filter that keeps 99.5% of the probability of each token raises log μ of
+1,000 tokens by 5. A negative then starts with a weight of e⁻⁵.
 """
 
 from collections.abc import Mapping
@@ -25,8 +25,8 @@ def temperature_of(datasets: Mapping[str, Dataset], training: float | None = Non
     """Return the sampling temperature of rows, at which log π is computed. An unknown temperature counts as 1.
 
     Args:
-        datasets: datasets by name. Those without a temperature have that of training.
-        training: temperature of training. `None` is that of the first dataset.
+        datasets: datasets by name. A dataset without a temperature has the training temperature.
+        training: training temperature. With `None`, the first dataset sets it.
 
     Raises:
         ValueError: a temperature is not above 0, or rows have different temperatures.
@@ -70,8 +70,8 @@ def _temperature(name: str, rows: Dataset) -> float | None:
     if len(found) > 1:
         every = [f"{value:g}{' (none given)' * (value == 1 and None in distinct)}" for value in found]
         raise ValueError(
-            f"The {name} dataset has rows of several temperatures: {', '.join(every)}. log π is computed at one. Train "
-            f"on the rows of one of them, or drop the column `{TEMPERATURE}`: it is then 1."
+            f"The {name} dataset has rows of several temperatures: {', '.join(every)}. log π needs a single "
+            f"temperature. Train on rows of one temperature, or drop the column `{TEMPERATURE}` to use 1 for all rows."
         )
     return found[0]
 
@@ -100,7 +100,7 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
             return (
                 f"its rows were sampled with {' and '.join(cut)}, and their sampler_logps "
                 f"{'were' if mode else 'may have been'} computed after that ({LOGPROBS_MODE} is {mode}), so that they "
-                "are larger than those of the whole vocabulary, and every negative would begin with a small weight. "
+                "are larger than over the whole vocabulary, and every negative would start with a small weight. "
                 f"{_REMEDY}{_tell(mode)}; or sample with top_p=1 and top_k=-1"
             )
     return None
@@ -123,7 +123,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     TOP_P: (lambda v: v is None or (isinstance(v, int | float) and 0 < v <= 1), "numbers in (0, 1]"),
     TOP_K: (
         lambda v: v is None or (isinstance(v, int | float) and float(v).is_integer()),
-        "whole numbers, those below 1 for no limit",
+        "whole numbers; below 1 means no limit",
     ),
     LOGPROBS_MODE: (lambda v: v is None or v in LOGPROBS_MODES, " or ".join(LOGPROBS_MODES)),
 }

@@ -110,7 +110,11 @@ def shards_of(path: str | Path) -> list[Path]:
         raise FileNotFoundError(f"There are no rows (*.parquet) in {path}.{hint}")
     _, is_numbered, expected = shards[0].stem.rpartition("-of-")
     if path.is_dir() and is_numbered and expected.isdigit() and int(expected) != len(shards):
-        more = "They are of several splits: name one." if len(shards) > int(expected) else "Put the missing ones back."
+        more = (
+            "They belong to several splits: name the files of one split."
+            if len(shards) > int(expected)
+            else "Put the missing shards back."
+        )
         raise FileNotFoundError(f"{path} holds {len(shards)} of {int(expected)} shards *-of-{expected}.parquet. {more}")
     return shards
 

@@ -55,7 +55,9 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
     if not prompt:
         raise ValueError("the prompt is empty")
     if row.get(MASK) is not None and not row.get("completion_ids"):
-        raise ValueError(f"it has a {MASK} and no completion_ids: a mask is of tokens. Add the ids, or drop the mask")
+        raise ValueError(
+            f"it has a {MASK} and no completion_ids: a mask needs token ids. Add the ids, or drop the mask"
+        )
     if is_conversational({"prompt": prompt}):
         _need_chat_template(tokenizer)
         if is_conversational({"completion": completion}):
@@ -78,7 +80,7 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
             raise ValueError(f"the {name} has no token: the tokenizer removes all of its text")
     if not _is_ids(prompt) or not _is_ids(completion):
         raise ValueError("prompt and completion must be text, messages (both of them) or token ids")
-    # a list of numbers may hold None
+    # A list of numbers may contain None.
     mask, logps = (None if row.get(name) is None else np.array(row[name], dtype=float) for name in _MASKING)
     own = written(mask, logps, len(completion))
     return TokenizedRow(prompt, completion, None if own.all() else own.tolist())
@@ -124,7 +126,7 @@ def encode_messages(prompt: Messages, tokenizer: PreTrainedTokenizerBase, row: d
     Args:
         prompt (`list[dict]`): Messages.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer with a chat template.
-        row (`dict`): Row with `tools` and `chat_template_kwargs` for the chat template. It can lack both.
+        row (`dict`): Row, optionally with `tools` and `chat_template_kwargs` for the chat template.
 
     Raises:
         ValueError: the tokenizer has no chat template, or the template leaves out a part of a message or a tool.

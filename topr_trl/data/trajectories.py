@@ -62,7 +62,7 @@ class Rollouts:
         return found
 
     def check_same(self, name: str, values_N: NDArray[np.generic]) -> None:
-        """Raise a ValueError if rows of a rollout differ in a value. `name` is its name, for the message."""
+        """Raise a ValueError if rows of a rollout differ in a value. The message calls the value `name`."""
         firsts_N = self.of_each_row(values_N[self.firsts_R])
         if (wrong := np.flatnonzero(values_N != firsts_N)).size:
             row = wrong[0]
@@ -94,8 +94,8 @@ def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
 
     Returns:
         Rows with the concatenated `input_ids` of all parts, the `prompt_length` of the first part, a `completion_mask`
-        in which the prompts of later parts are context, and `part_lengths`. Values per token are concatenated. They are
-        null if they are null for any part.
+        in which the prompts of later parts are context, and `part_lengths`. Values per token are concatenated. The
+        result is null if any part is null.
     """
     table = rows.with_format("arrow")[:].combine_chunks()
     lengths, prompts = (

@@ -112,7 +112,7 @@ def encode(
     if odd or num_samples == 0:
         some = ", ".join(f"problem {problem!r}: {count}" for problem, count in odd[:3])
         raise ValueError(
-            f"Every problem needs the same number of samples; the most are {num_samples}, and {len(odd)} of "
+            f"Every problem needs the same number of samples; the maximum is {num_samples}, and {len(odd)} of "
             f"{len(answers)} problems have fewer ({some})."
         )
     codes = np.empty((len(answers), num_samples), dtype=np.int64)

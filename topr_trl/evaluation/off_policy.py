@@ -7,14 +7,14 @@ from numpy.typing import NDArray
 
 
 class OffPolicyValues(NamedTuple):
-    """Estimates by problem.
+    """Off-policy estimates of the mean reward of each problem.
 
     Attributes:
         values_P (`np.ndarray`):
             Estimated mean reward under π of each problem, shape (P,), float64.
         effective_samples (`float`):
-            Effective number of completions per problem, averaged over problems. A small number means that the
-            policies differ too much for a precise estimate.
+            Effective sample size of a problem, averaged over problems. A small value means that the policies differ
+            too much for a precise estimate.
     """
 
     values_P: NDArray[np.float64]
@@ -28,7 +28,7 @@ def off_policy_values(
 
     The estimate is consistent. With few completions it is biased toward the mean reward of μ (Swaminathan and Joachims,
     The Self-Normalized Estimator for Counterfactual Learning, 2015, Sec. 4; Owen, Monte Carlo, 2013, Ch. 9). The
-    effective number of samples is `(Σ w)² / Σ w²`.
+    effective sample size is `(Σ w)² / Σ w²`.
 
     Args:
         log_ratios_N (`np.ndarray`):
@@ -36,10 +36,11 @@ def off_policy_values(
         rewards_N (`np.ndarray`):
             Rewards of the completions, shape (N,).
         problems_N (`np.ndarray`):
-            Problem of each completion, shape (N,), numbered from 0 to P - 1. Each problem needs a completion.
+            Problem of each completion, shape (N,), numbered from 0 to P - 1. Each problem needs at least one
+            completion.
 
     Returns:
-        `OffPolicyValues`: the estimates, and the effective number of samples.
+        `OffPolicyValues`: the estimates, and the effective sample size.
     """
     count = int(problems_N.max()) + 1
     largest = np.full(count, -np.inf)

@@ -84,8 +84,8 @@ class Evaluations(dict[str, Evaluation]):
             for threshold in sorted({run.pass_threshold for run in runs if run.pass_threshold is not None})
         ]
         return notes + [
-            f"{name}: no sample has an answer. Is it the right --task, and do prompts ask for its form of answers "
-            "(--num_shots)?"
+            f"{name}: no sample has an answer. Check that --task is right, and that prompts show its answer format "
+            "(--num_shots)."
             for name, run in self.items()
             if run.shares.get(INVALID) == 1
         ]

@@ -142,7 +142,7 @@ def sampled_row(
 ) -> dict[str, Any]:
     """Return a row of `topr_trl.data.rows` without a reward.
 
-    The completion of a prompt of messages is one message of the assistant, as in TRL. A greedy row has the
+    The completion of a prompt of messages is one assistant message, as in TRL. A greedy row has the
     `top_p` and `top_k` of the samples, although they had no effect on it.
 
     Args:

@@ -60,8 +60,8 @@ def sample_completions(
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
             Tokenizer of the model.
         problems ([`~datasets.Dataset`]):
-            Problems with a column `prompt` (text or messages). Other columns are copied to the rows, except columns
-            that the rows have themselves.
+            Problems with a column `prompt` (text or messages). Other columns are copied to the rows, unless the
+            sampler writes a column of the same name.
         args ([`SamplingArguments`]):
             Sampling settings.
         stop_strings (`tuple[str, ...]`, *optional*, defaults to `()`):
@@ -72,13 +72,13 @@ def sample_completions(
             Text beside the progress bar.
 
     Returns:
-        [`~datasets.Dataset`]: rows of `topr_trl.data.rows` without a reward. The rows of a problem are neighbors, in
+        [`~datasets.Dataset`]: rows of `topr_trl.data.rows` without a reward. The rows of a problem are adjacent, in
         sampling order. With `args.greedy`, the last row of each problem is greedy and has temperature 0.
         `sampler_logps` are the log-probabilities of the model before temperature, top_p and top_k.
 
     Raises:
-        ValueError: the longest prompt and `max_new_tokens` do not fit in the model's context, or there are fewer
-            problems than processes.
+        ValueError: the longest prompt and `max_new_tokens` do not fit in the model's context, there are fewer
+            problems than processes, or the tokenizer has neither a pad token nor a stop token.
         FloatingPointError: a weight of the model is NaN or infinite.
     """
     check_finite(model, "The model to sample from")
@@ -149,9 +149,9 @@ def _generation_config(
 
 
 def _restored_generators() -> AbstractContextManager[None]:
-    """Restore the state of torch's global random generators, which `generate` uses, at the end."""
+    """Return a context that restores torch's global random state at its end, because `generate` changes it."""
     accelerator = torch.accelerator.current_accelerator()
-    kind = accelerator.type if accelerator is not None else "cuda"  # Without an accelerator, the device count is 0.
+    kind = accelerator.type if accelerator is not None else "cuda"  # Any type works without devices.
     return torch.random.fork_rng(range(torch.accelerator.device_count()), device_type=kind)
 
 

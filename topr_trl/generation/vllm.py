@@ -89,8 +89,8 @@ def sample_completions_with_vllm(
         engine (`vllm.LLM`):
             Engine from `start_engine`. Its `logprobs_mode` must be `"raw_logprobs"`, which is vLLM's default.
         problems ([`~datasets.Dataset`]):
-            Problems with a column `prompt` (text or messages). Other columns are copied to the rows, except columns
-            that the rows have themselves.
+            Problems with a column `prompt` (text or messages). Other columns are copied to the rows, unless the
+            sampler writes a column of the same name.
         args ([`SamplingArguments`]):
             Sampling settings. The engine forms its own batches, so `sampling_batch_size` is not used.
         stop_strings (`tuple[str, ...]`, *optional*, defaults to `()`):
@@ -129,7 +129,7 @@ def sample_completions_with_vllm(
             stop_token_ids=eos,
             logit_bias=never,
             logprobs=0,  # Only for the sampled token.
-            seed=seed + i * args.num_generations,  # The engine adds 0 to n - 1.
+            seed=seed + i * args.num_generations,  # The engine adds 0 to n - 1 to this seed.
             flat_logprobs=True,
         )
         for i, temperature, count in requests

@@ -1,4 +1,4 @@
-"""Write the card of a dataset of rows, and the evaluation results in a model's card."""
+"""Write dataset cards, and the evaluation results for model cards."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,8 +27,8 @@ COLUMNS = {
     "finish_reason": "`stop`, or `length` if the completion was cut off",
     "sampler_logps": "log-probability of each token, as the sampler reported it",
     "temperature": "sampling temperature; 0 for a greedy completion",
-    "top_p": "probability mass of the tokens that were sampled from",
-    "top_k": "number of the most likely tokens that were sampled from",
+    "top_p": "top-p in sampling; 1 keeps all tokens",
+    "top_k": "top-k in sampling",
     "logprobs_mode": "whether `sampler_logps` are from before (raw) or after (processed) temperature and filters",
     "mu_logps": "log μ of each token or of the completion, under the model that wrote it; null if not needed",
     "mu_fingerprint": "fingerprint of the model that computed `mu_logps`",
@@ -76,7 +76,7 @@ def dataset_card(
     sampling: Json,
     mu_fingerprints: Sequence[str],
 ) -> DatasetCard:
-    """Write the card of a dataset of rows.
+    """Return a dataset card.
 
     Args:
         repo_id (`str`): Repository on the Hub.
@@ -92,7 +92,7 @@ def dataset_card(
         made["fingerprint of μ"] = ", ".join(f"`{fingerprint}`" for fingerprint in mu_fingerprints)
     size = _SIZES[min(max(len(str(num_rows)) - 3, 0), len(_SIZES) - 1)]
     trajectories = counts.get("trajectories")
-    what = f"{num_rows:,} rows of {trajectories} trajectories" if trajectories else f"{num_rows:,} completions"
+    rows_text = f"{num_rows:,} rows of {trajectories} trajectories" if trajectories else f"{num_rows:,} completions"
     data = DatasetCardData(
         pretty_name=repo_id.rpartition("/")[2],
         task_categories=["text-generation"],
@@ -106,13 +106,13 @@ def dataset_card(
         template_path=str(Path(__file__).with_name("dataset_card.md")),
         name=data.pretty_name,
         repo_id=repo_id,
-        size=f"{what} for {counts['problems']} problems",
+        size=f"{rows_text} for {counts['problems']} problems",
         problems=problems_of(sampling),
         sampler=writer_of(sampling),
         split=split,
         trainable=bool({"reward", "label"} & set(columns)) and not sampling.get("greedy"),
         judged="verdict" in columns,
-        counts=markdown_table(("what", "count"), counts.items()),
+        counts=markdown_table(("property", "value"), counts.items()),
         columns=markdown_table(["column", "type", "meaning"], rows),
         made=markdown_table(("setting", "value"), made.items()) if made else None,
         citation=PAPER["citation"],

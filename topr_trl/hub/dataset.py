@@ -23,7 +23,7 @@ from topr_trl.pipeline.lineage import sampling_of
 _COUNTED = (
     "reward", "reward_after_baseline", "label", "verdict", "finish_reason", "mu_fingerprint",
 )  # fmt: skip
-_MOST_TEXTS, _MOST_CHARACTERS = 5, 300  # limits for the texts that the user sees before they are published
+_MOST_TEXTS, _MOST_CHARACTERS = 5, 300  # limits for the texts shown before publishing
 _MOST_VALUES = 6  # largest number of distinct values of a column that the card lists
 
 
@@ -36,14 +36,14 @@ def holds_rows(path: Path) -> bool:
 
 
 def texts_by_others(path: Path) -> list[str]:
-    """Return a few texts in completions that the model did not write: tool results and later turns of users.
+    """Return a few texts of trajectories that the model did not write: tool results and later user turns.
 
-    The texts come from the first rows with such texts of each shard. For rows that mark them only with a mask, return
-    the whole completion, or the number of token ids.
+    The function takes the first texts of each shard, from the shards in turn. If only a mask marks the context of a
+    completion, the text is the whole completion, or the number of masked token ids if there is no text.
     """
     by_shard = [list(islice(_texts_by_others_in(shard), _MOST_TEXTS)) for shard in shards_of(path)]
-    in_turn = (text for of_place in zip_longest(*by_shard) for text in of_place if text is not None)
-    return [text[:_MOST_CHARACTERS] for text in islice(in_turn, _MOST_TEXTS)]
+    texts = (text for one_per_shard in zip_longest(*by_shard) for text in one_per_shard if text is not None)
+    return [text[:_MOST_CHARACTERS] for text in islice(texts, _MOST_TEXTS)]
 
 
 def _texts_by_others_in(shard: Path) -> Iterator[str]:
@@ -55,13 +55,13 @@ def _texts_by_others_in(shard: Path) -> Iterator[str]:
             if is_conversational({"messages": messages}):
                 yield from _messages_by_others(messages, is_prompt)
         mask, logps, text = (row.get(name) for name in (MASK, "sampler_logps", "completion"))
-        read = [value is None for value in logps or ()] if mask is None else [not value for value in mask]
-        if any(read) and not is_conversational({"messages": text}):
-            yield text if isinstance(text, str) and text else f"{sum(read)} token ids in completion_ids"
+        is_context = [value is None for value in logps or ()] if mask is None else [not value for value in mask]
+        if any(is_context) and not is_conversational({"messages": text}):
+            yield text if isinstance(text, str) and text else f"{sum(is_context)} token ids in completion_ids"
 
 
 def _messages_by_others(messages: list[dict[str, Any]], is_prompt: bool) -> Iterator[str]:
-    """Yield the messages of tools and users. In a prompt, skip the task before the first other turn."""
+    """Yield tool and user messages. In a prompt, skip the task before the first assistant or tool turn."""
     is_task = is_prompt
     for message in messages:
         is_task = is_task and message["role"] in ("system", "developer", "user")
@@ -76,8 +76,8 @@ class Counts:
     Attributes:
         columns (`dict[str, str]`): Type of each column.
         rows (`int`): Number of rows.
-        alone (`int`): Number of rows that are a whole rollout.
-        rollouts (`set`): Ids of the rollouts with several rows.
+        alone (`int`): Number of rows without a `rollout_id`. Each is a whole rollout.
+        rollouts (`set`): Values of `rollout_id`.
         problems (`set`): Ids of the problems.
         values (`dict[str, Counter]`): Counts of the values of some columns.
     """
@@ -123,10 +123,10 @@ def counts_of(shards: list[Path]) -> Counts:
         table = read_shard(shard)
         columns = {column.name: str(column.type) for column in table.schema}
         found.columns = found.columns or columns
-        if odd := sorted(set(found.columns) ^ set(columns)):
+        if differing := sorted(set(found.columns) ^ set(columns)):
             raise ValueError(
-                f"{shard}: all files of rows need the same columns, and they differ in {', '.join(odd)}. Write the "
-                "files again with the same columns."
+                f"{shard}: all files of rows need the same columns, and they differ in {', '.join(differing)}. Write "
+                "the files again with the same columns."
             )
         found.rows += len(table)
         rollouts = table[ROLLOUT] if ROLLOUT in columns else pa.nulls(len(table))
@@ -154,7 +154,7 @@ def _without_paths(path: Path) -> bytes:
 
 
 def _paths_to_names(value: Any) -> Any:
-    """Return JSON in which the last part replaces each absolute path."""
+    """Replace each absolute path in JSON with its last part."""
     if isinstance(value, dict):
         return {name: _paths_to_names(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -178,9 +178,9 @@ def pack_rows(path: Path, repo_id: str) -> Parcel:
     shards = shards_of(path)
     found = counts_of(shards)
     files: dict[str, Path | bytes] = {shard.name: shard for shard in shards}
-    if (note := path / manifest.NAME).is_file():
-        # Stages can read a folder that was downloaded from the Hub only with its manifest.
-        files[manifest.NAME] = _without_paths(note)
+    if (manifest_file := path / manifest.NAME).is_file():
+        # Without its manifest, stages cannot read a folder downloaded from the Hub.
+        files[manifest.NAME] = _without_paths(manifest_file)
     names = "*.parquet" if path.is_dir() else path.name
     computed_by = sorted(filter(None, found.values.get("mu_fingerprint", [])))
     card = dataset_card(repo_id, found.columns, found.facts(), found.rows, names, sampling_of(path), computed_by)

@@ -59,8 +59,8 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
         The files to push.
 
     Raises:
-        ValueError: weights are missing, damaged or pickled, the results are of different problems, or it is not known
-            how the model was trained.
+        ValueError: weights are missing, damaged or pickled, the results are for different problems, or it is
+            unknown how the model was trained.
         FileNotFoundError: there are no results in `before` or `after`.
     """
     files = _files_of(folder)
@@ -70,7 +70,7 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
     sizes = sorted({evaluation.num_problems for evaluation in evaluations.values()})
     if len(sizes) > 1:
         raise ValueError(
-            f"The results before and after training are of {sizes[0]} and {sizes[1]} problems. Evaluate both on the "
+            f"The results before and after training are for {sizes[0]} and {sizes[1]} problems. Evaluate both on the "
             "same problems."
         )
     if evaluations:
@@ -195,7 +195,7 @@ def _example_prompt(model: Path) -> Any:
 def _results(folder: Path, before: str | Path | None, after: str | Path | None) -> tuple[dict[str, Path], Json]:
     """Return the folders of results by name, and the inputs of `sample` for them, or {} if they are not known.
 
-    Without `before` and `after`, use the results of the loop if its manifests show that they are of these weights.
+    Without `before` and `after`, use the results of the loop if its manifests show that they are for these weights.
     """
     given = {name: Path(path) for name, path in (("before", before), ("after", after)) if path}
     if given:

@@ -31,13 +31,13 @@ class PushArguments:
     )
     yes: bool = field(
         default=False,
-        metadata={"help": "Do not ask before publishing texts of tools and users in trajectories."},
+        metadata={"help": "Do not ask before publishing texts from tools and users in trajectories."},
     )
     dry_run: bool = field(default=False, metadata={"help": "Print the files and the card without pushing them."})
 
 
 def push_command(args: PushArguments) -> None:
-    """Run `topr push`. Before pushing trajectories, show some texts of tools and users, and ask.
+    """Run `topr push`. Before pushing trajectories, show some texts from tools and users, and ask.
 
     Args:
         args (`PushArguments`): Settings of the command.
@@ -50,7 +50,7 @@ def push_command(args: PushArguments) -> None:
     if path.exists() and holds_rows(path) and (texts := texts_by_others(path)):
         shown = "\n".join(f"  {' '.join(text.split())}" for text in texts)
         print(
-            f"These rows hold texts of tools or users, which can contain secrets. Some of the texts:\n{shown}",
+            f"These rows hold texts from tools or users, which can contain secrets. Some of the texts:\n{shown}",
             flush=True,
         )
         if not (args.yes or args.dry_run):
@@ -68,7 +68,7 @@ def _confirm(name: str) -> None:
     """Ask the user whether to publish. Raise a ValueError if the answer is no, or if there is no terminal."""
     remedy = "Look through the rows, and add --yes to publish them."
     if not sys.stdin.isatty():
-        raise ValueError(f"{name} was not pushed: it holds texts of tools or users. {remedy}")
+        raise ValueError(f"{name} was not pushed: it holds texts from tools or users. {remedy}")
     if input("Publish it? [y/N] ").strip().lower() not in ("y", "yes"):
         raise ValueError(f"{name} was not pushed. {remedy}")
 
@@ -84,7 +84,7 @@ def push_to_hub(
 
     Args:
         folder (`str` or `Path`):
-            Folder of a model, a checkpoint or rows, or a file of rows. Of a checkpoint, only the model is pushed.
+            Folder of a model, a checkpoint or rows, or a file of rows. For a checkpoint, only the model is pushed.
         repo_id (`str`):
             Repository on the Hub: `name` or `owner/name`. It is created if it does not exist.
         private (`bool`, *optional*):

@@ -7,7 +7,7 @@ _ANSWERS = ("response", "responses", "choices", "completion", "output")
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row of messages with tool calls. Return [] if there is no turn of the assistant.
+    """Return one row of messages with tool calls. Return [] if there is no assistant turn.
 
     Raises:
         NotOfFormat: the record has the model's answer beside its messages.
@@ -31,6 +31,6 @@ FORMAT = Format(
     columns=("problem_id", "tools", "chat_template_kwargs"),
     required=frozenset({"messages"}),
     optional=None,  # Logs have further fields, such as times and users.
-    loses="The trainer learns from the turns of the assistant, except turns with weight 0. Turns of users and tools "
+    loses="The trainer learns from assistant turns, except turns with weight 0. User and tool turns "
     "between them are context.",
 )

@@ -1,4 +1,4 @@
-"""Check and cut the completions of rows: empty ones, several turns, and unknown log-probabilities."""
+"""Check completions of imported rows, cut them to their last turn, and remove unknown log-probabilities."""
 
 import math
 
@@ -8,7 +8,7 @@ from topr_trl.importing.records import Row, Unusable
 
 
 def holds_completion(row: Row) -> bool:
-    """Return whether the completion of a row has a token or a text of the model."""
+    """Return whether a row has a completion that is not empty: token ids, text, or a turn of the model."""
     completion = row["completion"]
     if isinstance(completion, list) and all(isinstance(turn, dict) for turn in completion):
         completion = any(
@@ -32,14 +32,17 @@ def check_last_turn(row: Row) -> None:
         Unusable: the row is a part of a run, or its messages do not show the last turn.
     """
     if row.get(ROLLOUT) is not None:
-        raise Unusable("it is a run in several parts, so its last turn is not known (completion is last_turn)")
+        raise Unusable("it is one of several rows of a run, so --completion last_turn cannot find the last turn")
     completion = row["completion"]
     if (
         turns_of(row) > 1
         and isinstance(completion, list)
         and not (isinstance(row["prompt"], list) and _learned(completion))
     ):
-        raise Unusable("its prompt is not a list of messages, or its completion has no turn of the assistant")
+        raise Unusable(
+            "its prompt is not a list of messages, or its completion has no assistant turn, so --completion last_turn "
+            "cannot find the last turn"
+        )
 
 
 def last_turn(row: Row) -> Row:
@@ -59,7 +62,7 @@ def last_turn(row: Row) -> Row:
 
 
 def without_unknown_logps(row: Row) -> Row:
-    """Return a row without `sampler_logps` if one of them is unknown, for a token that the model wrote.
+    """Remove `sampler_logps` from a row if the value of a token that the model wrote is unknown.
 
     Servers write an unknown log-probability as null, NaN, minus infinity or -9999.
     """
@@ -73,7 +76,7 @@ def without_unknown_logps(row: Row) -> Row:
 
 
 def is_known(logp: float | None) -> bool:
-    """Return whether a logged log-probability is a finite number. vLLM writes -9999 for an unknown one."""
+    """Return whether a logged log-probability is finite and above -9999, which vLLM writes for minus infinity."""
     return logp is not None and math.isfinite(logp) and logp > _UNKNOWN
 
 
@@ -81,7 +84,7 @@ _UNKNOWN = -9999.0
 
 
 def _learned(messages: list[Row]) -> list[int]:
-    """Return the index of each turn of the model."""
+    """Return the index of each turn that the model wrote."""
     return [n for n, message in enumerate(messages) if isinstance(message, dict) and is_learned(message)]
 
 

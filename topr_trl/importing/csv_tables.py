@@ -85,5 +85,5 @@ def _header(path: Path) -> tuple[list[str], str]:
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from None
     if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{path} has two columns of the name {repeated[0]!r}. Rename one.")
+        raise ValueError(f"{path} has two columns named {repeated[0]!r}. Rename one of them.")
     return names, delimiter

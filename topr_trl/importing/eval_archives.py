@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 SUFFIX = ".eval"
-_ZSTD = 93  # number of the compression in zip files; zipfile reads it from Python 3.14 on
+_ZSTD = 93  # compression method in zip files, which zipfile supports since Python 3.14
 
 
 def read_samples(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -56,7 +56,7 @@ def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
 
 
 def _header(archive: zipfile.ZipFile) -> dict[str, Any]:
-    """Return the header. While an evaluation runs, or after it was killed, there is only its start."""
+    """Return the header. An evaluation that is running or was killed has none: return its `start.json` instead."""
     for name in ("header.json", "_journal/start.json"):
         if name in archive.namelist():
             found = json.loads(_content(archive, archive.getinfo(name)))

@@ -1,4 +1,4 @@
-"""Define the settings with which every command reads files of other systems."""
+"""Settings for files of other systems, shared by all commands that read rows."""
 
 import re
 from collections.abc import Iterator
@@ -10,10 +10,11 @@ from topr_trl.importing import FORMATS
 from topr_trl.importing.records import NotOfFormat, Record, Row, message
 from topr_trl.settings.checks import check_choice
 
-# Tokens that start a turn in common chat templates. A question of a user does not have them.
+# Tokens that start a turn in common chat templates. A user's question does not contain them.
 _TEMPLATE_TOKENS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start_of_role|>", "[INST]", "<|user|>",
                     "<|User|>", "<\uff5cUser\uff5c>", "<|turn>")  # fmt: skip
-# Words that mean the same in every file, with the rewards of KTO's labels. `--label_values` replaces them.
+# Labels with the same meaning in every file. The rewards are 1 and -1, as for KTO's labels. `--label_values` replaces
+# these labels.
 _KNOWN_LABELS = {
     **dict.fromkeys(("true", "yes", "up", "thumbs up", "thumbs_up", "good", "positive", "like", "correct", "👍"), 1.0),
     **dict.fromkeys(("false", "no", "down", "thumbs down", "thumbs_down", "bad", "negative", "dislike"), -1.0),
@@ -25,10 +26,10 @@ _PAIR = re.compile(r"(?P<label>.+)=(?P<value>[^=]*)")
 
 @dataclass
 class InputArguments:
-    """Settings of all commands that read rows, for files of other systems."""
+    """Settings for files of other systems. All commands that read rows have them."""
 
     format: str | None = field(
-        default=None, metadata={"help": f"Format of the files. Default: recognized. One of {', '.join(FORMATS)}."}
+        default=None, metadata={"help": f"Format of the files. Default: detected. One of {', '.join(FORMATS)}."}
     )
     reward_fields: list[str] | None = field(
         default=None,
@@ -51,8 +52,8 @@ class InputArguments:
     completion: str = field(
         default=ALL_TURNS,
         metadata={
-            "help": "Turns to learn from: all_turns of a conversation, or the last_turn, if the reward is of that turn "
-            "alone."
+            "help": "Turns to learn from: all_turns of a conversation, or only the last_turn, if the reward is for "
+            "that turn alone."
         },
     )
     prompt_field: str | None = field(
@@ -66,7 +67,10 @@ class InputArguments:
     )
     chat: bool | None = field(
         default=None,
-        metadata={"help": "Whether text becomes chat messages, so that the chat template applies. Default: in tables."},
+        metadata={
+            "help": "Convert text to chat messages, so that the chat template applies. Default: true for tables, false "
+            "for other formats."
+        },
     )
 
     def check_input(self) -> None:
@@ -81,15 +85,15 @@ class InputArguments:
         self.labels  # noqa: B018  # raises for a wrong pair
         if self.messages_field and self.format not in (None, "messages"):
             raise ValueError(
-                f"messages_field: format {self.format} has its own field of messages. Remove one of the two."
+                f"messages_field: format {self.format} does not use this setting. Remove messages_field or format."
             )
         for name in ("prompt_field", "completion_field"):
             if getattr(self, name) and self.format not in (None, "table"):
-                raise ValueError(f"{name} is for tables, and format {self.format} has its own fields. Remove it.")
+                raise ValueError(f"{name} is for tables, not for format {self.format}. Remove {name}.")
 
     @property
     def labels(self) -> dict[str, float | None] | None:
-        """Return the numbers of labels, by label. Return None without `label_values`.
+        """Return the number for each label. Return None without `label_values`.
 
         Raises:
             ValueError: a pair is not of the form label=number.
@@ -107,18 +111,18 @@ class InputArguments:
 
     @property
     def reads_other_files(self) -> bool:
-        """Return whether a setting says that the input is of another system."""
+        """Return whether a setting shows that the input comes from another system."""
         names = ("format", "reward_fields", "label_values", "prompt_field", "completion_field", "messages_field")
         return self.chat is not None or any(getattr(self, name) for name in names)
 
 
 def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> Any:
-    """Return the number of a label: 1 for true and words such as up, -1 for false and words such as down.
+    """Convert a label to a number: 1 for true and words such as up, -1 for false and words such as down.
 
     Args:
         name (`str`): Name of the field, for messages.
         value (`Any`): Number, boolean, text, or a list of them. Other values are returned unchanged.
-        labels (`dict`, *optional*): Number of each label, instead of these words.
+        labels (`dict`, *optional*): Number for each label. These labels replace the known words.
 
     Raises:
         NotOfFormat: the text is neither a label nor a number.
@@ -146,7 +150,7 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
 
 
 def _spellings(value: Any) -> Iterator[str]:
-    """Yield the texts with which `--label_values` can name a value. `0.0` is also `0`, and false is also `false`."""
+    """Yield the spellings of a value in `--label_values`. Examples are `0.0` and `0`, or `False` and `false`."""
     text = str(value).strip()
     yield text
     if isinstance(value, bool):
@@ -156,27 +160,27 @@ def _spellings(value: Any) -> Iterator[str]:
 
 
 def with_named_fields(record: Record, args: InputArguments) -> Record:
-    """Return a record in which the fields that the settings name have the names of the format.
+    """Rename the columns `prompt_field` and `completion_field` of a record to `prompt` and `completion`.
 
     Args:
         record (`Record`): Record.
         args (`InputArguments`): Settings.
 
     Raises:
-        NotOfFormat: there is no such field.
+        NotOfFormat: the record does not have the column.
     """
     named = {"prompt": args.prompt_field, "completion": args.completion_field}
-    for name, own in named.items():
-        if own is not None:
-            if own not in record:
-                raise NotOfFormat(f"it has no column {own}; it has {', '.join(map(str, record))}")
-            others = {key: value for key, value in record.items() if key not in (own, name)}
-            record = {name: record[own], **others}
+    for name, column in named.items():
+        if column is not None:
+            if column not in record:
+                raise NotOfFormat(f"it has no column {column}; it has {', '.join(map(str, record))}")
+            others = {key: value for key, value in record.items() if key not in (column, name)}
+            record = {name: record[column], **others}
     return record
 
 
 def as_chat(row: Row) -> Row:
-    """Return a row whose text is what a user and the assistant said.
+    """Convert a prompt and a completion of text to chat messages of the user and the assistant.
 
     Args:
         row (`Row`): Row of text. A row of messages or token ids is returned unchanged.

@@ -35,7 +35,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
         return []
     messages = [each for _, each in found]
     if any(each["role"] == "assistant" and not is_generated for is_generated, each in found[first:]):
-        raise Unusable("it has a turn of the assistant that the model did not write, after turns that it wrote")
+        raise Unusable("it has an assistant turn that the model did not write, after turns that it wrote")
     target, plan = record.get("target"), record.get("plan") or {}
     config = {**((record.get("eval") or {}).get("model_generate_config") or {}), **(plan.get("config") or {})}
     choices = (record.get("output") or {}).get("choices") or [{}]
@@ -113,6 +113,6 @@ FORMAT = Format(
     required=frozenset({"id", "epoch", "messages"}),
     optional=None,
     records=samples,
-    loses="Logs have messages, not token ids. If a solver rewrote messages, the model read others than the row has. Do "
-    "not train on a benchmark that you report.",
+    loses="Logs have messages, not token ids. If a solver rewrote messages, the model read other messages than the "
+    "row has. Do not train on a benchmark that you report.",
 )

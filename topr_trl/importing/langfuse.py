@@ -71,7 +71,7 @@ def _completion(output: Any, is_chat: bool) -> Any:
     if isinstance(output, str):
         return text_or_messages([{"role": "assistant", "content": output}]) if is_chat else output
     if not isinstance(output, dict) or not {"content", "tool_calls"} & set(output):
-        raise Unusable(f"its output is {str(output)[:60]}, and must be text or one message of the assistant")
+        raise Unusable(f"its output is {str(output)[:60]}, and must be text or one assistant message")
     return [message({"role": "assistant", **output})]
 
 
@@ -98,6 +98,6 @@ FORMAT = Format(
     required=frozenset({"input", "output"}),
     optional=None,
     records=observations,
-    loses="Only generations become rows. Name a score with --reward_fields: NAME in exports of tables, each a "
-    "column, and scores.NAME in downloads of traces.",
+    loses="Only generations become rows. Name a score with --reward_fields: NAME for exported tables, where each "
+    "score is a column, and scores.NAME for downloaded traces.",
 )

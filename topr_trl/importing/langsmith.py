@@ -69,7 +69,7 @@ def _unwrapped(messages: Any) -> Any:
 
 
 def _answer(outputs: Any) -> tuple[Any, str | None]:
-    """Return the answer, as a message or a text, and its finish reason. Return None without an answer."""
+    """Return the answer, as a message or as text, and its finish reason. Return None without an answer."""
     if "generations" in outputs:
         generations = outputs["generations"]
         made = generations[0] if generations and isinstance(generations[0], list) else generations

@@ -8,15 +8,15 @@ from topr_trl.importing.records import Row, Unusable, message
 
 _TEXT = ("text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text")
 _THINKING = ("reasoning", "thinking")
-# Parts that the provider keeps to itself, or that repeat a field of the message.
+# Parts that the provider hides, or that repeat a field of the message.
 _WITHOUT_TEXT = ("redacted_thinking", "tool_use", "tool_call", "function_call", "compaction")
 
 
 def parsed_json(value: Any) -> Any:
-    """Return the object or list in a text, if the text is JSON. Return any other value unchanged.
+    """Parse text that is JSON of an object or a list. Return any other value unchanged.
 
     Args:
-        value (`Any`): Value that some exports write as JSON inside of JSON or of a table.
+        value (`Any`): Value, which some exports write as JSON inside JSON or inside a table.
     """
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
@@ -38,7 +38,7 @@ def call(name: str, arguments: Any, identifier: str | None = None) -> Row:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a content, which is a text, an object, or a list of parts.
+    """Return the text of a message's content, which is text, an object, or a list of parts.
 
     Raises:
         Unusable: a part is not text, for instance an image.
@@ -47,7 +47,7 @@ def text_of(content: Any) -> str:
 
 
 def split_parts(content: Any) -> tuple[str, str]:
-    """Return the text and the thinking of a content, which is a text, an object, or a list of parts.
+    """Return the text and the thinking of a message's content: text, an object, or a list of parts.
 
     Raises:
         Unusable: a part is not text, for instance an image.
@@ -81,7 +81,7 @@ def _string(part: Mapping[str, Any], *names: str) -> str:
 
 
 def _thinking(part: Mapping[str, Any]) -> str:
-    """Return the thinking of a part, or its summary. Return "" if the provider keeps it to itself."""
+    """Return the thinking of a part, or its summary. Return "" if the provider hides it."""
     if part.get("redacted"):
         return ""
     for name in ("content", "reasoning", "thinking", "text", "summary"):
@@ -91,7 +91,7 @@ def _thinking(part: Mapping[str, Any]) -> str:
 
 
 def assistant(content: Any, calls: Sequence[Row] = (), thinking: str | None = None, **more: Any) -> Row:
-    """Return a turn of the assistant.
+    """Return an assistant turn.
 
     Args:
         content (`Any`): Text, or parts.
@@ -106,10 +106,10 @@ def assistant(content: Any, calls: Sequence[Row] = (), thinking: str | None = No
 
 
 def other(role: str, content: Any, **more: Any) -> Row:
-    """Return a message of the system, a user or a tool. Its thinking, if any, is dropped.
+    """Return a system, user or tool message. Its thinking, if any, is dropped.
 
     Args:
-        role (`str`): Role. A developer is the system.
+        role (`str`): Role. The role developer becomes system.
         content (`Any`): Text, or parts.
         more: Other fields of the message.
     """

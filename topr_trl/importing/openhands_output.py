@@ -17,14 +17,14 @@ _NOT_FOR_THE_MODEL = (
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row of messages with tool calls. Return [] if there is no turn of the agent."""
+    """Return one row of messages with tool calls. Return [] if there is no agent turn."""
     events = record.get("history") or []
     if events and isinstance(events[0], list):  # pairs of an action and an observation, before 2024-11
         events = list(chain.from_iterable(events))
     of_sdk = any("kind" in event for event in events)
     messages, tools = _of_sdk(events) if of_sdk else _of_agents(events)
     if messages and messages[0]["role"] == "system" and len(messages) > 1 and messages[1]["role"] == "assistant":
-        raise Unusable("its history has no task of a user before the first turn of the agent")
+        raise Unusable("its history has no task of a user before the first agent turn")
     return row_of_run(messages, problem_id=str(record["instance_id"]), tools=tools_as_json(tools))
 
 

@@ -101,7 +101,7 @@ def _functions(tools: Any) -> Any:
 
 
 def _messages(given: Record) -> list[Row]:
-    """Return the messages of a message with parts. Each result of a tool is a message."""
+    """Return the messages of a message with parts. Each tool result is a message."""
     parts = given["parts"]
     results = [part for part in parts if part.get("type") == "tool_call_response"]
     if given["role"] != "assistant":
@@ -110,7 +110,7 @@ def _messages(given: Record) -> list[Row]:
         rest = [part for part in parts if part not in results]
         return [*made, other(given["role"], rest)] if rest or not results else made
     if results:
-        raise Unusable("a message of the assistant has the result of a tool, which the provider ran itself")
+        raise Unusable("an assistant message has the result of a tool that the provider ran itself")
     asked = [call(part["name"], part.get("arguments"), part.get("id")) for part in parts if part["type"] == "tool_call"]
     return [assistant(parts, asked)]
 

@@ -41,7 +41,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def _prompt_name(record: Record, chosen: Any) -> str | None:
-    """Return the name of the field with the prompt. Return None if the pair has its prompt inside of both runs."""
+    """Return the name of the field with the prompt. Return None if the pair has its prompt inside both runs."""
     if record.get("prompt"):
         return "prompt"
     has_prompt_inside = isinstance(chosen, list) and chosen[0]["role"] != "assistant"
@@ -53,8 +53,8 @@ def _prompt_name(record: Record, chosen: Any) -> str | None:
 def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tuple[Any, list[Row], list[Row]]:
     """Return the prompt, and the messages of both runs after it.
 
-    The prompt is the field `prompt` if both runs start with a turn of the assistant. Otherwise, it is the messages that
-    both runs share, and the field `prompt` must agree with them.
+    If both runs start with an assistant turn, the prompt is the field `prompt`. Otherwise, the prompt is the messages
+    that both runs share, and the field `prompt` must agree with them.
     """
     if chosen[0]["role"] == rejected[0]["role"] == "assistant":
         if prompt is None:
@@ -71,7 +71,7 @@ def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tupl
     if isinstance(prompt, list) and prompt[-len(own) :] == own:
         own = prompt  # It can have a system prompt that the runs lack.
     elif not (prompt is None or (own[: len(prompt)] == prompt if isinstance(prompt, list) else _is_among(prompt, own))):
-        raise Unusable("its prompt is not that of the messages in chosen. Remove one of the two")
+        raise Unusable("its prompt differs from the prompt in the messages of chosen. Remove one of the two prompts")
     return own, chosen[shared:], rejected[shared:]
 
 

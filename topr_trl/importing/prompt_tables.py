@@ -51,14 +51,14 @@ def has_columns(record: Mapping[str, Any]) -> bool:
 
 
 def plain(value: Any, name: str) -> Any:
-    """Return a text, or the messages that a text holds as JSON.
+    """Return text, or the messages that the text contains as JSON.
 
     Args:
         value (`Any`): Text, messages, or None.
         name (`str`): Name of the column, for messages.
 
     Raises:
-        NotOfFormat: the text holds messages in another form than JSON, or the value is neither text nor messages.
+        NotOfFormat: the text contains messages that are not JSON, or the value is neither text nor messages.
     """
     if isinstance(value, str) and _MESSAGES.match(value):
         try:
@@ -78,14 +78,14 @@ def check_roles(messages: Any) -> None:
     """Check that messages have roles that chat templates know, because some templates drop other ones.
 
     Args:
-        messages (`Any`): Messages, or a text, which passes.
+        messages (`Any`): Messages, or text, which is always accepted.
 
     Raises:
         Unusable: a message has another role.
     """
     for each in messages if isinstance(messages, list) else ():
         if each["role"] not in ROLES:
-            raise Unusable(f"a message has the role {each['role']!r}; known are {', '.join(ROLES)}")
+            raise Unusable(f"a message has the role {each['role']!r}; known roles are {', '.join(ROLES)}")
 
 
 def rows(record: Record) -> list[Row]:

@@ -109,7 +109,8 @@ def is_chat_messages(value: Any) -> bool:
     return any(each["role"] == "assistant" for each in value)
 
 
-# Formats with the test of a record. The first test that passes counts, so special formats come before general ones.
+# Formats with a test for their records. The first test that passes selects the format, so special formats precede
+# general formats.
 _TESTS: dict[str, Callable[[Record], bool]] = {
     "verifiers": lambda record: isinstance(record.get("traces"), list) or _has("nodes", "rewards")(record),
     "nemo-gym": _has("responses_create_params", "response"),

@@ -109,9 +109,9 @@ class ReadingArguments(InputArguments):
             ValueError: a setting has no effect with this format.
         """
         if self.ignore_fields and FORMATS[name].optional is None:
-            raise ValueError(f"ignore_fields: records of format {name} may have any fields. Remove it.")
+            raise ValueError(f"ignore_fields: records of format {name} may have any fields. Remove ignore_fields.")
         if self.rollout_field is not None and ROLLOUT in FORMATS[name].columns:
-            raise ValueError(f"rollout_field: a record of format {name} is a whole run. Remove it.")
+            raise ValueError(f"rollout_field: a record of format {name} is a whole run. Remove rollout_field.")
 
     @property
     def where_values(self) -> dict[str, str]:
@@ -298,7 +298,7 @@ class RecordReader:
                 yield from ((f"{place}, part {n}", each) for n, each in enumerate(inner, 1))
 
     def _is_other(self, record: Any) -> bool:
-        """Return whether a record has another value than `where` asks for."""
+        """Return whether a record differs from the values in `where`."""
         return isinstance(record, dict) and any(str(record.get(name)) != value for name, value in self.where.items())
 
     @contextmanager
@@ -445,7 +445,7 @@ class RecordReader:
             which = (
                 f"{', '.join(values)} may all be the reward"
                 if values
-                else f"it has {', '.join(record)}, and none of these is known as a reward"
+                else f"it has {', '.join(record)}, and none of these fields is a known reward"
             )
             raise NotOfFormat(f"{which}: name the fields to add up with --reward_fields")
         # A reward function can return None for a completion that another function rewards.

@@ -123,7 +123,7 @@ class Format:
     chat: bool = False
 
     def __post_init__(self) -> None:
-        assert set(self.columns) <= set(COLUMNS), f"{set(self.columns) - set(COLUMNS)} are no columns of rows"
+        assert set(self.columns) <= set(COLUMNS), f"{set(self.columns) - set(COLUMNS)} are not columns of rows"
 
     def check(self, record: Any, ignored: Iterable[str] = ()) -> None:
         """Check the fields of a record.
@@ -266,7 +266,7 @@ def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
 
 
 def parsed(raw: bytes | Record) -> Any:
-    """Parse a line. Return None for a broken one.
+    """Parse a line. Return None for a broken line.
 
     A broken line is not valid JSON, is nested too deeply, or has an unpaired surrogate (from text cut inside an emoji).
 
@@ -332,8 +332,8 @@ def _describe_type(kind: pa.DataType) -> str:
 def message(given: Mapping[str, Any]) -> Row:
     """Convert a chat message to the type `MESSAGES`.
 
-    Arguments of tool calls become JSON, and content in several parts becomes one text. Results of functions, which
-    OpenAI's API had before tools, become results of tools.
+    Arguments of tool calls become JSON, and content in several parts becomes one text. Function results, which
+    OpenAI's API had before tools, become tool results.
 
     Args:
         given (`Mapping[str, Any]`): Message in OpenAI's format.
@@ -362,9 +362,9 @@ def message(given: Mapping[str, Any]) -> Row:
 
 
 def row_of_run(messages: list[Row], **columns: Any) -> list[Row]:
-    """Return one row, whose completion starts with the first turn of the assistant. Return [] without such a turn.
+    """Return one row, whose completion starts with the first assistant turn. Return [] without such a turn.
 
-    A turn with weight 0 does not count, because the model only reads it.
+    A turn with weight 0 is skipped, because the model only reads it.
 
     Args:
         messages (`list[Row]`): Messages of the run.
@@ -375,7 +375,7 @@ def row_of_run(messages: list[Row], **columns: Any) -> list[Row]:
 
 
 def text_or_messages(given: object) -> object:
-    """Convert the messages in a list with `message`. Return a text unchanged."""
+    """Convert the messages in a list with `message`. Return text unchanged."""
     return [message(each) for each in given] if isinstance(given, list) else given
 
 

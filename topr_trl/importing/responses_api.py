@@ -61,10 +61,10 @@ def prompt_of(asked: Record) -> list[Row]:
 def messages_of(items: Iterable[Any]) -> list[Row]:
     """Convert items of the Responses API to messages.
 
-    The reasoning, the message and the calls of one response become one turn of the assistant.
+    The reasoning, the message and the calls of one response become one assistant turn.
     """
     found: list[Row] = []
-    turn: dict[str, Any] | None = None  # turn of the assistant that more items may belong to
+    turn: dict[str, Any] | None = None  # assistant turn that more items may belong to
 
     def end_turn() -> None:
         nonlocal turn
@@ -112,7 +112,7 @@ def _functions(tools: Any) -> Any:
 
 
 def finish_reason_of(body: Record) -> str | None:
-    """Return whether a response is complete (`stop`) or was cut (`length`). Return None if it does not say."""
+    """Return whether a response is complete (`stop`) or was cut (`length`). Return None if this is unknown."""
     if body.get("status") == "incomplete" or body.get("incomplete_details"):
         return "length"
     return "stop" if body.get("status") == "completed" else None

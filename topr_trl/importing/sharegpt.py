@@ -15,7 +15,7 @@ _CALL = "function_call"  # role of LLaMA-Factory for a turn that is a tool call 
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row of messages. Return [] if there is no turn of the assistant."""
+    """Return one row of messages. Return [] if there is no assistant turn."""
     if record.get("image") or record.get("images"):
         raise Unusable("it has images: only text can be trained on offline")
     turns = [_message(turn) for turn in record["conversations"]]
@@ -33,7 +33,7 @@ def _message(turn: Record) -> Row:
         calls = calls if isinstance(calls, list) else [calls]
         return message({"role": "assistant", "content": None, **more, "tool_calls": calls})
     if role not in _ROLES:
-        raise NotOfFormat(f"a turn is from {role!r}; known are {', '.join([*_ROLES, _CALL])}")
+        raise NotOfFormat(f"a turn is from {role!r}; known roles are {', '.join([*_ROLES, _CALL])}")
     if isinstance(content, str) and _ROLES[role] == "user" and "<image>" in content:
         raise Unusable("a turn has an <image>: only text can be trained on offline")
     return message({"role": _ROLES[role], "content": content, **more})
@@ -47,5 +47,5 @@ FORMAT = Format(
     columns=("problem_id", "tools"),
     required=frozenset({"conversations"}),
     optional=None,
-    loses="The trainer learns from the turns of the assistant (gpt). Turns of users between them are context.",
+    loses="The trainer learns from assistant turns (gpt). User turns between them are context.",
 )

@@ -13,7 +13,7 @@ def _outcome(value: Any) -> float | None:
 
 
 def rows_of_swe_agent(record: Record) -> list[Row]:
-    """Return one row of messages. Return [] if there is no turn of the agent."""
+    """Return one row of messages. Return [] if there is no agent turn."""
     messages = [
         message({"role": _ROLES[each["role"]], "content": each["text"] or each["system_prompt"]})
         for each in record["trajectory"]
@@ -22,7 +22,7 @@ def rows_of_swe_agent(record: Record) -> list[Row]:
 
 
 def rows_of_openhands(record: Record) -> list[Row]:
-    """Return one row of messages with tool calls. Return [] if there is no turn of the agent."""
+    """Return one row of messages with tool calls. Return [] if there is no agent turn."""
     messages = list(map(message, record["trajectory"]))
     return row_of_run(messages, problem_id=record["instance_id"], tools=tools_as_json(record["tools"]))
 

@@ -2,7 +2,7 @@
 
 A line is an episode with its traces, or a single trace (0.2). A trace is a tree of messages. Each path from the root to
 a leaf is a sequence that the model read and wrote, with tokens if the sampler returned them. The paths of a trace are
-the parts of one rollout. A message that is also on an earlier path is context on later paths, so that it counts once.
+the parts of one rollout. A message that is also on an earlier path is context on later paths, so it is learned once.
 """
 
 from typing import Any
@@ -120,7 +120,7 @@ def _row_of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | 
                 f"node {n} has {tokens} token_ids, {len(node['mask'])} values in mask and {known_logps} logprobs"
             )
         is_own = [bool(value) and n in own for value in node["mask"]]
-        values = iter(node.get("logprobs") or ())  # They are only of the tokens in the mask.
+        values = iter(node.get("logprobs") or ())  # There is one per token in the mask.
         for own_token, in_mask in zip(is_own, node["mask"], strict=True):
             value = next(values, None) if in_mask else None
             logps.append(value if own_token else None)

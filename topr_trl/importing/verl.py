@@ -9,14 +9,14 @@ _OTHERS_TEXT = re.compile(r"<tool_response>|(?:^|\n)(?:user|tool|ipython|observa
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row of text, with the right answer if it is a text or a number.
+    """Return one row of text, with the right answer if it is text or a number.
 
     Raises:
-        Unusable: the output has messages of a tool or a user, which cannot be told from the model's.
+        Unusable: the output has tool or user messages, which cannot be told from the model's.
     """
     if isinstance(record["output"], str) and _OTHERS_TEXT.search(record["output"]):
         raise Unusable(
-            "its output has messages of a tool or a user, and verl's dumps do not tell them from the model's text, so "
+            "its output has tool or user messages, and verl's dumps do not tell them from the model's text, so "
             "the model would learn to write them. Log such runs with token ids and masks"
         )
     answer, uid = record.get("gts"), record.get("uid")
@@ -38,6 +38,6 @@ FORMAT = Format(
     required=frozenset({"input", "output", "score", "step"}),
     optional=None,  # Values that the reward function returns, in addition to the score, are fields.
     loses="verl logs decoded text without special tokens, token ids or log-probabilities. Prompts lack the tokens of "
-    "the chat template, and a truncated completion looks like a complete one. The dumps do not tell results of tools "
+    "the chat template, and a truncated completion looks like a complete one. The dumps do not tell tool results "
     "from the model's text, so outputs that show such results are refused.",
 )

@@ -26,15 +26,15 @@ def with_imported_input(args: Settings) -> Settings:
         args (`InputArguments`): Settings of a command, with `input` or `rows`.
 
     Raises:
-        ValueError: the file cannot be read, the command runs in several processes, or there is nothing to import and a
-            setting is for imports.
+        ValueError: the file cannot be read, the command runs in several processes, or there is nothing to import, but a
+            setting for imports is set.
     """
     assert isinstance(args, InputArguments)
     args.check_input()
     name = "input" if hasattr(args, "input") else "rows"
     given = getattr(args, name)
     if given is not None and not Path(given).exists():
-        return args  # The command says so.
+        return args  # The command reports the missing file.
     if given is None or _holds_rows(Path(given), args):
         _check_without_import(args, name, given)
         return _with_rows(args, name, given)
@@ -52,7 +52,7 @@ def with_imported_input(args: Settings) -> Settings:
 
 
 def _with_rows(args: Settings, name: str, rows: str | None) -> Settings:
-    """Return settings that read rows. They have no settings of an import, so that stages of a loop do not import."""
+    """Return settings that read rows. Settings of the import are reset, so that stages of a loop do not import."""
     changed = copy(args)
     setattr(changed, name, rows)
     for each in fields(InputArguments):
@@ -80,7 +80,8 @@ def _check_without_import(args: InputArguments, name: str, given: str | None) ->
 def _holds_rows(path: Path, args: InputArguments) -> bool:
     """Return whether a path holds rows, and not records of another system.
 
-    Rows have the columns prompt and completion. Settings of `InputArguments` mean that the file is of another system.
+    Rows have the columns prompt and completion. If a setting of `InputArguments` is set, the file is from another
+    system.
     """
     if path.is_dir() and (manifest.read(path) is not None or any(path.glob("*-of-*.parquet"))):
         return True
@@ -89,7 +90,7 @@ def _holds_rows(path: Path, args: InputArguments) -> bool:
     try:
         first = next(iter(files_of(path, "")))
     except ValueError:
-        return True  # There is nothing to import. The command says what is missing.
+        return True  # There is nothing to import. The command reports what is missing.
     if first.suffix == ".parquet":
         names = set(columns_of(first))
         if "prompt" in names and names & set(_COMPLETIONS):

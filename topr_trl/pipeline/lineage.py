@@ -23,7 +23,7 @@ def stage_folder(folder: Path) -> Path:
 def lineage(folder: Path) -> dict[str, Stage]:
     """Return the stages of a folder and of the folders it was made from, by name.
 
-    Of two stages with the same name, keep the newer one. Stop at a folder that was removed or changed.
+    If two stages have the same name, keep the newer one. Stop at a folder that was removed or changed.
     """
     stages: dict[str, Stage] = {}
     for known in _walk(folder, "input"):
@@ -81,7 +81,7 @@ def _read(folder: Path) -> Manifest | None:
         return None
 
 
-# Descriptions for cards. They are None or empty where the manifests do not know.
+# Descriptions for cards. They are None or empty where the manifests lack the information.
 
 
 def name_on_the_hub(name: str | None) -> str | None:

@@ -273,7 +273,7 @@ def read(folder: Path) -> Manifest | None:
     """Return the manifest of a folder. Return None if there is none.
 
     Raises:
-        ValueError: the manifest is damaged, or lists a file outside of the folder, which `discard` would remove.
+        ValueError: the manifest is damaged, or lists a file outside the folder, which `discard` would remove.
     """
     path = folder / NAME
     if not path.is_file():
@@ -295,7 +295,7 @@ def read(folder: Path) -> Manifest | None:
             or "\0" in name
             or not (folder / name).parent.resolve().is_relative_to(folder.resolve())
         ):
-            raise ValueError(f"{path} names a file outside of its folder ({name}), which no stage does. Remove {path}.")
+            raise ValueError(f"{path} names a file outside its folder ({name}), which no stage does. Remove {path}.")
     return known
 
 

@@ -75,7 +75,7 @@ def reward_completions(
     """Add rewards by reward functions to rows of completions.
 
     The functions are called as in [`~trl.GRPOTrainer`]. They get `prompts`, `completions`, `completion_ids` and the
-    other columns of the rows as keyword arguments. `trainer_state` is that of a trainer before its first step.
+    other columns of the rows as keyword arguments. `trainer_state` is the state of a trainer before its first step.
     `log_extra` and `log_metric` have no effect. A function returns one number per completion, or `None` where it does
     not apply. The reward of a completion is the weighted sum of the numbers.
 

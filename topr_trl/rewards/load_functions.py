@@ -88,7 +88,7 @@ def _import_file(path: Path, name: str) -> ModuleType:
     assert spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[key] = module  # Dataclasses and pickle look for it here.
-    _search_in(path.resolve().parent)  # The file can import its neighbors, as a script can.
+    _search_in(path.resolve().parent)  # The file can import modules in its folder, as a script can.
     try:
         with _importing(str(path)):
             spec.loader.exec_module(module)
@@ -130,7 +130,7 @@ def _check_model(name: str) -> None:
 
 
 def is_model(name: str) -> bool:
-    """Return whether a name is that of a reward model."""
+    """Return whether a name belongs to a reward model."""
     return name not in TRL_FUNCTIONS and _split(name)[0] is None
 
 
@@ -141,7 +141,7 @@ def name_without_folder(name: str) -> str:
 
 
 def code_fingerprint(names: Sequence[str]) -> str:
-    """Return a short hash of the files that define the functions. Modules that these files import do not count.
+    """Return a short hash of the files that define the functions, without the modules that these files import.
 
     Args:
         names (`Sequence[str]`): Names, see `load_reward_funcs`.

@@ -85,7 +85,7 @@ def text_of(completion: Any, row: int) -> str:
     """Return the text of a completion. If the completion is a list of messages, this is the text of the last one.
 
     Raises:
-        ValueError: the completion is neither text nor messages. `row` is its position, for the message.
+        ValueError: the completion is neither text nor messages. `row` is the position of the row, for the message.
     """
     is_messages = isinstance(completion, list) and completion and isinstance(completion[-1], dict)
     text = completion[-1].get("content") if is_messages else completion

@@ -19,7 +19,7 @@ def check_types(settings: object, of: type, but: Collection[str] = ()) -> None:
         but: names that are skipped.
 
     Raises:
-        ValueError: a setting has another type than its annotation.
+        ValueError: the type of a setting does not match its annotation.
     """
     for name, hint in get_type_hints(of).items():
         if name in but:

@@ -77,7 +77,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
         log_mu (`str`, *optional*, defaults to `"trainer"`):
-            Source of log μ. `"trainer"` computes it with the trainer's own forward. `"sampler"` takes the
+            Source of log μ. `"trainer"` computes it with the trainer's own forward pass. `"sampler"` takes the
             log-probabilities that vLLM reported, and needs `use_vllm=True`. Rounding in vLLM changes the ratio of long
             completions.
 
@@ -141,7 +141,7 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         share_prompts (`bool`, *optional*):
             Whether to compute a prompt once for all its completions in a micro-batch. Needs `"sdpa"` or `"eager"`
             attention and a model whose log π is measured to stay the same. The completions of a prompt become
-            neighbors within each optimizer step. `None` means `True` on a CPU and `False` on other devices, where
+            adjacent within each optimizer step. `None` means `True` on a CPU and `False` on other devices, where
             sharing has not been measured.
     """
 
@@ -193,9 +193,9 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
         args: Any = self
         if is_loss(args.metric_for_best_model):
             raise ValueError(
-                f"metric_for_best_model={args.metric_for_best_model!r}: the loss is -mean(w · R), which says nothing "
-                "of how good a model is; with baseline='mean' each evaluation's is 0. Set metric_for_best_model="
-                "'eval_reward', or leave it out."
+                f"metric_for_best_model={args.metric_for_best_model!r}: the loss is -mean(w · R), which does not "
+                "measure how good a model is; with baseline='mean', it is 0 in each evaluation. Set "
+                "metric_for_best_model='eval_reward', or leave it out."
             )
         if needs_metric_for_best_model(args) and args.metric_for_best_model is None:
             args.metric_for_best_model = "eval_reward"
@@ -306,7 +306,7 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             table is written to `output_dir/completions/completions_{step}.parquet`. It is printed if `rich` is
             installed, and sent to wandb and trackio if `report_to` names them. Evaluation rows are not logged.
         num_completions_to_print (`int`, *optional*):
-            Number of completions to print, drawn at random. `None` prints all. The file always holds all.
+            Number of completions to print, drawn at random. `None` prints all. The file always contains all.
     """
 
     num_train_epochs: float = field(default=1.0, metadata={"help": "Epochs over the rows. The paper's: 1."})
@@ -330,10 +330,10 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
         metric = self.metric_for_best_model
         if is_loss(metric) or (metric is None and needs_metric_for_best_model(self)):
             raise ValueError(
-                "The best checkpoint, and reduce_lr_on_plateau, would go by the loss (metric_for_best_model), which "
-                "rises as negatives become less likely: the model before training can have the lowest. Name a metric "
-                "that a callback of yours adds to evaluations, or keep the checkpoints and compare them with topr "
-                "evaluate."
+                "The best checkpoint, and reduce_lr_on_plateau, would depend on the loss (metric_for_best_model), "
+                "which rises as negatives become less likely: the model before training can have the lowest loss. Name "
+                "a metric that a callback of yours adds to evaluations, or keep the checkpoints and compare them with "
+                "topr evaluate."
             )
         template = getattr(self, "chat_template_path", None)
         if template is not None:

@@ -66,7 +66,7 @@ class LossArguments:
 
     @property
     def limits(self) -> TruncationLimits:
-        """Limits of the preset, with the limits that were set singly in their place."""
+        """Limits of the preset, except for limits that are set individually."""
         given = {name: getattr(self, name) for name in ("a_pos", "b_pos", "a_neg", "b_neg")}
         return replace(PRESETS[self.preset], **{name: float(v) for name, v in given.items() if v is not None})
 
@@ -130,12 +130,13 @@ class CurationArguments:
             )
         if share is not None and self.curation == "positives":
             raise ValueError(
-                "curation='positives' leaves no negatives, so effective_positive_share cannot be reached. Remove one."
+                "curation='positives' leaves no negatives, so effective_positive_share cannot be reached. Remove one "
+                "of the two settings."
             )
         if share == 1 and self.curation == "positive_share" and self.curation_positive_share < 1:
             raise ValueError(
-                "effective_positive_share=1 makes every completion a positive, and curation='positive_share' wants "
-                "negatives too. Remove one."
+                "effective_positive_share=1 makes every completion a positive, and curation='positive_share' needs "
+                "negatives too. Remove one of the two settings."
             )
         check_at_least(1, self, "iteration_size")
         if self.iteration_size is not None and self.curation == "none":

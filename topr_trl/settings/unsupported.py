@@ -55,9 +55,9 @@ def refuse_split_sequences(parallelism: Any) -> None:
         size = int(launched if parallelism is None else getattr(parallelism, name))
         if size > 1:
             raise ValueError(
-                f"{what} parallelism ({name}={size}) splits a completion over processes, and its ratio is that of all "
-                "of it. For long rows set per_device_train_batch_size=1 and gradient_checkpointing=True, and shard the "
-                "model (ZeRO-3 or FSDP2); `topr plan` says what that needs."
+                f"{what} parallelism ({name}={size}) splits a completion over processes, and its ratio needs the "
+                "whole completion. For long rows set per_device_train_batch_size=1 and gradient_checkpointing=True, "
+                "and shard the model (ZeRO-3 or FSDP2); `topr plan` says what that needs."
             )
 
 
@@ -156,9 +156,9 @@ def refuse_filters(args: Any) -> None:
     ]
     if wrong:
         raise ValueError(
-            f"log_mu='sampler' with {' and '.join(wrong)}: the sampler's log-probabilities are then not those of "
-            "the whole vocabulary at `temperature`, which the trainer computes. Those of a part of it are larger, "
-            "and every negative would begin with a small weight. Leave that out, or set log_mu='trainer'."
+            f"log_mu='sampler' with {' and '.join(wrong)}: the sampler's log-probabilities are then not over the "
+            "whole vocabulary at `temperature`, as the trainer's are. Over a part of it, they are larger, and every "
+            "negative would start with a small weight. Leave these settings out, or set log_mu='trainer'."
         )
 
 
@@ -183,14 +183,14 @@ _FORM_ADVICE = "TRL expects token ids alone. Remove it."
 _LENGTH_ADVICE = "Set max_completion_length, which is compared with the model's context."
 _BEAM_ADVICE = "Beams are not samples of the policy. Remove it."
 _FORCED_ADVICE = "A forced token is not a sample of the policy. Remove it."
-_CUT_ADVICE = "The model would read another prompt than the trainer. Remove it, and shorten the prompts."
+_CUT_ADVICE = "The model would not read the same prompt as the trainer. Remove it, and shorten the prompts."
 _GENERATION_ADVICE = {
     **dict.fromkeys(("eos_token_id", "stop_strings"), _STOP_ADVICE),
     "pad_token_id": _PAD_ADVICE,
     **dict.fromkeys(("num_return_sequences", "n", "best_of"), _COUNT_ADVICE),
     "return_dict_in_generate": _FORM_ADVICE,
     **dict.fromkeys(("max_new_tokens", "max_length", "max_tokens"), _LENGTH_ADVICE),
-    "logprobs": "TRL takes the first log-probability of each position for that of the sampled token. Remove it.",
+    "logprobs": "TRL reads the first log-probability of each position as the sampled token's. Remove it.",
     **dict.fromkeys(("num_beams", "num_beam_groups", "penalty_alpha", "constraints", "force_words_ids"), _BEAM_ADVICE),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), _FORCED_ADVICE),
     **dict.fromkeys(("truncate_prompt_tokens", "token_healing"), _CUT_ADVICE),
@@ -198,7 +198,7 @@ _GENERATION_ADVICE = {
     "temperature": "Set the field `temperature`, at which the trainer computes log π.",
 }
 
-LIMITS_ADVICE = "How far a ratio counts is set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`."
+LIMITS_ADVICE = "The limits of a ratio are set by `preset`, or by `a_pos`, `b_pos`, `a_neg`, `b_neg`."
 _TAPER_ADVICE = "The taper is the only correction; see `log_mu`."
 _NOISE = {"neftune_noise_alpha": "The noise changes log π but not log μ, so TOPR's weights would be wrong."}
 _NO_NOISE = {"neftune_noise_alpha": (0,)}
@@ -213,11 +213,11 @@ GRPO_ONLY = {
     **dict.fromkeys(("epsilon", "epsilon_high", "delta"), LIMITS_ADVICE),
     **dict.fromkeys(("sapo_temperature_neg", "sapo_temperature_pos"), LIMITS_ADVICE),
     **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), LIMITS_ADVICE),
-    "importance_sampling_level": "The ratio is that of the whole completion; see `ratio_level`.",
+    "importance_sampling_level": "TOPR uses the ratio of the whole completion; see `ratio_level`.",
     "scale_rewards": "TOPR uses the raw reward minus `baseline`; nothing is divided by a standard deviation.",
     "multi_objective_aggregation": "Rewards are summed with `reward_weights`, then `baseline` is subtracted.",
     "off_policy_mask_threshold": "TOPR tapers stale negatives by their ratio instead of masking them.",
-    "vllm_importance_sampling_mode": "The taper is the only correction; `log_mu` says against whose log-probabilities.",
+    "vllm_importance_sampling_mode": "The taper is the only correction; `log_mu` selects the source of log μ.",
     "vllm_importance_sampling_clip_max": _TAPER_ADVICE,
     "vllm_importance_sampling_clip_min": _TAPER_ADVICE,
     "vllm_importance_sampling_cap": _TAPER_ADVICE,

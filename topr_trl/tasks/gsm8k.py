@@ -110,7 +110,7 @@ def build_prompt(question: str, num_shots: int = 8) -> str:
         num_shots (`int`, *optional*, defaults to `8`): Number of worked examples, at most 8.
 
     Raises:
-        ValueError: `num_shots` is outside of its range.
+        ValueError: `num_shots` is outside its range.
     """
     if not 0 <= num_shots <= len(EXEMPLARS):
         raise ValueError(f"num_shots must be between 0 and {len(EXEMPLARS)}, not {num_shots}.")

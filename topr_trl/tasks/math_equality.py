@@ -141,7 +141,7 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def _split(text: str, separators: tuple[str, ...]) -> list[str]:
-    """Split at separators that are outside of all brackets."""
+    """Split at separators that are outside all brackets."""
     parts, depth, start, i = [], 0, 0, 0
     while i < len(text):
         if text.startswith((r"\begin{", r"\end{"), i):

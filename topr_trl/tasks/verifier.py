@@ -125,12 +125,12 @@ def solution_scores(verifications: Dataset, num_solutions: int) -> list[float]:
         best-of-n.
 
     Raises:
-        ValueError: a solution has no verification, or a `problem_id` is outside of the solutions.
+        ValueError: a solution has no verification, or a `problem_id` does not match a solution.
     """
     places = np.array(verifications["problem_id"][:], dtype=np.int64)
     if len(places) and not 0 <= places.min() <= places.max() < num_solutions:
         raise ValueError(
-            f"Verifications are of solutions {places.min()} to {places.max()}; there are {num_solutions}. Set "
+            f"The verifications name solutions {places.min()} to {places.max()}; there are {num_solutions}. Set "
             "num_solutions to the number of solutions."
         )
     says_yes = np.array([verdict == YES for verdict in verifications["extracted"]], dtype=float)

@@ -90,14 +90,14 @@ class AsyncTOPRConfig(LossArguments, AsyncGRPOConfig):
         if self.log_mu != "sampler":
             raise ValueError(
                 f"log_mu={self.log_mu!r}: rows are written by older weights than those in training, and only the "
-                "server knew their probabilities. Leave it out."
+                "server knew their probabilities. Leave log_mu out."
             )
         refuse_settings(self, AsyncGRPOConfig, "AsyncTOPRTrainer", ASYNC_ONLY, LIKE_TOPR)
         if self.baseline == "group_mean" and self.num_generations < 2:
             raise ValueError("baseline='group_mean' needs num_generations of 2 or more. Set baseline='mean', or 0.")
 
 
-_WHOLE = "The server's log-probabilities would be of a part of the vocabulary, and the trainer's are of all of it."
+_WHOLE = "The server would normalize log-probabilities over a part of the vocabulary, and the trainer over all of it."
 # TRL 1.16 has only some of these settings. The others are refused once TRL adds them, with or without the prefix
 # `vllm_` (huggingface/trl#7120).
 ASYNC_ONLY = {
@@ -183,7 +183,7 @@ class AsyncTOPRTrainer(TOPRMixin, AsyncGRPOTrainer):
         model = path_as_text(model)
         args = settings_for("AsyncTOPRTrainer", model, args, AsyncTOPRConfig)
         super().__init__(model, reward_funcs, args, *others, **named)
-        self._rows_trained_on = "completions that a server wrote meanwhile"
+        self._rows_trained_on = "completions that a server wrote during training"
         if isinstance(self.rollout_worker, AsyncRolloutWorker):
             if self.rollout_worker._loop_cls is not _AsyncRolloutLoop:
                 raise ValueError(
@@ -291,7 +291,7 @@ class _AfterBaseline:
 
 
 class _WholeConversations(_AsyncRolloutLoop):
-    """Drop conversations that were split into several rows, since their ratio is that of all rows together."""
+    """Drop conversations that were split into several rows, since only all rows together have a ratio."""
 
     async def _score_group(self, group: Any) -> list[RolloutSample]:
         samples = await super()._score_group(group)

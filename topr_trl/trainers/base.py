@@ -69,7 +69,7 @@ def settings_for(trainer: str, model: Any, args: Config | None, kind: type[Confi
     If the model is given by name, the settings make TRL read its weights from safetensors.
 
     Raises:
-        TypeError: `args` has another class than `kind`.
+        TypeError: `args` is not an instance of `kind`.
         FileNotFoundError: there is no such folder.
         ValueError: the folder has no usable weights (see `from_safetensors`), or only an adapter.
     """
@@ -100,7 +100,7 @@ class TOPRMixin(Trainer):
     _rows_trained_on: str  # for the model card
     _order: Sampler[int] | None = None  # sampler of the training rows
     _prompts: SharedPrompts | None = None
-    _is_checked = False  # whether the forward of the model has been checked
+    _is_checked = False  # whether the forward pass of the model has been checked
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._row_metrics = {"train": RowMetrics(), "eval": RowMetrics()}
@@ -160,8 +160,8 @@ class TOPRMixin(Trainer):
             rewards_B: (B,) R.
             mask_BT: (B, T) completion mask.
             shown_rows: (B + idle,) row numbers for the table of completions, or None if no table is logged.
-            idle: number of rows with R = 0 that the forward did not compute.
-            counts: whether the rows count in the metrics. False if they only keep the processes in step.
+            idle: number of rows with R = 0 that the forward pass skipped.
+            counts: whether to include the rows in the metrics. False for rows that only keep the processes in step.
 
         Returns:
             Detached weights, shape (B,), or (B, T) with `ratio_level="token"`.
@@ -196,7 +196,7 @@ class TOPRMixin(Trainer):
 
     @property
     def _is_half(self) -> bool:
-        """Whether the forward rounds to bfloat16 or float16."""
+        """Whether the forward pass rounds to bfloat16 or float16."""
         return self.accelerator.mixed_precision != "no" or next(self.model.parameters()).dtype != torch.float32
 
     def _depends_on_batch(
@@ -246,7 +246,7 @@ class TOPRMixin(Trainer):
         if why_not is not None:
             if self._is_checked:
                 self._prompts.remove()
-            self._prompts.enabled = False  # If the model is wrapped by now, its forward stays replaced.
+            self._prompts.enabled = False  # The `forward` of a wrapped model stays replaced.
             self._prompts = None
             self._say_not_shared(why_not)
 
@@ -255,7 +255,7 @@ class TOPRMixin(Trainer):
         say(f"prompts are computed again for each completion, because {name} cannot share them: {why}.", self.args)
 
     def _add_computed_tokens(self) -> None:
-        """Log the share of a batch's tokens that its forward computed."""
+        """Log the share of a batch's tokens that its forward pass computed."""
         if self._prompts is not None:
             self._metrics[self._mode]["topr/computed_tokens"].append(self._prompts.computed_part)
 
@@ -432,7 +432,7 @@ class TOPRMixin(Trainer):
         if self._said_share or not share < 1 or args.limits.b_neg == 0:
             return
         self._said_share = True
-        until = " until the taper takes it from them" * (args.limits.a_neg < args.limits.b_neg)
+        until = " until the taper reduces it" * (args.limits.a_neg < args.limits.b_neg)
         offline = isinstance(args, OfflineTOPRConfig)
         more = ""
         if offline:
@@ -472,7 +472,7 @@ class TOPRMixin(Trainer):
                 "No completion has a reward, so there is nothing to learn from them: the weights stay as they are."
             )
             if isinstance(args, TOPRConfig) and getattr(args, "mask_truncated_completions", False):
-                message += " Those that are cut at max_completion_length have none with mask_truncated_completions."
+                message += " With mask_truncated_completions, completions cut at max_completion_length have no reward."
         self._warned_about_signs.add(signs)
         warn_user(message)
 

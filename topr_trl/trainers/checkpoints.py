@@ -26,7 +26,7 @@ def check_files(name: str | Path, model: nn.Module | None = None) -> None:
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: a file is truncated, or a weight has another shape than in `model`.
+        ValueError: a file is truncated, or the shape of a weight differs from `model`.
     """
     if str(name).startswith((".", "/", "~")) and not Path(name).is_dir():
         raise FileNotFoundError(f"There is no folder {name}: name one with a model, or a model of the Hub.")
@@ -128,7 +128,7 @@ class StartingModel(TrainerCallback, ExportableState):
             )
         if (at := "".join(self.model.partition("@")[1:])) != _at(temperature):
             raise ValueError(
-                f"{checkpoint} is of a run at temperature {at[1:] or 1}, and the rows were sampled at "
+                f"{checkpoint} is from a run at temperature {at[1:] or 1}, and the rows were sampled at "
                 f"{temperature:g}. Resume with the rows that the run started with."
             )
 
@@ -157,7 +157,7 @@ def check_log(folder: str | Path) -> None:
     if of_training and not any(name.startswith("topr/") for logged in of_training for name in logged):
         raise ValueError(
             f"{folder} was not written by a TOPR trainer: its log has no topr/ metrics. Its optimizer, schedule and "
-            "step are of another training. Set another output_dir; to start from its weights, name it as the model."
+            "step belong to another training. Set another output_dir; to start from its weights, name it as the model."
         )
 
 

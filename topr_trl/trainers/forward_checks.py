@@ -1,6 +1,6 @@
 """Check that log π in training is comparable with log μ.
 
-The ratio π/μ compares two forward passes. Dropout, another output head, padding, or a neighbor in the batch can change
+The ratio π/μ compares two forward passes. Dropout, another output head, padding, or another row of the batch can change
 one of them although the weights are the same.
 """
 
@@ -73,7 +73,7 @@ def _probabilities(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str
 def count_positions_from_mask(model: nn.Module) -> None:
     """Make a model compute `position_ids` from the attention mask, so that left padding has no effect.
 
-    TRL does not pass `position_ids` (huggingface/trl#6800). Those that `generate` passes are not changed.
+    TRL does not pass `position_ids` (huggingface/trl#6800). The `position_ids` that `generate` passes are not changed.
     """
     inner = text_model(model)
     own = inner.forward.__func__
@@ -123,8 +123,8 @@ def depends_on_batch(
         log_probs: function that computes log π as the trainer does.
         sequences: token ids of two sequences. The longer sequence is first.
         temperature: divisor of the logits.
-        is_half: whether the forward rounds to bfloat16 or float16.
-        autocast: context of the trainer's forward.
+        is_half: whether the forward pass rounds to bfloat16 or float16.
+        autocast: context of the trainer's forward pass.
 
     Raises:
         ValueError: log π differs between training and evaluation mode, or from log π of the logits.

@@ -226,13 +226,13 @@ def fingerprints(dataset: Dataset, needs_N: NDArray[np.bool_]) -> set[str]:
 
 
 def check_fingerprints(found: set[str], model: str) -> None:
-    """Raise a ValueError if log μ was computed by another model than `model`, or at another temperature."""
+    """Raise a ValueError if log μ was computed by a model other than `model`, or at another temperature."""
     if not (others := found - {model}):
         return
     other = sorted(others)[0]
     if other.partition("@")[0] == model.partition("@")[0]:
         raise ValueError(
-            f"Column `mu_logps` was computed at another temperature than log π: mu_fingerprint {other}, and "
+            f"Column `mu_logps` was not computed at the temperature of log π: mu_fingerprint {other}, and "
             f"the model in training has {model} (the number after @; 1 without one). Give the rows the column "
             "`temperature` that they had then, or remove mu_logps and mu_fingerprint, and log μ is computed."
         )
@@ -271,7 +271,7 @@ def _what_is_wrong(mu_logps: object, tokens: int, args: TOPRConfig | OfflineTOPR
 
 
 def _order(rows: Dataset, prompts_together: bool) -> NDArray[np.int64]:
-    """Return an order with neighbors of similar length or of the same prompt. The longest rows come first."""
+    """Return an order in which rows of similar length or of the same prompt are adjacent, longest rows first."""
     lengths = lengths_of(rows)
     if not prompts_together:
         return np.argsort(-lengths, kind="stable")
@@ -287,7 +287,7 @@ def _per_token_logps(
 ) -> list[list[float]]:  # fmt: skip
     """Compute the log-probabilities of the completions' tokens, in the order of the rows, on every process.
 
-    Each process computes a part of the rows, in batches of neighbors in `order`.
+    Each process computes a part of the rows, in batches of rows that are adjacent in `order`.
     """
     loader = DataLoader(rows.select(order), batch_size=batch_size, collate_fn=collate)
     computed: list[list[float]] = []
@@ -339,7 +339,7 @@ def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
     """
     if not path.is_file():
         raise ValueError(
-            f"log μ of the run to resume is missing: {path}. It is of the weights that the run started with, so it "
+            f"log μ of the run to resume is missing: {path}. It needs the weights that the run started with, so it "
             "cannot be computed now. Put the file back, or start again."
         )
     try:

@@ -49,7 +49,7 @@ class RowMetrics:
             weights_B: (B,) weights.
             log_ratio_B: (B,) log-ratios, in nats.
             rewards_B: (B,) R.
-            idle: number of rows with R = 0 that the forward did not compute. They get weight 1, and NaN for the ratio
+            idle: number of rows with R = 0 that the forward pass skipped. They get weight 1, and NaN for the ratio
                 and log π.
             logps_B2: (B, 2) log π: mean per token, and sum of each completion. None if it is unknown.
         """

@@ -49,7 +49,7 @@ def _whose_log_mu(args: TOPRArguments, offline: bool) -> str:
         return "as the sampler reported it"
     if offline:
         return (
-            "of the model that training started from, a proxy where another model wrote the rows and they brought no "
+            "of the model that training started from, a proxy where another model wrote the rows and they have no "
             "`mu_logps`"
         )
     return "computed by the trainer"

@@ -113,7 +113,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
     data_collator: Any
     _scored: dict[str, ScoredRows]  # datasets that are not prepared yet
     _evaluation_baseline: dict[str, float | None] = {}  # settings that evaluation sets have instead of those in `args`
-    _temperature: float  # temperature at which log π is computed, which is that of the training set
+    _temperature: float  # temperature of the training set, at which log π is computed
     _sampler_reported: bool  # whether the training set has log-probabilities of its sampler
     _prepared = 0  # number of prepared datasets, which becomes the column `dataset` of their rows
 
@@ -183,7 +183,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self._said_of_training = (
             f"rows of a prompt are read in groups of up to {together}, which saves at least {saved:.0%} of the tokens."
             if self._keep_together
-            else "training keeps the order of rows, so a prompt is shared only where its rows are already neighbors."
+            else "training keeps the order of rows, so a prompt is shared only where its rows are already adjacent."
         )
         if self._is_checked:
             self._check_sharing(self.model)
@@ -345,7 +345,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         self._plan_log_mu({"train": self.train_dataset, **_by_name(self.eval_dataset)}, checkpoint is not None)
         if "train" in self._log_mu.planned and not self._sampler_reported:
             say(
-                "log μ is that of the model which starts training. If another model wrote the rows, that is a proxy: "
+                "log μ is computed with the starting model. If another model wrote the rows, that is a proxy: "
                 "give them mu_logps, or sampler_logps and log_mu='sampler', if you have them.",
                 self.args,
             )

@@ -2,11 +2,11 @@
 
 The trainer reuses TRL's GRPO loss. With its ratio switched off, this loss has the gradient of `-A · log π(y|x) / |y|`.
 With `A = w · R` it is Algorithm 1, and TRL's other terms (KL, entropy, mixture of experts) stay. The weight w depends
-on log π, so the trainer computes it inside TRL's loss, right after TRL's forward. A step calls, in this order:
+on log π, so the trainer computes it inside TRL's loss, right after TRL's forward pass. A step calls, in order:
 
 1. `_generate_and_score_completions`, which computes R, chooses rows and adds replayed rows,
 2. `_compute_loss`, which calls TRL's loss,
-3. `_get_per_token_logps_and_entropies`, which is TRL's forward inside the loss, and
+3. `_get_per_token_logps_and_entropies`, which is TRL's forward pass inside the loss, and
 4. `_write_weighted_rewards`, which writes `w · R` into the batch.
 
 These methods communicate through keys in TRL's batch of N rows:
@@ -276,7 +276,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
                 self._check_sharing(self.model)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """Return TRL's micro-batch. With shared prompts, the rows of a prompt are neighbors in an optimizer step."""
+        """Return TRL's micro-batch. With shared prompts, the rows of a prompt are adjacent in an optimizer step."""
         before = self._buffered_inputs
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
         # These terms of TRL's loss depend on which rows share a micro-batch, so the rows keep their places.
@@ -318,8 +318,8 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         train = self.model.training
-        # For a batch that is used several times, TRL computes log μ with an extra forward. If the first use is one
-        # optimizer step, the forward of that step already computes log μ. So TRL is told that the batch is used once.
+        # For a batch that is used several times, TRL computes log μ with an extra forward pass. If the first use is
+        # one optimizer step, its forward pass already computes log μ. So TRL is told that the batch is used once.
         uses = self.num_iterations  # type: ignore[has-type]  # TRL's, without a type
         self.num_iterations = 1
         try:
@@ -390,7 +390,7 @@ class TOPRTrainer(ReplayMixin, GRPOTrainer):
         return raw.masked_fill(rewards.isnan().all(dim=1) | masked, torch.nan)
 
     def _compose(self, raw_rewards: Tensor, train: bool) -> tuple[NDArray[np.float64], Curated]:
-        """Compute R and choose the rows of a generation batch, equally on every process and anew in each step."""
+        """Compute R and choose the rows of a generation batch. The choice is the same on all processes."""
         raw = raw_rewards.cpu().double().numpy()
         changes: dict[str, Any] = {} if train else {"rule": "none"}
         share = self.args.effective_positive_share

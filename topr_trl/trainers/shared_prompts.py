@@ -1,8 +1,8 @@
 """Compute a prompt once for all of its completions in a batch.
 
-The module replaces the forward of a model. A call with TRL's fused head is computed in another layout, and the outputs
-have the layout of the call. So the collator and the trainers do not depend on it. In the internal layout, the rows of
-the batch form one sequence without padding:
+The module replaces the method `forward` of a model. A call with TRL's fused head is computed in another layout, and the
+outputs have the layout of the call. So the collator and the trainers do not depend on the internal layout, in which the
+rows of the batch form one sequence without padding:
 
     [shared | branch | branch | ...] [shared | branch | ...] ...
 
@@ -175,7 +175,7 @@ def build_layout(
 
 
 class SharedPrompts:
-    """Compute common prefixes of rows once in the forward of a model.
+    """Compute common prefixes of rows once in the forward pass of a model.
 
     A new instance replaces the one that is installed in the model.
 
@@ -208,7 +208,7 @@ class SharedPrompts:
         setattr(model, _INSTALLED, self)
 
     def remove(self) -> None:
-        """Restore the forward and the attention of the model. The forward must not have been wrapped since."""
+        """Restore `forward` and the attention of the model. `forward` must not have been wrapped since."""
         self._hook.remove()
         self.model.forward = self._forward
         self.model.set_attn_implementation(self._base)
@@ -216,7 +216,7 @@ class SharedPrompts:
 
     @property
     def computed_part(self) -> float:
-        """Number of tokens that the last forward computed, divided by the number of tokens of its rows."""
+        """Number of tokens that the last forward pass computed, divided by the number of tokens of its rows."""
         return 1.0 if self.layout is None else self.layout.input_ids.numel() / self.layout.tokens
 
     def _shared_forward(self) -> Any:
@@ -268,7 +268,7 @@ def remove_shared_prompts(model: nn.Module) -> None:
 
 
 def prompts_together(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Reorder the rows of TRL's micro-batches, so that rows of a prompt are neighbors.
+    """Reorder the rows of TRL's micro-batches, so that rows of a prompt are adjacent.
 
     Args:
         batches: micro-batches of equal size and width, from one generation batch of text.
@@ -339,7 +339,7 @@ def why_not_shared(shared: SharedPrompts, wrapped: nn.Module, device: torch.devi
     return None if gap <= tolerance else f"log π differs by {gap:.2g} nats per token"
 
 
-# Functions that the model calls in its forward.
+# Functions that the model calls in its forward pass.
 
 
 def _mask(base: str, **kwargs: Any) -> Any:

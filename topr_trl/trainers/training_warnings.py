@@ -17,10 +17,10 @@ def warn_if_dead(share: float, step: int, steps: int, first_log: int) -> bool:
         return False
     warn_user(
         f"{share:.0%} of the negatives have a weight under {DEAD_WEIGHT:g} at step {step} of {steps} and "
-        "contribute almost nothing: by log μ, the model in training is far from the one that wrote them. If so, a "
-        "lower learning rate or fewer updates on the same rows keep them longer. If not, look at where log μ comes "
-        "from: log-probabilities of a truncated distribution (top_k, top_p), of another temperature or with the noise "
-        "of another engine add up over long completions. See docs/metrics.md."
+        "contribute almost nothing: according to log μ, the model in training is far from the model that wrote them. "
+        "If this is true, use a lower learning rate or fewer updates on the same rows. If not, check the source of "
+        "log μ: small errors add up over long completions, for instance from top_k or top_p, another temperature, or "
+        "the rounding of another engine. See docs/metrics.md."
     )
     return True
 
@@ -35,9 +35,9 @@ def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float
 
     Args:
         mu_logps (`list[list[float]]`):
-            log μ by the trainer, for N completions with one value per token.
+            log μ from the trainer, for N completions with one value per token.
         sampler_logps (`list[list[float] | None]`):
-            Log-probabilities by the sampler, for the same completions. `None` if the sampler reported none.
+            Log-probabilities from the sampler, for the same completions. `None` if the sampler reported none.
 
     Returns:
         `dict[str, float]`: absolute differences in nats. `token` is the mean over tokens, and `token_max` the maximum.
@@ -48,8 +48,8 @@ def sampler_distance(mu_logps: list[list[float]], sampler_logps: list[list[float
     cut = [len(s) for m, s in pairs if len(m) != len(s)]
     if cut:
         warn_user(
-            f"{len(cut)} of {len(pairs)} rows have sampler_logps of another length than their completion_ids: other "
-            "tokens are trained on than the sampler wrote. Keep the sampler's completion_ids with the rows."
+            f"{len(cut)} of {len(pairs)} rows have sampler_logps and completion_ids of different lengths, so "
+            "training uses other tokens than the sampler wrote. Keep the sampler's completion_ids with the rows."
         )
     pairs = [(m, s) for m, s in pairs if len(m) == len(s) > 0]
     if not pairs:

@@ -125,8 +125,8 @@ _LEFT_OUT = {
     "masked": ("sample was masked in the loss and is left out", "samples were masked in the loss and are left out"),
     "ungraded": ("generation was not graded and is left out", "generations were not graded and are left out"),
     "frozen": (
-        "run is of an agent that was not trained and is left out",
-        "runs are of agents that were not trained and are left out",
+        "run comes from an agent that was not trained and is left out",
+        "runs come from agents that were not trained and are left out",
     ),
     "evaluated": (
         "run comes from an evaluation and is left out",
@@ -193,9 +193,9 @@ def _describe_rewards(rewards: list[tuple[float, int]] | list[float]) -> str:
 def _describe_turns(rows: int, completion: str) -> str:
     have = "row has several turns of the model" if rows == 1 else "rows have several turns of the model"
     if completion == LAST_TURN:
-        return f"{rows:,} {have}, and the last one alone is learned."
+        return f"{rows:,} {have}, and only the last one is learned."
     return (
-        f"{rows:,} {have}, which all get the reward of the row. If the reward is of the last turn alone, set "
+        f"{rows:,} {have}, which all get the reward of the row. If the reward is for the last turn alone, set "
         "--completion last_turn."
     )
 

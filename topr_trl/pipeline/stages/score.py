@@ -55,7 +55,7 @@ class Score(Stage[ScoreArguments]):
 
     def __init__(self, args: ScoreArguments) -> None:
         super().__init__(args)
-        # A loop makes its stages when it starts, so it notices if a function changes meanwhile.
+        # A loop makes its stages when it starts, so it notices if a function changes during the run.
         self._code = None if args.reward_funcs is None else code_fingerprint(args.reward_funcs)
 
     def needs_process(self, in_thread: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Store rows of earlier generation batches for replay, with log μ from their first forward."""
+"""Store rows of earlier generation batches for replay, with log μ from their first forward pass."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +22,7 @@ class ReplayRow:
         completion_ids (`torch.Tensor`):
             Token ids of the completion, shape (T,) with T >= 1, int32.
         written (`torch.Tensor`):
-            Whether the model wrote each token, shape (T,), bool. It did not write the results of tools.
+            Whether the model wrote each token, shape (T,), bool. It did not write tool results.
         mu_logps (`torch.Tensor`):
             log μ of each token in nats, shape (T,), float32. 0 for a token that the model did not write.
         reward (`float`):
@@ -59,9 +59,9 @@ class ReplayRow:
 class ReplayBuffer:
     """Buffer of the rows that one process can replay.
 
-    The trainer calls `begin` with each generation batch, `note` after each forward, and `settle` before the next batch.
-    `settle` adds the rows whose log μ is known from a forward. It never adds a row with R = 0, and removes negatives
-    with a weight below `DEAD_WEIGHT`.
+    The trainer calls `begin` with each generation batch, `note` after each forward pass, and `settle` before the next
+    batch. `settle` adds the rows whose log μ is known from a forward pass. It never adds a row with R = 0, and removes
+    negatives with a weight below `DEAD_WEIGHT`.
 
     Example:
 
@@ -92,7 +92,7 @@ class ReplayBuffer:
     rows: list[ReplayRow]
     _fresh: dict[str, Tensor]  # current generation batch
     _step: int
-    _awaited: set[int]  # numbers of fresh rows without a forward so far
+    _awaited: set[int]  # numbers of fresh rows without a forward pass so far
     _logps: dict[int, tuple[Tensor, int]]  # tensor and index of log μ, by the number of the fresh row
     _weights: list[tuple[list[int], Tensor]]
 
@@ -124,7 +124,7 @@ class ReplayBuffer:
         self._step, self._awaited, self._logps = step, set(batch["topr_rows"].tolist()), {}
 
     def note(self, numbers_B: Tensor, mu_logps_BT: Tensor, weights_B: Tensor) -> None:
-        """Record log μ and weights of a forward, without waiting for the device.
+        """Record log μ and weights of a forward pass, without waiting for the device.
 
         Args:
             numbers_B: (B,) row numbers.
@@ -133,14 +133,14 @@ class ReplayBuffer:
         """
         numbers = numbers_B.tolist()
         places = [place for place, number in enumerate(numbers) if number in self._awaited]
-        if places:  # The first forward of a row computes its log μ.
+        if places:  # The first forward pass of a row computes its log μ.
             kept = mu_logps_BT[places].detach().float()
             self._logps |= {numbers[place]: (kept, k) for k, place in enumerate(places)}
             self._awaited -= {numbers[place] for place in places}
         self._weights.append((numbers, weights_B.detach().float()))
 
     def settle(self) -> None:
-        """Add the rows that had a forward since `begin`, and update the weights of all rows."""
+        """Add the rows that had a forward pass since `begin`, and update the weights of all rows."""
         weights: dict[int, float] = {}
         for numbers, weights_B in self._weights:
             weights |= dict(zip(numbers, weights_B.tolist(), strict=True))
@@ -188,7 +188,7 @@ class ReplayBuffer:
         return {"rows": [vars(row) for row in self.rows]}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Replace all rows by those of a checkpoint."""
+        """Replace all rows with the rows of a checkpoint."""
         self.rows = [ReplayRow(**row) for row in state["rows"]]
         self._fresh, self._awaited, self._logps, self._weights = {}, set(), {}, []
 

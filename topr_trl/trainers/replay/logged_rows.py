@@ -23,7 +23,7 @@ def read_logged(dataset: object, temperature: float) -> ScoredRows:
 
     Raises:
         TypeError: the rows are not a `datasets.Dataset`.
-        ValueError: a row is malformed, has several parts, or was sampled at another temperature.
+        ValueError: a row is malformed or was sampled at another temperature, or a trajectory has several rows.
     """
     scored = ScoredRows.read(_NAME, dataset)
     temperature_of({_NAME: scored.rows}, temperature)
@@ -40,9 +40,9 @@ def logged_rows(
 ) -> tuple[list[ReplayRow], set[str]]:
     """Return logged rows for the buffer, and the fingerprints of the models that computed their log μ.
 
-    The numbers of the rows precede those of all generated rows. Log μ is the column `mu_logps`, or `sampler_logps` with
-    `log_mu="sampler"`. A sum over the completion is divided equally among its tokens. Log μ is NaN without such a
-    column, and for rows whose weight does not depend on it.
+    The row numbers are negative, so logged rows count as older than all generated rows. Log μ is the column `mu_logps`,
+    or `sampler_logps` with `log_mu="sampler"`. A sum over the completion is divided equally among its tokens. Log μ is
+    NaN without such a column, and for rows whose weight does not depend on it.
 
     Args:
         scored: rows from `read_logged`.

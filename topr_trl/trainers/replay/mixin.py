@@ -70,7 +70,7 @@ class ReplayMixin(TOPRMixin):
         own = np.random.default_rng(args.seed).permutation(len(rows))[process::processes]
         buffer.add([rows[place] for place in own])
         logged_too = f" or {len(rows):,} logged rows" if rows else ""
-        self._rows_trained_on += f"; {args.replay_share:.0%} of a step's rows are of earlier batches{logged_too}"
+        self._rows_trained_on += f"; {args.replay_share:.0%} of a step's rows come from earlier batches{logged_too}"
 
     def _before_training(self, checkpoint: Path | None) -> None:
         super()._before_training(checkpoint)
@@ -80,11 +80,11 @@ class ReplayMixin(TOPRMixin):
             self._replay.count_from_here()
 
     def _with_replayed_rows(self, batch: dict[str, Any], chosen: int) -> dict[str, Any]:
-        """Return the local generation batch, followed by replayed rows. Their number is equal on all processes.
+        """Return the local generation batch, followed by replayed rows, as many on each process.
 
         Args:
             batch: TRL's generation batch of this process.
-            chosen: number of fresh rows that count, over all processes.
+            chosen: number of fresh rows chosen for training, over all processes.
         """
         buffer = self._replay
         if buffer is None:
@@ -115,7 +115,7 @@ class ReplayMixin(TOPRMixin):
                 "those so far.",
                 args,
             )
-        # With `topr_scale`, the loss is the mean over the rows that count and the replayed rows.
+        # With `topr_scale`, the loss is the mean over the chosen and the replayed rows.
         scale = (fresh + count) * processes / (chosen + count * processes)
         batch = with_rows(batch, rows, self._tokenizer.pad_token_id, args.pad_to_multiple_of)
         return {**batch, "topr_scale": torch.tensor(scale, device=self.accelerator.device)}
@@ -132,7 +132,7 @@ class ReplayMixin(TOPRMixin):
         unknown = buffer.without_log_mu(self.args.limits)
         one = torch.tensor([pad])
         blank = ReplayRow(one, one, one == pad, torch.zeros(1), reward=0.0, number=0, step=0)
-        # With sharded weights, all processes must run as many forwards as the process with the most rows.
+        # With sharded weights, all processes must run as many forward passes as the process with the most rows.
         starts = range(0, max(self._of_all(len(unknown))), size)
         computed: dict[int, Tensor] = {}
         was_training = self.model.training
@@ -178,9 +178,7 @@ class ReplayMixin(TOPRMixin):
         states = [_read_rows(files[number]) for number in wanted if number in files]
         if len(states) < max(len(wanted), 1):
             what = "only a part of the rows" if states else "no rows"
-            warn_user(
-                f"{checkpoint} has {what} that could be used again (replay_*.pt). Training goes on with new ones."
-            )
+            warn_user(f"{checkpoint} has {what} for replay (replay_*.pt). Training continues with new rows.")
         if states:
             rows = sorted((row for state in states for row in state["rows"]), key=lambda row: row["number"])
             self._replay.load({"rows": rows if saved == processes else rows[process::processes]})
