@@ -25,9 +25,11 @@ from topr_trl.data.tokenization import tokenize_row
 from topr_trl.data.trajectories import rollouts_of
 from topr_trl.evaluation.off_policy import off_policy_values
 from topr_trl.importing import FORMATS
+from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.recognition import format_of
-from topr_trl.importing.record_to_rows import ReadingArguments, RecordReader
-from topr_trl.importing.records import count_records, read_records, to_table
+from topr_trl.importing.record_files import count_records, read_records
+from topr_trl.importing.record_to_rows import RecordReader
+from topr_trl.importing.row_table import to_table
 from topr_trl.pipeline import trial_split as held_out
 from topr_trl.pipeline.settings import TrialArguments
 from topr_trl.pipeline.trial import ARMS

@@ -9,16 +9,9 @@ from topr_trl import load_rows
 from topr_trl.cli import main
 from topr_trl.importing import FORMATS
 from topr_trl.importing.completions import holds_completion, last_turn, turns_of, without_unknown_logps
-from topr_trl.importing.record_to_rows import ReadingArguments
-from topr_trl.importing.records import (
-    LeftOut,
-    NotOfFormat,
-    Unusable,
-    finish_reason,
-    message,
-    row_of_run,
-    template_columns,
-)
+from topr_trl.importing.format import LeftOut, NotOfFormat, Unusable
+from topr_trl.importing.openai_messages import finish_reason, message, row_of_run, template_columns
+from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.pipeline.stages.import_ import _LEFT_OUT
 
 USER, ANSWER = {"role": "user", "content": "6*7?"}, {"role": "assistant", "content": "42"}

@@ -10,7 +10,7 @@ from test_logs_of_apis import turns
 from topr_trl import load_rows
 from topr_trl.cli import main
 from topr_trl.importing import inspect_logs, lm_eval, openhands_output
-from topr_trl.importing.records import NotOfFormat
+from topr_trl.importing.format import NotOfFormat
 
 WRITTEN = Path(__file__).parent / "written"  # by the formats' own programs, which are kept beside the files
 LEGS = {"name": "legs", "arguments": '{"animal": "cat"}'}

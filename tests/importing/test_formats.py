@@ -12,8 +12,10 @@ from topr_trl import OfflineTOPRConfig, OfflineTOPRTrainer, load_rows
 from topr_trl.cli import main
 from topr_trl.data.tables import from_table
 from topr_trl.importing import FORMATS
-from topr_trl.importing.record_to_rows import ReadingArguments, RecordReader
-from topr_trl.importing.records import LeftOut, NotOfFormat, Unrewarded, to_table
+from topr_trl.importing.format import LeftOut, NotOfFormat, Unrewarded
+from topr_trl.importing.reading_settings import ReadingArguments
+from topr_trl.importing.record_to_rows import RecordReader
+from topr_trl.importing.row_table import to_table
 
 WRITTEN = Path(__file__).parent / "written"  # by the formats' own programs, which are kept beside the files
 

@@ -6,7 +6,7 @@ import pytest
 from test_openai_chat import imported as imported_as
 
 from topr_trl.importing import nemo_gym, responses_api, sharegpt, text_completions
-from topr_trl.importing.records import NotOfFormat
+from topr_trl.importing.format import NotOfFormat
 
 TOOL = {"type": "function", "name": "legs", "description": "Legs.", "parameters": {"type": "object"}, "strict": True}
 ASKED = {"role": "user", "content": [{"type": "input_text", "text": "How many legs?"}]}

@@ -11,7 +11,7 @@ from test_evaluations import imported
 from test_logs_of_apis import turns
 
 from topr_trl.importing import langfuse, langsmith, opentelemetry
-from topr_trl.importing.records import NotOfFormat
+from topr_trl.importing.format import NotOfFormat
 
 WRITTEN = Path(__file__).parent / "written"
 LEGS = {"name": "legs", "arguments": '{"animal": "cat"}'}

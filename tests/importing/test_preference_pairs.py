@@ -2,8 +2,8 @@
 
 import pytest
 
+from topr_trl.importing.format import NotOfFormat
 from topr_trl.importing.preference_pairs import rows
-from topr_trl.importing.records import NotOfFormat
 
 ASKED, RIGHT, WRONG = ({"role": role, "content": text} for role, text in (("user", "3 + 4?"), ("assistant", "7"),
                                                                              ("assistant", "8")))  # fmt: skip

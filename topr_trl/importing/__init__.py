@@ -23,7 +23,7 @@ from topr_trl.importing import (
     verifiers_results,
     verl,
 )
-from topr_trl.importing.records import Format
+from topr_trl.importing.format import Format
 
 FORMATS: dict[str, Format] = {
     "graded": graded.FORMAT, "inspect": inspect_logs.FORMAT, "langfuse": langfuse.FORMAT,

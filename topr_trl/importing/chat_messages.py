@@ -1,6 +1,8 @@
 """Read runs as lists of messages, one run per line: `{"messages": [...], "tools": [...], "reward": 1}`."""
 
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, message, row_of_run, template_columns
+from topr_trl.importing.format import Format, NotOfFormat, Record
+from topr_trl.importing.openai_messages import message, row_of_run, template_columns
+from topr_trl.importing.row_table import Row
 
 # Fields that can hold the model's answer to the messages.
 _ANSWERS = ("response", "responses", "choices", "completion", "output")

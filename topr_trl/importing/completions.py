@@ -4,7 +4,8 @@ import math
 
 from topr_trl.data.rendering import is_learned
 from topr_trl.data.rows import ROLLOUT
-from topr_trl.importing.records import Row, Unusable
+from topr_trl.importing.format import Unusable
+from topr_trl.importing.row_table import Row
 
 
 def holds_completion(row: Row) -> bool:

@@ -1,6 +1,8 @@
 """Read public datasets with several graded generations per problem, such as OpenR1-Math-220k."""
 
-from topr_trl.importing.records import Format, LeftOut, NotOfFormat, Record, Row, finish_reason
+from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record
+from topr_trl.importing.openai_messages import finish_reason
+from topr_trl.importing.row_table import Row
 
 _REQUIRED = ("problem", "generations", "correctness_math_verify")
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from topr_trl.importing import FORMATS
-from topr_trl.importing.records import NotOfFormat, Record, Row, message
+from topr_trl.importing.format import NotOfFormat, Record
+from topr_trl.importing.openai_messages import message
+from topr_trl.importing.row_table import Row
 from topr_trl.settings.checks import check_choice
 
 # Tokens that start a turn in common chat templates. A user's question does not contain them.

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
+from topr_trl.importing.format import Format, LeftOut, Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other
-from topr_trl.importing.records import Format, LeftOut, Record, Row, Unusable, finish_reason, tools_as_json
+from topr_trl.importing.openai_messages import finish_reason, tools_as_json
+from topr_trl.importing.row_table import Row
 
 _ATTACHED = "attachment://"
 _VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
+from topr_trl.importing.format import Format, LeftOut, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.openai_messages import message, text_or_messages, tools_as_json
 from topr_trl.importing.prompt_tables import check_roles
-from topr_trl.importing.records import Format, LeftOut, Record, Row, Unusable, message, text_or_messages, tools_as_json
+from topr_trl.importing.row_table import Row
 
 _NOT_A_COMPLETION = ("SPAN", "EVENT", "TOOL", "CHAIN", "AGENT", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
 

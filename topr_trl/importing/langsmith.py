@@ -3,17 +3,10 @@
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
+from topr_trl.importing.format import Format, LeftOut, Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other, parsed_json, split_parts
-from topr_trl.importing.records import (
-    Format,
-    LeftOut,
-    Record,
-    Row,
-    Unusable,
-    finish_reason,
-    text_or_messages,
-    tools_as_json,
-)
+from topr_trl.importing.openai_messages import finish_reason, text_or_messages, tools_as_json
+from topr_trl.importing.row_table import Row
 
 _ROLES = {
     "human": "user", "HumanMessage": "user", "user": "user", "ai": "assistant", "AIMessage": "assistant",

@@ -3,7 +3,9 @@
 import json
 from typing import Any
 
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, Unusable, text_or_messages
+from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable
+from topr_trl.importing.openai_messages import text_or_messages
+from topr_trl.importing.row_table import Row
 
 _OF_SAMPLE = frozenset({
     "doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics", "doc_hash", "prompt_hash",

@@ -4,7 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from topr_trl.importing.records import Row, Unusable, message
+from topr_trl.importing.format import Unusable
+from topr_trl.importing.openai_messages import message
+from topr_trl.importing.row_table import Row
 
 _TEXT = ("text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text")
 _THINKING = ("reasoning", "thinking")

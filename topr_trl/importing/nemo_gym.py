@@ -3,8 +3,9 @@
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.records import Format, LeftOut, Record, Row
+from topr_trl.importing.format import Format, LeftOut, Record
 from topr_trl.importing.responses_api import row_of_response
+from topr_trl.importing.row_table import Row
 from topr_trl.importing.verifiers_results import join_turns
 
 

@@ -1,6 +1,7 @@
 """Read NeMo-RL's `train_data_step{N}.jsonl`."""
 
-from topr_trl.importing.records import Format, LeftOut, Record, Row
+from topr_trl.importing.format import Format, LeftOut, Record
+from topr_trl.importing.row_table import Row
 
 
 def rows(record: Record) -> list[Row | LeftOut]:

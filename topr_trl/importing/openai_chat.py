@@ -4,17 +4,9 @@ LiteLLM logs a response beside the messages of its request, with the other setti
 """
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.records import (
-    Format,
-    LeftOut,
-    NotOfFormat,
-    Record,
-    Row,
-    Unusable,
-    finish_reason,
-    message,
-    template_columns,
-)
+from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
+from topr_trl.importing.openai_messages import finish_reason, message, template_columns
+from topr_trl.importing.row_table import Row
 from topr_trl.importing.text_completions import body_and_request, ids_in
 
 

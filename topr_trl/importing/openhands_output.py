@@ -5,8 +5,10 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other, text_of
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, Unusable, message, row_of_run, tools_as_json
+from topr_trl.importing.openai_messages import message, row_of_run, tools_as_json
+from topr_trl.importing.row_table import Row
 
 _OWN_WORDS = ("message", "finish", "think")  # actions of the agent that may come without a tool call
 _SILENT = ("change_agent_state", "null", "recall", "agent_state_changed", "condensation_request", "loop_recovery")

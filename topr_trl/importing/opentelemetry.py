@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
+from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other, parsed_json
-from topr_trl.importing.records import Format, LeftOut, NotOfFormat, Record, Row, Unusable, finish_reason, tools_as_json
+from topr_trl.importing.openai_messages import finish_reason, tools_as_json
+from topr_trl.importing.row_table import Row
 
 _INPUT, _OUTPUT, _SYSTEM = "gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions"
 _TOOLS, _REASONS = "gen_ai.tool.definitions", "gen_ai.response.finish_reasons"

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
+from topr_trl.importing.openai_messages import tools_as_json
 from topr_trl.importing.prompt_tables import PROMPTS, column_of, normalized, plain, with_system
-from topr_trl.importing.records import Format, LeftOut, NotOfFormat, Record, Row, Unusable, tools_as_json
+from topr_trl.importing.row_table import Row
 
 _MARKERS = ("\n\nAssistant:", "<|im_start|>assistant\n", "<|assistant|>\n", "[/INST]")  # start of the model's text
 

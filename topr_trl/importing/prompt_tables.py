@@ -5,7 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, Unusable, finish_reason, text_or_messages
+from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable
+from topr_trl.importing.openai_messages import finish_reason, text_or_messages
+from topr_trl.importing.row_table import Row
 
 PROMPTS = ("prompt", "question", "instruction", "input", "query", "user_message", "user_input", "human", "problem",
            "message")  # fmt: skip

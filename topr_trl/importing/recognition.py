@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from topr_trl.importing import FORMATS
+from topr_trl.importing.format import Record
 from topr_trl.importing.message_parts import parsed_json
 from topr_trl.importing.prompt_tables import COMPLETIONS, PROMPTS, has_columns, normalized
-from topr_trl.importing.records import Record, parsed, read_records
+from topr_trl.importing.record_files import parsed, read_records
 
 _RECORDS = 20  # number of records to look at
 _SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")

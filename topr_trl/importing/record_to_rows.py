@@ -3,127 +3,32 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from topr_trl.data.rows import LARGEST_REWARD, ROLLOUT, hash_prompts
-from topr_trl.data.sampler_logps import LOGPROBS_MODE, LOGPROBS_MODES, TEMPERATURE
+from topr_trl.data.rows import ROLLOUT, hash_prompts
+from topr_trl.data.sampler_logps import LOGPROBS_MODE, TEMPERATURE
 from topr_trl.data.trajectories import Rollouts
 from topr_trl.importing import FORMATS
 from topr_trl.importing.completions import check_last_turn, holds_completion, last_turn, turns_of, without_unknown_logps
+from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unrewarded, Unusable
 from topr_trl.importing.input_settings import (
     LAST_TURN,
     InputArguments,
     as_chat,
-    as_number,
     check_not_rendered,
     with_named_fields,
 )
 from topr_trl.importing.message_parts import parsed_json
+from topr_trl.importing.openai_messages import has_broken_call
+from topr_trl.importing.reading_settings import ReadingArguments
 from topr_trl.importing.recognition import format_of, messages_fields, recognize
-from topr_trl.importing.records import (
-    Format,
-    LeftOut,
-    NotOfFormat,
-    Record,
-    Row,
-    Unrewarded,
-    Unusable,
-    files_of,
-    has_broken_call,
-    parsed,
-    read_records,
-)
-from topr_trl.settings.checks import check_choice, check_types, existing
-
-
-@dataclass
-class ReadingArguments(InputArguments):
-    """Settings for reading records of other systems."""
-
-    rewards: str | None = field(
-        default=None,
-        metadata={"help": "File of rewards: one JSON object per line with id and reward. See --id_field."},
-    )
-    requests: str | None = field(
-        default=None,
-        metadata={"help": "Input file of a batch (OpenAI, vLLM), whose requests are matched by custom_id."},
-    )
-    where: list[str] | None = field(
-        default=None, metadata={"help": "Read only records with these values, such as filter=strict-match."}
-    )
-    id_field: str = field(default="id", metadata={"help": "Field of a record that matches an id in --rewards."})
-    problem_field: str | None = field(
-        default=None,
-        metadata={"help": "Field with the id of the problem. Default: the format's field, or a hash of the prompt."},
-    )
-    rollout_field: str | None = field(
-        default=None,
-        metadata={"help": "Field with the id of the run, if each record is one request of a longer run."},
-    )
-    temperature: float | None = field(
-        default=None, metadata={"help": "Sampling temperature of all rows. It replaces values in the files."}
-    )
-    logprobs_mode: str | None = field(
-        default=None,
-        metadata={
-            "help": "Kind of the logged log-probabilities: raw_logprobs (of the model) or processed_logprobs (after "
-            "temperature and filters)."
-        },
-    )
-    ignore_fields: list[str] | None = field(
-        default=None, metadata={"help": "Fields to ignore that the format does not have."}
-    )
-
-    def __post_init__(self) -> None:
-        check_types(self, ReadingArguments)
-        self.check_input()
-        self.where_values  # noqa: B018  # raises for a wrong pair
-        if self.format is not None:
-            self.check_format(self.format)
-        if self.temperature is not None and not 0 < self.temperature < float("inf"):
-            raise ValueError(f"temperature must be above 0, not {self.temperature}.")
-        if self.logprobs_mode is not None:
-            check_choice(self, logprobs_mode=LOGPROBS_MODES)
-        if self.rollout_field is not None and self.completion == LAST_TURN:
-            raise ValueError(
-                "completion='last_turn' and rollout_field: all turns of a run share one reward. Remove one of the two "
-                "settings."
-            )
-        for name in ("rewards", "requests"):
-            if getattr(self, name) is not None:
-                existing(getattr(self, name), f"--{name}")
-        if self.rewards is not None and self.reward_fields:
-            raise ValueError("rewards and reward_fields both set the reward of a record. Keep one of them.")
-
-    def check_format(self, name: str) -> None:
-        """Check that the settings fit a format.
-
-        Args:
-            name (`str`): Name of the format.
-
-        Raises:
-            ValueError: a setting has no effect with this format.
-        """
-        if self.ignore_fields and FORMATS[name].optional is None:
-            raise ValueError(f"ignore_fields: records of format {name} may have any fields. Remove ignore_fields.")
-        if self.rollout_field is not None and ROLLOUT in FORMATS[name].columns:
-            raise ValueError(f"rollout_field: a record of format {name} is a whole run. Remove rollout_field.")
-
-    @property
-    def where_values(self) -> dict[str, str]:
-        """Return the values that fields must have, by the name of the field.
-
-        Raises:
-            ValueError: a pair is not of the form field=value.
-        """
-        pairs = [pair.partition("=") for pair in self.where or ()]
-        if wrong := [name for name, is_pair, _ in pairs if not (name and is_pair)]:
-            raise ValueError(f"where must be pairs such as filter=strict-match, not {wrong[0]!r}.")
-        return {name: value for name, _, value in pairs}
+from topr_trl.importing.record_files import files_of, parsed
+from topr_trl.importing.record_rewards import RecordRewards, check_rewards, field_value, read_by_id, value_by_id
+from topr_trl.importing.row_table import Row
 
 
 class Part(NamedTuple):
@@ -174,29 +79,6 @@ class _Run:
     reward: float | None = None
 
 
-# Fields with numbers that no summary suggests as the reward.
-_NEVER_REWARDS = ("temperature", "top_p", "top_k", "seed", "n", "max_tokens", "chat_template_kwargs")
-
-
-def numbers_in(record: Any, inside: str = "") -> list[str]:
-    """Return the names of the fields of a record that hold a number or a bool, such as `reward` or `info.score`.
-
-    Fields that are never a reward, such as `temperature`, are left out.
-
-    Args:
-        record (`Any`): Record.
-        inside (`str`, *optional*): Prefix of the names, for fields of an inner record.
-    """
-    if not isinstance(record, dict):
-        return []
-    return [
-        name
-        for field, value in record.items()
-        for name in ([f"{inside}{field}"] if isinstance(value, int | float) else numbers_in(value, f"{inside}{field}."))
-        if field not in _NEVER_REWARDS
-    ]
-
-
 class RecordReader:
     """Reader that converts records of a format to rows.
 
@@ -211,18 +93,17 @@ class RecordReader:
         args.check_format(self.name)
         self.format: Format = FORMATS[self.name]
         self.chat = self.format.chat if args.chat is None else args.chat
-        self.labels, self.where = args.labels, args.where_values
+        self.where = args.where_values
         self.same: Any = None  # value of the field that must be the same in all records
-        self.rewards = _read_by_id(args.rewards, "id", "reward")
-        self.requests = _read_by_id(args.requests, "custom_id", "body")
+        self.rewards = RecordRewards(args, self.format)
+        self.requests = read_by_id(args.requests, "custom_id", "body")
         self.runs: dict[str, _Run] = {}
-        has_reward = self.format.rewards is not None or args.reward_fields or self.rewards is not None
         self._for_all = {
             name: value
             for name, value in ((TEMPERATURE, args.temperature), (LOGPROBS_MODE, args.logprobs_mode))
             if value
         }
-        named = {"problem_id": True, ROLLOUT: args.rollout_field, "reward": has_reward}
+        named = {"problem_id": True, ROLLOUT: args.rollout_field, "reward": self.rewards.exist}
         more = (name for name, is_there in named.items() if is_there)
         self.columns = tuple(dict.fromkeys((*self.format.columns, *more, *self._for_all)))
 
@@ -243,7 +124,7 @@ class RecordReader:
                 name = self._run_name(record)
                 run = self.runs.setdefault(name, _Run())
                 with suppress(Unrewarded):
-                    for reward in self._rewards(record, 1) or ():
+                    for reward in self.rewards.of(record, 1) or ():
                         if run.reward not in (None, reward):
                             raise NotOfFormat(
                                 f"its reward is {reward:g}, and an earlier record of run {name} has {run.reward:g}: "
@@ -336,7 +217,7 @@ class RecordReader:
         self.format.check(record, [*(args.ignore_fields or ()), *(name.partition(".")[0] for name in named)])
         if self.requests is None:
             return record
-        return {**record, "request": _value_by_id(self.requests, record, "custom_id", "--requests", NotOfFormat)}
+        return {**record, "request": value_by_id(self.requests, record, "custom_id", "--requests", NotOfFormat)}
 
     def _with_names_of_format(self, record: Record) -> Record:
         """Return a record whose fields have the names of the format, and check the field that must be the same."""
@@ -346,7 +227,7 @@ class RecordReader:
             if len(fields) > 1:
                 raise NotOfFormat(f"{', '.join(fields)} may all hold its messages: name one with --messages_field")
             for name in fields:
-                record = {**record, "messages": parsed_json(_field_value(record, name, NotOfFormat))}
+                record = {**record, "messages": parsed_json(field_value(record, name, NotOfFormat))}
         if (same := self.format.same) is not None:
             value = record.get(same)
             if self.same not in (None, value):
@@ -385,7 +266,7 @@ class RecordReader:
             for row in rows:
                 row["problem_id"] = problem if self.args.problem_field else row.get("problem_id") or problem
         if "reward" in self.columns:
-            _check_rewards(rows)
+            check_rewards(rows)
         for row in rows:
             if not row.get("prompt") and not row.get("prompt_ids"):
                 raise Unusable("its prompt is empty")
@@ -404,12 +285,12 @@ class RecordReader:
     def _problem(self, record: Record, rows: Sequence[Row]) -> str:
         """Return the id of a record's problem, from `problem_field`, or from the first row: its id or its prompt."""
         if self.args.problem_field:
-            return str(_field_value(record, self.args.problem_field, NotOfFormat))
+            return str(field_value(record, self.args.problem_field, NotOfFormat))
         first = rows[0]
         return str(first.get("problem_id") or hash_prompts([first.get("prompt_ids") or first["prompt"]])[0])
 
     def _run_name(self, record: Record) -> str:
-        return str(_field_value(record, self.args.rollout_field or "", NotOfFormat))
+        return str(field_value(record, self.args.rollout_field or "", NotOfFormat))
 
     def _add_run(self, record: Record, found: Sequence[Row | LeftOut]) -> None:
         """Add the id, the problem and the reward of its run to the row of a record."""
@@ -427,89 +308,12 @@ class RecordReader:
 
     def _add_rewards(self, record: Record, rows: Sequence[Row | LeftOut]) -> None:
         rollouts = Rollouts.of([None if isinstance(row, LeftOut) else row.get(ROLLOUT) for row in rows])
-        rewards = self._rewards(record, len(rollouts.counts_R))
+        rewards = self.rewards.of(record, len(rollouts.counts_R))
         if rewards is not None:
             for n, reward in zip(rollouts.order_N, np.repeat(rewards, rollouts.counts_R), strict=True):
                 if not isinstance(row := rows[n], LeftOut):
                     row["reward"] = float(reward)
 
-    def _rewards(self, record: Record, rollouts: int) -> list[float] | None:
-        """Return one reward per rollout of a record. Return None if the rows of the format have their own rewards."""
-        if self.rewards is not None:
-            values = {"reward": _value_by_id(self.rewards, record, self.args.id_field, "--rewards", Unrewarded)}
-        elif self.args.reward_fields:
-            values = {name: _field_value(record, name, Unrewarded) for name in self.args.reward_fields}
-        elif self.format.rewards is None:
-            return None
-        elif len(values := self.format.rewards(record)) != 1:
-            which = (
-                f"{', '.join(values)} may all be the reward"
-                if values
-                else f"it has {', '.join(record)}, and none of these fields is a known reward"
-            )
-            raise NotOfFormat(f"{which}: name the fields to add up with --reward_fields")
-        # A reward function can return None for a completion that another function rewards.
-        numbers_by_name = {name: as_number(name, value, self.labels) for name, value in values.items()}
-        known = {name: value for name, value in numbers_by_name.items() if value is not None}
-        if not known:
-            raise Unrewarded(f"its reward is null ({', '.join(values)})")
-        by_rollout = {name: value if isinstance(value, list) else [value] for name, value in known.items()}
-        for name, numbers in by_rollout.items():
-            for number in numbers:
-                _check_number(name, number)
-            if len(numbers) != rollouts:
-                raise NotOfFormat(
-                    f"{name} holds {len(numbers)} reward(s) for {rollouts} completion(s): it must be a list with one "
-                    "reward per completion"
-                )
-        return [float(sum(numbers)) for numbers in zip(*by_rollout.values(), strict=True)]
-
 
 def _rows_in(found: Iterable[Row | LeftOut]) -> list[Row]:
     return [row for row in found if not isinstance(row, LeftOut)]
-
-
-def _check_rewards(rows: Sequence[Row]) -> None:
-    for row in rows:
-        if row.get("reward") is None:
-            raise Unrewarded("it has no reward")
-        _check_number("its reward", row["reward"])
-
-
-def _check_number(name: str, number: Any) -> None:
-    if not isinstance(number, int | float) or not abs(number) <= LARGEST_REWARD:
-        error = Unusable if isinstance(number, float) else NotOfFormat
-        raise error(f"{name} is {number!r}, and a reward must be a finite number")
-
-
-def _read_by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
-    """Return the values of the field `name` in a file of records, by the value of `by`. Return None without a file."""
-    if path is None:
-        return None
-    file, found = Path(path), {}
-    for place, raw in read_records(file):
-        record = parsed(raw)
-        if not isinstance(record, dict) or not {by, name} <= set(record) or not isinstance(record[by], str | int):
-            raise ValueError(f"{place} must be JSON with the fields {by} (text or a number) and {name}.")
-        if record[by] in found:
-            raise ValueError(f"{place} has the same {by} as an earlier line: {record[by]!r}. Remove one of the lines.")
-        found[record[by]] = record[name]
-    return found
-
-
-def _value_by_id(values: dict[Any, Any], record: Record, by: str, option: str, error: type[NotOfFormat]) -> Any:
-    """Return the value for the id of a record. Raise `error` if there is none."""
-    identifier = _field_value(record, by, NotOfFormat)
-    if not isinstance(identifier, str | int) or identifier not in values:
-        raise error(f"the file of {option} has no line for the {by} {identifier!r}")
-    return values[identifier]
-
-
-def _field_value(record: Record, path: str, error: type[NotOfFormat]) -> Any:
-    """Return the value of a field, or of an inner field such as `info.score`. Raise `error` if it does not exist."""
-    value: Any = record
-    for name in path.split("."):
-        if not isinstance(value, dict) or name not in value:
-            raise error(f"it has no field {path}; it has {', '.join(sorted(record))}")
-        value = value[name]
-    return value

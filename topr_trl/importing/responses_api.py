@@ -4,8 +4,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
+from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import assistant, call, other, split_parts, text_of
-from topr_trl.importing.records import Format, LeftOut, NotOfFormat, Record, Row, Unusable, tools_as_json
+from topr_trl.importing.openai_messages import tools_as_json
+from topr_trl.importing.row_table import Row
 from topr_trl.importing.text_completions import body_and_request
 
 

@@ -3,8 +3,10 @@
 import json
 from typing import Any
 
+from topr_trl.importing.format import Format, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, Unusable, message, row_of_run, tools_as_json
+from topr_trl.importing.openai_messages import message, row_of_run, tools_as_json
+from topr_trl.importing.row_table import Row
 
 _ROLES = {
     "system": "system", "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant",

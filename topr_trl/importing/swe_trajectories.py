@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from topr_trl.importing.records import Format, Record, Row, message, row_of_run, tools_as_json
+from topr_trl.importing.format import Format, Record
+from topr_trl.importing.openai_messages import message, row_of_run, tools_as_json
+from topr_trl.importing.row_table import Row
 
 _ROLES = {"system": "system", "user": "user", "ai": "assistant"}
 

@@ -5,7 +5,9 @@ from itertools import chain
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.records import Format, LeftOut, NotOfFormat, Record, Row, Unusable, finish_reason
+from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
+from topr_trl.importing.openai_messages import finish_reason
+from topr_trl.importing.row_table import Row
 
 _ID_PREFIX = "token_id:"  # prefix of tokens that vLLM writes with `return_tokens_as_token_ids`
 

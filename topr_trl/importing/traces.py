@@ -8,17 +8,9 @@ the parts of one rollout. A message that is also on an earlier path is context o
 from typing import Any
 
 from topr_trl.data.sampler_logps import SAMPLING
-from topr_trl.importing.records import (
-    Format,
-    LeftOut,
-    NotOfFormat,
-    Record,
-    Row,
-    Unusable,
-    message,
-    template_columns,
-    tools_as_json,
-)
+from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
+from topr_trl.importing.openai_messages import message, template_columns, tools_as_json
+from topr_trl.importing.row_table import Row
 
 _CUT = {"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"}
 _OF_EPISODE = frozenset({

@@ -4,7 +4,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from topr_trl.data.tables import read_shard
-from topr_trl.importing.records import Format, NotOfFormat, Record, Row, text_or_messages
+from topr_trl.importing.format import Format, NotOfFormat, Record
+from topr_trl.importing.openai_messages import text_or_messages
+from topr_trl.importing.row_table import Row
 
 _FIXED = frozenset({"step", "prompt", "completion", "advantage"})
 _OF_TOPR = {"weight", "log_ratio"}  # columns that the trainers of this package add

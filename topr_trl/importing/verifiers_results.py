@@ -5,17 +5,10 @@ Before 0.1.14, the number of an example is `id` instead of `example_id`, and the
 
 from typing import Any
 
+from topr_trl.importing.format import Format, LeftOut, NotOfFormat, Record, Unusable
 from topr_trl.importing.message_parts import parsed_json
-from topr_trl.importing.records import (
-    Format,
-    LeftOut,
-    NotOfFormat,
-    Record,
-    Row,
-    Unusable,
-    text_or_messages,
-    tools_as_json,
-)
+from topr_trl.importing.openai_messages import text_or_messages, tools_as_json
+from topr_trl.importing.row_table import Row
 
 
 def rows(record: Record) -> list[Row | LeftOut]:

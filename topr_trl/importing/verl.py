@@ -2,7 +2,8 @@
 
 import re
 
-from topr_trl.importing.records import Format, Record, Row, Unusable
+from topr_trl.importing.format import Format, Record, Unusable
+from topr_trl.importing.row_table import Row
 
 # Headers of messages without their special tokens, which verl removes, and marks that templates write around results.
 _OTHERS_TEXT = re.compile(r"<tool_response>|(?:^|\n)(?:user|tool|ipython|observation)\n.*assistant\n", re.DOTALL)

@@ -9,7 +9,7 @@ from typing import TypeVar
 from topr_trl.data.tables import TABLE_SUFFIXES, columns_of
 from topr_trl.importing.input_settings import InputArguments
 from topr_trl.importing.recognition import format_of
-from topr_trl.importing.records import files_of, parsed, read_records
+from topr_trl.importing.record_files import files_of, parsed, read_records
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.run_folders import IMPORTED
 from topr_trl.pipeline.stages.import_ import Import, ImportArguments

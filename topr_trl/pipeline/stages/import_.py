@@ -12,9 +12,13 @@ from tqdm.auto import tqdm
 from topr_trl.data.rows import ROLLOUT
 from topr_trl.data.sampler_logps import TEMPERATURE
 from topr_trl.data.tables import read_shard, shard_path, shards_of
+from topr_trl.importing.format import LeftOut, Record
 from topr_trl.importing.input_settings import LAST_TURN
-from topr_trl.importing.record_to_rows import Part, ReadingArguments, RecordReader, numbers_in, short_place
-from topr_trl.importing.records import LeftOut, Record, count_records, files_of, parsed, read_records, to_table
+from topr_trl.importing.reading_settings import ReadingArguments
+from topr_trl.importing.record_files import count_records, files_of, parsed, read_records
+from topr_trl.importing.record_rewards import numbers_in
+from topr_trl.importing.record_to_rows import Part, RecordReader, short_place
+from topr_trl.importing.row_table import to_table
 from topr_trl.pipeline import manifest
 from topr_trl.pipeline.manifest import Json
 from topr_trl.pipeline.settings import FolderArguments

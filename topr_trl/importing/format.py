@@ -1,0 +1,113 @@
+"""Define what a format of another system is, and the errors for records that do not match it."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from topr_trl.importing.row_table import COLUMNS, Row
+
+Record = dict[str, Any]
+
+
+class NotOfFormat(ValueError):
+    """Error for a record that does not match its format: a field is missing, unknown or has another type."""
+
+
+class LeftOut(StrEnum):
+    """Reason why a completion or a record gives no row. The summary of an import counts each reason."""
+
+    BROKEN = "broken"
+    CALLS = "calls"
+    EMPTY = "empty"
+    EVALUATED = "evaluated"
+    FAILED = "failed"
+    FROZEN = "frozen"
+    MASKED = "masked"
+    UNGRADED = "ungraded"
+    UNREWARDED = "unrewarded"
+    OTHER = "other"
+    TIED = "tied"
+    UNUSABLE = "unusable"
+    WHERE = "where"
+
+
+class Unusable(NotOfFormat):
+    """Error for a record of the right format that cannot be used, for instance because it has an image.
+
+    Attributes:
+        reason (`LeftOut`): Reason in the summary, if such records are left out.
+        option (`str`): Setting that leaves such records out.
+    """
+
+    reason, option = LeftOut.UNUSABLE, "skip_unusable"
+
+
+class Unrewarded(Unusable):
+    """Error for a record without a reward."""
+
+    reason, option = LeftOut.UNREWARDED, "skip_unrewarded"
+
+
+@dataclass(frozen=True)
+class Format:
+    """Format of another system, and its conversion to rows.
+
+    Attributes:
+        source (`str`): Project, version and file that write the format. `required` and `optional` come from there.
+        suffix (`str`): Suffix of the files: `.jsonl` for JSON in any layout, or `""` for any kind of file.
+        rows (`Callable`): Function that converts a record to rows, which may have a `reward`. It returns None for an
+            empty completion, and a `LeftOut` for a completion that is left out for another reason.
+        rewards (`Callable`, *optional*): Function that returns the numbers of a record that can be its reward, by name.
+            None if the rows have a `reward`, or the files have none.
+        columns (`tuple[str, ...]`): Columns of `COLUMNS` that the rows may have, besides prompt, completion, problem_id
+            and reward.
+        required (`frozenset[str]`): Required fields of a record.
+        optional (`frozenset[str]`, *optional*): Other fields of a record. With None, all fields are allowed.
+        loses (`str`): Information that the files lack, and the consequences, for the user.
+        without_repeats (`Callable`): Function that removes files whose records are also in other files. The files are
+            sorted by name.
+        records (`Callable`): Function that splits what a file holds into records, for instance a document into its
+            samples.
+        same (`str`, *optional*): Field that must be the same in all records of an import.
+        chat (`bool`, defaults to `False`): Whether text is what a user and a chat model said.
+    """
+
+    source: str
+    suffix: str
+    rows: Callable[[Record], Sequence[Row | LeftOut | None]]
+    rewards: Callable[[Record], dict[str, Any]] | None
+    columns: tuple[str, ...]
+    required: frozenset[str]
+    optional: frozenset[str] | None = frozenset()
+    loses: str = ""
+    without_repeats: Callable[[list[Path]], list[Path]] = list
+    records: Callable[[Record], Iterable[Record]] | None = None
+    same: str | None = None
+    chat: bool = False
+
+    def __post_init__(self) -> None:
+        assert set(self.columns) <= set(COLUMNS), f"{set(self.columns) - set(COLUMNS)} are not columns of rows"
+
+    def check(self, record: Any, ignored: Iterable[str] = ()) -> None:
+        """Check the fields of a record.
+
+        Args:
+            record (`Any`): Record.
+            ignored (`Iterable[str]`, *optional*): Unknown fields to accept.
+
+        Raises:
+            NotOfFormat: a field is missing or unknown.
+        """
+        if not isinstance(record, dict):
+            raise NotOfFormat(f"it must be a JSON object, and is a {type(record).__name__}: write one record per line")
+        if missing := sorted(self.required - set(record)):
+            more = "; --format messages reads lists of messages" * ("messages" in record)
+            raise NotOfFormat(f"it lacks {', '.join(missing)}; it has {', '.join(sorted(record))}{more}")
+        known = self.required | (set(record) if self.optional is None else self.optional) | set(ignored)
+        if unknown := sorted(set(record) - known):
+            raise NotOfFormat(
+                f"it has {', '.join(unknown)}, which {self.source} does not write. To ignore such fields, name them "
+                "with --ignore_fields"
+            )

@@ -1,0 +1,129 @@
+"""Convert messages, tools and finish reasons in OpenAI's format to columns of a row."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from topr_trl.data.messages import check_weight, plain_content
+from topr_trl.data.rendering import is_learned
+from topr_trl.importing.format import NotOfFormat, Unusable
+from topr_trl.importing.record_files import parsed
+from topr_trl.importing.row_table import Row
+
+
+def message(given: Mapping[str, Any]) -> Row:
+    """Convert a chat message to the type `MESSAGES`.
+
+    Arguments of tool calls become JSON, and content in several parts becomes one text. Function results, which
+    OpenAI's API had before tools, become tool results.
+
+    Args:
+        given (`Mapping[str, Any]`): Message in OpenAI's format.
+
+    Raises:
+        NotOfFormat: the message has no role.
+        Unusable: the message contains an image, a part without text, or a weight other than 0 and 1.
+    """
+    if "role" not in given:
+        raise NotOfFormat(f"a message has no role; it has {', '.join(sorted(given))}")
+    try:
+        content = plain_content(given.get("content"))
+        check_weight(given)
+    except ValueError as error:
+        raise Unusable(str(error)) from None
+    calls = [_call(json.loads(call) if isinstance(call, str) else call) for call in given.get("tool_calls") or ()]
+    if given.get("function_call"):  # OpenAI's API used this field before 2023-11.
+        calls.append(_call(given["function_call"]))
+    reasoning = (given.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
+    return {
+        "role": "tool" if given["role"] == "function" else given["role"],
+        "content": content or given.get("refusal") or content, "tool_calls": calls or None, "name": given.get("name"),
+        "reasoning_content": next(filter(None, reasoning), None), "tool_call_id": given.get("tool_call_id"),
+        **({"weight": 0} if given.get("weight") == 0 else {}),
+    }  # fmt: skip
+
+
+def row_of_run(messages: list[Row], **columns: Any) -> list[Row]:
+    """Return one row, whose completion starts with the first assistant turn. Return [] without such a turn.
+
+    A turn with weight 0 is skipped, because the model only reads it.
+
+    Args:
+        messages (`list[Row]`): Messages of the run.
+        columns: Other columns of the row.
+    """
+    first = next((n for n, each in enumerate(messages) if is_learned(each)), None)
+    return [] if first is None else [{"prompt": messages[:first], "completion": messages[first:], **columns}]
+
+
+def text_or_messages(given: object) -> object:
+    """Convert the messages in a list with `message`. Return text unchanged."""
+    return [message(each) for each in given] if isinstance(given, list) else given
+
+
+def _call(given: Mapping[str, Any]) -> Row:
+    """Convert a tool call. Its name and arguments can be in the field `function` or next to its id."""
+    function = given.get("function") or given
+    arguments = _as_json(function.get("arguments"))
+    return {"id": given.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def has_broken_call(row: Row) -> bool:
+    """Return whether a tool call without token ids has arguments that are not valid JSON, for instance truncated."""
+    turns = [
+        turn
+        for name in ("prompt", "completion")
+        if isinstance(row[name], list) and not row.get(f"{name}_ids")
+        for turn in row[name]
+    ]
+    calls = (call for turn in turns if isinstance(turn, dict) for call in turn.get("tool_calls") or ())
+    return any(parsed((call["function"]["arguments"] or "{}").encode()) is None for call in calls)
+
+
+def _as_json(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+
+
+def tools_as_json(tools: Any) -> str | None:
+    """Return tools as JSON, with their name and parameters in the field `function`.
+
+    A table cannot hold tools as structs, because each tool would get the parameters of all tools.
+
+    Args:
+        tools (`Any`): List of tools, or JSON, which is returned unchanged.
+    """
+    if not tools or isinstance(tools, str):
+        return tools or None
+    return json.dumps([tool if "function" in tool else {"type": "function", "function": tool} for tool in tools])
+
+
+def template_columns(request: Mapping[str, Any]) -> Row:
+    """Return the columns `tools` and `chat_template_kwargs` for the arguments of the chat template in a request.
+
+    `functions` are the tools of OpenAI's API before 2023-11. OpenAI's client writes other arguments to `extra_body`.
+    vLLM passes `reasoning_effort` to the chat template, too.
+
+    Args:
+        request (`Mapping[str, Any]`): Request in OpenAI's format, or a record with its fields.
+    """
+    options: dict[str, Any] = {}
+    for body in (request.get("extra_body") or {}, request):
+        if (effort := body.get("reasoning_effort")) is not None:
+            options |= {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+    for body in (request.get("extra_body") or {}, request):
+        given = body.get("chat_template_kwargs") or {}
+        options |= json.loads(given) if isinstance(given, str) else given
+    return {
+        "tools": tools_as_json(request.get("tools") or request.get("functions")),
+        "chat_template_kwargs": json.dumps(options) if options else None,
+    }
+
+
+# A filter cuts a completion, which then has no stop token either.
+_FINISHED = {"stop": "stop", "length": "length", "tool_calls": "stop", "eos": "stop", "eos_token": "stop",
+            "function_call": "stop", "max_tokens": "length", "content_filter": "length"}  # fmt: skip
+
+
+def finish_reason(given: str | None) -> str | None:
+    """Convert the finish reason of another system to `"stop"` or `"length"`. Return None for an unknown reason."""
+    return _FINISHED.get(given or "")

@@ -1,0 +1,95 @@
+"""Settings of `topr import`, which has more of them than the other commands that read files."""
+
+from dataclasses import dataclass, field
+
+from topr_trl.data.rows import ROLLOUT
+from topr_trl.data.sampler_logps import LOGPROBS_MODES
+from topr_trl.importing import FORMATS
+from topr_trl.importing.input_settings import LAST_TURN, InputArguments
+from topr_trl.settings.checks import check_choice, check_types, existing
+
+
+@dataclass
+class ReadingArguments(InputArguments):
+    """Settings for reading records of other systems."""
+
+    rewards: str | None = field(
+        default=None,
+        metadata={"help": "File of rewards: one JSON object per line with id and reward. See --id_field."},
+    )
+    requests: str | None = field(
+        default=None,
+        metadata={"help": "Input file of a batch (OpenAI, vLLM), whose requests are matched by custom_id."},
+    )
+    where: list[str] | None = field(
+        default=None, metadata={"help": "Read only records with these values, such as filter=strict-match."}
+    )
+    id_field: str = field(default="id", metadata={"help": "Field of a record that matches an id in --rewards."})
+    problem_field: str | None = field(
+        default=None,
+        metadata={"help": "Field with the id of the problem. Default: the format's field, or a hash of the prompt."},
+    )
+    rollout_field: str | None = field(
+        default=None,
+        metadata={"help": "Field with the id of the run, if each record is one request of a longer run."},
+    )
+    temperature: float | None = field(
+        default=None, metadata={"help": "Sampling temperature of all rows. It replaces values in the files."}
+    )
+    logprobs_mode: str | None = field(
+        default=None,
+        metadata={
+            "help": "Kind of the logged log-probabilities: raw_logprobs (of the model) or processed_logprobs (after "
+            "temperature and filters)."
+        },
+    )
+    ignore_fields: list[str] | None = field(
+        default=None, metadata={"help": "Fields to ignore that the format does not have."}
+    )
+
+    def __post_init__(self) -> None:
+        check_types(self, ReadingArguments)
+        self.check_input()
+        self.where_values  # noqa: B018  # raises for a wrong pair
+        if self.format is not None:
+            self.check_format(self.format)
+        if self.temperature is not None and not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature must be above 0, not {self.temperature}.")
+        if self.logprobs_mode is not None:
+            check_choice(self, logprobs_mode=LOGPROBS_MODES)
+        if self.rollout_field is not None and self.completion == LAST_TURN:
+            raise ValueError(
+                "completion='last_turn' and rollout_field: all turns of a run share one reward. Remove one of the two "
+                "settings."
+            )
+        for name in ("rewards", "requests"):
+            if getattr(self, name) is not None:
+                existing(getattr(self, name), f"--{name}")
+        if self.rewards is not None and self.reward_fields:
+            raise ValueError("rewards and reward_fields both set the reward of a record. Keep one of them.")
+
+    def check_format(self, name: str) -> None:
+        """Check that the settings fit a format.
+
+        Args:
+            name (`str`): Name of the format.
+
+        Raises:
+            ValueError: a setting has no effect with this format.
+        """
+        if self.ignore_fields and FORMATS[name].optional is None:
+            raise ValueError(f"ignore_fields: records of format {name} may have any fields. Remove ignore_fields.")
+        if self.rollout_field is not None and ROLLOUT in FORMATS[name].columns:
+            raise ValueError(f"rollout_field: a record of format {name} is a whole run. Remove rollout_field.")
+
+    @property
+    def where_values(self) -> dict[str, str]:
+        """Return the values that fields must have, by the name of the field.
+
+        Raises:
+            ValueError: a pair is not of the form field=value.
+        """
+        pairs = [pair.partition("=") for pair in self.where or ()]
+        if wrong := [name for name, is_pair, _ in pairs if not (name and is_pair)]:
+            raise ValueError(f"where must be pairs such as filter=strict-match, not {wrong[0]!r}.")
+        return {name: value for name, _, value in pairs}

@@ -1,0 +1,156 @@
+"""Read the records in files of other systems: JSON, CSV, parquet and logs of inspect_ai, compressed or not."""
+
+import io
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from topr_trl.data.tables import rows_of, unreadable
+from topr_trl.importing import csv_tables, eval_archives, json_documents
+from topr_trl.importing.format import Record
+
+_COMPRESSED = (".zst", ".gz")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # JSON writes a character above 16 bits as a pair of surrogates
+
+
+def files_of(path: Path, suffix: str) -> list[Path]:
+    """Return the files in a folder and its subfolders, sorted by name. For a file, return the file.
+
+    Args:
+        path (`Path`): Folder or file.
+        suffix (`str`): Suffix of the files. Compressed files have a second suffix.
+
+    Raises:
+        ValueError: the folder has no file with this suffix, or has files of other formats, too.
+    """
+    if path.is_file():
+        return [path]
+    known = _LIKE.get(suffix, (suffix,)) if suffix else SUFFIXES
+    suffix = next((kind for kind in known if _files_in(path, kind)), suffix or "JSON, CSV or parquet")
+    found, *others = (_files_in(path, kind) for kind in (suffix, *sorted(set(_OWN_FORMAT) - {suffix})))
+    kinds = {_uncompressed(files[0]).suffix for files in others if files}
+    if not found:
+        kinds = {_uncompressed(file).suffix for file in path.rglob("*") if file.is_file()} - {""}
+    if not found or kinds:
+        more = f"; it has {' and '.join(sorted(kinds))} files" if kinds else ""
+        raise ValueError(f"{path} must hold only {suffix} files of this format{more}. Name a file, or another folder.")
+    for file, following in pairwise(found):  # A compressed copy comes right after its file.
+        if _uncompressed(file) == _uncompressed(following):
+            raise ValueError(f"{file} and {following} hold the same records. Remove one, or name a file.")
+    return found
+
+
+SUFFIXES = (".jsonl", ".parquet", ".eval", ".csv", ".tsv", ".ndjson", ".traj", ".json")
+_OWN_FORMAT = (".jsonl", ".parquet", ".csv", ".tsv", ".eval")  # A folder must hold files of one of these suffixes only.
+# Suffixes to look for, by the suffix of the format. The first one counts, because `.json` files may describe a run.
+_LIKE = {".jsonl": (".jsonl", ".ndjson", ".traj", ".json"), ".eval": (".eval", ".json")}
+
+
+def _files_in(folder: Path, suffix: str) -> list[Path]:
+    """Return the files with a suffix, compressed or not, sorted by name."""
+    found = (file for end in ("", *_COMPRESSED) for file in folder.rglob(f"*{suffix}{end}"))
+    return sorted(found, key=_by_name)
+
+
+def _by_name(file: Path) -> tuple[Path, Path]:
+    """Return the key that sorts a file and its compressed copy next to each other."""
+    return _uncompressed(file), file
+
+
+def _uncompressed(file: Path) -> Path:
+    """Return the name of a file without the suffix of compression."""
+    return file.with_suffix("") if file.suffix in _COMPRESSED else file
+
+
+def count_records(files: Sequence[Path]) -> list[int]:
+    """Return the number of records (lines or rows) in each file."""
+    return [_count(path) for path in files]
+
+
+def _count(path: Path) -> int:
+    kind = _uncompressed(path).suffix
+    if kind == ".parquet":
+        return rows_of(path)
+    if kind == eval_archives.SUFFIX:
+        return eval_archives.count_samples(path)
+    if kind in csv_tables.SUFFIXES:
+        return csv_tables.count_rows(path)
+    with _readable(path):
+        by_lines = json_documents.is_by_lines(path)
+        return sum(1 for _ in (_read_lines(path) if by_lines else json_documents.read_documents(path)))
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Add the name of a file to errors of reading it, for instance of decompression."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(path, error) from error
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not empty, with their numbers. For a truncated file, the last line is not valid JSON."""
+    number = 0
+    with io.BufferedReader(pa.input_stream(path)) as file:  # `input_stream` decompresses, according to the suffix.
+        try:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, line
+        except OSError as error:
+            if number == 0:
+                raise unreadable(path, error) from error
+            yield number + 1, b"{"
+
+
+def read_records(path: Path) -> Iterator[tuple[str, bytes | Record]]:
+    """Yield the place and the content of each record. Lines are not parsed, because callers skip some of them.
+
+    Args:
+        path (`Path`): File of records.
+    """
+    if path.suffix == ".parquet":
+        with _readable(path):
+            rows = (row for batch in pq.ParquetFile(path).iter_batches(1_024) for row in batch.to_pylist())
+            yield from ((f"{path}, row {n}", row) for n, row in enumerate(rows))
+        return
+    kind = _uncompressed(path).suffix
+    if kind == eval_archives.SUFFIX:
+        yield from ((f"{path}, {name}", sample) for name, sample in eval_archives.read_samples(path))
+        return
+    if kind in csv_tables.SUFFIXES:  # The header is row 1, as in a spreadsheet.
+        yield from ((f"{path}, row {n}", row) for n, row in enumerate(csv_tables.read_table(path), 2))
+        return
+    with _readable(path):
+        if json_documents.is_by_lines(path):
+            yield from ((f"{path}, line {n}", line) for n, line in _read_lines(path))
+        else:
+            yield from ((f"{path}, record {n}", item) for n, item in enumerate(json_documents.read_documents(path), 1))
+
+
+def parsed(raw: bytes | Record) -> Any:
+    """Parse a line. Return None for a broken line.
+
+    A broken line is not valid JSON, is nested too deeply, or has an unpaired surrogate (from text cut inside an emoji).
+
+    Args:
+        raw (`bytes` or `dict`): Line, or a record of a table, which is returned unchanged.
+    """
+    if not isinstance(raw, bytes):
+        return raw
+    try:
+        found = json.loads(raw)
+        if _SURROGATE.search(raw):
+            json.dumps(found, ensure_ascii=False).encode()
+    except (json.JSONDecodeError, UnicodeError, RecursionError):
+        return None
+    return found

@@ -1,0 +1,171 @@
+"""Find the rewards of records: in their fields, or in a file of rewards by id."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from topr_trl.data.rows import LARGEST_REWARD
+from topr_trl.importing.format import Format, NotOfFormat, Record, Unrewarded, Unusable
+from topr_trl.importing.input_settings import as_number
+from topr_trl.importing.reading_settings import ReadingArguments
+from topr_trl.importing.record_files import parsed, read_records
+from topr_trl.importing.row_table import Row
+
+
+class RecordRewards:
+    """Rewards of the records of one format.
+
+    Args:
+        args (`ReadingArguments`): Settings.
+        format (`Format`): Format of the records.
+    """
+
+    def __init__(self, args: ReadingArguments, format: Format) -> None:
+        self.args, self.format, self.labels = args, format, args.labels
+        self.by_id = read_by_id(args.rewards, "id", "reward")
+
+    @property
+    def exist(self) -> bool:
+        """Whether the format or a setting says where the rewards are."""
+        return self.format.rewards is not None or bool(self.args.reward_fields) or self.by_id is not None
+
+    def of(self, record: Record, rollouts: int) -> list[float] | None:
+        """Return one reward per rollout of a record. Return None if the rows of the format have their own rewards.
+
+        Args:
+            record (`Record`): Record.
+            rollouts (`int`): Number of rollouts that the record holds.
+
+        Raises:
+            NotOfFormat: a reward is not a number, or there is not one per rollout.
+            Unrewarded: the record has no reward.
+        """
+        if self.by_id is not None:
+            values = {"reward": value_by_id(self.by_id, record, self.args.id_field, "--rewards", Unrewarded)}
+        elif self.args.reward_fields:
+            values = {name: field_value(record, name, Unrewarded) for name in self.args.reward_fields}
+        elif self.format.rewards is None:
+            return None
+        elif len(values := self.format.rewards(record)) != 1:
+            which = (
+                f"{', '.join(values)} may all be the reward"
+                if values
+                else f"it has {', '.join(record)}, and none of these fields is a known reward"
+            )
+            raise NotOfFormat(f"{which}: name the fields to add up with --reward_fields")
+        # A reward function can return None for a completion that another function rewards.
+        numbers_by_name = {name: as_number(name, value, self.labels) for name, value in values.items()}
+        known = {name: value for name, value in numbers_by_name.items() if value is not None}
+        if not known:
+            raise Unrewarded(f"its reward is null ({', '.join(values)})")
+        by_rollout = {name: value if isinstance(value, list) else [value] for name, value in known.items()}
+        for name, numbers in by_rollout.items():
+            for number in numbers:
+                _check_number(name, number)
+            if len(numbers) != rollouts:
+                raise NotOfFormat(
+                    f"{name} holds {len(numbers)} reward(s) for {rollouts} completion(s): it must be a list with one "
+                    "reward per completion"
+                )
+        return [float(sum(numbers)) for numbers in zip(*by_rollout.values(), strict=True)]
+
+
+def check_rewards(rows: Sequence[Row]) -> None:
+    """Check the rewards that a format gave to its rows.
+
+    Args:
+        rows (`Sequence[Row]`): Rows of a record.
+
+    Raises:
+        Unrewarded: a row has no reward.
+        NotOfFormat: a reward is not a finite number.
+    """
+    for row in rows:
+        if row.get("reward") is None:
+            raise Unrewarded("it has no reward")
+        _check_number("its reward", row["reward"])
+
+
+def _check_number(name: str, number: Any) -> None:
+    if not isinstance(number, int | float) or not abs(number) <= LARGEST_REWARD:
+        error = Unusable if isinstance(number, float) else NotOfFormat
+        raise error(f"{name} is {number!r}, and a reward must be a finite number")
+
+
+# Fields with numbers that no summary suggests as the reward.
+_NEVER_REWARDS = ("temperature", "top_p", "top_k", "seed", "n", "max_tokens", "chat_template_kwargs")
+
+
+def numbers_in(record: Any, inside: str = "") -> list[str]:
+    """Return the names of the fields of a record that hold a number or a bool, such as `reward` or `info.score`.
+
+    Fields that are never a reward, such as `temperature`, are left out.
+
+    Args:
+        record (`Any`): Record.
+        inside (`str`, *optional*): Prefix of the names, for fields of an inner record.
+    """
+    if not isinstance(record, dict):
+        return []
+    return [
+        name
+        for field, value in record.items()
+        for name in ([f"{inside}{field}"] if isinstance(value, int | float) else numbers_in(value, f"{inside}{field}."))
+        if field not in _NEVER_REWARDS
+    ]
+
+
+def read_by_id(path: str | None, by: str, name: str) -> dict[Any, Any] | None:
+    """Return the values of a field in a file of records, by the value of another field. Return None without a file.
+
+    Args:
+        path (`str`, *optional*): File of records.
+        by (`str`): Field with the id.
+        name (`str`): Field with the value.
+
+    Raises:
+        ValueError: a record lacks a field, or two records have the same id.
+    """
+    if path is None:
+        return None
+    file, found = Path(path), {}
+    for place, raw in read_records(file):
+        record = parsed(raw)
+        if not isinstance(record, dict) or not {by, name} <= set(record) or not isinstance(record[by], str | int):
+            raise ValueError(f"{place} must be JSON with the fields {by} (text or a number) and {name}.")
+        if record[by] in found:
+            raise ValueError(f"{place} has the same {by} as an earlier line: {record[by]!r}. Remove one of the lines.")
+        found[record[by]] = record[name]
+    return found
+
+
+def value_by_id(values: dict[Any, Any], record: Record, by: str, option: str, error: type[NotOfFormat]) -> Any:
+    """Return the value for the id of a record.
+
+    Args:
+        values (`dict`): Values by id, as `read_by_id` returns them.
+        record (`Record`): Record.
+        by (`str`): Field of the record with its id.
+        option (`str`): Setting that names the file of values, for messages.
+        error (`type[NotOfFormat]`): Error to raise if the file has no value for the id.
+    """
+    identifier = field_value(record, by, NotOfFormat)
+    if not isinstance(identifier, str | int) or identifier not in values:
+        raise error(f"the file of {option} has no line for the {by} {identifier!r}")
+    return values[identifier]
+
+
+def field_value(record: Record, path: str, error: type[NotOfFormat]) -> Any:
+    """Return the value of a field, or of an inner field such as `info.score`.
+
+    Args:
+        record (`Record`): Record.
+        path (`str`): Names of the field and of its outer fields, separated by dots.
+        error (`type[NotOfFormat]`): Error to raise if there is no such field.
+    """
+    value: Any = record
+    for name in path.split("."):
+        if not isinstance(value, dict) or name not in value:
+            raise error(f"it has no field {path}; it has {', '.join(sorted(record))}")
+        value = value[name]
+    return value

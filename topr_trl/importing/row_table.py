@@ -1,0 +1,71 @@
+"""Define the columns of imported rows, and convert rows to a table."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from topr_trl.data.sampler_logps import LOGPROBS_MODE, SAMPLING
+
+Row = dict[str, Any]
+_CALL = pa.struct({"name": pa.string(), "arguments": pa.string()})
+MESSAGES = pa.list_(
+    pa.struct({
+        "role": pa.string(), "content": pa.string(), "reasoning_content": pa.string(), "name": pa.string(),
+        "tool_call_id": pa.string(), "weight": pa.int8(),
+        "tool_calls": pa.list_(pa.struct({"id": pa.string(), "type": pa.string(), "function": _CALL})),
+    })
+)  # fmt: skip
+IDS, LOGPS = pa.list_(pa.int32()), pa.list_(pa.float32())
+TEXT, NUMBER = pa.string(), pa.float64()
+_MOST_CHARACTERS = 60  # maximum length of a value in a message
+# Columns that rows can have in addition to prompt and completion.
+COLUMNS: dict[str, pa.DataType] = {
+    "prompt_ids": IDS, "completion_ids": IDS, "completion_mask": pa.list_(pa.int8()), "sampler_logps": LOGPS,
+    "reward": NUMBER, "problem_id": TEXT, "rollout_id": TEXT, "finish_reason": TEXT, "answer": TEXT, "tools": TEXT,
+    "chat_template_kwargs": TEXT,
+    **dict(zip(SAMPLING, (NUMBER, NUMBER, pa.int64()), strict=True)), LOGPROBS_MODE: TEXT,
+}  # fmt: skip
+
+
+def to_table(made: list[Row], places: list[str], columns: Sequence[str], conversational: bool) -> pa.Table:
+    """Convert rows to a table.
+
+    Args:
+        made (`list[Row]`): Rows.
+        places (`list[str]`): Place of the record of each row, for messages.
+        columns (`Sequence[str]`): Columns of the table, in addition to prompt and completion.
+        conversational (`bool`): Whether prompts and completions are messages. Otherwise, they are text.
+
+    Raises:
+        ValueError: a value has another type. The message names the place of its record.
+    """
+    text = MESSAGES if conversational else TEXT
+    found = {}
+    for name, kind in {"prompt": text, "completion": text, **{name: COLUMNS[name] for name in columns}}.items():
+        values = [row.get(name) for row in made]
+        if (array := _array(values, kind)) is None:
+            wrong = next(n for n, value in enumerate(values) if _array([value], kind) is None)
+            raise ValueError(
+                f"{places[wrong]}: its {name} is {_shortened(values[wrong])}, and must be {_describe_type(kind)}."
+            )
+        found[name] = array
+    return pa.table(found)
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array | None:
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, OverflowError):
+        return None
+
+
+def _shortened(value: Any) -> str:
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+
+
+def _describe_type(kind: pa.DataType) -> str:
+    names = {TEXT: "text", NUMBER: "a number", MESSAGES: "messages", IDS: "token ids"}
+    return names.get(kind, "a list of numbers")
