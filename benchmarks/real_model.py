@@ -353,7 +353,7 @@ def _command(words: list[str], graph_sampling: bool) -> None:
         from benchmarks.graph_sampling import install
 
         install()
-    if "--use_cpu" in words and words[0] in ("log-mu", "train"):
+    if words[0] in ("log-mu", "train") and "--use_cpu true --bf16 true" in " ".join(words):
         _compute_faster_on_a_cpu(frozen=words[0] == "log-mu")
     sys.argv = ["topr", *words]
     console()
