@@ -377,8 +377,10 @@ def _compute_faster_on_a_cpu(frozen: bool) -> None:
 
     def make_and_cast(*args: Any, **more: Any) -> Any:
         trainer = make(*args, **more)
+        embedding = trainer.model.get_input_embeddings().weight  # can also be the head's; autocast does not cast it
         for module in trainer.model.modules():
-            if isinstance(module, nn.Linear) and (frozen or not module.weight.requires_grad):
+            is_cast = isinstance(module, nn.Linear) and module.weight is not embedding
+            if is_cast and (frozen or not module.weight.requires_grad):
                 module.to(bfloat16)
         return trainer
 
