@@ -476,7 +476,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         batch = "300" if args.device == "cpu" else "1600"
         sampling += ("--dtype", "bfloat16", "--sampling_batch_size", batch, "--problems_per_shard", "400")
     if args.device == "cpu":
-        sizes, training = Sizes(), ("--use_cpu", "true", "--bf16", "true", "--share_prompts", "true")
+        sizes, training = Sizes(micro_batch=4), ("--use_cpu", "true", "--bf16", "true", "--share_prompts", "true")
         if args.sampling_backend == "transformers":
             sampling += ("--use_cpu", "true")
     else:
