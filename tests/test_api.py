@@ -89,7 +89,7 @@ def test_api():
 
 
 def test_names_are_imported_when_they_are_used():
-    """Help and a misspelt command do not wait for PyTorch and TRL."""
+    """Help and a misspelled command do not wait for PyTorch and TRL."""
     code = "import sys, topr_trl.cli.main; print(*sorted({'torch', 'transformers', 'trl'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

@@ -115,9 +115,9 @@ MODELS = [
     resumed("resuming from a checkpoint of another model",
         "out/checkpoint-1/model.safetensors, another model, embed_tokens, (402, 32), (409, 96)", _another),
     resumed("resuming without the log μ of the start",
-        "log μ, missing, out/log_mu.parquet, put the file back, start again",
+        "log μ, missing, out/log_mu.parquet, restore the file, start again",
         lambda kit: (kit.out / "log_mu.parquet").unlink()),
-    resumed("resuming with a log μ that was cut", "out/log_mu.parquet, damaged, put it back, start again",
+    resumed("resuming with a log μ that was cut", "out/log_mu.parquet, damaged, restore, start again",
         lambda kit: (kit.out / "log_mu.parquet").write_bytes(b"PAR1")),
     resumed("resuming with other limits", "out/log_mu.parquet, limits, fingerprint, another output_dir",
         lambda kit: None, preset="tis"),
@@ -357,7 +357,7 @@ REPLAY = [
         "replay dataset, 0, baseline=mean, other rewards, baseline", lambda rows: with_columns(rows, reward=[1.0] * 8),
         kept=NOTHING_WRITTEN),
     Case("a checkpoint whose rows to be used again are damaged", _damaged_rows,
-        "replay_0.pt, damaged, put it back, remove",
+        "replay_0.pt, damaged, restore, remove",
         Kept("the checkpoint", lambda kit: _has_weights(kit.out / "checkpoint-1"))),
 ]
 # fmt: on

@@ -287,7 +287,7 @@ def test_settings_of_the_bundled_model(own, capsys):
     parse("evaluate", ["--input", "rows"])
     assert capsys.readouterr().out == ""  # no model is sampled
     parse("evaluate", [])
-    assert "There is no --model_name_or_path" in capsys.readouterr().out
+    assert "--model_name_or_path is not set" in capsys.readouterr().out
 
 
 def test_a_command_takes_only_the_defaults_of_its_own_settings():
@@ -333,7 +333,7 @@ def test_a_folder_to_write_is_asked_for_first(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1 =", "completion": " 2", "reward": 1, "answer": "2"}\n')
     given = [] if command == "sample" else ["--input", "rows.jsonl"]
-    assert "Name the folder to write with --output_dir." in refusal(command, [*given, *on_a_cpu(command)])
+    assert "Set --output_dir to the folder to write." in refusal(command, [*given, *on_a_cpu(command)])
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
@@ -381,7 +381,7 @@ def test_each_command_ends_with_what_came_out(run, tmp_path):
     assert trial.endswith("topr trial --input rollouts --test_by rewards")
     printed = run("evaluate", "--input", "rollouts", "--output_dir", "results")
     assert "pass@4" in printed
-    assert printed.endswith("Evaluated the rows in rollouts. Tables, JSON and a picture are in results/.\n")
+    assert printed.endswith("Evaluated the rows in rollouts. Tables, JSON and a plot are in results/.\n")
     # What is finished is not done again, and says the same.
     assert run("score", *here) == f"{found}.\nRows with rewards in rollouts/: 12.\n"
 

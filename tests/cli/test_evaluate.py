@@ -144,7 +144,7 @@ def test_errors_come_first(embedded, tmp_path, monkeypatch):
     good, out = write(tmp_path / "good.parquet"), ["--output_dir", tmp_path / "out"]
     assert "does not exist" in fails("--input", tmp_path / "nowhere", *out)
     assert "--compare" in fails("--input", good, "--compare", tmp_path / "nowhere", *out)
-    assert "Name the folder to write" in fails("--input", good)
+    assert "Set --output_dir to the folder to write" in fails("--input", good)
     assert "answer missing" in fails("--input", write(tmp_path / "a.parquet", answer=None), *out)
     assert "completion missing" in fails("--input", write(tmp_path / "b.parquet", completion=None), *out)
     assert "prompt missing" in fails("--compare", write(tmp_path / "c.parquet", problem_id=None), *out)
@@ -153,7 +153,7 @@ def test_errors_come_first(embedded, tmp_path, monkeypatch):
     assert "compared with itself" in fails("--input", good, "--compare", good, *out)
     assert "topr sample" in fails("--worker", "0/2", *out)
     assert "is not finished" in fails("--input", _open(tmp_path / "open"), *out)
-    assert "a different right answer" in fails(*MODEL[2:], "--num_test_problems", 2, "--compare", good, *out)
+    assert "a different correct answer" in fails(*MODEL[2:], "--num_test_problems", 2, "--compare", good, *out)
     more = [*MODEL[2:], "--num_test_problems", 5, "--compare", embedded / "rollouts", "--output_dir", tmp_path / "more"]
     assert "2 of 5 in the first are not in the second" in fails(*more)
 

@@ -95,7 +95,7 @@ def test_invalid_never_wins_a_vote():
     ("answers", "truths", "ks", "message"),
     [
         ([], [], [1], "at least one"),
-        ([["1"]], ["1", "2"], [1], "one truth for each problem"),
+        ([["1"]], ["1", "2"], [1], "one true answer"),
         ([["1"], ["1", "2"]], ["1", "2"], [1], r"1 of 2 problems have fewer"),
         ([["1"]], ["1"], [2], "k must be between 1"),
     ],

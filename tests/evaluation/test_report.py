@@ -53,7 +53,7 @@ def test_the_table_says_at_which_temperature_each_number_was_drawn():
 
 def test_a_run_without_an_answer_gets_a_hint():
     runs = Evaluations(a=evaluation(0), b=evaluate_samples([[None, None]] * 3, ["7"] * 3))
-    assert str(runs).splitlines()[-1].startswith("b: no sample has an answer. Check that --task is right")
+    assert str(runs).splitlines()[-1].startswith("b: no sample has an answer. Check that --task is correct")
 
 
 def test_a_table_has_the_k_that_all_runs_have():

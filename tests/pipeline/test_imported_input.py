@@ -125,5 +125,5 @@ def test_files_that_cannot_be_imported(tmp_path, name, content, words):
 
 def test_several_processes_do_not_import(tmp_path, feedback, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match=r"feedback\.csv is not rows.*topr import"):
+    with pytest.raises(ValueError, match=r"feedback\.csv does not contain rows.*topr import"):
         main.main(["curate", "--input", feedback, "--output_dir", str(tmp_path / "out")])

@@ -119,7 +119,7 @@ def test_training_on_other_machines(tmp_path, started):
 def test_launchers_that_lack_something_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"training_launcher may have {host}, {node}, {port}, and has {rank}"):
         loop(tmp_path, training_launcher="srun --relative {rank}")
-    with pytest.raises(ValueError, match=r"sampling_launcher has {host}: name the machines with sampling_hosts"):
+    with pytest.raises(ValueError, match=r"sampling_launcher has {host}: set sampling_hosts to the machines"):
         loop(tmp_path, sampling_launcher="ssh {host}")
     with pytest.raises(ValueError, match="training_launcher: No closing quotation"):
         loop(tmp_path, training_launcher="srun --comment 'a")

@@ -393,7 +393,7 @@ def test_what_the_results_do_not_depend_on_is_no_input(scored, tmp_path):
 
 
 def test_every_input_is_a_setting():
-    """A name that a release of TRL or transformers drops is left out; one that is misspelt would be, too."""
+    """A name that a release of TRL or transformers drops is left out; one that is misspelled would be, too."""
     names = {field.name for field in fields(TrainArguments)} | {field.name for field in fields(SampleArguments)}
     known_elsewhere = {"tf32", "lr_scheduler_kwargs", "train_sampling_strategy", "optim_target_modules"}
     assert set(train._STEPS) | set(sample._INPUTS) <= names | known_elsewhere

@@ -179,7 +179,7 @@ def test_what_cannot_be_tried_is_refused_first(scored, tmp_path):
     save_rows(single, tmp_path / "single")
     with pytest.raises(ValueError, match="several completions of each problem"):
         splitting(tmp_path / "single", tmp_path, test_by="rewards")
-    with pytest.raises(ValueError, match="name their folder or file with --input"):
+    with pytest.raises(ValueError, match="set --input to their folder or file"):
         run_trial(TrialArguments(output_dir=str(tmp_path / "x"), use_cpu=True, bf16=False))
     with pytest.raises(ValueError, match="cannot be in the folder of the rows"):
         run_trial(trial(scored, Path(scored) / "out"))
@@ -251,8 +251,8 @@ def test_greedy_accuracy_is_beside_that_of_samples(tmp_path):
     found = recommend(outcome.values)
     assert found.best == ARMS[0]  # ranked by the samples
     header, _, best, before = _format_table(args, outcome, found).splitlines()
-    assert re.split(r" {2,}", header)[-3] == "right answers at T=0.7 (%)"
-    assert "right answers at T=0 (%)" in header
+    assert re.split(r" {2,}", header)[-3] == "correct answers at T=0.7 (%)"
+    assert "correct answers at T=0 (%)" in header
     assert "  25.0 ± 43.3  " in best  # sqrt(0.25 · 0.75 / 4) = 0.2165
     assert "  75.0 ± 43.3  " in before
     assert "ranked by the answers that were sampled at temperature 0.7" in _describe_recommendation(
@@ -328,7 +328,7 @@ def test_a_trial(scored, tmp_path, here, capsys, test_by):
     assert again.count("done before") == steps_of_it
     assert json.loads((out / "trial.json").read_text())["arms"] == best
     assert all((arm["greedy"] is None) == (test_by == "rewards") for arm in best)
-    assert ("right answers at T=0 (%)" in said) == (test_by == "answers")
+    assert ("correct answers at T=0 (%)" in said) == (test_by == "answers")
     if test_by == "rewards":
         before = next(arm for arm in best if arm["settings"] is None)
         held_out = load_rows(out / "rows" / "held-out")

@@ -64,7 +64,7 @@ def test_balanced_drops_of_the_larger_kind(solutions):
     assert sorted(problems["answer"]) == ["no", "yes"]
     assert problems["problem_id"][0] == 0
     assert more[problems["problem_id"][1]]["verdict"] != "correct"
-    with pytest.raises(ValueError, match="0 of 1 solutions are right"):
+    with pytest.raises(ValueError, match="0 of 1 solutions are correct"):
         verification_problems(solutions.select([1]), balanced=True)
 
 

@@ -671,7 +671,7 @@ def test_completions_without_a_reward_teach_nothing_and_are_said_once(train, bas
 
 
 def test_equal_rewards_with_a_mean_as_baseline_are_no_reason_to_warn(train):
-    """R = 0: nothing is learnt from this batch, and the next one may differ."""
+    """R = 0: nothing is learned from this batch, and the next one may differ."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train(lambda completions, **_: [0.7] * 8, max_steps=1, baseline="group_mean")

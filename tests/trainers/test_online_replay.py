@@ -227,7 +227,7 @@ def test_logged_rows_of_unknown_log_mu_are_left_out_where_it_cannot_be_known_any
 
 def test_images_are_refused_before_a_model_is_loaded(tmp_path):
     rows = Dataset.from_dict({"prompt": ["a"], "image": [None]})
-    with pytest.raises(ValueError, match="Rows with images cannot be used again"):
+    with pytest.raises(ValueError, match="Rows with images cannot be replayed"):
         TOPRTrainer("nowhere", coin, config(tmp_path), rows)
 
 

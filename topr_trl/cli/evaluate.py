@@ -58,7 +58,7 @@ def evaluate_command(args: EvaluateArguments) -> None:
     compared = None if second is None else str(second)
     Evaluate(stage_args(EvaluateArguments, args, input=str(source), compare=compared)).run()
     tables = (out / REPORT).read_text(encoding="utf-8")
-    print(f"{tables}\nEvaluated the rows in {source}. Tables, JSON and a picture are in {out}/.", flush=True)
+    print(f"{tables}\nEvaluated the rows in {source}. Tables, JSON and a plot are in {out}/.", flush=True)
 
 
 def _names_of_runs(args: EvaluateArguments, source: Path | None, second: Path) -> list[str]:
@@ -116,7 +116,7 @@ def _check_same_problems(args: EvaluateArguments, second: Path) -> None:
         if lacking := set(problems["problem_id"]) ^ set(compared.problem_ids):
             raise ValueError(
                 f"{second} does not have the same prompts as {args.test_dataset_name or args.dataset_name}: "
-                f"{len(lacking)} prompts are in only one of them. Name the same prompts."
+                f"{len(lacking)} prompts are in only one of them. Evaluate both on the same prompts."
             )
         return
     nothing = [[None] for _ in range(len(problems))]

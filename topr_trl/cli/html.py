@@ -1,4 +1,4 @@
-"""Render HTML pages that contain their pictures and need no server."""
+"""Render self-contained HTML pages, with embedded images."""
 
 import base64
 import io
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a template of this folder. Text values are escaped.
+    """Render a template in this folder. Text values are escaped.
 
     Args:
         template (`str`): File name of the template.
@@ -27,17 +27,17 @@ def render(template: str, **values: Any) -> str:
 
 
 def figure_source(figure: "Figure") -> str:
-    """Return a figure as the value of an image's `src`."""
+    """Return a figure as a data URI for the `src` of an image."""
     content = io.BytesIO()
     figure.savefig(content, format="svg", metadata={"Date": None})
     return picture_source(content.getvalue(), "svg+xml")
 
 
 def picture_source(picture: bytes, kind: str) -> str:
-    """Return a picture as the value of an image's `src`.
+    """Return an image as a data URI for its `src`.
 
     Args:
-        picture (`bytes`): Content of the picture's file.
+        picture (`bytes`): Content of the image file.
         kind (`str`): `"png"` or `"svg+xml"`.
     """
     return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"

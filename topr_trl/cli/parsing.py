@@ -185,7 +185,7 @@ def _settings_of_the_bundled_model(command: str, in_arguments: set[str], config:
         shown = [f"{name}={value}" for name, value in own.items() if name not in in_arguments | set(config)]
         defaults = f" and its defaults: {', '.join(shown)}" if shown else ""
         print(
-            "There is no --model_name_or_path, so the command uses the bundled model (0.3 million parameters)"
+            "--model_name_or_path is not set, so the command uses the bundled model (0.3 million parameters)"
             f"{defaults}.",
             flush=True,
         )

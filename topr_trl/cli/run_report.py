@@ -44,8 +44,8 @@ class Run:
 
     Attributes:
         name (`str`): Name of the folder.
-        histories (`dict[str, list]`): `log_history` of the trainings, by name, in order.
-        rows (`pa.Table`, *optional*): Rows that the last training logged last, with a column `weight`.
+        histories (`dict[str, list]`): `log_history` of each training run, by name, in order.
+        rows (`pa.Table`, *optional*): Latest rows that the last training run logged, with a column `weight`.
         evaluations (`Evaluations`): Evaluations of the models on the test problems, in order.
     """
 
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Return the number of optimizer steps of all trainings."""
+        """Return the number of optimizer steps of all training runs."""
         return sum(map(last_step, self.histories.values()))
 
 
@@ -111,7 +111,7 @@ def read_run(folder: Path) -> Run:
     for name, path in trainings.items():
         steps = last_step(histories.get(name, []))
         if (found := _read_logged_rows(path)) is not None:
-            # Count steps over all trainings, as the curves do.
+            # Count steps over all training runs, as the curves do.
             place = found.column_names.index("step")
             rows = found.set_column(place, "step", pc.add(found["step"], before))
         before += steps
@@ -119,7 +119,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _newest_files(training: Path, *patterns: str) -> list[Path]:
-    """Return the files of a training that match a pattern, newest first, including files of a running stage."""
+    """Return the files of a training run that match a pattern, newest first, including files of a running stage."""
     places = (training, training / manifest.WORK)
     found = [path for place in places for pattern in patterns for path in place.glob(pattern)]
     step = {path: int(re.sub(r"\D", "", path.stem) or 0) for path in found}

@@ -60,7 +60,7 @@ PANELS = (
     ),
     _log_ratio_panel(
         "positives",
-        "The ratio rises as the model learns positives. If it falls, the model also loses right answers.",
+        "The ratio rises as the model learns positives. If it falls, the model also loses correct answers.",
     ),
     Panel("log π per token", "Mean log π of the completions per token. It should rise for positives.",
           {"positives": "topr/logps/positives/token", "negatives": "topr/logps/negatives/token"}),
@@ -107,8 +107,8 @@ def draw_panel(panel: Panel, histories: Mapping[str, Sequence[Mapping[str, Any]]
 
     Args:
         panel (`Panel`): One of `PANELS`.
-        histories (`Mapping`): `log_history` of successive trainings, by name. The steps of a training continue
-            those of the training before it.
+        histories (`Mapping`): `log_history` of successive training runs, by name. The steps of a run continue
+            those of the run before it.
 
     Returns:
         `matplotlib.figure.Figure`: the figure.

@@ -138,12 +138,12 @@ def _format_percent(estimate: Estimate) -> str:
 
 
 def _table_header(args: TrialArguments, outcome: Outcome) -> list[str]:
-    greedy = ["right answers at T=0 (%)"] if outcome.greedy else []
+    greedy = ["correct answers at T=0 (%)"] if outcome.greedy else []
     return ["", "learning rate", *greedy, _label_of_results(args, outcome), "vs. best [95% CI]", "best in bootstrap"]
 
 
 def _label_of_results(args: TrialArguments, outcome: Outcome) -> str:
-    return f"right answers at T={args.temperature:g} (%)" if outcome.by_answers else "mean reward x 100"
+    return f"correct answers at T={args.temperature:g} (%)" if outcome.by_answers else "mean reward x 100"
 
 
 def _format_table(args: TrialArguments, outcome: Outcome, found: Recommendation) -> str:
@@ -155,8 +155,8 @@ def _describe_recommendation(args: TrialArguments, outcome: Outcome, found: Reco
     problems = len(outcome.values[None])
     source = "measured with sampled answers" if outcome.by_answers else "estimated from the rewards of their rows"
     lines = [
-        f"Each training read {outcome.trained_rows:,} rows. Results on {problems} other problems were {source}. ± is "
-        "two standard errors over the problems.",
+        f"Each training run read {outcome.trained_rows:,} rows. Results on {problems} other problems were {source}. "
+        "± is two standard errors over the problems.",
     ]
     if outcome.greedy:
         lines.append(

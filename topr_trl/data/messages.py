@@ -170,7 +170,7 @@ def plain_content(content: Any) -> Any:
     """Return the content of a message as text. The content can be a list of parts, or None, which is returned.
 
     Raises:
-        ValueError: the content has another type, a part is not text, for instance an image, or the text of a
+        ValueError: the content has a different type, a part is not text, for instance an image, or the text of a
             part is not in its field `text`.
     """
     if content is None or isinstance(content, str):

@@ -112,7 +112,7 @@ def reward_column(rows: Dataset) -> NDArray[np.float64]:
         raise ValueError(
             "Rows to learn from need the columns prompt, completion (or completion_ids) and reward (or label); found "
             f"{rows.column_names}. Rename them with `dataset.rename_column`, score the rows first (topr score), or "
-            "make rows of another system's logs with topr import."
+            "make rows of logs from another system with topr import."
         )
     if len(rows) == 0:
         raise ValueError("there is no row to learn from.")
@@ -169,7 +169,7 @@ def problem_column(rows: Dataset) -> NDArray[np.generic]:
 def hash_prompts(prompts: Iterable[Any]) -> NDArray[np.str_]:
     """Return a short hash of each prompt (text, messages or token ids), which takes less memory than the prompt.
 
-    The ids of tool calls are ignored, because each call has another id.
+    The ids of tool calls are ignored, because each call has a different id.
     """
     plain = (_without_call_ids(prompt) for prompt in prompts)
     return np.array([hashlib.blake2b(repr(each).encode(), digest_size=8).hexdigest() for each in plain], dtype=str)

@@ -113,7 +113,7 @@ def shards_of(path: str | Path) -> list[Path]:
         more = (
             "They belong to several splits: name the files of one split."
             if len(shards) > int(expected)
-            else "Put the missing shards back."
+            else "Restore the missing shards."
         )
         raise FileNotFoundError(f"{path} holds {len(shards)} of {int(expected)} shards *-of-{expected}.parquet. {more}")
     return shards
@@ -144,7 +144,7 @@ def load_rows(path: str | Path, cache_dir: str | Path | None = None) -> Dataset:
 
     Raises:
         FileNotFoundError: there is no such file, or shards of the directory are missing.
-        ValueError: a file has another format, is empty, or is damaged.
+        ValueError: a file has a different format, is empty, or is damaged.
     """
     return read_table(*shards_of(path), cache_dir=cache_dir)
 
@@ -205,7 +205,7 @@ def read_table(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a file has another format, is empty, or is damaged.
+        ValueError: a file has a different format, is empty, or is damaged.
     """
     paths = [Path(file) for file in files]
     for path in paths:

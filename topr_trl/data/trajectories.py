@@ -69,7 +69,7 @@ class Rollouts:
             raise ValueError(
                 f"Row {row} has the {name} {_said(values_N[row])}, and the first row of its {ROLLOUT} "
                 f"{_said(firsts_N[row])}. The rows of a rollout are one trajectory, with one {name}: give it to all of "
-                f"them, or give other trajectories another {ROLLOUT}."
+                f"them, or give other trajectories a different {ROLLOUT}."
             )
 
 

@@ -105,7 +105,9 @@ def encode(
             finite.
     """
     if len(answers) == 0 or len(answers) != len(truths):
-        raise ValueError(f"There must be one truth for each problem, and at least one: {len(answers)}, {len(truths)}.")
+        raise ValueError(
+            f"Each problem needs one true answer: there are {len(answers)} problems and {len(truths)} truths."
+        )
     ids = list(range(len(answers))) if problem_ids is None else problem_ids
     num_samples = max(map(len, answers))
     odd = [(ids[i], len(row)) for i, row in enumerate(answers) if len(row) != num_samples]

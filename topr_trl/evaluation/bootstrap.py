@@ -162,7 +162,7 @@ def matched(first: Samples, second: Samples) -> Samples:
     other = [problem for i, problem in enumerate(first.problem_ids) if first.truths[i] != truths[i]]
     if other:
         raise ValueError(
-            f"The runs must have the same problems: {len(other)} of {first.num_problems} have a different right "
+            f"The runs must have the same problems: {len(other)} of {first.num_problems} have a different correct "
             f"answer in the second, such as problem {other[0]!r}."
         )
     scores = second.scores_PS[order] if second.scores_PS is not None else None

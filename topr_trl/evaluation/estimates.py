@@ -222,7 +222,7 @@ def weighted_sc_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray
     """
     scores_PS = _scores_of(samples)
     codes_PK = np.take_along_axis(samples.codes_PS, drawn_PK, axis=1)
-    # Sums of the same scores in another order can differ by rounding, so only nine digits are compared.
+    # Sums of the same scores in a different order can differ by rounding, so only nine digits are compared.
     weights_PK = np.take_along_axis(scores_PS, drawn_PK, axis=1) / (float(np.abs(scores_PS).max()) or 1.0)
     width = int(codes_PK.max()) + 2  # column 0 is for invalid samples
     cells_PK = np.arange(len(codes_PK))[:, None] * width + codes_PK + 1

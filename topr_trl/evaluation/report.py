@@ -22,7 +22,7 @@ PICTURE = "evaluation.png"  # plot in a model card
 
 
 class Evaluations(dict[str, Evaluation]):
-    """Dictionary of evaluations by name, which are reported side by side, in the order of the names.
+    """Dictionary of evaluations by name, which are reported side by side, in insertion order.
 
     `print` shows a table. Assign the evaluations to `trainer.evaluations` to add them to the model card.
 
@@ -84,7 +84,7 @@ class Evaluations(dict[str, Evaluation]):
             for threshold in sorted({run.pass_threshold for run in runs if run.pass_threshold is not None})
         ]
         return notes + [
-            f"{name}: no sample has an answer. Check that --task is right, and that prompts show its answer format "
+            f"{name}: no sample has an answer. Check that --task is correct, and that prompts show its answer format "
             "(--num_shots)."
             for name, run in self.items()
             if run.shares.get(INVALID) == 1
@@ -164,8 +164,9 @@ def write_report(
 ) -> str:
     """Evaluate one run, or two runs side by side, write the results to a folder, and return tables for the terminal.
 
-    The file `evaluation.json` has the first run. For two runs, `comparison.json` has both and their differences. If
-    matplotlib is installed, the plot is `evaluation.png` for one run, and `comparison.png` for two.
+    The file `evaluation.json` contains the results of the first run. For two runs, `comparison.json` contains the
+    results of both and their differences. If matplotlib is installed, the plot is `evaluation.png` for one run, and
+    `comparison.png` for two.
 
     Args:
         folder (`Path`):
@@ -198,7 +199,7 @@ def write_report(
         parts += [differences_table((names[0], names[1]), differences)]
     picture = folder / (PICTURE if differences is None else "comparison.png")
     if not find_spec("matplotlib"):
-        parts += ["No picture: matplotlib is not installed (the extra `plots`)."]
+        parts += ["There is no plot, because matplotlib is not installed: pip install topr_trl[plots]."]
     elif rewards:
         plot_progress(evaluations, picture)
     else:
@@ -239,7 +240,7 @@ def _compare_two(
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Read a file `evaluation.json` of `topr evaluate`. Another file, or a damaged one, raises a ValueError."""
+    """Read a file `evaluation.json` of `topr evaluate`. A damaged file or any other file raises a ValueError."""
     try:
         return Evaluation.from_dict(json.loads(path.read_text()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -85,7 +85,7 @@ class SamplingArguments:
 
 
 def draws_of(args: SamplingArguments) -> list[tuple[float, int]]:
-    """Return the temperature and the completions per prompt of each draw: the samples, then the greedy completion."""
+    """Return temperature and number of completions per prompt of each draw: the samples, then the greedy completion."""
     return [(args.temperature, args.num_generations), *([(GREEDY, 1)] if args.greedy else [])]
 
 
@@ -96,8 +96,9 @@ def encode_prompts(
 
     Args:
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
-        problems ([`~datasets.Dataset`]): Problems with the column `prompt`, as text or messages. Messages are written
-            with the chat template, and with `tools` and `chat_template_kwargs` of the problem if it has them.
+        problems ([`~datasets.Dataset`]): Problems with the column `prompt`, as text or messages. Messages are
+            formatted with the chat template. The template gets `tools` and `chat_template_kwargs` of the problem if it
+            has them.
         args ([`SamplingArguments`]): Sampling settings.
         context (`int`, *optional*): Context length of the model. With None, the length is not checked.
 
@@ -140,7 +141,7 @@ def sampled_row(
     args: SamplingArguments,
     temperature: float,
 ) -> dict[str, Any]:
-    """Return a row of `topr_trl.data.rows` without a reward.
+    """Return a row as in `topr_trl.data.rows`, without a reward.
 
     The completion of a prompt of messages is one assistant message, as in TRL. A greedy row has the
     `top_p` and `top_k` of the samples, although they had no effect on it.

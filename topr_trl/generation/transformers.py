@@ -72,7 +72,7 @@ def sample_completions(
             Text beside the progress bar.
 
     Returns:
-        [`~datasets.Dataset`]: rows of `topr_trl.data.rows` without a reward. The rows of a problem are adjacent, in
+        [`~datasets.Dataset`]: rows as in `topr_trl.data.rows`, without a reward. The rows of a problem are adjacent, in
         sampling order. With `args.greedy`, the last row of each problem is greedy and has temperature 0.
         `sampler_logps` are the log-probabilities of the model before temperature, top_p and top_k.
 

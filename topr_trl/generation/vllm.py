@@ -99,7 +99,7 @@ def sample_completions_with_vllm(
             Seed. The same seed and problems give the same completions, if the kernels of the engine are deterministic.
 
     Returns:
-        [`~datasets.Dataset`]: rows of `topr_trl.data.rows` without a reward.
+        [`~datasets.Dataset`]: rows as in `topr_trl.data.rows`, without a reward.
 
     Raises:
         ValueError: the longest prompt and `max_new_tokens` do not fit in the engine's context.

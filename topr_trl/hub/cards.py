@@ -32,7 +32,7 @@ COLUMNS = {
     "logprobs_mode": "whether `sampler_logps` are from before (raw) or after (processed) temperature and filters",
     "mu_logps": "log μ of each token or of the completion, under the model that wrote it; null if not needed",
     "mu_fingerprint": "fingerprint of the model that computed `mu_logps`",
-    "answer": "right answer, in normal form",
+    "answer": "correct answer, in normal form",
     "extracted": "answer found in the completion, in normal form; null if there is none",
     "verdict": "`correct`, `incorrect`, or `invalid` if there is no answer",
     "score": "score that a verifier gave the completion",

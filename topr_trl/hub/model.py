@@ -213,5 +213,5 @@ def _results(folder: Path, before: str | Path | None, after: str | Path | None) 
 def _read_evaluation(path: Path) -> Evaluation:
     file = path / EVALUATION if path.is_dir() else path
     if not file.is_file():
-        raise FileNotFoundError(f"There is no {file}: name folders that topr evaluate wrote with --before and --after.")
+        raise FileNotFoundError(f"There is no {file}. Set --before and --after to folders that topr evaluate wrote.")
     return read_evaluation(file)

@@ -1,4 +1,4 @@
-"""Import the input of a command that reads rows, if it is a file of another system, such as a CSV of feedback."""
+"""Import the input of a command that reads rows, if it is a file from another system, such as a CSV of feedback."""
 
 import os
 from copy import copy
@@ -20,7 +20,7 @@ Settings = TypeVar("Settings")
 
 
 def with_imported_input(args: Settings) -> Settings:
-    """Return settings whose input is rows. If it is a file of another system, import it into the output folder.
+    """Return settings whose input is rows. Import a file from another system to the output folder.
 
     Args:
         args (`InputArguments`): Settings of a command, with `input` or `rows`.
@@ -40,8 +40,8 @@ def with_imported_input(args: Settings) -> Settings:
         return _with_rows(args, name, given)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError(
-            f"{given} is not rows, and only a single process can import it. Run topr import first, and name the folder "
-            "that it writes with --input."
+            f"{given} does not contain rows, and only a single process can import it. Run topr import first, and set "
+            "--input to its output folder."
         )
     output = args.folder / IMPORTED  # type: ignore[attr-defined]
     shared = {each.name: getattr(args, each.name) for each in fields(InputArguments)}
@@ -61,7 +61,7 @@ def _with_rows(args: Settings, name: str, rows: str | None) -> Settings:
 
 
 def _check_without_import(args: InputArguments, name: str, given: str | None) -> None:
-    """Check that no setting is for an import, because there is none. The settings of an earlier import may be repeated.
+    """Check that no import setting is given, because nothing is imported. Those of an earlier import may be repeated.
 
     Raises:
         ValueError: a setting has no effect.
@@ -72,13 +72,13 @@ def _check_without_import(args: InputArguments, name: str, given: str | None) ->
         if getattr(args, each.name) not in (each.default, earlier.get(each.name)):
             what = f"{name} is not set" if given is None else f"{given} already holds rows"
             raise ValueError(
-                f"{each.name} has no effect: it is for files of other systems, and {what}. Remove it. To import a file "
-                "that looks like rows, name its format with --format."
+                f"{each.name} has no effect: it is for files from other systems, and {what}. Remove it. To import a "
+                "file that looks like rows, set --format."
             )
 
 
 def _holds_rows(path: Path, args: InputArguments) -> bool:
-    """Return whether a path holds rows, and not records of another system.
+    """Return whether a path holds rows, and not records from another system.
 
     Rows have the columns prompt and completion. If a setting of `InputArguments` is set, the file is from another
     system.

@@ -46,14 +46,16 @@ def check_launch(command: str, settings: RunArguments) -> None:
         FileNotFoundError: the program of a launcher does not exist.
     """
     if settings.save_only_model:
-        raise ValueError("save_only_model=True saves checkpoints from which a training cannot resume: remove it.")
+        raise ValueError("save_only_model=True saves checkpoints from which training cannot resume: remove it.")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise ValueError(f"Start topr {command} in one process; name Accelerate's settings with --accelerate_config.")
+        raise ValueError(
+            f"Start topr {command} in one process; set --accelerate_config to a file with Accelerate's settings."
+        )
     _check_accelerate(settings)
     if settings.sampling_backend == "vllm" and not settings.sampling_python and find_spec("vllm") is None:
         raise ImportError(
-            "sampling_backend='vllm' needs vLLM: pip install topr_trl[vllm], or name the Python of an environment that "
-            "has it (and topr_trl) with --sampling_python."
+            "sampling_backend='vllm' needs vLLM: pip install topr_trl[vllm], or set --sampling_python to the Python of "
+            "an environment that has it (and topr_trl)."
         )
     needed, gpus = settings.sampling_workers * settings.vllm_tensor_parallel_size, torch.cuda.device_count()
     gpus = len(settings.sampling_devices or ()) or gpus
@@ -61,7 +63,7 @@ def check_launch(command: str, settings: RunArguments) -> None:
         raise ValueError(
             f"{settings.sampling_workers} sampling_workers of vllm_tensor_parallel_size="
             f"{settings.vllm_tensor_parallel_size} need {needed} GPUs, and there are {gpus} to sample with. Use fewer "
-            "workers, or name more GPUs with --sampling_devices."
+            "workers, or list more GPUs in --sampling_devices."
         )
 
 
@@ -90,14 +92,14 @@ def _check_accelerate(settings: RunArguments) -> None:
     if machines > 1 and "{host}" not in (settings.training_launcher or ""):
         raise ValueError(
             f"{settings.accelerate_config} has num_machines={machines}: set --training_launcher to a command that "
-            "starts a process on a machine, such as 'srun --nodes 1 --ntasks 1 --nodelist {host}', and name the "
-            "machines with --training_hosts."
+            "starts a process on a machine, such as 'srun --nodes 1 --ntasks 1 --nodelist {host}', and set "
+            "--training_hosts to the machines."
         )
     for stage, name in (("train", "training_hosts"), ("log-mu", "sampling_hosts")):
         if (found := len(settings.hosts_of(stage))) < machines > 1:
             raise ValueError(
-                f"{settings.accelerate_config} has num_machines={machines}, and {name} has {found}. Name one host per "
-                f"machine with --{name}."
+                f"{settings.accelerate_config} has num_machines={machines}, and {name} has {found}. Set --{name} to "
+                "one host per machine."
             )
 
 

@@ -14,7 +14,7 @@ ADAPTER = "adapter"  # subfolder of a model's folder: the trained adapter, which
 
 
 def stage_folder(folder: Path) -> Path:
-    """Return the folder of the stage that wrote a folder. For a checkpoint or an adapter, this is a folder above."""
+    """Return the folder of the stage that wrote a folder. For a checkpoint or an adapter, this is a parent folder."""
     if folder.parent.name == manifest.WORK:
         return folder.parent.parent
     return folder.parent if folder.name == ADAPTER and (folder.parent / manifest.NAME).is_file() else folder
@@ -41,7 +41,7 @@ def weights_of(inputs: Json) -> Json:
     if "weights" in inputs:
         return {"weights": inputs["weights"]}
     model = inputs.get("model")
-    # Older manifests have absolute paths with links and "..".
+    # Older manifests have absolute paths with symlinks and "..".
     return {
         "model": str(Path(model).resolve()) if model and Path(model).is_absolute() else model,
         "revision": inputs.get("revision"),
@@ -49,12 +49,12 @@ def weights_of(inputs: Json) -> Json:
 
 
 def older_weights(folder: Path) -> list[Json]:
-    """Return the starting weights of each training that led to a model, the newest first."""
+    """Return the starting weights of each training run that led to a model, newest first."""
     return [weights_of(known.last["inputs"]) for known in _walk(folder, "weights")]
 
 
 def first_weights(folder: Path) -> Json:
-    """Return the starting weights of the first training that led to a model."""
+    """Return the starting weights of the first training run that led to a model."""
     return older_weights(folder)[-1]
 
 
@@ -85,7 +85,7 @@ def _read(folder: Path) -> Manifest | None:
 
 
 def name_on_the_hub(name: str | None) -> str | None:
-    """Return a name that can be a repository of the Hub. Return None for a local file or folder."""
+    """Return the name if it can be a repository on the Hub. Return None for a local file or folder."""
     if name is None or name.endswith(TABLE_SUFFIXES) or Path(name).exists():
         return None
     try:

@@ -38,8 +38,9 @@ def sides_of(loop: IterateArguments) -> dict[str, list[Step]]:
     """Return the steps of the loop in order, by side.
 
     Without `overlap`, there is one side, named `""`. With `overlap` N, the sides `sampling` and `training` run at the
-    same time. The model of iteration i - 1 - N, or the starting model, then writes the rows of iteration i and computes
-    their log μ. The training of iteration i always starts from the model of iteration i - 1.
+    same time. The rows of iteration i are then sampled from the model of iteration max(i - 1 - N, 0), which also
+    computes their log μ. Iteration 0 is the starting model. Training in iteration i always starts from the model of
+    iteration i - 1.
     """
     parts = _StepsOfIterations(loop)
     training = [parts.training(i) for i in range(1, loop.iterations + 1)]
@@ -143,10 +144,10 @@ def iterate(loop: IterateArguments) -> None:
         })  # fmt: skip
         rewards = {} if loop.reward_funcs is None else _mean_rewards(sides)
     total = time.monotonic() - began
-    reported = [str(results)] if results else ["No model was tested: name test prompts with --test_dataset_name."]
+    reported = [str(results)] if results else ["No model was tested. To test models, set --test_dataset_name."]
     if rewards:
         reported += [plain_table(["", *rewards], [["mean reward of the sampled rows", *rewards.values()]])]
-    reported += [f"Models, rows and results are in {out}/; topr plot --input {out} draws them."]
+    reported += [f"Models, rows and results are in {out}/. To plot the results, run: topr plot --input {out}"]
     print(
         "\n" + "\n\n".join(reported),
         *(_time_of(side, total, of_side) for side, of_side in spent.items()),
@@ -156,7 +157,7 @@ def iterate(loop: IterateArguments) -> None:
 
 
 def _mean_rewards(sides: dict[str, list[Step]]) -> dict[str, str]:
-    """Return the mean reward of the rows that each iteration was trained on, by the name of its folder."""
+    """Return the mean reward of the sampled rows of each iteration, by the name of the iteration's folder."""
     found = {}
     for step in (step for steps in sides.values() for step in steps if isinstance(step.stage, Score)):
         if step.stage.folder.parent.name != TEST:
@@ -225,12 +226,12 @@ def check_trainable(path: Path, rewards: RewardArguments) -> None:
 def _check_overlap(loop: IterateArguments) -> None:
     if loop.overlap and loop.training_launcher and not (loop.sampling_hosts and loop.training_hosts):
         raise ValueError(
-            "overlap computes log μ while another iteration trains: name machines for both with --sampling_hosts and "
-            "--training_hosts, and put {host} into training_launcher."
+            "overlap computes log μ while another iteration trains. Set --sampling_hosts and --training_hosts to the "
+            "machines for each, and put {host} into training_launcher."
         )
     is_here = not (loop.sampling_launcher or loop.training_launcher)
     if loop.overlap and is_here and torch.cuda.device_count() and not (loop.sampling_devices and loop.training_devices):
         raise ValueError(
-            "overlap runs sampling and training at the same time, and each would use all GPUs: name GPUs for both with "
+            "overlap runs sampling and training at the same time, and each would use all GPUs. Set "
             "--sampling_devices and --training_devices. They can share a GPU if its memory is large enough."
         )

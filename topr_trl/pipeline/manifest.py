@@ -66,7 +66,7 @@ def state(folder: Path, stage: str, inputs: Json, made: bool = True, defaults: M
 
     Returns:
         `NEW`, `RESTART` (started with other inputs, no results), `BEGUN` (started, not finished), `DAMAGED` (finished,
-        but files are missing or have another size), or `FINISHED`.
+        but files are missing or have a different size), or `FINISHED`.
 
     Raises:
         ValueError: the folder holds results for other inputs, an unfinished stage, or files that topr did not write.
@@ -152,7 +152,7 @@ def _describe_changes(there: Json, now: Json, defaults: Mapping[str, Any]) -> li
 def same_value(one: object, other: object) -> bool:
     """Return whether two values of a setting are the same.
 
-    Version 0.2 wrote a baseline of 0 as the text "0". Older manifests have absolute paths with links and "..".
+    Version 0.2 wrote a baseline of 0 as the text "0". Older manifests have absolute paths with symlinks and "..".
     """
     if isinstance(one, str) and isinstance(other, str) and Path(one).is_absolute() and Path(other).is_absolute():
         return Path(one).resolve() == Path(other).resolve()
@@ -223,7 +223,7 @@ def check_whole(path: Path) -> None:
     A file, or a folder without a manifest, passes.
 
     Raises:
-        ValueError: a stage has not finished, or files are missing or have another size.
+        ValueError: a stage has not finished, or files are missing or have a different size.
     """
     known = read(path)
     if known is None:
@@ -239,7 +239,7 @@ def check_whole(path: Path) -> None:
 
 
 def _damaged(folder: Path, known: Manifest) -> list[str]:
-    """Return the files that are missing or have another size. Return [] while a stage may be replacing files."""
+    """Return the files that are missing or have a different size. Return [] while a stage may be replacing files."""
 
     def whole(path: Path, size: int) -> bool:
         return path.is_file() and path.stat().st_size == size
@@ -289,7 +289,7 @@ def read(folder: Path) -> Manifest | None:
     if not whole:
         raise ValueError(f"{path} is damaged. Remove {folder}, and run the command again.")
     for name in names:
-        # Check the parent, because the file itself can be a link. All files in the Hub's cache are links.
+        # Check the parent, because the file itself can be a symlink. All files in the Hub's cache are symlinks.
         if (
             Path(name).name in ("", "..")
             or "\0" in name

@@ -1,10 +1,10 @@
 """Name the folders in a run of `topr iterate`.
 
 run/
-    imported/            rows, if --rows is a file of another system
+    imported/            rows, if --rows is a file from another system
     base/                the starting model
         test/rollouts/       rows of the test problems
-        test/results/        evaluation.json, evaluation.txt, pictures
+        test/results/        evaluation.json, evaluation.txt, plots
     iteration-1/
         rollouts/        rows to train on
         model/           weights after training

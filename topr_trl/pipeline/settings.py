@@ -52,7 +52,7 @@ class FolderArguments:
             FileNotFoundError: the path does not exist.
         """
         if self.input is None:
-            raise ValueError("This command reads rows: name their folder or file with --input.")
+            raise ValueError("This command reads rows: set --input to their folder or file.")
         return existing(self.input, "--input")
 
     @property
@@ -63,13 +63,13 @@ class FolderArguments:
             ValueError: `output_dir` is not set.
         """
         if self.output_dir is None:
-            raise ValueError("Name the folder to write with --output_dir.")
+            raise ValueError("Set --output_dir to the folder to write.")
         return Path(self.output_dir)
 
 
 @dataclass
 class RowsArguments(FolderArguments, InputArguments):
-    """Settings of a stage that reads rows, or imports a file of another system."""
+    """Settings of a stage that reads rows, or imports a file from another system."""
 
     input: str | None = field(
         default=None, metadata={"help": "Folder or file of rows, or a file that topr import reads, such as a CSV."}
@@ -82,7 +82,7 @@ class SeedArguments:
 
     seed: int = field(default=42, metadata={"help": "Random seed."})
     iteration: int = field(
-        default=0, metadata={"help": "Iteration of the loop. Each iteration uses other random numbers."}
+        default=0, metadata={"help": "Iteration of the loop. Each iteration uses different random numbers."}
     )
 
 
@@ -155,8 +155,8 @@ class ProblemArguments:
         """Raise a ValueError if there are no test problems."""
         if self.has_no_test_split:
             raise ValueError(
-                f"dataset_name={self.dataset_name} is a file, which has no test split: name the test problems with "
-                "--test_dataset_name. For own prompts, also name reward functions with --reward_funcs."
+                f"dataset_name={self.dataset_name} is a file, which has no test split: set "
+                "--test_dataset_name to the test problems. For own prompts, also set --reward_funcs."
             )
 
 
@@ -167,7 +167,7 @@ class RewardArguments:
     reward_funcs: list[str] | None = field(
         default=None,
         metadata={
-            "help": "Reward functions of TRL's kind, judges or reward models, instead of the judge of a task. A name "
+            "help": "Reward functions as in TRL, judges or reward models, instead of the judge of a task. A name "
             "is FILE.py:FUNCTION, MODULE:FUNCTION, a function of TRL, or the name or folder of a reward model."
         },
     )
@@ -264,7 +264,7 @@ class LaunchArguments(BackendArguments):
                 raise ValueError(f"{name} may have {allowed}, and has {{{sorted(unknown)[0]}}}.")
             hosts, gpus = name.replace("launcher", "hosts"), name.replace("launcher", "devices")
             if "{host}" in (getattr(self, name) or "") and not getattr(self, hosts):
-                raise ValueError(f"{name} has {{host}}: name the machines with {hosts}.")
+                raise ValueError(f"{name} has {{host}}: set {hosts} to the machines.")
             if getattr(self, name) and getattr(self, gpus):
                 raise ValueError(
                     f"{gpus} are GPUs of this machine, and {name} starts processes on other machines. Keep only one of "
@@ -320,7 +320,9 @@ def validate_model(settings: ModelConfig, whole: bool) -> None:
 class RunArguments(SamplingArguments, LaunchArguments, OfflineTOPRConfig, ModelConfig):
     """Settings of the commands that run stages: `topr iterate` and `topr trial`."""
 
-    save_total_limit: int | None = field(default=1, metadata={"help": "Number of checkpoints to keep per training."})
+    save_total_limit: int | None = field(
+        default=1, metadata={"help": "Number of checkpoints to keep per training run."}
+    )
     greedy: bool = field(default=True, metadata={"help": GREEDY_HELP})
 
     def __post_init__(self) -> None:
@@ -387,7 +389,7 @@ class TrialArguments(RowsArguments, RunArguments):
         default="gsm8k",
         metadata={"help": f"Task of the rows: {' or '.join(TASKS)}. Rows written by topr sample have their own."},
     )
-    trial_rows: int = field(default=2_560, metadata={"help": "Maximum number of rows that each training reads."})
+    trial_rows: int = field(default=2_560, metadata={"help": "Maximum number of rows that each training run reads."})
     held_out_problems: int = field(
         default=400, metadata={"help": "Number of problems to test on. At most a third of all problems is held out."}
     )

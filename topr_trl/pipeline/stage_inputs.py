@@ -28,7 +28,7 @@ def values_of(settings: object, names: Iterable[str]) -> Json:
 
 
 def absolute(name: str | None) -> str | None:
-    """Return the absolute path of a local file or folder, without links and "..". Return any other name unchanged."""
+    """Return the absolute path of a local file or folder, with symlinks resolved. Return any other name unchanged."""
     return str(Path(name).resolve()) if name and Path(name).exists() else name
 
 

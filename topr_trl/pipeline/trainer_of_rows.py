@@ -57,7 +57,7 @@ def adapter_settings(args: TrainArguments) -> Json:
 
 
 def check_rows_per_step(trainer: OfflineTOPRTrainer, work: Path, state: PartialState) -> None:
-    """Check that a resumed training has the same number of rows per step as when it started.
+    """Check that a resumed run has the same number of rows per step as when it started.
 
     Raises:
         ValueError: the number of rows per step has changed.

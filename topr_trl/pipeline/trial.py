@@ -1,4 +1,4 @@
-"""Run a trial: short trainings with several settings on a part of the rows, tested on held-out problems.
+"""Run a trial: short training runs with several settings on some of the rows, tested on held-out problems.
 
 The first round tries each arm at the given learning rate. The second round tries the two best arms at a third of the
 learning rate and at three times the learning rate.
@@ -90,9 +90,9 @@ class Outcome:
         by_answers (`bool`): Whether `values` are accuracies of sampled completions. Otherwise, they are mean rewards,
             estimated from the logged rows.
         effective_samples (`dict`): Effective sample size by arm, see `OffPolicyValues`. Empty if `by_answers`.
-        trained_rows (`int`): Number of rows that each training read.
-        greedy (`dict`): Whether the greedy answer to each held-out problem is right, by arm. Empty without greedy
-            answers.
+        trained_rows (`int`): Number of rows that each training run read.
+        greedy (`dict`): Whether the greedy answer to each held-out problem is correct, by arm. Empty without
+            greedy answers.
     """
 
     values: dict[Arm | None, NDArray[np.float64]]

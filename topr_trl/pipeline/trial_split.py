@@ -175,7 +175,7 @@ def _can_judge(trial: TrialArguments, rows: Dataset, rewards: FloatArray) -> boo
             else f"the rows need the columns prompt and answer (text) and completion; found {rows.column_names}"
         )  # fmt: skip
         raise ValueError(
-            f"test_by='answers': {why}. Name another --task, or use the logged rewards with --test_by rewards."
+            f"test_by='answers': {why}. Set a different --task, or use the logged rewards with --test_by rewards."
         )
     return False
 

@@ -181,13 +181,13 @@ def _prepare(given: Any, columns: Collection[str], load: bool) -> Reward:
     if kind == "judge" and "answer" not in columns:
         raise ValueError(
             f"The judge {name!r} compares completions with the column `answer`, and the rows have {_shown(columns)}. "
-            "Rename the column that holds the answers. A reward function of TRL's kind takes **kwargs."
+            "Rename the column that holds the answers. A reward function as in TRL takes **kwargs."
         )
     return Reward(name, given, kind)
 
 
 def _kind_of(function: Callable[..., Any], name: str, columns: Collection[str]) -> str:
-    """Return whether a function is a `"function"` of TRL's kind or a `"judge"`, from its parameters."""
+    """Return from its parameters whether a function is a `"function"` as in TRL, or a `"judge"`."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # Some functions written in C have no signature.
@@ -271,7 +271,7 @@ def _chunks(rows: Dataset) -> Iterator[tuple[int, int]]:
 
 
 def _score_chunk(rows: Dataset, rewards: Sequence[Reward]) -> tuple[NDArray[np.float64], list[tuple[str, str | None]]]:
-    """Return (N, F) values of F rewards, NaN where one does not apply, and the judgements of the judge, if any."""
+    """Return (N, F) values of F rewards, NaN where one does not apply, and the judge's verdicts and answers, if any."""
     columns = rows[:]
     prompts = columns["prompt"]
     completions = [_as_trl_passes(p, c) for p, c in zip(prompts, columns["completion"], strict=True)]

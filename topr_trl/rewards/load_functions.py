@@ -40,7 +40,7 @@ def load_reward_funcs(names: Sequence[str]) -> list[Callable[..., Any] | str]:
         `list`: functions, and names of models.
 
     Raises:
-        ValueError: a name has another form, a file or module cannot be imported, or lacks the function.
+        ValueError: a name has a different form, a file or module cannot be imported, or lacks the function.
         FileNotFoundError: there is no such file.
         OSError: there is no such model.
     """

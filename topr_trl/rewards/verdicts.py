@@ -18,7 +18,7 @@ VERDICTS = CORRECT, INCORRECT, INVALID = "correct", "incorrect", "invalid"
 # verdict is "correct", and None if the verdict is "invalid".
 Judgement = tuple[str, str | None]
 
-# Function from the texts of completions and their true answers to judgements, in the same order.
+# Function from the texts of completions and their true answers to judgments, in the same order.
 Judge = Callable[[Sequence[str], Sequence[str]], list[Judgement]]
 
 _AT_ONCE = 4_096  # rows per call of a judge; bounds the memory

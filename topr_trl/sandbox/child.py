@@ -225,7 +225,7 @@ def unprivileged_user() -> int | None:
     """Return the id of the user who runs programs if the worker is root. No account has this id.
 
     The user cannot write root's files or signal root's processes. The limit on processes applies to this user, but
-    would not apply to root. Each worker has another id, so that workers do not share the limit.
+    would not apply to root. Each worker has a different id, so that workers do not share the limit.
 
     Returns:
         The id. None if the worker is not root, or if other users cannot read the files of Python.

@@ -1,7 +1,7 @@
 """Run programs that a model wrote in a sandbox, and judge them by unit tests.
 
 The sandbox evaluates the calls of the tests and returns the values as text. The comparison runs in this process. The
-right values never enter the sandbox, so a program can only pass by computing them.
+expected values never enter the sandbox, so a program can only pass by computing them.
 """
 
 import ast
@@ -43,7 +43,7 @@ def run_tests(
     Raises:
         OSError: the system is not Linux.
         RuntimeError: the sandbox failed.
-        ValueError: tests have another form, a program has no test, or a limit is not positive.
+        ValueError: tests have a different form, a program has no test, or a limit is not positive.
     """
     if seconds <= 0 or memory_mb < 1:
         raise ValueError(
@@ -73,13 +73,13 @@ def _judgement(found: str | None, tests: str) -> Judgement:
 
 @lru_cache(maxsize=65_536)
 def parse_tests(tests: str) -> tuple[list[str], list[str]]:
-    """Return the calls of tests, and their right values as canonical text.
+    """Return the calls of tests, and their expected values as canonical text.
 
     Args:
         tests (`str`): Lines of the form `assert CALL == LITERAL`.
 
     Raises:
-        ValueError: a line has another form, or there is no line.
+        ValueError: a line has a different form, or there is no line.
     """
     calls, values = [], []
     try:

@@ -157,7 +157,7 @@ class TOPRArguments(CurationArguments, LossArguments):
         default=None,
         metadata={
             "help": "true or false. Compute a prompt once for neighboring completions. Training on stored rows then "
-            "reads the rows in another order if a step has 32 rows or more. Default: true on a CPU."
+            "reads the rows in a different order if a step has 32 rows or more. Default: true on a CPU."
         },
     )
 
@@ -220,7 +220,7 @@ class ReplayArguments:
         if beta != 0:
             raise ValueError(
                 f"replay_share={self.replay_share} with beta={beta}: TRL's KL term needs rows of the present "
-                "policy, and rows that are used again are not. Set beta=0 (the paper's), or replay_share=0."
+                "policy, and replayed rows are from an older one. Set beta=0 (the paper's), or replay_share=0."
             )
         again = self.rows_again(micro_batch)
         if again == 0:
@@ -231,7 +231,7 @@ class ReplayArguments:
         needed = again * micro_batches * processes
         if self.replay_size is not None and self.replay_size < needed:
             raise ValueError(
-                f"replay_share={self.replay_share} uses {needed} rows again with each generation batch, and "
+                f"replay_share={self.replay_share} replays {needed} rows with each generation batch, and "
                 f"replay_size={self.replay_size} keeps fewer. Raise it, or leave it out."
             )
 

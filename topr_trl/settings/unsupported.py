@@ -118,14 +118,14 @@ def refuse_unsupported_order(args: Any) -> None:
     """Raise a ValueError if settings conflict with the order in which the offline trainer reads its rows.
 
     The sampler of `group_by_length` uses the global random generator (huggingface/transformers#48025), so a resumed
-    run would read the rows in another order. Rebalanced and dispatched batches do not work with the trainer's samplers
-    in several processes.
+    run would read the rows in a different order. Rebalanced and dispatched batches do not work with the trainer's
+    samplers in several processes.
     """
     strategy = getattr(args, "train_sampling_strategy", None)
     by_length = "Remove it. sort_by_length is on by default and groups rows of similar length."
     if strategy == "group_by_length" or getattr(args, "group_by_length", False):
         given = f"train_sampling_strategy={strategy!r}" if strategy == "group_by_length" else "group_by_length=True"
-        raise ValueError(f"{given}: a resumed run would read the rows in another order. {by_length}")
+        raise ValueError(f"{given}: a resumed run would read the rows in a different order. {by_length}")
     reason = "does not work with the order in which the trainer reads rows in several processes"
     if strategy == "batch_rebalance":
         raise ValueError(f"train_sampling_strategy='batch_rebalance' {reason}. {by_length}")

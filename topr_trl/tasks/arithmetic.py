@@ -115,8 +115,8 @@ def solve(
 
     Args:
         problem ([`Problem`]): Problem to solve.
-        result (`Callable[[int], int]`, *optional*): Function that maps the right value of a step to the value that the
-            author writes. Later steps use the written value.
+        result (`Callable[[int], int]`, *optional*): Function that maps the correct value of a step to the value that
+            the author writes. Later steps use the written value.
         times (`Callable[[Sentence], str]`, *optional*): Function that returns the operation, `"*"` or `"+"`, that the
             author uses for a sentence with a product.
     """

@@ -91,8 +91,8 @@ def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
 
     Args:
         completions (`Sequence[str]`): Completions.
-        truths (`Sequence[str]`): Right answers: numbers in any form, or values of GSM8K's column `answer`, which end
-            in `#### N`.
+        truths (`Sequence[str]`): Correct answers: numbers in any form, or values of GSM8K's column `answer`, which
+            end in `#### N`.
     """
     judgements: list[Judgement] = []
     for completion, truth in zip(completions, truths, strict=True):

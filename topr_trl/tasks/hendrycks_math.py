@@ -45,7 +45,7 @@ EXEMPLARS = (
     ),
 )
 
-_LONGEST = 1_000  # in characters; a longer answer is correct only if it is literally equal to the right one
+_LONGEST = 1_000  # in characters; a longer answer is correct only if it is literally equal to the correct one
 _LAST_CHARACTERS = 100_000  # number of characters at the end of a completion in which to look for a box
 _TOKEN = re.compile(
     r"(?P<box>\\{1,4}(?:boxed|fbox)\s{0,9}\{)|"  # Bounded, since many backslashes would take quadratic time.
@@ -88,11 +88,11 @@ def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
 
     Worker processes compare the answers, with a limit of five seconds per answer. A completion is *invalid* if it has
     no box, if the box is empty, or if its content cannot be parsed in time. An answer that is literally equal to the
-    right one is always correct.
+    correct answer is always correct.
 
     Args:
         completions (`Sequence[str]`): Completions.
-        truths (`Sequence[str]`): Right answers.
+        truths (`Sequence[str]`): Correct answers.
 
     Raises:
         ImportError: math-verify is not installed.
@@ -252,7 +252,7 @@ def load(name_or_path: str, split: str) -> Dataset:
     if split not in splits:
         raise ValueError(
             f"{name_or_path} has the splits {', '.join(splits)}, not {split}. "
-            "Name another dataset with --dataset_name (training) or --test_dataset_name."
+            "Choose a different dataset with --dataset_name (training) or --test_dataset_name."
         )
     parts = [load_dataset(name_or_path, name, split=split) for name in names]
     if len(parts) > 1 and not {"subject", "type"} & set(parts[0].column_names):

@@ -223,7 +223,7 @@ def same(given: str, truth: str) -> bool:
 
     Args:
         given (`str`): Answer of a completion.
-        truth (`str`): Right answer.
+        truth (`str`): Correct answer.
 
     Raises:
         ValueError: a part of `given` cannot be parsed.
@@ -456,11 +456,11 @@ def judge(pair: list[str]) -> list[str | None]:
     """Return the verdict on an answer, and its canonical form.
 
     Args:
-        pair (`list[str]`): The given answer and the right answer. The caller limits their length.
+        pair (`list[str]`): The given answer and the correct answer. The caller limits their length.
 
     Returns:
         `["correct", None]`, `["incorrect", canonical form]` or `["invalid", None]`. An answer is invalid if it is
-        empty, or if it cannot be parsed and is not literally equal to the right answer.
+        empty, or if it cannot be parsed and is not literally equal to the correct answer.
     """
     given, truth = pair[0].strip(), pair[1].strip()
     if not re.search(r"[^\s{}()\[\]$.,;]", given):

@@ -59,7 +59,7 @@ def load(name_or_path: str, split: str) -> Dataset:
         split (`str`): Split of a dataset on the Hub. It is ignored for a file.
 
     Raises:
-        ValueError: the file has another suffix.
+        ValueError: the file has a different suffix.
     """
     if name_or_path.endswith(TABLE_SUFFIXES) or Path(name_or_path).is_file():
         return read_table(name_or_path)
@@ -68,4 +68,4 @@ def load(name_or_path: str, split: str) -> Dataset:
 
 def judge(completions: Sequence[str], truths: Sequence[str]) -> NoReturn:
     """Raise a ValueError, because own prompts have no judge."""
-    raise ValueError("Own prompts have no judge: name reward functions with --reward_funcs, or a task with --task.")
+    raise ValueError("Own prompts have no judge: set --reward_funcs, or set --task.")

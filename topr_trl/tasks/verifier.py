@@ -1,7 +1,7 @@
 """Generative verifier (arXiv 2503.14286, Sec. 4.4): a model that reasons about a solution and judges it.
 
 A verification is a completion. Its prompt contains a solution, and its answer is yes or no. The reward is +1 for the
-right answer and -1 otherwise. Therefore, the problems made here go through the usual stages: `sample_completions`,
+correct answer and -1 otherwise. Therefore, the problems made here go through the usual stages: `sample_completions`,
 `score_completions(rows, judge)`, `OfflineTOPRTrainer` and `evaluate_rows`, where pass@1 is the accuracy of the
 verifier. The solutions can come from another model.
 """
@@ -42,7 +42,7 @@ def judge(texts: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
 
     Args:
         texts (`Sequence[str]`): Verifications.
-        truths (`Sequence[str]`): Right answers, `"yes"` or `"no"`.
+        truths (`Sequence[str]`): Correct answers, `"yes"` or `"no"`.
     """
     answers = [extract_verdict(text) for text in texts]
     return [(verdict(answer, truth), answer) for answer, truth in zip(answers, truths, strict=True)]
@@ -72,7 +72,7 @@ def verification_problems(
         template (`str`, *optional*):
             Text with the placeholders `{question}` and `{solution}`.
         balanced (`bool`, *optional*, defaults to `False`):
-            Whether to drop random solutions until as many are right as wrong. The paper keeps all solutions.
+            Whether to drop random solutions until half of those left are correct. The paper keeps all solutions.
         seed (`int`, *optional*, defaults to `0`):
             Seed for dropping solutions.
 
@@ -90,7 +90,7 @@ def verification_problems(
     chosen = _balance(right, seed) if balanced else np.arange(len(right))
     if len(chosen) == 0:
         raise ValueError(
-            f"There is nothing to verify: {right.sum()} of {len(right)} solutions are right. Add solutions, or set "
+            f"There is nothing to verify: {right.sum()} of {len(right)} solutions are correct. Add solutions, or set "
             "balanced=False."
         )
 

@@ -363,7 +363,7 @@ class TOPRMixin(Trainer):
             FloatingPointError: the loss or the norm of its gradient is NaN or infinite.
         """
         if "train_runtime" in logs and not self.state.global_step:
-            return  # Summary of a training without a step. See OfflineTOPRTrainer.compute_log_mu.
+            return  # Summary of a run without a step. See OfflineTOPRTrainer.compute_log_mu.
         # The loss scaler of float16 skips steps with an infinite norm.
         scaled = self.accelerator.mixed_precision == "fp16"
         for name in ["loss"] if scaled else ["loss", "grad_norm"]:

@@ -112,7 +112,7 @@ class StartingModel(TrainerCallback, ExportableState):
         A checkpoint of version 0.2.0 has no fingerprints. The run must then be resumed with its starting model.
 
         Raises:
-            ValueError: the checkpoint has another base model or another temperature.
+            ValueError: the checkpoint has a different base model or temperature.
         """
         base = base_fingerprint(model)
         state = {} if checkpoint is None else _state_of(checkpoint) or {}
@@ -222,7 +222,7 @@ class StopAtNaN(TrainerCallback):
 
 
 def not_finite(what: str, output_dir: str) -> FloatingPointError:
-    """Return the error that stops a training with NaN or infinite values."""
+    """Return the error that stops training at NaN or infinite values."""
     return FloatingPointError(
         f"{what} is NaN or infinite, so training stops. Checkpoints in {output_dir} are from before that. Look for "
         "extreme rewards or log μ in the rows, lower learning_rate, or compute in float32 or bfloat16."

@@ -198,7 +198,7 @@ class LogMu:
             if self.accelerator.is_main_process:
                 path.replace(aside)
             warn_user(
-                f"{path} is damaged, or of another model or other rows, rewards or limits than now, so log μ is "
+                f"{path} is damaged, or was written for a different model, rows, rewards or limits, so log μ is "
                 f"computed again. The old file is {aside}: the checkpoints in {path.parent} can be resumed only with "
                 "it, under its old name."
             )
@@ -340,13 +340,13 @@ def load_log_mu(path: Path, model: str, rows: str) -> pa.ChunkedArray:
     if not path.is_file():
         raise ValueError(
             f"log μ of the run to resume is missing: {path}. It needs the weights that the run started with, so it "
-            "cannot be computed now. Put the file back, or start again."
+            "cannot be computed now. Restore the file, or start again."
         )
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
         why = " ".join(str(error).split()).rstrip(".")
-        raise ValueError(f"{path} is damaged ({why}). Put it back whole, or start again.") from error
+        raise ValueError(f"{path} is damaged ({why}). Restore it, or start again.") from error
     for what, expected in (("model", model), ("rows", rows)):
         found = (table.schema.metadata or {}).get(what.encode(), b"unknown").decode()
         if found != expected:

@@ -1,4 +1,4 @@
-"""Warn if a training learns little without an error: dead negatives, another sampler, equal rewards."""
+"""Warn if training learns little without an error: dead negatives, a different sampler, equal rewards."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,15 +12,15 @@ MOSTLY_DEAD, EARLY = 0.5, 0.1
 
 
 def warn_if_dead(share: float, step: int, steps: int, first_log: int) -> bool:
-    """Warn if most negatives are dead early in a training, or at its first log. Return whether it warned."""
+    """Warn if most negatives are dead early in training, or at the first log. Return whether it warned."""
     if share <= MOSTLY_DEAD or step > max(EARLY * steps, first_log):
         return False
     warn_user(
         f"{share:.0%} of the negatives have a weight under {DEAD_WEIGHT:g} at step {step} of {steps} and "
         "contribute almost nothing: according to log μ, the model in training is far from the model that wrote them. "
         "If this is true, use a lower learning rate or fewer updates on the same rows. If not, check the source of "
-        "log μ: small errors add up over long completions, for instance from top_k or top_p, another temperature, or "
-        "the rounding of another engine. See docs/metrics.md."
+        "log μ: small errors add up over long completions, for instance from top_k or top_p, a different temperature, "
+        "or the rounding of a different engine. See docs/metrics.md."
     )
     return True
 
@@ -69,7 +69,7 @@ def warn_if_far(distance: float) -> bool:
     if distance > _FAR:
         warn_user(
             f"The sampler's log-probabilities differ from the trainer's by {distance:.2f} per token: the sampler had "
-            "other weights, another tokenizer or RoPE settings, or computed at low precision. Sample from the "
+            "other weights, a different tokenizer or RoPE settings, or computed at low precision. Sample from the "
             "checkpoint that training starts from, in the precision of training. If another model did write the rows, "
             "set log_mu='sampler'."
         )

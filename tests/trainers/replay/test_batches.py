@@ -22,7 +22,7 @@ def test_rows_stand_behind_a_batch_as_they_were():
     assert found["topr_rows"].tolist() == [100, 101, 1, 2]
     assert found["num_items_in_batch"].dim() == 0
     assert found["topr_fresh"].tolist() == [True, True, False, False]
-    with pytest.raises(ValueError, match="Rows with pixel_values cannot be used again"):
+    with pytest.raises(ValueError, match="Rows with pixel_values cannot be replayed"):
         check_columns(batch_of([1.0], pixel_values=torch.zeros(1, 3)))
 
 

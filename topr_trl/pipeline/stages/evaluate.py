@@ -39,7 +39,7 @@ class EvaluateArguments(RewardTestArguments, SampleArguments):
 
 
 class Evaluate(Stage[EvaluateArguments]):
-    """Stage that writes tables, JSON and a picture for the scored rows of one run, or for a comparison of two runs."""
+    """Stage that writes tables, JSON and a plot for the scored rows of one run, or for a comparison of two runs."""
 
     settings = EvaluateArguments
 

@@ -1,4 +1,4 @@
-"""Convert rollout files of other systems into rows."""
+"""Convert rollout files from other systems into rows."""
 
 import re
 from collections import Counter
@@ -37,13 +37,13 @@ class ImportArguments(FolderArguments, ReadingArguments):
     """Settings of `topr import`."""
 
     input: str | None = field(
-        default=None, metadata={"help": "File of another system, or a folder of such files. Required."}
+        default=None, metadata={"help": "File from another system, or a folder of such files. Required."}
     )
     output_dir: str | None = field(default=None, metadata={"help": "Folder to write rows to. Required."})
 
 
 class Import(Stage[ImportArguments]):
-    """Stage that converts records of other systems into rows, `RECORDS_PER_SHARD` records per shard."""
+    """Stage that converts records from other systems into rows, `RECORDS_PER_SHARD` records per shard."""
 
     settings = ImportArguments
     outcome = "Rows in {folder}/: {rows:,}."
@@ -157,8 +157,8 @@ def _describe(done: Json) -> str:
         lines.append(f"Not in these files: {', '.join(done['lacking'])}.")
     runs = f"{rollouts:,} runs" if rollouts < rows else f"{rows:,} row{'s' * (rows != 1)}"
     if 1 < rollouts == problems:
-        lines.append(f"{runs}, each for a different problem. If some of them share a problem, name the field with the "
-                     'problem with --problem_field. topr trial, baseline="group_mean" and some curation rules group '
+        lines.append(f"{runs}, each for a different problem. If some of them share a problem, set --problem_field to "
+                     'the field with the problem. topr trial, baseline="group_mean" and some curation rules group '
                      "rows by problem.")  # fmt: skip
     else:
         lines.append(f"{runs} of {problems:,} problem{'s' * (problems != 1)}.")
@@ -167,8 +167,8 @@ def _describe(done: Json) -> str:
     elif not done["filled"].get("reward"):
         found = done.get("numbers")
         numbers = f" Fields with numbers: {', '.join(found)}." if found else ""
-        lines.append("There are no rewards. Name their fields with --reward_fields, name a file of rewards with "
-                     f"--rewards, or score the rows with topr score.{numbers}")  # fmt: skip
+        lines.append("There are no rewards. Set --reward_fields to their fields, set --rewards to a file of rewards, "
+                     f"or score the rows with topr score.{numbers}")  # fmt: skip
     if done["temperatures"][1:] or 0 in done["temperatures"]:
         found = ", ".join(f"{value:g}" for value in done["temperatures"])
         lines.append(f"The rows were sampled at temperatures {found}. The trainer needs one temperature above 0: "

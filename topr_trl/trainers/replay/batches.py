@@ -14,7 +14,7 @@ def check_columns(batch: dict[str, Any]) -> None:
     """Raise a ValueError if a generation batch has a column that replayed rows lack, for instance images."""
     for name, values in batch.items():
         if name not in _COLUMNS and not (values is None or (isinstance(values, Tensor) and values.dim() == 0)):
-            raise ValueError(f"Rows with {name} cannot be used again: only text is kept. Set replay_share=0.")
+            raise ValueError(f"Rows with {name} cannot be replayed: only text is kept. Set replay_share=0.")
 
 
 def with_rows(

@@ -1,6 +1,6 @@
 """Replay rows of earlier generation batches and logged rows in `TOPRTrainer` (`replay_share`).
 
-The folder `replay/` has the buffer and the replayed rows.
+`buffer.py` stores the rows, and `batches.py` adds them to TRL's batches.
 """
 
 from pathlib import Path
@@ -42,7 +42,7 @@ def check_replay(args: TOPRConfig, dataset: object, logged: Dataset | None) -> S
     if logged is not None and not args.replay_share:
         raise ValueError("replay_dataset needs replay_share above 0. Set replay_share, or leave replay_dataset out.")
     if args.replay_share and isinstance(dataset, Dataset):
-        refuse_images(dataset, "Rows with images cannot be used again: only text is kept. Set replay_share=0.")
+        refuse_images(dataset, "Rows with images cannot be replayed: only text is kept. Set replay_share=0.")
     return None if logged is None else read_logged(logged, args.temperature)
 
 
@@ -80,7 +80,7 @@ class ReplayMixin(TOPRMixin):
             self._replay.count_from_here()
 
     def _with_replayed_rows(self, batch: dict[str, Any], chosen: int) -> dict[str, Any]:
-        """Return the local generation batch, followed by replayed rows, as many on each process.
+        """Return the local generation batch with replayed rows at the end. Every process adds the same number of them.
 
         Args:
             batch: TRL's generation batch of this process.
@@ -111,8 +111,8 @@ class ReplayMixin(TOPRMixin):
             own = args.per_device_train_batch_size
             say(
                 f"a micro-batch grows from {own} rows to {own + args.rows_again(own)}. Each process keeps at most "
-                f"{buffer.size} rows to use them again, in about {most:.1f} MB of host memory if they are as long as "
-                "those so far.",
+                f"{buffer.size} rows for replay. They take about {most:.1f} MB of host memory if they are as long as "
+                "the present rows.",
                 args,
             )
         # With `topr_scale`, the loss is the mean over the chosen and the replayed rows.
@@ -178,7 +178,7 @@ class ReplayMixin(TOPRMixin):
         states = [_read_rows(files[number]) for number in wanted if number in files]
         if len(states) < max(len(wanted), 1):
             what = "only a part of the rows" if states else "no rows"
-            warn_user(f"{checkpoint} has {what} for replay (replay_*.pt). Training continues with new rows.")
+            warn_user(f"{checkpoint} has {what} for replay (replay_*.pt). New rows fill the replay buffer.")
         if states:
             rows = sorted((row for state in states for row in state["rows"]), key=lambda row: row["number"])
             self._replay.load({"rows": rows if saved == processes else rows[process::processes]})
@@ -198,6 +198,6 @@ def _replay_files(checkpoint: str) -> dict[int, Path]:
 def _read_rows(path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True)
-    except Exception as error:  # Its message advises to load the file without this safety.
-        raise ValueError(f"{path} is damaged ({type(error).__name__}). Put it back whole, or remove it.") from error
+    except Exception as error:  # torch's message advises weights_only=False, which is unsafe.
+        raise ValueError(f"{path} is damaged ({type(error).__name__}). Restore or remove it.") from error
     return state
