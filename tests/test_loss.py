@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from topr_trl import PRESETS, TruncationLimits
 from topr_trl.loss import (
     MAX_LOG_WEIGHT,
+    RATIO_LEVELS,
     log_ratios,
     objective,
     sequence_logps,
@@ -95,7 +96,7 @@ def test_padding_may_hold_garbage():
     assert (dirty_policy.grad[garbage] == 0).all()
 
 
-@pytest.mark.parametrize("level", ["sequence", "token", "geometric"])
+@pytest.mark.parametrize("level", RATIO_LEVELS)
 def test_empty_completion_has_zero_loss(level):
     policy = torch.full((1, 3), -1.0, requires_grad=True)
     zero = torch.zeros(1, 3)
@@ -161,7 +162,7 @@ def test_the_limits_of_a_token_are_those_of_its_completion():
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
-@pytest.mark.parametrize("level", ["sequence", "token", "geometric"])
+@pytest.mark.parametrize("level", RATIO_LEVELS)
 def test_rows_that_learn_nothing_need_no_log_mu(name, level):
     policy = torch.full((1, 2), -1.0, requires_grad=True)
     mu = torch.full((1, 2), float("nan"))
@@ -193,8 +194,42 @@ def test_mu_as_sums_or_per_token():
             topr_loss(policy, mu, rewards, mask, PRESETS["tis"], level).losses_B,
             topr_loss(policy, sums, rewards, mask, PRESETS["tis"], level).losses_B,
         )
-    with pytest.raises(ValueError, match=r"^ratio_level='token' needs .* shape \(B, T\); .* as sums, \(B,\)\.$"):
-        topr_loss(policy, sums, rewards, mask, PRESETS["tis"], "token")
+    for level in ("prefix", "token"):
+        with pytest.raises(ValueError, match=rf"^ratio_level='{level}' needs .* shape \(B, T\); .* as sums, \(B,\)\.$"):
+            topr_loss(policy, sums, rewards, mask, PRESETS["tis"], level)
+
+
+def test_the_prefix_ratio_is_that_of_a_plain_loop():
+    policy, mu, rewards, mask = batch()
+    policy.requires_grad_()
+    mask[1, 1] = 0  # context in the middle of a completion
+    topr_loss(policy, mu, rewards, mask, PRESETS["topr"], "prefix").losses_B.sum().backward()
+    for i, (reward, length) in enumerate(zip(rewards.tolist(), mask.sum(1).tolist(), strict=True)):
+        ratio = 1.0
+        for t, is_token in enumerate(mask[i].tolist()):
+            expected = 0.0
+            if is_token:
+                ratio *= math.exp(policy[i, t].item() - mu[i, t].item())
+                weight = 1.0 if reward >= 0 else min(ratio, 1.0)
+                expected = -weight * reward / length
+            assert policy.grad[i, t].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_prefix_ratio_spares_the_tokens_before_the_model_left():
+    # The model left the completion at its second token: the first one keeps its weight.
+    policy, mu = torch.tensor([[-1.0, -11.0, -1.0]]), torch.full((1, 3), -1.0)
+    log_ratio = log_ratios(policy, mu, torch.ones(1, 3), "prefix")
+    weights = truncated_weights(log_ratio, torch.tensor([-1.0]), PRESETS["topr"])
+    assert weights.tolist() == [[1.0, pytest.approx(math.exp(-10)), pytest.approx(math.exp(-10))]]
+
+
+@pytest.mark.parametrize("level", RATIO_LEVELS)
+def test_on_policy_all_levels_are_reinforce(level):
+    policy, _, rewards, mask = batch()
+    policy.requires_grad_()
+    topr_loss(policy, policy.detach().clone(), rewards, mask, PRESETS["topr"], level).losses_B.sum().backward()
+    expected = -(rewards / mask.sum(1))[:, None] * mask
+    torch.testing.assert_close(policy.grad, expected.to(policy.grad.dtype))
 
 
 def test_ratio_levels_of_other_systems_hardly_taper():

@@ -84,7 +84,8 @@ PRESETS: dict[str, TruncationLimits] = {
 }
 """Truncation limits of TOPR and related methods, by name (arXiv 2503.14286, Table 1)."""
 
-RATIO_LEVELS = ("sequence", "token", "geometric")
+RATIO_LEVELS = ("sequence", "prefix", "token", "geometric")
+TOKEN_LEVELS = ("prefix", "token")  # levels with a ratio for each token, which need log μ of each token
 
 # Largest log of a weight. It matters only under an upper limit above e^40, such as infinity. e^40 keeps the squared
 # gradient norm finite in float32, so that gradient clipping still works.
@@ -122,26 +123,32 @@ def log_ratios(policy_logps_BT: Tensor, mu_logps: Tensor, mask_BT: Tensor, ratio
             Level at which the ratio is computed:
 
             - `"sequence"`: the paper's ratio, which is the product over the tokens of the completion.
+            - `"prefix"`: for each token, the product over the completion up to this token, `π(y_≤t|x) / μ(y_≤t|x)`, as
+              in per-decision importance sampling (Precup, Sutton and Singh, 2000). The first tokens of a long
+              completion keep their weight until the model no longer writes them. Not measured yet.
             - `"token"`: the ratio of each token.
             - `"geometric"`: the geometric mean over tokens. On long completions the taper hardly acts.
 
-            The last two are *not* TOPR. They exist for comparison with systems that use them under its name.
+            The last three are *not* TOPR. The last two exist for comparison with systems that use them under its name.
 
     Returns:
-        `torch.Tensor`: detached log-ratios in float32 or wider, shape (B,). With `"token"` the shape is (B, T), and
-        padding is 0.
+        `torch.Tensor`: detached log-ratios in float32 or wider, shape (B,). With `"prefix"` and `"token"` the shape is
+        (B, T), and padding is 0.
 
     Raises:
-        ValueError: `ratio_level` is unknown, or is `"token"` while `mu_logps` holds sums.
+        ValueError: `ratio_level` is unknown, or needs log μ per token while `mu_logps` holds sums.
     """
     if ratio_level not in RATIO_LEVELS:
         raise ValueError(f"ratio_level must be one of {RATIO_LEVELS}, not {ratio_level!r}.")
     policy_logps_BT = policy_logps_BT.detach()  # Stop-gradient of Alg. 1: no gradient flows through the weight.
-    if ratio_level == "token":
+    if ratio_level in TOKEN_LEVELS:
         if mu_logps.dim() != 2:
-            raise ValueError("ratio_level='token' needs log μ per token, shape (B, T); it was given as sums, (B,).")
+            raise ValueError(
+                f"ratio_level={ratio_level!r} needs log μ per token, shape (B, T); it was given as sums, (B,)."
+            )
         wide = torch.promote_types(policy_logps_BT.dtype, torch.float32)
-        return (policy_logps_BT.to(wide) - mu_logps.to(wide)).masked_fill(mask_BT == 0, 0.0)
+        log_ratio_BT = (policy_logps_BT.to(wide) - mu_logps.to(wide)).masked_fill(mask_BT == 0, 0.0)
+        return log_ratio_BT.cumsum(1).masked_fill(mask_BT == 0, 0.0) if ratio_level == "prefix" else log_ratio_BT
     mu_B = sequence_logps(mu_logps, mask_BT) if mu_logps.dim() == 2 else mu_logps
     log_ratio_B = sequence_logps(policy_logps_BT, mask_BT) - mu_B
     if ratio_level == "geometric":
@@ -200,7 +207,7 @@ class LossOutputs(NamedTuple("_LossOutputs", [("losses_B", Tensor), ("weights", 
         losses_B (`torch.Tensor`):
             Losses, shape (B,), in float32 or wider, attached to the graph. Their mean is the loss of the batch.
         weights (`torch.Tensor`):
-            Detached weights w, shape (B,), or (B, T) with `ratio_level="token"`.
+            Detached weights w, shape (B,), or (B, T) with a ratio per token.
         log_ratios (`torch.Tensor`):
             Detached log-ratios log π/μ, with the shape of `weights`. NaN where log μ is unknown.
     """
@@ -258,7 +265,7 @@ def topr_loss(
         `LossOutputs`: losses, weights and log-ratios of the rows.
 
     Raises:
-        ValueError: `ratio_level` is unknown, or is `"token"` while `mu_logps` holds sums.
+        ValueError: `ratio_level` is unknown, or needs log μ per token while `mu_logps` holds sums.
     """
     log_ratio = log_ratios(policy_logps_BT, mu_logps, mask_BT, ratio_level)
     weights = truncated_weights(log_ratio, rewards_B, limits)

@@ -11,7 +11,7 @@ from reference import fresh_model
 from topr_trl import PRESETS, OfflineTOPRConfig, OfflineTOPRTrainer
 from topr_trl.data.batch_samplers import StepsSortedByLength
 from topr_trl.data.tokenization import tokenizer_of
-from topr_trl.loss import topr_loss
+from topr_trl.loss import RATIO_LEVELS, topr_loss
 from topr_trl.tasks import arithmetic
 from topr_trl.trainers import log_mu
 from topr_trl.trainers.fingerprints import model_fingerprint
@@ -64,7 +64,7 @@ def test_every_parameter_moves_and_every_metric_is_there(make, model):
 
 
 @pytest.mark.parametrize("preset", list(PRESETS))
-@pytest.mark.parametrize("level", ["sequence", "token", "geometric"])
+@pytest.mark.parametrize("level", RATIO_LEVELS)
 def test_loss_and_gradient_are_those_of_the_pure_loss(make, model, tokenizer, rows, preset, level):
     torch.manual_seed(0)
     mu = [[-0.5 * torch.rand(()).item() for _ in plain_logps(model, tokenizer, row)] for row in rows]
@@ -279,7 +279,7 @@ def test_rows_with_no_gradient_are_left_out_and_count(make, rows, share):
     assert (len(batch["input_ids"]), batch["idle"]) == ((5, 3) if share == 3 else (1, 7))
 
 
-@pytest.mark.parametrize("ratio_level", ["sequence", "token"])
+@pytest.mark.parametrize("ratio_level", ["sequence", "prefix", "token"])
 def test_fast_paths_train_the_same_weights(make, tmp_path, ratio_level):
     # Sorted by length, without padding, or plainly: the same rows a step, log μ computed by the path itself.
     weights = {}

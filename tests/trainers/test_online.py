@@ -102,7 +102,9 @@ def test_same_seed_same_weights(train, request):
     assert torch.equal(*weights)
 
 
-@pytest.mark.parametrize(("level", "normalize"), [("sequence", True), ("sequence", False), ("token", True)])
+@pytest.mark.parametrize(
+    ("level", "normalize"), [("sequence", True), ("sequence", False), ("prefix", True), ("token", True)]
+)
 def test_gradient_is_that_of_the_pure_loss(make, model, level, normalize):
     # With num_iterations=2, log μ of the first use is kept; then μ is set apart from π by hand.
     trainer = make(ratio_level=level, length_normalization=normalize, num_iterations=2)

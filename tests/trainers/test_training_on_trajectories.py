@@ -41,7 +41,7 @@ def loss_and_gradient(trainer):
     return loss.detach(), [p.grad.clone() for p in trainer.model.parameters()]
 
 
-def by_a_plain_loop(model, rows, per_token=False):
+def by_a_plain_loop(model, rows, level="sequence"):
     """Algorithm 1 on the tokens that the model wrote."""
     model.zero_grad()
     losses = []
@@ -50,7 +50,7 @@ def by_a_plain_loop(model, rows, per_token=False):
         logps = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
         own = logps[len(row["prompt_ids"]) - 1 :][torch.tensor(row["completion_mask"]).bool()]
         log_ratio = (own - torch.tensor(row["mu_logps"])).detach()
-        log_ratio = log_ratio if per_token else log_ratio.sum()
+        log_ratio = {"token": log_ratio, "prefix": log_ratio.cumsum(0)}.get(level, log_ratio.sum())
         weight = log_ratio.clamp(max=0).exp() if row["reward"] < 0 else torch.ones_like(log_ratio)
         losses.append(-(row["reward"] * weight * own).sum() / len(own))
     loss = torch.stack(losses).mean()
@@ -65,10 +65,10 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("padding_free", [False, True])
-@pytest.mark.parametrize("level", ["sequence", "token"])
+@pytest.mark.parametrize("level", ["sequence", "prefix", "token"])
 def test_loss_and_gradient_are_those_of_a_plain_loop(model, tokenizer, tmp_path, level, padding_free):
     rows = Dataset.from_dict(ROWS)
-    expected = by_a_plain_loop(copy.deepcopy(model), rows, level == "token")
+    expected = by_a_plain_loop(copy.deepcopy(model), rows, level)
     trainer = offline(model, tokenizer, rows, tmp_path, ratio_level=level, padding_free=padding_free)
     assert_same(loss_and_gradient(trainer), expected)
 
@@ -235,7 +235,7 @@ PARTED = {
 }  # fmt: skip
 
 
-def of_rollouts(model, rows, per_token=False, length_normalization=True):
+def of_rollouts(model, rows, level="sequence", length_normalization=True):
     """Algorithm 1 with a product over all rows of a rollout."""
     model.zero_grad()
     own, mu, rewards = {}, {}, {}
@@ -251,7 +251,7 @@ def of_rollouts(model, rows, per_token=False, length_normalization=True):
     for key, parts in own.items():
         logps = torch.cat(parts)
         log_ratio = (logps - torch.tensor(mu[key])).detach()
-        log_ratio = log_ratio if per_token else log_ratio.sum()
+        log_ratio = {"token": log_ratio, "prefix": log_ratio.cumsum(0)}.get(level, log_ratio.sum())
         weight = log_ratio.clamp(max=0).exp() if rewards[key] < 0 else torch.ones_like(log_ratio)
         losses.append(-(rewards[key] * weight * logps).sum() / (len(logps) if length_normalization else 1))
     loss = torch.stack(losses).mean()
@@ -260,13 +260,13 @@ def of_rollouts(model, rows, per_token=False, length_normalization=True):
 
 
 @pytest.mark.parametrize("padding_free", [False, True])
-@pytest.mark.parametrize("level", ["sequence", "token"])
+@pytest.mark.parametrize("level", ["sequence", "prefix", "token"])
 @pytest.mark.parametrize("length_normalization", [False, True])
 def test_a_rollout_of_several_rows_has_one_ratio_and_one_length(
     model, tokenizer, tmp_path, level, padding_free, length_normalization
 ):
     rows = Dataset.from_dict(PARTED)
-    expected = of_rollouts(copy.deepcopy(model), rows, level == "token", length_normalization)
+    expected = of_rollouts(copy.deepcopy(model), rows, level, length_normalization)
     trainer = offline(model, tokenizer, rows, tmp_path, ratio_level=level, padding_free=padding_free,
                       length_normalization=length_normalization)  # fmt: skip
     assert trainer.train_dataset["row"][:] == [0, 1, 3]

@@ -14,6 +14,7 @@ from torch import Tensor
 from topr_trl.baseline import FloatArray
 from topr_trl.data.masks import MASK
 from topr_trl.data.trajectories import PARTS
+from topr_trl.loss import TOKEN_LEVELS
 
 _CONTEXT = -100  # label of a token without a loss
 NO_ROW = -1  # row number of a padding row
@@ -44,7 +45,7 @@ class Collator:
 
     Args:
         collate: TRL's collator.
-        ratio_level: setting of the loss. With `"token"`, log μ has a value per token. Otherwise it is the sum over the
+        ratio_level: setting of the loss. With a ratio per token, log μ has a value per token. Otherwise it is the sum over the
             completion.
         keep_idle: whether to compute rows with R = 0.
         log_mu: log μ by the columns `dataset` and `row`, for rows without a column `mu_logps`. The trainer fills this
@@ -54,7 +55,7 @@ class Collator:
     def __init__(
         self, collate: Any, ratio_level: str, keep_idle: bool, log_mu: Mapping[tuple[int, int], float | FloatArray]
     ) -> None:
-        self.collate, self.per_token = collate, ratio_level == "token"
+        self.collate, self.per_token = collate, ratio_level in TOKEN_LEVELS
         self.keep_idle, self.log_mu = keep_idle, log_mu
 
     def collate_tokens(self, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -73,7 +73,9 @@ class TOPRConfig(ReplayArguments, TOPRArguments, GRPOConfig):
             Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` uses the preset's limit.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
             Level at which the ratio π/μ is computed. `"sequence"` is the paper's: the product over the tokens of a
-            completion. `"token"` and `"geometric"` (the mean over tokens) are not TOPR. They exist for comparison.
+            completion. `"prefix"` gives each token the product over the tokens up to it (see
+            `topr_trl.loss.log_ratios`). `"token"` and `"geometric"` (the mean over tokens) exist for
+            comparison. These three are not TOPR.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
         log_mu (`str`, *optional*, defaults to `"trainer"`):
@@ -243,7 +245,9 @@ class OfflineTOPRConfig(TOPRArguments, SFTConfig):
             Upper limit of the ratio π/μ of a completion with R < 0 (b- in Eq. 7). `None` uses the preset's limit.
         ratio_level (`str`, *optional*, defaults to `"sequence"`):
             Level at which the ratio π/μ is computed. `"sequence"` is the paper's: the product over the tokens of a
-            completion. `"token"` and `"geometric"` (the mean over tokens) are not TOPR. They exist for comparison.
+            completion. `"prefix"` gives each token the product over the tokens up to it (see
+            `topr_trl.loss.log_ratios`). `"token"` and `"geometric"` (the mean over tokens) exist for
+            comparison. These three are not TOPR.
         length_normalization (`bool`, *optional*, defaults to `True`):
             Whether to divide the loss of a completion by its number of tokens (Sec. 4.2).
         log_mu (`str`, *optional*, defaults to `"trainer"`):

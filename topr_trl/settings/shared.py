@@ -59,7 +59,7 @@ class LossArguments:
     a_neg: float | None = field(default=None, metadata={"help": "Lower limit of the ratio where R < 0."})
     b_neg: float | None = field(default=None, metadata={"help": "Upper limit of the ratio where R < 0."})
     ratio_level: str = field(
-        default="sequence", metadata={"help": "'sequence' (TOPR); 'token' and 'geometric' for comparison only."}
+        default="sequence", metadata={"help": "'sequence' (TOPR), 'prefix' (up to each token), 'token' or 'geometric'."}
     )
     length_normalization: bool = field(default=True, metadata={"help": "Divide the loss by the completion's length."})
     log_mu: str = field(default="trainer", metadata={"help": "Source of log μ: 'trainer' (own forward) or 'sampler'."})

@@ -164,7 +164,7 @@ class TOPRMixin(Trainer):
             counts: whether to include the rows in the metrics. False for rows that only keep the processes in step.
 
         Returns:
-            Detached weights, shape (B,), or (B, T) with `ratio_level="token"`.
+            Detached weights, shape (B,), or (B, T) with a ratio per token.
         """
         log_ratio = log_ratios(policy_logps_BT, mu_logps, mask_BT, self.args.ratio_level)
         weights = truncated_weights(log_ratio, rewards_B, self.args.limits)

@@ -28,7 +28,7 @@ from topr_trl.data.masks import MASK
 from topr_trl.data.tables import atomic_write
 from topr_trl.data.tokenized_rows import column, completion_lengths, lengths_of, prompt_groups
 from topr_trl.data.trajectories import PARTS
-from topr_trl.loss import TruncationLimits
+from topr_trl.loss import TOKEN_LEVELS, TruncationLimits
 from topr_trl.settings.config import OfflineTOPRConfig, TOPRConfig
 from topr_trl.trainers.training_warnings import sampler_distance
 from topr_trl.user_warnings import warn_user
@@ -70,8 +70,8 @@ class LogMu:
 
     Attributes:
         values (`dict[tuple[int, int], float | np.ndarray]`):
-            Log μ in nats, by the columns `dataset` and `row`: the sum over the completion, or with
-            `ratio_level="token"` (T,) float32 values. Rows with a column `mu_logps` are not in it.
+            Log μ in nats, by the columns `dataset` and `row`: the sum over the completion, or
+            (T,) float32 values with a ratio per token. Rows with a column `mu_logps` are not in it.
         sampler_distance (`dict[str, float]`):
             Distance between log μ of the training rows and their `sampler_logps`. See
             `topr_trl.trainers.training_warnings.sampler_distance`.
@@ -179,7 +179,7 @@ class LogMu:
         mu_logps = mu_logps.drop_null()
         values, lengths = pc.list_flatten(mu_logps).to_numpy(), pc.list_value_length(mu_logps).to_numpy()
         starts = lengths.cumsum() - lengths
-        per_token = self.args.ratio_level == "token"
+        per_token = self.args.ratio_level in TOKEN_LEVELS
         by_row = np.split(values, starts[1:]) if per_token else np.add.reduceat(values.astype(np.float64), starts)
         self.values.update(zip(keys, by_row, strict=True))
 
@@ -265,8 +265,8 @@ def _what_is_wrong(mu_logps: object, tokens: int, args: TOPRConfig | OfflineTOPR
                 f"log μ must be a finite number of at most 0 for each token, or their sum; found {value}. Fix it; or "
                 f"{remedy}, and log μ is computed."
             )
-    if args.ratio_level == "token" and not isinstance(mu_logps, list):
-        return "ratio_level='token' needs log μ for each token, not their sum."
+    if args.ratio_level in TOKEN_LEVELS and not isinstance(mu_logps, list):
+        return f"ratio_level={args.ratio_level!r} needs log μ for each token, not their sum."
     return None
 
 

@@ -31,7 +31,7 @@ from topr_trl.data.tokenized_rows import (
     part_saved_by_sharing,
     prompt_groups,
 )
-from topr_trl.loss import weighted_loss
+from topr_trl.loss import TOKEN_LEVELS, weighted_loss
 from topr_trl.settings.config import OfflineTOPRConfig
 from topr_trl.trainers.base import TOPRMixin, path_as_text, say, settings_for
 from topr_trl.trainers.checkpoints import StartingModel
@@ -450,7 +450,7 @@ class OfflineTOPRTrainer(TOPRMixin, SFTTrainer):
         )
         logps, mask, outputs = self._policy_logps(model, inputs)
         self._add_computed_tokens()
-        if self.args.ratio_level == "token":
+        if self.args.ratio_level in TOKEN_LEVELS:
             mu_logps = torch.full_like(logps, torch.nan, dtype=torch.float32).masked_scatter(mask, mu_logps)
         shown = rows if self.args.log_completions and self.model.training and counts else None
         weights = self._row_weights(logps, mu_logps, rewards_B, mask, shown, idle, counts)
