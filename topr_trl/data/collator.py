@@ -45,8 +45,8 @@ class Collator:
 
     Args:
         collate: TRL's collator.
-        ratio_level: setting of the loss. With a ratio per token, log μ has a value per token. Otherwise it is the sum over the
-            completion.
+        ratio_level: setting of the loss. With a ratio per token, log μ has a value per token. Otherwise it is the sum
+            over the completion.
         keep_idle: whether to compute rows with R = 0.
         log_mu: log μ by the columns `dataset` and `row`, for rows without a column `mu_logps`. The trainer fills this
             mapping before training.
