@@ -406,7 +406,7 @@ RECOGNIZED = [
         {"chosen": "a b", "rejected": "a c"}),
     foreign("two filters of lm-eval", "log.jsonl, line 2, filter is b, has a, --where filter=a", "log.jsonl",
         "\n".join(json.dumps(example("lm-eval", filter=name)) for name in "ab")),
-    foreign("multiple choice of lm-eval", "log.jsonl, line 1, likelihood, generate_until", "log.jsonl",
+    foreign("multiple choice of lm-eval", "log.jsonl, line 1, likelihoods, generate_until", "log.jsonl",
         example("lm-eval", arguments={"gen_args_0": {"arg_0": "a", "arg_1": " b"}})),
     foreign("a response that continues another one", "log.jsonl, line 1, previous_response_id, whole prompt",
         "log.jsonl", example("openai-responses", request={"input": "a", "previous_response_id": "r"})),

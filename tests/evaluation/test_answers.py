@@ -134,7 +134,7 @@ def test_an_empty_answer_is_none():
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"extracted": None}, "extracted missing"),
+        ({"extracted": None}, "missing: extracted"),
         ({"level": [1, 2, 3, 2]}, "same `level`"),
         ({"score": [1.0, None, 0.5, 0.5]}, "`score` .*row 1 .*None.* drop"),
         ({name: [] for name in ROWS}, "no row"),
