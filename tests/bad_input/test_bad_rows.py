@@ -324,7 +324,7 @@ IMPORTED = [
         {**LOG_OF_VERL, "score": [1, 0]}),
     imported("a second file that has an id twice", "rewards.jsonl, line 2, same id, 'a', remove", LOG_OF_VERL,
         also={"rewards.jsonl": '{"id": "a", "reward": 1}\n{"id": "a", "reward": 0}\n'}, rewards="rewards.jsonl"),
-    imported("an array that breaks off", "log/1.jsonl, after 1 whole records, not valid JSON",
+    imported("an array that breaks off", "log/1.jsonl, after 1 complete records, not valid JSON",
         json.dumps([LOG_OF_VERL] * 2, indent=1)[:-30]),
     imported("a list of messages", "log/1.jsonl, line 1, lacks input, has messages, --format messages",
         {"messages": [], "reward": 1}),
@@ -369,7 +369,7 @@ def example(name: str, **changes: Any) -> Any:
 
 # fmt: off
 RECOGNIZED = [
-    foreign("a file of no known format", "log.jsonl, not recognized, have who, --prompt_field, --format", "log.jsonl",
+    foreign("a file of no known format", "log.jsonl, not recognized, fields who, --prompt_field, --format", "log.jsonl",
         {"who": "a"}),
     foreign("text that is neither JSON nor a table", "log.txt, none, JSON, .csv or .tsv", "log.txt", "Hello.\nBye."),
     foreign("records of two formats", "log.jsonl, looks like pairs and table, --format", "log.jsonl",
@@ -406,7 +406,7 @@ RECOGNIZED = [
         {"chosen": "a b", "rejected": "a c"}),
     foreign("two filters of lm-eval", "log.jsonl, line 2, filter is b, has a, --where filter=a", "log.jsonl",
         "\n".join(json.dumps(example("lm-eval", filter=name)) for name in "ab")),
-    foreign("multiple choice of lm-eval", "log.jsonl, line 1, likelihood, generate_until", "log.jsonl",
+    foreign("multiple choice of lm-eval", "log.jsonl, line 1, likelihoods, generate_until", "log.jsonl",
         example("lm-eval", arguments={"gen_args_0": {"arg_0": "a", "arg_1": " b"}})),
     foreign("a response that continues another one", "log.jsonl, line 1, previous_response_id, whole prompt",
         "log.jsonl", example("openai-responses", request={"input": "a", "previous_response_id": "r"})),
@@ -419,7 +419,7 @@ RECOGNIZED = [
         example("openhands-output", history=[{"kind": "Condensation"}])),
     foreign("a span without its prompt", "log.jsonl, line 1, gen_ai.input.messages, not captured", "log.jsonl",
         {"attributes": {"gen_ai.output.messages": "[]"}}),
-    foreign("`train`: a CSV that is not recognized", "topr train, log.csv, not recognized, have a, b, --prompt_field",
+    foreign("`train`: a CSV that is not recognized", "topr train, log.csv, not recognized, fields a, b, --prompt_field",
         "log.csv", "a,b\n1,2\n", command="train --use_cpu true --bf16 false"),
     foreign("`curate`: a label that is no number", "topr curate, log.csv, row 2, 'sideways', --label_values", "log.csv",
         FEEDBACK.replace("up", "sideways"), command="curate"),

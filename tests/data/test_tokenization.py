@@ -48,7 +48,7 @@ def test_images_in_messages_are_refused(tokenizer, monkeypatch, kind):
            "completion": [{"role": "assistant", "content": "2"}]}  # fmt: skip
     assert tokenizer.decode(tokenize_row(row, tokenizer).prompt_ids) == "1"
     row["prompt"][0]["content"].append({"type": kind})
-    with pytest.raises(ValueError, match=f"has {kind}: only text"):
+    with pytest.raises(ValueError, match=f"has {kind}: .* only text"):
         tokenize_row(row, tokenizer)
 
 

@@ -168,7 +168,7 @@ def test_turns_with_weight_0(imported, read):
 
 
 def test_messages_with_a_response(imported, read, tmp_path):
-    with pytest.raises(ValueError, match=r"line 1: .*it has response beside its messages.* --format openai"):
+    with pytest.raises(ValueError, match=r"line 1: .*it has response in addition to its messages.* --format openai"):
         imported("litellm", "messages", "--reward_fields", "metadata.score")
     rows, _ = imported("litellm", "openai", "--reward_fields", "metadata.score")
     assert [read(row, "qwen2_5")[1] for row in rows] == ["⟪16<|im_end|>⟫", "⟪8<|im_end|>⟫"]

@@ -272,7 +272,7 @@ def test_options_of_each_request_reach_its_row(tmp_path):
 @pytest.mark.parametrize("beside", ["response", "completion", "choices", "output"])
 def test_messages_beside_an_answer_are_a_request(tmp_path, beside):
     record = {"messages": [USER, ANSWER, SURE], beside: "Yes.", "score": 1}
-    with pytest.raises(ValueError, match=f"line 1: .*it has {beside} beside its messages"):
+    with pytest.raises(ValueError, match=f"line 1: .*it has {beside} in addition to its messages"):
         imported(tmp_path, "messages", [record], *SCORE)
     whole = {**record, "messages": [USER, ANSWER]}
     assert len(imported(tmp_path, "messages", [whole], *SCORE)) == 1

@@ -45,7 +45,7 @@ def test_samples_that_lm_eval_wrote(tmp_path):
 def test_samples_of_lm_eval_without_one_completion():
     sample = sample_of("lm-eval-0.4.13-text.jsonl")
     choice = {f"gen_args_{n}": {"arg_0": "a", "arg_1": " b"} for n in range(2)}
-    with pytest.raises(NotOfFormat, match=r"likelihood of given answers.*generate_until"):
+    with pytest.raises(NotOfFormat, match=r"likelihoods of given answers.*generate_until"):
         lm_eval.rows({**sample, "arguments": choice, "resps": [[["-1.0", "True"]]] * 2})
     with pytest.raises(NotOfFormat, match="2 responses and one score"):
         lm_eval.rows({**sample, "resps": [["12", "7"]]})
@@ -105,7 +105,7 @@ def test_logs_of_inspect_that_are_damaged_or_unusual(tmp_path):
     assert (row["completion"][1]["content"], "legs" in row["tools"]) == ("Error: too slow", True)
     assert inspect_logs.rows({**sample, "error": {"message": "timeout"}}) == ["failed"]
     attached = {**sample, "messages": [{"role": "user", "content": "attachment://abc"}, *sample["messages"][4:]]}
-    with pytest.raises(NotOfFormat, match="no attachment abc"):
+    with pytest.raises(NotOfFormat, match="attachment abc is missing"):
         inspect_logs.rows(attached)
     assert inspect_logs.rows({**attached, "attachments": {"abc": "Long"}})[0]["prompt"][0]["content"] == "Long"
 
@@ -134,7 +134,7 @@ def test_calls_of_one_response_and_events_that_are_not_for_the_model():
     (row,) = openhands_output.rows({**run, "history": [system, user, state, action, second, result, error, finish]})
     assert [len(turn["tool_calls"] or ()) for turn in row["completion"]] == [2, 0, 0, 1]
     assert row["completion"][2]["content"] == "FAILED"
-    for kind, why in (("Condensation", "condensed"), ("Other", "kind Other, which is not known")):
+    for kind, why in (("Condensation", "condensed"), ("Other", "unknown kind Other")):
         with pytest.raises(NotOfFormat, match=why):
             openhands_output.rows({**run, "history": [system, user, action, {"kind": kind}]})
 

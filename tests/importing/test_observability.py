@@ -124,7 +124,7 @@ def test_other_runs_of_langsmith():
     others = {"other": {"run_type": "chain"}, "failed": {"error": "timeout"}}
     assert [langsmith.rows(run(asked, said, **more)) for more in others.values()] == [[name] for name in others]
     assert langsmith.rows(run(asked, None)) == []
-    with pytest.raises(NotOfFormat, match="no answer that is known; they have x"):
+    with pytest.raises(NotOfFormat, match="no known field for the answer; they have x"):
         langsmith.rows(run(asked, {"x": 1}))
     message = {"lc": 1, "id": ["langchain", "AIMessage"], "kwargs": {"content": "12"}}
     with pytest.raises(NotOfFormat, match="inputs are the text of a chat"):

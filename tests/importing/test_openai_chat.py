@@ -136,11 +136,11 @@ def test_ids_of_rewards_are_checked(tmp_path, second, why):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"custom_id": "a", "response": {"status_code": 200, "body": answered()}}, "no request: .* with --requests"),
+        ({"custom_id": "a", "response": {"status_code": 200, "body": answered()}}, "no request: set --requests"),
         ({"request": {"prompt": "1"}, "response": answered()}, "its request has no messages; it has prompt"),
         ({"request": ASKED, "response": {"text": "2"}}, "its response has no choices; it has text"),
         ({"request": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "response": answered()},
-         "a message has image_url: only text can be trained on offline"),
+         "a message has image_url: offline training supports only text"),
         ({"request": {"messages": [{"content": "1"}]}, "response": answered()}, "message has no role; it has content"),
     ],
 )  # fmt: skip

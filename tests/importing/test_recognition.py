@@ -62,7 +62,7 @@ def test_an_error_names_the_likeliest_format(tmp_path, named, own):
         )
     except ValueError as error:
         found = str(error)
-        assert f"Use --format {own}, or leave --format out" in found or "none of its records" in found or named == own
+        assert f"Use --format {own}, or omit --format" in found or "none of its records" in found or named == own
     else:
         assert named in (own, "table", "langfuse")
 

@@ -38,7 +38,7 @@ def test_what_trl_logs_can_be_trained_on(model, tokenizer, tmp_path, capsys, con
     folder = logged(model, tokenizer, tmp_path / "grpo", prompts, [right, short])
     capsys.readouterr()
     command = ["import", "--format", "trl", "--input", str(folder), "--output_dir", str(tmp_path / "rows")]
-    with pytest.raises(ValueError, match=r"row 0: right, short may all be the reward: .* with --reward_fields"):
+    with pytest.raises(ValueError, match=r"row 0: right, short may all be the reward: .* in --reward_fields"):
         main.main(command)
     main.main([*command, "--reward_fields", "right", "short"])
     said = capsys.readouterr().out
@@ -75,6 +75,6 @@ def test_a_reward_function_may_be_called_reward():
     offline = {**record, "weight": 0.5, "log_ratio": -0.7}
     del offline["format"]
     assert FORMAT.rewards(offline) == {"reward": 1.0}
-    with pytest.raises(NotOfFormat, match="marks what the model did not write"):
+    with pytest.raises(NotOfFormat, match="marks text that the model did not write"):
         FORMAT.rows({**offline, "completion": "2⟦6⟧3"})
     assert FORMAT.rows({**record, "completion": "2⟦6⟧3"})[0]["completion"] == "2⟦6⟧3"

@@ -102,7 +102,7 @@ def read_config(given: Sequence[str]) -> Json:
         raise ValueError("--config needs the name of a YAML file.")
     file = existing(given[given.index("--config") + 1], "--config")
     if file.is_dir():
-        raise IsADirectoryError(f"--config {file} is a folder. Name a YAML file.")
+        raise IsADirectoryError(f"--config {file} is a folder, and must be a YAML file.")
     with file.open(encoding="utf-8") as stream:  # With a stream, a YAML error names the file.
         config = yaml.safe_load(stream)
     if not isinstance(config, dict):

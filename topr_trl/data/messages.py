@@ -178,7 +178,7 @@ def plain_content(content: Any) -> Any:
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         raise ValueError(f"the content of a message is {str(content)[:60]}, and must be text or a list of parts")
     if others := sorted({str(part.get("type")) for part in content} - {"text", "input_text", "output_text"}):
-        raise ValueError(f"a message has {', '.join(others)}: only text can be trained on offline")
+        raise ValueError(f"a message has {', '.join(others)}: offline training supports only text")
     return "".join(map(_text_of_part, content))
 
 

@@ -25,14 +25,14 @@ def from_table(table: pa.Table) -> Dataset:
 
 
 def set_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
-    """Return a table with a new last column, or with a column replaced if it has this name."""
+    """Return a table with the column added at the end, or with the column of this name replaced."""
     place = table.schema.get_field_index(name)
     return table.append_column(name, values) if place < 0 else table.set_column(place, name, values)
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path, and rename it to `path` at the end. So the file is either complete or absent."""
+    """Yield a temporary path, and rename it to `path` at the end, so that `path` is never an incomplete file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -92,7 +92,7 @@ def write_parquet(dataset: Dataset, path: Path, metadata: Mapping[bytes, bytes] 
 
 
 _WRITTEN_AT_ONCE = 16_384  # rows; one row group of the file
-# On rows with token ids and log-probabilities, these settings are smaller and faster than pyarrow's defaults.
+# For token ids and log-probabilities, these settings give smaller files, faster than pyarrow's defaults.
 _ENCODING: dict[str, Any] = {"compression": "zstd", "use_dictionary": False}
 
 
@@ -111,7 +111,7 @@ def shards_of(path: str | Path) -> list[Path]:
     _, is_numbered, expected = shards[0].stem.rpartition("-of-")
     if path.is_dir() and is_numbered and expected.isdigit() and int(expected) != len(shards):
         more = (
-            "They belong to several splits: name the files of one split."
+            "They belong to several splits: move each split to its own folder."
             if len(shards) > int(expected)
             else "Restore the missing shards."
         )
@@ -170,7 +170,7 @@ def _read_by_pyarrow(file: Path, reader: Callable[[Path], Read]) -> Read:
 
 
 def unreadable(file: str | Path, error: BaseException) -> ValueError:
-    """Return an error with the name of the file and the reason of another error."""
+    """Return an error with the name of the file and the message of the original error."""
     return ValueError(
         f"{file} cannot be read: {' '.join(str(error).split()).rstrip(' .')}. Write or download it again."
     )

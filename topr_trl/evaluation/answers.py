@@ -18,7 +18,7 @@ from topr_trl.rewards import CORRECT, INVALID, VERDICTS
 ProblemId = int | float | str
 
 INVALID_CODE, RIGHT_CODE = -1, 0
-NEEDED = (("problem_id", "prompt"), ("answer",), ("extracted",))  # one of each
+NEEDED = (("problem_id", "prompt"), ("answer",), ("extracted",))  # one column of each group
 OPTIONAL = ("problem_id", "verdict", "score", "subject", "level", TEMPERATURE)
 GROUPINGS = ("subject", "level")
 _NO_GROUP = "none"
@@ -71,7 +71,7 @@ class Samples:
         return self.codes_PS.size + (0 if self.greedy_P is None else len(self.greedy_P))
 
     def check_k(self, k: int) -> None:
-        """Raise a ValueError if there are not k samples to draw from."""
+        """Raise a ValueError unless k is between 1 and the number of samples."""
         if not 1 <= k <= self.num_samples:
             raise ValueError(f"k must be between 1 and the number of samples, {self.num_samples}; it is {k}.")
 
@@ -205,7 +205,7 @@ def samples_of(rows: Dataset) -> Samples:
 
 
 def _temperatures(rows: Dataset) -> list[float | None]:
-    """Return the temperature of each row, rounded to six digits, or None. So float32 and float64 values are equal."""
+    """Return the temperature of each row, or None. Rounding to six decimals makes float32 and float64 values equal."""
     if TEMPERATURE not in rows.column_names:
         return [None] * len(rows)
     values = checked_column(
@@ -227,9 +227,9 @@ def _without_greedy(
         return list(rows_of.values()), []
     if odd := [(problem, len(place)) for problem, place in zip(rows_of, greedy, strict=True) if len(place) != 1]:
         raise ValueError(
-            f"A greedy row has `{TEMPERATURE}` 0, and each problem needs one if any problem has one; {len(odd)} of "
-            f"{len(rows_of)} problems do not, such as problem {odd[0][0]!r} with {odd[0][1]}. Drop or add greedy rows, "
-            f"or drop the column `{TEMPERATURE}` to count all rows as samples."
+            f"If any problem has a greedy row (`{TEMPERATURE}` 0), each problem needs exactly one; {len(odd)} of "
+            f"{len(rows_of)} problems have none or several, such as problem {odd[0][0]!r} with {odd[0][1]}. Drop or "
+            f"add greedy rows, or drop the column `{TEMPERATURE}` to count all rows as samples."
         )
     sampled = [[i for i in place if temperatures[i] != GREEDY] for place in rows_of.values()]
     return (sampled if any(sampled) else list(rows_of.values())), [place[0] for place in greedy]
@@ -239,12 +239,12 @@ def check_columns(columns: Collection[str], needed: Sequence[Sequence[str]] = NE
     """Raise a ValueError if rows to evaluate have no column from one of the groups in `needed`."""
     if missing := [" or ".join(names) for names in needed if not set(names) & set(columns)]:
         raise ValueError(
-            f"Rows to evaluate need the columns {', '.join(map(' or '.join, needed))}; {', '.join(missing)} missing."
+            f"Rows to evaluate need the columns {', '.join(map(' or '.join, needed))}; missing: {', '.join(missing)}."
         )
 
 
 def _named(rows: Dataset) -> list[str]:
-    """Return problem ids made of a hash of the prompt and its end. Whole prompts would take much memory."""
+    """Return a problem id for each row: the end and the hash of its prompt. Whole prompts would need more memory."""
     return [f"…{str(prompt)[-60:]} ({hash_prompts([prompt])[0]})" for prompt in rows.with_format(None)["prompt"]]
 
 
@@ -263,13 +263,14 @@ def verdict_column(rows: Dataset) -> list[str]:
 def _one_value_each(column: list[str], rows_of: Mapping[ProblemId, list[int]], name: str) -> list[str]:
     if odd := [problem for problem, place in rows_of.items() if len({column[i] for i in place}) > 1]:
         raise ValueError(
-            f"All rows of a problem need the same `{name}`; those of {len(odd)} problems differ, as in {odd[0]!r}."
+            f"All rows of a problem need the same `{name}`; it differs in {len(odd)} problems, such as "
+            f"problem {odd[0]!r}."
         )
     return [column[place[0]] for place in rows_of.values()]
 
 
 def read_samples(path: Path) -> Samples:
-    """Read `samples_of` from a folder of shards or a file. Shards with different columns raise a ValueError."""
+    """Read [`Samples`] from a folder of shards or a file. Shards with different columns raise a ValueError."""
     shards = shards_of(path)
     columns = [set(columns_of(shard)) for shard in shards]
     for name in OPTIONAL:

@@ -78,7 +78,10 @@ class Evaluations(dict[str, Evaluation]):
         if not same:
             notes += [f"{name}: sampled{how or ' at an unknown temperature'}." for name, how in at.items()]
         if any(run.greedy or run.greedy_reward for run in runs):
-            notes += ["(greedy: one answer per problem; its ± is over the problems, the others' over the samples)"]
+            notes += [
+                "(greedy: one answer per problem; its ± is over the problems, and the ± of other measures "
+                "over the samples)"
+            ]
         notes += [
             f"(a completion passes with a reward of at least {threshold:g})"
             for threshold in sorted({run.pass_threshold for run in runs if run.pass_threshold is not None})
@@ -139,7 +142,7 @@ def groups_table(evaluation: Evaluation) -> str:
 
 
 def differences_table(names: tuple[str, str], differences: Mapping[str, Difference]) -> str:
-    """Return a table of the differences of two runs in percentage points, with 95% intervals."""
+    """Return a table of the differences between two runs, with 95% intervals."""
     rows = []
     for measure, found in differences.items():
         difference, _, interval = str(found).partition(" ")

@@ -125,7 +125,7 @@ def encode_prompts(
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig) -> list[int]:
-    """Return the ids of the tokens that end a completion, for the tokenizer or for the model."""
+    """Return the EOS token ids of the tokenizer and of the generation config. Each of them ends a completion."""
     own = generation_config.eos_token_id
     return sorted({tokenizer.eos_token_id, *([own] if isinstance(own, int) else own or [])} - {None})
 

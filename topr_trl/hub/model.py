@@ -52,8 +52,8 @@ def pack_model(folder: Path, repo_id: str, before: str | Path | None, after: str
     Args:
         folder (`Path`): Folder of the model.
         repo_id (`str`): Repository on the Hub.
-        before (`str` or `Path`, *optional*): Results of `topr evaluate` before training.
-        after (`str` or `Path`, *optional*): Results of `topr evaluate` after training.
+        before (`str` or `Path`, *optional*): Folder that `topr evaluate` wrote before training.
+        after (`str` or `Path`, *optional*): Folder that `topr evaluate` wrote after training.
 
     Returns:
         The files to push.

@@ -24,10 +24,11 @@ class PushArguments:
     private: bool = field(default=False, metadata={"help": "Make the repository private if it is new."})
     before: str | None = field(
         default=None,
-        metadata={"help": "Results of topr evaluate before training. Default: the results of the loop."},
+        metadata={"help": "Folder that topr evaluate wrote before training. Default: the results of the loop."},
     )
     after: str | None = field(
-        default=None, metadata={"help": "Results of topr evaluate after training. Default: the results of the loop."}
+        default=None,
+        metadata={"help": "Folder that topr evaluate wrote after training. Default: the results of the loop."},
     )
     yes: bool = field(
         default=False,
@@ -37,7 +38,7 @@ class PushArguments:
 
 
 def push_command(args: PushArguments) -> None:
-    """Run `topr push`. Before pushing trajectories, show some texts from tools and users, and ask.
+    """Run `topr push`. Before pushing trajectories, show some texts from tools and users, and ask for confirmation.
 
     Args:
         args (`PushArguments`): Settings of the command.
@@ -69,7 +70,7 @@ def _confirm(name: str) -> None:
     remedy = "Look through the rows, and add --yes to publish them."
     if not sys.stdin.isatty():
         raise ValueError(f"{name} was not pushed: it holds texts from tools or users. {remedy}")
-    if input("Publish it? [y/N] ").strip().lower() not in ("y", "yes"):
+    if input("Publish these rows? [y/N] ").strip().lower() not in ("y", "yes"):
         raise ValueError(f"{name} was not pushed. {remedy}")
 
 
@@ -137,8 +138,8 @@ def pack(folder: Path, repo_id: str, before: str | Path | None = None, after: st
     Args:
         folder (`Path`): Folder of a model, a checkpoint or rows, or a file of rows.
         repo_id (`str`): Repository on the Hub.
-        before (`str` or `Path`, *optional*): Results of `topr evaluate` before training.
-        after (`str` or `Path`, *optional*): Results of `topr evaluate` after training.
+        before (`str` or `Path`, *optional*): Folder that `topr evaluate` wrote before training.
+        after (`str` or `Path`, *optional*): Folder that `topr evaluate` wrote after training.
 
     Raises:
         FileNotFoundError: the folder does not exist, or shards are missing.
@@ -151,7 +152,7 @@ def pack(folder: Path, repo_id: str, before: str | Path | None = None, after: st
     if holds_model(folder):
         return pack_model(folder, repo_id, before, after)
     if before or after:
-        raise ValueError(f"--before and --after are for the card of a model, and {folder} holds none. Remove them.")
+        raise ValueError(f"--before and --after are for the card of a model, and {folder} holds no model. Remove them.")
     if holds_rows(folder):
         return pack_rows(folder, repo_id)
     inside = {path.parent for name in (*MODEL_CONFIGS, "*.parquet") for path in folder.rglob(name)} - {folder}

@@ -1,4 +1,4 @@
-"""Formats of other systems, by their name in `topr import --format`."""
+"""File formats that `topr import` can read, by their name in `--format`."""
 
 from topr_trl.importing import (
     chat_messages,

@@ -1,4 +1,4 @@
-"""Read runs as lists of messages, one run per line: `{"messages": [...], "tools": [...], "reward": 1}`."""
+"""Read lists of messages, one list per line: `{"messages": [...], "tools": [...], "reward": 1}`."""
 
 from topr_trl.importing.format import Format, NotOfFormat, Record
 from topr_trl.importing.openai_messages import message, row_of_run, template_columns
@@ -12,21 +12,21 @@ def rows(record: Record) -> list[Row]:
     """Return one row of messages with tool calls. Return [] if there is no assistant turn.
 
     Raises:
-        NotOfFormat: the record has the model's answer beside its messages.
+        NotOfFormat: a field other than `messages` has the model's answer.
     """
     messages = list(map(message, record["messages"]))
     beside = [name for name in _ANSWERS if record.get(name)]
     is_asked = bool(messages) and messages[-1]["role"] != "assistant"
     if beside and (is_asked or isinstance(record.get("response"), dict)):
         raise NotOfFormat(
-            f"it has {', '.join(beside)} beside its messages, so these messages are the request: --format openai reads "
-            "a request with a response, as LiteLLM logs them"
+            f"it has {', '.join(beside)} in addition to its messages, so these messages are the request. Use --format "
+            "openai, which reads a request with its response, as LiteLLM logs them"
         )
     return row_of_run(messages, **template_columns(record))
 
 
 FORMAT = Format(
-    source="lists of messages in OpenAI's form",
+    source="lists of messages in OpenAI's format",
     suffix=".jsonl",
     rows=rows,
     rewards=None,

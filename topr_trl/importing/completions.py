@@ -19,7 +19,7 @@ def holds_completion(row: Row) -> bool:
 
 
 def turns_of(row: Row) -> int:
-    """Return how many turns of a completion the model wrote."""
+    """Return the number of turns of a completion that the model wrote."""
     if row.get("completion_ids"):
         return len(_runs(row.get("completion_mask") or [1]))
     completion = row["completion"]

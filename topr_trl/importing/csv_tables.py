@@ -1,4 +1,4 @@
-"""Read CSV and TSV files. Each row becomes a record of texts, by the name of its column."""
+"""Read CSV and TSV files. Each row becomes a record, in which the names of the columns map to text."""
 
 import codecs
 from collections.abc import Iterator

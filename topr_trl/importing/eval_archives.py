@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 SUFFIX = ".eval"
-_ZSTD = 93  # compression method in zip files, which zipfile supports since Python 3.14
+_ZSTD = 93  # compression method in zip files; zipfile does not support it before Python 3.14
 
 
 def read_samples(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""Define what a format of another system is, and the errors for records that do not match it."""
+"""Define the class of all import formats, and the errors for records that do not match their format."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Record = dict[str, Any]
 
 
 class NotOfFormat(ValueError):
-    """Error for a record that does not match its format: a field is missing, unknown or has another type."""
+    """Error for a record that does not match its format: a field is missing or unknown, or has a wrong type."""
 
 
 class LeftOut(StrEnum):
@@ -34,11 +34,11 @@ class LeftOut(StrEnum):
 
 
 class Unusable(NotOfFormat):
-    """Error for a record of the right format that cannot be used, for instance because it has an image.
+    """Error for a record that matches its format but cannot be used, for instance because it has an image.
 
     Attributes:
-        reason (`LeftOut`): Reason in the summary, if such records are left out.
-        option (`str`): Setting that leaves such records out.
+        reason (`LeftOut`): Reason in the summary, if the record is left out.
+        option (`str`): Setting that leaves these records out.
     """
 
     reason, option = LeftOut.UNUSABLE, "skip_unusable"
@@ -52,15 +52,15 @@ class Unrewarded(Unusable):
 
 @dataclass(frozen=True)
 class Format:
-    """Format of another system, and its conversion to rows.
+    """File format, with its conversion to rows.
 
     Attributes:
-        source (`str`): Project, version and file that write the format. `required` and `optional` come from there.
+        source (`str`): Project, version and source file that define the format and its fields.
         suffix (`str`): Suffix of the files: `.jsonl` for JSON in any layout, or `""` for any kind of file.
-        rows (`Callable`): Function that converts a record to rows, which may have a `reward`. It returns None for an
-            empty completion, and a `LeftOut` for a completion that is left out for another reason.
+        rows (`Callable`): Function that converts a record to rows, which may have a `reward`. None stands for
+            an empty completion, and a `LeftOut` for a completion that is left out for a different reason.
         rewards (`Callable`, *optional*): Function that returns the numbers of a record that can be its reward, by name.
-            None if the rows have a `reward`, or the files have none.
+            None if the rows have a `reward`, or the files have no rewards.
         columns (`tuple[str, ...]`): Columns of `COLUMNS` that the rows may have, besides prompt, completion, problem_id
             and reward.
         required (`frozenset[str]`): Required fields of a record.
@@ -68,10 +68,9 @@ class Format:
         loses (`str`): Information that the files lack, and the consequences, for the user.
         without_repeats (`Callable`): Function that removes files whose records are also in other files. The files are
             sorted by name.
-        records (`Callable`): Function that splits what a file holds into records, for instance a document into its
-            samples.
+        records (`Callable`): Function that splits a JSON document into records, for instance a log into its samples.
         same (`str`, *optional*): Field that must be the same in all records of an import.
-        chat (`bool`, defaults to `False`): Whether text is what a user and a chat model said.
+        chat (`bool`, defaults to `False`): Whether text comes from a chat, so it becomes chat messages by default.
     """
 
     source: str
@@ -108,6 +107,6 @@ class Format:
         known = self.required | (set(record) if self.optional is None else self.optional) | set(ignored)
         if unknown := sorted(set(record) - known):
             raise NotOfFormat(
-                f"it has {', '.join(unknown)}, which {self.source} does not write. To ignore such fields, name them "
-                "with --ignore_fields"
+                f"it has {', '.join(unknown)}, which {self.source} does not write. To ignore these fields, list them "
+                "in --ignore_fields"
             )

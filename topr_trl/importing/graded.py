@@ -8,7 +8,7 @@ _REQUIRED = ("problem", "generations", "correctness_math_verify")
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return a row for each graded generation. The reward is +1 if it is right, and -1 if it is wrong."""
+    """Return a row for each graded generation. The reward is +1 if the generation is correct, and -1 if not."""
     generations, right = record["generations"], record["correctness_math_verify"]
     reasons = record.get("finish_reasons") or [None] * len(generations)
     if not len(generations) == len(right) == len(reasons):
@@ -40,5 +40,5 @@ FORMAT = Format(
         "solution", "answer", "problem_type", "question_type", "source", "uuid", "is_reasoning_complete",
         "correctness_llama", "finish_reasons", "correctness_count", "messages",
     }),
-    loses="Each problem of this dataset has at least one right generation, so problems look easier than they are.",
+    loses="Each problem of this dataset has at least one correct generation, so problems look easier than they are.",
 )  # fmt: skip

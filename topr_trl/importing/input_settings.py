@@ -1,4 +1,4 @@
-"""Settings for files of other systems, shared by all commands that read rows."""
+"""Settings for importing files, shared by all commands that read rows."""
 
 import re
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ _PAIR = re.compile(r"(?P<label>.+)=(?P<value>[^=]*)")
 
 @dataclass
 class InputArguments:
-    """Settings for files of other systems. All commands that read rows have them."""
+    """Settings for importing files. All commands that read rows have these settings."""
 
     format: str | None = field(
         default=None, metadata={"help": f"Format of the files. Default: detected. One of {', '.join(FORMATS)}."}
@@ -113,7 +113,7 @@ class InputArguments:
 
     @property
     def reads_other_files(self) -> bool:
-        """Return whether a setting shows that the input comes from another system."""
+        """Return whether a setting shows that the input must be imported."""
         names = ("format", "reward_fields", "label_values", "prompt_field", "completion_field", "messages_field")
         return self.chat is not None or any(getattr(self, name) for name in names)
 
@@ -145,14 +145,14 @@ def as_number(name: str, value: Any, labels: dict[str, float | None] | None) -> 
     try:
         return float(text)
     except ValueError:
-        why = "which --label_values does not have" if labels else "and a reward must be a finite number"
+        why = "which is not in --label_values" if labels else "and a reward must be a finite number"
         raise NotOfFormat(
             f"{name} is {text[:40]!r}, {why}. Give each label a number, such as --label_values great=1 poor=-1"
         ) from None
 
 
 def _spellings(value: Any) -> Iterator[str]:
-    """Yield the spellings of a value in `--label_values`. Examples are `0.0` and `0`, or `False` and `false`."""
+    """Yield the labels that match a value in `--label_values`, such as `0.0` and `0`, or `False` and `false`."""
     text = str(value).strip()
     yield text
     if isinstance(value, bool):
@@ -198,7 +198,7 @@ def as_chat(row: Row) -> Row:
 
 
 def check_not_rendered(row: Row) -> None:
-    """Check that no chat template was applied to the prompt of a row, because it would be applied twice.
+    """Check that no chat template was applied to the prompt of a row, because the trainer would apply it again.
 
     Args:
         row (`Row`): Row of text or messages.

@@ -37,7 +37,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
         return []
     messages = [each for _, each in found]
     if any(each["role"] == "assistant" and not is_generated for is_generated, each in found[first:]):
-        raise Unusable("it has an assistant turn that the model did not write, after turns that it wrote")
+        raise Unusable("it has an assistant turn that the model did not write, after turns of the model")
     target, plan = record.get("target"), record.get("plan") or {}
     config = {**((record.get("eval") or {}).get("model_generate_config") or {}), **(plan.get("config") or {})}
     choices = (record.get("output") or {}).get("choices") or [{}]
@@ -72,11 +72,11 @@ def _is_generated(given: Record) -> bool:
 
 
 def _resolved(value: Any, attached: Record) -> Any:
-    """Replace references to attachments by their text."""
+    """Replace references to attachments with the text of the attachments."""
     if isinstance(value, str) and value.startswith(_ATTACHED):
         name = value.removeprefix(_ATTACHED)
         if name not in attached:
-            raise Unusable(f"it has no attachment {name}")
+            raise Unusable(f"its attachment {name} is missing")
         return attached[name]
     if isinstance(value, dict):
         return {name: _resolved(each, attached) for name, each in value.items()}
@@ -88,20 +88,18 @@ def _message(given: Record) -> Row:
         more = {"tool_call_id": given.get("tool_call_id")}
         content = given["content"]
         if given["role"] == "tool" and given.get("error"):
-            content = f"Error: {given['error']['message']}"  # as providers with OpenAI's API send it
+            content = f"Error: {given['error']['message']}"  # as inspect_ai sends it to OpenAI's API
         return other(given["role"], content, **more)
     calls = []
     for asked in given.get("tool_calls") or ():
         if asked.get("parse_error"):
-            raise Unusable(
-                "it has a tool call that inspect_ai could not parse, so the words of the model are not known"
-            )
+            raise Unusable("it has a tool call that inspect_ai could not parse, so the model's own text is not known")
         calls.append(call(asked["function"], asked["arguments"], asked.get("id")))
     return assistant(given["content"], calls)
 
 
 def _tools(record: Record) -> list[Record] | None:
-    """Return the tools of the last request that had some. A scorer may ask a model after it, without tools."""
+    """Return the tools of the last request with tools. A scorer may send later requests, which have no tools."""
     asked = [event for event in record.get("events") or () if event.get("event") == "model" and event.get("tools")]
     return asked[-1]["tools"] if asked else None
 
@@ -115,6 +113,6 @@ FORMAT = Format(
     required=frozenset({"id", "epoch", "messages"}),
     optional=None,
     records=samples,
-    loses="Logs have messages, not token ids. If a solver rewrote messages, the model read other messages than the "
-    "row has. Do not train on a benchmark that you report.",
+    loses="Logs have messages, not token ids. If a solver rewrote messages, the model read different messages from "
+    "those in the row. Do not train on a benchmark on which you report results.",
 )

@@ -28,13 +28,13 @@ def is_by_lines(path: Path) -> bool:
     except json.JSONDecodeError as error:
         broken_in_chunk = error.pos < len(start) - 64 and not error.msg.startswith("Unterminated string")
         return start[0] == "{" and (broken_in_chunk or "\n" not in start.rstrip())
-    except RecursionError:  # The readers say that the record is nested too deeply.
+    except RecursionError:  # The readers handle a record that is nested too deeply.
         return start[0] == "{"
     return isinstance(first, dict) and "\n" not in start[:end]
 
 
 def _start_of(path: Path) -> bytes:
-    """Return the first bytes of a file. A compressed file may break off after them."""
+    """Return the first bytes of a file. A compressed file may be truncated after these bytes."""
     found = b""
     with pa.input_stream(path) as file:
         try:
@@ -47,13 +47,13 @@ def _start_of(path: Path) -> bytes:
 
 
 def read_documents(path: Path) -> Iterator[Any]:
-    """Yield the items of arrays, and documents that follow each other, without loading the whole file.
+    """Yield the items of arrays, and consecutive documents, without loading the whole file.
 
     Args:
         path (`Path`): File of JSON, compressed or not.
 
     Raises:
-        ValueError: the file is not valid JSON. A file that was cut off yields its whole records first.
+        ValueError: the file is not valid JSON. A truncated file first yields its complete records.
     """
     decoder, text, place, in_array, done = json.JSONDecoder(), "", 0, False, 0
     with pa.input_stream(path) as raw:
@@ -73,11 +73,13 @@ def read_documents(path: Path) -> Iterator[Any]:
                 if not more:
                     if not in_array and place == len(text):
                         return
-                    raise ValueError(f"{path}: after {done:,} whole records, it is not valid JSON ({error}).") from None
+                    raise ValueError(
+                        f"{path}: after {done:,} complete records, it is not valid JSON ({error})."
+                    ) from None
                 text, place, wanted = text[place:] + more, 0, wanted * 2
                 continue
             except RecursionError:
-                raise ValueError(f"{path}: after {done:,} whole records, its JSON is nested too deeply.") from None
+                raise ValueError(f"{path}: after {done:,} complete records, its JSON is nested too deeply.") from None
             done, wanted = done + 1, _CHUNK
             yield value
 

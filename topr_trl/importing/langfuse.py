@@ -14,10 +14,10 @@ _NOT_A_COMPLETION = ("SPAN", "EVENT", "TOOL", "CHAIN", "AGENT", "RETRIEVER", "EV
 
 
 def observations(record: Record) -> Iterator[Record]:
-    """Yield the observations of a trace, with the scores of each and of the trace. Yield an observation unchanged.
+    """Yield the observations of a trace, each with its scores and those of the trace. Yield an observation unchanged.
 
     Args:
-        record (`Record`): Download of a trace, or an observation of an export.
+        record (`Record`): Downloaded trace, or exported observation.
     """
     if not isinstance(record.get("observations"), list):
         yield record
@@ -82,7 +82,7 @@ def _get(record: Record, *names: str) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return a number. Some exports write it as text."""
+    """Convert text to a number, because some exports write numbers as text. Return None for other text."""
     if not isinstance(value, str):
         return value
     try:
@@ -100,6 +100,6 @@ FORMAT = Format(
     required=frozenset({"input", "output"}),
     optional=None,
     records=observations,
-    loses="Only generations become rows. Name a score with --reward_fields: NAME for exported tables, where each "
+    loses="Only generations become rows. Choose a score with --reward_fields: NAME for exported tables, where each "
     "score is a column, and scores.NAME for downloaded traces.",
 )

@@ -16,7 +16,7 @@ _ROLES = {
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of messages, or of text for a model without chat."""
+    """Return one row of messages, or of text for a completion model."""
     inputs, outputs = parsed_json(record["inputs"]), parsed_json(record.get("outputs"))
     if record["run_type"] != "llm":
         return [LeftOut.OTHER]
@@ -47,13 +47,13 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def rewards(record: Record) -> dict[str, Any]:
-    """Return the mean of each feedback, by its key."""
+    """Return the mean of each kind of feedback, by its key."""
     stats = parsed_json(record.get("feedback_stats")) or {}
     return {key: each.get("avg") for key, each in stats.items() if isinstance(each, dict)}
 
 
 def _unwrapped(messages: Any) -> Any:
-    """Return the messages of a request. LangChain logs a list of requests, with one in it."""
+    """Return the messages of a request. LangChain logs a list that contains one request."""
     if messages and isinstance(messages[0], list):
         if len(messages) > 1:
             raise Unusable(f"it has {len(messages)} requests in one run")
@@ -87,7 +87,7 @@ def _answer(outputs: Any) -> tuple[Any, str | None]:
             return found[0], None
     if "role" in outputs or "content" in outputs:
         return {"role": "assistant", **outputs}, None
-    raise Unusable(f"its outputs have no answer that is known; they have {', '.join(outputs)}")
+    raise Unusable(f"its outputs have no known field for the answer; they have {', '.join(outputs)}")
 
 
 def _name(given: Record) -> str:
@@ -113,7 +113,7 @@ def _message(given: Record) -> Row:
     ]
     thinking = more.get("reasoning_content") or inner.get("reasoning_content")
     if thinking and split_parts(inner.get("content"))[1]:
-        thinking = None  # The parts have it, too.
+        thinking = None  # The parts contain the same thinking.
     return assistant(inner.get("content"), calls, thinking)
 
 
@@ -126,5 +126,5 @@ FORMAT = Format(
     required=frozenset({"run_type", "inputs"}),
     optional=None,
     loses="Only runs of the type llm become rows. The reward is the mean of their feedback. Feedback on a whole trace "
-    "is in its root run: give it with --rewards and --id_field trace_id.",
+    "is in its root run: write it to a file for --rewards, and set --id_field trace_id.",
 )

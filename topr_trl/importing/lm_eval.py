@@ -17,7 +17,7 @@ def rows(record: Record) -> list[Row]:
     """Return one row of text, or of messages if the model was asked through a chat API.
 
     Raises:
-        NotOfFormat: the task compares given answers, or the sample has several responses with one score.
+        NotOfFormat: the task compares the likelihoods of given answers, or one score is for several responses.
     """
     requests, responses = record["arguments"], record["resps"]
     if isinstance(requests, dict):
@@ -25,8 +25,8 @@ def rows(record: Record) -> list[Row]:
     asked = [list(request.values()) if isinstance(request, dict) else request for request in requests]
     if len(asked) != 1 or len(responses) != 1 or not isinstance(asked[0][1], dict):
         raise NotOfFormat(
-            "it compares the likelihood of given answers, so the model wrote no completion. Import samples of a task "
-            "of the type generate_until"
+            "its task compares the likelihoods of given answers, so the model wrote no completion. Import samples of a "
+            "task of the type generate_until"
         )
     if len(responses[0]) != 1:
         raise Unusable(
@@ -45,7 +45,7 @@ def rows(record: Record) -> list[Row]:
 
 
 def _prompt(given: Any) -> Any:
-    """Return a prompt as text, or as messages if it is JSON of a chat API (a list with one text of JSON)."""
+    """Return a prompt as text. A prompt for a chat API was logged as JSON, and becomes messages."""
     text = given[0] if isinstance(given, list) and len(given) == 1 else given
     if not isinstance(text, str):
         raise NotOfFormat(f"its prompt is {str(given)[:60]}, and must be text")
@@ -71,6 +71,7 @@ FORMAT = Format(
     optional=None,
     same="filter",
     loses="The harness cuts responses at its stop sequences, so each row ends there, with the stop token of the model. "
-    "It does not log whether a response was cut at the token limit. It samples greedily by default: rows without a "
-    "temperature are then not samples at temperature 1. Do not train on a benchmark that you report.",
+    "It does not log whether a response was cut at the token limit. It uses greedy decoding by default: rows "
+    "without a temperature are then not samples at temperature 1. Do not train on a benchmark on which you report "
+    "results.",
 )

@@ -1,4 +1,4 @@
-"""Convert messages of other systems, whose content is a list of parts, to messages of a row."""
+"""Convert messages with content in several parts to the messages of a row."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ def parsed_json(value: Any) -> Any:
     """Parse text that is JSON of an object or a list. Return any other value unchanged.
 
     Args:
-        value (`Any`): Value, which some exports write as JSON inside JSON or inside a table.
+        value (`Any`): Value. Some exports write an object as JSON text in a field or in a cell of a table.
     """
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
@@ -29,7 +29,7 @@ def parsed_json(value: Any) -> Any:
 
 
 def call(name: str, arguments: Any, identifier: str | None = None) -> Row:
-    """Return a tool call in OpenAI's form.
+    """Return a tool call in OpenAI's format.
 
     Args:
         name (`str`): Name of the function.
@@ -71,7 +71,7 @@ def split_parts(content: Any) -> tuple[str, str]:
         elif kind in _THINKING:
             thoughts.append(_thinking(part))
         elif kind not in _WITHOUT_TEXT:
-            raise Unusable(f"a message has {kind}: only text can be trained on offline")
+            raise Unusable(f"a message has {kind}: offline training supports only text")
     return "".join(texts), "\n".join(filter(None, thoughts))
 
 

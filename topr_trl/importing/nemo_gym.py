@@ -10,9 +10,9 @@ from topr_trl.importing.verifiers_results import join_turns
 
 
 def rows(record: Record) -> list[Row | LeftOut]:
-    """Return one row of messages, or one row for each part of a rollout with tokens.
+    """Return one row of messages. If each turn has token ids, return one row for each part of the rollout.
 
-    The last item of each response has the tokens that the model read and wrote (`prompt_token_ids`,
+    The last output item of each turn has the tokens that the model read and wrote (`prompt_token_ids`,
     `generation_token_ids`, `generation_log_probs`).
     """
     if record.get("_ng_failure_class"):
@@ -56,5 +56,5 @@ FORMAT = Format(
     required=frozenset({"responses_create_params", "response", "reward"}),
     optional=None,
     loses="Rows have token ids if the model server returned them. Otherwise, text is tokenized again, which can give "
-    "other tokens.",
+    "different tokens.",
 )  # fmt: skip

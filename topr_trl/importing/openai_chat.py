@@ -1,6 +1,6 @@
 """Read chat completions of OpenAI's API and of vLLM's server: batch files, and logs of requests with responses.
 
-LiteLLM logs a response beside the messages of its request, with the other settings in `model_parameters`.
+LiteLLM logs a response and the messages of its request in one record. Other settings are in `model_parameters`.
 """
 
 from topr_trl.data.sampler_logps import SAMPLING
@@ -75,6 +75,6 @@ FORMAT = Format(
     ),
     required=frozenset({"response"}),
     optional=None,  # Logs have further fields, such as times and users.
-    loses="Without token_ids (vLLM: return_token_ids), text is tokenized again, which can give other tokens. A request "
-    "without a temperature used the default of the server, which is assumed to be 1.",
+    loses="Without token_ids (vLLM: return_token_ids), text is tokenized again, which can give different tokens. A "
+    "request without a temperature used the default of the server, which is assumed to be 1.",
 )  # fmt: skip

@@ -46,7 +46,7 @@ def message(given: Mapping[str, Any]) -> Row:
 def row_of_run(messages: list[Row], **columns: Any) -> list[Row]:
     """Return one row, whose completion starts with the first assistant turn. Return [] without such a turn.
 
-    A turn with weight 0 is skipped, because the model only reads it.
+    The completion cannot start with a turn of weight 0, which is only context.
 
     Args:
         messages (`list[Row]`): Messages of the run.
@@ -69,7 +69,7 @@ def _call(given: Mapping[str, Any]) -> Row:
 
 
 def has_broken_call(row: Row) -> bool:
-    """Return whether a tool call without token ids has arguments that are not valid JSON, for instance truncated."""
+    """Return whether arguments of a tool call are not valid JSON. Messages with token ids are not checked."""
     turns = [
         turn
         for name in ("prompt", "completion")
@@ -119,11 +119,11 @@ def template_columns(request: Mapping[str, Any]) -> Row:
     }
 
 
-# A filter cuts a completion, which then has no stop token either.
+# A completion that a content filter truncates has no stop token.
 _FINISHED = {"stop": "stop", "length": "length", "tool_calls": "stop", "eos": "stop", "eos_token": "stop",
             "function_call": "stop", "max_tokens": "length", "content_filter": "length"}  # fmt: skip
 
 
 def finish_reason(given: str | None) -> str | None:
-    """Convert the finish reason of another system to `"stop"` or `"length"`. Return None for an unknown reason."""
+    """Convert a logged finish reason to `"stop"` or `"length"`. Return None for an unknown reason."""
     return _FINISHED.get(given or "")

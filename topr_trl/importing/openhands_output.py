@@ -26,7 +26,7 @@ def rows(record: Record) -> list[Row]:
     of_sdk = any("kind" in event for event in events)
     messages, tools = _of_sdk(events) if of_sdk else _of_agents(events)
     if messages and messages[0]["role"] == "system" and len(messages) > 1 and messages[1]["role"] == "assistant":
-        raise Unusable("its history has no task of a user before the first agent turn")
+        raise Unusable("its history has no user message before the first agent turn")
     return row_of_run(messages, problem_id=str(record["instance_id"]), tools=tools_as_json(tools))
 
 
@@ -40,7 +40,7 @@ def rewards(record: Record) -> dict[str, Any]:
 
 
 def one_per_folder(files: list[Path]) -> list[Path]:
-    """Return the files, after a check that each folder has only one.
+    """Check that each folder has only one file, and return the files.
 
     OpenHands writes the same runs a second time, with their reports.
 
@@ -49,7 +49,7 @@ def one_per_folder(files: list[Path]) -> list[Path]:
     """
     for file, following in pairwise(files):
         if file.parent == following.parent:
-            raise ValueError(f"{file} and {following.name} may hold the same runs. Name one of them with --input.")
+            raise ValueError(f"{file} and {following.name} may hold the same runs. Set --input to one of them.")
     return files
 
 
@@ -83,9 +83,9 @@ def _of_sdk(events: list[Record]) -> tuple[list[Row], list[Record]]:
         elif kind in ("ObservationEvent", "UserRejectObservation", "AgentErrorEvent"):
             found.append(_observation(event))
         elif kind.startswith("Condensation") and kind != "CondensationRequest":
-            raise Unusable("its context was condensed, so the turns after that had another context")
+            raise Unusable("its context was condensed, so later turns had a different context")
         elif kind not in _NOT_FOR_THE_MODEL:
-            raise NotOfFormat(f"its history has an event of the kind {kind}, which is not known")
+            raise NotOfFormat(f"its history has an event of the unknown kind {kind}")
         response = None
     return found, tools
 
@@ -139,13 +139,13 @@ def _of_action(event: Record, metadata: Record | None, seen: set[str]) -> Iterat
     elif kind == "system":
         yield other("system", args["content"])
     elif kind == "condensation":
-        raise Unusable("its context was condensed, so the turns after that had another context")
+        raise Unusable("its context was condensed, so later turns had a different context")
     elif event.get("source") == "user" and kind == "message":
         yield other("user", args["content"])
     elif event.get("source") == "agent" and kind in _OWN_WORDS:
         yield assistant(args.get("content") or args.get("thought") or text_of(event.get("message")))
     elif event.get("source") == "agent" and kind not in _SILENT:
-        raise Unusable(f"its action {kind} has no tool_call_metadata, so the words of the model are not in the file")
+        raise Unusable(f"its action {kind} has no tool_call_metadata, so the model's own text is not in the file")
 
 
 def _result(event: Record) -> str:
@@ -173,6 +173,6 @@ FORMAT = Format(
     required=frozenset({"instance_id", "history"}),
     optional=None,
     without_repeats=one_per_folder,
-    loses="Actions are the model's own words. Results of tools are close to what it read, but can lack notes that the "
-    "agent added, and tools lack their parameters.",
+    loses="Actions are the model's own text. Tool results are close to the text that the model read, but can lack "
+    "notes that the agent added. Tools lack their parameters.",
 )

@@ -17,10 +17,10 @@ _OLD = ("gen_ai.prompt", "gen_ai.completion", "gen_ai.prompt.0.content", "llm.pr
 
 
 def calls(record: Record) -> Iterator[Record]:
-    """Yield the spans and events of a document as flat records, with the evaluations of each.
+    """Yield the spans and events of a document as flat records, each with its evaluations.
 
     Args:
-        record (`Record`): Export of OTLP, or a span as an SDK prints it.
+        record (`Record`): OTLP export, or a span as an SDK prints it.
     """
     if not {"resourceSpans", "resourceLogs"} & set(record):
         yield {
@@ -38,7 +38,7 @@ def calls(record: Record) -> Iterator[Record]:
         if (log.get("eventName") or log.get("name")) == _RESULT:
             evaluated.setdefault(log.get("spanId"), {}).update(_evaluations([{**log, "name": _RESULT}]))
     captured = {span.get("spanId") for span in spans if _OUTPUT in _plain(span.get("attributes"))}
-    for each in (*spans, *(log for log in logs if log.get("spanId") not in captured)):  # Both can have the messages.
+    for each in (*spans, *(log for log in logs if log.get("spanId") not in captured)):  # Logs can repeat messages.
         own = {**evaluated.get(each.get("spanId"), {}), **_evaluations(each.get("events") or ())}
         yield {**each, "attributes": _plain(each.get("attributes")), "evaluations": own}
 
@@ -74,7 +74,9 @@ def rows(record: Record) -> list[Row | LeftOut]:
     attributes = record["attributes"]
     if _OUTPUT not in attributes:
         if found := [name for name in _OLD if name in attributes]:
-            raise NotOfFormat(f"it has {found[0]}, of conventions before 1.37. Upgrade the instrumentation")
+            raise NotOfFormat(
+                f"it has {found[0]}, which belongs to conventions before 1.37. Upgrade the instrumentation"
+            )
         return [LeftOut.OTHER]
     if _INPUT not in attributes:
         raise Unusable(f"it has {_OUTPUT} and no {_INPUT}: the prompt was not captured")
@@ -103,7 +105,7 @@ def _functions(tools: Any) -> Any:
 
 
 def _messages(given: Record) -> list[Row]:
-    """Return the messages of a message with parts. Each tool result is a message."""
+    """Convert a message with parts to messages. Each tool result becomes a message."""
     parts = given["parts"]
     results = [part for part in parts if part.get("type") == "tool_call_response"]
     if given["role"] != "assistant":
@@ -130,6 +132,6 @@ FORMAT = Format(
     required=frozenset({"attributes"}),
     optional=None,
     records=calls,
-    loses="Spans have messages only if they were captured (OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT). The "
-    "reward is the score of gen_ai.evaluation.result.",
+    loses="Spans have messages only if content capture was on (OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT). "
+    "The reward is the score of gen_ai.evaluation.result.",
 )

@@ -27,7 +27,7 @@ def rows(record: Record) -> list[Row | LeftOut]:
         prompt, chosen, rejected = _split_texts(chosen, rejected)
     elif isinstance(prompt, str) and chosen.startswith(prompt) and rejected.startswith(prompt) and prompt:
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
-    elif isinstance(prompt, str) and normalized(name) != "prompt":  # TRL's plain text has the name prompt.
+    elif isinstance(prompt, str) and normalized(name) != "prompt":  # In TRL, a text `prompt` is plain text.
         prompt = plain([{"role": "user", "content": prompt}], "prompt")
     if record.get("system"):
         prompt = with_system(prompt, str(record["system"]))
@@ -43,13 +43,13 @@ def rows(record: Record) -> list[Row | LeftOut]:
 
 
 def _prompt_name(record: Record, chosen: Any) -> str | None:
-    """Return the name of the field with the prompt. Return None if the pair has its prompt inside both runs."""
+    """Return the name of the field with the prompt. Return None if `chosen` and `rejected` contain the prompt."""
     if record.get("prompt"):
         return "prompt"
     has_prompt_inside = isinstance(chosen, list) and chosen[0]["role"] != "assistant"
     if has_prompt_inside or not any(normalized(name) in PROMPTS for name in record):
         return None
-    return column_of(record, PROMPTS, "prompt", "Rename the right one to prompt")
+    return column_of(record, PROMPTS, "prompt", "Rename the correct field to prompt")
 
 
 def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tuple[Any, list[Row], list[Row]]:
@@ -60,7 +60,7 @@ def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tupl
     """
     if chosen[0]["role"] == rejected[0]["role"] == "assistant":
         if prompt is None:
-            raise NotOfFormat("chosen and rejected start with the assistant, and there is no prompt")
+            raise NotOfFormat("chosen and rejected start with an assistant turn, and there is no prompt")
         if isinstance(prompt, str):
             prompt = plain([{"role": "user", "content": prompt}], "prompt")
         return prompt, chosen, rejected
@@ -68,7 +68,7 @@ def _split_messages(prompt: Any, chosen: list[Row], rejected: list[Row]) -> tupl
     while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
         shared += 1
     if not shared or any(run[shared:] and run[shared]["role"] != "assistant" for run in (chosen, rejected)):
-        raise Unusable("chosen and rejected do not start with the same messages, followed by the assistant's turn")
+        raise Unusable("chosen and rejected do not start with the same messages, followed by an assistant turn")
     own = chosen[:shared]
     if isinstance(prompt, list) and prompt[-len(own) :] == own:
         own = prompt  # It can have a system prompt that the runs lack.

@@ -25,9 +25,9 @@ def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy
 
     Args:
         record (`Mapping`): Record.
-        names (`Sequence[str]`): Names to look for, in lower case. The first one wins if it is there.
+        names (`Sequence[str]`): Names to look for, in lower case. A column with the first name is preferred.
         what (`str`): Content of the column, for messages.
-        remedy (`str`): What to do if there is not exactly one such column, for messages.
+        remedy (`str`): Remedy for a missing or ambiguous column, for messages.
 
     Raises:
         NotOfFormat: there is no such column, or more than one.
@@ -42,7 +42,7 @@ def column_of(record: Mapping[str, Any], names: Sequence[str], what: str, remedy
 
 
 def normalized(name: Any) -> str:
-    """Return a column name in lower case, with underscores."""
+    """Return a column name in lower case, with underscores between words."""
     return re.sub(r"[^a-z0-9]+", "_", str(name).strip().lower()).strip("_")
 
 
@@ -77,13 +77,13 @@ def plain(value: Any, name: str) -> Any:
 
 
 def check_roles(messages: Any) -> None:
-    """Check that messages have roles that chat templates know, because some templates drop other ones.
+    """Check the roles of messages, because some chat templates drop messages with unknown roles.
 
     Args:
         messages (`Any`): Messages, or text, which is always accepted.
 
     Raises:
-        Unusable: a message has another role.
+        Unusable: a message has an unknown role.
     """
     for each in messages if isinstance(messages, list) else ():
         if each["role"] not in ROLES:
@@ -92,9 +92,9 @@ def check_roles(messages: Any) -> None:
 
 def rows(record: Record) -> list[Row]:
     """Return one row. Return [] if the prompt or the completion is empty."""
-    prompt_name = column_of(record, PROMPTS, "prompt", "Name the column with --prompt_field")
+    prompt_name = column_of(record, PROMPTS, "prompt", "Set --prompt_field to the name of the column")
     others = {name: value for name, value in record.items() if name != prompt_name}
-    completion_name = column_of(others, COMPLETIONS, "completion", "Name the column with --completion_field")
+    completion_name = column_of(others, COMPLETIONS, "completion", "Set --completion_field to the name of the column")
     prompt, completion = plain(record[prompt_name], prompt_name), plain(record[completion_name], completion_name)
     if not prompt or not completion:
         return []

@@ -1,4 +1,4 @@
-"""Settings of `topr import`, which has more of them than the other commands that read files."""
+"""Settings for importing files, including those that only `topr import` has."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from topr_trl.settings.checks import check_choice, check_types, existing
 
 @dataclass
 class ReadingArguments(InputArguments):
-    """Settings for reading records of other systems."""
+    """Settings for converting records to rows."""
 
     rewards: str | None = field(
         default=None,
@@ -19,7 +19,7 @@ class ReadingArguments(InputArguments):
     )
     requests: str | None = field(
         default=None,
-        metadata={"help": "Input file of a batch (OpenAI, vLLM), whose requests are matched by custom_id."},
+        metadata={"help": "Input file of a batch (OpenAI, vLLM). Requests are matched to responses by custom_id."},
     )
     where: list[str] | None = field(
         default=None, metadata={"help": "Read only records with these values, such as filter=strict-match."}

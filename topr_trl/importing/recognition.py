@@ -100,7 +100,7 @@ def _is_part(name: str, messages: list[Record]) -> bool:
 
 
 def is_chat_messages(value: Any) -> bool:
-    """Return whether a value is a list of messages with roles, one of which is the assistant's."""
+    """Return whether a value is a list of messages with roles, including an assistant message."""
     if (
         not isinstance(value, list)
         or not value
@@ -110,8 +110,8 @@ def is_chat_messages(value: Any) -> bool:
     return any(each["role"] == "assistant" for each in value)
 
 
-# Formats with a test for their records. The first test that passes selects the format, so special formats precede
-# general formats.
+# Test that recognizes the records of each format. The first test that passes selects the format, so specific formats
+# precede general formats.
 _TESTS: dict[str, Callable[[Record], bool]] = {
     "verifiers": lambda record: isinstance(record.get("traces"), list) or _has("nodes", "rewards")(record),
     "nemo-gym": _has("responses_create_params", "response"),
@@ -159,14 +159,14 @@ def format_of(record: Any) -> str | None:
 
 
 def recognize(files: Iterable[Path]) -> str:
-    """Return the name of the format of files.
+    """Recognize the format of files, and return its name.
 
     Args:
-        files (`Iterable`): Files. Records of the first one are read.
+        files (`Iterable`): Files. Only the first file is read.
 
     Raises:
-        ValueError: no format matches, or the first records have different formats. The message says what the records
-            have, and what to do.
+        ValueError: no format matches, or the first records have different formats. The message lists the fields of
+            a record and names a remedy.
     """
     file = next(iter(files))
     seen = [parsed(raw) for _, raw in islice(read_records(file), _RECORDS)]
@@ -177,7 +177,7 @@ def recognize(files: Iterable[Path]) -> str:
         return known[0]
     if known:
         raise ValueError(
-            f"{file} looks like {' and '.join(known)}. Name one with --format, or split the file by kinds of records."
+            f"{file} looks like {' and '.join(known)}. Set --format to one of them, or split the file by format."
         )
     raise ValueError(f"{file}: its format is not recognized: {_describe(file, seen, records)}")
 
@@ -189,7 +189,7 @@ def _describe(file: Path, seen: list[Any], records: list[Any]) -> str:
         return "it has no record."
     if not records:
         return (
-            "none of its first lines is JSON. Give a table the suffix .csv or .tsv. Other text has to become one JSON "
+            "none of its first lines is JSON. If it is a table, rename it to .csv or .tsv. Otherwise, write one JSON "
             "object per line."
         )
     if not isinstance(records[0], Mapping):
@@ -197,12 +197,11 @@ def _describe(file: Path, seen: list[Any], records: list[Any]) -> str:
         return f"its first record is {found}, and must be a JSON object."
     fields = messages_fields(records[0])
     if len(fields) > 1:
-        return f"{', '.join(fields)} may all hold its messages. Name one with --messages_field, and --format messages."
+        return f"{', '.join(fields)} may all hold its messages. Set --messages_field to one of them."
     if {"custom_id", "url", "body"} <= set(records[0]):
-        return (
-            "it is the input file of a batch. Import the output file of the batch, and name this one with --requests."
-        )
+        return "it is the input file of a batch. Import the output file of the batch, and set --requests to this file."
     return (
-        f"its records have {', '.join(map(str, records[0]))}. If two of these are a prompt and a completion, name them "
-        f"with --prompt_field and --completion_field. Otherwise, name the format with --format: {', '.join(FORMATS)}."
+        f"its records have the fields {', '.join(map(str, records[0]))}. If two of them hold a prompt and a "
+        "completion, set --prompt_field and --completion_field to their names. Otherwise, set --format to one of "
+        f"{', '.join(FORMATS)}."
     )

@@ -1,4 +1,4 @@
-"""Read the records in files of other systems: JSON, CSV, parquet and logs of inspect_ai, compressed or not."""
+"""Read the records in JSON, CSV and parquet files, and in logs of inspect_ai. Files may be compressed."""
 
 import io
 import json
@@ -40,16 +40,17 @@ def files_of(path: Path, suffix: str) -> list[Path]:
         kinds = {_uncompressed(file).suffix for file in path.rglob("*") if file.is_file()} - {""}
     if not found or kinds:
         more = f"; it has {' and '.join(sorted(kinds))} files" if kinds else ""
-        raise ValueError(f"{path} must hold only {suffix} files of this format{more}. Name a file, or another folder.")
+        raise ValueError(f"{path} must hold only {suffix} files of this format{more}. Use a file or another folder.")
     for file, following in pairwise(found):  # A compressed copy comes right after its file.
         if _uncompressed(file) == _uncompressed(following):
-            raise ValueError(f"{file} and {following} hold the same records. Remove one, or name a file.")
+            raise ValueError(f"{file} and {following} hold the same records. Remove one of them, or use a single file.")
     return found
 
 
 SUFFIXES = (".jsonl", ".parquet", ".eval", ".csv", ".tsv", ".ndjson", ".traj", ".json")
-_OWN_FORMAT = (".jsonl", ".parquet", ".csv", ".tsv", ".eval")  # A folder must hold files of one of these suffixes only.
-# Suffixes to look for, by the suffix of the format. The first one counts, because `.json` files may describe a run.
+_OWN_FORMAT = (".jsonl", ".parquet", ".csv", ".tsv", ".eval")  # A folder may have files of only one of these.
+# Suffixes to look for, by the suffix of the format. The first suffix with files is used, because `.json`
+# files may describe a run.
 _LIKE = {".jsonl": (".jsonl", ".ndjson", ".traj", ".json"), ".eval": (".eval", ".json")}
 
 
@@ -65,7 +66,7 @@ def _by_name(file: Path) -> tuple[Path, Path]:
 
 
 def _uncompressed(file: Path) -> Path:
-    """Return the name of a file without the suffix of compression."""
+    """Return the name of a file without its compression suffix."""
     return file.with_suffix("") if file.suffix in _COMPRESSED else file
 
 
@@ -89,7 +90,7 @@ def _count(path: Path) -> int:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Add the name of a file to errors of reading it, for instance of decompression."""
+    """Add the name of a file to read errors, for instance decompression errors."""
     try:
         yield
     except FileNotFoundError:

@@ -37,7 +37,7 @@ class RecordRewards:
             rollouts (`int`): Number of rollouts that the record holds.
 
         Raises:
-            NotOfFormat: a reward is not a number, or there is not one per rollout.
+            NotOfFormat: a reward is not a number, or the numbers of rewards and rollouts differ.
             Unrewarded: the record has no reward.
         """
         if self.by_id is not None:
@@ -52,7 +52,7 @@ class RecordRewards:
                 if values
                 else f"it has {', '.join(record)}, and none of these fields is a known reward"
             )
-            raise NotOfFormat(f"{which}: name the fields to add up with --reward_fields")
+            raise NotOfFormat(f"{which}: list the fields to add up in --reward_fields")
         # A reward function can return None for a completion that another function rewards.
         numbers_by_name = {name: as_number(name, value, self.labels) for name, value in values.items()}
         known = {name: value for name, value in numbers_by_name.items() if value is not None}
@@ -92,7 +92,7 @@ def _check_number(name: str, number: Any) -> None:
         raise error(f"{name} is {number!r}, and a reward must be a finite number")
 
 
-# Fields with numbers that no summary suggests as the reward.
+# Numeric fields that are never suggested as the reward.
 _NEVER_REWARDS = ("temperature", "top_p", "top_k", "seed", "n", "max_tokens", "chat_template_kwargs")
 
 

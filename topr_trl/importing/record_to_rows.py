@@ -1,4 +1,4 @@
-"""Convert records of other systems to rows, with the format, the settings, and files of rewards and requests."""
+"""Convert records to rows, according to the format, the settings, and files of rewards and requests."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -58,7 +58,7 @@ def short_place(place: str, source: Path) -> str:
 
 
 def recognize_source(args: InputArguments, source: Path) -> str:
-    """Return the format of a file or folder, from the settings or from its first records.
+    """Return the name of the format of a file or folder, from the settings or from its first records.
 
     Args:
         args (`InputArguments`): Settings.
@@ -164,7 +164,7 @@ class RecordReader:
         return [LeftOut.WHERE] if self._is_other(record) else self._rows(self._check_fields(record))
 
     def _split(self, records: Iterable[tuple[str, bytes | Record]]) -> Iterator[tuple[str, Any]]:
-        """Yield the place and the content of each record, split as the format does. A broken line is None."""
+        """Yield the place and the content of each record, after splitting documents. A broken line is None."""
         split = self.format.records
         for place, raw in records:
             record = parsed(raw)
@@ -184,7 +184,7 @@ class RecordReader:
 
     @contextmanager
     def _errors_with(self, place: str, record: Any) -> Iterator[None]:
-        """Turn an error in a record into a ValueError with its place, and the format that it looks like."""
+        """Turn an error in a record into a ValueError with the place of the record, and with its likely format."""
         try:
             yield
         except Unusable as error:
@@ -200,13 +200,13 @@ class RecordReader:
             ) from error
 
     def _hint(self, record: Any) -> str:
-        """Return the start of a message that names another format, if a record looks like one. Otherwise, return ""."""
+        """Return a hint for messages if a record looks like a different format. Otherwise, return ""."""
         likely = format_of(record)
         if likely in (None, self.name):
             return ""
         return (
-            f"it looks like {likely} ({FORMATS[likely].source}). Use --format {likely}, or leave --format out. As "
-            f"{self.name}, it is refused: "
+            f"it looks like {likely} ({FORMATS[likely].source}). Use --format {likely}, or omit --format. With "
+            f"--format {self.name}, the error is: "
         )
 
     def _check_fields(self, record: Any) -> Record:
@@ -220,12 +220,12 @@ class RecordReader:
         return {**record, "request": value_by_id(self.requests, record, "custom_id", "--requests", NotOfFormat)}
 
     def _with_names_of_format(self, record: Record) -> Record:
-        """Return a record whose fields have the names of the format, and check the field that must be the same."""
+        """Rename fields to the names of the format, and check that the field `same` equals that of earlier records."""
         record = with_named_fields(record, self.args)
         if self.name == "messages" and (self.args.messages_field or "messages" not in record):
             fields = [self.args.messages_field] if self.args.messages_field else messages_fields(record)
             if len(fields) > 1:
-                raise NotOfFormat(f"{', '.join(fields)} may all hold its messages: name one with --messages_field")
+                raise NotOfFormat(f"{', '.join(fields)} may all hold its messages: set --messages_field to one of them")
             for name in fields:
                 record = {**record, "messages": parsed_json(field_value(record, name, NotOfFormat))}
         if (same := self.format.same) is not None:
@@ -283,7 +283,7 @@ class RecordReader:
         return last_turn(row) if self.args.completion == LAST_TURN and turns_of(row) > 1 else row
 
     def _problem(self, record: Record, rows: Sequence[Row]) -> str:
-        """Return the id of a record's problem, from `problem_field`, or from the first row: its id or its prompt."""
+        """Return the id of a record's problem: `problem_field`, or else the first row's problem id or prompt hash."""
         if self.args.problem_field:
             return str(field_value(record, self.args.problem_field, NotOfFormat))
         first = rows[0]

@@ -129,5 +129,5 @@ FORMAT = Format(
     required=frozenset({"response"}),
     optional=None,
     loses="OpenAI's models do not show their reasoning, so the completion lacks it. Text is tokenized again, which can "
-    "give other tokens. A request without a temperature used the default of the server, which is assumed to be 1.",
+    "give different tokens. A request without a temperature used the default of the server, which is assumed to be 1.",
 )

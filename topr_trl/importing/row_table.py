@@ -39,7 +39,7 @@ def to_table(made: list[Row], places: list[str], columns: Sequence[str], convers
         conversational (`bool`): Whether prompts and completions are messages. Otherwise, they are text.
 
     Raises:
-        ValueError: a value has another type. The message names the place of its record.
+        ValueError: a value has a wrong type. The message names the place of its record.
     """
     text = MESSAGES if conversational else TEXT
     found = {}

@@ -19,7 +19,7 @@ _CALL = "function_call"  # role of LLaMA-Factory for a turn that is a tool call 
 def rows(record: Record) -> list[Row]:
     """Return one row of messages. Return [] if there is no assistant turn."""
     if record.get("image") or record.get("images"):
-        raise Unusable("it has images: only text can be trained on offline")
+        raise Unusable("it has images: offline training supports only text")
     turns = [_message(turn) for turn in record["conversations"]]
     if record.get("system") and not (turns and turns[0]["role"] == "system"):
         turns.insert(0, message({"role": "system", "content": record["system"]}))
@@ -37,7 +37,7 @@ def _message(turn: Record) -> Row:
     if role not in _ROLES:
         raise NotOfFormat(f"a turn is from {role!r}; known roles are {', '.join([*_ROLES, _CALL])}")
     if isinstance(content, str) and _ROLES[role] == "user" and "<image>" in content:
-        raise Unusable("a turn has an <image>: only text can be trained on offline")
+        raise Unusable("a turn has an <image>: offline training supports only text")
     return message({"role": _ROLES[role], "content": content, **more})
 
 

@@ -16,7 +16,7 @@ def body_and_request(record: Record, of_request: str) -> tuple[Record, Record] |
     """Return the response and the request of a record. Return None for a failed request.
 
     Args:
-        record (`Record`): Log of a request, or line of a batch whose request `--requests` has added.
+        record (`Record`): Log of a request, or line of a batch with its request from `--requests`.
         of_request (`str`): Field that a request must have.
     """
     response, request = record["response"], record.get("request")
@@ -24,7 +24,7 @@ def body_and_request(record: Record, of_request: str) -> tuple[Record, Record] |
     if failed or response.get("status_code", 200) != 200:
         return None
     if request is None:
-        raise NotOfFormat("it has no request: name the input file of the batch with --requests")
+        raise NotOfFormat("it has no request: set --requests to the input file of the batch")
     body, asked = response.get("body", response), request.get("body", request)
     if of_request not in asked:
         raise NotOfFormat(f"its request has no {of_request}; it has {', '.join(sorted(asked))}")
@@ -32,7 +32,7 @@ def body_and_request(record: Record, of_request: str) -> tuple[Record, Record] |
 
 
 def ids_in(tokens: Sequence[str]) -> list[int] | None:
-    """Return the token ids in logged tokens. Return None if these are the texts of tokens.
+    """Return the token ids in logged tokens. Return None if the tokens are logged as text.
 
     Args:
         tokens (`Sequence[str]`): Tokens of log-probabilities.
@@ -76,7 +76,7 @@ def _row(choice: Record, prompt: str | list[int], sampling: Row) -> Row | None:
     if not choice["text"] and not ids:
         return None
     if isinstance(prompt, list) and not ids:
-        raise Unusable("its prompt is token ids, and its choice has none: log token_ids, or the prompt as text")
+        raise Unusable("its prompt is token ids, and its choice has no token ids: log token_ids, or the prompt as text")
     prompt_ids = prompt if isinstance(prompt, list) else choice.get("prompt_token_ids")
     if ids and logps and len(ids) != len(logps):
         raise Unusable(f"a choice has {len(ids)} token_ids and {len(logps)} log-probabilities")
@@ -98,6 +98,6 @@ FORMAT = Format(
     required=frozenset({"response"}),
     optional=None,
     loses="Prompts are plain text: no chat template is applied. Without token_ids (vLLM: return_token_ids), text is "
-    "tokenized again, which can give other tokens. A request without a temperature used the default of the server, "
+    "tokenized again, which can give different tokens. A request without a temperature used the default of the server, "
     "which is assumed to be 1.",
 )

@@ -112,7 +112,7 @@ def _row_of_path(nodes: list[Record], path: list[int], seen: set[int]) -> Row | 
                 f"node {n} has {tokens} token_ids, {len(node['mask'])} values in mask and {known_logps} logprobs"
             )
         is_own = [bool(value) and n in own for value in node["mask"]]
-        values = iter(node.get("logprobs") or ())  # There is one per token in the mask.
+        values = iter(node.get("logprobs") or ())  # one value per token with mask 1
         for own_token, in_mask in zip(is_own, node["mask"], strict=True):
             value = next(values, None) if in_mask else None
             logps.append(value if own_token else None)

@@ -16,7 +16,8 @@ def rows(record: Record) -> list[Row]:
     """Return one row of text or messages."""
     if "weight" in record and "⟦" in str(record["completion"]):  # `completions_table` marks context with ⟦ ⟧.
         raise NotOfFormat(
-            "its completion marks what the model did not write, with ⟦ and ⟧. Use the rows that this run learned from"
+            "its completion marks text that the model did not write (⟦ and ⟧). Use the rows that this run was "
+            "trained on"
         )
     return [{name: text_or_messages(record[name]) for name in ("prompt", "completion")}]
 
@@ -30,7 +31,7 @@ def rewards(record: Record) -> dict[str, float | None]:
 def without_repeats(files: list[Path]) -> list[Path]:
     """Return the files that differ from the file before them.
 
-    TRL writes the same rows again, with another step, if it logs more often than it samples.
+    TRL writes the same rows again, with a different step, if it logs more often than it samples.
     """
     tables = (read_shard(file, ("prompt", "completion")) for file in files)
     return files[:1] + [file for file, (before, own) in zip(files[1:], pairwise(tables), strict=True) if own != before]
@@ -44,8 +45,8 @@ FORMAT = Format(
     columns=("problem_id",),
     required=_FIXED,
     optional=None,
-    loses="TRL logs the last generation batch before each log, as text. Tokenizing this text can give other tokens. An "
-    "evaluation at the same step replaces the file, and its rows are read as training rows. Before TRL 1.15, prompts "
-    "are text with the chat template applied.",
+    loses="TRL logs the last generation batch before each log, as text. Tokenizing this text can give different "
+    "tokens. An evaluation at the same step replaces the file, and its rows are read as training rows. Before TRL "
+    "1.15, prompts are text with the chat template applied.",
     without_repeats=without_repeats,
 )

@@ -14,8 +14,8 @@ from topr_trl.importing.row_table import Row
 def rows(record: Record) -> list[Row | LeftOut]:
     """Return one row of text or messages, or one row for each part of a rollout, unless the rollout failed.
 
-    The state column `trajectory` can have the tokens of each turn. Turns form one row while the prompt of each turn
-    starts with the tokens of the turns before it. Otherwise, a new row starts.
+    The state column `trajectory` can have the tokens of each turn. Turns form one row as long as the prompt of
+    each turn starts with the tokens of the turns before it. Otherwise, a new row starts.
     """
     if record.get("error"):
         return [LeftOut.FAILED]

@@ -5,19 +5,19 @@ import re
 from topr_trl.importing.format import Format, Record, Unusable
 from topr_trl.importing.row_table import Row
 
-# Headers of messages without their special tokens, which verl removes, and marks that templates write around results.
+# Headers of messages without their special tokens, which verl removes, and tags that templates put around tool results.
 _OTHERS_TEXT = re.compile(r"<tool_response>|(?:^|\n)(?:user|tool|ipython|observation)\n.*assistant\n", re.DOTALL)
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row of text, with the right answer if it is text or a number.
+    """Return one row of text, with the correct answer if it is text or a number.
 
     Raises:
-        Unusable: the output has tool or user messages, which cannot be told from the model's.
+        Unusable: the output has tool or user messages, which cannot be distinguished from the model's text.
     """
     if isinstance(record["output"], str) and _OTHERS_TEXT.search(record["output"]):
         raise Unusable(
-            "its output has tool or user messages, and verl's dumps do not tell them from the model's text, so "
+            "its output has tool or user messages, and verl's dumps do not distinguish them from the model's text, so "
             "the model would learn to write them. Log such runs with token ids and masks"
         )
     answer, uid = record.get("gts"), record.get("uid")
@@ -39,6 +39,6 @@ FORMAT = Format(
     required=frozenset({"input", "output", "score", "step"}),
     optional=None,  # Values that the reward function returns, in addition to the score, are fields.
     loses="verl logs decoded text without special tokens, token ids or log-probabilities. Prompts lack the tokens of "
-    "the chat template, and a truncated completion looks like a complete one. The dumps do not tell tool results "
-    "from the model's text, so outputs that show such results are refused.",
+    "the chat template, and a truncated completion looks like a complete one. The dumps do not distinguish tool "
+    "results from the model's text, so outputs that show such results are refused.",
 )

@@ -28,7 +28,7 @@ def with_rows(
         batch: TRL's generation batch.
         rows: replayed rows.
         pad_token_id: token that pads prompts and completions.
-        multiple: number that the widths of the batch are multiples of, or None.
+        multiple: pad prompts and completions to a multiple of this number. None pads to the longest one.
     """
     ids_FT = batch["completion_ids"]
     batch = {
