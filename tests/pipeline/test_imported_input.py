@@ -40,7 +40,7 @@ def test_one_command_trains_a_model_from_a_csv_of_thumbs(tmp_path, feedback, cha
     main.main(command)
     assert "Recognized as table" in capsys.readouterr().out
     rows = load_rows(out / "imported")
-    assert rows["reward"][:] == [1.0, 0.0] * 8
+    assert rows["reward"][:] == [1.0, -1.0] * 8
     trained, before = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (out, chat_model))
     assert any((trained[name] != before[name]).any() for name in before)
     question = [{"role": "user", "content": "3 + 1?"}]

@@ -106,7 +106,7 @@ def encode(
     """
     if len(answers) == 0 or len(answers) != len(truths):
         raise ValueError(
-            f"Each problem needs one true answer: there are {len(answers)} problems and {len(truths)} truths."
+            f"At least one problem is needed, and one true answer for each: there are {len(answers)} problems and {len(truths)} truths."
         )
     ids = list(range(len(answers))) if problem_ids is None else problem_ids
     num_samples = max(map(len, answers))
