@@ -106,7 +106,8 @@ def encode(
     """
     if len(answers) == 0 or len(answers) != len(truths):
         raise ValueError(
-            f"At least one problem is needed, and one true answer for each: there are {len(answers)} problems and {len(truths)} truths."
+            f"Give at least one problem, and one true answer for each: there are {len(answers)} problems and "
+            f"{len(truths)} truths."
         )
     ids = list(range(len(answers))) if problem_ids is None else problem_ids
     num_samples = max(map(len, answers))
