@@ -12,6 +12,7 @@ from benchmarks.experiment import Experiment, once
 from benchmarks.experiments import (
     against_positives,
     controls,
+    long_completions,
     long_responses,
     long_run,
     online,
@@ -33,6 +34,7 @@ ALL: dict[str, ModuleType] = {
     "online": online,
     "long_run": long_run,
     "long_responses": long_responses,
+    "long_completions": long_completions,
     "trials": trials,
 }
 

@@ -1,8 +1,6 @@
 """Measure how long a negative keeps its weight, by its length, and by who computed log μ.
 
-A long response is a session: answers of the base model to many problems, one after the other, each read without the
-others, with one ratio over all of them, as a trajectory of several rows has (`rollout_id`). It is right if a larger
-share of its answers is than of all answers. So lengths of 40 to 8,000 tokens can be compared on one small model.
+A long response is a session (`benchmarks.sessions`), so one small model shows lengths of 40 to 8,000 tokens.
 
 log μ is the trainer's, or that of a sampler: with weights in bfloat16, or of what top-k leaves of the vocabulary.
 """
@@ -11,15 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from benchmarks.cells import Cell, Store
 from benchmarks.loops.training import adamw, update
-from benchmarks.rows import Rows, response_logps
+from benchmarks.rows import Rows
+from benchmarks.sessions import Sessions
 from benchmarks.setting import PROFILES, Profile, base_model, candidates
-from topr_trl import PRESETS, topr_loss, truncated_weights
-from topr_trl.trainers.metrics import row_metrics
 
 PARTS = (1, 12, 50, 200)  # of a session; an answer has about 40 tokens
 SOURCES = ("trainer", "bfloat16", "top-k")
@@ -51,11 +46,11 @@ def work(cell: Cell, profile: Profile) -> dict[str, Any]:
     rng = np.random.default_rng(cell["seed"])
     watched_groups = rng.permutation(np.unique(pool.groups))[: profile.problems // 4]
     is_watched = np.isin(pool.groups, watched_groups)
-    watched = _Sessions(pool, rng.choice(np.flatnonzero(is_watched), (HELD_OUT, parts)))
+    watched = Sessions(pool, rng.choice(np.flatnonzero(is_watched), (HELD_OUT, parts)))
     optimizer = adamw(model, cell["learning_rate"])
     curve_, trained = [{"update": 0, **watched.weights(model)}], {}
     for step in range(1, MEASURED_AT[-1] + 1):
-        batch = _Sessions(pool, rng.choice(np.flatnonzero(~is_watched), (SESSIONS, parts)))
+        batch = Sessions(pool, rng.choice(np.flatnonzero(~is_watched), (SESSIONS, parts)))
         update(model, optimizer, batch.loss(model))
         if step == 1:  # what a step does to the negatives that it has learned from
             trained = batch.weights(model)
@@ -69,50 +64,6 @@ def as_the_sampler_says(rows: Rows, source: str) -> Rows:
     if source == "bfloat16":
         return rows.scored_by(base_model("main").to(torch.bfloat16))
     return rows.scored_by(base_model("main"), TOP_K) if source == "top-k" else rows
-
-
-class _Sessions:
-    """Sessions with R and log μ.
-
-    Args:
-        rows_SP: which rows of the pool are the parts of each session.
-    """
-
-    def __init__(self, pool: Rows, rows_SP: np.ndarray) -> None:
-        self.rows, self.parts = pool[rows_SP.ravel()], rows_SP.shape[1]
-        right_S = (self.rows.rewards.reshape(rows_SP.shape) > 0).mean(1)
-        usual = (pool.rewards > 0).mean()
-        self.rewards_S = torch.from_numpy(np.where(right_S > usual, 1.0, -1.0)).float()
-
-    @property
-    def tokens(self) -> float:
-        """Return the mean length of a session."""
-        return sum(map(len, self.rows.responses)) / len(self.rewards_S)
-
-    def loss(self, model: PreTrainedModel) -> Tensor:
-        """Return the loss of Algorithm 1 over whole sessions."""
-        logps, mask = response_logps(model, self.rows.prompts, self.rows.responses)
-        policy_S, mu_S = (x.sum(1).view(-1, self.parts).sum(1) for x in (logps * mask, self.rows.mu_BT(mask)))
-        ones_S1 = torch.ones(len(policy_S), 1)
-        losses_S = topr_loss(
-            policy_S[:, None], mu_S[:, None], self.rewards_S, ones_S1, PRESETS["topr"], length_normalization=False
-        ).losses_B
-        return (losses_S / mask.sum(1).view(-1, self.parts).sum(1)).mean()
-
-    @torch.no_grad()
-    def log_ratios(self, model: PreTrainedModel) -> Tensor:
-        """Return (S,) log π/μ of sessions."""
-        now = self.rows.scored_by(model).mu_logps
-        per_row = torch.stack([(new - old).sum() for new, old in zip(now, self.rows.mu_logps, strict=True)])
-        return per_row.view(-1, self.parts).sum(1)
-
-    def weights(self, model: PreTrainedModel) -> dict[str, float]:
-        """Return the negatives' mean weight, share dead and mean log-ratio, as trainers log them; NaN without any."""
-        log_ratio_S = self.log_ratios(model)
-        weights_S = truncated_weights(log_ratio_S, self.rewards_S, PRESETS["topr"])
-        logged = row_metrics(weights_S, log_ratio_S, self.rewards_S)
-        names = {"weight": "weight_mean_negatives", "dead": "negatives_dead", "log_ratio": "log_ratio/negatives/mean"}
-        return {short: logged.get(f"topr/{name}", float("nan")) for short, name in names.items()}
 
 
 def tables(store: Store) -> list[tuple[str, list[str], list[list[str]]]]:

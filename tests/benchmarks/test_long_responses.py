@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.experiments.long_responses import _Sessions, as_the_sampler_says
+from benchmarks.experiments.long_responses import as_the_sampler_says
 from benchmarks.rows import Rows, response_logps
+from benchmarks.sessions import Sessions
 from benchmarks.setting import base_model, problems, sample
 
 
@@ -24,7 +25,7 @@ def own_logps(model, prompt, response):
 def test_a_session_has_one_ratio_and_one_length(pool, source):
     """Its loss and gradient are those of a plain loop over the sessions."""
     chosen = np.array([[0, 5, 9], [3, 3, 12], [20, 1, 7]])
-    sessions, model = _Sessions(as_the_sampler_says(pool, source), chosen), base_model("main")
+    sessions, model = Sessions(as_the_sampler_says(pool, source), chosen), base_model("main")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.01)  # so that it has left μ

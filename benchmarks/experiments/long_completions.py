@@ -1,0 +1,115 @@
+"""Compare ratios of long completions: which one still learns from negatives at thousands of tokens?
+
+A completion is a session (`benchmarks.sessions`) of a model that is wrong in its mode. All sessions are drawn from the
+base model's answers before training, so rows are as old as the number of updates. Expectations:
+benchmarks/long_completions.md.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cells import Cell, Store
+from benchmarks.experiment import TUNING_SEED, Experiment, rates
+from benchmarks.loops.training import adamw, update
+from benchmarks.rows import Rows
+from benchmarks.sessions import LEVELS, POSITIVES, POWER, SEGMENT, Sessions
+from benchmarks.setting import (
+    TEST_SEED,
+    VALIDATION_SEED,
+    Profile,
+    base_model,
+    candidates,
+    evaluate,
+    problems,
+    sample,
+    summary,
+)
+from topr_trl import evaluate_rows
+
+TASK = "sure-17"
+SESSIONS = {1: 64, 4: 16, 16: 8, 64: 4}  # of an update, by the answers of a session, which have about 40 tokens each
+SHARE_RIGHT = {1.0: 0.5, -1.0: 0.05}  # of a session's answers, by its reward; a session of one answer is right or wrong
+ANYWHERE = "anywhere"
+MISTAKES = [(parts, ANYWHERE) for parts in SESSIONS] + [(16, "early"), (16, "late")]
+MEASURED_AT = (64, 256)  # updates
+WATCHED = 32  # sessions whose weights are measured, of problems that are not trained on
+NAMES = {
+    "sequence (TOPR)": LEVELS[0], "prefix": LEVELS[1], "segment": SEGMENT, "power": POWER, "token": LEVELS[2],
+    "geometric": LEVELS[3], "positives only": POSITIVES,
+}  # fmt: skip
+
+
+def experiments(store: Store) -> list[Experiment]:
+    """Return the comparisons: one per length and number of updates, each with its own rates."""
+    methods = {name: {"level": level} for name, level in NAMES.items()}
+    return [
+        Experiment(
+            "long_completions", methods, rates(3e-5, 1e-4, 3e-4), range(5), (f"curve/{at}/pass@1",),
+            f"{MEASURED_AT[at]} updates on sessions of {parts} answers, mistakes {mistakes}: {TASK}",
+            {"parts": parts, "mistakes": mistakes}, further=2, shows=(f"curve/{at}/pass@1", f"curve/{at}/greedy"),
+        )
+        for parts, mistakes in MISTAKES
+        for at in range(len(MEASURED_AT))
+    ]  # fmt: skip
+
+
+QUICK: list[Cell] = []
+
+
+def work(cell: Cell, profile: Profile) -> dict[str, Any]:
+    """Run a cell.
+
+    Returns:
+        `curve`: accuracy and the negatives' mean weight by quarter of a session, after each of `MEASURED_AT`.
+    """
+    model, parts, seed, level = base_model(TASK), cell["parts"], cell["seed"], cell["level"]
+    pool = candidates(TASK, profile, seed).scored_by(model)
+    rng = np.random.default_rng(seed)
+    is_watched = np.isin(pool.groups, rng.permutation(np.unique(pool.groups))[: profile.problems // 10])
+    watched, trained = (
+        _drawing(pool, np.flatnonzero(of), parts, cell["mistakes"], rng) for of in (is_watched, ~is_watched)
+    )
+    watched_sessions = watched(WATCHED)
+    split = "validation" if seed == TUNING_SEED else "test"
+    questions = problems(TASK, profile.test_problems, TEST_SEED if split == "test" else VALIDATION_SEED)
+    optimizer, curve = adamw(model, cell["learning_rate"]), []
+    for step in range(1, MEASURED_AT[-1] + 1):
+        update(model, optimizer, trained(SESSIONS[parts]).loss(model, level))
+        if step in MEASURED_AT:
+            greedy = evaluate_rows(sample(model, TASK, questions, 1, seed, temperature=0.0))
+            curve.append({
+                "update": step, "greedy": greedy.pass_at[1].value,
+                **summary(evaluate(model, TASK, profile, 4, seed, split)),
+                "weights": watched_sessions.weights_by_quarter(model, level),
+            })  # fmt: skip
+    return {"curve": curve}
+
+
+def _drawing(
+    pool: Rows, places: np.ndarray, parts: int, mistakes: str, rng: np.random.Generator
+) -> Callable[[int], Sessions]:
+    """Return a function that draws sessions from some rows of a pool, half of them with reward 1.
+
+    `SHARE_RIGHT` of their answers are right. With `mistakes="early"`, the first half of a session with reward -1 is
+    wrong, and its second half is like that of a session with reward 1. With `"late"`, it is the other way round.
+    """
+    is_right = pool.rewards > 0
+    right, wrong = places[is_right[places]], places[~is_right[places]]
+
+    def session(reward: float) -> np.ndarray:
+        if parts == 1:
+            return rng.choice(right if reward > 0 else wrong, 1)
+        share_P = np.full(parts, SHARE_RIGHT[reward])
+        if reward < 0 and mistakes != ANYWHERE:
+            share_P[:] = 0.0
+            share_P[parts // 2 :] = SHARE_RIGHT[1.0]
+            share_P = share_P if mistakes == "early" else share_P[::-1]
+        return np.where(rng.random(parts) < share_P, rng.choice(right, parts), rng.choice(wrong, parts))
+
+    def draw(count: int) -> Sessions:
+        rewards_S = np.resize([1.0, -1.0], count)
+        return Sessions(pool, np.stack([session(reward) for reward in rewards_S]), rewards_S)
+
+    return draw

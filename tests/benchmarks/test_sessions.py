@@ -1,0 +1,80 @@
+"""Sessions: weights of the ratios that only experiments have, and how sessions are drawn."""
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.experiments.long_completions import ANYWHERE, _drawing
+from benchmarks.rows import Rows
+from benchmarks.sessions import LEVELS, POSITIVES, POWER, POWER_TOKENS, SEGMENT, Sessions
+from benchmarks.setting import base_model, problems, sample
+
+CHOSEN = np.array([[0, 5, 9, 2, 7], [3, 3, 12, 20, 1], [20, 1, 7, 4, 4]])
+REWARDS = np.array([-1.0, 1.0, -1.0])
+
+
+@pytest.fixture(scope="module")
+def pool():
+    model = base_model("main")
+    return Rows.of(sample(model, "main", problems("main", 6, 5), 4, 0)).scored_by(model)
+
+
+@pytest.fixture(scope="module")
+def moved():
+    model = base_model("main").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.01)  # so that it has left μ
+    return model
+
+
+def by_a_plain_loop(log_ratios, level):
+    """Return the weights of the tokens of a session with reward -1. `log_ratios` has a tensor per answer."""
+    flat = torch.cat(log_ratios)
+    if level == SEGMENT:
+        return torch.cat([answer.sum().clamp(max=0).exp().expand(len(answer)) for answer in log_ratios])
+    if level == POWER:
+        return (flat.sum() * min(1, POWER_TOKENS / len(flat))).clamp(max=0).exp().expand(len(flat))
+    if level == "prefix":
+        return flat.cumsum(0).clamp(max=0).exp()
+    return (
+        {"sequence": flat.sum().expand(len(flat)), "token": flat, "geometric": flat.mean().expand(len(flat))}[level]
+        .clamp(max=0)
+        .exp()
+    )
+
+
+@pytest.mark.parametrize("level", [*LEVELS, SEGMENT, POWER])
+def test_loss_and_weights_are_those_of_a_plain_loop(pool, moved, level):
+    sessions = Sessions(pool, CHOSEN, REWARDS)
+    now, losses = pool.scored_by(moved).mu_logps, []
+    for chosen, reward in zip(CHOSEN, REWARDS, strict=True):
+        logps = [now[i] for i in chosen]
+        weights = by_a_plain_loop([now[i] - pool.mu_logps[i] for i in chosen], level) if reward < 0 else 1.0
+        losses.append(-reward * (weights * torch.cat(logps)).mean())
+    torch.testing.assert_close(sessions.loss(moved, level), torch.stack(losses).mean(), rtol=1e-4, atol=1e-5)
+    assert sum(map(len, (pool.responses[i] for i in CHOSEN[0]))) > POWER_TOKENS  # or the power would be 1
+    quarters = sessions.weights_by_quarter(moved, level)
+    assert all(0 < weight <= 1 for weight in quarters)
+    if level == "prefix":
+        assert quarters[0] > quarters[3]
+
+
+def test_positives_only_has_no_negatives(pool, moved):
+    assert Sessions(pool, CHOSEN, REWARDS).weights_by_quarter(moved, POSITIVES) == [0.0] * 4
+
+
+@pytest.mark.parametrize("mistakes", [ANYWHERE, "early", "late"])
+def test_mistakes_are_where_they_should_be(pool, mistakes):
+    drawn = _drawing(pool, np.arange(len(pool)), 16, mistakes, np.random.default_rng(0))(40)
+    right_SP = drawn.rows.rewards.reshape(40, 16) > 0
+    good, bad = (right_SP[drawn.rewards_S.numpy() == reward] for reward in (1, -1))
+    assert 0.4 < good.mean() < 0.6
+    first, second = bad[:, :8].mean(), bad[:, 8:].mean()
+    expected = {ANYWHERE: (0.05, 0.05), "early": (0.0, 0.5), "late": (0.5, 0.0)}[mistakes]
+    assert (first, second) == pytest.approx(expected, abs=0.1)
+
+
+def test_a_session_of_one_answer_is_right_or_wrong(pool):
+    drawn = _drawing(pool, np.arange(len(pool)), 1, ANYWHERE, np.random.default_rng(0))(10)
+    assert drawn.rows.rewards.tolist() == drawn.rewards_S.tolist()
