@@ -101,9 +101,9 @@ def test_lower_rates_are_tried_where_all_harm():
     assert [next_rate(3e-5, up) for up in (True, False)] == [1e-4, 1e-5]
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != "rivals"])
+@pytest.mark.parametrize("name", [name for name in ALL if name not in ("rivals", "long_completions")])
 def test_published_results_are_those_of_the_experiments(name):
-    """A cell that is planned otherwise would be run again. `rivals` waits for its rates after four epochs."""
+    """A cell that is planned otherwise would be run again. The two experiments left out are not finished."""
     store = published()
     cells = planned(name, FULL, store)
     assert cells
