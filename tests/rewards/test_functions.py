@@ -164,7 +164,7 @@ def test_a_judge_must_return_verdicts(rows):
 def test_weights_and_names(rows):
     with pytest.raises(ValueError, match="1 values, and reward_funcs has 2"):
         reward_completions(rows, [length, later], [1.0])
-    with pytest.raises(ValueError, match="names no function"):
+    with pytest.raises(ValueError, match="reward_funcs is empty"):
         reward_completions(rows, [])
     with pytest.raises(ValueError, match="'length'"):
         prepare_rewards([length, partial(length)], rows.column_names)
