@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 _MOST_TOGETHER = 8  # maximum of `rows_together`; a larger number would save few more tokens
-_PROMPTS_PER_STEP = 16  # number of prompts that a step should have at least
+_PROMPTS_PER_STEP = 16  # smallest number of prompts that a step should have
 
 
 def rows_together(rows: int) -> int:
@@ -62,8 +62,8 @@ class StepsSortedByLength(Sampler[int]):
 class StepsOfGroups(Sampler[int]):
     """Random order in which up to `rows_together` rows of a group stay together.
 
-    Groups are cut into random pieces, and the pieces are shuffled. With `lengths_N`, the groups in
-    an optimizer step are sorted by their longest row, longest first, so the pieces of a group become adjacent.
+    Groups are cut into random pieces, and the pieces are shuffled. With `lengths_N`, the groups in an optimizer step
+    are sorted by their longest row, longest first, so the pieces of a group become adjacent.
 
     Args:
         order: random order of the rows.

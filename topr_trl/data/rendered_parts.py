@@ -209,8 +209,8 @@ def _texts_in(value: Any) -> Iterator[str]:
 def _find(part: str, text: str, start: int, tokenizer: PreTrainedTokenizerBase) -> tuple[int, int] | None:
     """Return the start and end of the first match of a part in a squeezed text, or None without a match.
 
-    The text can contain the part with the escapes of Python, or with those of JSON: once or twice, with or without
-    escapes of non-ASCII characters.
+    The text can contain the part with Python escapes or JSON escapes. JSON escapes can be applied once or twice, with
+    or without escapes of non-ASCII characters.
     """
     for own in _spellings(part.strip()):
         place = find_between_specials(own, text, start, tokenizer)

@@ -218,7 +218,7 @@ def _join_ids(table: pa.Table, keep: list[str], package: str) -> pa.Table:
 def _ids(lists: pa.ListArray, name: str) -> NDArray[np.int32]:
     values = lists.flatten()
     if values.null_count:
-        raise ValueError(f"Column `{name}` holds {values.null_count} ids that are null. Drop those rows.")
+        raise ValueError(f"Column `{name}` holds {values.null_count} ids that are null. Drop these rows.")
     try:
         return values.cast(pa.int32()).to_numpy()
     except pa.ArrowInvalid as error:

@@ -153,7 +153,7 @@ def differences_table(names: tuple[str, str], differences: Mapping[str, Differen
 
 
 def plain_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table for the terminal, with the first column aligned left and the others right."""
+    """Return a table for the terminal, with a left-aligned first column and right-aligned other columns."""
     align = ("left", *["right"] * (len(header) - 1))
     return tabulate(rows, header, disable_numparse=True, colalign=align)
 

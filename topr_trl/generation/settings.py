@@ -11,7 +11,7 @@ from topr_trl.data.sampler_logps import GREEDY, LOGPROBS_MODE, RAW, SAMPLING, TE
 from topr_trl.data.tokenization import encode_messages, encode_prompt
 from topr_trl.settings.checks import check_at_least, check_types
 
-# Columns that sampled rows have in addition to those of the problem.
+# Columns that sampled rows have in addition to the columns of the problem.
 COLUMNS_OF_SAMPLER = ("sample_id", "completion", "prompt_ids", "completion_ids", "finish_reason", "sampler_logps",
                       LOGPROBS_MODE, *SAMPLING, TEMPERATURE)  # fmt: skip
 

@@ -14,7 +14,7 @@ from topr_trl.settings.checks import check_types
 
 @dataclass
 class VLLMArguments:
-    """Settings for the vLLM engine. The names are as in TRL's `GRPOConfig`; `topr sample --help` describes the settings."""
+    """Settings for the vLLM engine. They have the names of TRL's `GRPOConfig`. See `topr sample --help`."""
 
     vllm_tensor_parallel_size: int = field(default=1, metadata={"help": "Number of GPUs that share a model."})
     vllm_gpu_memory_utilization: float = field(
@@ -36,7 +36,7 @@ class VLLMArguments:
         check_types(self, VLLMArguments)
 
 
-# Chunked prefill rewinds the random numbers of a request. The generator of a CPU cannot do this.
+# Chunked prefill rewinds the random numbers of a request. A CPU generator cannot do this.
 _ON_THE_CPU = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8_192}
 
 

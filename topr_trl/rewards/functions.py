@@ -40,7 +40,7 @@ RewardFunc: TypeAlias = str | PreTrainedModel | Callable[..., Any]
 
 _AT_ONCE = 1_024  # rows per call of a function; the completions of a problem stay together
 _ROWS_PER_FORWARD = 16  # rows per forward pass of a reward model
-# Columns that are not passed as they are. TRL has its own arguments for the first three, and none for the others.
+# Columns that are not passed unchanged: TRL has its own arguments for the first three, and does not know the others.
 _NOT_PASSED = (
     "prompt", "completion", "completion_ids", "prompt_ids", "sampler_logps", "logprobs_mode", "mu_logps",
     "mu_fingerprint",

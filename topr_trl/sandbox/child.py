@@ -177,7 +177,7 @@ def _succeeds(work: Callable[[], object]) -> bool:
 
 @cache
 def enter_namespaces() -> str:
-    """Give up access to the network, to writing files, to other processes and to private directories.
+    """Give up access to the network, other processes and private directories, and the right to write files.
 
     Returns:
         A description of the protection that the kernel refuses, or `""` if the kernel refuses nothing.

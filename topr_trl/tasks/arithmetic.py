@@ -18,7 +18,7 @@ from datasets import Dataset
 # Folder of the bundled model and its tokenizer, made by scripts/make_careless_model.py.
 CARELESS_MODEL = Path(__file__).parent / "careless_model"
 
-# Folder of a smaller model that verifies solutions with similar mistakes, made by the same script with --verifier.
+# Folder of a smaller, unreliable verifier of such solutions, made by the same script with --verifier.
 CARELESS_VERIFIER = Path(__file__).parent / "careless_verifier"
 
 # Defaults for the bundled model. It is small, so it needs a high learning rate.

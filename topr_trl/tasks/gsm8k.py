@@ -11,7 +11,7 @@ from topr_trl.data.rows import need_columns, text_column
 from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 from topr_trl.rewards import CORRECT, Judgement, verdict
 
-# Texts that end a completion, since a base model continues with another question as in the prompt.
+# Texts that end a completion, because a base model continues with another question, as in the prompt.
 STOP_STRINGS = ("\nQuestion:",)
 
 # Eight worked examples, written for this package in the style of chain-of-thought prompting (arXiv 2201.11903).

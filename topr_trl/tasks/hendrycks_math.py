@@ -16,7 +16,7 @@ from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 from topr_trl.rewards import CORRECT, INVALID, Judgement
 from topr_trl.sandbox.worker_pool import WorkerPool
 
-# Texts that end a completion, since a base model continues with another problem as in the prompt.
+# Texts that end a completion, because a base model continues with another problem, as in the prompt.
 STOP_STRINGS = ("\nProblem:",)
 
 # Four worked examples of different subjects, written for this package.
@@ -46,7 +46,7 @@ EXEMPLARS = (
 )
 
 _LONGEST = 1_000  # in characters; a longer answer is correct only if it is literally equal to the correct answer
-_LAST_CHARACTERS = 100_000  # number of characters at the end of a completion in which to look for a box
+_LAST_CHARACTERS = 100_000  # length of the end of a completion that is searched for boxes, in characters
 _TOKEN = re.compile(
     r"(?P<box>\\{1,4}(?:boxed|fbox)\s{0,9}\{)|"  # Bounded, because many backslashes would take quadratic time.
     r"\\{1,4}(?:boxed|fbox)(?:\s{0,9}(?P<fraction>\\[dt]?frac\s?(?:\d\d|\{[^{}]{1,99}\}\{[^{}]{1,99}\}))|"

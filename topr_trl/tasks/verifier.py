@@ -22,7 +22,7 @@ TEMPLATE = (
     "Question: {question}\nAnswer:{solution}\n\nIs the answer right? Check each step, then end with "
     '"Verdict: yes" or "Verdict: no".\nCheck:'
 )
-# Texts that end a verification, since a base model continues with another question.
+# Texts that end a verification, because a base model continues with another question.
 STOP_STRINGS = ("\nQuestion:",)
 _PLACE = re.compile(r"\{question\}|\{solution\}")
 # Matches "Verdict: no", "**Verdict**: **yes**" and "Verdict: \\boxed{no}", but not "Verdict: no errors".
