@@ -171,5 +171,5 @@ def test_weights_and_names(rows):
     with pytest.raises(ValueError, match="two judges"):
         prepare_rewards([gsm8k.judge, lambda texts, truths: []], [*rows.column_names, "answer"])
     for name in ("reward", "rewards/length"):
-        with pytest.raises(ValueError, match=f"'{name}' already"):
+        with pytest.raises(ValueError, match=f"already have a column '{name}'"):
             reward_completions(rows.add_column(name, [1.0] * 4), length)
