@@ -46,7 +46,7 @@ def test_rows_to_evaluate_that_do_not_say_get_the_temperature_of_the_rows_to_tra
         (1.0, {"top_p": (1.0, 0.95), "top_k": (0, 5)}, r"top_p=0.95 and top_k=5, .* may have been computed after"),
         (0.7, {"logprobs_mode": ("processed_logprobs",) * 2}, None),
         (0.7, {"logprobs_mode": ("processed_logprobs", "raw_logprobs")}, "sampler_logps are for temperature 1"),
-        (0.7, {}, "may be those at temperature 1 .* add a column logprobs_mode"),
+        (0.7, {}, "may be for temperature 1 .* add a column logprobs_mode"),
     ],
 )
 def test_which_log_probabilities_can_be_log_mu(temperature, columns, wrong):
