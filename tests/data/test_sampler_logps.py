@@ -65,7 +65,7 @@ def test_columns_without_values_may_be_of_any_type(rows):
     ("temperature", "columns", "said"),
     [
         (1.0, {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (1, None)},
-         r"its rows .*top_k=1, .* were .*is processed_logprobs\), so that they are larger .* weight\. "
+         r"its rows .*top_k=1, .* were .*is processed_logprobs\), so they are larger .* weight\. "
          r"Set log_mu='trainer'; or .*top_p=1 and top_k=-1"),
         (1.0, {"top_p": (0.9, 0.8)}, r"its rows .*top_p=0\.9, .*may have been .*add a column logprobs_mode .*top_k=-1"),
         (0.7, {}, r"its rows .*temperature 0\.7, .*may be .*is None\)\. Set .*'trainer'; add .*processed_logprobs\)"),
