@@ -70,7 +70,7 @@ BEFORE_SAMPLING = [
         "--reward_funcs nowhere.py:short"),
     looped("a file of reward functions that cannot be imported", "reward_funcs, rewards.py, imported, NameError",
         "--reward_funcs rewards.py:short", code="x = y"),
-    looped("a module of reward functions that is not there", "reward_funcs, no_such_module, this folder",
+    looped("a module of reward functions that is not there", "reward_funcs, no_such_module, current folder",
         "--reward_funcs no_such_module:short"),
     looped("a name that is no reward function", "reward_funcs, 'short', FILE.py:FUNCTION, accuracy_reward",
         "--reward_funcs short"),

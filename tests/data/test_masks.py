@@ -49,12 +49,12 @@ def test_a_mask_is_the_same_whether_all_rows_have_ids_or_not(tokenizer):
     [
         ([1, 0, 1], r"completion_mask has 3 values, and the completion 4 tokens\. .* without the prompt"),
         ([0, 1, 0, 0, 1, 1], "completion_mask has 6 values"),
-        ([1, 2, 0, 1], "'completion_mask must be 1 for tokens that the model wrote and 0 for what it read'"),
+        ([1, 2, 0, 1], "'completion_mask must be 1 for tokens that the model wrote and 0 for context'"),
         ([1, None, 0, 1], "must be 1 for tokens that the model wrote and 0"),
         ([1, 2**60 + 1, 0, 1], "must be 1 for tokens that the model wrote and 0"),  # float64 rounds it
         (
             [0, 0, 0, 0],
-            "'its mask has no 1, so the model wrote nothing of the completion, and there is nothing to learn'",
+            "'its mask has no 1, so the model wrote no token of the completion, and there is nothing to learn'",
         ),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_mask_needs_ids(tokenizer):
 
 def test_nulls_in_log_probabilities_of_other_tokens():
     with pytest.raises(
-        ValueError, match=r"null for some of 3 tokens, and the completion has 2: keep the sampler's .* it$"
+        ValueError, match=r"null for some of 3 tokens, and the completion has 2: keep the sampler's .* them$"
     ):
         written(None, np.array([-1.0, np.nan, -2.0]), 2)
 

@@ -66,7 +66,7 @@ def test_a_template_that_removes_earlier_thinking_is_refused(tokenizer):
         "m.content.split('</think>')[-1] }}{{ eos_token }}{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
-    with pytest.raises(ValueError, match=r"writes earlier turns differently .* chat_template_path"):
+    with pytest.raises(ValueError, match=r"changes earlier turns .* chat_template_path"):
         tokenize_turns(PROMPT, [{"role": "assistant", "content": "So.</think>6."}, *PLAIN[1:]], tokenizer)
     tokenize_turns(PROMPT, PLAIN, tokenizer)
 
@@ -239,7 +239,7 @@ def test_the_last_turn_gets_the_tokenizers_stop_token_if_the_template_writes_non
 
 def test_an_earlier_turn_without_any_stop_token_is_refused(marked):
     marked.chat_template = MARKED.replace("<|{{ m.role }}|>", "{{ m.role }}: ").replace("<|assistant|>", "assistant: ")
-    with pytest.raises(ValueError, match=r"no stop token behind an assistant's turn .* chat_template_path"):
+    with pytest.raises(ValueError, match=r"no stop token after an assistant turn .* chat_template_path"):
         tokenize_turns(PROMPT, PLAIN, marked)
 
 

@@ -209,7 +209,7 @@ def test_turns_with_weight_0_are_context(tokenizer, known):
 
 
 def test_turns_with_weight_0_by_blocks_of_a_template():
-    """Qwen3's own template writes earlier turns differently, so the blocks of TRL's template are used."""
+    """Qwen3's own template changes earlier turns, so the blocks of TRL's template are used."""
     tokenizer = tokenizer_of("qwen3")
     turns = [{**ANSWER, "reasoning_content": "I count."}, USER, {**ANSWER, "content": "Still 4."}]
     assert len(own(tokenizer, *tokenize_turns([USER], turns, tokenizer)[1:])) == 2

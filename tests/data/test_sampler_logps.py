@@ -45,8 +45,8 @@ def test_rows_to_evaluate_that_do_not_say_get_the_temperature_of_the_rows_to_tra
         (1.0, {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (None, 5)}, "top_k=5, .* were computed after"),
         (1.0, {"top_p": (1.0, 0.95), "top_k": (0, 5)}, r"top_p=0.95 and top_k=5, .* may have been computed after"),
         (0.7, {"logprobs_mode": ("processed_logprobs",) * 2}, None),
-        (0.7, {"logprobs_mode": ("processed_logprobs", "raw_logprobs")}, "sampler_logps are those at temperature 1"),
-        (0.7, {}, "may be those at temperature 1 .* add a column logprobs_mode"),
+        (0.7, {"logprobs_mode": ("processed_logprobs", "raw_logprobs")}, "sampler_logps are for temperature 1"),
+        (0.7, {}, "may be for temperature 1 .* add a column logprobs_mode"),
     ],
 )
 def test_which_log_probabilities_can_be_log_mu(temperature, columns, wrong):
@@ -65,7 +65,7 @@ def test_columns_without_values_may_be_of_any_type(rows):
     ("temperature", "columns", "said"),
     [
         (1.0, {"logprobs_mode": ("processed_logprobs",) * 2, "top_k": (1, None)},
-         r"its rows .*top_k=1, .* were .*is processed_logprobs\), so that they are larger .* weight\. "
+         r"its rows .*top_k=1, .* were .*is processed_logprobs\), so they are larger .* weight\. "
          r"Set log_mu='trainer'; or .*top_p=1 and top_k=-1"),
         (1.0, {"top_p": (0.9, 0.8)}, r"its rows .*top_p=0\.9, .*may have been .*add a column logprobs_mode .*top_k=-1"),
         (0.7, {}, r"its rows .*temperature 0\.7, .*may be .*is None\)\. Set .*'trainer'; add .*processed_logprobs\)"),
@@ -91,7 +91,7 @@ def test_settings_of_no_sampler_are_refused(column, wrong, expected):
 
 
 def test_a_column_of_temperatures_holds_numbers_above_zero():
-    remedy = "Drop greedy rows .*drop the column: log π is then computed at 1"
+    remedy = "Drop greedy rows .*drop the column: log π is then computed at temperature 1"
     for wrong in (0.0, -1.0, float("inf"), "hot"):
         message = rf"^Column `temperature` must hold numbers above 0; row 1 holds .*\. {remedy}\.$"
         with pytest.raises(ValueError, match=message):

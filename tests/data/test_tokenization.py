@@ -55,7 +55,7 @@ def test_images_in_messages_are_refused(tokenizer, monkeypatch, kind):
 def test_log_probabilities_that_are_null_mark_context_beside_text_too(tokenizer):
     row = {"prompt": "1", "completion_ids": [5, 6, 7], "sampler_logps": [-1.0, None, -2.0]}
     assert tokenize_row(row, tokenizer).completion_mask == [True, False, True]
-    with pytest.raises(ValueError, match="the model wrote nothing"):
+    with pytest.raises(ValueError, match="the model wrote no token"):
         tokenize_row({**row, "sampler_logps": [None] * 3}, tokenizer)
 
 

@@ -161,7 +161,7 @@ def test_ties_go_to_the_first_drawn_and_rounding_makes_none():
 
 
 def test_scores_are_needed():
-    with pytest.raises(ValueError, match=r"^Weighted .* need a score for each sample; there are none\.$"):
+    with pytest.raises(ValueError, match=r"^Weighted .* need a score for each sample; there are no scores\.$"):
         evaluate_samples([["1", "2"]], ["1"], best_ks=[1])
     with pytest.raises(ValueError, match="need a score for each sample"):
         evaluate_samples([["1", "2"]], ["1"], weighted_sc_ks=[2])

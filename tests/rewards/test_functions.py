@@ -164,12 +164,12 @@ def test_a_judge_must_return_verdicts(rows):
 def test_weights_and_names(rows):
     with pytest.raises(ValueError, match="1 values, and reward_funcs has 2"):
         reward_completions(rows, [length, later], [1.0])
-    with pytest.raises(ValueError, match="names no function"):
+    with pytest.raises(ValueError, match="reward_funcs is empty"):
         reward_completions(rows, [])
     with pytest.raises(ValueError, match="'length'"):
         prepare_rewards([length, partial(length)], rows.column_names)
     with pytest.raises(ValueError, match="two judges"):
         prepare_rewards([gsm8k.judge, lambda texts, truths: []], [*rows.column_names, "answer"])
     for name in ("reward", "rewards/length"):
-        with pytest.raises(ValueError, match=f"'{name}' already"):
+        with pytest.raises(ValueError, match=f"already have a column '{name}'"):
             reward_completions(rows.add_column(name, [1.0] * 4), length)

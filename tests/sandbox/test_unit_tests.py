@@ -247,7 +247,7 @@ def test_without_namespaces_it_warns_and_goes_on():
 
     def as_in_a_container():
         assert ctypes.CDLL(None).prctl(24, 21, 0, 0, 0) == 0  # PR_CAPBSET_DROP of CAP_SYS_ADMIN, for this thread alone
-        with pytest.warns(UserWarning, match=r"weaker here than it can be: namespaces \(\[Errno 1\] unshare: Op"):
+        with pytest.warns(UserWarning, match=r"protection on this machine: namespaces \(\[Errno 1\] unshare: Op"):
             return run_tests(programs, [TEST] * len(programs), seconds=1.25)
 
     with ThreadPoolExecutor(1) as thread:

@@ -51,7 +51,7 @@ def test_the_author_adds_only_where_the_problem_says_each():
 
 
 def test_other_sentences():
-    with pytest.raises(ValueError, match="sentences needs one that adds"):
+    with pytest.raises(ValueError, match="sentences must include a sentence that adds"):
         arithmetic.arithmetic_dataset(1, sentences=[arithmetic.GIVES])
     rows = arithmetic.arithmetic_dataset(100, seed=3, num_steps=3, sentences=[arithmetic.OF, arithmetic.GIVES])
     assert not any("each" in question or "finds" in question for question in rows["question"])

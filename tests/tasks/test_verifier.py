@@ -92,7 +92,7 @@ def test_scores_are_shares_of_yes():
     assert solution_scores(scored, 2) == [0.5, 0.0]
     with pytest.raises(ValueError, match="1 of 3 solutions have no verification"):
         solution_scores(scored, 3)
-    with pytest.raises(ValueError, match="name solutions 0 to 1; there are 1"):
+    with pytest.raises(ValueError, match="name solutions 0 to 1; num_solutions is 1"):
         solution_scores(scored, 1)
 
 

@@ -1,4 +1,4 @@
-"""Sample rows in an order that a resumed run repeats, with each row once on any number of processes."""
+"""Sample each row once, on any number of processes, in an order that a resumed run repeats."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +10,8 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-_MOST_TOGETHER = 8  # maximum number of rows of a prompt; more rows would save few more tokens
-_PROMPTS_PER_STEP = 16  # minimum number of prompts in a step
+_MOST_TOGETHER = 8  # maximum of `rows_together`; a larger number would save few more tokens
+_PROMPTS_PER_STEP = 16  # smallest number of prompts that a step should have
 
 
 def rows_together(rows: int) -> int:
@@ -27,7 +27,8 @@ class StepsSortedByLength(Sampler[int]):
     """Random order in which the rows of each optimizer step are sorted by length, longest first.
 
     Each step keeps its random rows and its gradient, which is a sum over the rows. Sorting only changes which rows
-    share a micro-batch. The processes get neighboring micro-batches of the order, so none waits for another.
+    share a micro-batch. Processes get adjacent micro-batches, whose rows have similar lengths, so no process waits long
+    for another process.
 
     The last step is sorted only if it is full. `dataloader_drop_last` drops the last rows, which would be the shortest
     after sorting.
@@ -61,12 +62,12 @@ class StepsSortedByLength(Sampler[int]):
 class StepsOfGroups(Sampler[int]):
     """Random order in which up to `rows_together` rows of a group stay together.
 
-    Groups are cut into random pieces, and the pieces are shuffled. Within an optimizer step, pieces of a group become
-    adjacent, and groups are sorted by their longest row, longest first. Without `lengths_N` they are not sorted.
+    Groups are cut into random pieces, and the pieces are shuffled. With `lengths_N`, the groups in an optimizer step
+    are sorted by their longest row, longest first, so the pieces of a group become adjacent.
 
     Args:
         order: random order of the rows.
-        groups_N: group of each row.
+        groups_N: number of each row's group.
         lengths_N: number of tokens of each row, or None.
         rows: number of rows per optimizer step, over all processes and micro-batches.
     """
@@ -165,7 +166,7 @@ class FilledSampler(Sampler[int]):
 
 
 class FilledRows(torch.utils.data.Dataset[dict[str, Any]]):
-    """Tokenized rows by number. For N and larger numbers, the row has no reward, so the loss ignores it."""
+    """Tokenized rows by number. Numbers beyond the last row give rows without a reward, which the loss ignores."""
 
     def __init__(self, rows: Dataset) -> None:
         self.rows = rows

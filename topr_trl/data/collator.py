@@ -48,8 +48,8 @@ class Collator:
         ratio_level: setting of the loss. With a ratio per token, log μ has a value per token. Otherwise it is the sum
             over the completion.
         keep_idle: whether to compute rows with R = 0.
-        log_mu: log μ by the columns `dataset` and `row`, for rows without a column `mu_logps`. The trainer fills this
-            mapping before training.
+        log_mu: log μ by `dataset` and `row`, for rows without a column `mu_logps`. The trainer fills this mapping
+            before training.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Collator:
         return batch
 
     def _known(self, row: dict[str, Any]) -> Any:
-        """Return the row's `mu_logps`, or else the computed log μ. The value is arbitrary if the row needs no log μ."""
+        """Return the row's `mu_logps`, or else the computed log μ. Return None if log μ was not computed."""
         return row.get("mu_logps", self.log_mu.get((row["dataset"], row["row"])))
 
     def _by_token(self, row: dict[str, Any]) -> FloatArray | list[float]:
@@ -134,7 +134,7 @@ def _parts(row: dict[str, Any]) -> list[dict[str, list[int]]]:
 def join_sequences(values_ST: Tensor, parts: list[int]) -> Tensor:
     """Join the (S, T) values of sequences into (B, T') values of rows.
 
-    `parts` has the number of sequences of each row. Padding stays between the sequences, and the mask is 0 there.
+    `parts` has the number of sequences of each row. Padding stays between the sequences; the mask is 0 there.
     """
     if len(parts) == len(values_ST):
         return values_ST

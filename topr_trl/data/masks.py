@@ -5,7 +5,7 @@ model, but is not a part of the loss, the ratio or the length. A row marks conte
 
 - `completion_mask`, with `completion_ids`, is 1 for a token of the model, and 0 for context.
 - `sampler_logps` is null for context.
-- A completion in messages has context in all turns except the assistant's. See `topr_trl.data.messages`.
+- In a completion of messages, all turns except the assistant's are context. See `topr_trl.data.messages`.
 
 Otherwise the model wrote the whole completion.
 """
@@ -35,7 +35,7 @@ def have_masks(rows: Dataset) -> bool:
 
 
 def explicit_masks(rows: Dataset) -> Dataset:
-    """Return rows with token ids and with their masks in `completion_mask`. See `apply_masks`."""
+    """Return rows with their masks in `completion_mask`, see `apply_masks`. Rows that mark no context are unchanged."""
     if not have_masks(rows):
         return rows
     need_columns(rows.column_names, ["completion_ids"], "Rows with masks")
@@ -47,7 +47,7 @@ def explicit_masks(rows: Dataset) -> Dataset:
 
 
 def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Table:
-    """Check the masks of rows, and keep the per-token values of the tokens that the model wrote.
+    """Check the masks of rows, and keep per-token values only for the tokens that the model wrote.
 
     Args:
         table: rows with `completion_mask`, or with null values in `sampler_logps`.
@@ -55,12 +55,13 @@ def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Ta
         places: positions of the rows in their dataset, for messages.
 
     Returns:
-        The table with `completion_mask`, which has a bool per token of the completion. It is null if the model wrote
-        all tokens.
+        The table with `completion_mask`, which has a bool per token of the completion. The mask of a row is null if
+        the model wrote all tokens.
 
     Raises:
         MalformedRow: a mask has a wrong length or value, or marks no token as the model's; or `sampler_logps` is null
             for a token of the model.
+        ValueError: a mask, or a column of log-probabilities per token, does not hold lists of numbers.
     """
     # log μ can be a sum, which has no values per token.
     present = [name for name in (MASK, *PER_TOKEN) if name in table.column_names]
@@ -83,7 +84,7 @@ def apply_masks(table: pa.Table, lengths: list[int], places: list[int]) -> pa.Ta
     for name in PER_TOKEN:
         if name in columns:
             kind = table.schema.field(name).type
-            if not pa.types.is_floating(kind.value_type):  # integers, which were read as float64
+            if not pa.types.is_floating(kind.value_type):  # `_arrays` reads integers as float64.
                 kind = pa.list_(pa.float64())
             table = set_column(table, name, pa.array(columns[name], kind, from_pandas=True))
     return table
@@ -93,12 +94,13 @@ def written(mask: NDArray[Any] | None, sampler_logps: NDArray[Any] | None, token
     """Return (T,) whether the model wrote each token of a completion.
 
     Args:
-        mask: mask of numbers or bool, with NaN for null. None is no mask.
-        sampler_logps: log-probabilities, which are used without a mask. NaN marks context.
+        mask: mask of numbers or bools, with NaN for null. None if the row has no mask.
+        sampler_logps: log-probabilities, in which NaN marks context. They are used only if there is no mask.
         tokens: number of tokens, T.
 
     Raises:
-        ValueError: the mask has a wrong length, a value other than 0 and 1, or no 1.
+        ValueError: the mask has a wrong length, a value other than 0 and 1, or no 1; or there is no mask, and
+            `sampler_logps` has a NaN and a wrong length.
     """
     if mask is None:
         if sampler_logps is None or not np.isnan(sampler_logps).any():
@@ -106,7 +108,7 @@ def written(mask: NDArray[Any] | None, sampler_logps: NDArray[Any] | None, token
         if len(sampler_logps) != tokens:
             raise ValueError(
                 f"sampler_logps is null for some of {len(sampler_logps)} tokens, and the completion has {tokens}: keep "
-                "the sampler's `completion_ids` with it"
+                "the sampler's `completion_ids` with them"
             )
         mask = ~np.isnan(sampler_logps)
     if len(mask) != tokens:
@@ -115,10 +117,10 @@ def written(mask: NDArray[Any] | None, sampler_logps: NDArray[Any] | None, token
             "per token of `completion_ids`, without the prompt"
         )
     if not np.isin(mask, (0, 1)).all():
-        raise ValueError("completion_mask must be 1 for tokens that the model wrote and 0 for what it read")
+        raise ValueError("completion_mask must be 1 for tokens that the model wrote and 0 for context")
     if not mask.any():
         raise ValueError(
-            "its mask has no 1, so the model wrote nothing of the completion, and there is nothing to learn"
+            "its mask has no 1, so the model wrote no token of the completion, and there is nothing to learn"
         )
     return mask.astype(bool)
 

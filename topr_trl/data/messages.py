@@ -23,21 +23,23 @@ def tokenize_turns(
     """Return the token ids of a prompt, and of a completion with one or more turns, and the completion mask.
 
     An assistant turn starts after the generation prompt and ends with its stop token, as a sampler would write
-    it. The rest is context, and so are turns with `"weight": 0`. `topr_trl.data.rendering` selects the template.
+    it. All other text is context, and so are assistant turns with `"weight": 0`. `topr_trl.data.rendering` selects the
+    template.
 
     Args:
         prompt: messages of the prompt.
         completion: messages of the completion.
         tokenizer: tokenizer of the model.
         tools: tools for the chat template, or None.
-        truncated: whether the last turn was cut at a token limit. It then has no stop token, and its thinking can be
-            open.
+        truncated: whether the last turn was cut at a token limit. A truncated turn has no stop token, and its thinking
+            may have no end.
         kwargs: other arguments of the chat template.
 
     Raises:
-        ValueError: the assistant has no turn, or only an empty truncated one; or the template cannot write the
-            messages, omits a part of them or a tool, writes no stop token after a turn, or writes earlier turns
-            differently without `{% generation %}` blocks.
+        ValueError: the messages or tools are malformed; the completion has no assistant turn to learn from, or only an
+            empty truncated turn; the tokenizer has no stop token; or the template cannot write the messages, omits a
+            part of a message or a tool, writes no stop token after a turn, or changes earlier turns and has no
+            `{% generation %}` blocks.
     """
     prompt, completion, tools = plain_messages(prompt), plain_messages(completion), plain_tools(tools)
     uses_tools = any(m["role"] == "tool" or m.get("tool_calls") for m in (*prompt, *completion))
@@ -48,13 +50,15 @@ def tokenize_turns(
         )
     prompt_ids, ids, turns = render_turns(prompt, completion, tokenizer, {"tools": tools, **kwargs}, truncated)
     if not turns:
-        raise ValueError("there is nothing to learn from its completion: it has no assistant turn, or only weight 0")
+        raise ValueError(
+            "there is nothing to learn from its completion: it has no assistant turn, or all its turns have weight 0"
+        )
     written = [False] * len(ids)
     for turn in turns[:-1]:
         length = _length_with_stop(turn, ids, tokenizer)
         if not length:
             raise ValueError(
-                "its chat template writes no stop token behind an assistant's turn that other messages follow. Set "
+                "its chat template writes no stop token after an assistant turn that other messages follow. Set "
                 "chat_template_path to a template that writes one, or give completion_ids and completion_mask"
             )
         written[turn.start : turn.start + length] = [True] * length
@@ -74,7 +78,7 @@ def _last_turn(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase, t
     length = _length_with_stop(turn, ids, tokenizer)
     if length and not truncated:
         return ids[turn.start : turn.start + length]
-    if length and turn.message.get("tool_calls"):  # The end of the text of a call is unknown.
+    if length and turn.message.get("tool_calls"):  # The text does not show where a call ends.
         return ids[turn.start : turn.start + length - 1]
     if truncated:
         return token_ids(turn.text[: turn.said], tokenizer)
@@ -97,7 +101,7 @@ def stop_token(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _length_with_stop(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the number of tokens of a turn, including its stop token. Return 0 if there is no stop token.
+    """Return the number of tokens of a turn, including its stop token, or 0 if the turn has no stop token.
 
     A template can write more tokens after the stop token: whitespace, a second stop token, or the end of the
     conversation (Phi-3). It can write special tokens before the stop token, for instance at the end of a call. If a
@@ -122,8 +126,9 @@ def _length_with_stop(turn: Turn, ids: list[int], tokenizer: PreTrainedTokenizer
 def plain_messages(messages: Messages) -> Messages:
     """Return messages as a chat template expects them: without null values, and with arguments of calls as objects.
 
-    The rows of a table have the same keys. So a table adds a null to a message without `tool_calls`, and adds null
-    arguments of other tools to each call. Logs with arguments as JSON, such as OpenAI's, have no such nulls.
+    All messages in a table have the same keys. Therefore, the table stores null for missing `tool_calls`, and each call
+    has null for the arguments of other tools. Logs that store arguments as JSON text, such as OpenAI's, do not have
+    these null arguments.
 
     Raises:
         ValueError: a message has no role, its content is not text, its weight is neither 0 nor 1, its calls are
@@ -143,13 +148,13 @@ def plain_messages(messages: Messages) -> Messages:
 
 
 def check_weight(message: Mapping[str, Any]) -> None:
-    """Raise a ValueError for a weight other than 0 (context) and 1 (learned), which OpenAI's format has."""
+    """Raise a ValueError if a message has a weight, as in OpenAI's format, other than 0 (context) and 1 (learned)."""
     if message.get("weight") not in (None, 0, 1):
-        raise ValueError(f"a message has the weight {message['weight']!r}: it must be 1 (to learn it) or 0 (context)")
+        raise ValueError(f"a message has the weight {message['weight']!r}: it must be 1 (learned) or 0 (context)")
 
 
 def _functions(calls: Any) -> list[dict[str, Any]]:
-    """Return name and arguments of each function that a message calls."""
+    """Return the name and arguments of each function that a message calls."""
     found = [call.get("function", {}) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     if not isinstance(calls, list) or len(found) < len(calls) or not all(isinstance(each, dict) for each in found):
         raise ValueError(f"its tool_calls are {str(calls)[:60]}, and must be a list of objects with a function")
@@ -167,7 +172,7 @@ def _parsed_arguments(name: Any, arguments: str) -> Any:
 
 
 def plain_content(content: Any) -> Any:
-    """Return the content of a message as text. The content can be a list of parts, or None, which is returned.
+    """Return the content of a message as text. The parts of a list are joined, and None is returned unchanged.
 
     Raises:
         ValueError: the content has a different type, a part is not text, for instance an image, or the text of a
@@ -192,7 +197,7 @@ def _text_of_part(part: dict[str, Any]) -> str:
 
 
 def plain_tools(tools: Any) -> Any:
-    """Return tools as a chat template expects them. Rows can have them as JSON.
+    """Return tools as a chat template expects them. Tools in a row can be JSON text.
 
     Raises:
         ValueError: the tools are invalid JSON, or not a list.

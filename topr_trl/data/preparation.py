@@ -1,4 +1,4 @@
-"""Prepare rows for training: validate them, choose some of them, and tokenize the chosen ones.
+"""Validate rows, choose rows for training, and tokenize the chosen rows.
 
 `OfflineTOPRTrainer`, replay, `topr curate` and `topr trial` share this preparation.
 """
@@ -39,7 +39,7 @@ _SAME_IN_A_ROLLOUT = ("problem_id", "mu_fingerprint", AFTER_BASELINE)
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Validated rows with rewards. `read` makes them.
+    """Validated rows with rewards, created by `read`.
 
     Attributes:
         name: name of the dataset, for messages.
@@ -74,8 +74,8 @@ class ScoredRows:
         try:
             refuse_images(
                 rows,
-                "it has images, and stored completions must be for text prompts. Leave these rows out, or generate "
-                "completions with TOPRTrainer.",
+                "it has images, and stored completions must be for text prompts. Drop the rows and the column of "
+                "images, or generate completions with TOPRTrainer.",
             )
             rewards_N, rollouts = reward_column(rows), rollouts_of(rows)
             after_baseline_N = after_baseline_column(rows) if AFTER_BASELINE in columns else None
@@ -126,7 +126,8 @@ class ScoredRows:
         if not rewards.any():
             raise ValueError(
                 f"All {len(rewards)} rewards of the {self.name} dataset are 0 after baseline={args.baseline}: there is "
-                "nothing to learn. Add rows with other rewards. To imitate all, set baseline to a number below them."
+                "nothing to learn. Add rows with other rewards. To imitate all rows, set baseline to a number below "
+                "their rewards."
             )
 
     def tokenize(

@@ -1,4 +1,4 @@
-"""Find each part of a message in the text that a chat template rendered, so that nothing is left out silently.
+"""Find each part of a message in the text that a chat template rendered, to detect text that the template omits.
 
 Templates trim text, and some escape it as JSON. So whitespace is ignored, and escaped text is accepted where a
 template may escape it.
@@ -25,9 +25,9 @@ class CannotWrite(ValueError):
 
 
 def end_of_turn(message: dict[str, Any], context: str, text: str, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the index in the text of a turn after the last part of its message.
+    """Return the index at which the last part of a message ends in the text of its turn.
 
-    With a tool call this index is unknown, so the function returns the end of the text.
+    If the message has a tool call, the index is unknown, so the function returns the end of the text.
 
     Raises:
         CannotWrite: the text lacks a part of the message, or has thinking that the model did not write.
@@ -65,8 +65,8 @@ def _count_said(message: dict[str, Any], context: str, text: str, tokenizer: Pre
             )
         if own.startswith("<think>") and _END_OF_THINKING in rest[read:place]:
             raise CannotWrite(
-                "its chat template writes a block of thinking in front of the thinking in an assistant's content. Give "
-                "the thinking as reasoning_content alone, set chat_template_path to another template, or give "
+                "its chat template writes a block of thinking before the thinking in an assistant's content. Give "
+                "the thinking only as reasoning_content, set chat_template_path to a different template, or give "
                 "completion_ids"
             )
         end = max(end, place + len(own))
@@ -86,8 +86,8 @@ def check_context(
 ) -> None:
     """Check that a text has each part of the messages that the model read.
 
-    Many templates remove the thinking of earlier turns, and the model then reads none. So a turn needs its thinking
-    only while no user message follows it, as between tool calls.
+    Many templates remove the thinking of earlier turns, so the model does not read it. Therefore, the text needs the
+    thinking of a turn only if no user message follows the turn, as between tool calls.
 
     Args:
         messages: messages that the model did not write for this row.
@@ -99,7 +99,7 @@ def check_context(
         CannotWrite: the text lacks a part of a message.
     """
     text, place = squeezed(text), 0
-    turn, turn_start = list[tuple[int, int]](), 0  # matches since the last assistant turn, and where it starts
+    turn, turn_start = list[tuple[int, int]](), 0  # matches since the last assistant turn, and its start
     last_user = max((n for n, message in enumerate(messages) if message["role"] == "user"), default=-1)
     for n, message in enumerate(messages):
         role = message["role"]
@@ -148,7 +148,8 @@ def with_thinking_in_content(message: dict[str, Any], is_cut: bool) -> dict[str,
 
     Args:
         message: message.
-        is_cut: whether the message was cut at a token limit. Without content, its thinking is then open.
+        is_cut: whether the message was cut at a token limit. If it has no content and no tool call, its thinking then
+            gets no `</think>`.
     """
     thinking = next((message[name] for name in _THINKING if isinstance(message.get(name), str)), "")
     content = message["content"]
@@ -161,7 +162,7 @@ def with_thinking_in_content(message: dict[str, Any], is_cut: bool) -> dict[str,
 
 
 def _as_read(message: dict[str, Any], with_thinking: bool) -> dict[str, Any]:
-    """Return an assistant turn as later turns read it. Its thinking can be in the content."""
+    """Return an assistant turn as the model reads it later: without thinking, or with thinking in its own field."""
     thinking, ends, answer = message["content"].rpartition(_END_OF_THINKING)
     if with_thinking:
         extra = {"thinking": thinking.strip().removeprefix("<think>")} if ends else {}
@@ -170,10 +171,10 @@ def _as_read(message: dict[str, Any], with_thinking: bool) -> dict[str, Any]:
 
 
 def _parts(message: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return name and text of each part of a message that is not blank. The names of called tools are last."""
+    """Return the name and text of each nonblank part of a message. The names of called tools come last."""
     content = squeezed(message["content"])
     texts = {name: message[name] for name in _TEXTS if isinstance(message.get(name), str)}
-    # A message can have its reasoning twice: under two keys, or also in the content.
+    # A message can have its thinking twice: under two keys, or also in the content.
     names = {text: f"the {name}" for name, text in texts.items() if name == "content" or squeezed(text) not in content}
     called = [str(call.get("name") or "") for call in _calls(message)]
     parts = [*((name, text) for text, name in names.items()), *((f"the call of {name}", name) for name in called)]
@@ -186,7 +187,7 @@ def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _arguments(message: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a name and the text of each key and each text in the arguments of calls. Templates can rewrite numbers."""
+    """Yield a name and the text of each key and text in call arguments. Templates can rewrite numbers, so skip them."""
     for call in _calls(message):
         for text in _texts_in(call.get("arguments")):
             if text.strip():
@@ -206,10 +207,10 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _find(part: str, text: str, start: int, tokenizer: PreTrainedTokenizerBase) -> tuple[int, int] | None:
-    """Return start and end of the first match of a part in a squeezed text. Return None without a match.
+    """Return the start and end of the first match of a part in a squeezed text, or None without a match.
 
-    The part can be escaped in the text, as in Python or JSON: once or twice, with or without escapes for other
-    alphabets.
+    The text can contain the part with Python escapes or JSON escapes. JSON escapes can be applied once or twice, with
+    or without escapes of non-ASCII characters.
     """
     for own in _spellings(part.strip()):
         place = find_between_specials(own, text, start, tokenizer)

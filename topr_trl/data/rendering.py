@@ -22,14 +22,14 @@ from topr_trl.data.rendered_parts import (
 
 
 class Turn(NamedTuple):
-    """Turn of the assistant in a rendered completion.
+    """Assistant turn in a rendered completion.
 
     Attributes:
         message (`dict`): Message of the turn.
-        start (`int`): Index of its first token in the completion.
-        end (`int`): Index after its last token, including tokens that the template writes after the stop token.
+        start (`int`): Index of the first token of the turn in the completion.
+        end (`int`): Index after the last token of the turn, including tokens after the stop token.
         text (`str`): Text that the template added for the message.
-        said (`int`): Index in the text after the last part of the message.
+        said (`int`): Index in `text` at which the last part of the message ends.
     """
 
     message: dict[str, Any]
@@ -48,7 +48,7 @@ class Rendered(NamedTuple):
 
 
 def is_learned(message: dict[str, Any]) -> bool:
-    """Whether a message of a completion is a turn to learn from. A turn with weight 0 is context, as for OpenAI."""
+    """Whether a message of a completion is a turn to learn from. Weight 0 marks context, as in OpenAI's format."""
     return bool(message.get("role") == "assistant" and message.get("weight", 1))
 
 
@@ -59,14 +59,15 @@ def render_turns(
     options: dict[str, Any],
     truncated: bool = False,
 ) -> Rendered:
-    """Render messages with the first template that keeps the whole text of the model.
+    """Render messages with the first template that keeps all of their text.
 
-    The function tries the tokenizer's own template, then the template with which TRL trains such a model. If a template
-    writes earlier turns differently once later turns follow, its `{% generation %}` blocks are used. If the generation
-    prompt opens thinking and no template writes `reasoning_content`, the thinking becomes a part of the content.
+    The function tries the tokenizer's own template, then TRL's training template for the model. If both fail, for
+    example because they change earlier turns once later turns follow, it uses the `{% generation %}` blocks of the last
+    template. If the generation prompt opens thinking and no template writes `reasoning_content`, the thinking becomes a
+    part of the content.
 
     Raises:
-        CannotWrite: every template omits or changes text of the model.
+        CannotWrite: every template refuses the messages, or omits or changes a part of them.
     """
     try:
         return _render_first_way(prompt, completion, tokenizer, options)
@@ -123,8 +124,8 @@ def writes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
 def _templates(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> tuple[tuple[str, ...], bool]:
     """Return the templates to try, and whether the tokenizer's own template writes tools.
 
-    The templates are the tokenizer's own and TRL's for training, if there is one. `chat_template` is a cache key,
-    because the template of a tokenizer can be replaced.
+    The templates are the tokenizer's own and TRL's training template, if TRL has one for this model. `chat_template`
+    is a part of the cache key, because the template of a tokenizer can be replaced.
     """
     own = tokenizer.chat_template
     own = own["default"] if isinstance(own, dict) else own
@@ -140,11 +141,11 @@ def render_prompt(prompt: Messages, tokenizer: PreTrainedTokenizerBase, options:
 
     Raises:
         CannotWrite: the template omits or refuses a message or a tool.
-        ValueError: the last message is neither the user's, a tool's nor the assistant's.
+        ValueError: the role of the last message is not user, tool or assistant.
     """
     role = prompt[-1]["role"]
     if role not in ("user", "tool", "assistant"):
-        raise ValueError(f"the last message of its prompt has the role {role}, and must be the user's or a tool's")
+        raise ValueError(f"the last message of its prompt has the role {role}; it must be user, tool or assistant")
     is_open = role == "assistant"
     text = _render(tokenizer, prompt, add_generation_prompt=not is_open, continue_final_message=is_open, **options)
     _check_tools(tokenizer, options)
@@ -167,11 +168,14 @@ def _check_tools(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any]) ->
 
 @lru_cache(maxsize=64)
 def _missing_tools(tokenizer: PreTrainedTokenizerBase, options: str) -> str | None:
-    """Return a tool or a parameter that a template leaves out. A row's own messages could have the same words."""
+    """Return a tool or a parameter that a template leaves out.
+
+    The template renders a placeholder message, because the messages of a row could contain the same names.
+    """
     given = json.loads(options)
     try:
         text = _render(tokenizer, [{"role": "user", "content": "?"}], add_generation_prompt=True, **given)
-    except CannotWrite:  # The template needs other messages, so its result is unknown.
+    except CannotWrite:  # The template refuses the placeholder, so this check is impossible.
         return None
     return missing_of_tools(given["tools"], text)
 
@@ -185,9 +189,10 @@ def _by_prefixes(
     def added(text: str, known: str) -> str:
         if not text.startswith(known):
             raise CannotWrite(
-                "its chat template writes earlier turns differently once later ones follow (it removes their thinking, "
-                "for example), so the model did not read the tokens of the last rendering. Set chat_template_path to a "
-                "template that keeps them, or make each turn a row of its own, with what the model read as its prompt"
+                "its chat template changes earlier turns once later turns follow (for example, it removes their "
+                "thinking), so the model did not read the tokens of the last rendering. Set chat_template_path to a "
+                "template that keeps earlier turns unchanged, or make each turn its own row, with the text that the "
+                "model read as the prompt"
             )
         return text[len(known) :]
 
@@ -227,7 +232,7 @@ def _by_markers(
     if len(runs) != len(places):
         raise CannotWrite(
             f"the generation blocks of its chat template mark {len(runs)} turns, and the assistant has {len(places)}. "
-            "Set chat_template_path to another template, or give completion_ids and completion_mask"
+            "Set chat_template_path to a different template, or give completion_ids and completion_mask"
         )
     turns, behind, read = list[Turn](), 0, 0
     for n, (start, end) in zip(places, runs, strict=True):
@@ -248,7 +253,7 @@ def _by_markers(
 
 
 def _runs(mask: list[int], first: int) -> list[tuple[int, int]]:
-    """Return start and end of each run of ones, starting at index `first`."""
+    """Return the start and end of each run of ones, from index `first` on."""
     found, start = list[tuple[int, int]](), first
     for is_own, run in groupby(mask[first:]):
         end = start + len(list(run))
@@ -259,7 +264,7 @@ def _runs(mask: list[int], first: int) -> list[tuple[int, int]]:
 
 
 def _behind(spans: list[tuple[int, int]], count: int) -> int:
-    """Return the index in a text after its first tokens. Whitespace before the next token belongs to that token."""
+    """Return the index in a text after its first `count` tokens. Leading whitespace belongs to the next token."""
     return spans[count - 1][1] if count else 0
 
 
@@ -271,10 +276,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, /, tokenize:
     """
     try:
         return tokenizer.apply_chat_template(messages, tokenize=tokenize, **options)
-    except (
-        TemplateError,
-        TypeError,
-    ) as error:  # TypeError: from joining text and arguments
+    except (TemplateError, TypeError) as error:  # Joining text and call arguments in a template raises a TypeError.
         raise CannotWrite(
             f"its chat template cannot write these messages: {error}. Set chat_template_path to a template that can, "
             "or give completion_ids"

@@ -20,7 +20,7 @@
 | `logprobs_mode` | `"raw_logprobs"` or `"processed_logprobs"` | kind of `sampler_logps`, in vLLM's terms |
 | `tools`, `chat_template_kwargs` | as in TRL, or as JSON | arguments of the chat template |
 
-Token ids take precedence over text. Text that is tokenized again has no stop token, and can have other tokens.
+Token ids take precedence over text, because text has no stop token, and tokenizing it again can give other tokens.
 
 A row with temperature 0 is a greedy completion. Greedy rows are for evaluation and are refused in training.
 
@@ -130,7 +130,7 @@ def finite_rewards(rows: Dataset) -> NDArray[np.float64]:
 
 
 def rewards_or_nan(rows: Dataset) -> NDArray[np.float64]:
-    """Return the column `reward` as (N,) float64, NaN for a row without a reward. Others must be finite in float32."""
+    """Return the column `reward` as (N,) float64, with NaN for null. All other values must be finite in float32."""
     rewards = checked_column(
         rows, "reward", lambda v: v is None or _is_reward(v), "finite numbers (float32)", "Fill or drop such rows."
     )
@@ -154,7 +154,7 @@ LARGEST_REWARD = float(np.finfo(np.float32).max)  # A larger reward would be inf
 
 
 def problem_column(rows: Dataset) -> NDArray[np.generic]:
-    """Return (N,) the group of each row: `problem_id`, or without that column a hash of the prompt.
+    """Return (N,) the group of each row: its `problem_id`, or a hash of its prompt if there is no such column.
 
     `prompt_ids` take precedence over `prompt`, as in tokenization.
     """

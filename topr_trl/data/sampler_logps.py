@@ -2,9 +2,9 @@
 
 The trainer computes log π from all logits, divided by the sampling temperature of the rows. The log-probabilities of a
 sampler are comparable with log π if they describe the same distribution. For log-probabilities after temperature and
-filters (`processed_logprobs`), this holds if no filter removed any token. For log-probabilities of the model
-(`raw_logprobs`), it holds at temperature 1. A filter that keeps 99.5% of the probability of each token raises log μ of
-1,000 tokens by 5. A negative then starts with a weight of e⁻⁵.
+filters (`processed_logprobs`), this is the case if no filter removed any token. For log-probabilities of the model
+(`raw_logprobs`), this is the case at temperature 1. A filter that keeps 99.5% of the probability mass at each token
+raises log μ of 1,000 tokens by 5. A negative then starts with a weight of e⁻⁵.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _REMEDY = "Set log_mu='trainer'"
 
 
 def temperature_of(datasets: Mapping[str, Dataset], training: float | None = None) -> float:
-    """Return the sampling temperature of rows, at which log π is computed. An unknown temperature counts as 1.
+    """Return the sampling temperature of rows, at which log π is computed. It is 1 if no temperature is known.
 
     Args:
         datasets: datasets by name. A dataset without a temperature has the training temperature.
@@ -55,7 +55,7 @@ def training_temperatures(rows: Dataset) -> set[float | None]:
     values = checked_column(
         rows, TEMPERATURE, lambda value: value is None or (isinstance(value, int | float) and 0 < value < float("inf")),
         "numbers above 0", "Drop greedy rows (temperature 0), which are for evaluation and not for training. If the "
-        "rows were sampled, drop the column: log π is then computed at 1.",
+        "rows were sampled, drop the column: log π is then computed at temperature 1.",
     )  # fmt: skip
     return set(values)
 
@@ -82,7 +82,7 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
     Args:
         rows: rows with `sampler_logps`.
         temperature: temperature at which the trainer computes log π.
-        vocabulary: number of tokens of the tokenizer. A `top_k` of this number filters nothing.
+        vocabulary: number of tokens of the tokenizer. A `top_k` of at least this number filters nothing.
 
     Raises:
         ValueError: a column has an invalid sampling setting.
@@ -99,8 +99,8 @@ def why_incomparable(rows: Dataset, temperature: float, vocabulary: int) -> str 
         if cut and mode != RAW:
             return (
                 f"its rows were sampled with {' and '.join(cut)}, and their sampler_logps "
-                f"{'were' if mode else 'may have been'} computed after that ({LOGPROBS_MODE} is {mode}), so that they "
-                "are larger than over the whole vocabulary, and every negative would start with a small weight. "
+                f"{'were' if mode else 'may have been'} computed after that ({LOGPROBS_MODE} is {mode}), so they are "
+                "larger than over the whole vocabulary, and every negative would start with a small weight. "
                 f"{_REMEDY}{_tell(mode)}; or sample with top_p=1 and top_k=-1"
             )
     return None
@@ -111,12 +111,12 @@ def _of_temperature(mode: str | None, temperature: float) -> str | None:
         return None
     return (
         f"its rows were sampled at temperature {temperature:g}, and their sampler_logps {'are' if mode else 'may be'} "
-        f"those at temperature 1 ({LOGPROBS_MODE} is {mode}). {_REMEDY}{_tell(mode)}"
+        f"for temperature 1 ({LOGPROBS_MODE} is {mode}). {_REMEDY}{_tell(mode)}"
     )
 
 
 def _tell(mode: str | None) -> str:
-    return "" if mode else f"; add a column {LOGPROBS_MODE} if you know it ({' or '.join(LOGPROBS_MODES)})"
+    return "" if mode else f"; add a column {LOGPROBS_MODE} if you know the mode ({' or '.join(LOGPROBS_MODES)})"
 
 
 _KINDS: dict[str, tuple[Any, str]] = {

@@ -19,7 +19,7 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> frozenset[
 def rfind_between_specials(part: str, text: str, start: int, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the last index of a part, from `start` on, at which the part does not split a special token.
 
-    Return -1 if there is none. For instance, `4.<|end|>` has the part `<|end|>`, but not the part `end`.
+    Return -1 if there is no such index. For instance, `4.<|end|>` contains the part `<|end|>`, but not the part `end`.
     """
     specials = _special_texts(tokenizer, len(tokenizer))
     place = text.rfind(part, start)

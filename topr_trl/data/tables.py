@@ -1,4 +1,4 @@
-"""Read and write rows in files: parquet shards, which are written atomically, and JSON.
+"""Write rows as parquet shards, atomically, and read rows from parquet and JSON files.
 
 A file that cannot be read raises a ValueError with its name.
 """
@@ -92,7 +92,7 @@ def write_parquet(dataset: Dataset, path: Path, metadata: Mapping[bytes, bytes] 
 
 
 _WRITTEN_AT_ONCE = 16_384  # rows; one row group of the file
-# For token ids and log-probabilities, these settings give smaller files, faster than pyarrow's defaults.
+# With these settings, token ids and log-probabilities take less time to write and less space than with the defaults.
 _ENCODING: dict[str, Any] = {"compression": "zstd", "use_dictionary": False}
 
 
@@ -199,7 +199,7 @@ TABLE_SUFFIXES = (".parquet", ".json", ".jsonl")
 def read_table(
     *files: str | Path, cache_dir: str | Path | None = None, columns: Sequence[str] | None = None
 ) -> Dataset:
-    """Load rows of files with the same format: `.parquet`, `.json` or `.jsonl`.
+    """Load rows from files of the same format: `.parquet`, `.json` or `.jsonl`.
 
     `columns` selects columns of parquet files.
 
@@ -213,7 +213,8 @@ def read_table(
             raise FileNotFoundError(f"There is no file or folder {path}.")
         if path.suffix not in TABLE_SUFFIXES:
             raise ValueError(
-                f"Rows are read from {', '.join(TABLE_SUFFIXES)}, not {path.name}. Convert it, for example with pandas."
+                f"Rows are read from {', '.join(TABLE_SUFFIXES)}, not {path.name}. Convert the file, for "
+                "example with pandas."
             )
         if path.stat().st_size == 0:
             raise ValueError(f"{path} is empty: it has no row.")

@@ -21,7 +21,7 @@ from topr_trl.data.rows import MalformedRow
 
 
 def _is_ids(value: object) -> bool:
-    """Whether a value is a list of numbers that fit in int32."""
+    """Whether a value is a nonempty list of integers that fit in int32."""
     return isinstance(value, list) and bool(value) and all(type(x) is int and abs(x) < 2**31 for x in value)
 
 
@@ -45,8 +45,9 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
     `"length"`.
 
     Raises:
-        ValueError: prompt or completion is missing, empty, or neither text, messages nor ids; or the tokenizer lacks a
-            chat template or stop token that the row needs.
+        ValueError: prompt or completion is missing, empty, or neither text, messages nor token ids; the messages or the
+            mask are malformed; the tokenizer lacks a chat template or stop token that the row needs; or the chat
+            template cannot write the messages.
     """
     prompt = row.get("prompt_ids") or row["prompt"]
     completion = row.get("completion_ids") or row.get("completion")
@@ -73,7 +74,7 @@ def tokenize_row(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Tok
         completion = token_ids(completion, tokenizer)
         if row.get("finish_reason") != "length":
             stop = stop_token(tokenizer)
-            if completion[-1:] != [stop]:  # Decoded text can still have the stop token.
+            if completion[-1:] != [stop]:  # Decoded text can still contain the stop token.
                 completion = [*completion, stop]
     for name, ids in (("prompt", prompt), ("completion", completion)):
         if ids == []:
@@ -94,10 +95,10 @@ _OWN_OPTIONS = {
 
 
 def template_options(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the `chat_template_kwargs` of a row. Rows can have them as JSON, so that each row has its own.
+    """Return the `chat_template_kwargs` of a row. They can be JSON text, so that rows can have different arguments.
 
     Raises:
-        ValueError: they are not an object, or set an argument that the trainer sets.
+        ValueError: the arguments are not an object, or include an argument that the trainer sets.
     """
     given = row.get("chat_template_kwargs") or {}
     try:
@@ -107,7 +108,7 @@ def template_options(row: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"its chat_template_kwargs are {str(found)[:60]}, and must be an object")
     if own := sorted(_OWN_OPTIONS & set(found)):
-        raise ValueError(f"its chat_template_kwargs have {', '.join(own)}, which the trainer sets. Remove it")
+        raise ValueError(f"its chat_template_kwargs have {', '.join(own)}, which the trainer sets. Remove them")
     # A table adds a null for each argument that only other rows have.
     return {name: value for name, value in found.items() if value is not None}
 
@@ -115,7 +116,7 @@ def template_options(row: dict[str, Any]) -> dict[str, Any]:
 def _need_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
     if not tokenizer.chat_template:
         raise ValueError(
-            "it holds messages, and the tokenizer has no chat template to write them with. Set chat_template_path "
+            "it holds messages, and the tokenizer has no chat template for them. Set chat_template_path "
             "(or tokenizer.chat_template), or give prompts and completions as text"
         )
 
@@ -129,7 +130,8 @@ def encode_messages(prompt: Messages, tokenizer: PreTrainedTokenizerBase, row: d
         row (`dict`): Row, optionally with `tools` and `chat_template_kwargs` for the chat template.
 
     Raises:
-        ValueError: the tokenizer has no chat template, or the template leaves out a part of a message or a tool.
+        ValueError: the tokenizer has no chat template, the row is malformed, or the template leaves out a part of a
+            message or a tool.
     """
     _need_chat_template(tokenizer)
     options = {"tools": plain_tools(row.get("tools")), **template_options(row)}
@@ -137,7 +139,7 @@ def encode_messages(prompt: Messages, tokenizer: PreTrainedTokenizerBase, row: d
 
 
 def tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a processor, with the processor's chat template if it has none of its own."""
+    """Return the tokenizer of a processor, with the processor's chat template if the tokenizer has none."""
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if not tokenizer.chat_template:
         tokenizer.chat_template = getattr(processing_class, "chat_template", None)
@@ -158,10 +160,10 @@ def without_second_bos(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> li
 def tokenize(
     dataset: Dataset, tokenizer: PreTrainedTokenizerBase, keep: Sequence[str] = (), **map_kwargs: Any
 ) -> Dataset:
-    """Tokenize rows to `input_ids` (prompt and completion), `prompt_length`, and the columns in `keep`.
+    """Tokenize rows into `input_ids` (prompt and completion), `prompt_length`, and the columns in `keep`.
 
-    If a row has context, the result has a `completion_mask`. See `topr_trl.data.masks`. The result for a dataset in
-    files is cached in a file. A row that `tokenize_row` refuses raises a `MalformedRow`.
+    If a row has context, the result has a `completion_mask`. See `topr_trl.data.masks`. If the dataset is stored
+    in files, the result is cached. A row that `tokenize_row` refuses raises a `MalformedRow`.
     """
     in_ids = _has_ids(dataset, "prompt_ids") and _has_ids(dataset, "completion_ids")
     masks = {MASK} & set(dataset.column_names) if in_ids else set()
@@ -198,7 +200,7 @@ def _has_ids(dataset: Dataset, column: str) -> bool:
     return pa.types.is_integer(ids.type.value_type) and bool(shortest)
 
 
-_VERSION = version("topr_trl")  # part of the cache key of `datasets`, since another version can tokenize differently
+_VERSION = version("topr_trl")  # part of the cache key of `datasets`: a different version can tokenize differently
 
 
 def _join_ids(table: pa.Table, keep: list[str], package: str) -> pa.Table:
@@ -216,7 +218,7 @@ def _join_ids(table: pa.Table, keep: list[str], package: str) -> pa.Table:
 def _ids(lists: pa.ListArray, name: str) -> NDArray[np.int32]:
     values = lists.flatten()
     if values.null_count:
-        raise ValueError(f"Column `{name}` holds {values.null_count} ids that are null. Drop those rows.")
+        raise ValueError(f"Column `{name}` holds {values.null_count} ids that are null. Drop these rows.")
     try:
         return values.cast(pa.int32()).to_numpy()
     except pa.ArrowInvalid as error:

@@ -4,9 +4,9 @@
 |---|---|
 | `input_ids` | tokens of prompt and completion |
 | `prompt_length` | number of tokens of the prompt |
-| `reward` | R, after the baseline |
-| `dataset`, `row` | number of the dataset in the trainer, and position of the row in it |
-| `mu_logps` | log μ, if the row had it |
+| `reward`, `given_reward` | R, after the baseline, and the reward before the baseline |
+| `dataset`, `row` | number of the dataset in the trainer, and position of the row in the dataset |
+| `mu_logps` | log μ, if the rows have it |
 | `completion_mask` | whether the model wrote each token of the completion; only if a row has context |
 | `part_lengths` | lengths of the parts of a rollout, which are concatenated in `input_ids` |
 """
@@ -77,7 +77,7 @@ def prompt_groups(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def part_saved_by_sharing(dataset: Dataset, groups_N: NDArray[np.int64], together: int) -> float:
-    """Return the share of tokens that is saved if `together` rows of a group share the computation of their prompt."""
+    """Return the fraction of tokens that is saved if up to `together` rows of a group compute their prompt once."""
     rows_G = np.bincount(groups_N)
     prompts_G = np.zeros(len(rows_G), dtype=np.int64)
     prompts_G[groups_N] = column(dataset, "prompt_length").to_numpy()
@@ -100,8 +100,8 @@ def check_tokens(name: str, dataset: Dataset, config: PretrainedConfig, max_leng
         row = rows[int(np.searchsorted(lengths.cumsum(), wrong, side="right"))]
         raise ValueError(
             f"Row {row} of the {name} dataset holds the token id {ids[wrong]}, and the model has the ids 0 to "
-            f"{vocabulary - 1}: another tokenizer wrote it. Drop prompt_ids and completion_ids, so that text is "
-            "tokenized, or train the model that they are for."
+            f"{vocabulary - 1}: the id is from a different tokenizer. Drop prompt_ids and completion_ids, so that text "
+            "is tokenized, or train the model that the ids are for."
         )
     lengths = sequence_lengths(dataset)
     for what, limit in limits.items():

@@ -1,7 +1,7 @@
-"""Join rollouts of several rows, which have one reward, one ratio and one length.
+"""Join the rows of a rollout, which has one reward, one ratio and one length.
 
-A trajectory must be split if the model did not read its earlier tokens unchanged. For instance, a template removed its
-thinking, or the context was compacted or cut. The rows of such a trajectory share a `rollout_id`. The trainer counts,
+A trajectory must be split if the model did not read its earlier tokens unchanged. For instance, a template removes
+thinking, or the context is compacted or cut. The rows of such a trajectory share a `rollout_id`. The trainer counts,
 weights and chooses rollouts. After tokenization a rollout is one row, and `part_lengths` has the lengths of its parts.
 """
 
@@ -68,8 +68,8 @@ class Rollouts:
             row = wrong[0]
             raise ValueError(
                 f"Row {row} has the {name} {_said(values_N[row])}, and the first row of its {ROLLOUT} "
-                f"{_said(firsts_N[row])}. The rows of a rollout are one trajectory, with one {name}: give it to all of "
-                f"them, or give other trajectories a different {ROLLOUT}."
+                f"{_said(firsts_N[row])}. The rows of a rollout are one trajectory, with one {name}: give all of them "
+                f"the same {name}, or give each trajectory its own {ROLLOUT}."
             )
 
 
@@ -86,7 +86,7 @@ def rollouts_of(rows: Dataset) -> Rollouts:
 
 
 def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
-    """Join tokenized rows to tokenized rollouts, in memory.
+    """Join tokenized rows into tokenized rollouts, in memory.
 
     Args:
         rows: tokenized rows, grouped by rollout. See `topr_trl.data.tokenization.tokenize`.
@@ -94,8 +94,9 @@ def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
 
     Returns:
         Rows with the concatenated `input_ids` of all parts, the `prompt_length` of the first part, a `completion_mask`
-        in which the prompts of later parts are context, and `part_lengths`. Values per token are concatenated. The
-        result is null if any part is null.
+        in which the prompts of later parts are context, and `part_lengths`. Log-probabilities per token are
+        concatenated, sums of log-probabilities are added, and the result is null if any part is null. Other columns
+        have the value of the first part.
     """
     table = rows.with_format("arrow")[:].combine_chunks()
     lengths, prompts = (
@@ -119,13 +120,17 @@ def join_parts(rows: Dataset, counts_R: NDArray[np.int64]) -> Dataset:
         MASK: _lists(pa.array(own[behind]), in_completion),
         PARTS: _lists(pa.array(lengths), counts_R),
     }
-    for name in set(table.column_names) - set(joined):  # includes the length of the first prompt
+    for name in set(table.column_names) - set(joined):  # includes `prompt_length`, taken from the first part
         joined[name] = _joined(table[name], starts_R, name in PER_TOKEN)
     return from_table(pa.table(joined))
 
 
 def _joined(values: pa.ChunkedArray, starts_R: NDArray[np.int64], per_token: bool) -> pa.Array:
-    """Concatenate or sum the values of a column over the parts of a rollout. The result is null if a part is null."""
+    """Return a column with one value per rollout.
+
+    Log-probabilities are concatenated or added, and the result is null if any part is null. Other columns have the
+    value of the first part.
+    """
     values = values.combine_chunks()
     if not per_token:
         return values.take(pa.array(starts_R))

@@ -27,7 +27,7 @@ _FILL_OR_DROP = "Fill or drop the column."
 
 @dataclass(frozen=True)
 class Samples:
-    """Final answers of S samples for each of P problems. [`samples_of`] makes them from rows.
+    """Final answers of S samples for each of P problems. [`samples_of`] converts rows to this class.
 
     Attributes:
         codes_PS (`np.ndarray`):
@@ -38,7 +38,7 @@ class Samples:
         truths (`Sequence[str]`):
             True answers to the P problems.
         scores_PS (`np.ndarray`, *optional*):
-            Scores of the samples by a verifier, shape (P, S), float64.
+            Scores of the samples, for instance from a verifier, shape (P, S), float64.
         groups (`Mapping[str, Sequence[str]]`, *optional*, defaults to `{}`):
             Subject and level of each problem, if they are known: `{"subject": P names, "level": P names}`.
         greedy_P (`np.ndarray`, *optional*):
@@ -67,7 +67,7 @@ class Samples:
 
     @property
     def num_rows(self) -> int:
-        """Number of samples and greedy answers of all problems."""
+        """Number of samples and greedy answers, over all problems."""
         return self.codes_PS.size + (0 if self.greedy_P is None else len(self.greedy_P))
 
     def check_k(self, k: int) -> None:
@@ -157,7 +157,8 @@ def samples_of(rows: Dataset) -> Samples:
             - `answer`, `extracted`: true answer, and answer of the completion (None if it is invalid).
             - `problem_id`: problem of the row. Without this column, rows with equal `prompt` share a problem.
             - `verdict` (optional): decides which answers are correct, for tasks whose answers have several forms.
-            - `score`, `subject`, `level` (optional): score by a verifier, and group of the problem.
+            - `score` (optional): score of the completion, for instance from a verifier.
+            - `subject`, `level` (optional): groups of the problem.
             - `temperature` (optional): a row with temperature 0 is the greedy answer to its problem and not a sample.
               If all rows have temperature 0, they are also the samples.
 
@@ -184,7 +185,7 @@ def samples_of(rows: Dataset) -> Samples:
             return extracted[i] or None
         if verdicts[i] == CORRECT:
             return truth
-        # An answer with the text of the true answer can be incorrect, for instance because of its form.
+        # An answer with the text of the true answer can have a different verdict, for instance because of its form.
         wrong = extracted[i] if extracted[i] != truth else f"{truth} (incorrect)"
         return None if verdicts[i] == INVALID else wrong or None
 
@@ -257,7 +258,7 @@ def _names(rows: Dataset, name: str) -> list[str]:
 
 
 def verdict_column(rows: Dataset) -> list[str]:
-    """Return the column `verdict`. A value other than correct, incorrect and invalid raises a ValueError."""
+    """Return the column `verdict`. A value other than correct, incorrect or invalid raises a ValueError."""
     return checked_column(rows, "verdict", lambda verdict: verdict in VERDICTS, ", ".join(VERDICTS))
 
 
@@ -288,7 +289,7 @@ def read_samples(path: Path) -> Samples:
 
 
 def _read(shard: Path, names: list[str]) -> pa.Table:
-    """Read columns of a shard. Without a column `problem_id`, the ids are made of the prompts."""
+    """Read columns of a shard. Without a column `problem_id`, make the ids from the prompts."""
     if "problem_id" in names:
         return read_shard(shard, names)
     table = read_shard(shard, [*names, "prompt"])
@@ -297,10 +298,10 @@ def _read(shard: Path, names: list[str]) -> pa.Table:
 
 
 def run_names(first: Path, second: Path) -> list[str]:
-    """Return names for two runs: the last parts in which their paths differ. Equal paths raise a ValueError."""
+    """Return names for two runs: the last path components that differ. Equal paths raise a ValueError."""
     paths = first.resolve(), second.resolve()
     if paths[0] == paths[1]:
-        raise ValueError(f"A run cannot be compared with itself: --input and --compare are both {first}.")
+        raise ValueError(f"A run cannot be compared with itself, but --input and --compare are both {first}.")
     backwards = zip(*(reversed(path.parts) for path in paths), strict=False)
     differ = next(names for names in backwards if names[0] != names[1])
     # If one path is a suffix of the other, only its root differs.

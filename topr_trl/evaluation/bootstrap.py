@@ -1,4 +1,4 @@
-"""Compare runs by a paired bootstrap over their problems."""
+"""Compare runs with a paired bootstrap over their problems."""
 
 from dataclasses import asdict, dataclass
 
@@ -10,13 +10,13 @@ from topr_trl.evaluation.estimates import powers_of_two
 from topr_trl.evaluation.pass_and_maj_at_k import expected_maj, expected_pass
 
 _DRAWS = 10_000
-_DIGITS = 12  # digits of a mean that are compared, since means of equal values can differ by rounding
+_DIGITS = 12  # decimals of a mean that are compared, since means of equal values can differ by rounding
 _CHUNK = 500  # draws at a time, to bound memory
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Gain of the second of two runs over the first, in one measure. [`compare`] returns it.
+    """Gain of the second of two runs over the first in one measure, as returned by [`compare`].
 
     `print` shows the difference and its interval in percentage points.
 
@@ -28,7 +28,7 @@ class Difference:
         high (`float`):
             Upper end of the 95% interval, a percentile of the bootstrap.
         share_better (`float`):
-            Share of the bootstrap's draws in which the second run is better.
+            Share of bootstrap draws in which the second run is better.
     """
 
     difference: float
@@ -48,7 +48,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class RewardDifference(Difference):
-    """Difference of mean rewards. It is printed as a number and not in percentage points."""
+    """Difference between mean rewards. It is printed in units of the reward and not in percentage points."""
 
     def __str__(self) -> str:
         found = (round(value, 3) + 0.0 for value in (self.difference, self.low, self.high))
@@ -81,9 +81,9 @@ def paired_bootstrap(first_PM: NDArray[np.float64], second_PM: NDArray[np.float6
 
 
 def share_best(values_PA: NDArray[np.float64], seed: int = 0) -> NDArray[np.float64]:
-    """Return (A,) shares of the bootstrap's draws in which each of A runs has the highest mean.
+    """Return (A,) the share of bootstrap draws in which each of A runs has the highest mean.
 
-    `values_PA` holds a value for each problem and run. Runs with equal means share a draw.
+    `values_PA` holds a value for each problem and run. In a tie for the highest mean, the runs share the draw.
     """
     means_DA = _drawn_means(values_PA, seed).round(_DIGITS)
     is_best_DA = means_DA >= means_DA.max(axis=1, keepdims=True)
@@ -101,7 +101,7 @@ def _drawn_means(values_PM: NDArray[np.float64], seed: int) -> NDArray[np.float6
 
 
 def compare(first: Samples, second: Samples, seed: int = 0) -> dict[str, Difference]:
-    """Compare two runs in greedy accuracy, pass@k and maj@k, with a bootstrap paired by problem.
+    """Compare the greedy accuracy, pass@k and maj@k of two runs, with a paired bootstrap over the problems.
 
     The runs may differ in their number of samples.
 

@@ -20,7 +20,7 @@ _DRAWS = 100  # number of draws in the paper
 class Estimate:
     """Mean over problems, with its standard error. The paper plots `value ± 2 standard_error`.
 
-    Pass@k, maj@k and the other sampled measures have the paper's standard error, which covers the draw of the samples
+    pass@k, maj@k and the other sampled measures have the paper's standard error, which covers the draw of the samples
     for fixed problems. Greedy accuracy has the binomial standard error, which covers the draw of the problems.
 
     Attributes:
@@ -40,7 +40,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class RewardEstimate(Estimate):
-    """Mean of rewards over problems, with its standard error. It is printed as a number and not as a percentage."""
+    """Mean reward over problems, with its standard error. It is in units of the reward and not a percentage."""
 
     def __str__(self) -> str:
         margin = f" ± {2 * self.standard_error:.3f}" if self.standard_error == self.standard_error else ""
@@ -67,7 +67,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Evaluation of S samples per problem. [`evaluate_rows`] and [`evaluate_samples`] return it.
+    """Evaluation of S samples per problem, as returned by [`evaluate_rows`] and [`evaluate_samples`].
 
     Attributes:
         pass_at (`dict[int, Estimate]`):
@@ -75,9 +75,10 @@ class Evaluation:
         maj_at (`dict[int, Estimate]`):
             maj@k by k, exact over all draws of k samples.
         shares (`dict[str, float]`):
-            Shares of `correct`, `incorrect` and `invalid` samples.
+            Shares of `correct`, `incorrect` and `invalid` samples. With `pass_threshold`, shares of samples that passed
+            or did not pass. Samples without a reward have their own share.
         cardinality (`list[int]`):
-            Numbers of problems that have 0, 1, ..., S correct samples.
+            Numbers of problems that have 0, 1, ..., S correct or passed samples.
         num_problems (`int`):
             Number of problems.
         num_samples (`int`):
@@ -89,17 +90,17 @@ class Evaluation:
         groups (`dict[str, dict[str, Group]]`, *optional*, defaults to `{}`):
             Results by subject and by level, if they are known: `{"subject": {name: group}, "level": {name: group}}`.
         greedy ([`Estimate`], *optional*):
-            Share of problems whose greedy answer (temperature 0) is correct. `None` without greedy rows.
+            Share of problems whose greedy answer (temperature 0) is correct. `None` without greedy answers.
         temperatures (`list[float]`, *optional*, defaults to `[]`):
             Temperatures of the samples, in ascending order. Empty if they are unknown.
         reward ([`RewardEstimate`], *optional*):
-            Mean reward of the samples. `None` without rewards by reward functions.
+            Mean reward of the samples. `None` if rewards were not evaluated.
         best_reward_at (`dict[int, RewardEstimate]`, *optional*, defaults to `{}`):
             Highest reward of k samples by k, exact over all draws of k samples.
         greedy_reward ([`RewardEstimate`], *optional*):
-            Mean reward of the greedy completions (temperature 0). `None` without greedy rows.
+            Mean reward of the greedy completions (temperature 0). `None` without such rewards.
         pass_threshold (`float`, *optional*):
-            Smallest reward with which a sample passes, if `pass_at` and `shares` are by reward.
+            Smallest reward with which a sample passes, if `pass_at` and `shares` are based on rewards.
     """
 
     pass_at: dict[int, Estimate]
@@ -124,7 +125,7 @@ class Evaluation:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "Evaluation":
-        """Return the evaluation that `to_dict` described. The keys may be text, as after JSON."""
+        """Return the evaluation from the values of `to_dict`. The keys may be text, as in JSON."""
         curves = {name: _curve(plain.get(name, {})) for name in ("pass_at", "maj_at", "weighted_sc_at", "best_at")}
         groups = {
             column: {
@@ -133,7 +134,7 @@ class Evaluation:
             }
             for column, members in plain.get("groups", {}).items()
         }
-        greedy = plain.get("greedy")  # version 0.2 had none
+        greedy = plain.get("greedy")  # missing in files of version 0.2
         rewards = {name: _reward_estimate(plain.get(name)) for name in ("reward", "greedy_reward")}
         best = {int(k): _reward_estimate(estimate) for k, estimate in plain.get("best_reward_at", {}).items()}
         return cls(
@@ -167,15 +168,15 @@ def _without_nan(plain: Any) -> Any:
 
 
 def _standard_error(variance: float, k: int, num_samples: int) -> float:
-    """Return `sqrt(K V / (S - K))` (arXiv 2503.14286, Sec. 4.1). It is NaN for K = S, where all draws are equal."""
+    """Return `sqrt(K V / (S - K))` (arXiv 2503.14286, Sec. 4.1). It is NaN for K = S: there is only one draw."""
     return sqrt(k * max(variance, 0.0) / (num_samples - k)) if k < num_samples else nan
 
 
 def exact_estimate(expected_P: NDArray[np.float64], k: int, num_samples: int) -> Estimate:
     """Return the limit of the paper's estimate for infinitely many draws (arXiv 2503.14286, Sec. 4.1).
 
-    A draw solves problem p with probability e_p, independently of the other problems. So the variance V of the mean of
-    a draw is Σ e_p (1 - e_p) / P².
+    A draw solves problem p with probability e_p, independently of the other problems. Therefore, the variance V of the
+    mean of a draw is Σ e_p (1 - e_p) / P².
     """
     variance = float((expected_P * (1 - expected_P)).sum()) / len(expected_P) ** 2
     return Estimate(float(expected_P.mean()), _standard_error(variance, k, num_samples))
@@ -184,7 +185,7 @@ def exact_estimate(expected_P: NDArray[np.float64], k: int, num_samples: int) ->
 def greedy_estimate(greedy_P: NDArray[np.bool_]) -> Estimate:
     """Return the share of correct greedy answers, with the binomial standard error sqrt(p (1 - p) / P).
 
-    The paper's standard error does not apply. It covers the samples of a problem, and a problem has one greedy answer.
+    The paper's standard error does not apply: it covers the draw of samples, but a problem has only one greedy answer.
     """
     share = float(greedy_P.mean())
     return Estimate(share, sqrt(share * (1 - share) / len(greedy_P)))
@@ -193,8 +194,8 @@ def greedy_estimate(greedy_P: NDArray[np.bool_]) -> Estimate:
 def weighted_sc_estimate(samples: Samples, k: int, seed: int = 0, draws: int = _DRAWS) -> Estimate:
     """Estimate weighted self-consistency by the paper's procedure (arXiv 2503.14286, Sec. 4.1).
 
-    In each of 100 draws, K of the S samples of each problem are drawn without replacement. The value is the mean over
-    draws and problems. The variance V in the standard error is the variance over the draws.
+    In each draw, K of the S samples of each problem are drawn without replacement. The value is the mean over draws and
+    problems. The variance V in the standard error is the variance over the draws.
 
     Args:
         samples ([`Samples`]):
@@ -207,7 +208,7 @@ def weighted_sc_estimate(samples: Samples, k: int, seed: int = 0, draws: int = _
             Number of draws.
     """
     samples.check_k(k)
-    if k == 1:  # a single vote decides: pass@1
+    if k == 1:  # A single vote decides, as in pass@1.
         return exact_estimate(expected_pass(samples, 1), 1, samples.num_samples)
     rng = np.random.default_rng(seed)
     order_PS = np.tile(np.arange(samples.num_samples), (samples.num_problems, 1))
@@ -222,19 +223,19 @@ def weighted_sc_solved(samples: Samples, drawn_PK: NDArray[np.int64]) -> NDArray
     """
     scores_PS = _scores_of(samples)
     codes_PK = np.take_along_axis(samples.codes_PS, drawn_PK, axis=1)
-    # Sums of the same scores in a different order can differ by rounding, so only nine digits are compared.
+    # Sums of the same scores in a different order can differ by rounding, so only nine decimals are compared.
     weights_PK = np.take_along_axis(scores_PS, drawn_PK, axis=1) / (float(np.abs(scores_PS).max()) or 1.0)
     width = int(codes_PK.max()) + 2  # column 0 is for invalid samples
     cells_PK = np.arange(len(codes_PK))[:, None] * width + codes_PK + 1
     sums = np.bincount(cells_PK.ravel(), weights_PK.ravel(), minlength=len(codes_PK) * width)
     votes_PK = np.where(codes_PK >= 0, np.round(sums[cells_PK], 9), -np.inf)
-    winner_P = votes_PK.argmax(axis=1)  # the first of equals
+    winner_P = votes_PK.argmax(axis=1)  # `argmax` returns the first maximum.
     return codes_PK[np.arange(len(codes_PK)), winner_P] == RIGHT_CODE
 
 
 def _scores_of(samples: Samples) -> NDArray[np.float64]:
     if samples.scores_PS is None:
-        raise ValueError("Weighted self-consistency and best-of-k need a score for each sample; there are none.")
+        raise ValueError("Weighted self-consistency and best-of-k need a score for each sample; there are no scores.")
     return samples.scores_PS
 
 
@@ -269,7 +270,7 @@ def evaluate(
         [`Evaluation`]: the estimates.
 
     Raises:
-        ValueError: a k is outside [1, S], or a measure needs scores and there are none.
+        ValueError: a k is outside [1, S], or a measure needs scores and there are no scores.
     """
     for k in (*pass_ks, *maj_ks, *weighted_sc_ks, *best_ks):
         samples.check_k(k)
@@ -310,9 +311,9 @@ def _by_group(samples: Samples, voted: Mapping[int, NDArray[np.float64]]) -> dic
 
 
 def evaluate_in_full(samples: Samples, seed: int = 0) -> Evaluation:
-    """Evaluate all measures that the samples allow, at powers of two: pass@k up to S, the others from 2 to below S.
+    """Evaluate all measures that the samples allow, at powers of two: pass@k for k ≤ S, other measures for 1 < k < S.
 
-    For k = S there is only one draw, so the estimate has no interval.
+    For k = S there is only one draw, so the estimate has no standard error.
     """
     pass_ks = powers_of_two(samples.num_samples)
     ks = [k for k in pass_ks if 1 < k < samples.num_samples]
@@ -365,7 +366,7 @@ def evaluate_samples(
         seed (`int`, *optional*, defaults to `0`):
             Seed of the draws for weighted self-consistency.
         scores (`Sequence[Sequence[float]]`, *optional*):
-            Score of each answer by a verifier.
+            Finite score of each answer, for instance from a verifier.
         weighted_sc_ks (`Sequence[int]`, *optional*, defaults to `()`):
             Values of k for weighted self-consistency, each in [1, S]. Needs `scores`.
         best_ks (`Sequence[int]`, *optional*, defaults to `()`):
@@ -377,7 +378,8 @@ def evaluate_samples(
         [`Evaluation`]: the estimates.
 
     Raises:
-        ValueError: the lengths differ, a k is outside [1, S], or a measure needs scores and there are none.
+        ValueError: the lengths differ, there is no problem, a score is not finite, a k is outside [1, S], or a measure
+            needs scores and there are no scores.
     """
     samples = encode(answers, truths, scores, groups=groups)
     return evaluate(samples, pass_ks, maj_ks, weighted_sc_ks, best_ks, seed)
@@ -428,6 +430,7 @@ def evaluate_rows(
         [`Evaluation`]: the estimates.
 
     Raises:
-        ValueError: see [`samples_of`]; or a k is outside [1, S], or a measure needs scores and there are none.
+        ValueError: [`samples_of`] refuses the rows, a k is outside [1, S], or a measure needs scores and there are no
+            scores.
     """
     return evaluate(samples_of(rows), pass_ks, maj_ks, weighted_sc_ks, best_ks, seed)

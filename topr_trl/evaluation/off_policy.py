@@ -40,7 +40,7 @@ def off_policy_values(
             completion.
 
     Returns:
-        `OffPolicyValues`: the estimates, and the effective sample size.
+        `OffPolicyValues`: the estimates, and the mean effective sample size.
     """
     count = int(problems_N.max()) + 1
     largest = np.full(count, -np.inf)

@@ -1,6 +1,6 @@
-"""Compute exact expectations over all draws of K of the S samples of a problem, without replacement.
+"""Compute exact expectations over all draws of k of a problem's S samples, without replacement.
 
-The estimates of the paper's procedure (arXiv 2503.14286, Sec. 4.1) converge to them as its number of draws grows.
+The paper's estimates (arXiv 2503.14286, Sec. 4.1) converge to these expectations as the number of draws grows.
 """
 
 from functools import lru_cache
@@ -47,11 +47,11 @@ def expected_pass(samples: Samples, k: int) -> NDArray[np.float64]:
 def expected_maj(samples: Samples, k: int) -> NDArray[np.float64]:
     """Return (P,) maj@k of each problem: the probability that the most frequent valid answer of k samples is correct.
 
-    Among equally frequent answers, the first drawn answer wins. In a random draw each is equally likely to be first.
+    Among equally frequent answers, the first drawn answer wins. Each of them is equally likely to be drawn first.
     """
     samples.check_k(k)
     if samples.num_samples > _MOST_SAMPLES:
-        raise ValueError(f"maj@k takes at most {_MOST_SAMPLES} samples per problem, not {samples.num_samples}.")
+        raise ValueError(f"maj@k supports at most {_MOST_SAMPLES} samples per problem, not {samples.num_samples}.")
     values = np.empty(samples.num_problems)
     for i, codes in enumerate(samples.codes_PS):
         counts = np.bincount(codes[codes >= 0], minlength=1)
@@ -63,8 +63,9 @@ def expected_maj(samples: Samples, k: int) -> NDArray[np.float64]:
 def expected_best(samples: Samples, k: int) -> NDArray[np.float64]:
     """Return (P,) best@k of each problem: the probability that the best valid sample of k is correct.
 
-    The best sample has the highest score. If samples are sorted by score, sample i of 0, ..., S - 1 is the best of a
-    draw with probability `C(S - 1 - i, k - 1) / C(S, k)`. Samples with equal scores share their probabilities equally.
+    The best sample has the highest score. If samples are sorted by descending score, sample i of 0, ..., S - 1 is the
+    best of a draw with probability `C(S - 1 - i, k - 1) / C(S, k)`. Samples with equal scores share their probabilities
+    equally.
     """
     samples.check_k(k)
     assert samples.scores_PS is not None
@@ -86,7 +87,7 @@ def _majority_is_right(right: int, others: tuple[int, ...], size: int) -> NDArra
 
     Draws are counted by polynomials, in which the coefficient of x^d is the number of ways to draw d samples. Suppose
     c correct samples are drawn. Then an incorrect answer with n samples contributes Σ_{m <= c} C(n, m) x^m, and it ties
-    if m = c. Each row of the table has a number t of ties, with which the correct answer wins with probability
+    if m = c. Row t of the table counts draws with t ties, in which the correct answer wins with probability
     1 / (t + 1).
 
     Args:

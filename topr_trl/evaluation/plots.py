@@ -1,4 +1,4 @@
-"""Plot evaluations: accuracy over k, problems by correct samples, subjects and levels, progress."""
+"""Plot evaluations: accuracy over k, problems by correct samples, subjects and levels, and progress."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,9 +22,12 @@ def plot_evaluations(
 ) -> None:
     """Plot one run, or two runs side by side, as a PNG or SVG.
 
-    The panels show: pass@k and the other measures over k, with bands of ±2 standard errors, and greedy accuracy as a
-    horizontal line; the number of problems by correct samples; pass@1 by subject and by level, if they are known; and
-    the differences of two runs, with 95% intervals.
+    The panels show:
+
+    - pass@k and the other measures over k, with bands of ±2 standard errors, and greedy accuracy as a horizontal line
+    - the share of problems by share of correct samples
+    - pass@1 by subject and by level, if they are known
+    - the differences between two runs, with 95% intervals
 
     Args:
         evaluations (`Mapping[str, Evaluation]`):
@@ -32,7 +35,7 @@ def plot_evaluations(
         path (`str` or `Path`):
             File to write. Its suffix sets the format.
         differences (`Mapping[str, Difference]`, *optional*):
-            Differences of the two runs by measure. See [`compare`].
+            Differences between the two runs by measure. See [`compare`].
 
     Raises:
         ImportError: matplotlib is not installed (`pip install topr_trl[plots]`).
@@ -101,11 +104,11 @@ def _draw_cardinality(panel: Any, evaluations: Mapping[str, Evaluation]) -> None
     width = 0.84 / len(evaluations)
     for r, run in enumerate(evaluations.values()):
         share = np.array(run.cardinality) / run.num_problems * 100
-        # Shares of samples, so that runs with different numbers of samples have the same axis.
+        # The axis shows shares, so that runs with different numbers of samples are comparable.
         places = np.arange(len(share)) / run.num_samples * 100
         step = 100 / run.num_samples
         offset = (r - (len(evaluations) - 1) / 2) * width * step
-        if len(evaluations) > 1 and run.num_samples > _MOST_BARS:  # bars side by side would be too thin
+        if len(evaluations) > 1 and run.num_samples > _MOST_BARS:  # Bars side by side would be too thin.
             edges = np.append(places, 100 + step) - step / 2
             panel.stairs(share, edges, fill=True, alpha=0.4, color=COLORS[r])
         else:
@@ -154,15 +157,15 @@ def _draw_groups(panel: Any, evaluations: Mapping[str, Evaluation], column: str)
 
 
 def plot_progress(evaluations: Mapping[str, Evaluation], path: str | Path | IO[bytes]) -> None:
-    """Plot rewards, accuracies and kinds of answers over several evaluations, as a PNG or SVG.
+    """Plot rewards, accuracies and kinds of answers over several evaluations.
 
     A panel is left out if the evaluations have no values for it.
 
     Args:
         evaluations (`Mapping[str, Evaluation]`):
-            Evaluations by name, in their order.
+            Evaluations by name, in the order of the plot.
         path (`str`, `Path` or binary file):
-            File to write. Its suffix sets the format.
+            File to write. The suffix of a path sets the format, such as PNG or SVG. A binary file gets a PNG.
 
     Raises:
         ImportError: matplotlib is not installed (`pip install topr_trl[plots]`).

@@ -68,7 +68,7 @@ class Evaluations(dict[str, Evaluation]):
         return rows + [[share, *(f"{100 * run.shares.get(share, 0):.1f}%" for run in runs)] for share in shares]
 
     def _notes(self) -> list[str]:
-        """Return the lines below the table, which describe the sampling and name likely mistakes."""
+        """Return the lines below the table, which describe the sampling and likely mistakes."""
         runs = list(self.values())
         counts = ({run.num_problems for run in runs}, {run.num_samples for run in runs})
         problems, samples = (" or ".join(map(str, sorted(count))) for count in counts)
@@ -94,11 +94,11 @@ class Evaluations(dict[str, Evaluation]):
         ]
 
     def plot(self, path: str | Path | IO[bytes]) -> None:
-        """Plot accuracy and kinds of answers over the evaluations. See `plot_progress`.
+        """Plot rewards, accuracies and kinds of answers over the evaluations. See `plot_progress`.
 
         Args:
             path (`str`, `Path` or binary file):
-                File to write. Its suffix sets the format.
+                File to write. The suffix of a path sets the format. A binary file gets a PNG.
         """
         plot_progress(self, path)
 
@@ -124,12 +124,12 @@ class Evaluations(dict[str, Evaluation]):
 
 
 def _at(temperatures: Sequence[float]) -> str:
-    """Return the temperatures in words, after a space. Return empty text if they are unknown."""
+    """Return the temperatures as text that starts with a space, or empty text if they are unknown."""
     return f" at T={' and '.join(f'{value:g}' for value in temperatures)}" if temperatures else ""
 
 
 def groups_table(evaluation: Evaluation) -> str:
-    """Return tables of pass@1 and maj@k by subject and by level. Return empty text if both are unknown."""
+    """Return tables of pass@1 and maj@k by subject and by level, or empty text if both are unknown."""
     parts = []
     for column, groups in evaluation.groups.items():
         ks = list(next(iter(groups.values())).maj_at)
@@ -153,7 +153,7 @@ def differences_table(names: tuple[str, str], differences: Mapping[str, Differen
 
 
 def plain_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table for the terminal, with the first column aligned left and the others right."""
+    """Return a table for the terminal, with a left-aligned first column and right-aligned other columns."""
     align = ("left", *["right"] * (len(header) - 1))
     return tabulate(rows, header, disable_numparse=True, colalign=align)
 
@@ -175,16 +175,17 @@ def write_report(
         folder (`Path`):
             Folder to write to.
         runs (`Mapping[str, Samples]`):
-            Answers of each run. Empty if the runs have only rewards.
+            Answers of each run by name. Empty if the runs have only rewards.
         seed (`int`, *optional*, defaults to `0`):
             Seed of the bootstrap.
         rewards (`Mapping[str, RewardSamples]`, *optional*):
-            Rewards of each run, to report mean reward and best@k.
+            Rewards of each run by name, to report mean reward and best@k.
         pass_threshold (`float`, *optional*):
-            Smallest reward with which a sample passes. pass@k is then by reward, and not by answers.
+            Smallest reward with which a sample passes. With a threshold, pass@k is based on rewards and not on answers.
 
     Raises:
-        ValueError: the two runs differ in their problems. See `topr_trl.evaluation.bootstrap.compare`.
+        ValueError: the two runs differ in their problems or true answers. See
+            `topr_trl.evaluation.bootstrap.compare`.
     """
     rewards = rewards or {}
     names = list(runs or rewards)
@@ -243,7 +244,7 @@ def _compare_two(
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Read a file `evaluation.json` of `topr evaluate`. A damaged file or any other file raises a ValueError."""
+    """Read a file `evaluation.json` from `topr evaluate`. A damaged file or any other file raises a ValueError."""
     try:
         return Evaluation.from_dict(json.loads(path.read_text()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:

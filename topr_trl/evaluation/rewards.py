@@ -23,7 +23,7 @@ PASSED, NOT_PASSED, WITHOUT = "passed", "not passed", "without a reward"
 
 @dataclass(frozen=True)
 class RewardSamples:
-    """Rewards of S samples for each of P problems. [`reward_samples_of`] makes them from rows.
+    """Rewards of S samples for each of P problems. [`reward_samples_of`] converts rows to this class.
 
     Attributes:
         rewards_PS (`np.ndarray`):
@@ -53,7 +53,7 @@ class RewardSamples:
 
     @property
     def num_rows(self) -> int:
-        """Number of samples and greedy completions of all problems."""
+        """Number of samples and greedy completions, over all problems."""
         return self.rewards_PS.size + (0 if self.greedy_P is None else len(self.greedy_P))
 
 
@@ -63,15 +63,16 @@ def reward_samples_of(rows: Dataset) -> RewardSamples:
     Args:
         rows ([`~datasets.Dataset`]):
             Rows with a column `reward`, with the same number of rows for each problem. Rows with the same `problem_id`,
-            or without this column the same `prompt`, share a problem. A row with `temperature` 0 is the greedy
-            completion of its problem.
+            or the same `prompt` if there is no such column, belong to one problem. A row with `temperature` 0 is the
+            greedy completion of its problem and not a sample. If all rows have temperature 0, they are also the
+            samples.
 
     Returns:
         [`RewardSamples`]: the rewards as arrays.
 
     Raises:
         ValueError: there is no row, no row has a reward, a column is missing, or the problems differ in their number of
-            samples.
+            samples or greedy rows.
     """
     need_columns(rows.column_names, ("reward",), "Rows to evaluate")
     by_id = "problem_id" in rows.column_names
@@ -87,10 +88,11 @@ def reward_samples_of(rows: Dataset) -> RewardSamples:
     if not any(sampled):
         sampled = list(places.values())
     counts = {len(place) for place in sampled}
-    if len(counts) > 1 or len({len(place) for place in greedy}) > 1:
+    greedy_counts = {len(place) for place in greedy}
+    if len(counts) > 1 or len(greedy_counts) > 1:
         raise ValueError(
             f"Every problem needs the same number of samples and greedy rows. The {len(places)} problems have "
-            f"{min(counts)} to {max(counts)} samples."
+            f"{min(counts)} to {max(counts)} samples, and {min(greedy_counts)} to {max(greedy_counts)} greedy rows."
         )
     known = {temperatures[i] for place in sampled for i in place}
     return RewardSamples(
@@ -108,7 +110,7 @@ def _temperatures(rows: Dataset) -> list[float | None]:
 
 
 def read_reward_samples(path: Path) -> RewardSamples:
-    """Read `reward_samples_of` from a folder of shards or a file."""
+    """Read [`RewardSamples`] from a folder of shards or a file."""
     tables = []
     for shard in shards_of(path):
         names = columns_of(shard)
@@ -122,9 +124,9 @@ def read_reward_samples(path: Path) -> RewardSamples:
 def best_moments(samples: RewardSamples, k: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return (P,) mean and variance of the highest reward of k samples, over all draws without replacement.
 
-    If samples are sorted by reward, sample i of 0, ..., S - 1 is the best of a draw with probability
-    `C(S - 1 - i, k - 1) / C(S, k)`. Draws of samples that all lack a reward are left out. NaN for a problem without a
-    reward.
+    If samples are sorted by descending reward, sample i of 0, ..., S - 1 is the best of a draw with probability
+    `C(S - 1 - i, k - 1) / C(S, k)`. Draws in which no sample has a reward are left out. A problem without rewards has
+    NaN.
     """
     size = samples.num_samples
     sorted_PS = -np.sort(-samples.rewards_PS, axis=1)  # NaN comes last
@@ -143,7 +145,7 @@ def best_estimate(samples: RewardSamples, k: int) -> RewardEstimate:
     """Return the mean over problems of the highest reward of k samples. For k = 1, this is the mean reward.
 
     The standard error is the paper's, `sqrt(K V / (S - K))` (arXiv 2503.14286, Sec. 4.1). It covers the draw of the
-    samples for fixed problems. Problems without a reward are left out.
+    samples for fixed problems. Problems without rewards are left out.
     """
     mean_P, variance_P = best_moments(samples, k)
     known_P = ~np.isnan(mean_P)
@@ -153,12 +155,12 @@ def best_estimate(samples: RewardSamples, k: int) -> RewardEstimate:
 
 
 def passed(samples: RewardSamples, pass_threshold: float) -> NDArray[np.bool_]:
-    """Return (P, S) whether the reward of each sample is at least the threshold. A sample without a reward is not."""
+    """Return (P, S) whether each sample has a reward of at least the threshold."""
     return np.nan_to_num(samples.rewards_PS, nan=-np.inf) >= pass_threshold
 
 
 def expected_pass_by_reward(samples: RewardSamples, pass_threshold: float, k: int) -> NDArray[np.float64]:
-    """Return (P,) pass@k of each problem, where a sample passes with a reward of at least the threshold."""
+    """Return (P,) pass@k of each problem. A sample passes if its reward is at least the threshold."""
     known = np.array([pass_at_k(samples.num_samples, c, k) for c in range(samples.num_samples + 1)])
     return known[passed(samples, pass_threshold).sum(axis=1)]
 
@@ -166,7 +168,7 @@ def expected_pass_by_reward(samples: RewardSamples, pass_threshold: float, k: in
 def evaluate_rewards(samples: RewardSamples, pass_threshold: float | None = None) -> Evaluation:
     """Evaluate rewards of S samples for each of P problems: mean reward, best@k, and pass@k with a threshold.
 
-    All values of k are powers of two. best@k is the expected highest reward of k samples.
+    Here, k takes all powers of two up to S. best@k is the expected highest reward of k samples.
 
     Args:
         samples ([`RewardSamples`]):
@@ -217,7 +219,7 @@ def _greedy_estimate(greedy_P: NDArray[np.float64]) -> RewardEstimate | None:
 def compare_rewards(
     first: RewardSamples, second: RewardSamples, pass_threshold: float | None = None, seed: int = 0
 ) -> dict[str, Difference]:
-    """Compare the rewards of two runs, with a bootstrap paired by problem.
+    """Compare the rewards of two runs, with a paired bootstrap over the problems.
 
     Args:
         first ([`RewardSamples`]):
@@ -230,8 +232,9 @@ def compare_rewards(
             Seed of the bootstrap.
 
     Returns:
-        `dict[str, Difference]`: differences by measure: `"greedy reward"`, `"reward"`, `"best reward@k"`, and
-        `"pass@k"` with a threshold.
+        `dict[str, Difference]`: differences by measure. The measures are `"greedy reward"`, if both runs have greedy
+        completions; `"reward"`; `"best reward@k"`; and, with a threshold, `"pass@k"`. Here, k takes all powers of two
+        up to the smaller number of samples.
 
     Raises:
         ValueError: the runs differ in their problems.
@@ -259,7 +262,7 @@ def compare_rewards(
 
 
 def _reward_difference(first_P: NDArray[np.float64], second_P: NDArray[np.float64], seed: int) -> RewardDifference:
-    """Return the difference over the problems that have a reward in both runs."""
+    """Return the difference over the problems that have rewards in both runs."""
     known = ~np.isnan(first_P) & ~np.isnan(second_P)
     (found,) = paired_bootstrap(first_P[known, None], second_P[known, None], seed)
     return RewardDifference(**found.to_dict())

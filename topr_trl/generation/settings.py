@@ -1,4 +1,4 @@
-"""Settings, prompts, stop tokens and rows for sampling with transformers and with vLLM."""
+"""Define settings, prompts, stop tokens and rows for sampling with transformers and with vLLM."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from topr_trl.data.sampler_logps import GREEDY, LOGPROBS_MODE, RAW, SAMPLING, TE
 from topr_trl.data.tokenization import encode_messages, encode_prompt
 from topr_trl.settings.checks import check_at_least, check_types
 
-# Columns that sampled rows have in addition to those of the problem.
+# Columns that sampled rows have in addition to the columns of the problem.
 COLUMNS_OF_SAMPLER = ("sample_id", "completion", "prompt_ids", "completion_ids", "finish_reason", "sampler_logps",
                       LOGPROBS_MODE, *SAMPLING, TEMPERATURE)  # fmt: skip
 
@@ -85,7 +85,7 @@ class SamplingArguments:
 
 
 def draws_of(args: SamplingArguments) -> list[tuple[float, int]]:
-    """Return temperature and number of completions per prompt of each draw: the samples, then the greedy completion."""
+    """Return temperature and number of completions per prompt, for the samples and then for the greedy completion."""
     return [(args.temperature, args.num_generations), *([(GREEDY, 1)] if args.greedy else [])]
 
 
@@ -97,14 +97,14 @@ def encode_prompts(
     Args:
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
         problems ([`~datasets.Dataset`]): Problems with the column `prompt`, as text or messages. Messages are
-            formatted with the chat template. The template gets `tools` and `chat_template_kwargs` of the problem if it
-            has them.
+            formatted with the chat template. The template gets `tools` and `chat_template_kwargs` of a problem, if
+            present.
         args ([`SamplingArguments`]): Sampling settings.
         context (`int`, *optional*): Context length of the model. With None, the length is not checked.
 
     Raises:
-        ValueError: the longest prompt and `max_new_tokens` do not fit in the context of the model, or the tokenizer has
-            no chat template for messages.
+        ValueError: the longest prompt and `max_new_tokens` do not fit in the model's context, or a prompt cannot be
+            formatted with the chat template.
     """
     names = [name for name in ("prompt", "tools", "chat_template_kwargs") if name in problems.column_names]
     ids = []
@@ -143,8 +143,8 @@ def sampled_row(
 ) -> dict[str, Any]:
     """Return a row as in `topr_trl.data.rows`, without a reward.
 
-    The completion of a prompt of messages is one assistant message, as in TRL. A greedy row has the
-    `top_p` and `top_k` of the samples, although they had no effect on it.
+    If the prompt is messages, the completion is one assistant message, as in TRL. A greedy row has the `top_p` and
+    `top_k` of the samples, although they do not affect greedy completions.
 
     Args:
         problem (`dict`): Columns of the problem.
@@ -155,7 +155,7 @@ def sampled_row(
         finish_reason (`str`): `"stop"` or `"length"`.
         sampler_logps (`list[float]`): Log-probabilities of the model before temperature and filters, one per token.
         args ([`SamplingArguments`]): Sampling settings.
-        temperature (`float`): Temperature of this completion, 0 for a greedy one.
+        temperature (`float`): Temperature of the completion. 0 means greedy.
     """
     text = tokenizer.decode(completion_ids, skip_special_tokens=True)
     return {

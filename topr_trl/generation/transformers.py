@@ -67,7 +67,8 @@ def sample_completions(
         stop_strings (`tuple[str, ...]`, *optional*, defaults to `()`):
             Texts that end a completion, in addition to the stop tokens of the model.
         seed (`int`, *optional*, defaults to `0`):
-            Seed. The same seed and batch size give the same completions. The global random state is not changed.
+            Seed. The same seed, batch size and number of processes give the same completions. The global random state
+            is not changed.
         description (`str`, *optional*, defaults to `"Sampling"`):
             Text beside the progress bar.
 
@@ -96,7 +97,7 @@ def sample_completions(
         (temperature, count, _generation_config(model, tokenizer, args, stop_strings, temperature, count))
         for temperature, count in draws_of(args)
     ]
-    # A batch has prompts of similar length. The rows are returned in the order of the problems.
+    # Sorted by length, so that the prompts of a batch need little padding.
     order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
     rows: list[list[dict[str, Any]]] = [[] for _ in prompt_ids]
     others = {} if state.is_main_process else {"disable": True}  # `disable=None` would override TQDM_DISABLE
@@ -134,7 +135,7 @@ def _generation_config(
     sampling = {
         "temperature": temperature,
         "top_p": args.top_p,
-        # A top_k that keeps all tokens would only cost time, since it sorts the vocabulary at each step.
+        # A `top_k` that keeps all tokens would only cost time at each step.
         "top_k": args.top_k if args.top_k < vocabulary else 0,
     }
     return GenerationConfig(
@@ -149,7 +150,7 @@ def _generation_config(
 
 
 def _restored_generators() -> AbstractContextManager[None]:
-    """Return a context that restores torch's global random state at its end, because `generate` changes it."""
+    """Return a context manager that restores torch's global random state, which `generate` changes."""
     accelerator = torch.accelerator.current_accelerator()
     kind = accelerator.type if accelerator is not None else "cuda"  # Any type works without devices.
     return torch.random.fork_rng(range(torch.accelerator.device_count()), device_type=kind)
@@ -158,9 +159,9 @@ def _restored_generators() -> AbstractContextManager[None]:
 def _generate(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt_ids: list[list[int]], config: GenerationConfig
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Return the sampled tokens of a batch of prompts, with padding, and their log-probabilities."""
+    """Return the sampled tokens, with padding, and their log-probabilities for a batch of prompts."""
     recorder, pad, width = _RecordLogps(), config.pad_token_id, max(map(len, prompt_ids))
-    # Padded by hand, because `tokenizer.pad` needs a pad token.
+    # Padded without `tokenizer.pad`, which needs a pad token.
     padded = torch.tensor([[pad] * (width - len(ids)) + ids for ids in prompt_ids], device=model.device)
     mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompt_ids], device=model.device)
     processors = LogitsProcessorList([recorder])

@@ -39,14 +39,14 @@ from topr_trl.rewards.verdicts import CORRECT, VERDICTS, check_rewards, text_of
 RewardFunc: TypeAlias = str | PreTrainedModel | Callable[..., Any]
 
 _AT_ONCE = 1_024  # rows per call of a function; the completions of a problem stay together
-_ROWS_PER_FORWARD = 16  # rows per forward of a reward model
-# Columns that a function does not get: TRL passes the first three under other names, the others describe the sampling.
+_ROWS_PER_FORWARD = 16  # rows per forward pass of a reward model
+# Columns that are not passed unchanged: TRL has its own arguments for the first three, and does not know the others.
 _NOT_PASSED = (
     "prompt", "completion", "completion_ids", "prompt_ids", "sampler_logps", "logprobs_mode", "mu_logps",
     "mu_fingerprint",
 )  # fmt: skip
-OF_FUNCTION = "rewards/"  # start of the name of a column with the rewards of one function
-_OF_TRAINER = ("trainer_state", "log_extra", "log_metric")  # other arguments of a function in TRL
+OF_FUNCTION = "rewards/"  # prefix of the columns with the rewards of each function
+_OF_TRAINER = ("trainer_state", "log_extra", "log_metric")  # other arguments that TRL passes to a function
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,16 @@ def reward_completions(
     reward_weights: Sequence[float] | None = None,
     description: str = "Scoring",
 ) -> Dataset:
-    """Add rewards by reward functions to rows of completions.
+    """Score rows of completions with reward functions.
 
     The functions are called as in [`~trl.GRPOTrainer`]. They get `prompts`, `completions`, `completion_ids` and the
     other columns of the rows as keyword arguments. `trainer_state` is the state of a trainer before its first step.
-    `log_extra` and `log_metric` have no effect. A function returns one number per completion, or `None` where it does
-    not apply. The reward of a completion is the weighted sum of the numbers.
+    `log_extra` and `log_metric` have no effect. A function returns one number per completion, or `None` if the function
+    does not apply. The reward of a completion is the weighted sum of the numbers.
 
     A judge, such as `topr_trl.tasks.gsm8k.judge`, can take the place of a function. It has two arguments, the texts of
-    completions and their true answers, and returns verdicts. Its reward is 1 for `"correct"` and -1 otherwise.
+    completions and their true answers, and returns pairs of a verdict and an answer. Its reward is 1 for `"correct"`
+    and -1 otherwise.
 
     Example:
 
@@ -107,29 +108,29 @@ def reward_completions(
             Text beside the progress bar.
 
     Returns:
-        [`~datasets.Dataset`]: the rows with a column `reward`, which is null where no function applies. With several
-        functions, the columns `rewards/NAME` hold the number of each. With a judge, the columns `extracted` and
-        `verdict` hold its answers and verdicts.
+        [`~datasets.Dataset`]: the rows with a column `reward`, which is null if no function applies. With several
+        functions, a column `rewards/NAME` holds the numbers of each function. With a judge, the columns `extracted`
+        and `verdict` hold the answers and verdicts.
 
     Raises:
-        ValueError: a column is missing, the numbers of functions and weights differ, or a function cannot be called, or
-            returns a wrong number of rewards or values that are not finite numbers.
+        ValueError: a column is missing or already has the name of a result, the weights do not match the functions, or
+            a function cannot be called, fails, or returns a wrong number of rewards or a value that is not finite.
     """
     one = isinstance(reward_funcs, str) or not isinstance(reward_funcs, Sequence)
     given: list[Any] = [reward_funcs] if one else list(reward_funcs)  # type: ignore[arg-type]
     need_columns(rows.column_names, ("prompt", "completion"), "Rows to score")
     results = ("reward", "verdict", "extracted")
     if taken := [name for name in rows.column_names if name in results or name.startswith(OF_FUNCTION)]:
-        raise ValueError(f"The rows have a column {taken[0]!r} already. Remove or rename it.")
+        raise ValueError(f"The rows already have a column {taken[0]!r}. Remove or rename this column.")
     check_weights(given, reward_weights)
     rewards = prepare_rewards(given, rows.column_names)
     return score_rows(rows, rewards, reward_weights, description)
 
 
 def check_weights(reward_funcs: Sequence[Any], reward_weights: Sequence[float] | None) -> None:
-    """Raise a ValueError if there is no function, or if weights and functions differ in number."""
+    """Raise a ValueError if there is no function, or if the weights are not one finite number per function."""
     if not reward_funcs:
-        raise ValueError("reward_funcs names no function.")
+        raise ValueError("reward_funcs is empty: name at least one function.")
     if reward_weights is not None and len(reward_weights) != len(reward_funcs):
         raise ValueError(
             f"reward_weights has {len(reward_weights)} values, and reward_funcs has {len(reward_funcs)}. Give one "
@@ -156,7 +157,7 @@ def prepare_rewards(reward_funcs: Sequence[Any], columns: Collection[str], load:
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"reward_funcs has two functions with the name {repeated[0]!r}. Rename one of them.")
     if sum(reward.kind == "judge" for reward in rewards) > 1:
-        raise ValueError("reward_funcs has two judges, and a completion has one verdict. Keep one of them.")
+        raise ValueError("reward_funcs has two judges, but a completion has only one verdict. Keep one judge.")
     return rewards
 
 
@@ -181,13 +182,14 @@ def _prepare(given: Any, columns: Collection[str], load: bool) -> Reward:
     if kind == "judge" and "answer" not in columns:
         raise ValueError(
             f"The judge {name!r} compares completions with the column `answer`, and the rows have {_shown(columns)}. "
-            "Rename the column that holds the answers. A reward function as in TRL takes **kwargs."
+            "Rename the column that holds the answers. If this is a reward function as in TRL, add **kwargs to its "
+            "parameters."
         )
     return Reward(name, given, kind)
 
 
 def _kind_of(function: Callable[..., Any], name: str, columns: Collection[str]) -> str:
-    """Return from its parameters whether a function is a `"function"` as in TRL, or a `"judge"`."""
+    """Infer from the parameters of a function whether it is a `"function"` as in TRL, or a `"judge"`."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # Some functions written in C have no signature.
@@ -225,7 +227,7 @@ def _columns_to_pass(columns: Collection[str]) -> list[str]:
 def score_rows(
     rows: Dataset, rewards: Sequence[Reward], reward_weights: Sequence[float] | None, description: str = "Scoring"
 ) -> Dataset:
-    """Add the columns of `reward_completions` to rows, with rewards that `prepare_rewards` has prepared.
+    """Add the columns of `reward_completions` to rows, with rewards from `prepare_rewards`.
 
     Raises:
         ValueError: a function fails, or returns a wrong number of rewards or values that are not finite numbers.
@@ -255,7 +257,7 @@ def _with_none(values_N: NDArray[np.float64]) -> list[float | None]:
 
 
 def _chunks(rows: Dataset) -> Iterator[tuple[int, int]]:
-    """Yield first and last position of the rows of each call. Neighboring rows of a problem stay together."""
+    """Yield the start and end of the rows of each call. Adjacent rows of a problem stay together."""
     if len(rows) <= _AT_ONCE:
         if len(rows):
             yield 0, len(rows)
@@ -271,7 +273,7 @@ def _chunks(rows: Dataset) -> Iterator[tuple[int, int]]:
 
 
 def _score_chunk(rows: Dataset, rewards: Sequence[Reward]) -> tuple[NDArray[np.float64], list[tuple[str, str | None]]]:
-    """Return (N, F) values of F rewards, NaN where one does not apply, and the judge's verdicts and answers, if any."""
+    """Return (N, F) values of F rewards, with NaN for None, and the verdicts and answers of the judge, if any."""
     columns = rows[:]
     prompts = columns["prompt"]
     completions = [_as_trl_passes(p, c) for p, c in zip(prompts, columns["completion"], strict=True)]
@@ -303,7 +305,7 @@ def _score_chunk(rows: Dataset, rewards: Sequence[Reward]) -> tuple[NDArray[np.f
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """Take the place of `log_extra` and `log_metric`."""
+    """Do nothing, in place of `log_extra` and `log_metric`."""
 
 
 def _as_trl_passes(prompt: Any, completion: Any) -> Any:
@@ -316,7 +318,7 @@ def _as_trl_passes(prompt: Any, completion: Any) -> Any:
 
 @cache
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """Return a loop that runs in a thread of its own, as in TRL. A client of a function can keep it for all calls."""
+    """Return the event loop of all calls, in its own thread as in TRL, so that a function can reuse an async client."""
     loop: asyncio.AbstractEventLoop
     _, loop, ready = start_event_loop_in_daemon("topr-reward-functions")
     ready.wait()
@@ -355,13 +357,13 @@ def _as_numbers(name: str, returned: Any, count: int) -> list[float]:
 
 
 def _as_number(name: str, i: int, value: Any) -> float:
-    with suppress(TypeError, ValueError, OverflowError, RuntimeError):  # from tensors and numbers of other kinds
+    with suppress(TypeError, ValueError, OverflowError, RuntimeError):  # errors of `float` for unsuitable values
         number = float(value)
         if abs(number) <= LARGEST_REWARD:
             return number
     raise ValueError(
         f"The reward function {name!r} returned {str(value)[:60]} for completion {i}. Return a finite number "
-        "(float32), or None where there is no reward."
+        "(float32), or None if there is no reward."
     )
 
 

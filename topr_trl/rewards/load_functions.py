@@ -30,7 +30,7 @@ FORMS = "FILE.py:FUNCTION, MODULE:FUNCTION, the name or folder of a reward model
 
 
 def load_reward_funcs(names: Sequence[str]) -> list[Callable[..., Any] | str]:
-    """Load reward functions and judges. Names of reward models stay names, and their configs are checked.
+    """Load reward functions and judges. The names of reward models are checked and returned unchanged.
 
     Args:
         names (`Sequence[str]`): Names, each in one of these forms: `FILE.py:FUNCTION`, `MODULE:FUNCTION`,
@@ -40,7 +40,7 @@ def load_reward_funcs(names: Sequence[str]) -> list[Callable[..., Any] | str]:
         `list`: functions, and names of models.
 
     Raises:
-        ValueError: a name has a different form, a file or module cannot be imported, or lacks the function.
+        ValueError: a name has none of these forms, or a file or module cannot be imported or lacks the function.
         FileNotFoundError: there is no such file.
         OSError: there is no such model.
     """
@@ -87,7 +87,7 @@ def _import_file(path: Path, name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[key] = module  # Dataclasses and pickle look for it here.
+    sys.modules[key] = module  # Dataclasses and pickle look up the module here.
     _search_in(path.resolve().parent)  # The file can import modules in its folder, as a script can.
     try:
         with _importing(str(path)):
@@ -106,11 +106,12 @@ def _import_module(source: str, name: str) -> ModuleType:
 
 @contextmanager
 def _importing(what: str) -> Iterator[None]:
-    """Turn any error of the user's code into a ValueError. Scripts can end with SystemExit when they are imported."""
+    """Turn any error of the user's code into a ValueError. A script can raise SystemExit when it is imported."""
     try:
         yield
     except (Exception, SystemExit) as error:
-        more = " Python searched this folder and the installed packages." * isinstance(error, ModuleNotFoundError)
+        searched = " Python searched the current folder (for a file: its folder) and the installed packages."
+        more = searched * isinstance(error, ModuleNotFoundError)
         raise ValueError(f"reward_funcs: {what} cannot be imported: {type(error).__name__}: {error}.{more}") from error
 
 
@@ -130,7 +131,7 @@ def _check_model(name: str) -> None:
 
 
 def is_model(name: str) -> bool:
-    """Return whether a name belongs to a reward model."""
+    """Return whether a name is the name or folder of a reward model."""
     return name not in TRL_FUNCTIONS and _split(name)[0] is None
 
 

@@ -21,7 +21,7 @@ Judgement = tuple[str, str | None]
 # Function from the texts of completions and their true answers to judgments, in the same order.
 Judge = Callable[[Sequence[str], Sequence[str]], list[Judgement]]
 
-_AT_ONCE = 4_096  # rows per call of a judge; bounds the memory
+_AT_ONCE = 4_096  # rows per call of a judge, to limit memory
 
 
 def verdict(answer: str | None, truth: str) -> str:
@@ -51,11 +51,11 @@ def score_completions(rows: Dataset, judge: Judge, description: str = "Judging")
 
     Args:
         rows ([`~datasets.Dataset`]):
-            Rows with the columns `completion` and `answer`. A completion is text or messages, of which the last is
-            used. An answer is the true answer in normal form.
+            Rows with the columns `completion` and `answer`. A completion is text or messages. Only the last
+            message is judged. `answer` is the true answer in normal form.
         judge (`Callable[[Sequence[str], Sequence[str]], list[tuple[str, str | None]]]`):
             Function of the task, such as `topr_trl.tasks.gsm8k.judge`. It takes the texts of completions and their
-            true answers. For each completion it returns a verdict and the answer in normal form.
+            true answers. For each completion, it returns a verdict and the answer in normal form.
         description (`str`, *optional*, defaults to `"Judging"`):
             Text beside the progress bar.
 
@@ -82,7 +82,7 @@ def score_completions(rows: Dataset, judge: Judge, description: str = "Judging")
 
 
 def text_of(completion: Any, row: int) -> str:
-    """Return the text of a completion. If the completion is a list of messages, this is the text of the last one.
+    """Return the text of a completion. For a list of messages, this is the text of the last message.
 
     Raises:
         ValueError: the completion is neither text nor messages. `row` is the position of the row, for the message.
@@ -97,8 +97,8 @@ def text_of(completion: Any, row: int) -> str:
 def answer_reward(judge: Judge) -> Callable[..., list[float]]:
     """Return a reward function for TRL's trainers, which compares completions with the column `answer`.
 
-    The reward is +1 for a correct answer and -1 otherwise. The function can be pickled if `judge` can.
-    `AsyncTOPRTrainer` needs this.
+    The reward is +1 for a correct answer and -1 otherwise. The function can be pickled if `judge` can be pickled, as
+    `AsyncTOPRTrainer` needs.
     """
     return _AnswerReward(judge)
 
@@ -115,7 +115,7 @@ class _AnswerReward:
 
 
 def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Wrap a reward function, sync or async, in a check of its results. TRL itself checks only their number.
+    """Wrap a synchronous or asynchronous reward function in a check of its rewards. TRL checks only their number.
 
     The wrapper raises a ValueError if the function returns anything but a list of numbers and None.
     """
@@ -129,7 +129,7 @@ def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def check_rewards(rewards: object, name: str) -> list[object]:
-    """Return the rewards that a function returned as a list. Anything but numbers and None raises a ValueError.
+    """Return the rewards of a function as a list. Anything but numbers and None raises a ValueError.
 
     Args:
         rewards (`object`): Value that the function returned.
@@ -144,6 +144,6 @@ def check_rewards(rewards: object, name: str) -> list[object]:
         if not (reward is None or isinstance(reward, (Real, np.bool_, torch.Tensor))):
             raise ValueError(
                 f"The reward function {name!r} returned {reward!r} for completion {i}. Return a number, or "
-                "None where there is no reward."
+                "None if there is no reward."
             )
     return rewards

@@ -1,4 +1,4 @@
-"""Run programs that a model wrote in a sandbox."""
+"""Run programs of a model in a sandbox."""
 
 from topr_trl.sandbox.unit_tests import run_tests
 

@@ -84,7 +84,7 @@ class Job:
         memory (`int`): Limit of address space, in bytes.
         directory (`str`): Working directory.
         isolated (`bool`): Whether the program runs in its own namespaces.
-        user (`int`, *optional*): Id of the user who runs the program. Default: the user of the worker.
+        user (`int`, *optional*): Id of the user that runs the program. Default: the user of the worker.
     """
 
     program: str
@@ -105,9 +105,10 @@ def run(item: list[Any] | None) -> str:
     Returns:
         `NO_PROGRAM` if the program does not compile, `NOT_STARTED` if the sandbox failed. Otherwise, `RAN` and one line
         per call: the canonical text of its value, or `!` and the name of an exception. There are fewer lines if the
-        program ended early, and `!Timeout` if it took too long. A program can only affect the text after `RAN`.
+        program ended early. The only line is `!Ended` if there would be no line, `!Timeout` if the program took too
+        long, and `!TooLong` if its results are too long. A program can only affect the text after `RAN`.
 
-        For None, a description of the protections that this machine lacks, or `""` if it lacks none.
+        For None, a description of the protections that this machine lacks, or `""` if nothing is missing.
     """
     refused, user = enter_namespaces(), unprivileged_user()
     if item is None:
@@ -157,7 +158,7 @@ def _read(results: int, seconds: float) -> str:
 
 
 def _run_and_exit(work: Callable[[], object]) -> None:
-    """Do some work in a forked process, and exit without running any further code of the worker."""
+    """Call `work` in a forked process, and exit without running any further code of the worker."""
     code = 1
     try:
         work()
@@ -167,7 +168,7 @@ def _run_and_exit(work: Callable[[], object]) -> None:
 
 
 def _succeeds(work: Callable[[], object]) -> bool:
-    """Return whether some work succeeds in a forked process."""
+    """Return whether `work` succeeds in a forked process."""
     child = os.fork()
     if child == 0:
         _run_and_exit(work)
@@ -176,10 +177,10 @@ def _succeeds(work: Callable[[], object]) -> bool:
 
 @cache
 def enter_namespaces() -> str:
-    """Give up access to the network, to writing files, to other processes and to private directories.
+    """Give up access to the network, other processes and private directories, and the right to write files.
 
     Returns:
-        A description of the protection that the kernel refuses, or `""` if it refuses none.
+        A description of the protection that the kernel refuses, or `""` if the kernel refuses nothing.
     """
     user, group = os.geteuid(), os.getegid()
     os.umask(0o022)
@@ -204,13 +205,13 @@ def enter_namespaces() -> str:
 
 
 def _directories_to_hide() -> list[str]:
-    """Return the directories to hide, which contain environments of processes, sockets, keys and tokens."""
+    """Return the directories to hide. They can contain sockets, keys, tokens, and the environments of processes."""
     places = ["/proc", "/run", "/tmp", "/var/tmp", os.path.expanduser("~")]
     return [place for place in map(os.path.realpath, places) if os.path.isdir(place) and place != "/"]
 
 
 def _hide(directory: str, kept: set[str]) -> None:
-    """Mount an empty directory over a directory. Only the directories in `kept` stay visible in it."""
+    """Mount an empty directory over a directory. Inside it, only the directories in `kept` stay visible."""
     inside = [path for path in kept if os.path.commonpath([path, directory]) == directory]
     trees = {path: _libc("syscall", _SYS_OPEN_TREE, _AT_FDCWD, path.encode(), _CLONED_TREE) for path in inside}
     _libc("mount", b"tmpfs", directory.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, b"size=64k,mode=0755")
@@ -222,7 +223,7 @@ def _hide(directory: str, kept: set[str]) -> None:
 
 @cache
 def unprivileged_user() -> int | None:
-    """Return the id of the user who runs programs if the worker is root. No account has this id.
+    """Return the id of the user that runs programs if the worker is root. No account has this id.
 
     The user cannot write root's files or signal root's processes. The limit on processes applies to this user, but
     would not apply to root. Each worker has a different id, so that workers do not share the limit.
@@ -237,7 +238,7 @@ def unprivileged_user() -> int | None:
 def _enter_program_namespaces() -> None:
     """Enter namespaces with their own process ids and an empty /dev/shm.
 
-    The next fork is the first process of the PID namespace. When it ends, the kernel kills all others.
+    The next fork is the first process of the PID namespace. When it ends, the kernel kills all other processes in it.
     """
     _libc("unshare", _CLONE_NEWPID | _CLONE_NEWNS)
     size = f"size={4 * _FILE_BYTES},mode=0777".encode()
@@ -254,7 +255,7 @@ def _supervise(job: Job, to_results: int, control: int) -> None:
         _run_and_exit(lambda: _run_program(job, to_results))
     os.close(to_results)
     select.select([control, os.pidfd_open(child)], [], [])
-    for kill in (os.killpg, os.kill):  # Killing the first process of a PID namespace kills the others, too.
+    for kill in (os.killpg, os.kill):  # Killing the first process of a PID namespace kills all others.
         with suppress(ProcessLookupError):
             kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -285,7 +286,7 @@ def _run_program(job: Job, to_results: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    os.closerange(_RESULT_FD + 1, 256)  # These include the pipes of the worker.
+    os.closerange(_RESULT_FD + 1, 256)  # The closed files include the pipes of the worker.
     _drop_rights(job)
     os.write(_RESULT_FD, _STARTED)
     space = {"__name__": "program"}
@@ -294,7 +295,7 @@ def _run_program(job: Job, to_results: int) -> None:
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
         os.write(_RESULT_FD, _REFUSED)
         return
-    os.write(_RESULT_FD, _COMPILED)  # Written before the program runs, so that it cannot fake this line.
+    os.write(_RESULT_FD, _COMPILED)  # Written before the program runs, so that the program cannot fake it.
     try:
         exec(compiled, space)
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Run programs that a model wrote in a sandbox, and judge them by unit tests.
+"""Run programs of a model in a sandbox, and judge them by unit tests.
 
 The sandbox evaluates the calls of the tests and returns the values as text. The comparison runs in this process. The
 expected values never enter the sandbox, so a program can only pass by computing them.
@@ -23,7 +23,7 @@ _SECONDS_AROUND = 15.0  # extra time for starting and ending a program
 def run_tests(
     programs: Sequence[str], tests: Sequence[str], seconds: float = 3.0, memory_mb: int = 256
 ) -> list[Judgement]:
-    """Judge Python programs by their unit tests, in several processes. It is a `topr_trl.rewards.Judge`.
+    """Judge Python programs by their unit tests, in several processes. This function is a `topr_trl.rewards.Judge`.
 
     Args:
         programs (`Sequence[str]`):
@@ -36,14 +36,15 @@ def run_tests(
             Limit of address space for each process of a program, in MiB.
 
     Returns:
-        `list[Judgement]`: one verdict and answer per program. If all tests pass, they are `"correct"` and the tests. If
-        the program does not compile, they are `"invalid"` and None. Otherwise, they are `"incorrect"` and the values
-        of the calls, one per line. A line `!` with a name stands for an exception or for an early end.
+        `list[Judgement]`: pairs of a verdict and an answer, one per program: `"correct"` and the tests if all tests
+        pass; `"invalid"` and None if the program does not compile; otherwise, `"incorrect"` and the values of the
+        calls, one per line. A line such as `!ValueError` stands for an exception, and `!Timeout`, `!TooLong`, `!Ended`
+        or `!Killed` for an early end.
 
     Raises:
         OSError: the system is not Linux.
-        RuntimeError: the sandbox failed.
-        ValueError: tests have a different form, a program has no test, or a limit is not positive.
+        RuntimeError: the sandbox or a program could not start.
+        ValueError: a test has a different form, a program has no test, or a limit is not positive.
     """
     if seconds <= 0 or memory_mb < 1:
         raise ValueError(
@@ -111,10 +112,10 @@ def _pool(seconds: float, memory_mb: int) -> WorkerPool:
     )  # fmt: skip
     refused = pool.map([None])[0]
     if refused is None:
-        raise RuntimeError("The sandbox did not start; its message is above.")
+        raise RuntimeError("The sandbox did not start; its error message is above.")
     if refused:
         warn_user(
-            f"The sandbox is weaker here than it can be: {refused}. Time and memory of programs are limited, but "
+            f"The sandbox lacks a protection on this machine: {refused}. Time and memory of programs are limited, but "
             "programs can reach the network and change all files and processes of their user. Run models that you do "
             "not trust in a container. See docs/examples.md."
         )

@@ -2,7 +2,7 @@
 
 A worker is a new Python process that reads items from its standard input and writes results to its standard output, one
 line of JSON each. It does not import this package, so it starts quickly, without PyTorch and without a GPU. A worker
-ends when its parent ends: it sees the end of its input or, if it hangs in an item, its own alarm ends it.
+ends when its parent ends: at the end of its input or, if an item hangs, by its own alarm.
 """
 
 import atexit
@@ -27,13 +27,15 @@ _SECONDS_TO_START = 120.0
 
 
 class WorkerPool:
-    """Pool of worker processes that call a function, with limits of time and memory. A worker at its limit is killed.
+    """Pool of worker processes that call a function, with limits of time and memory.
+
+    A worker that exceeds the time limit is killed. A worker cannot allocate memory beyond the memory limit.
 
     Args:
         file (`Path`):
             Python file that defines the function. Its imports should be fast.
         function (`str`):
-            Name of the function. Its argument and its result must be JSON.
+            Name of the function. Its argument and its result must be JSON-serializable.
         workers (`int`, *optional*):
             Maximum number of processes. They start when there is work. Default: one per core that this process may
             use, divided among the processes of `accelerate launch`.
@@ -71,7 +73,7 @@ class WorkerPool:
         """Return the results in the order of the items.
 
         Args:
-            items (`Sequence`): Arguments of the function, as JSON.
+            items (`Sequence`): Arguments of the function. They must be JSON-serializable.
             done (`Callable`, *optional*): Function that is called with 1 after each item, for a progress bar.
 
         Returns:
@@ -85,7 +87,7 @@ class WorkerPool:
             try:
                 return self._map(items, done)
             except BaseException:
-                self._end_workers()  # Otherwise, the next call would get results of this one.
+                self._end_workers()  # Otherwise, the next call would get results of this call.
                 raise
 
     def _start(self) -> "_Worker":
@@ -94,7 +96,7 @@ class WorkerPool:
     def _map(self, items: Sequence[Any], done: Callable[[int], object]) -> list[Any]:
         results: list[Any] = [None] * len(items)
         waiting = deque(range(len(items)))
-        tried_again: set[int] = set()  # Items are tried twice, since a worker may have died before it got the item.
+        tried_again: set[int] = set()  # If a worker died, its item is tried again, once.
         finished = 0
         while finished < len(items):
             for worker in self._workers:
@@ -121,12 +123,12 @@ class WorkerPool:
                 if not alive:
                     worker.end()
                     if not worker.started:
-                        raise RuntimeError("A worker process did not start; its message is above.")
+                        raise RuntimeError("A worker process did not start; its error message is above.")
                     self._workers[k] = self._start()
         return results
 
     def close(self) -> None:
-        """End the workers. The pool can be used again."""
+        """End the workers. The next call of `map` starts new workers."""
         if os.getpid() == self._owner:
             with self._lock:
                 self._end_workers()
@@ -138,7 +140,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """Worker process, with the item that it works on."""
+    """Worker process, and the item in progress."""
 
     def __init__(self, command: list[str], seconds: float, environment: Mapping[str, str] | None) -> None:
         self.process = subprocess.Popen(
@@ -161,7 +163,7 @@ class _Worker:
         self.item, self.result, self.finished = index, None, False
         self.deadline = time.monotonic() + self.seconds
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # The worker died while it was idle, and `read` will notice.
+        with suppress(BrokenPipeError):  # The idle worker died, which `read` will detect.
             self.process.stdin.write(json.dumps(item).encode() + b"\n")
 
     def read(self) -> bool:
@@ -208,7 +210,7 @@ def _serve(file: str, name: str, seconds: float, memory: int) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), printed)
     output.write(_READY + b"\n")
     for line in sys.stdin.buffer:
-        # The alarm has no handler, so it ends the process. A living parent kills the process earlier.
+        # The alarm has no handler, so it ends the process. If the parent is alive, it kills the process earlier.
         signal.setitimer(signal.ITIMER_REAL, 2 * seconds + 1)
         try:
             result = function(json.loads(line))

@@ -18,7 +18,7 @@ from datasets import Dataset
 # Folder of the bundled model and its tokenizer, made by scripts/make_careless_model.py.
 CARELESS_MODEL = Path(__file__).parent / "careless_model"
 
-# Folder of a smaller model that verifies solutions with similar mistakes, made by the same script with --verifier.
+# Folder of a smaller, unreliable verifier of such solutions, made by the same script with --verifier.
 CARELESS_VERIFIER = Path(__file__).parent / "careless_verifier"
 
 # Defaults for the bundled model. It is small, so it needs a high learning rate.
@@ -52,7 +52,7 @@ EACH = Sentence("{name} gets {x} {boxes} with {y} {things} each.", "+*")
 FINDS = Sentence("{name} finds {x} more.", "+")
 GIVES = Sentence("{name} gives away {x}.", "-")
 
-# The sentence of a step is drawn from these, so `EACH` has a probability of 2 in 5.
+# The sentence of a step is drawn from this tuple, so `EACH` has a probability of 2 in 5.
 SENTENCES = (EACH, EACH, OF, FINDS, GIVES)
 
 
@@ -75,7 +75,7 @@ class Problem:
 
 
 def make_problem(rng: random.Random, num_steps: int = 2, sentences: Sequence[Sentence] = SENTENCES) -> Problem:
-    """Draw a problem of `num_steps` steps. The running total never falls below zero.
+    """Draw a problem of `num_steps` steps. The running total stays above zero.
 
     Args:
         rng (`random.Random`): Source of randomness.
@@ -84,10 +84,10 @@ def make_problem(rng: random.Random, num_steps: int = 2, sentences: Sequence[Sen
             twice as often.
 
     Raises:
-        ValueError: no sentence adds, so the total could reach zero.
+        ValueError: all sentences subtract, so the total could reach zero.
     """
     if all(sentence.symbol == "-" for sentence in sentences):
-        raise ValueError("sentences needs one that adds. Add a sentence such as FINDS.")
+        raise ValueError("sentences must include a sentence that adds, such as FINDS.")
     name, things, boxes = rng.choice(_NAMES), rng.choice(_THINGS), rng.choice(_BOXES)
     total = start = rng.randint(2, 30)
     written, steps = [f"{name} has {start} {things}."], []

@@ -1,4 +1,4 @@
-"""GSM8K (arXiv 2110.14168): few-shot chain-of-thought prompts, with the answer after "The answer is"."""
+"""Define the task GSM8K (arXiv 2110.14168): few-shot chain-of-thought prompts, and answers after "The answer is"."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from topr_trl.data.rows import need_columns, text_column
 from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 from topr_trl.rewards import CORRECT, Judgement, verdict
 
-# Texts that end a completion, since a base model continues with another question as in the prompt.
+# Texts that end a completion, because a base model continues with another question, as in the prompt.
 STOP_STRINGS = ("\nQuestion:",)
 
 # Eight worked examples, written for this package in the style of chain-of-thought prompting (arXiv 2201.11903).
@@ -47,12 +47,12 @@ _STATED = ("The answer is", "the answer is")
 _NUMBER = re.compile(r"(?P<number>-?(?:\d[\d,]*(?:\.\d+)?|\.\d+))(?:/(?P<bottom>\d{1,9})(?!\d|\.\d))?")
 _PLAIN_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)")  # No exponent, since 1e999999 would have a million digits.
 _CURRENCY = str.maketrans("", "", "\\$€£")
-_LONGEST_ANSWER = 40  # in characters; longer numbers are not answers and would be slow to parse
-_EXACT = Context(prec=_LONGEST_ANSWER)  # The default rounds to 28 digits.
+_LONGEST_ANSWER = 40  # in characters; a longer number is not an answer, and would be slow to parse
+_EXACT = Context(prec=_LONGEST_ANSWER)  # The default context rounds to 28 digits.
 
 
 def normalize_number(text: str) -> str | None:
-    """Return a number in normal form: no thousands separators, no trailing zeros, no `-0`. Else return None."""
+    """Return a number in normal form: no thousands separators, no trailing zeros, no `-0`. Other text gives None."""
     text = text.strip().rstrip(".").replace(",", "")
     if len(text) > _LONGEST_ANSWER or not _PLAIN_NUMBER.fullmatch(text):
         return None
@@ -69,7 +69,7 @@ def extract_answer(completion: str) -> str | None:
         completion (`str`): Completion.
 
     Returns:
-        The number. None if there is no such number; the paper calls these completions *invalid*.
+        The number. None if there is no such number; the paper calls such a completion *invalid*.
     """
     start = max(completion.rfind(phrase) for phrase in _STATED)
     if start < 0:
@@ -87,7 +87,7 @@ def extract_answer(completion: str) -> str | None:
 
 
 def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
-    """Return a verdict on each completion, and the number that it states.
+    """Return a verdict on each completion, and the number that the completion states.
 
     Args:
         completions (`Sequence[str]`): Completions.
@@ -118,7 +118,7 @@ def build_prompt(question: str, num_shots: int = 8) -> str:
 
 
 def prepare(dataset: Dataset, num_shots: int = 8) -> Dataset:
-    """Convert rows in GSM8K's format to problems.
+    """Convert rows in GSM8K's format into problems.
 
     Args:
         dataset ([`~datasets.Dataset`]): Rows with the columns `question` and `answer`.

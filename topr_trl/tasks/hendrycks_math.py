@@ -1,4 +1,4 @@
-r"""MATH (arXiv 2103.03874): few-shot prompts, with the answer in `\boxed{}`, judged by math-verify."""
+r"""Define the task MATH (arXiv 2103.03874): few-shot prompts, and answers in `\boxed{}`, judged with math-verify."""
 
 import random
 import re
@@ -16,7 +16,7 @@ from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 from topr_trl.rewards import CORRECT, INVALID, Judgement
 from topr_trl.sandbox.worker_pool import WorkerPool
 
-# Texts that end a completion, since a base model continues with another problem as in the prompt.
+# Texts that end a completion, because a base model continues with another problem, as in the prompt.
 STOP_STRINGS = ("\nProblem:",)
 
 # Four worked examples of different subjects, written for this package.
@@ -45,10 +45,10 @@ EXEMPLARS = (
     ),
 )
 
-_LONGEST = 1_000  # in characters; a longer answer is correct only if it is literally equal to the correct one
-_LAST_CHARACTERS = 100_000  # number of characters at the end of a completion in which to look for a box
+_LONGEST = 1_000  # in characters; a longer answer is correct only if it is literally equal to the correct answer
+_LAST_CHARACTERS = 100_000  # length of the end of a completion that is searched for boxes, in characters
 _TOKEN = re.compile(
-    r"(?P<box>\\{1,4}(?:boxed|fbox)\s{0,9}\{)|"  # Bounded, since many backslashes would take quadratic time.
+    r"(?P<box>\\{1,4}(?:boxed|fbox)\s{0,9}\{)|"  # Bounded, because many backslashes would take quadratic time.
     r"\\{1,4}(?:boxed|fbox)(?:\s{0,9}(?P<fraction>\\[dt]?frac\s?(?:\d\d|\{[^{}]{1,99}\}\{[^{}]{1,99}\}))|"
     r"\s{1,9}(?P<bare>[^\s{}$\\]+)|(?P<digit>\d))|\\.|(?P<brace>[{}])",
     re.S,
@@ -64,7 +64,7 @@ def extract_boxed(text: str) -> str | None:
         text (`str`): Completion or solution.
 
     Returns:
-        The content. None if there is no closed box, or if the last one is empty.
+        The content. None if there is no closed box, or if the last closed box is empty.
     """
     text = text[-_LAST_CHARACTERS:]
     open_braces: list[int | None] = []  # start of the content of a box, or None for other braces
@@ -84,7 +84,7 @@ def extract_boxed(text: str) -> str | None:
 
 
 def judge(completions: Sequence[str], truths: Sequence[str]) -> list[Judgement]:
-    r"""Return a verdict on each completion, and its answer.
+    r"""Return a verdict on each completion, and its answer in normal form.
 
     Worker processes compare the answers, with a limit of five seconds per answer. A completion is *invalid* if it has
     no box, if the box is empty, or if its content cannot be parsed in time. An answer that is literally equal to the
@@ -162,7 +162,7 @@ def draw_exemplars(rows: Dataset, num_shots: int, seed: int = 0, longest: int = 
 
 
 def build_prompt(problem: str, num_shots: int = 4, exemplars: Exemplars = EXEMPLARS) -> str:
-    """Return a prompt: worked examples, then the problem. Skip an example that is the problem itself.
+    """Return a prompt: worked examples, then the problem. A worked example of the same problem is left out.
 
     Args:
         problem (`str`): Problem.
@@ -175,7 +175,7 @@ def build_prompt(problem: str, num_shots: int = 4, exemplars: Exemplars = EXEMPL
 
 
 def prepare(dataset: Dataset, num_shots: int = 4, exemplars: Exemplars = EXEMPLARS) -> Dataset:
-    r"""Convert rows in MATH's format to problems.
+    r"""Convert rows in MATH's format into problems.
 
     The answer is the column `answer`, or the last box in `solution`.
 
@@ -190,7 +190,7 @@ def prepare(dataset: Dataset, num_shots: int = 4, exemplars: Exemplars = EXEMPLA
         `level` are included if they are known.
 
     Raises:
-        ValueError: a column is missing or does not hold text, a row has no answer, or there are too few exemplars.
+        ValueError: a column is missing or does not hold text, a row has no answer, or `num_shots` is outside its range.
     """
     if not 0 <= num_shots <= len(exemplars):
         raise ValueError(f"num_shots must be between 0 and {len(exemplars)}, not {num_shots}.")
@@ -220,7 +220,7 @@ def prepare(dataset: Dataset, num_shots: int = 4, exemplars: Exemplars = EXEMPLA
 
 
 def _level(level: Any) -> int | None:
-    """Return the level of a value such as `"Level 5"`, `"5"` or 5. Return None for `"Level ?"`, which MATH has."""
+    """Return the level of a value such as `"Level 5"`, `"5"` or 5. Return None for `"Level ?"`, which MATH contains."""
     digits = str(level).removeprefix("Level").strip()
     return int(digits) if digits.isdecimal() and len(digits) < 10 else None
 
@@ -234,7 +234,8 @@ def _check_text_columns(rows: Dataset, needed: tuple[str, ...]) -> None:
 def load(name_or_path: str, split: str) -> Dataset:
     """Load rows in MATH's format.
 
-    If a dataset has one configuration per subject, all of them are loaded. Their names are the column `subject`.
+    If a dataset has one configuration per subject, all of them are loaded. Their names become the column `subject`,
+    unless there is a column `subject` or `type`.
 
     Args:
         name_or_path (`str`): Dataset on the Hub, or a `.jsonl`, `.json` or `.parquet` file.

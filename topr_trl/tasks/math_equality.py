@@ -9,8 +9,8 @@ parts go to math-verify, because it makes these mistakes:
 - It accepts 0.3333333 for a third.
 - It reads 3m as a length of 3.
 
-The module runs in the processes of `topr_trl.sandbox.worker_pool`, because a power tower can make it hang. It does not
-import PyTorch.
+The module runs in the processes of `topr_trl.sandbox.worker_pool`, because a power tower can make a comparison hang. It
+does not import PyTorch, so a process starts quickly.
 """
 
 import re
@@ -42,7 +42,7 @@ _TEXT_UNIT = re.compile(rf"(?<=[\d\w}})\]])\s*{_WORD}\s*\{{(?P<words>[^{{}}]*)\}
 _BARE_UNIT = re.compile(rf"(?<=[\d}})])\s*(?:{_BARE_UNITS})(?:\s+(?:{_BARE_UNITS}))*{_POWER}\s*\.?$")
 _DEGREES = re.compile(r"(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|°|\\degree)\s*$")
 _PERCENT = re.compile(r"(?:\\?%|\bpercent)\s*$")
-# Words that change the value of a number before them, so that they are not units.
+# Words that change the value of a preceding number, so they are not units.
 _MEANS_SOMETHING = re.compile(
     r"\b(?:and|or|hundred|thousand|million|billion|trillion|dozen|mod|base|if|when|for|more|less|fewer|least|most|pi|"
     r"factorial|squared|cubed|(?![mMsghlLCFNJVWK]\b)[a-zA-Z]|[ap]\.?m)\b(?!\^)"
@@ -162,7 +162,7 @@ _BRACKETS = re.compile(r"([(\[])(.+)([)\]])|(\\\{)(.+)(\\\})", re.S)
 
 
 def _outer_brackets(text: str) -> tuple[str, str, str] | None:
-    """Return the opening bracket, the content and the closing bracket if one pair encloses the text. Else None."""
+    """Return the opening bracket, the content and the closing bracket if one pair encloses the text, or else None."""
     match = _BRACKETS.fullmatch(text)
     if match is None:
         return None
@@ -254,9 +254,9 @@ def same(given: str, truth: str) -> bool:
     if kinds == {"set", "atom"}:
         return len(a[1]) == 1 and same(a[1][0], truth) if a[0] == "set" else len(b[1]) == 1 and same(given, b[1][0])
     if kinds in ({"matrix", "atom"}, {"determinant", "atom"}):
-        return _same_by_math_verify(given, truth)  # A factor before a matrix, or the value of a determinant.
+        return _same_by_math_verify(given, truth)  # For a factor before a matrix, or the value of a determinant.
     if kinds <= {"atom", "tuple", "union"} and re.search(r"[<>]|\\[gl]eq|\\neq?(?![a-z])", given + truth):
-        return _same_by_math_verify(given, truth)  # Such as x > 3 and (3, \infty).
+        return _same_by_math_verify(given, truth)  # For example, x > 3 is the same as (3, \infty).
     _check_readable(given)
     return False
 
@@ -283,13 +283,13 @@ _BARE_WORDS = re.compile(r"\(?[A-Za-z][A-Za-z' -]*\)?")
 
 
 def _digits_and_base(text: str) -> tuple[str, int] | None:
-    """Digits and base of a number such as 204_5."""
+    """Return the digits and the base of a number such as 204_5. Return None for other text."""
     match = _BASED.fullmatch(text)
     return (match["digits"], int(match["b"] or match["c"])) if match else None
 
 
 def _words_in_text(text: str) -> str | None:
-    r"""Return the words of \text{}, in lower case and without the brackets of `(B)`. Return None for other text."""
+    r"""Return the words of \text{}, in lower case, and without the parentheses of `(B)`. Return None for other text."""
     match = _TEXT.fullmatch(text)
     return (_normalize_words(match["words"]) or None) if match else None
 
@@ -339,7 +339,7 @@ def parse_formula(text: str) -> Any:
             text,
             is_real=not imaginary,
             convert_degrees=True,
-            # With `units`, the m of 3m would be a unit. `malformed_operators` searches across braces.
+            # With `units`, the m of 3m would be a unit. `malformed_operators` can match across braces.
             normalization_config=NormalizationConfig(
                 basic_latex=True, units=False, malformed_operators=False, nits=True, boxed="none", equations=False
             ),
@@ -382,7 +382,10 @@ def _differ_at_a_point(a: Any, b: Any) -> bool:
 
 
 def _are_close(a: Any, b: Any) -> bool:
-    """Return whether two values agree in their leading digits. Rounded to 12 decimals, 2^-98 and 2^-99 are both 0."""
+    """Return whether two values agree in their leading digits. Formulas with symbols are not checked.
+
+    math-verify compares rounded values. Rounded to 12 decimals, 2^-98 and 2^-99 are both 0.
+    """
     if not all(isinstance(x, sympy.Expr) and not x.free_symbols for x in (a, b)):
         return True
     a, b = sympy.N(a, 30), sympy.N(b, 30)
@@ -453,7 +456,7 @@ def _canonical_formula(text: str) -> str:
 
 
 def judge(pair: list[str]) -> list[str | None]:
-    """Return the verdict on an answer, and its canonical form.
+    """Return the verdict on an answer, and the canonical form of an incorrect answer.
 
     Args:
         pair (`list[str]`): The given answer and the correct answer. The caller limits their length.

@@ -1,4 +1,4 @@
-"""Prompts of the user, used as they are, with rewards by reward functions of the user."""
+"""Load the user's own prompts, which are used as they are and scored with the user's reward functions."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from trl import is_conversational
 from topr_trl.data.rows import checked_column
 from topr_trl.data.tables import TABLE_SUFFIXES, read_table
 
-# Columns with a meaning in rows of completions. A column of a prompt with such a name would be read as a result.
+# Columns with a meaning in rows of completions. A prompt column with such a name would be read as a result.
 _TAKEN = ("reward", "label", "extracted", "verdict", "reward_after_baseline", "mu_logps", "mu_fingerprint",
           "rollout_id", "completion_mask")  # fmt: skip
 
@@ -26,7 +26,8 @@ def prepare(dataset: Dataset, num_shots: int = 0) -> Dataset:
         [`~datasets.Dataset`]: the rows with a column `problem_id`.
 
     Raises:
-        ValueError: the column `prompt` is missing or holds other values, or a column has the name of a result.
+        ValueError: `num_shots` is not 0, the column `prompt` is missing or holds anything but text or messages, or a
+            column has the name of a result.
     """
     if num_shots:
         raise ValueError(f"num_shots={num_shots} has no effect on own prompts, which are used as they are. Remove it.")
@@ -59,7 +60,7 @@ def load(name_or_path: str, split: str) -> Dataset:
         split (`str`): Split of a dataset on the Hub. It is ignored for a file.
 
     Raises:
-        ValueError: the file has a different suffix.
+        ValueError: the file has a different suffix, or cannot be read.
     """
     if name_or_path.endswith(TABLE_SUFFIXES) or Path(name_or_path).is_file():
         return read_table(name_or_path)
@@ -68,4 +69,4 @@ def load(name_or_path: str, split: str) -> Dataset:
 
 def judge(completions: Sequence[str], truths: Sequence[str]) -> NoReturn:
     """Raise a ValueError, because own prompts have no judge."""
-    raise ValueError("Own prompts have no judge: set --reward_funcs, or set --task.")
+    raise ValueError("Own prompts have no judge: set --reward_funcs or --task.")

@@ -1,4 +1,4 @@
-"""Class of a task, and the tasks of the paper."""
+"""Define the class of a task, and the tasks of the paper."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from topr_trl.tasks import arithmetic, gsm8k, hendrycks_math, own_prompts
 
 @dataclass(frozen=True)
 class Task:
-    """Task: problems, prompts and a judge.
+    """Problems, prompts and the judge of a task.
 
     Attributes:
         name (`str`): Name of the task, as in `--task`.
-        load (`Callable`): Function of a name or path and a split, which returns rows.
-        prepare (`Callable`): Function of rows and `num_shots`, which returns problems with the columns `problem_id`,
-            `prompt` and `answer`.
+        load (`Callable`): Function that loads rows from a name or path and a split.
+        prepare (`Callable`): Function that converts rows to problems with the columns `problem_id`, `prompt` and
+            `answer`. Its arguments are the rows and `num_shots`.
         num_shots (`int`): Number of worked examples in the prompt, as in the paper.
         stop_strings (`tuple[str, ...]`): Texts that end a completion, in addition to the stop token.
-        judge (`Judge`): Function that returns verdicts on completions, see `topr_trl.rewards.Judge`.
+        judge (`Judge`): Function that returns verdicts on completions. See `topr_trl.rewards.Judge`.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Task:
     def first_rows(self, name_or_path: str | None, split: str, count: int | None) -> Dataset:
         """Return the first rows of a dataset, without prompts.
 
-        Without a dataset, generate built-in problems in GSM8K's format. The two splits have different problems.
+        Without a dataset, generate built-in problems in GSM8K's format. Their two splits share almost no problems.
 
         Args:
             name_or_path (`str`, *optional*): Dataset on the Hub, or a file.
@@ -54,6 +54,6 @@ TASKS = {
     ),
 }  # fmt: skip
 
-# The task of prompts that are used as they are. Its rewards are reward functions of the user.
+# Task for the user's own prompts, which are used as they are and scored with the user's reward functions.
 OWN_PROMPTS = Task("prompts", own_prompts.load, own_prompts.prepare, 0, (), own_prompts.judge)
 DEFAULT_TASK = "gsm8k"

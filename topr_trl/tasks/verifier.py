@@ -1,7 +1,7 @@
-"""Generative verifier (arXiv 2503.14286, Sec. 4.4): a model that reasons about a solution and judges it.
+"""Define the task of a generative verifier (arXiv 2503.14286, Sec. 4.4), which reasons about a solution and judges it.
 
 A verification is a completion. Its prompt contains a solution, and its answer is yes or no. The reward is +1 for the
-correct answer and -1 otherwise. Therefore, the problems made here go through the usual stages: `sample_completions`,
+correct answer and -1 otherwise. Therefore, verification problems go through the usual stages: `sample_completions`,
 `score_completions(rows, judge)`, `OfflineTOPRTrainer` and `evaluate_rows`, where pass@1 is the accuracy of the
 verifier. The solutions can come from another model.
 """
@@ -22,7 +22,7 @@ TEMPLATE = (
     "Question: {question}\nAnswer:{solution}\n\nIs the answer right? Check each step, then end with "
     '"Verdict: yes" or "Verdict: no".\nCheck:'
 )
-# Texts that end a verification, since a base model continues with another question.
+# Texts that end a verification, because a base model continues with another question.
 STOP_STRINGS = ("\nQuestion:",)
 _PLACE = re.compile(r"\{question\}|\{solution\}")
 # Matches "Verdict: no", "**Verdict**: **yes**" and "Verdict: \\boxed{no}", but not "Verdict: no errors".
@@ -32,7 +32,7 @@ _VERDICT = re.compile(
 
 
 def extract_verdict(text: str) -> str | None:
-    """Return `"yes"` or `"no"` after the last "Verdict:". Return None if there is none; the verification is invalid."""
+    """Return the `"yes"` or `"no"` after the last "Verdict:". Return None for a verification without a verdict."""
     found = _VERDICT.findall(text)
     return found[-1].lower() if found else None
 
@@ -64,7 +64,7 @@ def build_prompt(question: str, solution: str, template: str = TEMPLATE) -> str:
 def verification_problems(
     solutions: Dataset, template: str = TEMPLATE, balanced: bool = False, seed: int = 0
 ) -> Dataset:
-    """Convert solutions to problems for a verifier.
+    """Convert solutions into problems for a verifier.
 
     Args:
         solutions ([`~datasets.Dataset`]):
@@ -72,7 +72,8 @@ def verification_problems(
         template (`str`, *optional*):
             Text with the placeholders `{question}` and `{solution}`.
         balanced (`bool`, *optional*, defaults to `False`):
-            Whether to drop random solutions until half of those left are correct. The paper keeps all solutions.
+            Whether to drop random solutions until half of the remaining solutions are correct. The paper keeps all
+            solutions.
         seed (`int`, *optional*, defaults to `0`):
             Seed for dropping solutions.
 
@@ -81,7 +82,7 @@ def verification_problems(
         `"no"`).
 
     Raises:
-        ValueError: a column is missing or does not hold text, the template lacks a placeholder, or no solution is left.
+        ValueError: a column is missing or malformed, the template lacks a placeholder, or no solution is left.
     """
     need_columns(solutions.column_names, ("question", "completion", "verdict"), "Solutions to verify")
     if not all(place in template for place in ("{question}", "{solution}")):
@@ -112,7 +113,9 @@ def _balance(right: NDArray[np.bool_], seed: int) -> NDArray[np.int64]:
 
 
 def solution_scores(verifications: Dataset, num_solutions: int) -> list[float]:
-    """Return the score of each solution: the share of its verifications that say yes. Invalid ones count as no.
+    """Return the score of each solution: the share of its verifications that say yes.
+
+    Invalid verifications count as no.
 
     Args:
         verifications ([`~datasets.Dataset`]):
@@ -122,7 +125,7 @@ def solution_scores(verifications: Dataset, num_solutions: int) -> list[float]:
 
     Returns:
         `list[float]`: one score in [0, 1] per solution. Use it as the column `score` for weighted self-consistency and
-        best-of-n.
+        best-of-k.
 
     Raises:
         ValueError: a solution has no verification, or a `problem_id` does not match a solution.
@@ -130,7 +133,7 @@ def solution_scores(verifications: Dataset, num_solutions: int) -> list[float]:
     places = np.array(verifications["problem_id"][:], dtype=np.int64)
     if len(places) and not 0 <= places.min() <= places.max() < num_solutions:
         raise ValueError(
-            f"The verifications name solutions {places.min()} to {places.max()}; there are {num_solutions}. Set "
+            f"The verifications name solutions {places.min()} to {places.max()}; num_solutions is {num_solutions}. Set "
             "num_solutions to the number of solutions."
         )
     says_yes = np.array([verdict == YES for verdict in verifications["extracted"]], dtype=float)
