@@ -222,7 +222,7 @@ def test_card_of_rows(loop):
             assert re.search(rf"^\| `{name}` \| `[^|]+` \| [^| ][^|]* \|$", card.text, re.MULTILINE), name
         assert "| temperature, top-p, top-k | 1, 1, 500 |" in card.text
         # Rows of the test problems hold greedy completions, and are not to be trained on.
-        assert ("and a greedy one |" in card.text) == (split == "test")
+        assert ("and one greedy completion |" in card.text) == (split == "test")
         assert ("OfflineTOPRTrainer" in card.text) == (split == "train")
     rows = load_rows(loop / "iteration-1/rollouts")
     text = pack(loop / "iteration-1/rollouts", "me/rows").card
