@@ -57,7 +57,7 @@ def run(command: str, given: list[str]) -> None:
 
 
 def run_stage(stage: Stage[Any]) -> None:
-    """Run a stage, and print its summary and the last line of its command."""
+    """Run a stage, and print its summary, its outcome and the next steps."""
     if done := stage.run():
         lines = (stage.summary(done), stage.outcome.format(**done, folder=stage.folder), stage.next_steps())
         print(*filter(None, lines), sep="\n", flush=True)
