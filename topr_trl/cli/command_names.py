@@ -36,7 +36,7 @@ def unknown_setting(command: str, name: str, where: str, names: Collection[str],
     Args:
         command (`str`): Name of the command.
         name (`str`): Name of the setting.
-        where (`str`): Text that names its YAML file, or `""` for the command line.
+        where (`str`): Text that names the YAML file of the setting, or `""` for the command line.
         names (`Collection[str]`): Names of the command's settings.
         others (`Sequence[str]`): Names of the commands that take the setting.
     """

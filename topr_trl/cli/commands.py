@@ -38,7 +38,8 @@ def run(command: str, given: list[str]) -> None:
         given (`list[str]`): Arguments after the name.
 
     Raises:
-        ImportError: a tracker in `report_to` is not installed.
+        ValueError, OSError: a setting or an input cannot be used.
+        ImportError: a package that the settings need is not installed, such as a tracker in `report_to`.
     """
     end_with_the_loop()
     if issubclass(settings_class(command), LaunchArguments):

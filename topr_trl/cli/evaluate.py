@@ -25,8 +25,8 @@ def evaluate_command(args: EvaluateArguments) -> None:
     """Sample and score the rows if needed, run the stage `evaluate`, and print its tables.
 
     Without `--input`, the command samples completions for the test problems into `rollouts/` in the output folder, and
-    scores them there. Given rows with neither answers nor rewards are scored into `scored/`. A stopped command
-    continues where it stopped when it is run again.
+    scores them there. Rows from `--input` and `--compare` are scored into `scored/` if they have neither answers nor
+    rewards. A stopped command continues where it stopped when it is run again.
 
     Args:
         args (`EvaluateArguments`): Settings of the command.

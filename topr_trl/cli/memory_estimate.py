@@ -158,7 +158,7 @@ def memory(
     own = t / shards
     factored = optim == "adafactor" and not deepspeed and trained is None
     state = 4 * shape.factored / shards if factored else own * (4 if optim == "adafactor" else STATE_BYTES[optim])
-    # In its step, Adafactor needs two float32 copies of one parameter at a time, and adamw_torch one of all parameters.
+    # Temporary float32 tensors of a step: Adafactor has two copies of one parameter, adamw_torch one of all parameters.
     largest = min(own, shape.largest / shards)
     temporary = {"adafactor": 8 * (own if deepspeed else largest), "adamw_torch": 4 * own}.get(optim, 0)
     activations = tokens * activation_bytes(shape, checkpointing, autocast=strategy == "ddp")

@@ -41,7 +41,7 @@ KNOWN = {
 
 @dataclass
 class PlanArguments:
-    """Settings of `topr plan`. Names and defaults match `topr iterate`, so both can read one YAML file."""
+    """Settings of `topr plan`. Names match those of `topr iterate`, so `topr plan` can read its YAML file."""
 
     model_name_or_path: str = field(
         default="8b",
@@ -332,7 +332,7 @@ def _supports_optimizer(strategy: str, optim: str) -> bool:
 
 
 def _fits_divided(args: PlanArguments, shape: Shape, training_gpus: int, sampling_gpus: int) -> bool:
-    """Whether training fits on its GPUs, and computing log μ on the GPUs for sampling, without offloading."""
+    """Whether training fits on its GPUs, and log μ can be computed on the GPUs for sampling, without offloading."""
 
     def by_strategy(gpus: int) -> list[Memory]:
         # Offloading nearly always fits, but the time estimates do not apply to it.

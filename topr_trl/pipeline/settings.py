@@ -347,7 +347,10 @@ class IterateArguments(RewardTestArguments, ProblemArguments, InputArguments, Ru
     )
     rows: str | None = field(
         default=None,
-        metadata={"help": "Folder or file of rows. The first iteration trains on these rows and does not sample."},
+        metadata={
+            "help": "Folder or file of rows, or a file that topr import reads. The first iteration trains on these "
+            "rows and does not sample."
+        },
     )
     num_generations_eval: int = field(
         default=16, metadata={"help": "Number of completions per test problem (64 in the paper)."}
@@ -372,7 +375,7 @@ class IterateArguments(RewardTestArguments, ProblemArguments, InputArguments, Ru
 
     @property
     def tests(self) -> bool:
-        """Return whether the loop tests models. It needs test problems, and own prompts can lack a test split."""
+        """Return whether the loop tests models, which needs test problems. A file of own prompts has no test split."""
         return self.num_test_problems != 0 and not (self.task_of_problems is OWN_PROMPTS and self.has_no_test_split)
 
 
